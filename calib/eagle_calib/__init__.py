@@ -1,0 +1,1 @@
+"""Measure: ranges of the float graph over calibration text."""

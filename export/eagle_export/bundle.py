@@ -1,0 +1,229 @@
+"""Write a bundle: graphs, weights, tokenizer files and manifest, beside the destination and renamed when complete."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import onnx_ir as ir
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from eagle_export.errors import ExportError
+from eagle_export.pair import Pair, build_graphs, open_pair
+from eagle_export.weights import num_bytes, save
+from eagle_runtime.manifest import (
+    MANIFEST_NAME,
+    SCHEMA_VERSION,
+    GraphSpec,
+    HeadSpec,
+    Manifest,
+    TargetSpec,
+    TensorSpec,
+    TreeDefaults,
+    file_sha256,
+)
+
+TARGET_FILE, DRAFT_FILE = "target/model.onnx", "draft/model.onnx"
+TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+TOOLS = ("eagle-edge", "torch", "transformers", "onnx", "onnx-ir", "onnxscript")
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export made. shared: weights that both graphs hold under one name. size: bytes on disk."""
+
+    bundle: Path
+    manifest: Manifest
+    shared: tuple[str, ...]
+    size: int
+    warnings: tuple[str, ...]
+
+
+def export(target: Path, draft: Path, bundle: Path, *, precision: str = "fp32", draft_top_k: int = 10) -> Exported:
+    """Export a target and a head (Hugging Face folders) as a bundle folder.
+
+    precision: "fp32" or "fp16". draft_top_k: children per node that the head's graph computes, so the most a tree may
+    ask for. An existing bundle is replaced in the end; any other existing folder is refused. Raises ExportError, and
+    then, as when interrupted, leaves nothing behind."""
+    if draft_top_k < 1:
+        raise ExportError(f"draft top-k is {draft_top_k}, but must be 1 or more")
+    bundle = bundle.absolute()
+    _check_destination(bundle)
+    with _progress() as progress:
+        task = progress.add_task("reading checkpoints", total=None)
+        pair = open_pair(target, draft)
+        top_k = min(draft_top_k, pair.head_config.draft_vocab_size)
+        progress.update(task, description="tracing target and head")
+        graphs = build_graphs(pair, precision, top_k)
+        size = sum(num_bytes(graph) for graph in graphs)
+        _check_space(bundle.parent, size)
+        progress.update(task, description="writing weights", total=size, completed=0)
+        with _folder_beside(bundle) as folder, _disk_errors(bundle):
+            notes = _write(folder, target, pair, graphs, precision, top_k, lambda n: progress.advance(task, n))
+            manifest = _manifest(folder, pair, graphs, precision, top_k)
+            (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
+            total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+            _move_into_place(folder, bundle)
+    shared = sorted(set(graphs[0].graph.initializers) & set(graphs[1].graph.initializers))
+    return Exported(bundle, manifest, tuple(shared), total, tuple(notes))
+
+
+def _write(
+    folder: Path,
+    target: Path,
+    pair: Pair,
+    graphs: tuple[ir.Model, ir.Model],
+    precision: str,
+    top_k: int,
+    advance: Callable[[int], None],
+) -> list[str]:
+    """Write everything but the manifest; returns warnings."""
+    for name, graph in zip((TARGET_FILE, DRAFT_FILE), graphs, strict=True):
+        (folder / name).parent.mkdir()
+        save(graph, folder / name, advance)
+    for name in TEXT_FILES:
+        if (target / name).is_file():
+            shutil.copyfile(target / name, folder / name)
+    _extract_chat_template(folder)
+    if (folder / "tokenizer.json").is_file():
+        return []
+    return [f"{target} has no tokenizer.json; the bundle decodes token ids only (eagle-run --prompt-ids)"]
+
+
+def _extract_chat_template(folder: Path) -> None:
+    """Older tokenizers keep the template inside tokenizer_config.json; the runtime reads chat_template.jinja."""
+    config, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    if template.exists() or not config.is_file():
+        return
+    try:
+        stored = json.loads(config.read_text(encoding="utf-8")).get("chat_template")
+    except ValueError as error:
+        raise ExportError(f"{config.name} of the target is not readable JSON ({error}); download it again") from None
+    if isinstance(stored, list):  # several named templates
+        stored = next((item["template"] for item in stored if item.get("name") == "default"), None)
+    if isinstance(stored, str):
+        template.write_text(stored, encoding="utf-8")
+
+
+def _manifest(folder: Path, pair: Pair, graphs: tuple[ir.Model, ir.Model], precision: str, top_k: int) -> Manifest:
+    config, head = pair.config, pair.head_config
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        precision={"target": precision, "draft": precision},
+        target=TargetSpec(
+            model_type=str(config.model_type),
+            hidden_size=int(config.hidden_size),
+            vocab_size=int(config.vocab_size),
+            num_layers=int(config.num_hidden_layers),
+            num_kv_heads=pair.num_kv_heads,
+            head_dim=pair.head_dim,
+            context=int(config.max_position_embeddings),
+            eos_token_ids=pair.eos,
+            graph=_graph_spec(TARGET_FILE, graphs[0]),
+        ),
+        head=HeadSpec(
+            kind=head.kind,
+            hidden_size=head.hidden_size,
+            draft_vocab_size=head.draft_vocab_size,
+            num_layers=head.num_layers,
+            num_kv_heads=head.num_kv_heads,
+            head_dim=head.head_dim,
+            top_k=top_k,
+            taps=head.taps,
+            graph=_graph_spec(DRAFT_FILE, graphs[1]),
+        ),
+        tree_defaults=TreeDefaults(draft_top_k=min(TreeDefaults().draft_top_k, top_k)),
+        tools={name: metadata.version(name) for name in TOOLS},
+        files={path.relative_to(folder).as_posix(): file_sha256(path) for path in files},
+    )
+
+
+def _graph_spec(file: str, model: ir.Model) -> GraphSpec:
+    graph = model.graph
+    return GraphSpec(
+        file=file,
+        inputs={str(value.name): _tensor_spec(value) for value in graph.inputs},
+        outputs={str(value.name): _tensor_spec(value) for value in graph.outputs},
+        weights={name: _tensor_spec(value) for name, value in graph.initializers.items()},
+    )
+
+
+def _tensor_spec(value: ir.Value) -> TensorSpec:
+    assert value.shape is not None and value.dtype is not None
+    shape = tuple(dim if isinstance(dim, int) else str(dim.value) for dim in value.shape)
+    return TensorSpec(str(value.dtype.numpy()), shape)
+
+
+def _check_destination(bundle: Path) -> None:
+    if bundle.is_symlink() or (bundle.exists() and not bundle.is_dir()):
+        raise ExportError(f"{bundle} exists and is no folder; choose another name")
+    if bundle.is_dir() and any(bundle.iterdir()) and not (bundle / MANIFEST_NAME).is_file():
+        raise ExportError(f"{bundle} exists and holds other files; choose another name")
+    if not bundle.parent.is_dir():
+        raise ExportError(f"{bundle.parent} does not exist; create it first")
+
+
+def _check_space(parent: Path, needed: int) -> None:
+    free = shutil.disk_usage(parent).free
+    if free < needed * 1.02 + (4 << 20):
+        raise ExportError(
+            f"{parent} has {free / 1e6:.0f} MB free, but the bundle takes {needed / 1e6:.0f} MB; free space first"
+        )
+
+
+@contextlib.contextmanager
+def _folder_beside(bundle: Path) -> Iterator[Path]:
+    """A temporary folder on the same disk, gone afterwards whatever happens."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f".{bundle.name}.", dir=bundle.parent))
+    except OSError as error:
+        raise ExportError(f"{bundle.parent} cannot be written ({error.strerror})") from None
+    try:
+        folder.chmod(0o755)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _disk_errors(bundle: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        what = "the disk is full" if full else error.strerror or str(error)
+        raise ExportError(f"{bundle} could not be written ({what}); nothing was left behind") from None
+
+
+def _move_into_place(folder: Path, bundle: Path) -> None:
+    """Rename; an older bundle of that name steps aside first and comes back if the rename fails."""
+    if not bundle.exists():
+        folder.rename(bundle)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f".{bundle.name}.old.", dir=bundle.parent))
+    try:
+        old = bundle.rename(aside / bundle.name)
+        try:
+            folder.rename(bundle)
+        except BaseException:
+            old.rename(bundle)
+            raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _progress() -> Progress:
+    """A bar on stderr; nothing where stderr is no terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, disable=not sys.stderr.isatty(), transient=True)

@@ -1,0 +1,119 @@
+"""A Hugging Face folder: its config and its safetensors, opened strictly and read one tensor at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from eagle_export.errors import ExportError
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a tensor lies and what it is, known without reading it."""
+
+    name: str
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str  # safetensors' name: F32, F16, BF16, I64, BOOL, ...
+
+    def read(self) -> torch.Tensor:
+        """The tensor, read now; only this one is in memory."""
+        with safe_open(self.file, framework="pt") as file:
+            tensor: torch.Tensor = file.get_tensor(self.name)
+        return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """config: config.json as it stands. tensors: name -> where it lies."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    tensors: Mapping[str, StoredTensor]
+
+    def require(self, name: str, shape: tuple[int | None, ...]) -> StoredTensor:
+        """The tensor of that name; ExportError if it is missing or of another shape (None: any size)."""
+        if name not in self.tensors:
+            raise ExportError(
+                f"{self.folder}: tensor {name!r} is missing; the checkpoint is incomplete or of another kind"
+            )
+        found = self.tensors[name].shape
+        if len(found) != len(shape) or any(want not in (None, have) for want, have in zip(shape, found, strict=True)):
+            wanted = ", ".join("any" if size is None else str(size) for size in shape)
+            raise ExportError(
+                f"{self.folder}: tensor {name!r} has shape {list(found)}, but this pair needs [{wanted}]; "
+                "check that target and head belong together"
+            )
+        return self.tensors[name]
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A positive whole number of the config; ExportError otherwise."""
+        value = self.config.get(key)
+        value = default if value is None else value
+        if type(value) is not int or value < 1:
+            raise ExportError(f"{self.folder / 'config.json'}: {key} is {value!r}, but must be a positive whole number")
+        return value
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Open a folder with config.json and model.safetensors, whole or sharded by an index. Raises ExportError."""
+    if not folder.is_dir():
+        raise ExportError(f"{folder} is not a folder; give a downloaded Hugging Face model folder")
+    return Checkpoint(folder, read_json(folder / "config.json"), _index_tensors(folder))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; raises ExportError."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ExportError(f"{path} is missing; give a complete Hugging Face model folder") from None
+    except (OSError, ValueError) as error:
+        raise ExportError(f"{path} is not readable JSON ({error}); download it again") from None
+    if not isinstance(data, dict):
+        raise ExportError(f"{path} holds no JSON object; download it again")
+    return data
+
+
+def _index_tensors(folder: Path) -> dict[str, StoredTensor]:
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        files = [single]
+    elif index.is_file():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ExportError(f"{index} has no weight_map; download it again")
+        files = [folder / name for name in sorted(set(weight_map.values()))]
+    elif any(folder.glob("*.bin")):
+        raise ExportError(
+            f"{folder} holds pickled weights (*.bin), which are not opened; save the model as safetensors first"
+        )
+    else:
+        raise ExportError(f"{single} is missing; give a complete Hugging Face model folder")
+    tensors = {}
+    for file in files:
+        if file.parent != folder:
+            raise ExportError(f"{index} names {file}, which leaves the folder; download it again")
+        tensors.update(_list_file(file))
+    return tensors
+
+
+def _list_file(path: Path) -> dict[str, StoredTensor]:
+    if not path.is_file():
+        raise ExportError(f"{path} is missing; the download is incomplete")
+    try:
+        with safe_open(path, framework="pt") as file:
+            found = {}
+            for name in file.keys():  # noqa: SIM118  (no mapping: it has keys() only)
+                part = file.get_slice(name)
+                found[name] = StoredTensor(name, path, tuple(part.get_shape()), part.get_dtype())
+            return found
+    except (SafetensorError, OSError) as error:
+        raise ExportError(f"{path} is damaged or cut short ({error}); download it again") from None

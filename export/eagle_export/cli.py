@@ -1,0 +1,93 @@
+"""eagle-export: parsers only. Heavy imports wait until the arguments are known to be sound."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from eagle_runtime.errors import EagleError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status: 0, or 2 after an error that is the input's."""
+    args = _parser().parse_args(argv)
+    # A polite kill unwinds like Ctrl-C, so that the temporary folder goes too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        run(args)
+    except EagleError as error:
+        print(f"eagle-export: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("eagle-export: interrupted; nothing was left behind", file=sys.stderr)
+        return 130
+    return 0
+
+
+def run(args: argparse.Namespace) -> None:
+    """Export as told by the parsed arguments and report on stdout."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched that was not asked for
+    try:
+        from eagle_export.bundle import export
+    except ImportError as error:
+        raise EagleError(f"eagle-export needs {error.name!r}; pip install 'eagle-edge[export]'") from None
+    started = time.perf_counter()
+    done = export(
+        Path(args.target),
+        Path(args.draft),
+        Path(args.output),
+        precision=args.precision,
+        draft_top_k=args.draft_top_k,
+    )
+    for warning in done.warnings:
+        print(f"eagle-export: warning: {warning}", file=sys.stderr)
+    seconds = time.perf_counter() - started
+    head = done.manifest.head
+    if args.json:
+        report = {
+            "bundle": str(done.bundle),
+            "head": head.kind,
+            "precision": done.manifest.precision,
+            "taps": head.taps,
+            "draft_vocab_size": head.draft_vocab_size,
+            "shared_weights": done.shared,
+            "bytes": done.size,
+            "seconds": round(seconds, 3),
+            "warnings": done.warnings,
+        }
+        print(json.dumps(report))
+        return
+    print(
+        f"{done.bundle}: {head.kind} head, {args.precision}, {done.size / 1e6:.1f} MB, {seconds:.1f} s, "
+        f"shared by both graphs: {', '.join(done.shared) or 'nothing'}"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="eagle-export", description="Export a target and its EAGLE draft head as a bundle."
+    )
+    parser.add_argument("target", metavar="TARGET", help="Hugging Face folder of the target (Llama architecture)")
+    parser.add_argument("draft", metavar="DRAFT", help="folder of the EAGLE-1/2 or EAGLE-3 head")
+    parser.add_argument("-o", "--output", required=True, metavar="BUNDLE", help="folder to write")
+    parser.add_argument("-p", "--precision", choices=["fp32", "fp16"], default="fp32")
+    parser.add_argument("--backend", choices=["cpu"], default="cpu", help="engine the bundle is for")
+    parser.add_argument(
+        "--draft-top-k",
+        type=int,
+        default=10,
+        metavar="K",
+        help="most children per node a tree may ask for (default 10)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""The two graphs of a pair as torch modules, ready to be traced.
+
+They fix the contract: batch 1, past rows in, only new rows out, an additive mask over the last L key columns.
+Shapes: T rows, P past rows, L masked columns, R rows of logits, V vocabulary, H/Hd width of target/head,
+k children per row.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+from transformers.cache_utils import Cache
+from transformers.models.llama import modeling_llama
+
+from eagle_export.heads.config import HeadConfig
+from eagle_export.heads.eagle1 import Eagle1Head
+from eagle_export.heads.eagle3 import Eagle3Head
+from eagle_export.heads.layers import Rows
+
+ATTENTION = "eagle_edge"  # name under which our attention is known to transformers
+
+
+class TargetGraph(nn.Module):
+    """The target with its features: the final hidden state after the last norm, or EAGLE-3's `fc` of the taps."""
+
+    def __init__(self, config: LlamaConfig, taps: tuple[int, ...], fc: nn.Linear | None) -> None:
+        super().__init__()
+        config = copy.deepcopy(config)  # transformers writes the attention's name into it
+        model = cast(Any, LlamaForCausalLM)._from_config(config, attn_implementation=ATTENTION)
+        self.model = model.model
+        self.lm_head = model.lm_head
+        self.taps = taps
+        self.fc = fc
+
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor, tree_mask: Tensor, logit_rows: Tensor, past: list[Rows]
+    ) -> tuple[Tensor, Tensor, list[Rows]]:
+        """-> logits [1,R,V] fp32, features [1,T,Hd], new rows per layer."""
+        cache = _NewRows(past)
+        tapped: list[Tensor] = []
+        hooks = [
+            self.model.layers[tap - 1].register_forward_hook(lambda _m, _i, out: tapped.append(out))
+            for tap in self.taps
+        ]
+        hidden = self.model(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            attention_mask=full_mask(tree_mask, past),
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+        for hook in hooks:
+            hook.remove()
+        logits = self.lm_head(hidden.index_select(1, logit_rows)).float()
+        features = self.fc(torch.cat(tapped, -1)) if self.fc is not None else hidden
+        return logits, features, cache.new
+
+
+class DraftGraph(nn.Module):
+    """A head with the k likeliest next tokens of every row, so that ten numbers leave the graph, not a vocabulary."""
+
+    d2t: Tensor | None  # [Vd, 1], offset from draft to target id; None where both are the same
+
+    def __init__(self, head: Eagle1Head | Eagle3Head, top_k: int) -> None:
+        super().__init__()
+        self.head = head
+        self.top_k = top_k
+        self.register_buffer("d2t", None)
+
+    def forward(
+        self, input_ids: Tensor, features: Tensor, position_ids: Tensor, tree_mask: Tensor, past: list[Rows]
+    ) -> tuple[Tensor, Tensor, Tensor, list[Rows]]:
+        """-> log_probs [1,T,k] fp32, token_ids [1,T,k] (target ids), hidden [1,T,Hd], new rows per layer."""
+        hidden, new = self.head(input_ids, features, position_ids, full_mask(tree_mask, past), past)
+        # Scores in fp32 whatever the weights: halves round probabilities near 1 together and plant ties.
+        scores = self.head.logits(hidden).float().log_softmax(-1)
+        log_probs, ids = scores.topk(self.top_k)
+        if self.d2t is not None:
+            ids = ids + nn.functional.embedding(ids, self.d2t).squeeze(-1)
+        return log_probs, ids, hidden, new
+
+
+def full_mask(tree_mask: Tensor, past: list[Rows]) -> Tensor:
+    """tree_mask [1,1,T,L] over the last L columns -> [1,1,T,P+T]: everything before is visible."""
+    rows, columns = tree_mask.shape[2], tree_mask.shape[3]
+    before = past[0][0].shape[1] + rows - columns
+    return torch.cat([tree_mask.new_zeros(1, 1, rows, before), tree_mask], -1)
+
+
+def build_head(config: HeadConfig) -> Eagle1Head | Eagle3Head:
+    """An uninitialised head of the config's kind."""
+    return Eagle3Head(config) if config.kind == "eagle3" else Eagle1Head(config)
+
+
+def rotary_modules(module: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
+    """(parent, attribute, module) of every rotary embedding below `module`."""
+    return [
+        (parent, name, child)
+        for parent in module.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, modeling_llama.LlamaRotaryEmbedding)
+    ]
+
+
+@contextmanager
+def native_operators() -> Iterator[None]:
+    """Make transformers' Llama parts call torch's native norm and rotary operators, each one node in ONNX.
+
+    The replaced functions compute the same in eager mode. They are process-wide, hence restored at the end."""
+    saved = (
+        modeling_llama.LlamaRMSNorm.forward,
+        modeling_llama.LlamaRotaryEmbedding.forward,
+        modeling_llama.apply_rotary_pos_emb,
+    )
+    patched = cast(Any, modeling_llama)
+    patched.LlamaRMSNorm.forward = _rms_norm
+    patched.LlamaRotaryEmbedding.forward = _rotary_tables
+    patched.apply_rotary_pos_emb = _apply_rotary
+    AttentionInterface.register(ATTENTION, _attention)
+    try:
+        yield
+    finally:
+        (
+            patched.LlamaRMSNorm.forward,
+            patched.LlamaRotaryEmbedding.forward,
+            patched.apply_rotary_pos_emb,
+        ) = saved
+
+
+class _NewRows(Cache):
+    """A cache that joins past rows with new ones for attention and remembers the new ones."""
+
+    def __init__(self, past: list[Rows]) -> None:
+        super().__init__(layers=[])
+        self.past = past
+        self.new: list[Rows] = []
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        new = (key_states.transpose(1, 2), value_states.transpose(1, 2))
+        assert len(self.new) == layer_idx
+        self.new.append(new)
+        keys, values = (torch.cat(pair, 1).transpose(1, 2) for pair in zip(self.past[layer_idx], new, strict=True))
+        return keys, values
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0  # positions and mask are given, so nothing depends on it
+
+
+def _attention(
+    _module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float, **_: Any
+) -> tuple[Tensor, None]:
+    """q [1,Hq,T,D], k and v [1,Hkv,P+T,D] -> [1,T,Hq,D]. Scaled before the operator, whose own scale TensorRT would
+    spread over the whole cached key."""
+    out = nn.functional.scaled_dot_product_attention(
+        q * scaling, k, v, attn_mask=mask, scale=1.0, enable_gqa=q.shape[1] != k.shape[1]
+    )
+    return out.transpose(1, 2), None
+
+
+def _rms_norm(self: Any, x: Tensor) -> Tensor:
+    return nn.functional.rms_norm(x, (x.shape[-1],), self.weight, self.variance_epsilon)
+
+
+def _rotary_tables(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """cos, sin [1, T, D/2]: the operator takes one half, the other being equal."""
+    angles = position_ids[..., None].float() * self.inv_freq.float()
+    scale = self.attention_scaling
+    return (angles.cos() * scale).to(x.dtype), (angles.sin() * scale).to(x.dtype)
+
+
+def _apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+    return torch.onnx.ops.rotary_embedding(q, cos, sin), torch.onnx.ops.rotary_embedding(k, cos, sin)

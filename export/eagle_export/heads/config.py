@@ -1,0 +1,170 @@
+"""Which head a checkpoint holds: told by its tensors and their shapes, never by a flag."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import LlamaConfig
+
+from eagle_export.checkpoint import Checkpoint
+from eagle_export.errors import ExportError
+from eagle_runtime.manifest import HeadKind
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConfig:
+    """Shapes of a head. hidden_size: its own width; target_hidden_size: of the features or taps it is fed.
+
+    taps: indices into the target's hidden_states (0: embeddings) for EAGLE-3, else empty. rope: as in a Llama
+    config (rope_theta, rope_scaling). draft_vocab_size: width of its logits."""
+
+    kind: HeadKind
+    hidden_size: int
+    target_hidden_size: int
+    vocab_size: int
+    draft_vocab_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    rms_norm_eps: float
+    rope: Mapping[str, Any]
+    qkv_bias: bool
+    fc_bias: bool
+    taps: tuple[int, ...]
+
+    def llama(self) -> LlamaConfig:
+        """The config of transformers' Llama parts (norm, MLP, rotary tables) of this head."""
+        return LlamaConfig(
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_attention_heads=self.num_heads,
+            num_key_value_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            rms_norm_eps=self.rms_norm_eps,
+            vocab_size=self.vocab_size,
+            **self.rope,
+        )
+
+
+def default_taps(num_layers: int) -> tuple[int, int, int]:
+    """EAGLE-3's taps: the inputs of target layers 2, N//2 and N-3, as hidden_states indices.
+
+    Raises ExportError below 7 layers, where the three collide or change order (eagle.md section 1.2)."""
+    taps = (2, num_layers // 2, num_layers - 3)
+    if not taps[0] < taps[1] < taps[2]:
+        raise ExportError(
+            f"the target has {num_layers} layers, but EAGLE-3's three taps need 7 or more; use an EAGLE-1 head"
+        )
+    return taps
+
+
+def read_head_config(head: Checkpoint, target_hidden: int, target_layers: int, vocab: int) -> HeadConfig:
+    """Decide the kind by tensors, the sizes by shapes, and check both against the target. Raises ExportError."""
+    where = head.folder / "config.json"
+    kind = _kind(head)
+    if head.integer("vocab_size", vocab) != vocab:
+        raise ExportError(
+            f"{where}: the head's vocabulary has {head.config['vocab_size']} tokens, the target's {vocab}; "
+            "target and head do not belong together"
+        )
+    if head.config.get("hidden_act", "silu") != "silu":
+        raise ExportError(f"{where}: hidden_act is {head.config['hidden_act']!r}, but only silu heads are known")
+    for key in ("norm_before_residual", "norm_before_fc"):
+        if head.config.get(key):
+            raise ExportError(f"{where}: {key} is set, but this variant of EAGLE-3 is not supported")
+    layer = "midlayer" if kind == "eagle3" else "layers.0"
+    hidden, fed = head.require("fc.weight", (None, None)).shape
+    _check_fc(head, kind, hidden, fed, target_hidden)
+    num_heads = head.integer("num_attention_heads")
+    q_rows = head.require(f"{layer}.self_attn.q_proj.weight", (None, None)).shape[0]
+    k_rows = head.require(f"{layer}.self_attn.k_proj.weight", (None, None)).shape[0]
+    head_dim = q_rows // num_heads
+    if q_rows % num_heads or k_rows % head_dim or head.config.get("head_dim") not in (None, head_dim):
+        raise ExportError(
+            f"{where}: {num_heads} heads of head_dim {head.config.get('head_dim')} do not fit projections of "
+            f"{q_rows} and {k_rows} rows; the config is of another head"
+        )
+    numbered = {int(m[1]) for name in head.tensors if (m := re.match(r"layers\.(\d+)\.", name))}
+    draft_vocab = head.require("lm_head.weight", (None, hidden)).shape[0] if kind == "eagle3" else vocab
+    return HeadConfig(
+        kind=kind,
+        hidden_size=hidden,
+        target_hidden_size=target_hidden,
+        vocab_size=vocab,
+        draft_vocab_size=draft_vocab,
+        num_layers=max(numbered, default=0) + 1 if kind == "eagle1" else 1,
+        num_heads=num_heads,
+        num_kv_heads=k_rows // head_dim,
+        head_dim=head_dim,
+        intermediate_size=head.require(f"{layer}.mlp.gate_proj.weight", (None, hidden)).shape[0],
+        rms_norm_eps=float(head.config.get("rms_norm_eps", 1e-6)),
+        rope=rope_settings(head.config, str(where)),
+        qkv_bias=f"{layer}.self_attn.q_proj.bias" in head.tensors,
+        fc_bias="fc.bias" in head.tensors,
+        taps=_taps(head, fed // target_hidden, target_layers) if kind == "eagle3" else (),
+    )
+
+
+def rope_settings(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """rope_theta (default 10000, whatever the target's) and scaling of a Llama-like config, for LlamaConfig.
+
+    Raises ExportError for scalings whose table depends on the length of the current call: rows cached earlier
+    would have been turned by another table."""
+    parameters = dict(config.get("rope_parameters") or {})
+    scaling = dict(config.get("rope_scaling") or {})
+    kind = scaling.get("rope_type", scaling.get("type", parameters.get("rope_type", "default")))
+    if kind not in ("default", "linear", "llama3", "yarn"):
+        raise ExportError(f"{where}: rope scaling {kind!r} depends on the text's length; it is not supported")
+    theta = config.get("rope_theta", parameters.get("rope_theta", 10000.0))
+    merged = {**parameters, **{k: v for k, v in scaling.items() if k != "type"}}
+    settings: dict[str, Any] = {"rope_parameters": {**merged, "rope_type": kind, "rope_theta": float(theta)}}
+    if "max_position_embeddings" in config:
+        settings["max_position_embeddings"] = int(config["max_position_embeddings"])
+    return settings
+
+
+def _kind(head: Checkpoint) -> HeadKind:
+    if any(name.startswith("midlayer.") for name in head.tensors):
+        return "eagle3"
+    if "fc.weight" in head.tensors and any(name.startswith("layers.0.") for name in head.tensors):
+        return "eagle1"
+    some = ", ".join(sorted(head.tensors)[:3]) or "nothing"
+    raise ExportError(
+        f"{head.folder} is neither an EAGLE-1/2 head (fc, layers.0) nor an EAGLE-3 head (fc, midlayer): it holds {some}"
+    )
+
+
+def _check_fc(head: Checkpoint, kind: HeadKind, hidden: int, fed: int, target_hidden: int) -> None:
+    fits = fed % target_hidden == 0 if kind == "eagle3" else (hidden, fed) == (target_hidden, 2 * target_hidden)
+    if not fits:
+        wanted = f"[any, 3 x {target_hidden}]" if kind == "eagle3" else f"[{target_hidden}, 2 x {target_hidden}]"
+        raise ExportError(
+            f"{head.folder}: fc.weight has shape [{hidden}, {fed}], but a target of hidden size {target_hidden} "
+            f"needs {wanted}; target and head do not belong together"
+        )
+
+
+def _taps(head: Checkpoint, count: int, target_layers: int) -> tuple[int, ...]:
+    """Published configs write layer ids in two ways: starting at 1 they mean outputs of layers, starting at 2
+    inputs, which are hidden_states indices (eagle.md section 1.4)."""
+    settings = head.config.get("eagle_config") or {}
+    ids = settings.get("eagle_aux_hidden_state_layer_ids", head.config.get("eagle_aux_hidden_state_layer_ids"))
+    if ids is None:
+        if count != 3:
+            raise ExportError(
+                f"{head.folder}: fc takes {count} taps, but config.json does not say which; "
+                "add eagle_config.eagle_aux_hidden_state_layer_ids"
+            )
+        return default_taps(target_layers)
+    taps = tuple(int(i) + 1 if ids[0] == 1 else int(i) for i in ids)
+    if len(taps) != count or list(taps) != sorted(set(taps)) or not 0 < taps[0] <= taps[-1] < target_layers:
+        raise ExportError(
+            f"{head.folder / 'config.json'}: eagle_aux_hidden_state_layer_ids {list(ids)} do not name {count} "
+            f"ascending layers of a target of {target_layers}"
+        )
+    return taps

@@ -1,0 +1,65 @@
+"""The EAGLE-3 head (arXiv 2503.01840): one layer fed by three taps of the target.
+
+    taps [1,T,3H] -> fc -> features [1,T,Hd] --> hidden_norm --+
+                                                               cat -> attention -> + -> norm, MLP, + -> hidden
+    embedding(ids) ------------> input_layernorm --------------+                  |
+                                            features (un-normed) -----------------+
+    hidden -> norm -> own LM head -> logits over the draft vocabulary
+
+`fc` belongs to the target's side: it sees target taps only, never the head's own hidden state, which takes the
+features' place when the head follows its own guess.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from eagle_export.heads.config import HeadConfig
+from eagle_export.heads.layers import Attention, Rows, mlp, rms_norm, rotary
+
+
+class Eagle3Layer(nn.Module):
+    """Checkpoints call it midlayer."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.self_attn = Attention(config, 2 * config.hidden_size)
+        self.mlp = mlp(config)
+        self.input_layernorm = rms_norm(config)
+        self.hidden_norm = rms_norm(config)
+        self.post_attention_layernorm = rms_norm(config)
+
+    def forward(
+        self, embedded: Tensor, hidden: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor, past: Rows
+    ) -> tuple[Tensor, Rows]:
+        paired = torch.cat([self.input_layernorm(embedded), self.hidden_norm(hidden)], -1)
+        attended, new = self.self_attn(paired, rope, mask, past)
+        x = hidden + attended
+        return x + self.mlp(self.post_attention_layernorm(x)), new
+
+
+class Eagle3Head(nn.Module):
+    """embed_tokens is the target's unless the head's width differs. Its logits stand for draft ids."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.fc = nn.Linear(len(config.taps) * config.target_hidden_size, config.hidden_size, bias=config.fc_bias)
+        self.midlayer = Eagle3Layer(config)
+        self.norm = rms_norm(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+        self.rotary_emb = rotary(config)
+
+    def forward(
+        self, input_ids: Tensor, features: Tensor, position_ids: Tensor, mask: Tensor, past: list[Rows]
+    ) -> tuple[Tensor, list[Rows]]:
+        """input_ids [1,T], features [1,T,Hd] (fc of the taps, or own hidden), mask [1,1,T,P+T] -> hidden, new rows."""
+        rope = self.rotary_emb(features, position_ids)
+        hidden, new = self.midlayer(self.embed_tokens(input_ids), features, rope, mask, past[0])
+        return hidden, [new]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., Hd] -> [..., Vd]"""
+        out: Tensor = self.lm_head(self.norm(hidden))
+        return out

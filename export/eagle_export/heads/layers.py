@@ -1,0 +1,62 @@
+"""The decoder layer of a draft head, from transformers' own Llama parts.
+
+Shapes: T rows, P past rows, X width fed to attention, H hidden, Hq/Hkv query/key heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers.models.llama import modeling_llama
+
+from eagle_export.heads.config import HeadConfig
+
+Rows = tuple[Tensor, Tensor]  # keys and values, each [1, rows, Hkv, D]
+
+
+class Attention(nn.Module):
+    """Self-attention whose input may be wider than its output, over past rows and its own."""
+
+    def __init__(self, config: HeadConfig, width: int) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.q_proj = nn.Linear(width, q, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(width, kv, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(width, kv, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(q, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor, past: Rows) -> tuple[Tensor, Rows]:
+        """x [1, T, X], mask additive [1, 1, T, P + T] -> output [1, T, H] and the T new rows."""
+        q, k, v = (
+            project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        q, k = modeling_llama.apply_rotary_pos_emb(q, k, *rope)
+        new = (k.transpose(1, 2), v.transpose(1, 2))
+        keys, values = (torch.cat(pair, 1).transpose(1, 2) for pair in zip(past, new, strict=True))
+        # Scaled here and not in the operator: TensorRT would otherwise rescale the whole cached key.
+        out = nn.functional.scaled_dot_product_attention(
+            q * self.head_dim**-0.5,
+            keys,
+            values,
+            attn_mask=mask,
+            scale=1.0,
+            enable_gqa=q.shape[1] != keys.shape[1],
+        )
+        return self.o_proj(out.transpose(1, 2).flatten(2)), new
+
+
+def rms_norm(config: HeadConfig, width: int | None = None) -> nn.Module:
+    """Llama's RMSNorm of the head's width, or another."""
+    return modeling_llama.LlamaRMSNorm(width or config.hidden_size, config.rms_norm_eps)
+
+
+def mlp(config: HeadConfig) -> nn.Module:
+    """Llama's SwiGLU block."""
+    return modeling_llama.LlamaMLP(config.llama())  # type: ignore[no-untyped-call]
+
+
+def rotary(config: HeadConfig) -> nn.Module:
+    """position_ids [1, T] -> cos, sin, with the head's own rope_theta."""
+    return modeling_llama.LlamaRotaryEmbedding(config.llama())

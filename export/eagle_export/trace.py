@@ -1,0 +1,177 @@
+"""Trace a graph module into ONNX without its weights, and check that the result keeps the contract.
+
+Weights are fake while tracing (shapes and types only), so a model of any size is traced in a few hundred megabytes;
+weights.py attaches the real ones as they are written.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from eagle_export.errors import ExportError
+from eagle_export.graphs import native_operators, rotary_modules
+
+OPSET = 24
+# Example sizes, all different: equal or unit sizes would be taken for one and the same dimension, or a constant.
+EXAMPLE = {"T": 7, "P": 5, "L": 9, "R": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Key/value rows of a graph."""
+
+    num_layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Node counts that a correct trace has."""
+
+    attention: int
+    rms_norm: int
+
+    @property
+    def rotary(self) -> int:
+        """Queries and keys."""
+        return 2 * self.attention
+
+
+def build_fake(build: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
+    """Build a module with fake parameters of `dtype` (real ones would fill memory) but real rotary tables, which no
+    checkpoint holds."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)  # fake parameters cannot be converted afterwards
+    try:
+        with native_operators(), FakeTensorMode(allow_non_fake_inputs=True):
+            module = build().eval()
+    finally:
+        torch.set_default_dtype(before)
+    for parent, name, rotary in rotary_modules(module):
+        setattr(parent, name, type(rotary)(config=rotary.config).eval())
+    return module
+
+
+def trace_target(module: nn.Module, layout: Layout, expected: Expected) -> ir.Model:
+    """TargetGraph -> ONNX with the contract's names; raises ExportError if the trace went wrong."""
+    names = ["input_ids", "position_ids", "tree_mask", "logit_rows"]
+    t, mask = EXAMPLE["T"], _example_mask(layout)
+    args = (torch.zeros(1, t, dtype=torch.int64), torch.arange(t)[None], mask, torch.arange(EXAMPLE["R"]))
+    dims = ({1: "T"}, {1: "T"}, {2: "T", 3: "L"}, {0: "R"})
+    return _trace(module, names, args, dims, ["logits", "features"], layout, expected)
+
+
+def trace_draft(module: nn.Module, feature_size: int, layout: Layout, expected: Expected) -> ir.Model:
+    """DraftGraph -> ONNX with the contract's names; raises ExportError if the trace went wrong."""
+    names = ["input_ids", "features", "position_ids", "tree_mask"]
+    t, mask = EXAMPLE["T"], _example_mask(layout)
+    features = torch.zeros(1, t, feature_size, dtype=layout.dtype)
+    args = (torch.zeros(1, t, dtype=torch.int64), features, torch.arange(t)[None], mask)
+    dims = ({1: "T"}, {1: "T"}, {1: "T"}, {2: "T", 3: "L"})
+    return _trace(module, names, args, dims, ["log_probs", "token_ids", "hidden"], layout, expected)
+
+
+def _trace(
+    module: nn.Module,
+    input_names: list[str],
+    args: tuple[Tensor, ...],
+    dims: tuple[dict[int, str], ...],
+    output_names: list[str],
+    layout: Layout,
+    expected: Expected,
+) -> ir.Model:
+    symbols = {name: torch.export.Dim(name, min=0 if name == "P" else 1) for name in EXAMPLE}
+    dynamic: list[Any] = [{axis: symbols[name] for axis, name in dim.items()} for dim in dims]
+    dynamic.append([({1: symbols["P"]}, {1: symbols["P"]})] * layout.num_layers)
+    shape = (1, EXAMPLE["P"], layout.kv_heads, layout.head_dim)
+    # A tensor of its own for every input: one object given twice is traced as one input.
+    past = [
+        (torch.zeros(shape, dtype=layout.dtype), torch.zeros(shape, dtype=layout.dtype))
+        for _ in range(layout.num_layers)
+    ]
+    parts = [f"{layer}.{part}" for layer in range(layout.num_layers) for part in ("key", "value")]
+    with native_operators(), _quiet():
+        program = torch.onnx.export(
+            module,
+            (*args, past),
+            dynamo=True,
+            dynamic_shapes=tuple(dynamic),
+            opset_version=OPSET,
+            optimize=False,  # its constant folding reads weights, which are fake here
+            input_names=[*input_names, *(f"past_key_values.{part}" for part in parts)],
+            output_names=[*output_names, *(f"present.{part}" for part in parts)],
+            verbose=False,
+        )
+    assert program is not None
+    model = program.model
+    _clear_metadata(model)
+    check_contract(model, expected)
+    return model
+
+
+def check_contract(model: ir.Model, expected: Expected) -> None:
+    """Every norm, rotation and attention is one standard node, and every dynamic dimension is still symbolic.
+
+    A transformers release that renames a function would otherwise slip through as a correct but slow graph, or
+    as one frozen to the example's sizes. Raises ExportError."""
+    foreign = sorted({node.domain for node in model.graph if node.domain})
+    counts = Counter(node.op_type for node in model.graph)
+    found = (counts["Attention"], counts["RMSNormalization"], counts["RotaryEmbedding"])
+    wanted = (expected.attention, expected.rms_norm, expected.rotary)
+    if foreign or found != wanted:
+        raise ExportError(
+            f"the trace has {found} Attention, RMSNormalization and RotaryEmbedding nodes instead of {wanted} and "
+            f"foreign domains {foreign}; this transformers version is not supported (try the tested one)"
+        )
+    if unused := [value.name for value in model.graph.inputs if not value.uses()]:
+        raise ExportError(f"the trace does not use its input {unused[0]}; report this as a bug")
+    symbolic = {"input_ids": {1: "T"}, "tree_mask": {2: "T", 3: "L"}, "past_key_values.0.key": {1: "P"}}
+    for value in model.graph.inputs:
+        for axis, name in symbolic.get(value.name or "", {}).items():
+            dim = value.shape[axis] if value.shape is not None else None
+            if not isinstance(dim, ir.SymbolicDim) or dim.value != name:
+                raise ExportError(f"the trace froze dimension {name} of {value.name} to {dim}; report this as a bug")
+
+
+def _example_mask(layout: Layout) -> Tensor:
+    return torch.zeros(1, 1, EXAMPLE["T"], EXAMPLE["L"], dtype=layout.dtype)
+
+
+def _clear_metadata(model: ir.Model) -> None:
+    """The exporter notes absolute source paths and stack traces on everything."""
+    for item in (model, model.graph, *model.graph, *_values(model)):
+        item.metadata_props.clear()
+
+
+def _values(model: ir.Model) -> Iterator[ir.Value]:
+    yield from model.graph.inputs
+    yield from model.graph.initializers.values()
+    for node in model.graph:
+        yield from node.outputs
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the exporter's notes about torchvision, tree specs and shared dimension names."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,136 @@
+"""Put a checkpoint's tensors behind a traced graph's initializers, to be read one by one while the file is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes  # noqa: F401  (teaches NumPy the half types that onnx_ir writes)
+import numpy as np
+import onnx_ir as ir
+import torch
+from onnxscript import optimizer
+
+from eagle_export.checkpoint import StoredTensor
+from eagle_export.errors import ExportError
+
+DATA_SUFFIX = ".data"
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """Where an initializer's values come from and the name it gets in the graph.
+
+    Two graphs of a bundle give the same weight the same name."""
+
+    name: str
+    source: StoredTensor
+
+
+def attach(model: ir.Model, weights: Mapping[str, Weight]) -> None:
+    """Replace every fake initializer by a lazy tensor. weights: module parameter name -> weight.
+
+    Raises ExportError if a parameter has no weight, or one of another shape."""
+    graph = model.graph
+    for name, value in list(graph.initializers.items()):
+        if name not in weights:
+            if _is_fake(value):
+                raise ExportError(f"no tensor of the checkpoints belongs to parameter {name!r}; report this as a bug")
+            continue
+        weight = weights[name]
+        assert value.shape is not None and value.dtype is not None
+        shape = value.shape.numpy()
+        if shape != weight.source.shape:
+            raise ExportError(
+                f"{weight.source.file}: tensor {weight.source.name!r} has shape {list(weight.source.shape)}, "
+                f"but the config asks for {list(shape)}; config and weights do not belong together"
+            )
+        _set_lazy(value, weight.name, shape, _reader(weight.source, value.dtype))
+        if weight.name != name:
+            graph.initializers.pop(name)
+            value.name = weight.name
+            graph.register_initializer(value)
+
+
+def simplify(model: ir.Model) -> None:
+    """Fold constants, but no weight: a transposed weight stays a weight, written transposed.
+
+    (optimize_ir would fold every Transpose of a weight into memory; spike.md section 5.)"""
+    optimizer.optimize_ir(
+        model, should_fold=lambda node: False if any(_is_lazy(value) for value in node.inputs) else None
+    )
+    for node in list(model.graph):
+        value = node.inputs[0] if node.op_type == "Transpose" else None
+        if value is None or not _is_lazy(value) or len(value.uses()) > 1:
+            continue  # a tied embedding is gathered from and transposed for the LM head: it is stored once
+        source = value.const_value
+        assert isinstance(source, ir.LazyTensor) and value.name is not None
+        columns, rows = source.shape.numpy()
+        _set_lazy(value, value.name, (rows, columns), _transposed(source), source.dtype)
+        ir.convenience.replace_all_uses_with(node.outputs[0], value)
+        model.graph.remove(node, safe=True)
+
+
+def save(model: ir.Model, path: Path, advance: Callable[[int], None]) -> None:
+    """Write the graph and its weights (path + ".data"), one tensor in memory at a time.
+
+    advance: called with the bytes of each tensor. Raises ExportError for values that are not finite."""
+    ir.save(
+        model,
+        path,
+        external_data=path.name + DATA_SUFFIX,
+        size_threshold_bytes=256,
+        callback=lambda tensor, _info: advance(tensor.nbytes),
+    )
+
+
+def num_bytes(model: ir.Model) -> int:
+    """Bytes that the weights of a graph take on disk."""
+    return sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
+
+
+def _reader(source: StoredTensor, dtype: ir.DataType) -> Callable[[], ir.TensorProtocol]:
+    kind = torch.float16 if dtype == ir.DataType.FLOAT16 else torch.float32
+    if dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+        raise ExportError(f"{source.file}: tensor {source.name!r} would be stored as {dtype}; report this as a bug")
+
+    def read() -> ir.TensorProtocol:
+        array = source.read().to(kind).numpy()
+        if not np.isfinite(array).all():
+            cause = (
+                "is beyond the range of fp16" if source.dtype != "F16" and kind == torch.float16 else "is not finite"
+            )
+            raise ExportError(
+                f"{source.file}: tensor {source.name!r} holds a value that {cause}; use a sound checkpoint or fp32"
+            )
+        return ir.tensor(array)
+
+    return read
+
+
+def _transposed(source: ir.LazyTensor) -> Callable[[], ir.TensorProtocol]:
+    return lambda: ir.tensor(np.ascontiguousarray(source.numpy().T))
+
+
+def _set_lazy(
+    value: ir.Value,
+    name: str,
+    shape: tuple[int, ...],
+    read: Callable[[], ir.TensorProtocol],
+    dtype: ir.DataType | None = None,
+) -> None:
+    dtype = dtype or value.dtype
+    assert dtype is not None
+    value.const_value = ir.LazyTensor(read, dtype=dtype, shape=ir.Shape(shape), name=name)
+    value.shape = ir.Shape(shape)
+    value.dtype = dtype
+
+
+def _is_lazy(value: ir.Value | None) -> bool:
+    return value is not None and isinstance(value.const_value, ir.LazyTensor)
+
+
+def _is_fake(value: ir.Value) -> bool:
+    raw = getattr(value.const_value, "raw", None)
+    return isinstance(raw, torch._subclasses.fake_tensor.FakeTensor)

@@ -1,0 +1,24 @@
+"""Decode with an EAGLE draft head, emitting exactly what the target alone would have emitted.
+
+    from eagle_runtime import EagleModel
+    with EagleModel.load("bundle/") as model:
+        print(model.generate("def fib(n):", max_new_tokens=64).text)
+
+Read generate.py first: it is the loop.
+"""
+
+from eagle_runtime.eagle_model import EagleModel, Piece, Result, Stats
+from eagle_runtime.errors import BackendError, BundleError, EagleError, RequestError
+from eagle_runtime.sampling import SamplingParams
+
+__all__ = [
+    "BackendError",
+    "BundleError",
+    "EagleError",
+    "EagleModel",
+    "Piece",
+    "RequestError",
+    "Result",
+    "SamplingParams",
+    "Stats",
+]

@@ -1,0 +1,40 @@
+"""Verification: walk a drafted tree with the target's own samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from eagle_runtime.sampling import Sampler
+from eagle_runtime.tree import Int, Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one verification yields. path [a + 1]: accepted nodes, the root first. tokens [a + 1]: the tokens
+    emitted: those of path[1:], then the target's sample at the last of them, which roots the next tree."""
+
+    path: Int
+    tokens: Int
+
+    @property
+    def num_accepted(self) -> int:
+        """Drafted tokens accepted (a)."""
+        return len(self.path) - 1
+
+
+def accept(tree: Tree, logits: npt.NDArray[np.float32], sampler: Sampler) -> Step:
+    """Draw at the root from the target's distribution; while the sample is a child, descend and draw there.
+
+    logits [N, V]: the target's, one row per node. Lossless for any tree: every token emitted is literally a
+    sample of the target given its own prefix, whatever the drafter proposed."""
+    path, tokens = [0], []
+    while True:
+        token = sampler.next(logits[path[-1]])
+        tokens.append(token)
+        children = np.flatnonzero((tree.parents == path[-1]) & (tree.tokens == token))
+        if len(children) == 0:
+            return Step(np.array(path, np.int64), np.array(tokens, np.int64))
+        path.append(int(children[0]))

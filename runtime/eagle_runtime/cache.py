@@ -1,0 +1,58 @@
+"""Key/value rows of one model: one allocation, a length, and the two ways to shorten it."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from eagle_runtime.tree import Int
+
+ALIGNMENT = 256  # bytes; what TensorRT asks of a tensor address, and a cache line's multiple on CPUs
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+    """An uninitialised array whose first byte lies on an ALIGNMENT boundary. Pages are committed on first touch."""
+    nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + nbytes].view(dtype).reshape(shape)
+
+
+class KVCache:
+    """rows [2 * layers, capacity, kv_heads, head_dim]: keys of layer i at 2i, values at 2i + 1.
+
+    Rows below `length` are settled; a pass writes its T new rows at length.. and leaves `length` alone until
+    `advance` or `keep` says which of them stay. Only sessions write rows."""
+
+    def __init__(
+        self, layers: int, capacity: int, kv_heads: int, head_dim: int, dtype: npt.DTypeLike = np.float32
+    ) -> None:
+        self.layers = layers
+        self.capacity = capacity
+        self.rows = aligned_empty((2 * layers, capacity, kv_heads, head_dim), dtype)
+        self.length = 0
+
+    @property
+    def room(self) -> int:
+        """Rows that can still be written."""
+        return self.capacity - self.length
+
+    def advance(self, count: int) -> None:
+        """Settle the first `count` of the rows just written."""
+        assert 0 <= count <= self.room
+        self.length += count
+
+    def keep(self, path: Int) -> None:
+        """Settle the rows of an accepted path and drop the rest of the tree.
+
+        path [a + 1]: ascending node indices of the tree just written at length.., the root (0) first."""
+        count = len(path)
+        assert count <= self.room and path[0] == 0
+        if path[-1] != count - 1:  # not already contiguous
+            self.rows[:, self.length : self.length + count] = self.rows[:, self.length + path]
+        self.length += count
+
+    def truncate(self, length: int) -> None:
+        """Forget every row from `length` on."""
+        assert 0 <= length <= self.length
+        self.length = length

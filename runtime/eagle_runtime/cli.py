@@ -1,0 +1,195 @@
+"""eagle-run: decode one prompt from a bundle."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from eagle_runtime.eagle_model import EagleModel, Result
+from eagle_runtime.errors import EagleError, RequestError
+from eagle_runtime.generate import Cycle
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status: 0, or 2 after an error that is the input's."""
+    args = _parser().parse_args(argv)
+    try:
+        run(args)
+    except EagleError as error:
+        print(f"eagle-run: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader left, as `| head` does
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def run(args: argparse.Namespace) -> None:
+    """Decode as told by the parsed arguments and print the text as it comes, or one JSON object at the end."""
+    tracer = _Tracer(args.trace) if args.trace is not None else None
+    try:
+        with EagleModel.load(args.bundle, backend=args.backend, context=args.context, threads=args.threads) as model:
+            pieces = model.stream(
+                _prompt(args),
+                max_new_tokens=args.max_new_tokens,
+                method=args.method,
+                tree=args.tree,
+                total_token=args.total_token,
+                depth=args.depth,
+                draft_top_k=args.draft_top_k,
+                stop_token_ids=args.stop_token_ids,
+                ignore_eos=args.ignore_eos,
+                seed=args.seed,
+                on_cycle=tracer,
+                temperature=args.temperature,
+                top_k=args.top_k,
+                top_p=args.top_p,
+                min_p=args.min_p,
+                repetition_penalty=args.repetition_penalty,
+                presence_penalty=args.presence_penalty,
+                frequency_penalty=args.frequency_penalty,
+                logit_bias=dict(args.logit_bias),
+            )
+            if tracer is not None:
+                tracer.open()
+            for piece in pieces:
+                if not args.json:
+                    ids = " ".join(map(str, piece.token_ids)) + " "
+                    print(piece.text if model.text.available else ids, end="", flush=True)
+                if piece.result is not None:
+                    _report(piece.result, args.json)
+    finally:
+        if tracer is not None:
+            tracer.close()
+
+
+class _Tracer:
+    """Writes one JSON line per cycle. Opened after all checks, so that a refused request leaves no file."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file: TextIO | None = None
+        self._count = 0
+
+    def open(self) -> None:
+        try:
+            self._file = Path(self._path).open("w", encoding="utf-8")
+        except OSError as error:
+            raise RequestError(f"trace file {self._path} cannot be written ({error.strerror})") from None
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def __call__(self, cycle: Cycle) -> None:
+        tree, step = cycle.tree, cycle.step
+        row = {
+            "cycle": self._count,
+            "tokens": tree.tokens.tolist(),
+            "parents": tree.parents.tolist(),
+            "scores": tree.scores.tolist(),
+            "path": step.path.tolist(),
+            "accepted": step.num_accepted,
+            "next_token": int(step.tokens[-1]),
+            "ms": {
+                "draft": round(cycle.draft_s * 1e3, 4),
+                "verify": round(cycle.verify_s * 1e3, 4),
+                "host": round(cycle.host_s * 1e3, 4),
+            },
+        }
+        print(json.dumps(row), file=self._file)
+        self._count += 1
+
+
+def _report(result: Result, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(dataclasses.asdict(result)))
+        return
+    stats = result.stats
+    print(flush=True)
+    print(
+        f"[{stats.new_tokens} tokens, {stats.tokens_per_s:.1f} per second, {stats.tau:.2f} per target pass, "
+        f"finish: {result.finish_reason}]",
+        file=sys.stderr,
+    )
+
+
+def _prompt(args: argparse.Namespace) -> str | list[int]:
+    if args.prompt_ids is not None:
+        return list(args.prompt_ids)
+    if args.prompt_file is not None:
+        try:
+            return Path(args.prompt_file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RequestError(f"prompt file {args.prompt_file} cannot be read as UTF-8 text ({error})") from None
+    return str(args.prompt)
+
+
+def _ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of ids like 1,2,3") from None
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, value = text.partition("=")
+    try:
+        return int(token), float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no bias like 42=-1.5") from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="eagle-run", description="Decode one prompt from a bundle.")
+    parser.add_argument("bundle", help="folder written by eagle-export")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompt", help="text")
+    source.add_argument("--prompt-ids", type=_ids, metavar="1,2,3", help="token ids")
+    source.add_argument("--prompt-file", metavar="F", help="UTF-8 text file")
+    parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N")
+    parser.add_argument("--method", choices=["eagle", "vanilla"], default="eagle")
+    parser.add_argument("--backend", default="cpu", help="engine to run on (this version: cpu)")
+    parser.add_argument("--context", type=int, metavar="N", help="tokens of prompt and output to make room for")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of one pass (default: physical cores)")
+    parser.add_argument("--ignore-eos", action="store_true", help="decode past end-of-sequence tokens")
+    parser.add_argument("--stop-token-ids", type=_ids, default=[], metavar="1,2", help="more tokens that end the text")
+    parser.add_argument("--trace", metavar="FILE", help="write one JSON line per cycle")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    tree = parser.add_argument_group("draft tree (defaults: the bundle's)")
+    tree.add_argument("--tree", choices=["dynamic", "static", "chain"])
+    tree.add_argument("--total-token", type=int, metavar="N", help="nodes verified per pass, root included")
+    tree.add_argument("--depth", type=int, metavar="N", help="growth passes: the tree has N + 1 levels below its root")
+    tree.add_argument("--draft-top-k", type=int, metavar="K", help="beam, and children per node")
+    sampling = parser.add_argument_group("sampling")
+    defaults: dict[str, tuple[type, Any, str]] = {
+        "temperature": (float, 0.0, "0: take the likeliest token"),
+        "top-k": (int, 0, "keep the k likeliest (0: all)"),
+        "top-p": (float, 1.0, "keep the smallest set of this mass"),
+        "min-p": (float, 0.0, "drop tokens below this share of the likeliest"),
+        "repetition-penalty": (float, 1.0, "over prompt and output"),
+        "presence-penalty": (float, 0.0, "over the output"),
+        "frequency-penalty": (float, 0.0, "over the output"),
+    }
+    for name, (kind, default, text) in defaults.items():
+        sampling.add_argument(f"--{name}", type=kind, default=default, metavar="X", help=f"{text} (default {default})")
+    sampling.add_argument("--seed", type=int, metavar="N", help="replays a draw (default: a new one, reported)")
+    sampling.add_argument(
+        "--logit-bias",
+        type=_bias,
+        action="append",
+        default=[],
+        metavar="ID=X",
+        help="add X to a token's logit",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""Drafters: anything that proposes a tree under the last token. The verifier never knows which.
+
+A new kind of drafter is a class with `grow`; nothing else in the loop changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from eagle_runtime.errors import RequestError
+from eagle_runtime.model import Features, Guess, Head, Scratch
+from eagle_runtime.tree import Int, Tree, best_first, choice_parents, node_depths, rerank, root_only
+
+
+class Drafter(Protocol):
+    """Proposes what may follow."""
+
+    def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
+        """A tree of at most max_nodes nodes whose root is tokens[-1].
+
+        tokens: all so far, prompt included. features [n, Hd]: the target's, of the n positions before the root
+        that were verified since the last call (all of the prompt on the first). max_nodes >= 2."""
+
+
+class Plain:
+    """Drafts nothing: vanilla decoding through the same loop, sampler and stop code."""
+
+    def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
+        return root_only(tokens[-1])
+
+
+class TreeShape(Protocol):
+    """How an EAGLE head's guesses become a tree."""
+
+    @property
+    def children(self) -> int:
+        """Guesses per row the shape looks at."""
+
+    @property
+    def scratch(self) -> int:
+        """Head rows that growing one tree takes."""
+
+    def grow(self, head: Head, root: int, first: Guess, max_nodes: int) -> Tree:
+        """first: the guess for the children of the root (T = 1)."""
+
+
+class EagleDrafter:
+    """An EAGLE-1/2/3 head grown into a tree of some shape. One object per generation: it starts with an empty cache."""
+
+    def __init__(self, head: Head, shape: TreeShape) -> None:
+        if shape.children > head.top_k:
+            raise RequestError(
+                f"the tree asks for {shape.children} children per node, but the bundle's head computes "
+                f"{head.top_k}; lower --draft-top-k"
+            )
+        if shape.scratch > head.scratch:
+            raise RequestError(
+                f"growing the tree takes {shape.scratch} rows, but the head has room for {head.scratch}; "
+                "lower --depth or --draft-top-k"
+            )
+        self._head = head
+        self._shape = shape
+        head.cache.truncate(0)
+
+    def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
+        first = self._head.observe(tokens[len(tokens) - len(features) :], features)
+        return self._shape.grow(self._head, tokens[-1], first, max_nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicTree:
+    """EAGLE-2 (arXiv 2406.16858, section 4): grow the likeliest nodes, keep the likeliest.
+
+    num_nodes counts the root (the paper's total_token); depth is growth passes, so depth + 1 levels below the
+    root; top_k is both the beam and the children per node."""
+
+    num_nodes: int = 60
+    depth: int = 5
+    top_k: int = 10
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("total_token", self.num_nodes, 2), ("depth", self.depth, 0), ("draft_top_k", self.top_k, 1)
+        ):  # fmt: skip
+            if value < least:
+                raise RequestError(f"{name} is {value}, but must be {least} or more")
+
+    @property
+    def children(self) -> int:
+        return self.top_k
+
+    @property
+    def scratch(self) -> int:
+        return self.depth * self.top_k
+
+    def grow(self, head: Head, root: int, first: Guess, max_nodes: int) -> Tree:
+        k = self.top_k
+        tokens, scores = [first.tokens[0, :k]], [first.log_probs[0, :k]]  # the pool, one array per level
+        parents: list[Int] = [np.full(k, -1, np.int64)]
+        frontier = np.arange(k)  # pool indices of the nodes to grow next
+        scratch_parents = np.full(k, -1, np.int64)  # where the frontier's parents stand in the scratch rows
+        hidden = np.repeat(first.hidden, k, axis=0)
+        pool = k
+        with Scratch(head) as scratch:
+            for level in range(self.depth):
+                start = pool - len(tokens[-1])  # the frontier always lies in the newest level
+                guess = scratch.feed(tokens[-1][frontier - start], hidden, scratch_parents)
+                level_scores = (scores[-1][frontier - start, None] + guess.log_probs[:, :k]).ravel()
+                tokens.append(guess.tokens[:, :k].ravel())
+                scores.append(level_scores)
+                parents.append(np.repeat(frontier, k))
+                best = best_first(level_scores, k)
+                frontier = pool + best
+                scratch_parents = level * k + best // k
+                hidden = guess.hidden[best // k]
+                pool += len(level_scores)
+        return rerank(
+            root,
+            np.concatenate(tokens),
+            np.concatenate(parents),
+            np.concatenate(scores),
+            min(self.num_nodes, max_nodes),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StaticTree:
+    """EAGLE-1 (arXiv 2401.15077): a fixed tree of choices, each the list of child ranks from the root.
+
+    Choices stand sorted by length, so any first few of them are a tree too."""
+
+    choices: tuple[tuple[int, ...], ...]
+
+    @property
+    def children(self) -> int:
+        return 1 + max(rank for choice in self.choices for rank in choice)
+
+    @property
+    def scratch(self) -> int:
+        return len({choice[:-1] for choice in self.choices} - {()})
+
+    def grow(self, head: Head, root: int, first: Guess, max_nodes: int) -> Tree:
+        choices = self.choices[: max_nodes - 1]
+        parents = choice_parents(choices)
+        ranks = np.array([-1, *(choice[-1] for choice in choices)])
+        depths = node_depths(parents)
+        tokens = np.full(len(parents), root, np.int64)
+        scores = np.zeros(len(parents), np.float32)
+        has_children = np.isin(np.arange(len(parents)), parents)
+        row_of = np.full(len(parents), -1, np.int64)  # node -> scratch row
+        fed = np.zeros(1, np.int64)  # nodes of the last level that were fed; guess has a row for each
+        guess = first
+        with Scratch(head) as scratch:
+            for depth in range(1, int(depths.max()) + 1):
+                level = np.flatnonzero(depths == depth)
+                rows = np.searchsorted(fed, parents[level])
+                tokens[level] = guess.tokens[rows, ranks[level]]
+                scores[level] = scores[parents[level]] + guess.log_probs[rows, ranks[level]]
+                if not np.any(inner := has_children[level]):
+                    break
+                fed, hidden = level[inner], guess.hidden[rows[inner]]
+                guess = scratch.feed(tokens[fed], hidden, row_of[parents[fed]])
+                row_of[fed] = row_of.max() + 1 + np.arange(len(fed))
+        return Tree(tokens, parents, scores)
+
+
+def chain(num_drafted: int) -> StaticTree:
+    """A tree without branches: num_drafted tokens in a row."""
+    if num_drafted < 1:
+        raise RequestError(f"a chain of {num_drafted} tokens drafts nothing; it must be 1 or more")
+    return StaticTree(tuple((0,) * length for length in range(1, num_drafted + 1)))

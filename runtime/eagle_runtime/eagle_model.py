@@ -1,0 +1,314 @@
+"""EagleModel: a bundle, loaded and ready to decode. What applications use."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from eagle_runtime.drafter import Drafter, DynamicTree, EagleDrafter, Plain, StaticTree, TreeShape, chain
+from eagle_runtime.errors import BackendError, RequestError
+from eagle_runtime.generate import Cycle, generate
+from eagle_runtime.manifest import Manifest, TreeKind, read_manifest, verify_hashes
+from eagle_runtime.model import Head, Target
+from eagle_runtime.sampling import Sampler, SamplingParams
+from eagle_runtime.session import Session
+from eagle_runtime.text import Message, Text
+from eagle_runtime.tree import EAGLE1_CHOICES
+
+Prompt = str | Sequence[int] | Sequence[Message]
+Method = Literal["eagle", "vanilla"]
+FinishReason = Literal["stop", "length"]
+
+DEFAULT_CONTEXT = 4096  # tokens; a model trained on 128k would otherwise reserve tens of gigabytes of cache
+HEAD_SCRATCH = 512  # rows the head may use to grow one tree
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Figures of one generation.
+
+    tau: tokens emitted per target pass, the target's own included (1 without a draft); the first token comes from
+    the prompt's pass, so neither counts. tau_untrimmed: also counts accepted tokens that a stop or max_new_tokens
+    cut off the last pass, as EAGLE's authors do. target_passes: verification passes. accepted_per_depth[d]: passes
+    that accepted at least d + 1 drafted tokens. Seconds: prefill until the first token, decode after it, of which
+    draft, verify and host. tokens_per_s: emitted after the first, per second of decode."""
+
+    method: str
+    seed: int
+    prompt_tokens: int
+    new_tokens: int
+    target_passes: int
+    tau: float
+    tau_untrimmed: float
+    accepted_per_depth: tuple[int, ...]
+    prefill_s: float
+    decode_s: float
+    draft_s: float
+    verify_s: float
+    host_s: float
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished generation. text is None if the bundle has no tokenizer. token_ids include the stop token.
+
+    finish_reason: "stop" at an end-of-sequence or stop token, "length" at max_new_tokens or a full context."""
+
+    text: str | None
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: Stats
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one cycle adds. The last piece of a stream carries the result."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    result: Result | None = None
+
+
+class EagleModel:
+    """A bundle in memory: target, head, their caches, tokenizer. Serves one generation at a time."""
+
+    def __init__(self, bundle: Path, manifest: Manifest, sessions: tuple[Session, Session], context: int) -> None:
+        """Use `EagleModel.load`. sessions: target and head."""
+        self.manifest = manifest
+        self.context = context
+        self.text = Text(bundle)
+        self._sessions = sessions
+        self._target = Target(sessions[0], context)
+        self._head = Head(sessions[1], context, HEAD_SCRATCH)
+        self._generation = 0
+
+    @classmethod
+    def load(
+        cls,
+        bundle: str | Path,
+        *,
+        backend: str = "cpu",
+        context: int | None = None,
+        threads: int | None = None,
+        check_hashes: bool = True,
+    ) -> EagleModel:
+        """Load a bundle folder.
+
+        context: tokens of prompt and output together that buffers are made for; None takes the model's own, at
+        most 4096. threads: of one pass; None takes the physical cores. check_hashes: read every file once to
+        compare its SHA-256 (about a second per gigabyte). Raises BundleError, BackendError, RequestError."""
+        folder = Path(bundle)
+        manifest = read_manifest(folder)
+        longest = manifest.target.context
+        if context is None:
+            context = min(longest, DEFAULT_CONTEXT)
+        if not 2 <= context <= longest:
+            raise RequestError(f"context is {context}, but this model serves 2 to {longest} tokens")
+        if threads is not None and threads < 1:
+            raise RequestError(f"threads is {threads}, but must be 1 or more")
+        if backend != "cpu":
+            raise BackendError(f"backend {backend!r} is not available; this version runs 'cpu'")
+        if check_hashes:
+            verify_hashes(folder, manifest)
+        from eagle_runtime.session.ort import OrtSession
+
+        graphs = (manifest.target.graph, manifest.head.graph)
+        target, head = (OrtSession(folder / graph.file, graph, threads) for graph in graphs)
+        return cls(folder, manifest, (target, head), context)
+
+    def generate(self, prompt: Prompt, **settings: Any) -> Result:
+        """Decode to the end; settings as in `stream`."""
+        for piece in self.stream(prompt, **settings):
+            if piece.result is not None:
+                return piece.result
+        raise AssertionError("a stream ends with a result")
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = 256,
+        method: Method = "eagle",
+        tree: TreeKind | None = None,
+        total_token: int | None = None,
+        depth: int | None = None,
+        draft_top_k: int | None = None,
+        stop_token_ids: Sequence[int] = (),
+        ignore_eos: bool = False,
+        seed: int | None = None,
+        on_cycle: Callable[[Cycle], None] | None = None,
+        **sampling: Any,
+    ) -> Iterator[Piece]:
+        """Decode piece by piece.
+
+        prompt: text, token ids, or chat messages ({"role", "content"} dicts, through the bundle's template).
+        max_new_tokens: the output also ends where the context is full. method: "vanilla" decodes without a
+        draft and emits the same tokens. tree, total_token, depth, draft_top_k: see manifest.TreeDefaults; None
+        takes the bundle's. seed: None draws one (reported in the stats). on_cycle: called after every
+        verification. sampling: the fields of SamplingParams. Raises RequestError before any work."""
+        params = _sampling_params(sampling, secrets.randbits(32) if seed is None else seed)
+        tokens = self._checked_prompt(prompt)
+        if max_new_tokens < 1:
+            raise RequestError(f"max_new_tokens is {max_new_tokens}, but must be 1 or more")
+        drafter = self._drafter(method, tree, total_token, depth, draft_top_k)
+        stop = frozenset(stop_token_ids) | (
+            frozenset() if ignore_eos else frozenset(self.manifest.target.eos_token_ids)
+        )
+        sampler = Sampler(params, tokens, self.manifest.target.vocab_size)
+        limit = min(max_new_tokens, self.context - len(tokens))
+        self._generation += 1
+        return self._decode(self._generation, tokens, drafter, sampler, _Ending(stop, limit), method, on_cycle)
+
+    def close(self) -> None:
+        """Free the engines."""
+        for session in self._sessions:
+            session.close()
+
+    def __enter__(self) -> EagleModel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _decode(
+        self,
+        generation: int,
+        prompt: list[int],
+        drafter: Drafter,
+        sampler: Sampler,
+        ending: _Ending,
+        method: Method,
+        on_cycle: Callable[[Cycle], None] | None,
+    ) -> Iterator[Piece]:
+        self._check_turn(generation)
+        decoder = self.text.stream()
+        emitted: list[int] = []
+        cycles: list[Cycle] = []
+        started = first_at = time.perf_counter()
+        for event in generate(self._target, drafter, sampler, prompt):
+            if isinstance(event, Cycle):
+                cycles.append(event)
+                if on_cycle is not None:
+                    on_cycle(event)
+                new = event.step.tokens.tolist()
+            else:
+                first_at = time.perf_counter()
+                new = [event]
+            new = ending.cut(new, len(emitted))
+            emitted += new
+            text = decoder.feed(new) if decoder is not None else ""
+            if ending.reason is not None:
+                break
+            yield Piece(text, tuple(new))
+            self._check_turn(generation)
+        times = (first_at - started, time.perf_counter() - first_at)
+        stats = _stats(method, sampler.params.seed, len(prompt), len(emitted), cycles, times)
+        whole = self.text.decode(emitted) if self.text.available else None
+        yield Piece(text, tuple(new), Result(whole, tuple(emitted), ending.reason or "length", stats))
+
+    def _check_turn(self, generation: int) -> None:
+        if generation != self._generation:
+            raise RequestError("another generation was started on this model before this stream ended")
+
+    def _checked_prompt(self, prompt: Prompt) -> list[int]:
+        tokens = self.text.encode(prompt)
+        vocab = self.manifest.target.vocab_size
+        if not tokens:
+            raise RequestError("the prompt is empty; give at least one token")
+        for index, token in enumerate(tokens):
+            if not 0 <= token < vocab:
+                raise RequestError(f"prompt id {token} at position {index} is outside the vocabulary of {vocab}")
+        if len(tokens) >= self.context:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens, but the context holds {self.context} with the output; "
+                f"shorten it or load with a larger context (this model serves up to {self.manifest.target.context})"
+            )
+        return tokens
+
+    def _drafter(
+        self, method: Method, tree: TreeKind | None, total: int | None, depth: int | None, top_k: int | None
+    ) -> Drafter:
+        if method == "vanilla":
+            return Plain()
+        if method != "eagle":
+            raise RequestError(f"method is {method!r}, but must be eagle or vanilla")
+        defaults = self.manifest.tree_defaults
+        total = defaults.total_token if total is None else total
+        depth = defaults.depth if depth is None else depth
+        top_k = min(defaults.draft_top_k, self._head.top_k) if top_k is None else top_k
+        # Checked whatever the shape, so that a wrong number never passes unnoticed.
+        dynamic = DynamicTree(total, depth, top_k)
+        shapes: dict[str, TreeShape] = {
+            "dynamic": dynamic,
+            "static": StaticTree(EAGLE1_CHOICES),
+            "chain": chain(min(depth + 1, total - 1)),
+        }
+        kind = tree or defaults.tree
+        if kind not in shapes:
+            raise RequestError(f"tree is {kind!r}, but must be one of {', '.join(shapes)}")
+        return EagleDrafter(self._head, shapes[kind])
+
+
+@dataclass
+class _Ending:
+    """Where the output stops: at a stop token or at `limit` tokens, also in the middle of an accepted run."""
+
+    stop: frozenset[int]
+    limit: int
+    reason: FinishReason | None = None
+
+    def cut(self, new: list[int], emitted: int) -> list[int]:
+        """The part of `new` that is emitted after `emitted` earlier tokens; sets `reason` if the output ends in it."""
+        for index, token in enumerate(new):
+            if token in self.stop:
+                self.reason = "stop"
+            elif emitted + index + 1 == self.limit:
+                self.reason = "length"
+            if self.reason is not None:
+                return new[: index + 1]
+        return new
+
+
+def _sampling_params(sampling: dict[str, Any], seed: int) -> SamplingParams:
+    known = {field.name for field in dataclasses.fields(SamplingParams)}
+    if unknown := sorted(set(sampling) - known):
+        raise RequestError(f"unknown setting {unknown[0]!r}; sampling takes {', '.join(sorted(known))}")
+    return SamplingParams(seed=seed, **sampling)
+
+
+def _stats(
+    method: str,
+    seed: int,
+    prompt_tokens: int,
+    new_tokens: int,
+    cycles: list[Cycle],
+    times: tuple[float, float],
+) -> Stats:
+    passes = len(cycles)
+    accepted = [cycle.step.num_accepted for cycle in cycles]
+    prefill_s, decode_s = times
+    return Stats(
+        method=method,
+        seed=seed,
+        prompt_tokens=prompt_tokens,
+        new_tokens=new_tokens,
+        target_passes=passes,
+        tau=(new_tokens - 1) / passes if passes else 1.0,
+        tau_untrimmed=(sum(accepted) + passes) / passes if passes else 1.0,
+        accepted_per_depth=tuple(sum(a > d for a in accepted) for d in range(max(accepted, default=0))),
+        prefill_s=prefill_s,
+        decode_s=decode_s,
+        draft_s=sum(cycle.draft_s for cycle in cycles),
+        verify_s=sum(cycle.verify_s for cycle in cycles),
+        host_s=sum(cycle.host_s for cycle in cycles),
+        tokens_per_s=(new_tokens - 1) / decode_s if passes and decode_s > 0 else 0.0,
+    )

@@ -1,0 +1,17 @@
+"""Everything a user can get wrong, as exceptions that read as one sentence: what, where, what to do."""
+
+
+class EagleError(Exception):
+    """Base of all errors that are the input's fault, not the program's. Command lines print it and exit with 2."""
+
+
+class BundleError(EagleError):
+    """The bundle on disk is incomplete, altered or made for another version."""
+
+
+class BackendError(EagleError):
+    """The engine that should run the bundle is missing or refused it."""
+
+
+class RequestError(EagleError):
+    """A prompt or a decoding setting that cannot be served."""

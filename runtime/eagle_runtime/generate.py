@@ -1,0 +1,50 @@
+"""The loop: grow -> verify -> accept -> keep."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from eagle_runtime.accept import Step, accept
+from eagle_runtime.drafter import Drafter
+from eagle_runtime.model import Target
+from eagle_runtime.sampling import Sampler
+from eagle_runtime.tree import Tree, root_only
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """One round: the tree, what was accepted of it, and the seconds each part took."""
+
+    tree: Tree
+    step: Step
+    draft_s: float
+    verify_s: float
+    host_s: float
+
+
+def generate(
+    target: Target,
+    drafter: Drafter,
+    sampler: Sampler,
+    prompt: Sequence[int],
+    clock: Callable[[], float] = time.perf_counter,
+) -> Iterator[int | Cycle]:
+    """Decode without end: yields the first token (from the prompt's own pass), then one Cycle after another, until
+    the cache is full. The caller decides when to stop."""
+    logits, features = target.prefill(prompt)
+    tokens = [*prompt, sampler.next(logits)]
+    yield tokens[-1]
+    while target.cache.room > 0:
+        started = clock()
+        room = target.cache.room  # a tree never needs more rows than are left: it shrinks, in the end to its root
+        tree = drafter.grow(tokens, features, room) if room > 1 else root_only(tokens[-1])
+        grown = clock()
+        logits, features = target.verify(tree)
+        verified = clock()
+        step = accept(tree, logits, sampler)
+        target.cache.keep(step.path)
+        tokens.extend(step.tokens.tolist())
+        features = features[step.path]
+        yield Cycle(tree, step, grown - started, verified - grown, clock() - verified)

@@ -1,0 +1,202 @@
+"""eagle_config.json: everything the runtime knows about a bundle, checked field by field when read.
+
+The exporter writes it with `Manifest.to_json`, the runtime reads it with `read_manifest`; there is no other
+schema. Unknown or missing keys, values of another type, files that leave the folder and files whose SHA-256
+differs are BundleErrors of one sentence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from eagle_runtime.errors import BundleError
+
+MANIFEST_NAME = "eagle_config.json"
+SCHEMA_VERSION = 1
+
+HeadKind = Literal["eagle1", "eagle3"]
+TreeKind = Literal["dynamic", "static", "chain"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One graph input, output or weight. shape: numbers, or names of symbolic dimensions (T, P, L, R)."""
+
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSpec:
+    """One ONNX file. weights: every initializer with the type it is stored in, so the precision per tensor."""
+
+    file: str
+    inputs: dict[str, TensorSpec]
+    outputs: dict[str, TensorSpec]
+    weights: dict[str, TensorSpec]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSpec:
+    """The large model. context: its max_position_embeddings, in tokens. vocab_size: width of the logits.
+
+    eos_token_ids: any of them ends a generation."""
+
+    model_type: str
+    hidden_size: int
+    vocab_size: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    context: int
+    eos_token_ids: tuple[int, ...]
+    graph: GraphSpec
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSpec:
+    """The draft head. hidden_size: width of its features and of its own hidden state. top_k: children per row
+    computed in the graph. taps: indices of the target's hidden_states feeding an EAGLE-3 head, else empty."""
+
+    kind: HeadKind
+    hidden_size: int
+    draft_vocab_size: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    top_k: int
+    taps: tuple[int, ...]
+    graph: GraphSpec
+
+
+@dataclass(frozen=True, slots=True)
+class TreeDefaults:
+    """total_token counts the root; depth is growth passes, so depth + 1 levels below the root (EAGLE's names)."""
+
+    tree: TreeKind = "dynamic"
+    total_token: int = 60
+    depth: int = 5
+    draft_top_k: int = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """precision: per graph ("target", "draft"). files: path inside the bundle -> SHA-256, all but this file.
+
+    tools: name -> version of what built the bundle."""
+
+    schema_version: int
+    precision: dict[str, str]
+    target: TargetSpec
+    head: HeadSpec
+    tree_defaults: TreeDefaults
+    tools: dict[str, str]
+    files: dict[str, str]
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
+
+
+def read_manifest(bundle: Path) -> Manifest:
+    """Read and check the manifest of a bundle folder; raises BundleError."""
+    path = bundle / MANIFEST_NAME
+    if not bundle.is_dir():
+        raise BundleError(f"{bundle} is not a folder; give the folder that eagle-export wrote")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BundleError(f"{path} is missing; give the folder that eagle-export wrote") from None
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{path} is not readable JSON ({error}); export the bundle again") from None
+    if not isinstance(data, dict):
+        raise BundleError(f"{path} holds no JSON object; export the bundle again")
+    version = data.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise BundleError(
+            f"{path}: schema_version is {version!r}, this runtime reads {SCHEMA_VERSION}; "
+            "export the bundle again or install the matching eagle-edge"
+        )
+    manifest = typing.cast(Manifest, _build(Manifest, data, str(path)))
+    for file in (manifest.target.graph.file, manifest.head.graph.file):
+        if file not in manifest.files:
+            raise BundleError(f"{path}: graph file {file!r} is not listed under 'files'; export the bundle again")
+    for file in manifest.files:
+        bundle_file(bundle, file)
+    return manifest
+
+
+def bundle_file(bundle: Path, name: str) -> Path:
+    """The path of a file listed in the manifest; raises BundleError if it would leave the folder, even by a link."""
+    pure = PurePosixPath(name)
+    path = bundle / pure
+    leaves = pure.is_absolute() or ".." in pure.parts or "\\" in name or ":" in name
+    if leaves or not path.resolve().is_relative_to(bundle.resolve()):
+        raise BundleError(f"{bundle / MANIFEST_NAME}: file path {name!r} leaves the bundle; export the bundle again")
+    if not path.is_file():
+        raise BundleError(f"{path} is missing from the bundle; copy or export the bundle again")
+    return path
+
+
+def verify_hashes(bundle: Path, manifest: Manifest) -> None:
+    """Compare every listed file with its SHA-256; raises BundleError naming the first that differs."""
+    for name, expected in manifest.files.items():
+        if file_sha256(bundle_file(bundle, name)) != expected:
+            raise BundleError(
+                f"{bundle / name} does not match its SHA-256 in {MANIFEST_NAME}; copy or export the bundle again"
+            )
+
+
+def file_sha256(path: Path) -> str:
+    """Hex digest of a file, read in pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 22):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _build(kind: Any, value: Any, where: str) -> Any:
+    """`value` (parsed JSON) as an instance of the annotation `kind`; raises BundleError naming `where`."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return _build_dataclass(typing.cast("type[Any]", kind), value, where)
+    if origin is dict:
+        if isinstance(value, dict):
+            return {key: _build(args[1], item, f"{where}: {key}") for key, item in value.items()}
+    elif origin is tuple:
+        if isinstance(value, list):
+            return tuple(_build(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    elif origin is Literal:
+        if value in args:
+            return value
+    elif origin in (types.UnionType, typing.Union):
+        if type(value) in args:
+            return value
+    elif type(value) is kind:
+        return value
+    raise BundleError(f"{where} is {value!r}, which is no {_describe(kind)}; export the bundle again")
+
+
+def _build_dataclass(kind: type[Any], value: Any, where: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise BundleError(f"{where} is {value!r}, which is no JSON object; export the bundle again")
+    hints = typing.get_type_hints(kind)
+    if unknown := sorted(set(value) - set(hints)):
+        raise BundleError(f"{where}: unknown key {unknown[0]!r}; export the bundle again with this version")
+    if missing := [name for name in hints if name not in value]:
+        raise BundleError(f"{where}: key {missing[0]!r} is missing; export the bundle again with this version")
+    return kind(**{name: _build(hint, value[name], f"{where}: {name}") for name, hint in hints.items()})
+
+
+def _describe(kind: Any) -> str:
+    if typing.get_origin(kind) is Literal:
+        return "one of " + ", ".join(map(str, typing.get_args(kind)))
+    return str(getattr(kind, "__name__", kind))

@@ -1,0 +1,157 @@
+"""The two models of a pair, each a session with its cache: the target verifies, the head drafts.
+
+Shapes: T rows of one pass, N tree nodes, V vocabulary, Hd width of features, k children per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from eagle_runtime.session import Array, Session
+from eagle_runtime.tree import Bool, Float, Int, Tree, additive_mask, ancestor_mask, node_depths
+
+PREFILL_CHUNK = 512  # rows of one prefill pass: bounds the T x T mask and the activations
+
+Features = npt.NDArray[np.floating]
+
+
+def causal(count: int) -> Bool:
+    """[count, count]: each row sees itself and the rows before it."""
+    return np.tri(count, dtype=np.bool_)
+
+
+class Target:
+    """The large model. Its cache holds the rows of every token but the last one (the root of the next tree)."""
+
+    def __init__(self, session: Session, capacity: int) -> None:
+        self._session = session
+        self.cache = session.new_cache(capacity)
+        self._mask_dtype = session.inputs["tree_mask"].dtype
+
+    def prefill(self, prompt: Sequence[int]) -> tuple[Float, Features]:
+        """Forget everything, read the prompt; returns the last row's logits [V] and all features [len, Hd]."""
+        self.cache.truncate(0)
+        features = []
+        for start in range(0, len(prompt), PREFILL_CHUNK):
+            chunk = np.array(prompt[start : start + PREFILL_CHUNK], np.int64)
+            rows = np.array([len(chunk) - 1], np.int64)
+            out = self._run(chunk, start + np.arange(len(chunk)), causal(len(chunk)), rows)
+            self.cache.advance(len(chunk))
+            features.append(out["features"][0].copy())
+        return out["logits"][0, 0].copy(), np.concatenate(features)
+
+    def verify(self, tree: Tree) -> tuple[Float, Features]:
+        """One pass over all nodes; returns logits [N, V] and features [N, Hd], valid until the next pass.
+
+        The tree's rows stand behind the cache until `cache.keep(path)` settles the accepted ones."""
+        positions = self.cache.length + node_depths(tree.parents)
+        rows = np.arange(tree.num_nodes)
+        out = self._run(tree.tokens, positions, ancestor_mask(tree.parents), rows)
+        return out["logits"][0], out["features"][0]
+
+    def _run(self, tokens: Int, positions: Int, visible: Bool, logit_rows: Int) -> dict[str, Any]:
+        feeds: dict[str, Array] = {
+            "input_ids": tokens[None],
+            "position_ids": positions[None],
+            "tree_mask": additive_mask(visible, self._mask_dtype),
+            "logit_rows": logit_rows,
+        }
+        return self._session.run(feeds, self.cache)
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """The head's output for T rows: its k likeliest next tokens per row, best first, and its own hidden state.
+
+    tokens [T, k] target ids, log_probs [T, k], hidden [T, Hd]."""
+
+    tokens: Int
+    log_probs: Float
+    hidden: Features
+
+
+class Head:
+    """The draft head. Settled rows of its cache hold verified tokens with target features only; row i pairs the
+    target's feature at position i with the token at i + 1. Rows of a growing tree stand behind them for one draft."""
+
+    def __init__(self, session: Session, capacity: int, scratch: int) -> None:
+        """capacity: verified tokens; scratch: rows that growing one tree may need beyond them."""
+        self._session = session
+        self._scratch = scratch
+        self.cache = session.new_cache(capacity + scratch)
+        self.top_k = int(session.outputs["token_ids"].shape[2])
+        self._mask_dtype = session.inputs["tree_mask"].dtype
+        self._feature_dtype = session.inputs["features"].dtype
+
+    @property
+    def scratch(self) -> int:
+        """Rows that growing one tree may use."""
+        return self._scratch
+
+    def observe(self, tokens: Sequence[int], features: Features) -> Guess:
+        """Settle verified rows; returns the guess of the last one (T = 1): the children of the root.
+
+        tokens [n]: the token after each feature row, the root last; features [n, Hd]: the target's."""
+        assert len(tokens) == len(features) > 0
+        for start in range(0, len(tokens), PREFILL_CHUNK):
+            ids = np.array(tokens[start : start + PREFILL_CHUNK], np.int64)
+            positions = self.cache.length + np.arange(len(ids))
+            guess = self._run(ids, features[start : start + len(ids)], positions, causal(len(ids)))
+            self.cache.advance(len(ids))
+        return Guess(guess.tokens[-1:], guess.log_probs[-1:], guess.hidden[-1:])
+
+    def _run(self, tokens: Int, features: Features, positions: Int, visible: Bool) -> Guess:
+        """T rows; visible [T, L] says which of the last L rows (these T included) each may see."""
+        out: dict[str, Any] = self._session.run(
+            {
+                "input_ids": tokens[None],
+                "features": np.ascontiguousarray(features[None], self._feature_dtype),
+                "position_ids": positions[None],
+                "tree_mask": additive_mask(visible, self._mask_dtype),
+            },
+            self.cache,
+        )
+        # A log-probability that rounds above 0 would let a child outrank its parent; NaN stays last in ranking.
+        log_probs = np.minimum(out["log_probs"][0].astype(np.float32), np.float32(0))
+        return Guess(out["token_ids"][0].copy(), log_probs, out["hidden"][0].copy())
+
+
+class Scratch:
+    """Rows of one growing tree, level by level, behind the head's settled rows; gone when the block ends.
+
+    with Scratch(head) as scratch:
+        guess = scratch.feed(tokens, hidden, parents)   # one level
+    """
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self._settled = head.cache.length
+        self._visible = np.zeros((0, 0), np.bool_)  # [rows fed, rows fed]
+        self._depth = 0
+
+    def feed(self, tokens: Int, hidden: Features, parents: Int) -> Guess:
+        """One level of the tree: tokens [T], the hidden state each follows from [T, Hd], and the scratch row of
+        each one's parent [T], -1 under the root. Scratch rows count up in the order fed."""
+        fed, new = len(self._visible), len(tokens)
+        rows = np.zeros((new, fed + new), np.bool_)
+        nested = parents >= 0
+        rows[nested, :fed] = self._visible[parents[nested]]
+        rows[np.arange(new), fed + np.arange(new)] = True
+        # The root's children stand at the position right after the settled rows, each level one further.
+        positions = np.full(new, self._settled + self._depth, np.int64)
+        guess = self._head._run(tokens, hidden, positions, rows)
+        self._head.cache.advance(new)
+        self._visible = np.block([[self._visible, np.zeros((fed, new), np.bool_)], [rows]])
+        self._depth += 1
+        return guess
+
+    def __enter__(self) -> Scratch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._head.cache.truncate(self._settled)

@@ -1,0 +1,175 @@
+"""From logits to a token: penalties and filters in Hugging Face's order, and a draw that a seed replays.
+
+Every emitted token is drawn here, with or without a draft tree, so both ways of decoding agree by construction:
+the random number depends only on (seed, absolute position), the distribution only on the logits and the history.
+
+Shapes: V vocabulary. Rows are float64 [V]; -inf marks a token that cannot be drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from eagle_runtime.errors import EagleError, RequestError
+
+Row = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to draw. The defaults are greedy decoding.
+
+    temperature: 0 takes the highest score (lowest id on a tie); otherwise scores are divided by it.
+    top_k: keep the k best (0: all). top_p: keep the smallest set of that mass (1: all). min_p: drop tokens less
+    likely than min_p times the best (0: none). repetition_penalty: over prompt and output, as in HF (1: none).
+    presence_penalty, frequency_penalty: over the output only, as in OpenAI's API (0: none).
+    logit_bias: token id -> number added before anything else. seed: any 64-bit number."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        checks = [
+            ("temperature", self.temperature, self.temperature >= 0, "0 or more"),
+            (
+                "top_k",
+                self.top_k,
+                self.top_k >= 0 and self.top_k == int(self.top_k),
+                "a whole number, 0 or more",
+            ),
+            ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("min_p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1"),
+            ("repetition_penalty", self.repetition_penalty, self.repetition_penalty > 0, "above 0"),
+            ("presence_penalty", self.presence_penalty, True, "a finite number"),
+            ("frequency_penalty", self.frequency_penalty, True, "a finite number"),
+            ("seed", self.seed, 0 <= self.seed < 2**64, "between 0 and 2**64 - 1"),
+        ]
+        for name, value, holds, wanted in checks:
+            if not holds or not math.isfinite(value):
+                raise RequestError(f"{name} is {value}, but must be {wanted}")
+        for token, bias in self.logit_bias.items():
+            if math.isnan(bias) or bias == math.inf:
+                raise RequestError(f"logit_bias of token {token} is {bias}, but must be a number or -inf")
+
+
+def apply_repetition_penalty(scores: Row, seen: npt.NDArray[np.bool_], penalty: float) -> Row:
+    """Divide positive and multiply negative scores of tokens already seen (CTRL, arXiv 1909.05858; HF)."""
+    return np.where(seen, np.where(scores < 0, scores * penalty, scores / penalty), scores)
+
+
+def keep_top_k(scores: Row, k: int) -> Row:
+    """Drop scores below the k-th best; tokens tied with it stay, as in HF."""
+    if k >= len(scores):
+        return scores
+    threshold = np.partition(scores, len(scores) - k)[len(scores) - k]
+    return np.where(scores < threshold, -np.inf, scores)
+
+
+def keep_top_p(scores: Row, p: float) -> Row:
+    """Drop the least likely tokens as long as their joint mass is at most 1 - p; the best one always stays."""
+    probs = softmax(scores)
+    # Tokens below (1 - p) / V weigh at most 1 - p together, so they go without being sorted.
+    ranked = np.flatnonzero(probs > (1 - p) / len(probs))
+    ranked = ranked[np.argsort(probs[ranked], kind="stable")]
+    below = max(0.0, 1.0 - float(probs[ranked].sum()))
+    dropped = below + np.cumsum(probs[ranked]) <= 1 - p
+    dropped[-1] = False
+    kept = ranked[~dropped]
+    out = np.full_like(scores, -np.inf)
+    out[kept] = scores[kept]
+    return out
+
+
+def keep_min_p(scores: Row, min_p: float) -> Row:
+    """Drop tokens less likely than min_p times the best (arXiv 2407.01082)."""
+    # p_i < min_p * p_max  <=>  s_i - s_max < log(min_p): no normaliser needed
+    return np.where(scores - scores.max() < math.log(min_p), -np.inf, scores)
+
+
+def softmax(scores: Row) -> Row:
+    """Probabilities of scores that have at least one finite entry."""
+    weights = np.exp(scores - scores.max())
+    out: Row = weights / weights.sum()
+    return out
+
+
+def uniform(seed: int, position: int) -> float:
+    """The random number in [0, 1) of an absolute position: Philox, a counter-based generator (Salmon et al. 2011)."""
+    return float(np.random.Generator(np.random.Philox(counter=[0, 0, 0, position], key=seed)).random())
+
+
+class Sampler:
+    """Draws tokens one position after another and remembers them, since penalties need the history.
+
+    A tree's path is walked with the same calls as plain decoding: each token drawn at a node is an emitted token."""
+
+    def __init__(self, params: SamplingParams, prompt: Sequence[int], vocab_size: int) -> None:
+        self.params = params
+        self.position = len(prompt)  # absolute position of the next token
+        self._seen = np.zeros(vocab_size, np.bool_)
+        self._seen[list(prompt)] = True
+        self._counts = np.zeros(vocab_size, np.int64)  # output only
+        self._bias_ids = np.array([int(token) for token in params.logit_bias], np.int64)
+        self._bias = np.array(list(params.logit_bias.values()), np.float64)
+        if np.any((self._bias_ids < 0) | (self._bias_ids >= vocab_size)):
+            raise RequestError(f"logit_bias names a token outside the vocabulary of {vocab_size}")
+        self._plain = len(self._bias_ids) == 0 and (
+            params.repetition_penalty == 1 and params.presence_penalty == 0 and params.frequency_penalty == 0
+        )
+
+    def next(self, logits: npt.NDArray[np.float32]) -> int:
+        """Draw the token of the next position from the target's logits [V] and add it to the history."""
+        token = int(np.argmax(logits)) if self._plain and self.params.temperature == 0 else self._draw(logits)
+        # NaN wins argmax and comparisons with it fail, so one look at the winner covers the row.
+        if not logits[token] > -np.inf:
+            raise EagleError(
+                f"the target's logits at position {self.position} are not numbers; the model's weights or its "
+                "precision do not fit (try fp32)"
+            )
+        self._seen[token] = True
+        self._counts[token] += 1
+        self.position += 1
+        return token
+
+    def _draw(self, logits: npt.NDArray[np.float32]) -> int:
+        scores = self.process(logits)
+        if self.params.temperature == 0:
+            return int(np.argmax(scores))
+        cumulative = np.cumsum(softmax(scores))
+        point = uniform(self.params.seed, self.position) * cumulative[-1]
+        return int(np.searchsorted(cumulative, point, side="right"))
+
+    def process(self, logits: npt.NDArray[np.float32]) -> Row:
+        """Logits [V] -> scores [V] whose softmax is the distribution of the next token (HF's order of steps)."""
+        params = self.params
+        scores = logits.astype(np.float64)
+        if len(self._bias_ids):
+            scores[self._bias_ids] += self._bias
+        if params.repetition_penalty != 1:
+            scores = apply_repetition_penalty(scores, self._seen, params.repetition_penalty)
+        if params.presence_penalty or params.frequency_penalty:
+            scores -= params.presence_penalty * (self._counts > 0) + params.frequency_penalty * self._counts
+        if params.temperature == 0:
+            return scores
+        if not np.any(np.isfinite(scores)):
+            raise RequestError(f"no token is left to draw at position {self.position}; loosen logit_bias")
+        scores /= params.temperature
+        if params.top_k > 0:
+            scores = keep_top_k(scores, params.top_k)
+        if params.top_p < 1:
+            scores = keep_top_p(scores, params.top_p)
+        if params.min_p > 0:
+            scores = keep_min_p(scores, params.min_p)
+        return scores

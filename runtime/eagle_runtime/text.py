@@ -1,0 +1,119 @@
+"""Text in and out: the bundle's tokenizer and chat template (tokenizers and jinja2, imported when first needed)."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eagle_runtime.errors import BundleError, RequestError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+Message = Mapping[str, Any]
+
+
+class Text:
+    """Tokenizer of a bundle. Ids pass through untouched, so a bundle without a tokenizer still decodes."""
+
+    def __init__(self, bundle: Path) -> None:
+        self._bundle = bundle
+        self._tokenizer = _load_tokenizer(bundle / "tokenizer.json")
+
+    @property
+    def available(self) -> bool:
+        """Whether text can be encoded and decoded."""
+        return self._tokenizer is not None
+
+    def encode(self, prompt: str | Sequence[int] | Sequence[Message]) -> list[int]:
+        """Text as it stands, chat messages through the chat template, or ids as given -> ids."""
+        if isinstance(prompt, str):
+            return list(self._required().encode(prompt).ids)
+        messages = [item for item in prompt if isinstance(item, Mapping)]
+        ids = [int(item) for item in prompt if not isinstance(item, Mapping)]
+        if messages and ids:
+            raise RequestError("the prompt mixes chat messages and ids; give one kind")
+        if messages:
+            return list(self._required().encode(self.render(messages), add_special_tokens=False).ids)
+        return ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Ids -> text without special tokens."""
+        return str(self._required().decode(list(tokens)))
+
+    def stream(self) -> TextStream | None:
+        """A decoder that takes tokens as they come, or None without a tokenizer."""
+        return TextStream(self._tokenizer) if self._tokenizer is not None else None
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """Chat messages -> the prompt text of the bundle's chat template, ending where the answer begins."""
+        path = self._bundle / "chat_template.jinja"
+        if not path.is_file():
+            raise RequestError(f"{self._bundle} has no chat_template.jinja; pass text or ids instead of messages")
+        import jinja2
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = lambda value, **kwargs: json.dumps(value, ensure_ascii=False, **kwargs)
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        try:
+            template = environment.from_string(path.read_text(encoding="utf-8"))
+            return template.render(messages=list(messages), add_generation_prompt=True, **_special_tokens(self._bundle))
+        except jinja2.TemplateError as error:
+            raise RequestError(f"{path} refuses the messages: {error}") from None
+
+    def _required(self) -> tokenizers.Tokenizer:
+        if self._tokenizer is None:
+            raise RequestError(f"{self._bundle} has no tokenizer.json; pass token ids (--prompt-ids) instead of text")
+        return self._tokenizer
+
+
+class TextStream:
+    """Turns tokens into text piece by piece; a character split over tokens is held back until it is whole."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        from tokenizers.decoders import DecodeStream
+
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+
+    def feed(self, tokens: Sequence[int]) -> str:
+        """The text that these tokens complete."""
+        return "".join(self._stream.step(self._tokenizer, token) or "" for token in tokens)
+
+
+def _load_tokenizer(path: Path) -> tokenizers.Tokenizer | None:
+    if not path.is_file():
+        return None
+    import tokenizers
+
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise BundleError(f"{path} is no tokenizer that 'tokenizers' reads ({error})") from None
+
+
+def _special_tokens(bundle: Path) -> dict[str, str]:
+    """bos_token, eos_token, ... of tokenizer_config.json, as chat templates expect them."""
+    path = bundle / "tokenizer_config.json"
+    if not path.is_file():
+        return {}
+    config = json.loads(path.read_text(encoding="utf-8"))
+    tokens = {}
+    for name, value in config.items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(content, str):
+            tokens[name] = content
+    return tokens
+
+
+def _raise_exception(message: str) -> None:
+    import jinja2
+
+    raise jinja2.TemplateError(message)

@@ -1,0 +1,116 @@
+"""Draft trees as parent arrays, and the pure functions that build and read them.
+
+Glossary (used throughout the project):
+    tree    one whole draft; node 0 is the *root*, the last token the target emitted
+    node    index 0..N-1, parents before children
+    parent  index of a node's parent, -1 for the root
+    depth   edges from the root
+    path    node indices from the root down, the root first
+    pool    every candidate a growing tree has seen, in flat order: level by level, parent rank by child rank
+
+Shapes: N nodes, M pool entries, k children per expanded node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Int = npt.NDArray[np.int64]
+Float = npt.NDArray[np.float32]
+Bool = npt.NDArray[np.bool_]
+
+# The 25-choice tree of EAGLE-1 (its authors call it mc_sim_7b_63): a choice lists child ranks from the root.
+EAGLE1_CHOICES: tuple[tuple[int, ...], ...] = (
+    (0,), (1,), (2,), (3,),
+    (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0),
+    (0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 1, 0), (0, 1, 1), (0, 2, 0), (0, 2, 1), (1, 0, 0),
+    (0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 0, 2),
+    (0, 0, 0, 0, 0), (0, 0, 0, 0, 1),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A draft to verify. tokens [N], parents [N] (parents[i] < i, -1 at the root), scores [N]: the cumulative
+    log-probability the drafter gives to the path down to each node (0 at the root)."""
+
+    tokens: Int
+    parents: Int
+    scores: Float
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes including the root."""
+        return len(self.tokens)
+
+
+def root_only(token: int) -> Tree:
+    """The tree of plain decoding: nothing drafted."""
+    return Tree(np.array([token], np.int64), np.array([-1], np.int64), np.zeros(1, np.float32))
+
+
+def node_depths(parents: Int) -> Int:
+    """parents [N] -> depth of each node [N], 0 at the root."""
+    depths = np.zeros(len(parents), np.int64)
+    for node in range(1, len(parents)):
+        depths[node] = depths[parents[node]] + 1
+    return depths
+
+
+def ancestor_mask(parents: Int) -> Bool:
+    """parents [N] -> [N, N]; row i marks node i and its ancestors."""
+    mask = np.eye(len(parents), dtype=np.bool_)
+    for node in range(1, len(parents)):
+        mask[node] |= mask[parents[node]]
+    return mask
+
+
+def additive_mask(visible: Bool, dtype: npt.DTypeLike) -> npt.NDArray[np.floating]:
+    """visible [T, L] -> tree_mask [1, 1, T, L] of the graphs: 0 where a row may see a column, else the lowest
+    finite value of `dtype` (an infinity would turn a padded row into NaN)."""
+    mask = np.zeros(visible.shape, dtype)
+    mask[~visible] = np.finfo(mask.dtype).min
+    return mask[None, None]
+
+
+def best_first(scores: Float, count: int) -> Int:
+    """scores [M] -> indices of the `count` best, best first, ties to the lower index.
+
+    The tie rule is what keeps trees connected: a child scores at most as much as its parent and stands behind
+    it in flat order, so no cut can take the child and leave the parent (eagle.md, reference's tie defect)."""
+    order = np.argsort(-scores, kind="stable")[:count]
+    return order.astype(np.int64)
+
+
+def rerank(root: int, tokens: Int, parents: Int, scores: Float, num_nodes: int) -> Tree:
+    """Keep the num_nodes - 1 best pool entries under the root, in flat order (EAGLE-2 section 4.2).
+
+    tokens, parents, scores [M]: the pool; parents are pool indices, -1 for children of the root. A pool of
+    fewer entries is kept whole."""
+    kept = np.sort(best_first(scores, num_nodes - 1))
+    node_of = np.full(len(tokens) + 1, -1, np.int64)  # pool index -> node; the last slot serves parent -1
+    node_of[kept] = np.arange(1, len(kept) + 1)
+    node_of[-1] = 0
+    return Tree(
+        tokens=np.concatenate(([root], tokens[kept])).astype(np.int64),
+        parents=np.concatenate(([-1], node_of[parents[kept]])).astype(np.int64),
+        scores=np.concatenate(([0.0], scores[kept])).astype(np.float32),
+    )
+
+
+def choice_parents(choices: Sequence[tuple[int, ...]]) -> Int:
+    """Choices (child ranks from the root, sorted by length then rank) -> parents [N] of the tree with its root.
+
+    Raises ValueError if a choice comes before its parent or lacks one."""
+    node_of: dict[tuple[int, ...], int] = {(): 0}
+    parents = [-1]
+    for choice in choices:
+        if choice[:-1] not in node_of or choice in node_of:
+            raise ValueError(f"choice {list(choice)} needs its parent {list(choice[:-1])} before it, once")
+        parents.append(node_of[choice[:-1]])
+        node_of[choice] = len(parents) - 1
+    return np.array(parents, np.int64)

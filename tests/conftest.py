@@ -1,0 +1,66 @@
+"""Fixtures shared by all tests: the golden pair, and bundles of it exported once for all workers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from eagle_runtime import EagleModel
+
+GOLDEN = Path(__file__).parent / "golden"
+HEADS = {"eagle1": "head_eagle1", "eagle3": "head_eagle3_dv44"}
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """The folder of reference models and traces."""
+    return GOLDEN
+
+
+@pytest.fixture(scope="session")
+def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """kind of head -> fp32 bundle of the golden pair, exported by the first worker that asks."""
+    shared = tmp_path_factory.getbasetemp().parent
+
+    def bundle(kind: str) -> Path:
+        folder = shared / f"bundle_{kind}"
+        with FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                from eagle_export.bundle import export
+
+                export(GOLDEN / "target", GOLDEN / HEADS[kind], folder)
+        return folder
+
+    return bundle
+
+
+@pytest.fixture(scope="session")
+def model_of(bundle_of: Callable[[str], Path]) -> Iterator[Callable[[str], EagleModel]]:
+    """kind of head -> loaded bundle of the golden pair, shared by the tests of a worker."""
+    models: dict[str, EagleModel] = {}
+
+    def model(kind: str) -> EagleModel:
+        if kind not in models:
+            models[kind] = EagleModel.load(bundle_of(kind), threads=1)
+        return models[kind]
+
+    yield model
+    for loaded in models.values():
+        loaded.close()
+
+
+def load_trace(name: str) -> dict[str, Any]:
+    """A recorded trace of tests/golden."""
+    data: dict[str, Any] = json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8"))
+    return data
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[list[int]]:
+    """The eight prompts of the reference traces, as ids."""
+    return [row["prompt_ids"] for row in load_trace("eagle2_tt16_d3_k4")["prompts"]]

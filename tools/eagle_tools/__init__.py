@@ -1,0 +1,1 @@
+"""Look on: benchmarks, checks, demo. Nothing imports this package."""

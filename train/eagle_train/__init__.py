@@ -1,0 +1,1 @@
+"""Learn: EAGLE heads for a frozen target."""
