@@ -32,7 +32,10 @@ class TargetGraph(nn.Module):
     def __init__(self, config: LlamaConfig, taps: tuple[int, ...], fc: nn.Linear | None) -> None:
         super().__init__()
         config = copy.deepcopy(config)  # transformers writes the attention's name into it
-        model = cast(Any, LlamaForCausalLM)._from_config(config, attn_implementation=ATTENTION)
+        # The checkpoint's own dtype stands in its config and would win over the one that is asked for.
+        model = cast(Any, LlamaForCausalLM)._from_config(
+            config, attn_implementation=ATTENTION, dtype=torch.get_default_dtype()
+        )
         self.model = model.model
         self.lm_head = model.lm_head
         self.taps = taps

@@ -90,18 +90,20 @@ def weight_sources(pair: Pair) -> tuple[dict[str, Weight], dict[str, Weight]]:
     the same weight the same."""
     target_names = set(pair.target.tensors) - _rotary_buffers(pair.target)
     target = {name: Weight(name, pair.target.tensors[name]) for name in target_names}
+    if pair.tied:
+        target[LM_HEAD] = target[EMBEDDING]
     head_names = set(pair.head.tensors) - _rotary_buffers(pair.head) - {"d2t", "t2d", "embed_tokens.weight"}
     own = {name: Weight(f"head.{name}", pair.head.tensors[name]) for name in head_names}
     draft = {f"head.{name}": weight for name, weight in own.items()}
     if pair.own_embedding:
         draft["head.embed_tokens.weight"] = Weight("head.embed_tokens.weight", pair.head.tensors["embed_tokens.weight"])
     else:
-        draft["head.embed_tokens.weight"] = Weight(EMBEDDING, pair.target.require(EMBEDDING, (None, None)))
+        draft["head.embed_tokens.weight"] = target[EMBEDDING]
     if pair.head_config.kind == "eagle3":  # its fc reads taps, so it stands in the target's graph
         target |= {name: weight for name, weight in own.items() if name.startswith("fc.")}
         draft = {name: weight for name, weight in draft.items() if not name.startswith("head.fc.")}
-    elif not pair.tied:
-        draft["head.lm_head.weight"] = Weight(LM_HEAD, pair.target.require(LM_HEAD, (None, None)))
+    else:
+        draft["head.lm_head.weight"] = target[LM_HEAD]
     return target, draft
 
 
@@ -112,10 +114,7 @@ def _target_graph(pair: Pair, dtype: torch.dtype) -> ir.Model:
         fc = None
         if head.kind == "eagle3":
             fc = torch.nn.Linear(len(head.taps) * head.target_hidden_size, head.hidden_size, bias=head.fc_bias)
-        graph = TargetGraph(config, head.taps, fc)
-        if pair.tied:
-            graph.lm_head.weight = graph.model.embed_tokens.weight
-        return graph
+        return TargetGraph(config, head.taps, fc)
 
     module = build_fake(build, dtype)
     layers = int(config.num_hidden_layers)
@@ -132,8 +131,6 @@ def _draft_graph(pair: Pair, dtype: torch.dtype, top_k: int) -> ir.Model:
 
     def build() -> DraftGraph:
         head = build_head(config)
-        if pair.tied and config.kind == "eagle1":
-            head.lm_head.weight = head.embed_tokens.weight
         if config.kind == "eagle3":
             del head.fc
         return DraftGraph(head, top_k)
@@ -153,7 +150,7 @@ def _draft_graph(pair: Pair, dtype: torch.dtype, top_k: int) -> ir.Model:
 def _check_all_used(checkpoint: Checkpoint, module: torch.nn.Module, weights: Mapping[str, Weight]) -> None:
     """Every weight belongs to a parameter and every parameter has a weight; a leftover tensor would mean that the
     checkpoint is of a kind this export does not know, and decoding would be silently wrong."""
-    parameters = {name for name, _ in module.named_parameters()}
+    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     if unused := sorted(set(weights) - parameters):
         raise ExportError(
             f"{weights[unused[0]].source.file}: tensor {weights[unused[0]].source.name!r} is not used by this kind of "

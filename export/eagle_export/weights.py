@@ -47,10 +47,14 @@ def attach(model: ir.Model, weights: Mapping[str, Weight]) -> None:
                 f"but the config asks for {list(shape)}; config and weights do not belong together"
             )
         _set_lazy(value, weight.name, shape, _reader(weight.source, value.dtype))
-        if weight.name != name:
-            graph.initializers.pop(name)
-            value.name = weight.name
-            graph.register_initializer(value)
+        if weight.name == name:
+            continue
+        graph.initializers.pop(name)
+        if weight.name in graph.initializers:  # tied: one weight under two parameter names is stored once
+            ir.convenience.replace_all_uses_with(value, graph.initializers[weight.name])
+            continue
+        value.name = weight.name
+        graph.register_initializer(value)
 
 
 def simplify(model: ir.Model) -> None:

@@ -131,13 +131,12 @@ class Sampler:
 
     def next(self, logits: npt.NDArray[np.float32]) -> int:
         """Draw the token of the next position from the target's logits [V] and add it to the history."""
-        token = int(np.argmax(logits)) if self._plain and self.params.temperature == 0 else self._draw(logits)
-        # NaN wins argmax and comparisons with it fail, so one look at the winner covers the row.
-        if not logits[token] > -np.inf:
+        if not np.isfinite(logits.max()):  # NaN wins every maximum
             raise EagleError(
-                f"the target's logits at position {self.position} are not numbers; the model's weights or its "
+                f"the target's logits at position {self.position} are not finite; the model's weights or its "
                 "precision do not fit (try fp32)"
             )
+        token = int(np.argmax(logits)) if self._plain and self.params.temperature == 0 else self._draw(logits)
         self._seen[token] = True
         self._counts[token] += 1
         self.position += 1

@@ -1,0 +1,213 @@
+"""EagleModel: where outputs end, what happens at the edge of the context, streams, statistics, text."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from conftest import GOLDEN, load_trace
+
+from eagle_runtime import EagleModel, RequestError, cli
+from eagle_runtime.generate import Cycle
+
+SMALL = {"total_token": 16, "depth": 3, "draft_top_k": 4}
+
+
+@pytest.fixture
+def recorded() -> dict[str, Any]:
+    """Prompt 0 of the EAGLE-2 trace; its text ends with EOS at index 51 in the middle of an accepted run."""
+    row: dict[str, Any] = load_trace("eagle2_tt16_d3_k4")["prompts"][0]
+    return row
+
+
+@pytest.mark.parametrize("method", ["eagle", "vanilla"])
+def test_eos_ends_the_text_and_is_its_last_token(
+    model_of: Callable[[str], EagleModel], recorded: dict[str, Any], method: Any
+) -> None:
+    result = model_of("eagle1").generate(recorded["prompt_ids"], method=method, **SMALL)
+    assert list(result.token_ids) == recorded["output_ids_raw"][: recorded["eos_index"] + 1]
+    assert result.finish_reason == "stop"
+
+
+def test_eos_falls_inside_an_accepted_run(model_of: Callable[[str], EagleModel], recorded: dict[str, Any]) -> None:
+    cycles: list[Cycle] = []
+    result = model_of("eagle1").generate(recorded["prompt_ids"], on_cycle=cycles.append, **SMALL)
+    last = cycles[-1].step.tokens.tolist()
+    assert 1 in last[:-1], "the recorded case has tokens accepted after EOS"
+    assert result.stats.tau < result.stats.tau_untrimmed
+    assert len(result.token_ids) == 1 + sum(len(c.step.tokens) for c in cycles) - (len(last) - 1 - last.index(1))
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 20])
+def test_max_new_tokens_cuts_exactly(
+    model_of: Callable[[str], EagleModel], recorded: dict[str, Any], length: int
+) -> None:
+    result = model_of("eagle1").generate(recorded["prompt_ids"], max_new_tokens=length, **SMALL)
+    assert list(result.token_ids) == recorded["first_64"][:length]
+    assert result.finish_reason == "length"
+    assert result.stats.new_tokens == length
+
+
+def test_every_token_of_the_stop_list_ends_the_text(
+    model_of: Callable[[str], EagleModel], recorded: dict[str, Any]
+) -> None:
+    first_64 = recorded["first_64"]
+    for stop in sorted(set(first_64[:30])):
+        result = model_of("eagle1").generate(recorded["prompt_ids"], stop_token_ids=[stop, 250], **SMALL)
+        assert list(result.token_ids) == first_64[: first_64.index(stop) + 1]
+        assert result.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
+@pytest.mark.parametrize("tree", ["dynamic", "static", "chain"])
+def test_context_is_filled_to_the_last_token_and_never_beyond(
+    bundle_of: Callable[[str], Path], recorded: dict[str, Any], kind: str, tree: Any
+) -> None:
+    prompt = recorded["prompt_ids"]
+    for context in (len(prompt) + 1, len(prompt) + 2, len(prompt) + 9, len(prompt) + 33):
+        with EagleModel.load(bundle_of(kind), context=context, check_hashes=False) as model:
+            cycles: list[Cycle] = []
+            result = model.generate(prompt, tree=tree, ignore_eos=True, on_cycle=cycles.append)
+        assert list(result.token_ids) == recorded["first_64"][: context - len(prompt)]
+        assert result.finish_reason == "length"
+        rows = len(prompt)
+        for cycle in cycles:
+            assert rows + cycle.tree.num_nodes <= context
+            rows += len(cycle.step.path)
+
+
+def test_long_prompts_are_read_in_chunks(
+    model_of: Callable[[str], EagleModel], prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = [token for prompt in prompts for token in prompt] * 8
+    model = model_of("eagle3")
+    whole = model.generate(long, max_new_tokens=24, ignore_eos=True, **SMALL)
+    from eagle_runtime import model as module
+
+    monkeypatch.setattr(module, "PREFILL_CHUNK", 50)
+    cycles: list[Cycle] = []
+    chunked = model.generate(long, max_new_tokens=24, ignore_eos=True, on_cycle=cycles.append, **SMALL)
+    assert len(long) > 1000
+    assert chunked.token_ids == whole.token_ids
+    assert chunked.stats.target_passes == whole.stats.target_passes
+
+
+def test_chain_equals_a_dynamic_tree_of_one_child(
+    model_of: Callable[[str], EagleModel], prompts: list[list[int]]
+) -> None:
+    for prompt in prompts:
+        runs = []
+        for options in ({"tree": "chain", "depth": 3}, {"draft_top_k": 1, "depth": 3, "total_token": 5}):
+            cycles: list[Cycle] = []
+            settings: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, "on_cycle": cycles.append, **options}
+            model_of("eagle1").generate(prompt, **settings)
+            runs.append([(c.tree.tokens.tolist(), c.step.path.tolist()) for c in cycles])
+        assert runs[0] == runs[1]
+        assert all(len(tokens) == 5 for tokens, _ in runs[0])
+
+
+def test_pieces_add_up(model_of: Callable[[str], EagleModel], recorded: dict[str, Any]) -> None:
+    pieces = list(model_of("eagle1").stream(recorded["prompt_ids"], **SMALL))
+    result = pieces[-1].result
+    assert result is not None
+    assert all(piece.result is None for piece in pieces[:-1])
+    assert tuple(token for piece in pieces for token in piece.token_ids) == result.token_ids
+    assert result.text is None  # no tokenizer in this bundle
+    stats = result.stats
+    assert len(pieces) == stats.target_passes + 1
+    assert stats.tau == (stats.new_tokens - 1) / stats.target_passes
+    assert list(stats.accepted_per_depth) == sorted(stats.accepted_per_depth, reverse=True)
+    assert sum(stats.accepted_per_depth) == round((stats.tau_untrimmed - 1) * stats.target_passes)
+
+
+def test_an_abandoned_stream_leaves_the_model_usable(
+    model_of: Callable[[str], EagleModel], recorded: dict[str, Any]
+) -> None:
+    model = model_of("eagle1")
+    stream = model.stream(recorded["prompt_ids"], **SMALL)
+    next(stream)
+    result = model.generate(recorded["prompt_ids"], **SMALL)
+    assert list(result.token_ids) == recorded["first_64"][:52]
+    with pytest.raises(RequestError, match="another generation"):
+        next(stream)
+
+
+def test_seeds_replay_and_are_reported(model_of: Callable[[str], EagleModel], recorded: dict[str, Any]) -> None:
+    model, prompt = model_of("eagle3"), recorded["prompt_ids"]
+    drawn = model.generate(prompt, temperature=1.2, max_new_tokens=30)
+    again = model.generate(prompt, temperature=1.2, max_new_tokens=30, seed=drawn.stats.seed)
+    assert again.token_ids == drawn.token_ids
+
+
+def test_settings_are_checked_before_any_work(model_of: Callable[[str], EagleModel]) -> None:
+    model = model_of("eagle1")
+    for settings in ({"max_new_tokens": 0}, {"temprature": 1.0}, {"method": "medusa"}, {"tree": "bush"}, {"depth": -1}):
+        with pytest.raises(RequestError, match=next(iter(settings))):
+            model.stream([5, 6], **settings)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def text_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The golden pair with a tokenizer of its byte vocabulary and a chat template."""
+    from eagle_export.bundle import export
+
+    folder = tmp_path_factory.mktemp("text")
+    target = shutil.copytree(GOLDEN / "target", folder / "target")
+    byte_tokenizer().save(str(target / "tokenizer.json"))
+    config = json.loads((target / "tokenizer_config.json").read_text())
+    config["chat_template"] = (
+        "{% for m in messages %}{{ m.role[0] | upper }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}A:{% endif %}"
+    )
+    (target / "tokenizer_config.json").write_text(json.dumps(config))
+    export(target, GOLDEN / "head_eagle1", folder / "bundle")
+    return folder / "bundle"
+
+
+def byte_tokenizer() -> tokenizers.Tokenizer:
+    """id = byte + 3 below 253, special tokens first: the golden pair's vocabulary."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    letters = [pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(chr(b))[0][0] for b in range(128)]
+    vocab = {"<pad>": 0, "</s>": 1, "<unk>": 2, **{letter: byte + 3 for byte, letter in enumerate(letters)}}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in ("<pad>", "</s>", "<unk>")])
+    return tokenizer
+
+
+def test_text_in_text_out(text_bundle: Path, recorded: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    prompt = "".join(chr(token - 3) for token in recorded["prompt_ids"])
+    with EagleModel.load(text_bundle) as model:
+        pieces = list(model.stream(prompt, **SMALL))
+        result = pieces[-1].result
+        assert result is not None
+        assert result.text == recorded["text"].split("<eos>")[0]
+        assert "".join(piece.text for piece in pieces) == result.text
+        chat = [{"role": "user", "content": "hello"}]
+        assert model.text.render(chat) == "U: hello</s>A:"
+        assert model.text.encode(chat) == [88, 61, 35, *(ord(c) + 3 for c in "hello"), 1, 68, 61]
+        assert model.generate(chat, max_new_tokens=4).stats.prompt_tokens == 11
+    assert cli.main([str(text_bundle), "--prompt", prompt]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == result.text + "\n"
+    assert "per target pass" in captured.err
+
+
+def test_a_prompt_file_is_read_as_it_stands(
+    text_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("Q: Ann has 3 apples and gets 4 more.", encoding="utf-8")
+    argv = [str(text_bundle), "--prompt-file", str(file), "--json", "--max-new-tokens", "5"]
+    assert cli.main(argv) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert set(result) == {"text", "token_ids", "finish_reason", "stats"}
+    assert result["stats"]["prompt_tokens"] == 36
+    assert result["text"] == "".join(chr(token - 3) for token in result["token_ids"])

@@ -1,0 +1,137 @@
+"""The sampler against Hugging Face's own logits processors, and the rules that HF leaves open."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from eagle_runtime.errors import EagleError, RequestError
+from eagle_runtime.sampling import Sampler, SamplingParams, uniform
+
+VOCAB = 40
+
+
+def hf_scores(logits: np.ndarray, prompt: list[int], params: SamplingParams) -> np.ndarray:  # type: ignore[type-arg]
+    """What transformers' generate would sample from, its processors in its order."""
+    steps = LogitsProcessorList()
+    if params.logit_bias:
+        steps.append(SequenceBiasLogitsProcessor({(t,): b for t, b in params.logit_bias.items()}))
+    if params.repetition_penalty != 1:
+        steps.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    if params.temperature != 1:
+        steps.append(TemperatureLogitsWarper(params.temperature))
+    if params.top_k:
+        steps.append(TopKLogitsWarper(params.top_k))
+    if params.top_p < 1:
+        steps.append(TopPLogitsWarper(params.top_p))
+    if params.min_p:
+        steps.append(MinPLogitsWarper(params.min_p))
+    return steps(torch.tensor([prompt]), torch.tensor(logits, dtype=torch.float64)[None])[0].numpy()  # type: ignore[no-any-return]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    temperature=st.sampled_from([0.6, 1.0, 1.4]),
+    top_k=st.sampled_from([0, 1, 3, 39, 100]),
+    top_p=st.sampled_from([1.0, 0.9, 0.5, 0.01]),
+    min_p=st.sampled_from([0.0, 0.1, 1.0]),
+    penalty=st.sampled_from([1.0, 1.2, 0.7]),
+    bias=st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-5, 5), max_size=4),
+)
+def test_scores_equal_hugging_face(
+    seed: int, temperature: float, top_k: int, top_p: float, min_p: float, penalty: float, bias: dict[int, float]
+) -> None:
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, 3, VOCAB).astype(np.float32)
+    prompt = rng.integers(0, VOCAB, 12).tolist()
+    params = SamplingParams(temperature, top_k, top_p, min_p, penalty, logit_bias=bias)
+    ours = Sampler(params, prompt, VOCAB).process(logits)
+    theirs = hf_scores(logits, prompt, params)
+    assert np.array_equal(np.isfinite(ours), np.isfinite(theirs))
+    np.testing.assert_allclose(ours[np.isfinite(ours)], theirs[np.isfinite(theirs)], rtol=1e-6, atol=1e-6)
+
+
+def test_presence_and_frequency_count_the_output_only() -> None:
+    sampler = Sampler(SamplingParams(presence_penalty=0.5, frequency_penalty=0.25), [0, 0, 1], 4)
+    logits = np.array([0, 0, 3, 2.5], np.float32)
+    assert [sampler.next(logits) for _ in range(3)] == [2, 3, 2]
+    np.testing.assert_allclose(sampler.process(logits), [0, 0, 3 - 0.5 - 0.5, 2.5 - 0.5 - 0.25])
+
+
+def test_greedy_takes_the_lowest_id_of_a_tie() -> None:
+    assert Sampler(SamplingParams(), [0], 4).next(np.array([0, 2, 2, 1], np.float32)) == 1
+    penalised = Sampler(SamplingParams(repetition_penalty=1.1), [3], 4)
+    assert penalised.next(np.array([0, 2, 2, 1], np.float32)) == 1
+
+
+def test_draw_depends_on_seed_and_position_only() -> None:
+    logits = np.random.default_rng(0).normal(size=VOCAB).astype(np.float32)
+    params = SamplingParams(temperature=1.0, seed=5)
+    first = Sampler(params, [1, 2, 3], VOCAB)
+    run = [first.next(logits) for _ in range(8)]
+    later = Sampler(params, [1, 2, 3, *run[:4]], VOCAB)
+    assert [later.next(logits) for _ in range(4)] == run[4:]
+    other = Sampler(SamplingParams(temperature=1.0, seed=6), [1, 2, 3], VOCAB)
+    assert [other.next(logits) for _ in range(8)] != run
+
+
+def test_uniform_numbers_are_uniform() -> None:
+    numbers = np.sort([uniform(seed, position) for seed in range(40) for position in range(100)])
+    # Kolmogorov-Smirnov: 1.95 / sqrt(n) is the 0.1 % point
+    assert np.abs(numbers - np.arange(len(numbers)) / len(numbers)).max() < 1.95 / math.sqrt(len(numbers))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("min_p", -0.5),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", math.inf),
+        ("frequency_penalty", math.nan),
+        ("seed", -1),
+        ("seed", 2**64),
+    ],
+)
+def test_nonsense_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(RequestError, match=name):
+        SamplingParams(**{name: value})
+
+
+def test_logit_bias_outside_the_vocabulary_is_refused() -> None:
+    with pytest.raises(RequestError, match="logit_bias"):
+        Sampler(SamplingParams(logit_bias={4: 1.0}), [0], 4)
+
+
+def test_nothing_left_to_draw_is_an_error() -> None:
+    everything = {token: -math.inf for token in range(4)}
+    with pytest.raises(RequestError, match="no token is left"):
+        Sampler(SamplingParams(temperature=1.0, logit_bias=everything), [0], 4).next(np.zeros(4, np.float32))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nan_logits_are_an_error(temperature: float) -> None:
+    logits = np.array([0, math.nan, 1, 2], np.float32)
+    with pytest.raises(EagleError, match="not finite"):
+        Sampler(SamplingParams(temperature=temperature), [0], 4).next(logits)

@@ -1,0 +1,134 @@
+"""The main test of the runtime: with one seed, decoding with a draft emits the tokens that decoding without it emits.
+
+Every setting of the sampler meets every shape of tree. The two ways compute the same logits in passes of different
+width, so they may differ in the last bits; a different token is accepted only where both drew from logits equal to
+1e-4, which makes it a float tie, and its gap is printed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from conftest import load_trace
+
+from eagle_runtime import EagleModel, SamplingParams
+from eagle_runtime.drafter import Drafter, DynamicTree, EagleDrafter, Plain, StaticTree, chain
+from eagle_runtime.generate import Cycle, generate
+from eagle_runtime.sampling import Sampler
+from eagle_runtime.tree import EAGLE1_CHOICES
+
+TEMPERATURES = (0.0, 0.6, 1.0, 1.4)
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "top_p": {"top_p": 0.9},
+    "top_k": {"top_k": 3},
+    "min_p": {"min_p": 0.1},
+    "repetition": {"repetition_penalty": 1.2},
+}
+DRAFTERS: dict[str, tuple[str, Callable[[EagleModel], Drafter]]] = {
+    "dynamic": ("eagle1", lambda model: EagleDrafter(model._head, DynamicTree(24, 3, 5))),
+    "static": ("eagle1", lambda model: EagleDrafter(model._head, StaticTree(EAGLE1_CHOICES))),
+    "chain": ("eagle1", lambda model: EagleDrafter(model._head, chain(5))),
+    "eagle3": ("eagle3", lambda model: EagleDrafter(model._head, DynamicTree(24, 3, 5))),
+}
+NEW_TOKENS = 32
+
+
+class RecordingSampler(Sampler):
+    """A sampler that also keeps the logits it drew from."""
+
+    def __init__(self, params: SamplingParams, prompt: Sequence[int], vocab_size: int) -> None:
+        super().__init__(params, prompt, vocab_size)
+        self.rows: list[npt.NDArray[np.float32]] = []
+
+    def next(self, logits: npt.NDArray[np.float32]) -> int:
+        self.rows.append(logits.copy())
+        return super().next(logits)
+
+
+def some_prompts(count: int) -> list[list[int]]:
+    """Pieces of the reference prompts and of the text that follows them, of 4 to 40 tokens."""
+    rng = np.random.default_rng(7)
+    texts = [row["prompt_ids"] + row["first_64"] for row in load_trace("eagle2_tt16_d3_k4")["prompts"]]
+    prompts = []
+    for index in range(count):
+        text, length = texts[index % len(texts)], int(rng.integers(4, 41))
+        start = int(rng.integers(0, len(text) - length))
+        prompts.append(text[start : start + length])
+    return prompts
+
+
+def decode(
+    model: EagleModel, drafter: Drafter, params: SamplingParams, prompt: list[int]
+) -> tuple[list[int], list[npt.NDArray[np.float32]]]:
+    """NEW_TOKENS tokens and the logits each was drawn from."""
+    sampler = RecordingSampler(params, prompt, model.manifest.target.vocab_size)
+    tokens: list[int] = []
+    for event in generate(model._target, drafter, sampler, prompt):
+        tokens += event.step.tokens.tolist() if isinstance(event, Cycle) else [event]
+        if len(tokens) >= NEW_TOKENS:
+            break
+    return tokens[:NEW_TOKENS], sampler.rows[:NEW_TOKENS]
+
+
+def check_identity(
+    model_of: Callable[[str], EagleModel], prompts: list[list[int]], temperatures: Sequence[float]
+) -> None:
+    ties: list[str] = []
+    compared = drafted = 0
+    for (index, prompt), temperature, (setting, options) in itertools.product(
+        enumerate(prompts), temperatures, SETTINGS.items()
+    ):
+        params = SamplingParams(temperature=temperature, seed=1000 + index, **options)
+        plain, plain_rows = decode(model_of("eagle1"), Plain(), params, prompt)
+        for name, (kind, build) in DRAFTERS.items():
+            model = model_of(kind)
+            tokens, rows = decode(model, build(model), params, prompt)
+            compared += 1
+            drafted += tokens == plain
+            if tokens == plain:
+                continue
+            at = next(i for i, pair in enumerate(zip(plain, tokens, strict=True)) if pair[0] != pair[1])
+            gap = float(np.abs(plain_rows[at] - rows[at]).max())
+            case = f"{name}, {setting}, T={temperature}, prompt {index}, token {at}: logits differ by {gap:.1e}"
+            assert gap < 1e-4, f"not a float tie: {case}"
+            ties.append(case)
+    print(f"{compared} outputs compared, {len(ties)} float ties", *ties, sep="\n")
+    assert drafted + len(ties) == compared
+    assert len(ties) <= compared / 1000
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_eagle_equals_vanilla(model_of: Callable[[str], EagleModel], temperature: float) -> None:
+    check_identity(model_of, some_prompts(10), [temperature])
+
+
+@pytest.mark.slow
+def test_eagle_equals_vanilla_on_200_prompts(model_of: Callable[[str], EagleModel]) -> None:
+    check_identity(model_of, some_prompts(200), TEMPERATURES)
+
+
+def test_through_the_public_interface(model_of: Callable[[str], EagleModel], prompts: list[list[int]]) -> None:
+    """Penalties over the output, logit bias and stop tokens, through EagleModel itself."""
+    settings: dict[str, Any] = {
+        "temperature": 0.9,
+        "presence_penalty": 0.4,
+        "frequency_penalty": 0.2,
+        "logit_bias": {35: -1.0, 49: 1.5},
+        "seed": 11,
+        "max_new_tokens": 40,
+        "stop_token_ids": [13],
+    }
+    for kind, tree in itertools.product(("eagle1", "eagle3"), ("dynamic", "static", "chain")):
+        for prompt in prompts:
+            model = model_of(kind)
+            eagle = model.generate(prompt, tree=tree, **settings)
+            vanilla = model.generate(prompt, method="vanilla", **settings)
+            assert eagle.token_ids == vanilla.token_ids
+            assert eagle.finish_reason == vanilla.finish_reason
+            assert vanilla.stats.tau == 1
