@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
         print(json.dumps(report))
         return
     print(
-        f"{done.bundle}: {head.kind} head, {args.precision}, {done.size / 1e6:.1f} MB, {seconds:.1f} s, "
+        f"{args.output}: {head.kind} head, {args.precision}, {done.size / 1e6:.1f} MB, "
         f"shared by both graphs: {', '.join(done.shared) or 'nothing'}"
     )
 

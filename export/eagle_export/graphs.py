@@ -33,9 +33,7 @@ class TargetGraph(nn.Module):
         super().__init__()
         config = copy.deepcopy(config)  # transformers writes the attention's name into it
         # The checkpoint's own dtype stands in its config and would win over the one that is asked for.
-        model = cast(Any, LlamaForCausalLM)._from_config(
-            config, attn_implementation=ATTENTION, dtype=torch.get_default_dtype()
-        )
+        model = LlamaForCausalLM._from_config(config, attn_implementation=ATTENTION, dtype=torch.get_default_dtype())
         self.model = model.model
         self.lm_head = model.lm_head
         self.taps = taps
@@ -136,7 +134,7 @@ def native_operators() -> Iterator[None]:
         ) = saved
 
 
-class _NewRows(Cache):
+class _NewRows(Cache):  # type: ignore[misc]
     """A cache that joins past rows with new ones for attention and remembers the new ones."""
 
     def __init__(self, past: list[Rows]) -> None:

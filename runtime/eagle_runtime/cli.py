@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
@@ -32,60 +33,48 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(args: argparse.Namespace) -> None:
     """Decode as told by the parsed arguments and print the text as it comes, or one JSON object at the end."""
-    tracer = _Tracer(args.trace) if args.trace is not None else None
-    try:
-        with EagleModel.load(args.bundle, backend=args.backend, context=args.context, threads=args.threads) as model:
-            pieces = model.stream(
-                _prompt(args),
-                max_new_tokens=args.max_new_tokens,
-                method=args.method,
-                tree=args.tree,
-                total_token=args.total_token,
-                depth=args.depth,
-                draft_top_k=args.draft_top_k,
-                stop_token_ids=args.stop_token_ids,
-                ignore_eos=args.ignore_eos,
-                seed=args.seed,
-                on_cycle=tracer,
-                temperature=args.temperature,
-                top_k=args.top_k,
-                top_p=args.top_p,
-                min_p=args.min_p,
-                repetition_penalty=args.repetition_penalty,
-                presence_penalty=args.presence_penalty,
-                frequency_penalty=args.frequency_penalty,
-                logit_bias=dict(args.logit_bias),
-            )
-            if tracer is not None:
-                tracer.open()
-            for piece in pieces:
-                if not args.json:
-                    ids = " ".join(map(str, piece.token_ids)) + " "
-                    print(piece.text if model.text.available else ids, end="", flush=True)
-                if piece.result is not None:
-                    _report(piece.result, args.json)
-    finally:
-        if tracer is not None:
-            tracer.close()
+    with contextlib.ExitStack() as stack:
+        model = stack.enter_context(
+            EagleModel.load(args.bundle, backend=args.backend, context=args.context, threads=args.threads)
+        )
+        tracer = _Tracer()
+        pieces = model.stream(
+            _prompt(args),
+            max_new_tokens=args.max_new_tokens,
+            method=args.method,
+            tree=args.tree,
+            total_token=args.total_token,
+            depth=args.depth,
+            draft_top_k=args.draft_top_k,
+            stop_token_ids=args.stop_token_ids,
+            ignore_eos=args.ignore_eos,
+            seed=args.seed,
+            on_cycle=tracer if args.trace is not None else None,
+            temperature=args.temperature,
+            top_k=args.top_k,
+            top_p=args.top_p,
+            min_p=args.min_p,
+            repetition_penalty=args.repetition_penalty,
+            presence_penalty=args.presence_penalty,
+            frequency_penalty=args.frequency_penalty,
+            logit_bias=dict(args.logit_bias),
+        )
+        if args.trace is not None:  # opened after all checks, so that a refused request leaves no file
+            tracer.file = stack.enter_context(_open_trace(args.trace))
+        for piece in pieces:
+            if not args.json:
+                ids = " ".join(map(str, piece.token_ids)) + " "
+                print(piece.text if model.text.available else ids, end="", flush=True)
+            if piece.result is not None:
+                _report(piece.result, args.json)
 
 
 class _Tracer:
-    """Writes one JSON line per cycle. Opened after all checks, so that a refused request leaves no file."""
+    """Writes one JSON line per cycle."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._file: TextIO | None = None
+    def __init__(self) -> None:
+        self.file: TextIO | None = None
         self._count = 0
-
-    def open(self) -> None:
-        try:
-            self._file = Path(self._path).open("w", encoding="utf-8")
-        except OSError as error:
-            raise RequestError(f"trace file {self._path} cannot be written ({error.strerror})") from None
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
 
     def __call__(self, cycle: Cycle) -> None:
         tree, step = cycle.tree, cycle.step
@@ -103,7 +92,7 @@ class _Tracer:
                 "host": round(cycle.host_s * 1e3, 4),
             },
         }
-        print(json.dumps(row), file=self._file)
+        print(json.dumps(row), file=self.file)
         self._count += 1
 
 
@@ -129,6 +118,13 @@ def _prompt(args: argparse.Namespace) -> str | list[int]:
         except (OSError, UnicodeDecodeError) as error:
             raise RequestError(f"prompt file {args.prompt_file} cannot be read as UTF-8 text ({error})") from None
     return str(args.prompt)
+
+
+def _open_trace(path: str) -> TextIO:
+    try:
+        return Path(path).open("w", encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"trace file {path} cannot be written ({error.strerror})") from None
 
 
 def _ids(text: str) -> list[int]:

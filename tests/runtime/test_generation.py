@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
-from conftest import GOLDEN, load_trace
 
+from conftest import GOLDEN, load_trace
 from eagle_runtime import EagleModel, RequestError, cli
 from eagle_runtime.generate import Cycle
 
-SMALL = {"total_token": 16, "depth": 3, "draft_top_k": 4}
+SMALL: dict[str, Any] = {"total_token": 16, "depth": 3, "draft_top_k": 4}
 
 
 @pytest.fixture
@@ -148,7 +147,7 @@ def test_settings_are_checked_before_any_work(model_of: Callable[[str], EagleMod
     model = model_of("eagle1")
     for settings in ({"max_new_tokens": 0}, {"temprature": 1.0}, {"method": "medusa"}, {"tree": "bush"}, {"depth": -1}):
         with pytest.raises(RequestError, match=next(iter(settings))):
-            model.stream([5, 6], **settings)  # type: ignore[arg-type]
+            model.stream([5, 6], **settings)
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +157,7 @@ def text_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("text")
     target = shutil.copytree(GOLDEN / "target", folder / "target")
-    byte_tokenizer().save(str(target / "tokenizer.json"))
+    shutil.copyfile(GOLDEN / "byte_tokenizer.json", target / "tokenizer.json")
     config = json.loads((target / "tokenizer_config.json").read_text())
     config["chat_template"] = (
         "{% for m in messages %}{{ m.role[0] | upper }}: {{ m.content }}{{ eos_token }}{% endfor %}"
@@ -167,19 +166,6 @@ def text_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (target / "tokenizer_config.json").write_text(json.dumps(config))
     export(target, GOLDEN / "head_eagle1", folder / "bundle")
     return folder / "bundle"
-
-
-def byte_tokenizer() -> tokenizers.Tokenizer:
-    """id = byte + 3 below 253, special tokens first: the golden pair's vocabulary."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    letters = [pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(chr(b))[0][0] for b in range(128)]
-    vocab = {"<pad>": 0, "</s>": 1, "<unk>": 2, **{letter: byte + 3 for byte, letter in enumerate(letters)}}
-    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in ("<pad>", "</s>", "<unk>")])
-    return tokenizer
 
 
 def test_text_in_text_out(text_bundle: Path, recorded: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:

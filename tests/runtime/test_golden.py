@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, load_trace
 from safetensors.numpy import load_file
 
+from conftest import GOLDEN, load_trace
 from eagle_runtime import EagleModel, cli
 from eagle_runtime.tree import ancestor_mask, node_depths
 
@@ -36,9 +36,7 @@ def eagle_run(
 
 
 @pytest.mark.parametrize("name", TRACES)
-def test_trace(
-    name: str, bundle_of: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_trace(name: str, bundle_of: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kind, options = TRACES[name]
     bundle, compared = bundle_of(kind), 0
     for recorded in load_trace(name)["prompts"]:

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,12 +22,12 @@ from transformers.generation.logits_process import (
 )
 
 from eagle_runtime.errors import EagleError, RequestError
-from eagle_runtime.sampling import Sampler, SamplingParams, uniform
+from eagle_runtime.sampling import Row, Sampler, SamplingParams, uniform
 
 VOCAB = 40
 
 
-def hf_scores(logits: np.ndarray, prompt: list[int], params: SamplingParams) -> np.ndarray:  # type: ignore[type-arg]
+def hf_scores(logits: npt.NDArray[np.float32], prompt: list[int], params: SamplingParams) -> Row:
     """What transformers' generate would sample from, its processors in its order."""
     steps = LogitsProcessorList()
     if params.logit_bias:
@@ -41,7 +42,8 @@ def hf_scores(logits: np.ndarray, prompt: list[int], params: SamplingParams) -> 
         steps.append(TopPLogitsWarper(params.top_p))
     if params.min_p:
         steps.append(MinPLogitsWarper(params.min_p))
-    return steps(torch.tensor([prompt]), torch.tensor(logits, dtype=torch.float64)[None])[0].numpy()  # type: ignore[no-any-return]
+    scores: Row = steps(torch.tensor([prompt]), torch.tensor(logits, dtype=torch.float64)[None])[0].numpy()
+    return scores
 
 
 @settings(max_examples=300, deadline=None)
@@ -125,7 +127,7 @@ def test_logit_bias_outside_the_vocabulary_is_refused() -> None:
 
 
 def test_nothing_left_to_draw_is_an_error() -> None:
-    everything = {token: -math.inf for token in range(4)}
+    everything = dict.fromkeys(range(4), -math.inf)
     with pytest.raises(RequestError, match="no token is left"):
         Sampler(SamplingParams(temperature=1.0, logit_bias=everything), [0], 4).next(np.zeros(4, np.float32))
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from conftest import load_trace
 
+from conftest import load_trace
 from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.drafter import Drafter, DynamicTree, EagleDrafter, Plain, StaticTree, chain
 from eagle_runtime.generate import Cycle, generate

@@ -47,16 +47,19 @@ class Attention(nn.Module):
         return self.o_proj(out.transpose(1, 2).flatten(2)), new
 
 
-def rms_norm(config: HeadConfig, width: int | None = None) -> nn.Module:
-    """Llama's RMSNorm of the head's width, or another."""
-    return modeling_llama.LlamaRMSNorm(width or config.hidden_size, config.rms_norm_eps)
+def rms_norm(config: HeadConfig) -> nn.Module:
+    """Llama's RMSNorm of the head's width."""
+    module: nn.Module = modeling_llama.LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+    return module
 
 
 def mlp(config: HeadConfig) -> nn.Module:
     """Llama's SwiGLU block."""
-    return modeling_llama.LlamaMLP(config.llama())  # type: ignore[no-untyped-call]
+    module: nn.Module = modeling_llama.LlamaMLP(config.llama())
+    return module
 
 
 def rotary(config: HeadConfig) -> nn.Module:
     """position_ids [1, T] -> cos, sin, with the head's own rope_theta."""
-    return modeling_llama.LlamaRotaryEmbedding(config.llama())
+    module: nn.Module = modeling_llama.LlamaRotaryEmbedding(config.llama())
+    return module
