@@ -59,6 +59,7 @@ def open_pair(target_folder: Path, head_folder: Path) -> Pair:
     target, head = open_checkpoint(target_folder), open_checkpoint(head_folder)
     config = _llama_config(target)
     head_config = read_head_config(head, int(config.hidden_size), int(config.num_hidden_layers), int(config.vocab_size))
+    _check_lm_head(target, head, head_config)
     return Pair(
         target=target,
         head=head,
@@ -75,16 +76,31 @@ def build_graphs(pair: Pair, precision: str, top_k: int) -> tuple[ir.Model, ir.M
 
     precision: "fp32" or "fp16". top_k: children per row computed by the head's graph."""
     dtype = DTYPES[precision]
-    target = _target_graph(pair, dtype)
-    draft = _draft_graph(pair, dtype, top_k)
-    for model in (target, draft):
+    modules = _target_module(pair, dtype), _draft_module(pair, dtype, top_k)
+    weights = weight_sources(pair)
+    for checkpoint, module, sources in zip((pair.target, pair.head), modules, weights, strict=True):
+        _check_all_used(checkpoint, module, sources)
+    config, head = pair.config, pair.head_config
+    layers = int(config.num_hidden_layers)
+    target = trace_target(
+        modules[0],
+        Layout(layers, pair.num_kv_heads, pair.head_dim, dtype),
+        Expected(attention=layers, rms_norm=2 * layers + 1),
+    )
+    draft = trace_draft(
+        modules[1],
+        head.hidden_size,
+        Layout(head.num_layers, head.num_kv_heads, head.head_dim, dtype),
+        Expected(attention=head.num_layers, rms_norm=4 if head.kind == "eagle3" else 2 * head.num_layers - 1),
+    )
+    for model, sources in zip((target, draft), weights, strict=True):
+        attach(model, sources)
         simplify(model)
     return target, draft
 
 
 def weight_sources(pair: Pair) -> tuple[dict[str, Weight], dict[str, Weight]]:
-    """Parameter name -> weight, for the target's graph and the head's. Raises ExportError naming a missing or an
-    unused tensor.
+    """Parameter name -> weight, for the target's graph and the head's.
 
     The head's own tensors get the prefix "head."; what it borrows keeps the target's name, so that both graphs call
     the same weight the same."""
@@ -92,59 +108,46 @@ def weight_sources(pair: Pair) -> tuple[dict[str, Weight], dict[str, Weight]]:
     target = {name: Weight(name, pair.target.tensors[name]) for name in target_names}
     if pair.tied:
         target[LM_HEAD] = target[EMBEDDING]
-    head_names = set(pair.head.tensors) - _rotary_buffers(pair.head) - {"d2t", "t2d", "embed_tokens.weight"}
-    own = {name: Weight(f"head.{name}", pair.head.tensors[name]) for name in head_names}
-    draft = {f"head.{name}": weight for name, weight in own.items()}
-    if pair.own_embedding:
-        draft["head.embed_tokens.weight"] = Weight("head.embed_tokens.weight", pair.head.tensors["embed_tokens.weight"])
-    else:
+    elsewhere = _rotary_buffers(pair.head) | ({"d2t", "t2d"} if pair.head_config.kind == "eagle3" else set())
+    draft = {
+        f"head.{name}": Weight(f"head.{name}", tensor)
+        for name, tensor in pair.head.tensors.items()
+        if name not in elsewhere
+    }
+    if not pair.own_embedding:
         draft["head.embed_tokens.weight"] = target[EMBEDDING]
-    if pair.head_config.kind == "eagle3":  # its fc reads taps, so it stands in the target's graph
-        target |= {name: weight for name, weight in own.items() if name.startswith("fc.")}
-        draft = {name: weight for name, weight in draft.items() if not name.startswith("head.fc.")}
-    else:
+    if pair.head_config.kind == "eagle1":
         draft["head.lm_head.weight"] = target[LM_HEAD]
+    else:  # its fc reads taps, so it stands in the target's graph
+        for name in ("fc.weight", "fc.bias"):
+            if f"head.{name}" in draft:
+                target[name] = draft.pop(f"head.{name}")
     return target, draft
 
 
-def _target_graph(pair: Pair, dtype: torch.dtype) -> ir.Model:
-    config, head = pair.config, pair.head_config
+def _target_module(pair: Pair, dtype: torch.dtype) -> torch.nn.Module:
+    head = pair.head_config
 
     def build() -> TargetGraph:
         fc = None
         if head.kind == "eagle3":
             fc = torch.nn.Linear(len(head.taps) * head.target_hidden_size, head.hidden_size, bias=head.fc_bias)
-        return TargetGraph(config, head.taps, fc)
+        return TargetGraph(pair.config, head.taps, fc)
 
-    module = build_fake(build, dtype)
-    layers = int(config.num_hidden_layers)
-    weights, _ = weight_sources(pair)
-    _check_all_used(pair.target, module, weights)
-    layout = Layout(layers, pair.num_kv_heads, pair.head_dim, dtype)
-    model = trace_target(module, layout, Expected(attention=layers, rms_norm=2 * layers + 1))
-    attach(model, weights)
-    return model
+    return build_fake(build, dtype)
 
 
-def _draft_graph(pair: Pair, dtype: torch.dtype, top_k: int) -> ir.Model:
-    config = pair.head_config
-
+def _draft_module(pair: Pair, dtype: torch.dtype, top_k: int) -> torch.nn.Module:
     def build() -> DraftGraph:
-        head = build_head(config)
-        if config.kind == "eagle3":
+        head = build_head(pair.head_config)
+        if pair.head_config.kind == "eagle3":
             del head.fc
         return DraftGraph(head, top_k)
 
     module = build_fake(build, dtype)
     if pair.d2t is not None:
         module.d2t = pair.d2t[:, None]
-    _, weights = weight_sources(pair)
-    _check_all_used(pair.head, module, weights)
-    layout = Layout(config.num_layers, config.num_kv_heads, config.head_dim, dtype)
-    norms = 4 if config.kind == "eagle3" else 2 * config.num_layers - 1
-    model = trace_draft(module, config.hidden_size, layout, Expected(attention=config.num_layers, rms_norm=norms))
-    attach(model, weights)
-    return model
+    return module
 
 
 def _check_all_used(checkpoint: Checkpoint, module: torch.nn.Module, weights: Mapping[str, Weight]) -> None:
@@ -230,6 +233,18 @@ def _own_embedding(target: Checkpoint, head: Checkpoint, config: HeadConfig) -> 
         return False
     own, theirs = head.require(name, (config.vocab_size, config.hidden_size)), target.tensors[EMBEDDING]
     return own.shape != theirs.shape or not torch.equal(own.read().float(), theirs.read().float())
+
+
+def _check_lm_head(target: Checkpoint, head: Checkpoint, config: HeadConfig) -> None:
+    """An EAGLE-1 head uses the target's LM head; one that carries another would be decoded wrongly."""
+    if config.kind != "eagle1" or LM_HEAD not in head.tensors:
+        return
+    theirs = target.tensors.get(LM_HEAD, target.tensors[EMBEDDING])
+    if not torch.equal(head.require(LM_HEAD, theirs.shape).read().float(), theirs.read().float()):
+        raise ExportError(
+            f"{head.folder}: tensor {LM_HEAD!r} differs from the target's, but EAGLE-1 heads use the target's; "
+            "target and head do not belong together"
+        )
 
 
 def _rotary_buffers(checkpoint: Checkpoint) -> set[str]:

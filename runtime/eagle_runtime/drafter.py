@@ -101,7 +101,7 @@ class DynamicTree:
         k = self.top_k
         tokens, scores = [first.tokens[0, :k]], [first.log_probs[0, :k]]  # the pool, one array per level
         parents: list[Int] = [np.full(k, -1, np.int64)]
-        frontier = np.arange(k)  # pool indices of the nodes to grow next
+        frontier = np.arange(k, dtype=np.int64)  # pool indices of the nodes to grow next
         scratch_parents = np.full(k, -1, np.int64)  # where the frontier's parents stand in the scratch rows
         hidden = np.repeat(first.hidden, k, axis=0)
         pool = k
@@ -146,7 +146,7 @@ class StaticTree:
     def grow(self, head: Head, root: int, first: Guess, max_nodes: int) -> Tree:
         choices = self.choices[: max_nodes - 1]
         parents = choice_parents(choices)
-        ranks = np.array([-1, *(choice[-1] for choice in choices)])
+        ranks = np.array([-1, *(choice[-1] for choice in choices)], np.int64)
         depths = node_depths(parents)
         tokens = np.full(len(parents), root, np.int64)
         scores = np.zeros(len(parents), np.float32)

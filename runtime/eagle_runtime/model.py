@@ -20,6 +20,11 @@ PREFILL_CHUNK = 512  # rows of one prefill pass: bounds the T x T mask and the a
 Features = npt.NDArray[np.floating]
 
 
+def row_numbers(count: int) -> Int:
+    """0..count-1, 64 bits wide on every platform (NumPy's default integer is not)."""
+    return np.arange(count, dtype=np.int64)
+
+
 def causal(count: int) -> Bool:
     """[count, count]: each row sees itself and the rows before it."""
     return np.tri(count, dtype=np.bool_)
@@ -40,7 +45,7 @@ class Target:
         for start in range(0, len(prompt), PREFILL_CHUNK):
             chunk = np.array(prompt[start : start + PREFILL_CHUNK], np.int64)
             rows = np.array([len(chunk) - 1], np.int64)
-            out = self._run(chunk, start + np.arange(len(chunk)), causal(len(chunk)), rows)
+            out = self._run(chunk, start + row_numbers(len(chunk)), causal(len(chunk)), rows)
             self.cache.advance(len(chunk))
             features.append(out["features"][0].copy())
         return out["logits"][0, 0].copy(), np.concatenate(features)
@@ -50,7 +55,7 @@ class Target:
 
         The tree's rows stand behind the cache until `cache.keep(path)` settles the accepted ones."""
         positions = self.cache.length + node_depths(tree.parents)
-        rows = np.arange(tree.num_nodes)
+        rows = row_numbers(tree.num_nodes)
         out = self._run(tree.tokens, positions, ancestor_mask(tree.parents), rows)
         return out["logits"][0], out["features"][0]
 
@@ -100,7 +105,7 @@ class Head:
         assert len(tokens) == len(features) > 0
         for start in range(0, len(tokens), PREFILL_CHUNK):
             ids = np.array(tokens[start : start + PREFILL_CHUNK], np.int64)
-            positions = self.cache.length + np.arange(len(ids))
+            positions = self.cache.length + row_numbers(len(ids))
             guess = self._run(ids, features[start : start + len(ids)], positions, causal(len(ids)))
             self.cache.advance(len(ids))
         return Guess(guess.tokens[-1:], guess.log_probs[-1:], guess.hidden[-1:])
