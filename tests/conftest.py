@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ def golden() -> Path:
 @pytest.fixture(scope="session")
 def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """kind of head -> fp32 bundle of the golden pair, exported by the first worker that asks."""
-    shared = tmp_path_factory.getbasetemp().parent
+    base = tmp_path_factory.getbasetemp()
+    # Workers of one run share the parent of their folders; without workers that parent is shared by all runs.
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
     def bundle(kind: str) -> Path:
         folder = shared / f"bundle_{kind}"

@@ -190,7 +190,7 @@ class EagleModel:
         on_cycle: Callable[[Cycle], None] | None,
     ) -> Iterator[Piece]:
         self._check_turn(generation)
-        decoder = self.text.stream()
+        decoder = self.text.stream(prompt)
         emitted: list[int] = []
         cycles: list[Cycle] = []
         started = first_at = time.perf_counter()
@@ -212,7 +212,9 @@ class EagleModel:
             self._check_turn(generation)
         times = (first_at - started, time.perf_counter() - first_at)
         stats = _stats(method, sampler.params.seed, len(prompt), len(emitted), cycles, times)
-        whole = self.text.decode(emitted) if self.text.available else None
+        if decoder is not None:
+            text += decoder.finish()
+        whole = decoder.text if decoder is not None else None
         yield Piece(text, tuple(new), Result(whole, tuple(emitted), ending.reason or "length", stats))
 
     def _check_turn(self, generation: int) -> None:

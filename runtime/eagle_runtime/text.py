@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]
 
+CONTEXT = 8  # tokens of the prompt that may change how the first words after it are written
+
 
 class Text:
     """Tokenizer of a bundle. Ids pass through untouched, so a bundle without a tokenizer still decodes."""
@@ -40,13 +42,9 @@ class Text:
             return list(self._required().encode(self.render(messages), add_special_tokens=False).ids)
         return ids
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Ids -> text without special tokens."""
-        return str(self._required().decode(list(tokens)))
-
-    def stream(self) -> TextStream | None:
-        """A decoder that takes tokens as they come, or None without a tokenizer."""
-        return TextStream(self._tokenizer) if self._tokenizer is not None else None
+    def stream(self, prompt: Sequence[int]) -> TextStream | None:
+        """A decoder of what follows the prompt, as it comes; None without a tokenizer."""
+        return TextStream(self._tokenizer, prompt) if self._tokenizer is not None else None
 
     def render(self, messages: Sequence[Message]) -> str:
         """Chat messages -> the prompt text of the bundle's chat template, ending where the answer begins."""
@@ -75,17 +73,35 @@ class Text:
 
 
 class TextStream:
-    """Turns tokens into text piece by piece; a character split over tokens is held back until it is whole."""
+    """Turns tokens into text piece by piece, without special tokens.
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+    A character split over tokens is held back until it is whole. The prompt's end is decoded along, since some
+    tokenizers drop the space before a text's first word."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, prompt: Sequence[int]) -> None:
         from tokenizers.decoders import DecodeStream
 
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._before = list(prompt[-CONTEXT:])
+        self._stream = DecodeStream(ids=self._before, skip_special_tokens=True)
+        self._tokens: list[int] = []
+        self.text = ""  # all so far
 
     def feed(self, tokens: Sequence[int]) -> str:
         """The text that these tokens complete."""
-        return "".join(self._stream.step(self._tokenizer, token) or "" for token in tokens)
+        self._tokens += tokens
+        piece = "".join(self._stream.step(self._tokenizer, token) or "" for token in tokens)
+        self.text += piece
+        return piece
+
+    def finish(self) -> str:
+        """What is still held back when no more tokens come: characters that stayed incomplete."""
+        before = self._tokenizer.decode(self._before)
+        whole = self._tokenizer.decode(self._before + self._tokens)
+        sent = before + self.text
+        piece = whole[len(sent) :] if whole.startswith(sent) else ""
+        self.text += piece
+        return piece
 
 
 def _load_tokenizer(path: Path) -> tokenizers.Tokenizer | None:

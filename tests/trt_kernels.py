@@ -1,0 +1,57 @@
+"""The kernels of a TensorRT engine, read from the verbose log of its build.
+
+An engine cannot be inspected without a GPU, but a build with ProfilingVerbosity.DETAILED ends by listing what it
+compiled, one line per kernel:
+
+    Layers:
+    Name: _gemm_mha_v2_myl0_7, LayerType: kgen, Inputs: [ {...} ], Constants: [], Outputs: [ {...} ], TacticName: ...
+
+The list covers one compute capability only, even when an engine holds several; build one at a time to know each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_TITLE = "Layers:\n"
+_LINE = re.compile(r"Name: (.+?), LayerType: (\w+), Inputs: (.*), Constants: (.*), Outputs: (.*), TacticName: ")
+_DATATYPE = re.compile(r"Datatype: (\w+)")
+_NO_KERNEL = {"shape_call", "signal", "wait"}  # shape arithmetic on the host and synchronisation of streams
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """name: as TensorRT made it up from what it fused. kind: LayerType, such as gemm or kgen.
+
+    reads, writes: TensorRT's names (Half, Float, Int64, ...) of the types of its inputs, without its constants, and
+    of its outputs."""
+
+    name: str
+    kind: str
+    reads: frozenset[str]
+    writes: frozenset[str]
+
+    @property
+    def is_fused_attention(self) -> bool:
+        """Scores, mask, softmax and weighted sum in one kernel, the score matrix never leaving the chip."""
+        return "_mha_" in self.name
+
+
+def read_kernels(messages: Iterable[str]) -> list[Kernel]:
+    """Messages of one build -> its kernels in order. Raises ValueError unless they hold exactly one list of kernels,
+    so that a log of another form cannot pass for an engine without attention."""
+    lists = [message for message in messages if message.startswith(_TITLE)]
+    if len(lists) != 1:
+        raise ValueError(f"the build log holds {len(lists)} lists of kernels instead of one")
+    lines = [line for line in lists[0].split("\n") if ", LayerType: " in line]
+    found = []
+    for line in lines:
+        match = _LINE.match(line)
+        if match is None:
+            raise ValueError(f"the build log has a line of unknown form: {line[:80]}")
+        name, kind, reads, _, writes = match.groups()
+        if kind not in _NO_KERNEL:
+            found.append(Kernel(name, kind, frozenset(_DATATYPE.findall(reads)), frozenset(_DATATYPE.findall(writes))))
+    return found
