@@ -125,11 +125,11 @@ def read_manifest(bundle: Path) -> Manifest:
             "export the bundle again or install the matching eagle-edge"
         )
     manifest = typing.cast(Manifest, _build(Manifest, data, str(path)))
-    for file in (manifest.target.graph.file, manifest.head.graph.file):
-        if file not in manifest.files:
-            raise BundleError(f"{path}: graph file {file!r} is not listed under 'files'; export the bundle again")
-    for file in manifest.files:
+    graphs = (manifest.target.graph.file, manifest.head.graph.file)
+    for file in (*graphs, *manifest.files):
         bundle_file(bundle, file)
+    if unlisted := [file for file in graphs if file not in manifest.files]:
+        raise BundleError(f"{path}: graph file {unlisted[0]!r} is not listed under 'files'; export the bundle again")
     return manifest
 
 
