@@ -1,0 +1,296 @@
+"""Training text: which tokens carry loss, windows, draft vocabulary, answers by the target, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conftest import GOLDEN, load_trace
+from eagle_train.batches import step_indices
+from eagle_train.cli import main
+from eagle_train.data import Example, TextReader, Windows, write_windows
+from eagle_train.errors import TrainError
+from eagle_train.head import choose_vocabulary
+
+EOS = 1
+CHAT = (
+    "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+# As reasoning models do: thoughts of earlier answers are dropped, and the prompt opens with an empty thought.
+REWRITING = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content if loop.last else m.content.split('|')[-1] }}"
+    "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>||{% endif %}"
+)
+
+
+def text_target(folder: Path, template: str = CHAT) -> Path:
+    """The golden target with the tokenizer that it lacks: one token per ASCII character, id = byte + 3."""
+    from tokenizers import Tokenizer, decoders, models
+
+    shutil.copytree(GOLDEN / "target", folder)
+    vocab = {"<pad>": 0, "</s>": EOS, "<s>": 2} | {chr(byte): byte + 3 for byte in range(128)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.add_special_tokens(["<pad>", "</s>", "<s>"])
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"pad_token": "<pad>", "eos_token": "</s>", "bos_token": "<s>"}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, **names}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def as_text(ids: Sequence[int]) -> str:
+    return "".join("_$^"[i] if i < 3 else chr(i - 3) for i in ids)
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def read(target: Path, *paths: Path, pattern: str = "**/*") -> list[Example]:
+    return list(TextReader(target, 256, [EOS], pattern).read(paths))
+
+
+DIALOGUE = [
+    {"from": "gpt", "value": "lost"},  # an answer before the first question has nothing to follow from
+    {"from": "system", "value": "be kind"},
+    {"from": "human", "value": "hi"},
+    {"from": "gpt", "value": "hello"},
+    {"from": "human", "value": "1+1?"},
+    {"from": "gpt", "value": "two"},
+]
+
+
+@pytest.mark.parametrize("spelling", ["conversations", "messages"])
+def test_only_answers_and_their_ends_carry_loss(tmp_path: Path, spelling: str) -> None:
+    rows: list[dict[str, Any]] = DIALOGUE
+    if spelling == "messages":
+        roles = {"gpt": "assistant", "human": "user", "system": "system"}
+        rows = [{"role": roles[row["from"]], "content": row["value"]} for row in DIALOGUE]
+    target = text_target(tmp_path / "target")
+    (example,) = read(target, write_rows(tmp_path / "a.jsonl", [{spelling: rows}]))
+    text = as_text(example.ids)
+    assert text == "^<system>be kind\n<user>hi\n<assistant>hello$\n<user>1+1?\n<assistant>two$\n"
+    marked = "".join(char if on else "." for char, on in zip(text, example.mask, strict=True))
+    assert marked.replace(".", " ").split() == ["hello$", "two$"]
+    assert sum(example.mask) == len("hello$two$")
+
+
+def test_a_template_that_rewrites_earlier_turns_gives_one_example_per_answer(tmp_path: Path) -> None:
+    target = text_target(tmp_path / "target", REWRITING)
+    turns = [("user", "q"), ("assistant", "thought|a"), ("user", "r"), ("assistant", "idea|b")]
+    rows = [{"messages": [{"role": role, "content": content} for role, content in turns]}]
+    first, second = read(target, write_rows(tmp_path / "a.jsonl", rows))
+    assert as_text(first.ids) == "<user>q\n<assistant>thought|a$\n"
+    assert as_text(second.ids) == "<user>q\n<assistant>a$\n<user>r\n<assistant>idea|b$\n"
+    for example, answer in ((first, "thought|a$"), (second, "idea|b$")):
+        assert as_text([i for i, on in zip(example.ids, example.mask, strict=True) if on]) == answer
+
+
+def test_conversations_the_template_refuses_are_counted(tmp_path: Path) -> None:
+    strict = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
+    target = text_target(tmp_path / "target", strict + CHAT)
+    bad = {"messages": [{"role": "user", "content": "q"}, {"role": "tool", "content": "x"}]}
+    bad["messages"].append({"role": "assistant", "content": "a"})
+    reader = TextReader(target, 256, [EOS])
+    path = write_rows(tmp_path / "a.jsonl", [bad, {"conversations": DIALOGUE}])
+    assert len(list(reader.read([path]))) == 1
+    assert reader.skipped == 1
+    assert "no tools" in reader.skip_reason and f"{path}:1" in reader.skip_reason
+
+
+def test_plain_text_and_folders(tmp_path: Path) -> None:
+    target = text_target(tmp_path / "target")
+    folder = tmp_path / "code" / "deep"
+    folder.mkdir(parents=True)
+    (folder / "b.py").write_text("x = 1\n", encoding="utf-8")
+    (folder.parent / "a.py").write_text("y = 2\n", encoding="utf-8")
+    (folder / "c.bin").write_bytes(b"\xff\xfe\x00")
+    examples = read(target, tmp_path / "code", pattern="**/*.py")
+    assert [as_text(e.ids) for e in examples] == ["y = 2\n", "x = 1\n"]
+    assert all(all(e.mask) for e in examples)
+
+
+def test_rows_of_ids_need_no_tokenizer(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.jsonl", [{"ids": [5, 6, 7, 8], "prompt_tokens": 3}, {"ids": [9, 9]}])
+    first, second = read(GOLDEN / "target", path)
+    assert first.mask == [False, False, False, True]
+    assert second.mask == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.jsonl", b'{"ids": [1, 256]}', "a.jsonl:1: ids must be"),
+        ("a.jsonl", b'{"ids": [1, true]}', "a.jsonl:1: ids must be"),
+        ("a.jsonl", b'\n{"ids": [1', "a.jsonl:2 is not JSON"),
+        ("a.jsonl", b"[1]", "a.jsonl:1 holds no JSON object"),
+        ("a.jsonl", b'{"id": 1}', "a.jsonl:1: the row holds no 'ids'"),
+        ("a.jsonl", b'{"ids": [1], "prompt_tokens": 2}', "prompt_tokens is 2"),
+        ("a.jsonl", b'{"messages": [{"role": "user"}]}', "a message needs role and content"),
+        ("a.jsonl", b'{"messages": 3}', "a message needs role and content"),
+        ("a.txt", b"ab\xff", "not UTF-8 text (byte 2)"),
+        ("a.txt", b"ab\0c", "is not text"),
+        ("a.txt", b"hello", "no tokenizer.json"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_sentence(tmp_path: Path, name: str, content: bytes, says: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TrainError) as caught:
+        read(GOLDEN / "target", tmp_path / name)
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrainError, match="does not exist"):
+        read(GOLDEN / "target", tmp_path / "nothing.jsonl")
+
+
+@given(
+    st.lists(st.tuples(st.lists(st.integers(0, 255), min_size=1, max_size=40), st.integers(0, 10)), max_size=8),
+    st.integers(4, 12),
+    st.booleans(),
+)
+def test_windows_are_the_texts_cut_to_length(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[tuple[list[int], int]], seq_len: int, begin: bool
+) -> None:
+    prefix = [2] if begin else []
+    examples = [Example(ids, [i >= prompt for i in range(len(ids))], prefix) for ids, prompt in texts]
+    wanted = []
+    for example in examples:
+        for first in range(0, len(example.ids), seq_len - len(prefix)):
+            part = slice(first, first + seq_len - len(prefix))
+            ids = prefix + list(example.ids[part])
+            mask = [False] * len(prefix) + list(example.mask[part])
+            if any(mask[2:]):
+                wanted.append((ids, mask))
+    folder = tmp_path_factory.mktemp("windows")
+    if not wanted:
+        with pytest.raises(TrainError, match="nothing to learn from"):
+            write_windows(examples, folder, seq_len, "data")
+        return
+    windows = write_windows(examples, folder, seq_len, "data")
+    found = [(windows.ids[w].tolist(), windows.mask[w].tolist()) for w in map(windows.window, range(len(windows)))]
+    assert found == wanted
+    counts = windows.loss_counts(256)
+    under_loss = [i for ids, mask in wanted for i, on in zip(ids, mask, strict=True) if on]
+    assert counts.tolist() == [under_loss.count(token) for token in range(256)]
+
+
+def test_digest_tells_data_apart(tmp_path: Path) -> None:
+    def digest(name: str, *examples: Example) -> str:
+        windows: Windows = write_windows(examples, tmp_path / name, 8, name)
+        return windows.digest
+
+    same = Example([1, 2, 3, 4], [True] * 4)
+    first = digest("a", same, same)
+    assert digest("b", same, same) == first
+    assert digest("c", Example([1, 2, 3, 4] * 2, [True] * 8)) != first  # the same ids, cut otherwise
+    assert digest("d", same, Example([1, 2, 3, 4], [False, True, True, True])) != first
+
+
+def test_draft_vocabulary_keeps_the_frequent_and_the_special() -> None:
+    counts = np.array([0, 7, 3, 0, 3, 9])
+    vocabulary, coverage = choose_vocabulary(counts, 3, [0])
+    assert vocabulary is not None
+    assert vocabulary.ids.tolist() == [0, 1, 5]
+    assert vocabulary.member.tolist() == [True, True, False, False, False, True]
+    assert coverage == pytest.approx(16 / 22)
+    tied, _ = choose_vocabulary(counts, 4, [0])
+    assert tied is not None and tied.ids.tolist() == [0, 1, 2, 5]
+    assert choose_vocabulary(counts, None, []) == (None, 1.0)
+    for size in (1, 7):
+        with pytest.raises(TrainError, match="--draft-vocab"):
+            choose_vocabulary(counts, size, [0, 3])
+
+
+@given(st.integers(1, 20), st.integers(1, 7), st.integers(1, 3), st.integers(0, 5))
+def test_every_epoch_visits_every_window_once(count: int, batch: int, ranks: int, seed: int) -> None:
+    steps = -(-count * 2 // (batch * ranks))
+    order = [i for s in range(steps) for r in range(ranks) for i in step_indices(count, seed, s, batch, r, ranks)]
+    assert sorted(order[:count]) == list(range(count))
+    assert sorted(order[count : 2 * count]) == list(range(count))
+
+
+def answer(target: Path, prompts: Path, out: Path, *options: str) -> int:
+    command = ["generate", str(target), "--data", str(prompts), "-o", str(out), "--device", "cpu", "--threads", "1"]
+    return main([*command, *options])
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_greedy_answers_are_the_targets_own(tmp_path: Path) -> None:
+    """Prompts of all lengths in one batch, against the reference's greedy decoding, cut at the end of the text."""
+    traces = load_trace("eagle2_tt16_d3_k4")["prompts"]
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"ids": trace["prompt_ids"]} for trace in traces])
+    out = tmp_path / "out.jsonl"
+    assert answer(GOLDEN / "target", prompts, out, "--max-new-tokens", "64", "--batch-size", "5") == 0
+    for row, trace in zip(rows_of(out), traces, strict=True):
+        wanted = trace["first_64"]
+        wanted = wanted[: wanted.index(EOS) + 1] if EOS in wanted else wanted
+        assert row == {"ids": trace["prompt_ids"] + wanted, "prompt_tokens": len(trace["prompt_ids"])}
+
+
+def test_samples_differ_and_a_seed_repeats_them(tmp_path: Path) -> None:
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"ids": [84, 35]}, {"ids": [70, 114]}])
+    outs = []
+    for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+        options = ["--temperature", "1.5", "--samples", "3", "--max-new-tokens", "12", "--seed", seed]
+        assert answer(GOLDEN / "target", prompts, tmp_path / name, *options) == 0
+        outs.append(rows_of(tmp_path / name))
+    assert outs[0] == outs[1] != outs[2]
+    assert [row["prompt_tokens"] for row in outs[0]] == [2] * 6
+    assert len({tuple(row["ids"]) for row in outs[0]}) == 6
+
+
+def test_every_turn_of_a_conversation_is_answered(tmp_path: Path) -> None:
+    target = text_target(tmp_path / "target")
+    old = {"conversations": DIALOGUE}
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"turns": ["Count: 1,", "Go on"]}, old, {"prompt": "Table of"}])
+    out = tmp_path / "out.jsonl"
+    assert answer(target, prompts, out, "--max-new-tokens", "8") == 0
+    asked, kept, text = rows_of(out)
+    assert [m["role"] for m in asked["messages"]] == ["user", "assistant"] * 2
+    assert [m["content"] for m in asked["messages"][::2]] == ["Count: 1,", "Go on"]
+    assert [m["role"] for m in kept["messages"]] == ["system", *["user", "assistant"] * 2]
+    assert kept["messages"][2]["content"] != "hello"  # the old answer is gone
+    assert text["prompt_tokens"] == len("Table of")
+    examples = read(target, out)
+    for example, row in zip(examples, (asked, kept), strict=False):
+        loss = as_text([i for i, on in zip(example.ids, example.mask, strict=True) if on])
+        answers = [m["content"] for m in row["messages"] if m["role"] == "assistant"]
+        assert loss.replace("$", "") == "".join(answers)
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"ids": []}, "the prompt is empty"),
+        ({"ids": [-1]}, "ids must be"),
+        ({"ids": [70] * 2048}, "context is 2048"),
+        ({"turns": ["hi"]}, "no tokenizer.json"),
+        ({"prompt": "hi"}, "no tokenizer.json"),
+    ],
+)
+def test_prompts_that_cannot_be_answered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], row: dict[str, Any], says: str
+) -> None:
+    prompts = write_rows(tmp_path / "prompts.jsonl", [row])
+    assert answer(GOLDEN / "target", prompts, tmp_path / "out.jsonl") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["prompts.jsonl"]

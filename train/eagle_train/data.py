@@ -1,0 +1,293 @@
+"""Training text: files in, windows of token ids with a loss mask out, kept on disk so that memory stays constant."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from eagle_train.errors import TrainError
+
+BLOCK_CHARS = 1 << 20  # of a plain text file, tokenised at a time
+ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
+Message = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """ids; mask: tokens that carry loss; prefix: ids that begin every window cut from it (a text's bos)."""
+
+    ids: Sequence[int]
+    mask: Sequence[bool]
+    prefix: Sequence[int] = ()
+
+
+class TextReader:
+    """Turns data files into examples with the target's tokenizer.
+
+    skipped: conversations that the chat template refused, and why the first was."""
+
+    def __init__(self, target: Path, vocab_size: int, eos: Sequence[int], pattern: str = "**/*") -> None:
+        self._target = target
+        self._vocab_size = vocab_size
+        self._eos = frozenset(eos)
+        self._pattern = pattern
+        self._tokenizer: Any = None
+        self.skipped = 0
+        self.skip_reason = ""
+
+    def read(self, paths: Iterable[Path]) -> Iterator[Example]:
+        """Examples of all files in order; a folder stands for its files that match the pattern, sorted by name.
+
+        Raises TrainError for what is missing, not text, or not understood."""
+        for path in data_files(paths, self._pattern):
+            if path.suffix == ".jsonl":
+                for where, row in read_rows(path):
+                    yield from self._row(where, row)
+            else:
+                for block in _text_blocks(path):
+                    yield self._plain(str(path), block)
+
+    def _row(self, where: str, row: Mapping[str, Any]) -> Iterator[Example]:
+        if "ids" in row:
+            yield self._ids(where, row)
+        elif "messages" in row or "conversations" in row:
+            yield from self._conversation(where, messages_of(where, row))
+        elif isinstance(row.get("text"), str):
+            yield self._plain(where, row["text"])
+        else:
+            raise TrainError(f"{where}: the row holds no 'ids', 'messages', 'conversations' or 'text'; mend the file")
+
+    def _ids(self, where: str, row: Mapping[str, Any]) -> Example:
+        ids = ids_of(where, row["ids"], self._vocab_size)
+        prompt = row.get("prompt_tokens", 0)
+        if type(prompt) is not int or not 0 <= prompt <= len(ids):
+            raise TrainError(f"{where}: prompt_tokens is {prompt!r}, but must be a number up to {len(ids)}")
+        return Example(ids, [i >= prompt for i in range(len(ids))])
+
+    def _plain(self, where: str, text: str) -> Example:
+        tokenizer = self.tokenizer(where)
+        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        begin = tokenizer("a")["input_ids"][:1]
+        return Example(ids, [True] * len(ids), begin if begin == [tokenizer.bos_token_id] else ())
+
+    def _conversation(self, where: str, messages: list[Message]) -> list[Example]:
+        """Usually one example; one per answer where the template rewrites earlier turns."""
+        import jinja2
+
+        tokenizer = self.tokenizer(where)
+        if not tokenizer.chat_template:
+            raise TrainError(f"{where}: {self._target} has no chat template; give plain text or ids")
+        try:
+            parts = _rendered(tokenizer, messages)
+        except (jinja2.TemplateError, ValueError) as error:
+            self.skipped += 1
+            self.skip_reason = self.skip_reason or f"{where}: {error}"
+            return []
+        return [self._masked(tokenizer, text, spans) for text, spans in parts]
+
+    def _masked(self, tokenizer: Any, text: str, spans: Sequence[tuple[int, int]]) -> Example:
+        """Tokens that touch a span [start, end) of characters carry loss, up to the first that ends an answer: what a
+        template puts behind it, no target ever says."""
+        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        ids, mask = encoded["input_ids"], [False] * len(encoded["input_ids"])
+        for start, end in spans:
+            for i, (first, last) in enumerate(encoded["offset_mapping"]):
+                if first < end and last > start:
+                    mask[i] = True
+                    if ids[i] in self._eos:
+                        break
+        return Example(ids, mask)
+
+    def tokenizer(self, where: str) -> Any:
+        """The target's tokenizer, loaded when first needed; TrainError if it has none that knows offsets."""
+        if self._tokenizer is None:
+            self._tokenizer = load_tokenizer(self._target, where)
+        return self._tokenizer
+
+
+def load_tokenizer(target: Path, where: str) -> Any:
+    """transformers' tokenizer of a folder with tokenizer.json; TrainError naming what needs it."""
+    if not (target / "tokenizer.json").is_file():
+        raise TrainError(f"{where}: {target} has no tokenizer.json to encode text with; give rows of ids instead")
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(target, local_files_only=True)
+    except Exception as error:  # the library raises bare Exception
+        raise TrainError(f"{target}: the tokenizer does not load ({str(error).splitlines()[0]})") from None
+
+
+def special_ids(target: Path) -> tuple[int, ...]:
+    """Ids that a target's tokenizer names as special (bos, eos, ...); none without a tokenizer.json."""
+    has_tokenizer = (target / "tokenizer.json").is_file()
+    return tuple(load_tokenizer(target, str(target)).all_special_ids) if has_tokenizer else ()
+
+
+def data_files(paths: Iterable[Path], pattern: str = "**/*") -> Iterator[Path]:
+    """Files as given, folders as their files that match; TrainError if something is missing."""
+    for path in paths:
+        if path.is_dir():
+            yield from (file for file in sorted(path.glob(pattern)) if file.is_file())
+        elif path.is_file():
+            yield path
+        else:
+            raise TrainError(f"{path} does not exist; give files or folders of training text")
+
+
+def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(file:line, object) of each row of a JSONL file; raises TrainError."""
+    for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise TrainError(f"{where} is not JSON ({error}); mend the file") from None
+        if not isinstance(row, dict):
+            raise TrainError(f"{where} holds no JSON object; mend the file")
+        yield where, row
+
+
+def messages_of(where: str, row: Mapping[str, Any]) -> list[Message]:
+    """Messages of a row in either of the two common spellings, without answers before the first question."""
+    rows = row.get("messages", row.get("conversations"))
+    messages = []
+    for item in rows if isinstance(rows, list) else [None]:
+        role = item.get("role", item.get("from")) if isinstance(item, dict) else None
+        content = item.get("content", item.get("value")) if isinstance(item, dict) else None
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise TrainError(f"{where}: a message needs role and content (or from and value) as text; mend the file")
+        messages.append({"role": ROLES.get(role, role), "content": content})
+    asked = next((i for i, message in enumerate(messages) if message["role"] == "user"), len(messages))
+    return [m for i, m in enumerate(messages) if i >= asked or m["role"] != "assistant"]
+
+
+def ids_of(where: str, ids: Any, vocab_size: int) -> list[int]:
+    """A checked list of token ids; raises TrainError."""
+    if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < vocab_size for i in ids):
+        raise TrainError(f"{where}: ids must be a list of whole numbers from 0 to {vocab_size - 1}; mend the file")
+    return ids
+
+
+def _rendered(tokenizer: Any, messages: Sequence[Message]) -> list[tuple[str, list[tuple[int, int]]]]:
+    """Text of a conversation and the character spans of its answers, found by rendering every prefix of it."""
+
+    def render(count: int, **kwargs: Any) -> str:
+        return str(tokenizer.apply_chat_template(messages[:count], tokenize=False, **kwargs))
+
+    answers = []
+    for i, message in enumerate(messages):
+        if message["role"] == "assistant":
+            asked, answered = render(i, add_generation_prompt=True), render(i + 1)
+            answers.append((answered, (_shared_length(asked, answered), len(answered))))
+    if not answers:
+        return []
+    whole = answers[-1][0]
+    if all(whole.startswith(text) for text, _ in answers):
+        return [(whole, [span for _, span in answers])]
+    return [(text, [span]) for text, span in answers]
+
+
+def _shared_length(a: str, b: str) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _text_blocks(path: Path) -> Iterator[str]:
+    block: list[str] = []
+    size = 0
+    for line in _lines(path):
+        block.append(line)
+        size += len(line)
+        if size >= BLOCK_CHARS:
+            yield "".join(block)
+            block, size = [], 0
+    if block:
+        yield "".join(block)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for line in file:
+                if "\0" in line:
+                    raise TrainError(f"{path} is not text (it holds zero bytes); leave it out, or use --glob")
+                yield line
+    except UnicodeDecodeError as error:
+        raise TrainError(f"{path} is not UTF-8 text (byte {error.start}); leave it out, or use --glob") from None
+    except OSError as error:
+        raise TrainError(f"{path} cannot be read ({error.strerror})") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """N windows of ids, on disk. starts [N + 1] into ids [tokens] int32 and mask [tokens] bool. digest: sha256 over
+    all three."""
+
+    ids: npt.NDArray[np.int32]
+    mask: npt.NDArray[np.bool_]
+    starts: npt.NDArray[np.int64]
+    digest: str
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def window(self, index: int) -> slice:
+        """Where a window lies in ids and mask."""
+        return slice(int(self.starts[index]), int(self.starts[index + 1]))
+
+    def loss_counts(self, vocab_size: int) -> npt.NDArray[np.int64]:
+        """How often each id carries loss: [V]."""
+        counts = np.zeros(vocab_size, np.int64)
+        for start in range(0, len(self.ids), 1 << 22):
+            part = slice(start, start + (1 << 22))
+            counts += np.bincount(self.ids[part][self.mask[part]], minlength=vocab_size)
+        return counts
+
+
+def write_windows(examples: Iterable[Example], folder: Path, seq_len: int, name: str) -> Windows:
+    """Cut examples into windows of at most seq_len tokens, write them into a folder and open them.
+
+    A window is kept if it can teach anything: a token beyond its second that carries loss. name: of the data, for
+    the TrainError raised if nothing is kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    starts, end, digest = [0], 0, hashlib.sha256()
+    with (folder / "ids.bin").open("wb") as ids_file, (folder / "mask.bin").open("wb") as mask_file:
+        for example in examples:
+            prefix = list(example.prefix)
+            step = seq_len - len(prefix)
+            for first in range(0, len(example.ids), step):
+                ids = np.array([*prefix, *example.ids[first : first + step]], np.int32)
+                mask = np.array([*[False] * len(prefix), *example.mask[first : first + step]], np.bool_)
+                if not mask[2:].any():
+                    continue
+                for file, array in ((ids_file, ids), (mask_file, mask)):
+                    data = array.tobytes()
+                    file.write(data)
+                    digest.update(data)
+                end += len(ids)
+                starts.append(end)
+    if end == 0:
+        raise TrainError(f"{name} holds nothing to learn from: no text of 3 tokens or more that carries loss")
+    offsets = np.array(starts, np.int64)
+    offsets.tofile(folder / "starts.bin")
+    digest.update(offsets.tobytes())
+    (folder / "digest").write_text(digest.hexdigest(), encoding="ascii")
+    return open_windows(folder)
+
+
+def open_windows(folder: Path) -> Windows:
+    """What write_windows wrote; it stays on disk until read."""
+    return Windows(
+        ids=np.memmap(folder / "ids.bin", np.int32, "r"),
+        mask=np.memmap(folder / "mask.bin", np.bool_, "r"),
+        starts=np.fromfile(folder / "starts.bin", np.int64),
+        digest=(folder / "digest").read_text(encoding="ascii"),
+    )

@@ -1,0 +1,199 @@
+"""Answers by the target itself: a head drafts best for text that its target would write."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eagle_train.data import Message, ids_of, load_tokenizer, messages_of, read_rows
+from eagle_train.errors import TrainError
+from eagle_train.target import FrozenTarget
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """temperature 0: the likeliest token. samples: answers per prompt. top_k 0: all."""
+
+    max_new_tokens: int = 512
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    samples: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1 or self.samples < 1:
+            raise TrainError("max-new-tokens and samples must be 1 or more")
+        if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
+            raise TrainError("temperature and top-k must be 0 or more, top-p above 0 and at most 1")
+
+    def arguments(self) -> dict[str, Any]:
+        """For transformers' generate."""
+        if self.temperature == 0:
+            return {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+        return {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+
+
+@dataclass(slots=True)
+class Dialogue:
+    """A prompt on its way: ids that stand as they are, or questions answered one after another."""
+
+    ids: list[int] = field(default_factory=list)
+    prompt_tokens: int = 0
+    questions: list[Message] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+
+    def row(self) -> dict[str, Any]:
+        """The row to train on."""
+        if self.messages:
+            return {"messages": self.messages}
+        return {"ids": self.ids, "prompt_tokens": self.prompt_tokens}
+
+
+def generate_answers(
+    target_folder: Path, prompts: Path, output: Path, sampling: Sampling, batch_size: int, device: str | None
+) -> None:
+    """Answer every row of a JSONL file and write a JSONL file to train on.
+
+    Rows of ids, or of text under "prompt" or "text", become {"ids", "prompt_tokens"}: exactly the tokens that were
+    sampled. Rows of "turns", "messages" or "conversations" become {"messages"} with every answer by the target. Raises
+    TrainError."""
+    if batch_size < 1:
+        raise TrainError(f"batch-size is {batch_size}, but must be 1 or more")
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    target = FrozenTarget(target_folder, where)
+    answerer = Answerer(target, target_folder, sampling)
+    dialogues = (copy.deepcopy(d) for d in _dialogues(prompts, answerer) for _ in range(sampling.samples))
+    beside = output.with_name(f".{output.name}.new")
+    done = tokens = 0
+    try:
+        with beside.open("w", encoding="utf-8") as file:
+            while batch := list(islice(dialogues, batch_size)):
+                tokens += answerer.answer(batch)
+                for dialogue in batch:
+                    file.write(json.dumps(dialogue.row(), ensure_ascii=False) + "\n")
+                done += len(batch)
+                print(f"eagle-train: {done} answers, {tokens} tokens", file=sys.stderr, flush=True)
+        if not done:
+            raise TrainError(f"{prompts} holds no prompts; give a JSONL file with one per line")
+        beside.replace(output)
+    except OSError as error:
+        raise TrainError(f"{output} could not be written ({error.strerror}); nothing was left behind") from None
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+class Answerer:
+    """The target with its chat template and sampling settings."""
+
+    def __init__(self, target: FrozenTarget, folder: Path, sampling: Sampling) -> None:
+        self._target, self._folder, self._sampling = target, folder, sampling
+        self._tokenizer: Any = None
+        self._calls = 0
+
+    @property
+    def vocab_size(self) -> int:
+        return self._target.vocab_size
+
+    def tokenizer(self, where: str) -> Any:
+        """The target's, loaded when first needed."""
+        if self._tokenizer is None:
+            self._tokenizer = load_tokenizer(self._folder, where)
+        return self._tokenizer
+
+    def answer(self, batch: Sequence[Dialogue]) -> int:
+        """Complete ids once and answer all questions in turn, in place. Returns how many tokens were sampled."""
+        count = 0
+        plain = [d for d in batch if d.ids]
+        if plain:
+            for dialogue, new in zip(plain, self._sample([d.ids for d in plain]), strict=True):
+                dialogue.prompt_tokens = len(dialogue.ids)
+                dialogue.ids = dialogue.ids + new
+                count += len(new)
+        while waiting := [d for d in batch if d.questions]:
+            for dialogue in waiting:
+                self._ask(dialogue)
+            tokenizer = self.tokenizer("prompts")
+            prompts = [
+                tokenizer.apply_chat_template(d.messages, add_generation_prompt=True, return_dict=False)
+                for d in waiting
+            ]
+            for dialogue, new in zip(waiting, self._sample(prompts), strict=True):
+                text = tokenizer.decode(new, skip_special_tokens=True)
+                dialogue.messages.append({"role": "assistant", "content": text})
+                count += len(new)
+        return count
+
+    @staticmethod
+    def _ask(dialogue: Dialogue) -> None:
+        """Move the next question, with any system message before it, into the dialogue."""
+        while dialogue.questions:
+            dialogue.messages.append(dialogue.questions.pop(0))
+            if dialogue.messages[-1]["role"] == "user":
+                return
+
+    def _sample(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """New tokens after each prompt, up to and with the one that ends it."""
+        target, sampling = self._target, self._sampling
+        context = int(target.config.max_position_embeddings)
+        longest = max(len(prompt) for prompt in prompts)
+        if longest >= context:
+            raise TrainError(f"a prompt has {longest} tokens, but the target's context is {context}; shorten it")
+        ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
+        mask = torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):  # padded on the left, so that all go on from the same column
+            ids[row, longest - len(prompt) :] = torch.tensor(list(prompt))
+            mask[row, longest - len(prompt) :] = 1
+        torch.manual_seed(sampling.seed * 1_000_003 + self._calls)
+        self._calls += 1
+        out = target.model.generate(
+            input_ids=ids.to(target.device),
+            attention_mask=mask.to(target.device),
+            max_new_tokens=min(sampling.max_new_tokens, context - longest),
+            pad_token_id=0,
+            **sampling.arguments(),
+        )
+        return [self._until_end(row) for row in out[:, longest:].tolist()]
+
+    def _until_end(self, ids: list[int]) -> list[int]:
+        ends = [i for i, token in enumerate(ids) if token in self._target.eos]
+        return ids[: ends[0] + 1] if ends else ids
+
+
+def _dialogues(prompts: Path, answerer: Answerer) -> Iterator[Dialogue]:
+    """Prompts of a JSONL file; raises TrainError."""
+    if not prompts.is_file():
+        raise TrainError(f"{prompts} does not exist; give a JSONL file with one prompt per line")
+    for where, row in read_rows(prompts):
+        if "ids" in row:
+            ids = ids_of(where, row["ids"], answerer.vocab_size)
+        elif isinstance(text := row.get("prompt", row.get("text")), str):
+            ids = list(answerer.tokenizer(where)(text)["input_ids"])
+        else:
+            yield Dialogue(questions=_questions(where, row, answerer))
+            continue
+        if not ids:
+            raise TrainError(f"{where}: the prompt is empty; give one token at least")
+        yield Dialogue(ids=ids)
+
+
+def _questions(where: str, row: dict[str, Any], answerer: Answerer) -> list[Message]:
+    if not answerer.tokenizer(where).chat_template:
+        raise TrainError(f"{where}: the target has no chat template; give 'prompt' or 'ids'")
+    turns = row.get("turns")
+    if isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns):
+        return [{"role": "user", "content": turn} for turn in turns]
+    if "messages" not in row and "conversations" not in row:
+        raise TrainError(f"{where}: the row has none of 'ids', 'prompt', 'turns' and 'messages'; mend the file")
+    asked = [message for message in messages_of(where, row) if message["role"] != "assistant"]
+    if not any(message["role"] == "user" for message in asked):
+        raise TrainError(f"{where}: no message is the user's, so there is nothing to answer")
+    return asked

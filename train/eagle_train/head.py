@@ -1,0 +1,172 @@
+"""A new head for a target, and its folder in the format that SafeAILab's heads have.
+
+EAGLE-1: fc.weight, layers.0.*. EAGLE-3: fc.weight, midlayer.*, norm.weight, lm_head.weight, d2t, t2d (both only if
+the draft vocabulary is smaller than the target's). The embedding, and EAGLE-1's LM head, are the target's and stay
+in its checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from eagle_export.graphs import build_head
+from eagle_export.heads.config import HeadConfig
+from eagle_export.heads.eagle1 import Eagle1Head
+from eagle_train.config import Inputs
+from eagle_train.errors import TrainError
+from eagle_train.objective import Vocabulary
+from eagle_train.target import FrozenTarget
+from eagle_train.ttt import Head
+
+DEFAULT_DRAFT_VOCAB = 32000
+
+
+def choose_vocabulary(
+    counts: npt.NDArray[np.int64], size: int | None, always: Sequence[int]
+) -> tuple[Vocabulary | None, float]:
+    """The draft vocabulary, and the share of the tokens under loss that it covers.
+
+    counts [V]: how often each id carries loss. The most frequent ids are kept, ties by the lower id, after those in
+    `always` (stop and special tokens). None if the whole vocabulary is kept. Raises TrainError."""
+    vocab = len(counts)
+    size = min(DEFAULT_DRAFT_VOCAB, vocab) if size is None else size
+    always = sorted({i for i in always if 0 <= i < vocab})
+    if not max(1, len(always)) <= size <= vocab:
+        raise TrainError(
+            f"the draft vocabulary has {size} tokens, but must have {max(1, len(always))} (the special tokens) to "
+            f"{vocab} (the target's vocabulary); change --draft-vocab"
+        )
+    if size == vocab:
+        return None, 1.0
+    rank = counts.copy()
+    rank[always] = counts.sum() + 1
+    kept = np.sort(np.argsort(-rank, kind="stable")[:size])
+    member = torch.zeros(vocab, dtype=torch.bool)
+    member[kept] = True
+    return Vocabulary(torch.from_numpy(kept), member), float(counts[kept].sum() / max(1, counts.sum()))
+
+
+def new_head(shape: HeadConfig, target: FrozenTarget, vocabulary: Vocabulary | None, inputs: Inputs, seed: int) -> Head:
+    """An untrained head on the target's device, with the target's frozen embedding (and LM head, EAGLE-1).
+
+    EAGLE-3's own LM head and last norm begin as the target's: the rows of the draft vocabulary."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        head = build_head(shape)
+    model = target.model
+    cast(torch.nn.Module, head).to(target.device)
+    head.embed_tokens = model.model.embed_tokens
+    if isinstance(head, Eagle1Head):
+        head.lm_head = model.lm_head
+        _cut_inputs(head, shape.hidden_size, inputs)
+    else:
+        with torch.no_grad():
+            rows = model.lm_head.weight if vocabulary is None else model.lm_head.weight[vocabulary.ids]
+            head.lm_head.weight.copy_(rows)
+            cast(Tensor, head.norm.weight).copy_(model.model.norm.weight)
+    return head
+
+
+def trained(head: Head) -> dict[str, Tensor]:
+    """Name -> parameter of everything that belongs to the head itself, in a fixed order."""
+    return {name: parameter for name, parameter in head.named_parameters() if parameter.requires_grad}
+
+
+def save_head(folder: Path, head: Head, shape: HeadConfig, target: FrozenTarget, vocabulary: Vocabulary | None) -> None:
+    """Write model.safetensors and config.json, each beside its place and renamed. Tensors have the type of the
+    target's checkpoint, which engines run them in. Raises TrainError on a full disk."""
+    dtype = target.stored_dtype
+    tensors = {name: value.detach().to("cpu", dtype).contiguous() for name, value in trained(head).items()}
+    if vocabulary is not None:
+        ids = vocabulary.ids.cpu()
+        tensors |= {"d2t": ids - torch.arange(len(ids)), "t2d": vocabulary.member.cpu()}
+    write_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
+    write_text(folder / "config.json", json.dumps(_config_json(shape, target, dtype), indent=2) + "\n")
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write beside, bring to the disk, rename: the file is the old one or the new one, never a part. Raises
+    TrainError."""
+    beside = path.with_name(f".{path.name}.new")
+    try:
+        save_file(tensors, beside, metadata)
+        _replace(beside, path)
+    except Exception as error:  # OSError, or safetensors' own error for a full disk
+        beside.unlink(missing_ok=True)
+        raise _unwritten(path, error) from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """As write_tensors, for text."""
+    beside = path.with_name(f".{path.name}.new")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        _replace(beside, path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise _unwritten(path, error) from None
+
+
+def _replace(beside: Path, path: Path) -> None:
+    with beside.open("rb") as file:
+        os.fsync(file.fileno())
+    beside.chmod(0o644)  # safetensors writes for the owner alone
+    beside.replace(path)
+
+
+def _unwritten(path: Path, error: Exception) -> TrainError:
+    kept = "the one written before is still there" if path.exists() else "nothing was left behind"
+    return TrainError(f"{path} could not be written ({error}); {kept}; free space and go on with --resume")
+
+
+def _cut_inputs(head: Eagle1Head, hidden_size: int, inputs: Inputs) -> None:
+    """Input ablation: fc's columns of the missing half are zero and stay so, hence decoding needs to know nothing."""
+    if inputs not in ("feature", "token"):
+        return
+    cut = slice(0, hidden_size) if inputs == "feature" else slice(hidden_size, None)
+    open_columns = torch.ones(2 * hidden_size, device=head.fc.weight.device)
+    open_columns[cut] = 0
+    with torch.no_grad():
+        head.fc.weight *= open_columns
+    head.fc.weight.register_hook(lambda gradient: gradient * open_columns)  # type: ignore[no-untyped-call]
+
+
+def _config_json(shape: HeadConfig, target: FrozenTarget, dtype: torch.dtype) -> dict[str, Any]:
+    """No layer ids: the taps are the default ones, and engines read such ids in two ways (eagle.md section 1.4)."""
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLMEagle3" if shape.kind == "eagle3" else "LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "num_hidden_layers": shape.num_layers,
+        "rms_norm_eps": shape.rms_norm_eps,
+        "rope_theta": shape.rope["rope_parameters"]["rope_theta"],
+        "max_position_embeddings": shape.rope["max_position_embeddings"],
+        "vocab_size": shape.vocab_size,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "initializer_range": 0.02,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+        "use_cache": True,
+    }
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        config[name] = target.checkpoint.config.get(name)
+    if shape.kind == "eagle3":
+        config["draft_vocab_size"] = shape.draft_vocab_size
+    else:
+        config["bias"] = shape.fc_bias
+    return config

@@ -1,0 +1,47 @@
+"""Losses and acceptance figures as pure functions.
+
+Shapes: ... any leading dimensions, V vocabulary, Vd draft vocabulary, H hidden.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from eagle_train.config import CLASSIFICATION
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean of values [...] where mask [...] is set; 0 where nothing is."""
+    return (values * mask).sum() / mask.sum().clamp(min=1)
+
+
+def soft_cross_entropy(logits: Tensor, teacher: Tensor) -> Tensor:
+    """logits [..., V] against probabilities [..., V] -> [...]"""
+    return -(teacher * logits.log_softmax(-1)).sum(-1)
+
+
+def restricted_teacher(logits: Tensor, kept: Tensor | None) -> Tensor:
+    """Target logits [..., V] -> probabilities over the kept ids [Vd], renormalised: [..., Vd]. None keeps all."""
+    return (logits if kept is None else logits.index_select(-1, kept)).softmax(-1)
+
+
+def eagle1_loss(
+    hidden: Tensor, features: Tensor, logits: Tensor, teacher: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """SmoothL1 (beta 1, mean over H) + 0.1 soft cross-entropy, each the mean over masked rows.
+
+    hidden [..., H] approximates features [..., H]; logits [..., V] of hidden, teacher [..., V] probabilities of
+    features; mask [...]. Returns total, regression, classification."""
+    regression = masked_mean(functional.smooth_l1_loss(hidden, features, reduction="none").mean(-1), mask)
+    classification = masked_mean(soft_cross_entropy(logits, teacher), mask)
+    return regression + CLASSIFICATION * classification, regression, classification
+
+
+def overlap(logits: Tensor, target_logits: Tensor, kept: Tensor | None) -> Tensor:
+    """sum_v min(p, q) of draft logits [..., Vd] and target logits [..., V] -> [...]: the chance that a token sampled
+    from the draft is accepted. Target mass outside the draft vocabulary is lost, not renormalised away."""
+    p = target_logits.softmax(-1)
+    p = p if kept is None else p.index_select(-1, kept)
+    return torch.minimum(p, logits.softmax(-1)).sum(-1)

@@ -1,0 +1,144 @@
+"""What a head is trained on: EAGLE-1's next feature, EAGLE-3's training-time test; and how either is measured.
+
+Row i reads token i + 1 and the target's state at i, and is taught by the target's state at i + 1, which predicts token
+i + 2. It counts if that predicted token carries loss: the mask moves with the tokens.
+
+Shapes: B texts, T tokens, V vocabulary, W width of what the target hands to the head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.utils.checkpoint import checkpoint
+
+from eagle_export.heads.config import HeadConfig
+from eagle_export.heads.eagle1 import Eagle1Head
+from eagle_export.heads.eagle3 import Eagle3Head
+from eagle_train.config import DECAY, Inputs, TrainConfig
+from eagle_train.losses import eagle1_loss, masked_mean, overlap, restricted_teacher, soft_cross_entropy
+from eagle_train.metrics import Tally
+from eagle_train.ttt import Head, unroll
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """ids [B, T], zero where a text has ended; loss_mask [B, T] bool: tokens to be predicted, off in the padding."""
+
+    ids: Tensor
+    loss_mask: Tensor
+
+    def counted(self, step: int) -> Tensor:
+        """[B, T - 1 - step] bool: rows whose predicted token i + 2 + step carries loss. The last has none to see."""
+        return pad(self.loss_mask[:, 2 + step :], (0, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Taught:
+    """What the frozen target says of a batch: features [B, T, W] (last hidden state, or taps side by side), logits
+    [B, T, V] fp32."""
+
+    features: Tensor
+    logits: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Draft vocabulary: ids [Vd] ascending target ids and member [V] bool. None in place of it: the target's own."""
+
+    ids: Tensor
+    member: Tensor
+
+    def to(self, device: torch.device) -> Vocabulary:
+        return Vocabulary(self.ids.to(device), self.member.to(device))
+
+
+def eagle1_objective(
+    head: Eagle1Head, shape: HeadConfig, batch: Batch, taught: Taught, noise: Tensor, inputs: Inputs, tally: Tally
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss and its parts. noise [B, T, H] is added to the features that the head reads, not to those it must find."""
+    offset = token_offset(inputs)
+    (hidden,) = unroll(head, shape, taught.features + noise, batch.ids, 1, offset=offset)
+    logits = head.logits(hidden).float()
+    counted = batch.counted(0)
+    next_features, next_logits = taught.features[:, 1:].float(), taught.logits[:, 1:]
+    total, regression, classification = eagle1_loss(
+        hidden.float(), next_features, logits, next_logits.softmax(-1), counted
+    )
+    with torch.no_grad():
+        tally.add(0, logits.argmax(-1) == next_logits.argmax(-1), torch.ones_like(counted), counted)
+    return total, {"regression": regression.detach(), "classification": classification.detach()}
+
+
+def eagle3_objective(
+    head: Eagle3Head,
+    shape: HeadConfig,
+    batch: Batch,
+    taught: Taught,
+    vocabulary: Vocabulary | None,
+    config: TrainConfig,
+    tally: Tally,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Sum over steps of DECAY**j times the cross-entropy of step j, and those cross-entropies.
+
+    Rows whose likeliest target token is outside the draft vocabulary are not taught: the restricted teacher would
+    praise a token that verification rejects."""
+    kept = None if vocabulary is None else vocabulary.ids
+    teacher, best = restricted_teacher(taught.logits, kept), taught.logits.argmax(-1)
+    teachable = torch.ones_like(batch.loss_mask) if vocabulary is None else vocabulary.member[best]
+    earlier = torch.ones_like(batch.loss_mask)
+
+    def step_loss(hidden: Tensor, wanted: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        logits = head.logits(hidden).float()
+        return masked_mean(soft_cross_entropy(logits, wanted), rows), logits.argmax(-1)
+
+    losses = []
+    steps = min(config.ttt_steps, batch.ids.shape[1] - 1)
+    features = head.fc(taught.features)
+    for step, hidden in enumerate(unroll(head, shape, features, batch.ids, steps, recompute=config.recompute)):
+        counted = batch.counted(step)
+        args = (hidden[:, : counted.shape[1]], teacher[:, 1 + step :], counted & teachable[:, 1 + step :])
+        if config.recompute:  # logits of all steps at once are the largest part of the memory
+            loss, guess = checkpoint(step_loss, *args, use_reentrant=False)
+        else:
+            loss, guess = step_loss(*args)
+        losses.append(loss)
+        right = (guess if kept is None else kept[guess]) == best[:, 1 + step :]
+        earlier = earlier[:, : counted.shape[1]]
+        tally.add(step, right, earlier, counted)
+        earlier = earlier & right & counted
+    total = torch.stack([DECAY**step * loss for step, loss in enumerate(losses)]).sum()
+    return total, {f"step{step}": loss.detach() for step, loss in enumerate(losses)}
+
+
+@torch.no_grad()
+def measure(
+    head: Head,
+    shape: HeadConfig,
+    batch: Batch,
+    taught: Taught,
+    vocabulary: Vocabulary | None,
+    config: TrainConfig,
+    tally: Tally,
+) -> None:
+    """Unroll either kind of head over a batch, as decoding would use it (no noise), and count what is accepted."""
+    kept = None if vocabulary is None else vocabulary.ids
+    best, earlier = taught.logits.argmax(-1), torch.ones_like(batch.loss_mask)
+    features = head.fc(taught.features) if isinstance(head, Eagle3Head) else taught.features
+    steps, offset = min(config.ttt_steps, batch.ids.shape[1] - 1), token_offset(config.inputs)
+    for step, hidden in enumerate(unroll(head, shape, features, batch.ids, steps, offset=offset)):
+        counted = batch.counted(step)
+        logits = head.logits(hidden[:, : counted.shape[1]]).float()
+        guess = logits.argmax(-1)
+        right = (guess if kept is None else kept[guess]) == best[:, 1 + step :]
+        earlier = earlier[:, : counted.shape[1]]
+        tally.add(step, right, earlier, counted, overlap(logits, taught.logits[:, 1 + step :], kept))
+        earlier = earlier & right & counted
+
+
+def token_offset(inputs: Inputs) -> int:
+    """Which token row i reads: t[i + offset]."""
+    return 0 if inputs == "feature+unshifted" else 1

@@ -1,0 +1,326 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState  # type: ignore[import-untyped]
+from accelerate.utils import reduce as reduce_over_processes  # type: ignore[import-untyped]
+from torch import Tensor
+
+from eagle_export.heads.config import HeadConfig
+from eagle_export.heads.eagle1 import Eagle1Head
+from eagle_train.batches import OnlineTeacher, Teacher, gather, step_generator, step_indices
+from eagle_train.cache import CachedTeacher
+from eagle_train.checkpoint import Progress, load_checkpoint, save_checkpoint
+from eagle_train.config import BETAS, CLIP, TrainConfig
+from eagle_train.data import TextReader, Windows, open_windows, special_ids, write_windows
+from eagle_train.errors import TrainError
+from eagle_train.head import choose_vocabulary, new_head, save_head, trained
+from eagle_train.metrics import Acceptance, Tally
+from eagle_train.objective import Batch, Taught, Vocabulary, eagle1_objective, eagle3_objective, measure
+from eagle_train.target import FrozenTarget
+
+WORK, CHECKPOINT, LOG = "training", "checkpoint.safetensors", "log.jsonl"
+EVAL_WINDOWS = 64
+TELL_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to train on and where. output: folder of the head; beside the head's files it gets training/ with the
+    checkpoint and the log. cache: folder for the target's features, or None to compute them every time."""
+
+    target: Path
+    data: tuple[Path, ...]
+    output: Path
+    eval_data: tuple[Path, ...] = ()
+    pattern: str = "**/*"
+    cache: Path | None = None
+    device: str | None = None
+    resume: bool = False
+
+
+def train_head(job: Job, config: TrainConfig, clock: Callable[[], float] = time.monotonic) -> Acceptance | None:
+    """Train a head until its budget is used up and save it. Returns what it measured on the held-out data, if given.
+
+    Raises TrainError, or ExportError for what is wrong with the target; a checkpoint written before stays sound."""
+    processes = PartialState(cpu=job.device == "cpu")
+    device = torch.device("cpu") if job.device == "cpu" else processes.device
+    if device.type != (job.device or device.type):
+        raise TrainError(f"device {job.device} is not there; leave --device out to use what is")
+    _check_output(job)
+    target = FrozenTarget(job.target, device)
+    target.head_config(config.kind, target.vocab_size)  # an unsuitable target is refused before any long work
+    try:
+        found = _prepare(job, config, target, processes, clock).loop()
+        processes.wait_for_everyone()
+        if processes.is_main_process:  # made again from the data files when needed
+            for name in ("data", "eval"):
+                shutil.rmtree(job.output / WORK / name, ignore_errors=True)
+        return found
+    except torch.OutOfMemoryError:
+        raise TrainError(
+            f"{device} is out of memory; give a smaller --batch-size or --seq-len, or --recompute for EAGLE-3"
+        ) from None
+    except OSError as error:
+        raise TrainError(
+            f"{error.filename or job.output} could not be read or written ({error.strerror}); what was saved before "
+            "is still there, so free space and go on with --resume"
+        ) from None
+
+
+def _prepare(
+    job: Job, config: TrainConfig, target: FrozenTarget, processes: PartialState, clock: Callable[[], float]
+) -> Run:
+    """Cut the data into windows, choose the draft vocabulary, build or reload the head."""
+    work = job.output / WORK
+    reader = TextReader(job.target, target.vocab_size, target.eos, job.pattern)
+    if processes.is_main_process:
+        fresh = not job.output.exists()
+        try:
+            write_windows(reader.read(job.data), work / "data", config.seq_len, _names(job.data))
+            if job.eval_data:
+                write_windows(reader.read(job.eval_data), work / "eval", config.seq_len, _names(job.eval_data))
+        except TrainError:
+            if fresh:
+                shutil.rmtree(job.output, ignore_errors=True)
+            raise
+        if reader.skipped:
+            _say(f"{reader.skipped} conversations left out; the chat template refuses them ({reader.skip_reason})")
+    processes.wait_for_everyone()
+    windows = open_windows(work / "data")
+    held_out = open_windows(work / "eval") if job.eval_data else None
+    vocabulary, coverage = None, 1.0
+    if config.kind == "eagle3":
+        always = (*target.eos, *special_ids(job.target))
+        vocabulary, coverage = choose_vocabulary(windows.loss_counts(target.vocab_size), config.draft_vocab, always)
+    size = target.vocab_size if vocabulary is None else len(vocabulary.ids)
+    shape = target.head_config(config.kind, size)
+    run = Run(job, config, target, shape, vocabulary, windows, held_out, processes, clock)
+    if processes.is_main_process:
+        _say(
+            f"{len(windows)} windows, {len(windows.ids)} tokens, {int(windows.mask.sum())} under loss"
+            + (f"; draft vocabulary of {size} covers {coverage:.2%} of them" if vocabulary is not None else "")
+        )
+        run.log({"event": "start", "windows": len(windows), "draft_vocab": size, "coverage": coverage})
+    return run
+
+
+class Run:
+    """One training run: the head, its optimizer, and what they are fed."""
+
+    def __init__(
+        self,
+        job: Job,
+        config: TrainConfig,
+        target: FrozenTarget,
+        shape: HeadConfig,
+        vocabulary: Vocabulary | None,
+        windows: Windows,
+        held_out: Windows | None,
+        processes: PartialState,
+        clock: Callable[[], float],
+    ) -> None:
+        self._job, self._config, self._target, self._shape = job, config, target, shape
+        self._windows, self._held_out, self._processes, self._clock = windows, held_out, processes, clock
+        self._device = target.device
+        self._vocabulary = None if vocabulary is None else vocabulary.to(self._device)
+        self._teacher: Teacher = OnlineTeacher(target, shape.taps)
+        self._identity = {
+            **config.fixed(),
+            "data": windows.digest,
+            "target": target.fingerprint(),
+            "processes": processes.num_processes,
+        }
+        if job.cache is not None:
+            self._teacher = CachedTeacher(job.cache, target, shape.taps, windows, self._identity["target"])
+        self._head = new_head(shape, target, vocabulary, config.inputs, config.seed)
+        self._parameters = trained(self._head)
+        self._peak = config.peak_lr(target.hidden_size)
+        self._optimizer = torch.optim.AdamW(self._parameters.values(), lr=self._peak, betas=BETAS, weight_decay=0.0)
+        self._log = job.output / WORK / LOG
+        self._progress = Progress(0, 0.0)
+        if self._checkpoint.is_file():
+            self._resume()
+        elif processes.is_main_process:
+            self._log.unlink(missing_ok=True)
+            if job.resume:
+                _say(f"{self._checkpoint} was not written before the run broke off; starting from the beginning")
+
+    def loop(self) -> Acceptance | None:
+        """Train to the end of the budget, save, and measure on the held-out data."""
+        config, main = self._config, self._processes.is_main_process
+        tally, told = self._tally(), 0.0
+        started, before, saved = self._clock(), self._progress.elapsed_s, self._progress.step
+        while config.used(self._progress.step, self._progress.elapsed_s) < 1:
+            loss, parts = self._step(tally)
+            elapsed = self._agreed(before + self._clock() - started)
+            self._progress = Progress(self._progress.step + 1, elapsed)
+            step = self._progress.step
+            if not main:
+                continue
+            if step == 1 or elapsed - told >= TELL_EVERY_S:
+                self._tell(loss, tally.read())
+                told = elapsed
+            if step % config.save_every == 0:
+                self._save(loss)
+                saved = step
+            if step % config.log_every == 0 or step == 1:
+                self._log_step(loss, parts, tally.read())
+                tally = self._tally()
+        if not main:
+            return None
+        if saved != self._progress.step or not self._checkpoint.exists():
+            self._save(loss if self._progress.step else None)
+        if config.inputs == "feature+unshifted":
+            _say("decoding feeds no head with unshifted tokens, so this one is measured only; --eval-data says on what")
+        else:
+            save_head(self._job.output, self._head, self._shape, self._target, self._vocabulary)
+        return self._evaluate()
+
+    def log(self, row: dict[str, Any]) -> None:
+        """Append a line to the training log."""
+        with self._log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    @property
+    def _checkpoint(self) -> Path:
+        return self._job.output / WORK / CHECKPOINT
+
+    def _agreed(self, elapsed_s: float) -> float:
+        """The same figure in every process, so that all stop at the same step."""
+        if self._processes.num_processes == 1:
+            return elapsed_s
+        seconds = torch.tensor(elapsed_s, dtype=torch.float64, device=self._device)
+        return float(reduce_over_processes(seconds, "mean"))
+
+    def _step(self, tally: Tally) -> tuple[Tensor, dict[str, Tensor]]:
+        config, rank = self._config, self._processes.process_index
+        step = self._progress.step
+        indices = step_indices(
+            len(self._windows), config.seed, step, config.batch_size, rank, self._processes.num_processes
+        )
+        batch = gather(self._windows, indices, self._device)
+        taught = self._teacher.teach(self._windows, indices, batch)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._peak * config.lr_factor(step, self._progress.elapsed_s)
+        with self._autocast():
+            loss, parts = self._objective(batch, taught, step, tally)
+        loss.backward()  # type: ignore[no-untyped-call]
+        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
+        if self._processes.num_processes > 1:
+            for gradient in gradients:
+                gradient.copy_(reduce_over_processes(gradient, "mean"))
+        torch.nn.utils.clip_grad_norm_(self._parameters.values(), CLIP)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return loss.detach(), parts
+
+    def _objective(self, batch: Batch, taught: Taught, step: int, tally: Tally) -> tuple[Tensor, dict[str, Tensor]]:
+        config = self._config
+        if isinstance(self._head, Eagle1Head):
+            generator = step_generator(config.seed, step, self._processes.process_index, self._device)
+            noise = torch.rand(taught.features.shape, generator=generator, device=self._device)
+            noise = (2 * noise - 1) * config.noise
+            return eagle1_objective(self._head, self._shape, batch, taught, noise, config.inputs, tally)
+        return eagle3_objective(self._head, self._shape, batch, taught, self._vocabulary, config, tally)
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda")
+
+    def _evaluate(self) -> Acceptance | None:
+        """Acceptance on the first windows of the held-out data."""
+        if self._held_out is None:
+            return None
+        teacher, tally = OnlineTeacher(self._target, self._shape.taps), Tally(self._config.ttt_steps, self._device)
+        count = min(EVAL_WINDOWS, len(self._held_out))
+        for first in range(0, count, self._config.batch_size):
+            indices = range(first, min(first + self._config.batch_size, count))
+            batch = gather(self._held_out, indices, self._device)
+            taught = teacher.teach(self._held_out, indices, batch)
+            with self._autocast():
+                measure(self._head, self._shape, batch, taught, self._vocabulary, self._config, tally)
+        found = tally.read()
+        self.log({"event": "eval", "step": self._progress.step, **found.to_json()})
+        alphas = " ".join(f"{alpha:.3f}" for alpha in found.n_alpha)
+        _say(f"held out: tau {found.tau:.3f}, n-alpha {alphas}")
+        return found
+
+    def _tally(self) -> Tally:
+        """Of the steps that training unrolls."""
+        return Tally(1 if self._config.kind == "eagle1" else self._config.ttt_steps, self._device)
+
+    def _log_step(self, loss: Tensor, parts: dict[str, Tensor], found: Acceptance) -> None:
+        row = {
+            "event": "step",
+            "step": self._progress.step,
+            "seconds": round(self._progress.elapsed_s, 3),
+            "lr": self._optimizer.param_groups[0]["lr"],
+            "loss": float(loss),
+            "parts": {name: float(value) for name, value in parts.items()},
+        }
+        self.log(row | found.to_json())
+
+    def _tell(self, loss: Tensor, found: Acceptance) -> None:
+        step, elapsed = self._progress.step, self._progress.elapsed_s
+        budget = min(1.0, self._config.used(step, elapsed))
+        accuracy, alphas = (" ".join(f"{x:.2f}" for x in values) for values in (found.accuracy, found.n_alpha))
+        _say(
+            f"{budget:4.0%} step {step} {elapsed:.0f} s loss {float(loss):.4f} accuracy {accuracy} "
+            f"n-alpha {alphas} tau {found.tau:.2f}"
+        )
+
+    def _save(self, loss: Tensor | None) -> None:
+        """A checkpoint, unless training has run away: then the last sound one stays."""
+        if loss is not None and not torch.isfinite(loss):
+            raise TrainError(
+                f"the loss is {float(loss)} at step {self._progress.step}, so nothing was saved over the checkpoint "
+                "before; start again with a lower --lr"
+            )
+        save_checkpoint(self._checkpoint, self._parameters, self._optimizer, self._progress, self._identity)
+
+    def _resume(self) -> None:
+        self._progress = load_checkpoint(self._checkpoint, self._parameters, self._optimizer, self._identity)
+        if self._log.is_file() and self._processes.is_main_process:  # steps after the checkpoint are done again
+            rows = self._log.read_text(encoding="utf-8").splitlines()
+            kept = [row for row in rows if _logged_step(row) <= self._progress.step]
+            self._log.write_text("".join(f"{row}\n" for row in kept), encoding="utf-8")
+
+
+def _logged_step(row: str) -> int:
+    try:
+        return int(json.loads(row).get("step", 0))
+    except ValueError:  # a line cut by the kill
+        return sys.maxsize
+
+
+def _check_output(job: Job) -> None:
+    """A fresh run wants a folder without files; one that broke off before its first checkpoint counts as such."""
+    output, checkpoint = job.output, job.output / WORK / CHECKPOINT
+    if not output.absolute().parent.is_dir():
+        raise TrainError(f"{output.absolute().parent} does not exist; create it first")
+    if output.exists() and not output.is_dir():
+        raise TrainError(f"{output} exists and is no folder; choose another name")
+    if job.resume and not checkpoint.parent.is_dir():
+        raise TrainError(f"{checkpoint} is missing, so there is nothing to resume; run without --resume")
+    if not job.resume and checkpoint.is_file():
+        raise TrainError(f"{output} holds a training run; go on with --resume, or choose another folder")
+    if not job.resume and output.is_dir() and {path.name for path in output.iterdir()} - {WORK}:
+        raise TrainError(f"{output} is not empty; choose another folder")
+
+
+def _names(paths: Sequence[Path]) -> str:
+    return ", ".join(map(str, paths[:3])) + (" ..." if len(paths) > 3 else "")
+
+
+def _say(line: str) -> None:
+    print(f"eagle-train: {line}", file=sys.stderr, flush=True)
