@@ -1,0 +1,136 @@
+"""Key/value rows against a plain list of rows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from eagle_runtime.cache import ALIGNMENT, KVCache, aligned_empty
+
+LAYERS, CAPACITY, HEADS, WIDTH = 2, 12, 2, 3
+
+
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple), st.sampled_from([np.float32, np.float16, np.int64])
+)
+@settings(deadline=None)
+def test_aligned_empty_is_an_array_on_a_boundary(shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+    array = aligned_empty(shape, dtype)
+    assert array.ctypes.data % ALIGNMENT == 0
+    assert array.shape == shape and array.dtype == dtype
+    assert array.flags.c_contiguous and array.flags.writeable
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Any order of passes and cuts leaves the rows that a list would hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = KVCache(LAYERS, CAPACITY, HEADS, WIDTH, np.float16)
+        self.expected: list[int] = []
+        self.tags = itertools.count(1)
+
+    def write(self, count: int) -> list[int]:
+        """What a session does: `count` new rows behind the settled ones, each marked in every layer."""
+        tags = [next(self.tags) for _ in range(count)]
+        start = self.cache.length
+        for row, tag in enumerate(tags):
+            self.cache.rows[:, start + row] = mark(tag)
+        return tags
+
+    @precondition(lambda self: self.cache.room > 0)
+    @rule(data=st.data())
+    def advance(self, data: st.DataObject) -> None:
+        written = self.write(data.draw(st.integers(1, self.cache.room)))
+        count = data.draw(st.integers(0, len(written)))
+        self.cache.advance(count)
+        self.expected += written[:count]
+
+    @precondition(lambda self: self.cache.room > 0)
+    @rule(data=st.data())
+    def keep(self, data: st.DataObject) -> None:
+        written = self.write(data.draw(st.integers(1, self.cache.room)))
+        path = [0, *sorted(data.draw(st.sets(st.integers(1, len(written) - 1))))] if len(written) > 1 else [0]
+        self.cache.keep(np.array(path))
+        self.expected += [written[node] for node in path]
+
+    @rule(data=st.data())
+    def truncate(self, data: st.DataObject) -> None:
+        length = data.draw(st.integers(0, self.cache.length))
+        self.cache.truncate(length)
+        del self.expected[length:]
+
+    @invariant()
+    def rows_are_those_of_the_list(self) -> None:
+        assert self.cache.length == len(self.expected)
+        assert self.cache.room == CAPACITY - len(self.expected)
+        for row, tag in enumerate(self.expected):
+            np.testing.assert_array_equal(self.cache.rows[:, row], mark(tag))
+
+
+def mark(tag: int) -> npt.NDArray[np.float16]:
+    """A row's content [2 * layers, heads, width]: no two rows, layers or halves alike."""
+    layers = np.arange(2 * LAYERS, dtype=np.float16)[:, None, None]
+    return np.broadcast_to(layers / 8 + tag, (2 * LAYERS, HEADS, WIDTH)).astype(np.float16)
+
+
+TestCacheMachine = CacheMachine.TestCase
+TestCacheMachine.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)
+
+
+def test_keys_and_values_of_a_layer_lie_side_by_side() -> None:
+    """The layout that sessions bind by address: one contiguous block per half of a layer."""
+    cache = KVCache(LAYERS, CAPACITY, HEADS, WIDTH)
+    assert cache.rows.shape == (2 * LAYERS, CAPACITY, HEADS, WIDTH)
+    assert cache.rows.flags.c_contiguous and cache.rows.dtype == np.float32
+    assert cache.rows.ctypes.data % ALIGNMENT == 0
+    assert (cache.length, cache.room) == (0, CAPACITY)
+
+
+def test_keep_leaves_other_rows_alone() -> None:
+    cache = KVCache(LAYERS, CAPACITY, HEADS, WIDTH)
+    cache.rows[:] = np.arange(CAPACITY, dtype=np.float32)[:, None, None]
+    cache.advance(4)
+    before = cache.rows.copy()
+    cache.keep(np.array([0, 2, 5]))
+    assert cache.length == 7
+    np.testing.assert_array_equal(cache.rows[0, :, 0, 0], [0, 1, 2, 3, 4, 6, 9, 7, 8, 9, 10, 11])
+    np.testing.assert_array_equal(cache.rows[:, 7:], before[:, 7:])
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda cache: cache.advance(CAPACITY - 5 + 1),
+        lambda cache: cache.advance(-1),
+        lambda cache: cache.truncate(6),
+        lambda cache: cache.truncate(-1),
+        lambda cache: cache.keep(np.arange(CAPACITY - 5 + 1)),
+        lambda cache: cache.keep(np.array([1, 2])),
+    ],
+    ids=["past the end", "backwards", "longer than it is", "below zero", "a path past the end", "without the root"],
+)
+def test_steps_out_of_bounds_fail(step: Callable[[KVCache], Any]) -> None:
+    cache = KVCache(LAYERS, CAPACITY, HEADS, WIDTH)
+    cache.advance(5)
+    with pytest.raises(AssertionError):
+        step(cache)
+    assert cache.length == 5
+
+
+def test_the_whole_capacity_is_usable() -> None:
+    cache = KVCache(LAYERS, CAPACITY, HEADS, WIDTH)
+    cache.advance(CAPACITY)
+    assert cache.room == 0
+    cache.truncate(CAPACITY)
+    cache.truncate(0)
+    cache.keep(np.arange(CAPACITY))
+    assert cache.room == 0
