@@ -224,7 +224,7 @@ def test_law_is_the_targets(setting: str, drafters: dict[str, Remembered]) -> No
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_law_is_the_targets_at_length(setting: str, drafters: dict[str, Remembered]) -> None:
     params = SETTINGS[setting]
-    forbidden, p = verdict(sample_loop(drafters, params, 20 * SAMPLES), params)
+    forbidden, p = verdict(sample_loop(drafters, params, 30 * SAMPLES), params)
     assert forbidden == 0
     assert p > ALPHA
 
