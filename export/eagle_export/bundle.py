@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -17,9 +16,11 @@ import onnx_ir as ir
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from eagle_export.checkpoint import read_json
 from eagle_export.errors import ExportError
 from eagle_export.pair import Pair, build_graphs, open_pair
 from eagle_export.weights import num_bytes, save
+from eagle_runtime.errors import BundleError
 from eagle_runtime.manifest import (
     MANIFEST_NAME,
     SCHEMA_VERSION,
@@ -31,6 +32,7 @@ from eagle_runtime.manifest import (
     TreeDefaults,
     file_sha256,
 )
+from eagle_runtime.text import Text
 
 TARGET_FILE, DRAFT_FILE = "target/model.onnx", "draft/model.onnx"
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
@@ -57,61 +59,71 @@ def export(target: Path, draft: Path, bundle: Path, *, precision: str = "fp32", 
     if draft_top_k < 1:
         raise ExportError(f"draft top-k is {draft_top_k}, but must be 1 or more")
     bundle = bundle.absolute()
-    _check_destination(bundle)
+    with _disk_errors(bundle):
+        _check_destination(bundle)
     with _progress() as progress:
         task = progress.add_task("reading checkpoints", total=None)
         pair = open_pair(target, draft)
+        texts = _read_texts(target)
         top_k = min(draft_top_k, pair.head_config.draft_vocab_size)
         progress.update(task, description="tracing target and head")
         graphs = build_graphs(pair, precision, top_k)
         size = sum(num_bytes(graph) for graph in graphs)
         _check_space(bundle.parent, size)
         progress.update(task, description="writing weights", total=size, completed=0)
-        with _folder_beside(bundle) as folder, _disk_errors(bundle):
-            notes = _write(folder, target, pair, graphs, precision, top_k, lambda n: progress.advance(task, n))
+        with _folder_beside(bundle) as beside, _disk_errors(bundle):
+            folder = beside / "new"
+            folder.mkdir()
+            _write(folder, texts, graphs, lambda n: progress.advance(task, n))
             manifest = _manifest(folder, pair, graphs, precision, top_k)
             (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
             total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-            _move_into_place(folder, bundle)
+            _move_into_place(folder, bundle, beside / "old")
     shared = sorted(set(graphs[0].graph.initializers) & set(graphs[1].graph.initializers))
-    return Exported(bundle, manifest, tuple(shared), total, tuple(notes))
+    warnings: tuple[str, ...] = ()
+    if "tokenizer.json" not in texts:
+        warnings = (f"{target} has no tokenizer.json; the bundle decodes token ids only (eagle-run --prompt-ids)",)
+    return Exported(bundle, manifest, tuple(shared), total, warnings)
 
 
 def _write(
-    folder: Path,
-    target: Path,
-    pair: Pair,
-    graphs: tuple[ir.Model, ir.Model],
-    precision: str,
-    top_k: int,
-    advance: Callable[[int], None],
-) -> list[str]:
-    """Write everything but the manifest; returns warnings."""
+    folder: Path, texts: Mapping[str, bytes], graphs: tuple[ir.Model, ir.Model], advance: Callable[[int], None]
+) -> None:
+    """Write everything but the manifest."""
     for name, graph in zip((TARGET_FILE, DRAFT_FILE), graphs, strict=True):
         (folder / name).parent.mkdir()
         save(graph, folder / name, advance)
-    for name in TEXT_FILES:
-        if (target / name).is_file():
-            shutil.copyfile(target / name, folder / name)
-    _extract_chat_template(folder)
-    if (folder / "tokenizer.json").is_file():
-        return []
-    return [f"{target} has no tokenizer.json; the bundle decodes token ids only (eagle-run --prompt-ids)"]
+    for name, content in texts.items():
+        (folder / name).write_bytes(content)
 
 
-def _extract_chat_template(folder: Path) -> None:
-    """Older tokenizers keep the template inside tokenizer_config.json; the runtime reads chat_template.jinja."""
-    config, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-    if template.exists() or not config.is_file():
-        return
+def _read_texts(target: Path) -> dict[str, bytes]:
+    """Tokenizer and template files, name -> content; what the runtime could not read is refused before the trace."""
     try:
-        stored = json.loads(config.read_text(encoding="utf-8")).get("chat_template")
-    except ValueError as error:
-        raise ExportError(f"{config.name} of the target is not readable JSON ({error}); download it again") from None
-    if isinstance(stored, list):  # several named templates
-        stored = next((item["template"] for item in stored if item.get("name") == "default"), None)
-    if isinstance(stored, str):
-        template.write_text(stored, encoding="utf-8")
+        Text(target)
+    except BundleError as error:
+        raise ExportError(str(error)) from None
+    texts = {}
+    for name in TEXT_FILES:
+        if not (target / name).is_file():
+            continue
+        try:
+            texts[name] = (target / name).read_bytes()
+            texts[name].decode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ExportError(f"{target / name} is not readable text ({error}); download it again") from None
+    if "tokenizer_config.json" in texts and "chat_template.jinja" not in texts:
+        template = _stored_template(read_json(target / "tokenizer_config.json").get("chat_template"))
+        texts |= {"chat_template.jinja": template.encode()} if template is not None else {}
+    return texts
+
+
+def _stored_template(stored: object) -> str | None:
+    """Older tokenizers keep the template, or several with names, inside tokenizer_config.json."""
+    if isinstance(stored, list):
+        named = [item for item in stored if isinstance(item, dict) and item.get("name") == "default"]
+        stored = named[0].get("template") if named else None
+    return stored if isinstance(stored, str) else None
 
 
 def _manifest(folder: Path, pair: Pair, graphs: tuple[ir.Model, ir.Model], precision: str, top_k: int) -> Manifest:
@@ -175,9 +187,10 @@ def _check_destination(bundle: Path) -> None:
 
 def _check_space(parent: Path, needed: int) -> None:
     free = shutil.disk_usage(parent).free
-    if free < needed * 1.02 + (4 << 20):
+    needed += needed // 50 + (4 << 20)  # graphs, manifest, blocks that are not filled
+    if free < needed:
         raise ExportError(
-            f"{parent} has {free / 1e6:.0f} MB free, but the bundle takes {needed / 1e6:.0f} MB; free space first"
+            f"{parent} has {free / 1e6:.0f} MB free, but the bundle may take {needed / 1e6:.0f} MB; free space first"
         )
 
 
@@ -189,7 +202,6 @@ def _folder_beside(bundle: Path) -> Iterator[Path]:
     except OSError as error:
         raise ExportError(f"{bundle.parent} cannot be written ({error.strerror})") from None
     try:
-        folder.chmod(0o755)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -200,26 +212,22 @@ def _disk_errors(bundle: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        # NumPy reports a write that was cut short without a number.
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)
         what = "the disk is full" if full else error.strerror or str(error)
         raise ExportError(f"{bundle} could not be written ({what}); nothing was left behind") from None
 
 
-def _move_into_place(folder: Path, bundle: Path) -> None:
+def _move_into_place(folder: Path, bundle: Path, aside: Path) -> None:
     """Rename; an older bundle of that name steps aside first and comes back if the rename fails."""
-    if not bundle.exists():
-        folder.rename(bundle)
-        return
-    aside = Path(tempfile.mkdtemp(prefix=f".{bundle.name}.old.", dir=bundle.parent))
     try:
-        old = bundle.rename(aside / bundle.name)
-        try:
-            folder.rename(bundle)
-        except BaseException:
-            old.rename(bundle)
-            raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        if bundle.exists():
+            bundle.rename(aside)
+        folder.rename(bundle)
+    except BaseException:  # an interrupt may come between any two steps
+        if aside.exists() and not bundle.exists():
+            aside.rename(bundle)
+        raise
 
 
 def _progress() -> Progress:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
@@ -25,9 +28,12 @@ class StoredTensor:
 
     def read(self) -> torch.Tensor:
         """The tensor, read now; only this one is in memory."""
-        with safe_open(self.file, framework="pt") as file:
-            tensor: torch.Tensor = file.get_tensor(self.name)
-        return tensor
+        # Through NumPy: framework="pt" maps a file so that Linux refuses one larger than the memory.
+        with safe_open(self.file, framework="np") as file:
+            array = file.get_tensor(self.name)
+        if array.dtype == ml_dtypes.bfloat16:
+            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(array)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +45,15 @@ class Checkpoint:
     tensors: Mapping[str, StoredTensor]
 
     def require(self, name: str, shape: tuple[int | None, ...]) -> StoredTensor:
-        """The tensor of that name; ExportError if it is missing or of another shape (None: any size)."""
+        """The tensor of that name; ExportError if it is missing or of another shape (None: any size but 0)."""
         if name not in self.tensors:
             raise ExportError(
                 f"{self.folder}: tensor {name!r} is missing; the checkpoint is incomplete or of another kind"
             )
         found = self.tensors[name].shape
-        if len(found) != len(shape) or any(want not in (None, have) for want, have in zip(shape, found, strict=True)):
+        if len(found) != len(shape) or any(
+            want not in (None, have) or have == 0 for want, have in zip(shape, found, strict=True)
+        ):
             wanted = ", ".join("any" if size is None else str(size) for size in shape)
             raise ExportError(
                 f"{self.folder}: tensor {name!r} has shape {list(found)}, but this pair needs [{wanted}]; "
@@ -61,6 +69,14 @@ class Checkpoint:
             raise ExportError(f"{self.folder / 'config.json'}: {key} is {value!r}, but must be a positive whole number")
         return value
 
+    def number(self, key: str, default: float) -> float:
+        """A number of the config that is not negative; ExportError otherwise."""
+        value = self.config.get(key)
+        value = default if value is None else value
+        if type(value) not in (int, float) or not 0 <= value < math.inf:
+            raise ExportError(f"{self.folder / 'config.json'}: {key} is {value!r}, but must be a number, 0 or more")
+        return float(value)
+
 
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Open a folder with config.json and model.safetensors, whole or sharded by an index. Raises ExportError."""
@@ -75,7 +91,7 @@ def read_json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ExportError(f"{path} is missing; give a complete Hugging Face model folder") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ExportError(f"{path} is not readable JSON ({error}); download it again") from None
     if not isinstance(data, dict):
         raise ExportError(f"{path} holds no JSON object; download it again")
@@ -90,6 +106,8 @@ def _index_tensors(folder: Path) -> dict[str, StoredTensor]:
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ExportError(f"{index} has no weight_map; download it again")
+        if wrong := [name for name in weight_map.values() if not isinstance(name, str)]:
+            raise ExportError(f"{index} names {wrong[0]!r}, which is no file name; download it again")
         files = [folder / name for name in sorted(set(weight_map.values()))]
     elif any(folder.glob("*.bin")):
         raise ExportError(
@@ -109,7 +127,7 @@ def _list_file(path: Path) -> dict[str, StoredTensor]:
     if not path.is_file():
         raise ExportError(f"{path} is missing; the download is incomplete")
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, framework="np") as file:
             found = {}
             for name in file.keys():  # noqa: SIM118  (no mapping: it has keys() only)
                 part = file.get_slice(name)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from eagle_export.weights import Weight, attach, simplify
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+STORED = ("F64", "F32", "F16", "BF16")  # anything else is quantised: its numbers mean nothing without their scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,8 @@ def _target_module(pair: Pair, dtype: torch.dtype) -> torch.nn.Module:
             fc = torch.nn.Linear(len(head.taps) * head.target_hidden_size, head.hidden_size, bias=head.fc_bias)
         return TargetGraph(pair.config, head.taps, fc)
 
-    return build_fake(build, dtype)
+    with _accepted_by_transformers(pair.target):
+        return build_fake(build, dtype)
 
 
 def _draft_module(pair: Pair, dtype: torch.dtype, top_k: int) -> torch.nn.Module:
@@ -144,26 +147,50 @@ def _draft_module(pair: Pair, dtype: torch.dtype, top_k: int) -> torch.nn.Module
             del head.fc
         return DraftGraph(head, top_k)
 
-    module = build_fake(build, dtype)
+    with _accepted_by_transformers(pair.head):
+        module = build_fake(build, dtype)
     if pair.d2t is not None:
         module.d2t = pair.d2t[:, None]
     return module
 
 
 def _check_all_used(checkpoint: Checkpoint, module: torch.nn.Module, weights: Mapping[str, Weight]) -> None:
-    """Every weight belongs to a parameter and every parameter has a weight; a leftover tensor would mean that the
-    checkpoint is of a kind this export does not know, and decoding would be silently wrong."""
-    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-    if unused := sorted(set(weights) - parameters):
+    """Every weight belongs to a parameter of its shape and every parameter has a weight; a leftover tensor would mean
+    that the checkpoint is of a kind this export does not know, and decoding would be silently wrong."""
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    if unused := sorted(set(weights) - set(parameters)):
         raise ExportError(
             f"{weights[unused[0]].source.file}: tensor {weights[unused[0]].source.name!r} is not used by this kind of "
             "model; the checkpoint is of a variant that is not supported"
         )
-    if missing := sorted(parameters - set(weights)):
+    if missing := sorted(set(parameters) - set(weights)):
         raise ExportError(
             f"{checkpoint.folder}: tensor {missing[0].removeprefix('head.')!r} is missing; the checkpoint is "
             "incomplete or of another kind"
         )
+    for name, parameter in parameters.items():
+        source = weights[name].source
+        if source.shape != tuple(parameter.shape):
+            raise ExportError(
+                f"{source.file}: tensor {source.name!r} has shape {list(source.shape)}, but the config asks for "
+                f"{list(parameter.shape)}; config and weights do not belong together"
+            )
+        if source.dtype not in STORED:
+            raise ExportError(
+                f"{source.file}: tensor {source.name!r} is stored as {source.dtype}, not as one of "
+                f"{', '.join(STORED)}; export the original checkpoint"
+            )
+
+
+@contextmanager
+def _accepted_by_transformers(checkpoint: Checkpoint) -> Iterator[None]:
+    """It validates configs with errors of its own kinds, and some values only where a model is built."""
+    try:
+        yield
+    except Exception as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        where = checkpoint.folder / "config.json"
+        raise ExportError(f"{where}: transformers refuses the config ({what}); compare it with the original") from None
 
 
 def _llama_config(target: Checkpoint) -> LlamaConfig:
@@ -176,17 +203,22 @@ def _llama_config(target: Checkpoint) -> LlamaConfig:
         raise ExportError(f"{where}: the weights are quantised already; export the original checkpoint")
     for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size"):
         target.integer(key)
+    for key in ("head_dim", "max_position_embeddings"):
+        target.integer(key, 1)
+    heads = target.integer("num_attention_heads")
+    kv_heads = target.integer("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise ExportError(f"{where}: {heads} heads cannot share {kv_heads} key/value heads; download the config again")
     rope_settings(target.config, str(where))
-    try:
+    with _accepted_by_transformers(target):
         config = LlamaConfig.from_dict(dict(target.config))
-    except Exception as error:  # transformers validates with errors of its own kinds
-        raise ExportError(f"{where}: transformers refuses the config ({str(error).splitlines()[0]})") from None
     hidden = int(config.hidden_size)
     target.require(EMBEDDING, (int(config.vocab_size), hidden))
     if LM_HEAD in target.tensors:
         target.require(LM_HEAD, (int(config.vocab_size), hidden))
     elif not config.tie_word_embeddings:
         raise ExportError(f"{target.folder}: tensor {LM_HEAD!r} is missing and the config does not tie it")
+    target.require(f"model.layers.{config.num_hidden_layers - 1}.input_layernorm.weight", (hidden,))
     return config
 
 
@@ -214,7 +246,10 @@ def _vocabulary_map(head: Checkpoint, config: HeadConfig) -> torch.Tensor | None
                 "the checkpoint is incomplete"
             )
         return None
-    d2t = head.require("d2t", (size,)).read().to(torch.int64)
+    stored = head.require("d2t", (size,))
+    if stored.dtype not in ("I32", "I64"):
+        raise ExportError(f"{stored.file}: tensor 'd2t' is stored as {stored.dtype}, but must hold whole numbers")
+    d2t = stored.read().to(torch.int64)
     ids = d2t + torch.arange(size)
     if bool(((ids < 0) | (ids >= vocab)).any()):
         raise ExportError(f"{head.folder}: d2t points outside the target's vocabulary of {vocab}; wrong head")
@@ -232,7 +267,9 @@ def _own_embedding(target: Checkpoint, head: Checkpoint, config: HeadConfig) -> 
         target.require(EMBEDDING, (config.vocab_size, config.hidden_size))
         return False
     own, theirs = head.require(name, (config.vocab_size, config.hidden_size)), target.tensors[EMBEDDING]
-    return own.shape != theirs.shape or not torch.equal(own.read().float(), theirs.read().float())
+    if own.shape != theirs.shape or not {own.dtype, theirs.dtype} <= set(STORED):
+        return True
+    return not torch.equal(own.read().float(), theirs.read().float())
 
 
 def _check_lm_head(target: Checkpoint, head: Checkpoint, config: HeadConfig) -> None:

@@ -31,7 +31,7 @@ class Weight:
 def attach(model: ir.Model, weights: Mapping[str, Weight]) -> None:
     """Replace every fake initializer by a lazy tensor. weights: module parameter name -> weight.
 
-    Raises ExportError if a parameter has no weight, or one of another shape."""
+    Raises ExportError if a parameter has no weight."""
     graph = model.graph
     for name, value in list(graph.initializers.items()):
         if name not in weights:
@@ -41,11 +41,7 @@ def attach(model: ir.Model, weights: Mapping[str, Weight]) -> None:
         weight = weights[name]
         assert value.shape is not None and value.dtype is not None
         shape = value.shape.numpy()
-        if shape != weight.source.shape:
-            raise ExportError(
-                f"{weight.source.file}: tensor {weight.source.name!r} has shape {list(weight.source.shape)}, "
-                f"but the config asks for {list(shape)}; config and weights do not belong together"
-            )
+        assert shape == weight.source.shape, weight  # compared before the trace
         _set_lazy(value, weight.name, shape, _reader(weight.source, value.dtype))
         if weight.name == name:
             continue
@@ -60,10 +56,16 @@ def attach(model: ir.Model, weights: Mapping[str, Weight]) -> None:
 def simplify(model: ir.Model) -> None:
     """Fold constants, but no weight: a transposed weight stays a weight, written transposed.
 
-    (optimize_ir would fold every Transpose of a weight into memory; spike.md section 5.)"""
-    optimizer.optimize_ir(
-        model, should_fold=lambda node: False if any(_is_lazy(value) for value in node.inputs) else None
-    )
+    (optimize_ir would fold every Transpose of a weight into memory; spike.md section 5.) Raises ExportError for values
+    that are not finite."""
+    try:
+        optimizer.optimize_ir(
+            model, should_fold=lambda node: False if any(_is_lazy(value) for value in node.inputs) else None
+        )
+    except ir.passes.PassError as error:  # it compares small weights, so it may be the first to read one
+        if isinstance(error.__cause__, ExportError):
+            raise error.__cause__ from None
+        raise
     for node in list(model.graph):
         value = node.inputs[0] if node.op_type == "Transpose" else None
         if value is None or not _is_lazy(value) or len(value.uses()) > 1:

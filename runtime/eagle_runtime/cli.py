@@ -6,10 +6,11 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from eagle_runtime.eagle_model import EagleModel, Result
 from eagle_runtime.errors import EagleError, RequestError
@@ -24,11 +25,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except EagleError as error:
         print(f"eagle-run: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # the reader left, as `| head` does
-        return 0
     except KeyboardInterrupt:
         return 130
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the flush at exit complains once more
+        if isinstance(error, BrokenPipeError):  # the reader left, as `| head` does
+            return 0
+        print(f"eagle-run: {error.filename or 'the output'} failed ({error.strerror})", file=sys.stderr)
+        return 2
     return 0
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports a wrong argument as all other errors are: in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -92,13 +104,15 @@ class _Tracer:
                 "host": round(cycle.host_s * 1e3, 4),
             },
         }
-        print(json.dumps(row), file=self.file)
+        assert self.file is not None
+        with _trace_errors(self.file.name):
+            print(json.dumps(row), file=self.file)
         self._count += 1
 
 
 def _report(result: Result, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(dataclasses.asdict(result)))
+        print(json.dumps(dataclasses.asdict(result)), flush=True)
         return
     stats = result.stats
     print(flush=True)
@@ -120,9 +134,21 @@ def _prompt(args: argparse.Namespace) -> str | list[int]:
     return str(args.prompt)
 
 
-def _open_trace(path: str) -> TextIO:
+@contextlib.contextmanager
+def _open_trace(path: str) -> Iterator[TextIO]:
+    with _trace_errors(path):
+        file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115  (closed below, where its errors are its own)
     try:
-        return Path(path).open("w", encoding="utf-8")
+        yield file
+    finally:
+        with _trace_errors(path):
+            file.close()
+
+
+@contextlib.contextmanager
+def _trace_errors(path: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise RequestError(f"trace file {path} cannot be written ({error.strerror})") from None
 
@@ -143,7 +169,7 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="eagle-run", description="Decode one prompt from a bundle.")
+    parser = Parser(prog="eagle-run", description="Decode one prompt from a bundle.")
     parser.add_argument("bundle", help="folder written by eagle-export")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", help="text")

@@ -27,6 +27,7 @@ FinishReason = Literal["stop", "length"]
 
 DEFAULT_CONTEXT = 4096  # tokens; a model trained on 128k would otherwise reserve tens of gigabytes of cache
 HEAD_SCRATCH = 512  # rows the head may use to grow one tree
+MAX_THREADS = 256  # beyond the cores they only wait for each other; thousands take minutes to start
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +112,8 @@ class EagleModel:
             context = min(longest, DEFAULT_CONTEXT)
         if not 2 <= context <= longest:
             raise RequestError(f"context is {context}, but this model serves 2 to {longest} tokens")
-        if threads is not None and threads < 1:
-            raise RequestError(f"threads is {threads}, but must be 1 or more")
+        if threads is not None and not 1 <= threads <= MAX_THREADS:
+            raise RequestError(f"threads is {threads}, but must be 1 to {MAX_THREADS}")
         if backend != "cpu":
             raise BackendError(f"backend {backend!r} is not available; this version runs 'cpu'")
         if check_hashes:

@@ -24,6 +24,7 @@ SCHEMA_VERSION = 1
 
 HeadKind = Literal["eagle1", "eagle3"]
 TreeKind = Literal["dynamic", "static", "chain"]
+Shape = tuple[int | str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class TensorSpec:
     """One graph input, output or weight. shape: numbers, or names of symbolic dimensions (T, P, L, R)."""
 
     dtype: str
-    shape: tuple[int | str, ...]
+    shape: Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ def read_manifest(bundle: Path) -> Manifest:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise BundleError(f"{path} is missing; give the folder that eagle-export wrote") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BundleError(f"{path} is not readable JSON ({error}); export the bundle again") from None
     if not isinstance(data, dict):
         raise BundleError(f"{path} holds no JSON object; export the bundle again")
@@ -125,6 +126,7 @@ def read_manifest(bundle: Path) -> Manifest:
             "export the bundle again or install the matching eagle-edge"
         )
     manifest = typing.cast(Manifest, _build(Manifest, data, str(path)))
+    _check_graphs(manifest, str(path))
     graphs = (manifest.target.graph.file, manifest.head.graph.file)
     for file in (*graphs, *manifest.files):
         bundle_file(bundle, file)
@@ -133,14 +135,50 @@ def read_manifest(bundle: Path) -> Manifest:
     return manifest
 
 
+def _check_graphs(manifest: Manifest, where: str) -> None:
+    """The graphs' inputs and outputs follow from the facts beside them; raises BundleError naming one that does not,
+    since decoding would trust both."""
+    target, head = manifest.target, manifest.head
+    features, guesses = (1, "T", head.hidden_size), (1, "T", head.top_k)
+    inputs: dict[str, Shape] = {"input_ids": (1, "T"), "position_ids": (1, "T"), "tree_mask": (1, 1, "T", "L")}
+    tables: list[tuple[str, TargetSpec | HeadSpec, dict[str, Shape], dict[str, Shape]]] = [
+        ("target", target, {"logit_rows": ("R",)}, {"logits": (1, "R", target.vocab_size), "features": features}),
+        ("head", head, {"features": features}, {"log_probs": guesses, "token_ids": guesses, "hidden": features}),
+    ]
+    for name, spec, more, outputs in tables:
+        layers = range(min(spec.num_layers, len(spec.graph.inputs)))  # of a wild number, one too many is enough
+        rows = [f"{layer}.{part}" for layer in layers for part in ("key", "value")]
+        past = {f"past_key_values.{row}": (1, "P", spec.num_kv_heads, spec.head_dim) for row in rows}
+        new = {f"present.{row}": (1, "T", spec.num_kv_heads, spec.head_dim) for row in rows}
+        for part, wanted, specs in (
+            ("inputs", {**inputs, **more, **past}, spec.graph.inputs),
+            ("outputs", {**outputs, **new}, spec.graph.outputs),
+        ):
+            found = {key: tensor.shape for key, tensor in specs.items()}
+            if wrong := sorted(key for key in {*wanted, *found} if wanted.get(key) != found.get(key)):
+                raise BundleError(
+                    f"{where}: {name}: graph: {part}: {wrong[0]!r} is {_listed(found.get(wrong[0]))}, but the sizes "
+                    f"given for the models make it {_listed(wanted.get(wrong[0]))}; export the bundle again"
+                )
+
+
+def _listed(shape: Shape | None) -> str:
+    return "absent" if shape is None else str(list(shape))
+
+
 def bundle_file(bundle: Path, name: str) -> Path:
     """The path of a file listed in the manifest; raises BundleError if it would leave the folder, even by a link."""
     pure = PurePosixPath(name)
     path = bundle / pure
     leaves = pure.is_absolute() or ".." in pure.parts or "\\" in name or ":" in name
-    if leaves or not path.resolve().is_relative_to(bundle.resolve()):
+    try:
+        leaves = leaves or not path.resolve().is_relative_to(bundle.resolve())
+        found = path.is_file()
+    except (OSError, RuntimeError, ValueError):  # a loop of links, a name no file system takes
+        leaves = True
+    if leaves:
         raise BundleError(f"{bundle / MANIFEST_NAME}: file path {name!r} leaves the bundle; export the bundle again")
-    if not path.is_file():
+    if not found:
         raise BundleError(f"{path} is missing from the bundle; copy or export the bundle again")
     return path
 
@@ -170,7 +208,7 @@ def _build(kind: Any, value: Any, where: str) -> Any:
         return _build_dataclass(typing.cast("type[Any]", kind), value, where)
     if origin is dict:
         if isinstance(value, dict):
-            return {key: _build(args[1], item, f"{where}: {key}") for key, item in value.items()}
+            return {key: _build(args[1], item, f"{where}: {key!r}") for key, item in value.items()}
     elif origin is tuple:
         if isinstance(value, list):
             return tuple(_build(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))

@@ -150,6 +150,7 @@ class Sampler:
         point = uniform(self.params.seed, self.position) * cumulative[-1]
         return int(np.searchsorted(cumulative, point, side="right"))
 
+    @np.errstate(over="ignore", invalid="ignore")  # what overflows is refused below
     def process(self, logits: npt.NDArray[np.float32]) -> Row:
         """Logits [V] -> scores [V] whose softmax is the distribution of the next token (HF's order of steps)."""
         params = self.params
@@ -160,11 +161,14 @@ class Sampler:
             scores = apply_repetition_penalty(scores, self._seen, params.repetition_penalty)
         if params.presence_penalty or params.frequency_penalty:
             scores -= params.presence_penalty * (self._counts > 0) + params.frequency_penalty * self._counts
+        if params.temperature > 0:
+            scores /= params.temperature
+        if not np.isfinite(scores.max()):
+            raise RequestError(
+                f"no token is left to draw at position {self.position}; loosen logit_bias, penalties or temperature"
+            )
         if params.temperature == 0:
             return scores
-        if not np.any(np.isfinite(scores)):
-            raise RequestError(f"no token is left to draw at position {self.position}; loosen logit_bias")
-        scores /= params.temperature
         if params.top_k > 0:
             scores = keep_top_k(scores, params.top_k)
         if params.top_p < 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -77,17 +78,24 @@ def read_head_config(head: Checkpoint, target_hidden: int, target_layers: int, v
     for key in ("norm_before_residual", "norm_before_fc"):
         if head.config.get(key):
             raise ExportError(f"{where}: {key} is set, but this variant of EAGLE-3 is not supported")
+    if kind == "eagle1" and "lm_head.weight" in head.tensors:
+        raise ExportError(
+            f"{head.folder}: tensor 'lm_head.weight' is not used by an EAGLE-1 head, which borrows the target's; the "
+            "checkpoint is of a variant that is not supported"
+        )
     layer = "midlayer" if kind == "eagle3" else "layers.0"
     hidden, fed = head.require("fc.weight", (None, None)).shape
     _check_fc(head, kind, hidden, fed, target_hidden)
     num_heads = head.integer("num_attention_heads")
     q_rows = head.require(f"{layer}.self_attn.q_proj.weight", (None, None)).shape[0]
     k_rows = head.require(f"{layer}.self_attn.k_proj.weight", (None, None)).shape[0]
-    head_dim = q_rows // num_heads
-    if q_rows % num_heads or k_rows % head_dim or head.config.get("head_dim") not in (None, head_dim):
+    head_dim = max(q_rows // num_heads, 1)
+    kv_heads = head.integer("num_key_value_heads", max(k_rows // head_dim, 1))
+    fits = (q_rows, k_rows) == (num_heads * head_dim, kv_heads * head_dim) and num_heads % kv_heads == 0
+    if not fits or head.config.get("head_dim") not in (None, head_dim):
         raise ExportError(
-            f"{where}: {num_heads} heads of head_dim {head.config.get('head_dim')} do not fit projections of "
-            f"{q_rows} and {k_rows} rows; the config is of another head"
+            f"{where}: {num_heads} heads and {kv_heads} key/value heads of head_dim {head.config.get('head_dim')} do "
+            f"not fit projections of {q_rows} and {k_rows} rows; the config is of another head"
         )
     numbered = {int(m[1]) for name in head.tensors if (m := re.match(r"layers\.(\d+)\.", name))}
     draft_vocab = head.require("lm_head.weight", (None, hidden)).shape[0] if kind == "eagle3" else vocab
@@ -97,12 +105,12 @@ def read_head_config(head: Checkpoint, target_hidden: int, target_layers: int, v
         target_hidden_size=target_hidden,
         vocab_size=vocab,
         draft_vocab_size=draft_vocab,
-        num_layers=max(numbered, default=0) + 1 if kind == "eagle1" else 1,
+        num_layers=len(numbered) if kind == "eagle1" else 1,
         num_heads=num_heads,
-        num_kv_heads=k_rows // head_dim,
+        num_kv_heads=kv_heads,
         head_dim=head_dim,
         intermediate_size=head.require(f"{layer}.mlp.gate_proj.weight", (None, hidden)).shape[0],
-        rms_norm_eps=float(head.config.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=head.number("rms_norm_eps", 1e-6),
         rope=rope_settings(head.config, str(where)),
         qkv_bias=f"{layer}.self_attn.q_proj.bias" in head.tensors,
         fc_bias="fc.bias" in head.tensors,
@@ -115,16 +123,21 @@ def rope_settings(config: Mapping[str, Any], where: str) -> dict[str, Any]:
 
     Raises ExportError for scalings whose table depends on the length of the current call: rows cached earlier
     would have been turned by another table."""
+    for key in ("rope_parameters", "rope_scaling"):
+        if not isinstance(config.get(key) or {}, Mapping):
+            raise ExportError(f"{where}: {key} is {config[key]!r}, but must be an object")
     parameters = dict(config.get("rope_parameters") or {})
     scaling = dict(config.get("rope_scaling") or {})
     kind = scaling.get("rope_type", scaling.get("type", parameters.get("rope_type", "default")))
     if kind not in ("default", "linear", "llama3", "yarn"):
         raise ExportError(f"{where}: rope scaling {kind!r} depends on the text's length; it is not supported")
     theta = config.get("rope_theta", parameters.get("rope_theta", 10000.0))
+    if type(theta) not in (int, float) or not 0 < theta < math.inf:
+        raise ExportError(f"{where}: rope_theta is {theta!r}, but must be a number above 0")
     merged = {**parameters, **{k: v for k, v in scaling.items() if k != "type"}}
     settings: dict[str, Any] = {"rope_parameters": {**merged, "rope_type": kind, "rope_theta": float(theta)}}
-    if "max_position_embeddings" in config:
-        settings["max_position_embeddings"] = int(config["max_position_embeddings"])
+    if config.get("max_position_embeddings") is not None:
+        settings["max_position_embeddings"] = config["max_position_embeddings"]
     return settings
 
 
@@ -152,7 +165,10 @@ def _check_fc(head: Checkpoint, kind: HeadKind, hidden: int, fed: int, target_hi
 def _taps(head: Checkpoint, count: int, target_layers: int) -> tuple[int, ...]:
     """Published configs write layer ids in two ways: starting at 1 they mean outputs of layers, starting at 2
     inputs, which are hidden_states indices (eagle.md section 1.4)."""
+    where = head.folder / "config.json"
     settings = head.config.get("eagle_config") or {}
+    if not isinstance(settings, Mapping):
+        raise ExportError(f"{where}: eagle_config is {settings!r}, but must be an object")
     ids = settings.get("eagle_aux_hidden_state_layer_ids", head.config.get("eagle_aux_hidden_state_layer_ids"))
     if ids is None:
         if count != 3:
@@ -161,10 +177,12 @@ def _taps(head: Checkpoint, count: int, target_layers: int) -> tuple[int, ...]:
                 "add eagle_config.eagle_aux_hidden_state_layer_ids"
             )
         return default_taps(target_layers)
-    taps = tuple(int(i) + 1 if ids[0] == 1 else int(i) for i in ids)
+    if not isinstance(ids, list) or not all(type(i) is int for i in ids):
+        raise ExportError(f"{where}: eagle_aux_hidden_state_layer_ids is {ids!r}, but must be a list of layer ids")
+    taps = tuple(i + 1 if ids[0] == 1 else i for i in ids)
     if len(taps) != count or list(taps) != sorted(set(taps)) or not 0 < taps[0] <= taps[-1] < target_layers:
         raise ExportError(
-            f"{head.folder / 'config.json'}: eagle_aux_hidden_state_layer_ids {list(ids)} do not name {count} "
+            f"{where}: eagle_aux_hidden_state_layer_ids {ids} do not name {count} "
             f"ascending layers of a target of {target_layers}"
         )
     return taps

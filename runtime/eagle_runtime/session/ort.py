@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,8 @@ try:
     import onnxruntime as ort
 except ImportError:
     raise BackendError("onnxruntime is not installed; pip install 'eagle-edge[cpu]'") from None
+
+DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int64)": "int64"}
 
 
 class OrtSession:
@@ -35,9 +38,10 @@ class OrtSession:
             self._session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime raises a dozen kinds without a common base
             raise BackendError(f"onnxruntime cannot load {path}: {_first_line(error)}") from None
-        found = {value.name for value in self._session.get_inputs()}
-        if found != set(spec.inputs):
-            raise BackendError(f"{path}: the manifest lists other inputs than the graph; export the bundle again")
+        if _specs(self._session.get_inputs()) != spec.inputs or _specs(self._session.get_outputs()) != spec.outputs:
+            raise BackendError(
+                f"{path}: the manifest lists other inputs or outputs than the graph; export the bundle again"
+            )
         self._binding = self._session.io_binding()
         self._past = {name: s for name, s in spec.inputs.items() if name.startswith("past_key_values.")}
         self._new = {name: s for name, s in spec.outputs.items() if name.startswith("present.")}
@@ -112,6 +116,10 @@ class OrtSession:
 
     def _bind_output(self, name: str, like: Array, shape: tuple[int, ...], address: int) -> None:
         self._binding.bind_output(name, "cpu", 0, like.dtype.type, shape, address)
+
+
+def _specs(values: list[Any]) -> dict[str, TensorSpec]:
+    return {value.name: TensorSpec(DTYPES.get(value.type, value.type), tuple(value.shape)) for value in values}
 
 
 def _first_line(error: Exception) -> str:

@@ -1,0 +1,194 @@
+"""An export broken off from outside, by a signal or by a full disk, ends without a traceback and leaves nothing behind.
+
+The command runs as a process of its own: signals arrive while it traces and while it writes, and writes fail because
+the kernel refuses them. Weights that take a while to write are files of zeros without blocks, quick to prepare.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import pty
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from eagle_export.cli import main
+
+DEADLINE = 180.0  # seconds until a process is given up, on however busy a machine
+
+
+def write_zeros(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """A safetensors file of fp32 zeros that takes no space on disk."""
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": (start, end)}
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    os.truncate(path, 8 + len(text) + end)
+
+
+def wide_target(golden: Path, folder: Path, width: int) -> Path:
+    """A target of one layer whose three MLP weights are 64 x width."""
+    folder.mkdir()
+    config = json.loads((golden / "target" / "config.json").read_text())
+    config |= {"num_hidden_layers": 1, "intermediate_size": width}
+    (folder / "config.json").write_text(json.dumps(config))
+    layer = "model.layers.0"
+    write_zeros(
+        folder / "model.safetensors",
+        {
+            "model.embed_tokens.weight": (256, 64),
+            "lm_head.weight": (256, 64),
+            "model.norm.weight": (64,),
+            f"{layer}.input_layernorm.weight": (64,),
+            f"{layer}.post_attention_layernorm.weight": (64,),
+            f"{layer}.self_attn.q_proj.weight": (64, 64),
+            f"{layer}.self_attn.k_proj.weight": (32, 64),
+            f"{layer}.self_attn.v_proj.weight": (32, 64),
+            f"{layer}.self_attn.o_proj.weight": (64, 64),
+            f"{layer}.mlp.gate_proj.weight": (width, 64),
+            f"{layer}.mlp.up_proj.weight": (width, 64),
+            f"{layer}.mlp.down_proj.weight": (64, width),
+        },
+    )
+    return folder
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """An empty folder to export into."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The command sets signal handlers and a variable of its process: put back."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def start(*argv: object, stdout: int = subprocess.PIPE, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
+    """eagle-export as a process of its own."""
+    command = [sys.executable, "-m", "eagle_export.cli", *map(str, argv)]
+    env = {**os.environ, "TERM": "xterm"}  # what the progress line asks of a terminal
+    return subprocess.Popen(command, text=True, env=env, stdout=stdout, stderr=stderr)
+
+
+def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    """Look every millisecond until the condition holds; fails if the process ends before."""
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert process.poll() is None, "the process ended too early"
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "last_words"),
+    [
+        (signal.SIGINT, 130, "eagle-export: interrupted; nothing was left behind"),
+        (signal.SIGTERM, 143, ""),
+    ],
+)
+def test_a_signal_while_writing(
+    golden: Path, tmp_path: Path, out: Path, number: int, status: int, last_words: str
+) -> None:
+    target = wide_target(golden, tmp_path / "target", width=400_000)  # 307 MB, written in about a second
+    with start(target, golden / "head_eagle1", "-o", out / "bundle") as process:
+        wait_for(lambda: list(out.rglob("model.onnx.data")), process)
+        process.send_signal(signal.SIGSTOP)
+        halfway = [path.name for path in out.iterdir()]
+        process.send_signal(number)
+        process.send_signal(signal.SIGCONT)
+        while process.poll() is None:  # as from someone who presses Ctrl-C until it helps
+            process.send_signal(number)
+            time.sleep(0.003)
+        printed, said = process.communicate()
+    assert len(halfway) == 1 and halfway[0].startswith(".bundle."), "it was not stopped in the middle of writing"
+    assert (process.returncode, printed, said.strip()) == (status, "", last_words)
+    assert list(out.iterdir()) == []
+
+
+def test_ctrl_c_while_tracing(golden: Path, out: Path) -> None:
+    """On a terminal, whose progress line tells that the trace has begun."""
+    ours, theirs = pty.openpty()
+    os.set_blocking(ours, False)
+    shown = b""
+
+    def tracing() -> bool:
+        nonlocal shown
+        with contextlib.suppress(BlockingIOError):
+            shown += os.read(ours, 1 << 16)
+        return b"tracing target and head" in shown
+
+    arguments = (golden / "target", golden / "head_eagle1", "-o", out / "bundle")
+    with start(*arguments, stdout=subprocess.DEVNULL, stderr=theirs) as process:
+        os.close(theirs)
+        wait_for(tracing, process)
+        time.sleep(0.5)  # into the trace, which takes ten times as long
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE) == 130
+    with contextlib.suppress(OSError):  # how Linux reports that the other end is closed
+        while piece := os.read(ours, 1 << 16):
+            shown += piece
+    os.close(ours)
+    assert b"Traceback" not in shown
+    assert b"writing weights" not in shown
+    assert shown.rstrip().endswith(b"eagle-export: interrupted; nothing was left behind")
+    assert list(out.iterdir()) == []
+
+
+@pytest.mark.parametrize("full_at", ["weights", "tokenizer"])
+def test_a_disk_that_fills_up(
+    golden: Path, tmp_path: Path, out: Path, full_at: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The kernel refuses files beyond a size, as a full disk refuses more bytes. The older bundle stays as it was."""
+    target = wide_target(golden, tmp_path / "target", width=160)
+    size = 100_000  # bytes; the target's weights take 274 kB
+    if full_at == "tokenizer":
+        size = 400_000
+        tokenizer = (golden / "byte_tokenizer.json").read_bytes()
+        (target / "tokenizer.json").write_bytes(tokenizer + b" " * size)
+    older = out / "bundle" / "eagle_config.json"
+    older.parent.mkdir()
+    older.write_text("older")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        status = main([str(target), str(golden / "head_eagle1"), "-o", str(out / "bundle")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    printed, said = capsys.readouterr()
+    assert (status, printed) == (2, "")
+    assert said == f"eagle-export: {out / 'bundle'} could not be written (the disk is full); nothing was left behind\n"
+    assert set(out.rglob("*")) == {older.parent, older}
+    assert older.read_text() == "older"
+
+
+def test_a_disk_that_is_too_small(golden: Path, tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Seen before anything is written, and for weights that take many times the memory."""
+    width = shutil.disk_usage(out).free // (3 * 64 * 4) + 1
+    target = wide_target(golden, tmp_path / "target", width)
+    changed = out.stat().st_mtime_ns
+    status = main([str(target), str(golden / "head_eagle1"), "-o", str(out / "bundle")])
+    printed, said = capsys.readouterr()
+    assert (status, printed) == (2, "")
+    assert said.startswith(f"eagle-export: {out} has ") and "MB free, but the bundle may take" in said
+    assert said.index("\n") == len(said) - 1
+    assert out.stat().st_mtime_ns == changed
