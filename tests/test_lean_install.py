@@ -1,60 +1,124 @@
-"""A user's machine: the wheel with `[cpu]` in an empty environment decodes a bundle, with no torch in sight."""
+"""What an edge device installs: the wheel with one engine, in an empty environment, decodes as the development tree.
+
+Needs the network, for the wheel's build backend and the runtime's few dependencies.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import venv
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from eagle_runtime import EagleModel
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = {"eagle_runtime", "eagle_calib", "eagle_export", "eagle_train", "eagle_tools"}
+HEAVY = ("torch", "transformers", "onnx", "onnxscript", "onnx_ir", "safetensors")
+PROMPT = [5, 17, 3, 60, 41, 2, 33, 8]
 
 
-def run(*command: str | Path, expect: int = 0, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command as a user would: without this test's import path. Asserts the exit status."""
-    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=environment, cwd=cwd)
-    assert done.returncode == expect, done.stderr[-2000:]
+def run(*command: object, expect: int = 0, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """A process that sees nothing of the development tree; fails with its words unless it ends with `expect`."""
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, env=env, cwd=folder, check=False
+    )
+    assert done.returncode == expect, done.stdout + done.stderr
     return done
 
 
-@pytest.fixture(scope="module")
-def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of commands of an empty environment with eagle-edge[cpu] from its wheel."""
-    folder = tmp_path_factory.mktemp("lean")
-    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT, cwd=folder)
-    (wheel,) = folder.glob("*.whl")
-    run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
-    found = folder / "venv" / ("Scripts" if os.name == "nt" else "bin")
-    run(found / "python", "-m", "pip", "install", "--quiet", f"{wheel}[cpu]", cwd=folder)
+def build(folder: Path) -> Path:
+    """The wheel of this tree."""
+    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT)
+    (found,) = folder.glob("*.whl")
     return found
 
 
-def test_the_wheel_decodes_without_torch(
-    scripts: Path, bundle_of: Callable[[str], Path], prompts: list[list[int]], tmp_path: Path
-) -> None:
-    for kind in ("eagle1", "eagle3"):
-        ids = ",".join(map(str, prompts[0]))
-        done = run(scripts / "eagle-run", bundle_of(kind), "--prompt-ids", ids, "--json", cwd=tmp_path)
-        with EagleModel.load(bundle_of(kind)) as model:
-            expected = model.generate(prompts[0])
-        assert json.loads(done.stdout)["token_ids"] == list(expected.token_ids)
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("wheel"))
 
 
-def test_nothing_heavy_is_installed(scripts: Path, tmp_path: Path) -> None:
-    code = "import importlib.util as u; print([m for m in ('torch', 'transformers', 'onnx', 'rich') if u.find_spec(m)])"
-    assert run(scripts / "python", "-c", code, cwd=tmp_path).stdout.strip() == "[]"
+@pytest.fixture(scope="module")
+def device(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs folder of an environment that holds the wheel and its [cpu] extra, made by the first worker."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "device"
+    programs = folder / ("Scripts" if os.name == "nt" else "bin")
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "complete").exists():
+            found = build(tmp_path_factory.mktemp("build"))
+            venv.create(folder, with_pip=True)
+            run(programs / "python", "-m", "pip", "install", "--quiet", f"eagle-edge[cpu] @ {found.as_uri()}")
+            (folder / "complete").touch()
+    return programs
 
 
-def test_exporting_there_names_what_to_install(scripts: Path, tmp_path: Path) -> None:
-    target, head = ROOT / "tests/golden/target", ROOT / "tests/golden/head_eagle1"
-    done = run(scripts / "eagle-export", target, head, "-o", tmp_path / "bundle", expect=2, cwd=tmp_path)
-    (line,) = done.stderr.splitlines()
-    assert "pip install 'eagle-edge[export]'" in line
+def test_the_wheel_holds_the_packages_and_their_types(wheel: Path) -> None:
+    """And nothing else: no tests, no golden pairs, no demo."""
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == PACKAGES
+    assert {f"{package}/py.typed" for package in PACKAGES} <= set(names)
+    sources = {path.relative_to(path.parents[1]) for path in ROOT.glob("*/eagle_*/*.py")}
+    assert {source.as_posix() for source in sources} <= set(names)
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+def test_only_what_decoding_needs_is_installed(device: Path) -> None:
+    listed = json.loads(run(device / "python", "-m", "pip", "list", "--format", "json").stdout)
+    names = {package["name"].lower() for package in listed}
+    assert {"eagle-edge", "numpy", "tokenizers", "jinja2", "onnxruntime"} <= names
+    assert not names & {name.replace("_", "-") for name in HEAVY}
+    for name in HEAVY:
+        said = run(device / "python", "-c", f"import {name}", expect=1).stderr
+        assert f"ModuleNotFoundError: No module named '{name}'" in said
+
+
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
+def test_it_decodes_the_same_tokens(device: Path, bundle_of: Callable[[str], Path], tmp_path: Path, kind: str) -> None:
+    bundle = Path(shutil.copytree(bundle_of(kind), tmp_path / "bundle"))
+    with EagleModel.load(bundle, threads=1) as model:
+        wanted = model.generate(PROMPT, max_new_tokens=64, ignore_eos=True)
+    ids = ",".join(map(str, PROMPT))
+    command = (device / "eagle-run", "bundle", "--prompt-ids", ids, "--max-new-tokens", 64, "--ignore-eos", "--json")
+    done = run(*command, "--threads", 1, folder=tmp_path)
+    result = json.loads(done.stdout)
+    assert tuple(result["token_ids"]) == wanted.token_ids
+    assert len(set(wanted.token_ids)) > 3, "a constant output would prove little"
+    assert result["stats"]["tau"] == wanted.stats.tau > 1
+    assert done.stderr == ""
+
+
+def test_it_runs_as_a_library_without_the_sources(device: Path, tmp_path: Path) -> None:
+    code = "import eagle_runtime; print(eagle_runtime.__file__)"
+    place = Path(run(device / "python", "-c", code, folder=tmp_path).stdout.strip())
+    assert place.is_relative_to(device.parent.resolve()) and not place.is_relative_to(ROOT)
+
+
+def test_export_names_its_extra(device: Path, golden: Path, tmp_path: Path) -> None:
+    done = run(device / "eagle-export", golden / "target", golden / "head_eagle1", "-o", tmp_path / "bundle", expect=2)
+    assert done.stdout == "" and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("eagle-export: ") and "pip install 'eagle-edge[export]'" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_missing_engine_names_its_extra(device: Path, bundle_of: Callable[[str], Path], tmp_path: Path) -> None:
+    """All that the environment holds but the engine, on the path of a Python that looks nowhere else."""
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    held = Path(run(device / "python", "-c", code).stdout.strip())
+    for package in held.iterdir():
+        if not package.name.startswith("onnxruntime"):
+            (tmp_path / package.name).symlink_to(package)
+    command = (device / "python", "-S", "-m", "eagle_runtime.cli", bundle_of("eagle1"), "--prompt-ids", "5,6")
+    done = run(*command, expect=2, folder=tmp_path)  # "-m" searches the folder it is started in
+    assert done.stdout == "" and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("eagle-run: ") and "pip install 'eagle-edge[cpu]'" in done.stderr

@@ -5,52 +5,24 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
-from eagle_runtime.cli import Parser
-from eagle_runtime.errors import EagleError
-
-STOPS = (signal.SIGINT, signal.SIGTERM)
+from eagle_runtime.command import Parser, run_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, or 2 after an error that is the input's."""
-    args = _parser().parse_args(argv)
-    for number in STOPS:
-        signal.signal(number, _stop)
-    try:
-        run(args)
-    except EagleError as error:
-        print(f"eagle-export: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("eagle-export: interrupted; nothing was left behind", file=sys.stderr)
-        return 130
-    return 0
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    """A polite kill unwinds like Ctrl-C, so that the temporary folder goes too. Only the first signal counts: another
-    one would break off the clearing away."""
-    for other in STOPS:
-        signal.signal(other, signal.SIG_IGN)
-    if number == signal.SIGTERM:
-        sys.exit(143)
-    raise KeyboardInterrupt
+    return run_command(_parser(), argv, run, extra="export", interrupted="interrupted; nothing was left behind")
 
 
 def run(args: argparse.Namespace) -> None:
     """Export as told by the parsed arguments and report on stdout."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched that was not asked for
-    try:
-        from eagle_export.bundle import export
-    except ModuleNotFoundError as error:
-        raise EagleError(f"eagle-export needs {error.name!r}; pip install 'eagle-edge[export]'") from None
+    from eagle_export.bundle import export
+
     started = time.perf_counter()
     done = export(
         Path(args.target),
@@ -83,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser(prog="eagle-export", description="Export a target and its EAGLE draft head as a bundle.")
     parser.add_argument("target", metavar="TARGET", help="Hugging Face folder of the target (Llama architecture)")
     parser.add_argument("draft", metavar="DRAFT", help="folder of the EAGLE-1/2 or EAGLE-3 head")

@@ -10,42 +10,22 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
+from eagle_runtime.command import Parser, run_command
 from eagle_runtime.eagle_model import EagleModel, Result
-from eagle_runtime.errors import EagleError, RequestError
+from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, or 2 after an error that is the input's."""
-    args = _parser().parse_args(argv)
-    try:
-        run(args)
-    except EagleError as error:
-        print(f"eagle-run: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the flush at exit complains once more
-        if isinstance(error, BrokenPipeError):  # the reader left, as `| head` does
-            return 0
-        print(f"eagle-run: {error.filename or 'the output'} failed ({error.strerror})", file=sys.stderr)
-        return 2
-    return 0
-
-
-class Parser(argparse.ArgumentParser):
-    """Reports a wrong argument as all other errors are: in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+    return run_command(_parser(), argv, run, extra="cpu", interrupted="interrupted")
 
 
 def run(args: argparse.Namespace) -> None:
     """Decode as told by the parsed arguments and print the text as it comes, or one JSON object at the end."""
-    with contextlib.ExitStack() as stack:
+    with _output_errors(), contextlib.ExitStack() as stack:
         model = stack.enter_context(
             EagleModel.load(args.bundle, backend=args.backend, context=args.context, threads=args.threads)
         )
@@ -79,6 +59,17 @@ def run(args: argparse.Namespace) -> None:
                 print(piece.text if model.text.available else ids, end="", flush=True)
             if piece.result is not None:
                 _report(piece.result, args.json)
+
+
+@contextlib.contextmanager
+def _output_errors() -> Iterator[None]:
+    """A reader that left, as `| head` does, ends the run without a word; a full disk behind stdout is an error."""
+    try:
+        yield
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the flush at exit complains once more
+        if not isinstance(error, BrokenPipeError):
+            raise RequestError(f"{error.filename or 'the output'} failed ({error.strerror})") from None
 
 
 class _Tracer:
@@ -168,7 +159,7 @@ def _bias(text: str) -> tuple[int, float]:
         raise argparse.ArgumentTypeError(f"{text!r} is no bias like 42=-1.5") from None
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser(prog="eagle-run", description="Decode one prompt from a bundle.")
     parser.add_argument("bundle", help="folder written by eagle-export")
     source = parser.add_mutually_exclusive_group(required=True)

@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from eagle_runtime.command import Parser, run_command
 from eagle_runtime.errors import EagleError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, or 2 after an error that is the input's."""
-    args = _parser().parse_args(argv)
-    # A polite kill unwinds like Ctrl-C, so that temporary files go too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    interrupted = "interrupted; --resume goes on from the last checkpoint"
+    return run_command(_parser(), argv, run, extra="train", interrupted=interrupted)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Do what the subcommand says."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched that was not asked for
-    try:
-        args.run(args)
-    except EagleError as error:
-        print(f"eagle-train: {error}", file=sys.stderr)
-        return 2
-    except ImportError as error:
-        print(f"eagle-train: {error.name!r} is missing; pip install 'eagle-edge[train]'", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("eagle-train: interrupted; --resume goes on from the last checkpoint", file=sys.stderr)
-        return 130
-    return 0
+    args.run(args)
 
 
 def _head(args: argparse.Namespace) -> None:
@@ -93,8 +85,8 @@ def _set_threads(threads: int | None) -> None:
     torch.set_num_threads(threads)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="eagle-train", description="Train an EAGLE head for a frozen target.")
+def _parser() -> Parser:
+    parser = Parser(prog="eagle-train", description="Train an EAGLE head for a frozen target.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_head(commands.add_parser("head", help="train a head"))
     _add_generate(commands.add_parser("generate", help="let the target answer prompts, for a head to learn from"))

@@ -1,0 +1,358 @@
+"""The manifest is checked field by field: whatever is wrong with it is one sentence naming the file and the field."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import tempfile
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eagle_runtime.errors import BundleError
+from eagle_runtime.manifest import (
+    MANIFEST_NAME,
+    GraphSpec,
+    HeadSpec,
+    Manifest,
+    Shape,
+    TargetSpec,
+    TensorSpec,
+    TreeDefaults,
+    file_sha256,
+    read_manifest,
+    verify_hashes,
+)
+
+FILES = ("target/model.onnx", "target/model.onnx.data", "draft/model.onnx", "tokenizer.json")
+SIZES = [  # and where the graphs contradict them first
+    ("target", "vocab_size", "target: graph: outputs: 'logits'"),
+    ("target", "num_layers", "target: graph: inputs: 'past_key_values."),
+    ("target", "num_kv_heads", "target: graph: inputs: 'past_key_values.0.key'"),
+    ("target", "head_dim", "target: graph: inputs: 'past_key_values.0.key'"),
+    ("head", "hidden_size", "target: graph: outputs: 'features'"),
+    ("head", "top_k", "head: graph: outputs: 'log_probs'"),
+    ("head", "num_layers", "head: graph: inputs: 'past_key_values."),
+    ("head", "num_kv_heads", "head: graph: inputs: 'past_key_values.0.key'"),
+    ("head", "head_dim", "head: graph: inputs: 'past_key_values.0.key'"),
+]
+WRONG: list[Any] = [None, True, 7, 2.5, "seven", [[]], {"a": []}]
+Steps = tuple[str | int, ...]  # of a place in parsed JSON
+
+
+def tensors(shapes: dict[str, Shape], rows: str, letter: str, layers: int) -> dict[str, TensorSpec]:
+    """Specs of a graph's ends, with `layers` pairs of key/value rows [1, letter, 2, 4]."""
+    parts = (f"{rows}.{layer}.{part}" for layer in range(layers) for part in ("key", "value"))
+    every = {**shapes, **dict.fromkeys(parts, (1, letter, 2, 4))}
+    return {name: TensorSpec("int64" if "ids" in name else "float32", shape) for name, shape in every.items()}
+
+
+def little_bundle(folder: Path) -> Manifest:
+    """A folder that is a bundle as far as its manifest goes: 2 layers, 1 in the head, files of a few bytes."""
+    ids: dict[str, Shape] = {"input_ids": (1, "T"), "position_ids": (1, "T"), "tree_mask": (1, 1, "T", "L")}
+    weights = {"model.norm.weight": TensorSpec("float32", (8,))}
+    target = GraphSpec(
+        file=FILES[0],
+        inputs=tensors({**ids, "logit_rows": ("R",)}, "past_key_values", "P", layers=2),
+        outputs=tensors({"logits": (1, "R", 50), "features": (1, "T", 8)}, "present", "T", layers=2),
+        weights=weights,
+    )
+    guesses: dict[str, Shape] = {"log_probs": (1, "T", 3), "token_ids": (1, "T", 3), "hidden": (1, "T", 8)}
+    head = GraphSpec(
+        file=FILES[2],
+        inputs=tensors({**ids, "features": (1, "T", 8)}, "past_key_values", "P", layers=1),
+        outputs=tensors(guesses, "present", "T", layers=1),
+        weights={},
+    )
+    for name in FILES:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"content of {name}")
+    manifest = Manifest(
+        schema_version=1,
+        precision={"target": "fp32", "draft": "fp32"},
+        target=TargetSpec("llama", 8, 50, 2, 2, 4, 64, (1, 2), target),
+        head=HeadSpec("eagle3", 8, 20, 1, 2, 4, 3, (2, 4, 5), head),
+        tree_defaults=TreeDefaults(draft_top_k=3),
+        tools={"torch": "2.13.0"},
+        files={name: file_sha256(folder / name) for name in FILES},
+    )
+    (folder / MANIFEST_NAME).write_text(manifest.to_json())
+    return manifest
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    little_bundle(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shared_bundle() -> Iterator[Path]:
+    """For tests that only write the manifest, hundreds of times."""
+    with tempfile.TemporaryDirectory() as name:
+        little_bundle(Path(name))
+        yield Path(name)
+
+
+def stored(bundle: Path) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((bundle / MANIFEST_NAME).read_text())
+    return data
+
+
+def refusal(bundle: Path, data: object) -> str:
+    """What read_manifest says of this content: one line that begins with the file's path."""
+    (bundle / MANIFEST_NAME).write_text(json.dumps(data))
+    with pytest.raises(BundleError) as caught:
+        read_manifest(bundle)
+    message = str(caught.value)
+    assert message.startswith(f"{bundle / MANIFEST_NAME}") and "\n" not in message
+    return message
+
+
+def places(kind: Any, value: Any, at: Steps = ()) -> Iterator[tuple[Steps, Any]]:
+    """(place, annotation) of every value below an instance of the annotation `kind`."""
+    yield at, kind
+    if dataclasses.is_dataclass(kind):
+        for name, hint in typing.get_type_hints(kind).items():
+            yield from places(hint, value[name], (*at, name))
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from places(typing.get_args(kind)[1], item, (*at, name))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from places(typing.get_args(kind)[0], item, (*at, index))
+
+
+def replaced(data: Any, at: Steps, *new: Any) -> Any:
+    """A copy of parsed JSON with a new value at a place, or without the place."""
+    if not at:
+        return new[0]
+    copy = data.copy()
+    if len(at) > 1:
+        copy[at[0]] = replaced(copy[at[0]], at[1:], *new)
+    elif new:
+        copy[at[0]] = new[0]
+    else:
+        del copy[at[0]]
+    return copy
+
+
+def test_what_is_written_is_what_is_read(bundle: Path) -> None:
+    assert read_manifest(bundle) == little_bundle(bundle)
+    assert read_manifest(bundle).to_json() == (bundle / MANIFEST_NAME).read_text()
+
+
+def test_a_bundle_behind_a_link_is_read(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(bundle)
+    verify_hashes(tmp_path / "link", read_manifest(tmp_path / "link"))
+
+
+def test_every_missing_key_is_named(shared_bundle: Path) -> None:
+    little_bundle(shared_bundle)
+    data, tried = stored(shared_bundle), 0
+    for at, kind in places(Manifest, data):
+        if not dataclasses.is_dataclass(kind):
+            continue
+        for field in dataclasses.fields(kind):
+            message = refusal(shared_bundle, replaced(data, (*at, field.name)))
+            assert field.name in message
+            assert all(str(step) in message for step in at)
+            tried += 1
+    assert tried > 60
+
+
+def test_every_unknown_key_is_named(shared_bundle: Path) -> None:
+    little_bundle(shared_bundle)
+    data, tried = stored(shared_bundle), 0
+    for at, kind in places(Manifest, data):
+        if dataclasses.is_dataclass(kind):
+            message = refusal(shared_bundle, replaced(data, (*at, "rope_theta"), 1e4))
+            assert "unknown key 'rope_theta'" in message
+            assert all(str(step) in message for step in at)
+            tried += 1
+    assert tried > 20
+
+
+def test_every_value_of_another_type_is_named(shared_bundle: Path) -> None:
+    """JSON's six types at every place, true and false not being numbers."""
+    little_bundle(shared_bundle)
+    data, tried = stored(shared_bundle), 0
+    for at, kind in places(Manifest, data):
+        if at in ((), ("schema_version",)):
+            continue  # test_no_json and test_another_version
+        fine = {int: (int,), str: (str,), int | str: (int, str)}.get(kind, ())
+        for wrong in WRONG:
+            if type(wrong) in fine:
+                continue
+            message = refusal(shared_bundle, replaced(data, at, wrong))
+            assert all(str(step) in message for step in at[:-1])
+            tried += 1
+    assert tried > 500
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(draw=st.data())
+def test_any_json_is_read_or_refused_in_one_line(shared_bundle: Path, draw: st.DataObject) -> None:
+    """At any place, or under a new key of any object."""
+    manifest = little_bundle(shared_bundle)
+    data = stored(shared_bundle)
+    at, kind = draw.draw(st.sampled_from(list(places(Manifest, data))))
+    if typing.get_origin(kind) is dict or dataclasses.is_dataclass(kind):
+        at += draw.draw(st.just(()) | st.tuples(st.text()))
+    (shared_bundle / MANIFEST_NAME).write_text(json.dumps(replaced(data, at, draw.draw(JSON))))
+    said = ""
+    try:
+        found = read_manifest(shared_bundle)
+        assert found.target.graph.inputs == manifest.target.graph.inputs or at[-1] == "dtype"
+    except BundleError as error:
+        said = str(error)
+    assert "\n" not in said
+    assert said == "" or said.startswith(str(shared_bundle))
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"schema_version": 1', "[1]", "null", "7", "[" * 100_000, "\ufeff{}"])
+def test_no_json(bundle: Path, text: str) -> None:
+    (bundle / MANIFEST_NAME).write_text(text, encoding="utf-8")
+    with pytest.raises(BundleError, match="JSON") as caught:
+        read_manifest(bundle)
+    assert str(bundle / MANIFEST_NAME) in str(caught.value)
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None, 1.5, [1]])
+def test_another_version(bundle: Path, version: object) -> None:
+    message = refusal(bundle, {**stored(bundle), "schema_version": version})
+    assert f"schema_version is {version!r}" in message and "reads 1" in message
+
+
+@pytest.mark.parametrize(("part", "size", "named"), SIZES)
+@pytest.mark.parametrize("value", [-1, 0, 7, 10**15])
+def test_sizes_that_contradict_the_graphs(bundle: Path, part: str, size: str, named: str, value: int) -> None:
+    data = stored(bundle)
+    data[part][size] = value
+    assert f"{MANIFEST_NAME}: {named}" in refusal(bundle, data)
+
+
+def test_a_graph_that_is_not_listed(bundle: Path) -> None:
+    data = stored(bundle)
+    del data["files"]["draft/model.onnx"]
+    assert "'draft/model.onnx' is not listed" in refusal(bundle, data)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../secret",
+        "target/../tokenizer.json",
+        "target/../../secret",
+        "..",
+        "/etc/hostname",
+        "//etc/hostname",
+        "..\\secret",
+        "target\\model.onnx",
+        "C:/secret",
+        "C:secret",
+        "file:secret",
+        "nul\0byte",
+        "half\ud800character",
+        1000 * "long",
+    ],
+)
+@pytest.mark.parametrize("listed_as", ["file", "target", "head"])
+def test_paths_that_leave_the_bundle(bundle: Path, name: str, listed_as: str) -> None:
+    (bundle.parent / "secret").write_text("not yours")
+    data = stored(bundle)
+    if listed_as == "file":
+        data["files"][name] = "0" * 64
+    else:
+        data[listed_as]["graph"]["file"] = name
+    assert f"file path {name!r} leaves the bundle" in refusal(bundle, data)
+
+
+@pytest.mark.parametrize("name", ["", ".", "target", "target/", "absent.bin", "target/model.onnx/x"])
+def test_paths_that_are_no_files(bundle: Path, name: str) -> None:
+    data = stored(bundle)
+    data["files"][name] = "0" * 64
+    (bundle / MANIFEST_NAME).write_text(json.dumps(data))
+    with pytest.raises(BundleError, match="is missing from the bundle") as caught:
+        read_manifest(bundle)
+    assert str(caught.value).startswith(str(bundle / name))
+
+
+def link_file(bundle: Path) -> None:
+    shutil.move(bundle / "tokenizer.json", bundle.parent / "tokenizer.json")
+    (bundle / "tokenizer.json").symlink_to("../tokenizer.json")
+
+
+def link_folder(bundle: Path) -> None:
+    shutil.move(bundle / "target", bundle.parent / "target")
+    (bundle / "target").symlink_to(bundle.parent / "target")
+
+
+def link_chain(bundle: Path) -> None:
+    """Out through a link inside the bundle, so that neither path looks foreign."""
+    (bundle.parent / "away").write_text("not yours")
+    (bundle / "inner").symlink_to("../away")
+    (bundle / "tokenizer.json").unlink()
+    (bundle / "tokenizer.json").symlink_to("inner")
+
+
+def link_loop(bundle: Path) -> None:
+    (bundle / "tokenizer.json").unlink()
+    (bundle / "tokenizer.json").symlink_to("tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    ("link", "named"),
+    [
+        (link_file, "tokenizer.json"),
+        (link_folder, "target/model.onnx"),
+        (link_chain, "tokenizer.json"),
+        (link_loop, "tokenizer.json"),
+    ],
+)
+def test_links_that_leave_the_bundle(bundle: Path, link: Callable[[Path], None], named: str) -> None:
+    """The content is the right one, so only the path can tell."""
+    link(bundle)
+    assert f"file path {named!r} leaves the bundle" in refusal(bundle, stored(bundle))
+
+
+def test_a_link_inside_the_bundle_is_fine(bundle: Path) -> None:
+    (bundle / "tokenizer.json").rename(bundle / "kept.json")
+    (bundle / "tokenizer.json").symlink_to("kept.json")
+    verify_hashes(bundle, read_manifest(bundle))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_one_changed_byte_in_any_file(bundle: Path, name: str) -> None:
+    manifest = read_manifest(bundle)
+    verify_hashes(bundle, manifest)
+    content = bytearray((bundle / name).read_bytes())
+    content[-1] ^= 1
+    (bundle / name).write_bytes(content)
+    with pytest.raises(BundleError, match="SHA-256") as caught:
+        verify_hashes(bundle, manifest)
+    assert str(caught.value).startswith(f"{bundle / name} does not match")
+
+
+@pytest.mark.parametrize("digest", ["", "0" * 64, "zz"])
+def test_a_changed_hash(bundle: Path, digest: str) -> None:
+    data = stored(bundle)
+    data["files"]["tokenizer.json"] = digest
+    (bundle / MANIFEST_NAME).write_text(json.dumps(data))
+    with pytest.raises(BundleError, match=r"tokenizer\.json does not match"):
+        verify_hashes(bundle, read_manifest(bundle))
