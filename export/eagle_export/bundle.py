@@ -18,7 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from eagle_export.checkpoint import read_json
 from eagle_export.errors import ExportError
-from eagle_export.pair import Pair, build_graphs, open_pair
+from eagle_export.pair import Pair, build_graphs, open_pair, weight_sources
 from eagle_export.weights import num_bytes, save
 from eagle_runtime.errors import BundleError
 from eagle_runtime.manifest import (
@@ -79,7 +79,8 @@ def export(target: Path, draft: Path, bundle: Path, *, precision: str = "fp32", 
             (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
             total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
             _move_into_place(folder, bundle, beside / "old")
-    shared = sorted(set(graphs[0].graph.initializers) & set(graphs[1].graph.initializers))
+    names = [{weight.name for weight in weights.values()} for weights in weight_sources(pair)]
+    shared = sorted(names[0] & names[1])
     warnings: tuple[str, ...] = ()
     if "tokenizer.json" not in texts:
         warnings = (f"{target} has no tokenizer.json; the bundle decodes token ids only (eagle-run --prompt-ids)",)

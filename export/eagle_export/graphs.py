@@ -37,7 +37,7 @@ class TargetGraph(nn.Module):
         self.model = model.model
         self.lm_head = model.lm_head
         self.taps = taps
-        self.fc = fc
+        self.head_fc = fc  # named apart from whatever a target may call its own
 
     def forward(
         self, input_ids: Tensor, position_ids: Tensor, tree_mask: Tensor, logit_rows: Tensor, past: list[Rows]
@@ -59,7 +59,7 @@ class TargetGraph(nn.Module):
         for hook in hooks:
             hook.remove()
         logits = self.lm_head(hidden.index_select(1, logit_rows)).float()
-        features = self.fc(torch.cat(tapped, -1)) if self.fc is not None else hidden
+        features = self.head_fc(torch.cat(tapped, -1)) if self.head_fc is not None else hidden
         return logits, features, cache.new
 
 

@@ -123,7 +123,7 @@ def weight_sources(pair: Pair) -> tuple[dict[str, Weight], dict[str, Weight]]:
     else:  # its fc reads taps, so it stands in the target's graph
         for name in ("fc.weight", "fc.bias"):
             if f"head.{name}" in draft:
-                target[name] = draft.pop(f"head.{name}")
+                target[f"head_{name}"] = draft.pop(f"head.{name}")
     return target, draft
 
 

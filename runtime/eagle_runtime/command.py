@@ -13,7 +13,8 @@ from typing import NoReturn
 
 from eagle_runtime.errors import EagleError
 
-STOPS = (signal.SIGINT, signal.SIGTERM)
+# What ends a program politely: Ctrl-C, kill, a closed terminal (which Windows does not signal).
+STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 class Parser(argparse.ArgumentParser):
@@ -58,22 +59,26 @@ class _Stopped(BaseException):
 @contextlib.contextmanager
 def _clean_stops() -> Iterator[None]:
     """Within the block Ctrl-C and a polite kill unwind alike, so that temporary files go too. Only the first counts:
-    another one would break off the clearing away."""
+    another one would break off the clearing away. What is ignored already, as under nohup, stays so."""
     if threading.current_thread() is not threading.main_thread():  # signals are the main thread's to handle
         yield
         return
     before = {number: signal.getsignal(number) for number in STOPS}
+    ours = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    stopped = False
 
     def stop(number: int, frame: FrameType | None) -> None:
-        for other in STOPS:
+        nonlocal stopped
+        stopped = True
+        for other in ours:
             signal.signal(other, signal.SIG_IGN)
         raise _Stopped(number)
 
-    for number in STOPS:
+    for number in ours:
         signal.signal(number, stop)
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGINT) is stop:  # else the process is ending, and stays deaf until it has
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        if not stopped:  # else the process is ending, and stays deaf until it has
+            for number in ours:
+                signal.signal(number, before[number])

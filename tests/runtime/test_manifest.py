@@ -283,6 +283,13 @@ def test_paths_that_leave_the_bundle(bundle: Path, name: str, listed_as: str) ->
     assert f"file path {name!r} leaves the bundle" in refusal(bundle, data)
 
 
+def test_an_absolute_path_into_the_bundle(bundle: Path) -> None:
+    """It would not survive a move."""
+    data = stored(bundle)
+    data["files"][str(bundle / "tokenizer.json")] = data["files"].pop("tokenizer.json")
+    assert "leaves the bundle" in refusal(bundle, data)
+
+
 @pytest.mark.parametrize("name", ["", ".", "target", "target/", "absent.bin", "target/model.onnx/x"])
 def test_paths_that_are_no_files(bundle: Path, name: str) -> None:
     data = stored(bundle)
