@@ -61,7 +61,6 @@ def open_pair(target_folder: Path, head_folder: Path) -> Pair:
     target, head = open_checkpoint(target_folder), open_checkpoint(head_folder)
     config = _llama_config(target)
     head_config = read_head_config(head, int(config.hidden_size), int(config.num_hidden_layers), int(config.vocab_size))
-    _check_lm_head(target, head, head_config)
     return Pair(
         target=target,
         head=head,
@@ -270,18 +269,6 @@ def _own_embedding(target: Checkpoint, head: Checkpoint, config: HeadConfig) -> 
     if own.shape != theirs.shape or not {own.dtype, theirs.dtype} <= set(STORED):
         return True
     return not torch.equal(own.read().float(), theirs.read().float())
-
-
-def _check_lm_head(target: Checkpoint, head: Checkpoint, config: HeadConfig) -> None:
-    """An EAGLE-1 head uses the target's LM head; one that carries another would be decoded wrongly."""
-    if config.kind != "eagle1" or LM_HEAD not in head.tensors:
-        return
-    theirs = target.tensors.get(LM_HEAD, target.tensors[EMBEDDING])
-    if not torch.equal(head.require(LM_HEAD, theirs.shape).read().float(), theirs.read().float()):
-        raise ExportError(
-            f"{head.folder}: tensor {LM_HEAD!r} differs from the target's, but EAGLE-1 heads use the target's; "
-            "target and head do not belong together"
-        )
 
 
 def _rotary_buffers(checkpoint: Checkpoint) -> set[str]:
