@@ -103,7 +103,7 @@ def _trace(
         for _ in range(layout.num_layers)
     ]
     parts = [f"{layer}.{part}" for layer in range(layout.num_layers) for part in ("key", "value")]
-    with native_operators(), _quiet():
+    with native_operators(), quiet("torch.onnx"):
         program = torch.onnx.export(
             module,
             (*args, past),
@@ -164,9 +164,9 @@ def _values(model: ir.Model) -> Iterator[ir.Value]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the exporter's notes about torchvision, tree specs and shared dimension names."""
-    logger = logging.getLogger("torch.onnx")
+def quiet(name: str) -> Iterator[None]:
+    """Silence warnings and a library's logger: its notes are about its own inner life, not the user's model."""
+    logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:

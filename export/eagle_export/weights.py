@@ -14,6 +14,7 @@ from onnxscript import optimizer
 
 from eagle_export.checkpoint import StoredTensor
 from eagle_export.errors import ExportError
+from eagle_export.trace import quiet
 
 DATA_SUFFIX = ".data"
 
@@ -54,18 +55,14 @@ def attach(model: ir.Model, weights: Mapping[str, Weight]) -> None:
 
 
 def simplify(model: ir.Model) -> None:
-    """Fold constants, but no weight: a transposed weight stays a weight, written transposed.
-
-    (optimize_ir would fold every Transpose of a weight into memory; spike.md section 5.) Raises ExportError for values
-    that are not finite."""
-    try:
-        optimizer.optimize_ir(
-            model, should_fold=lambda node: False if any(_is_lazy(value) for value in node.inputs) else None
-        )
-    except ir.passes.PassError as error:  # it compares small weights, so it may be the first to read one
-        if isinstance(error.__cause__, ExportError):
-            raise error.__cause__ from None
-        raise
+    """Fold constants, but no weight: a transposed weight stays a weight, written transposed."""
+    weights = {value: value.const_value for value in model.graph.initializers.values() if _is_lazy(value)}
+    for weight in weights:
+        weight.const_value = None  # out of sight: folding would read every weight, and equal ones would become one
+    with quiet("onnx_ir"):
+        optimizer.optimize_ir(model)
+    for weight, tensor in weights.items():
+        weight.const_value = tensor
     for node in list(model.graph):
         value = node.inputs[0] if node.op_type == "Transpose" else None
         if value is None or not _is_lazy(value) or len(value.uses()) > 1:
@@ -82,13 +79,21 @@ def save(model: ir.Model, path: Path, advance: Callable[[int], None]) -> None:
     """Write the graph and its weights (path + ".data"), one tensor in memory at a time.
 
     advance: called with the bytes of each tensor. Raises ExportError for values that are not finite."""
-    ir.save(
-        model,
-        path,
-        external_data=path.name + DATA_SUFFIX,
-        size_threshold_bytes=256,
-        callback=lambda tensor, _info: advance(tensor.nbytes),
-    )
+    try:
+        ir.save(
+            model,
+            path,
+            external_data=path.name + DATA_SUFFIX,
+            size_threshold_bytes=256,
+            callback=lambda tensor, _info: advance(tensor.nbytes),
+        )
+    except ir.serde.SerdeError as error:  # small weights are read inside the graph's own writer, which wraps our error
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, ExportError):
+                raise cause from None
+            cause = cause.__cause__
+        raise
 
 
 def num_bytes(model: ir.Model) -> int:

@@ -219,6 +219,9 @@ def test_bundle_equals_the_papers(name: str, tmp_path: Path) -> None:
     assert done.manifest.head.kind == variant.kind
     assert done.manifest.head.taps == variant.taps
     assert done.manifest.target.eos_token_ids == (1, 7)
+    tied = {"lm_head.weight"} if variant.target.get("tie_word_embeddings") else set()
+    # every weight keeps its name, also the norms, which are all ones here
+    assert set(target.state_dict()) - tied <= set(done.manifest.target.graph.weights)
     assert ("model.embed_tokens.weight" in done.shared) == (not variant.own_embedding)
 
     out = target(torch.tensor([PROMPT]), output_hidden_states=True)
