@@ -85,7 +85,7 @@ class EagleModel:
         self.manifest = manifest
         self.context = context
         self.text = Text(bundle)
-        self._sessions = sessions
+        self._sessions = list(sessions)
         self._target = Target(sessions[0], context)
         self._head = Head(sessions[1], context, HEAD_SCRATCH)
         self._generation = 0
@@ -168,9 +168,9 @@ class EagleModel:
         return self._decode(self._generation, tokens, drafter, sampler, _Ending(stop, limit), method, on_cycle)
 
     def close(self) -> None:
-        """Free the engines."""
-        for session in self._sessions:
-            session.close()
+        """Free the engines; a second call does nothing."""
+        while self._sessions:
+            self._sessions.pop().close()
 
     def __enter__(self) -> EagleModel:
         return self

@@ -180,6 +180,7 @@ def test_text_in_text_out(text_bundle: Path, recorded: dict[str, Any], capsys: p
         assert model.text.render(chat) == "U: hello</s>A:"
         assert model.text.encode(chat) == [88, 61, 35, *(ord(c) + 3 for c in "hello"), 1, 68, 61]
         assert model.generate(chat, max_new_tokens=4).stats.prompt_tokens == 11
+    model.close()  # closed by the block already
     assert cli.main([str(text_bundle), "--prompt", prompt]) == 0
     captured = capsys.readouterr()
     assert captured.out == result.text + "\n"
