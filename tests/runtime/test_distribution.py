@@ -344,7 +344,7 @@ Uniform = Callable[[], float]
 
 class Rejection:
     """Multi-round rejection sampling over children that are a function of the tokens alone: the proposal of each
-    is a point mass, so it is accepted with p(x) and struck out of p if not (eagle.md 3.1). Lossless."""
+    is a point mass, so it is accepted with p(x) and struck out of p if not. Lossless."""
 
     def __init__(self, params: SamplingParams, draft: Language, rng: np.random.Generator) -> None:
         self.params = params
@@ -407,7 +407,7 @@ def softmax(logits: npt.NDArray[np.float32]) -> Row:
 
 
 class WithoutReplacement(Rejection):
-    """The same over children drawn from q without replacement, as SampledDrafter draws them (eagle.md 3.2c)."""
+    """The same over children drawn from q without replacement, as SampledDrafter draws them."""
 
     def proposals(self, tree: Tree, children: list[int], q: Row) -> Iterator[tuple[int, Row]]:
         for child in children:

@@ -142,7 +142,7 @@ def _cut_inputs(head: Eagle1Head, hidden_size: int, inputs: Inputs) -> None:
 
 
 def _config_json(shape: HeadConfig, target: FrozenTarget, dtype: torch.dtype) -> dict[str, Any]:
-    """No layer ids: the taps are the default ones, and engines read such ids in two ways (eagle.md section 1.4)."""
+    """No layer ids: the taps are the default ones, and engines read such ids in two ways."""
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLMEagle3" if shape.kind == "eagle3" else "LlamaForCausalLM"],
         "model_type": "llama",

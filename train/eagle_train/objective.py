@@ -89,7 +89,7 @@ def eagle3_objective(
     kept = None if vocabulary is None else vocabulary.ids
     teacher, best = restricted_teacher(taught.logits, kept), taught.logits.argmax(-1)
     teachable = torch.ones_like(batch.loss_mask) if vocabulary is None else vocabulary.member[best]
-    earlier = torch.ones_like(batch.loss_mask)
+    run = _Run(batch, best, kept, tally)
 
     def step_loss(hidden: Tensor, wanted: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         logits = head.logits(hidden).float()
@@ -106,10 +106,7 @@ def eagle3_objective(
         else:
             loss, guess = step_loss(*args)
         losses.append(loss)
-        right = (guess if kept is None else kept[guess]) == best[:, 1 + step :]
-        earlier = earlier[:, : counted.shape[1]]
-        tally.add(step, right, earlier, counted)
-        earlier = earlier & right & counted
+        run.count(step, guess, counted)
     total = torch.stack([DECAY**step * loss for step, loss in enumerate(losses)]).sum()
     return total, {f"step{step}": loss.detach() for step, loss in enumerate(losses)}
 
@@ -126,17 +123,30 @@ def measure(
 ) -> None:
     """Unroll either kind of head over a batch, as decoding would use it (no noise), and count what is accepted."""
     kept = None if vocabulary is None else vocabulary.ids
-    best, earlier = taught.logits.argmax(-1), torch.ones_like(batch.loss_mask)
+    run = _Run(batch, taught.logits.argmax(-1), kept, tally)
     features = head.fc(taught.features) if isinstance(head, Eagle3Head) else taught.features
     steps, offset = min(config.ttt_steps, batch.ids.shape[1] - 1), token_offset(config.inputs)
     for step, hidden in enumerate(unroll(head, shape, features, batch.ids, steps, offset=offset)):
         counted = batch.counted(step)
         logits = head.logits(hidden[:, : counted.shape[1]]).float()
-        guess = logits.argmax(-1)
-        right = (guess if kept is None else kept[guess]) == best[:, 1 + step :]
-        earlier = earlier[:, : counted.shape[1]]
-        tally.add(step, right, earlier, counted, overlap(logits, taught.logits[:, 1 + step :], kept))
-        earlier = earlier & right & counted
+        shared = overlap(logits, taught.logits[:, 1 + step :], kept)
+        run.count(step, logits.argmax(-1), counted, shared)
+
+
+class _Run:
+    """Counts, step by step, the rows whose guess is the target's, and remembers those right at every step so far."""
+
+    def __init__(self, batch: Batch, best: Tensor, kept: Tensor | None, tally: Tally) -> None:
+        """best [B, T]: the target's likeliest tokens. kept: draft id -> target id, or None where both are the same."""
+        self._best, self._kept, self._tally = best, kept, tally
+        self._earlier = torch.ones_like(batch.loss_mask)
+
+    def count(self, step: int, guess: Tensor, counted: Tensor, shared: Tensor | None = None) -> None:
+        """guess [B, rows]: draft ids; counted [B, rows]; shared: probability that head and target have in common."""
+        right = (guess if self._kept is None else self._kept[guess]) == self._best[:, 1 + step :]
+        earlier = self._earlier[:, : counted.shape[1]]
+        self._tally.add(step, right, earlier, counted, shared)
+        self._earlier = earlier & right & counted
 
 
 def token_offset(inputs: Inputs) -> int:

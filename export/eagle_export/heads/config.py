@@ -55,7 +55,7 @@ class HeadConfig:
 def default_taps(num_layers: int) -> tuple[int, int, int]:
     """EAGLE-3's taps: the inputs of target layers 2, N//2 and N-3, as hidden_states indices.
 
-    Raises ExportError below 7 layers, where the three collide or change order (eagle.md section 1.2)."""
+    Raises ExportError below 7 layers, where the three collide or change order."""
     taps = (2, num_layers // 2, num_layers - 3)
     if not taps[0] < taps[1] < taps[2]:
         raise ExportError(
@@ -164,7 +164,7 @@ def _check_fc(head: Checkpoint, kind: HeadKind, hidden: int, fed: int, target_hi
 
 def _taps(head: Checkpoint, count: int, target_layers: int) -> tuple[int, ...]:
     """Published configs write layer ids in two ways: starting at 1 they mean outputs of layers, starting at 2
-    inputs, which are hidden_states indices (eagle.md section 1.4)."""
+    inputs, which are hidden_states indices."""
     where = head.folder / "config.json"
     settings = head.config.get("eagle_config") or {}
     if not isinstance(settings, Mapping):
