@@ -30,6 +30,11 @@ class Text:
         """Whether text can be encoded and decoded."""
         return self._tokenizer is not None
 
+    @property
+    def chat(self) -> bool:
+        """Whether chat messages can be encoded: the bundle has a template."""
+        return self.available and (self._bundle / "chat_template.jinja").is_file()
+
     def encode(self, prompt: str | Sequence[int] | Sequence[Message]) -> list[int]:
         """Text as it stands, chat messages through the chat template, or ids as given -> ids."""
         if isinstance(prompt, str):

@@ -1,0 +1,44 @@
+"""Question sets: what is read, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from eagle_runtime.errors import RequestError
+from eagle_tools.questions import Question, read_questions
+
+
+def test_reads_turns_in_order_and_the_first_few(tmp_path: Path) -> None:
+    path = tmp_path / "set.jsonl"
+    path.write_text('{"question_id": 7, "turns": ["a", "b"], "category": "x"}\n\n{"turns": ["c"]}\n', encoding="utf-8")
+    assert read_questions(path) == [Question(7, ("a", "b")), Question(3, ("c",))]
+    assert read_questions(path, 1) == [Question(7, ("a", "b"))]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty"),
+        (b"\n \n", "is empty"),
+        (b"\xff\xfe", "UTF-8"),
+        (b"not json", "line 1 is no JSON"),
+        (b"[1]", "line 1 has no list of texts"),
+        (b'{"turns": ["a"]}\n{"turns": []}', "line 2 has no list of texts"),
+        (b'{"turns": "abc"}', "line 1 has no list of texts"),
+        (b'{"turns": [""]}', "line 1 has no list of texts"),
+    ],
+)
+def test_refuses_what_is_no_question_set(content: bytes, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "set.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(RequestError, match=words):
+        read_questions(path)
+
+
+def test_refuses_a_missing_file_and_a_count_below_one(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="cannot be read"):
+        read_questions(tmp_path / "none.jsonl")
+    with pytest.raises(RequestError, match="must be 1 or more"):
+        read_questions(tmp_path / "none.jsonl", 0)

@@ -1,0 +1,51 @@
+"""The plots, as PNG."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eagle_tools.acceptance import Acceptance
+
+SIZE = (6.4, 4.8)  # inches
+
+
+def calibration_plot(rows: Sequence[Acceptance], path: Path) -> None:
+    """Share of nodes accepted over the head's confidence in them, a line per row (EAGLE-2, Figure 6). Points with few
+    nodes behind them are small."""
+    figure, axes = _new("confidence of the head", "share accepted")
+    axes.plot([0, 1], [0, 1], color="grey", linestyle="--", linewidth=1, label="as confident as right")
+    for row in rows:
+        confidence, accepted, count = row.calibration()
+        (line,) = axes.plot(confidence, accepted, linewidth=1.5, label=f"{row.bundle}, T = {row.temperature:g}")
+        axes.scatter(confidence, accepted, s=10 + 40 * count / count.max(), color=line.get_color())
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    _save(figure, axes, path)
+
+
+def scaling_plot(lines: Mapping[str, Sequence[tuple[float, float]]], path: Path) -> None:
+    """tau over the tokens that a head was trained on; lines: label -> (tokens, tau) points (EAGLE-3, Figure 1)."""
+    figure, axes = _new("training tokens", "tau: tokens per target pass")
+    for label, points in lines.items():
+        axes.plot(*zip(*points, strict=True), marker="o", label=label)
+    axes.set_xscale("log", base=2)
+    ticks = sorted({tokens for points in lines.values() for tokens, _ in points})
+    axes.set_xticks(ticks, [f"{tokens / 1e3:,.0f} k" for tokens in ticks])
+    _save(figure, axes, path)
+
+
+def _new(x: str, y: str) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure  # without pyplot: no window system, no global state
+
+    figure = Figure(figsize=SIZE, dpi=120, layout="constrained")
+    axes = figure.subplots()
+    axes.set(xlabel=x, ylabel=y)
+    axes.grid(alpha=0.3)
+    return figure, axes
+
+
+def _save(figure: Any, axes: Any, path: Path) -> None:
+    axes.legend(frameon=False)
+    figure.savefig(path)

@@ -1,0 +1,254 @@
+"""The demo pair's target: a small Llama trained from nothing on CPU cores, an hour or so (see train_demo_pair.py)."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import distributed
+from torch.multiprocessing.spawn import spawn
+from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from eagle_runtime.errors import EagleError
+
+CONFIG = LlamaConfig(
+    vocab_size=4096,
+    hidden_size=256,
+    intermediate_size=480,
+    num_hidden_layers=8,  # EAGLE-3 taps three different layers from 7 on
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=64,
+    max_position_embeddings=2048,
+    rms_norm_eps=1e-5,
+    tie_word_embeddings=True,
+    bos_token_id=0,
+    eos_token_id=0,
+)
+SEQUENCE, BATCH = 512, 4  # tokens of a row, rows of a step (of all processes together)
+MUON_RATE, MOMENTUM, ADAM_RATE = 0.01, 0.95, 3e-3  # the learning rates are those after warm-up
+WARM_UP = 0.02  # share of the time
+EVALUATE_S, SAVE_S = 600.0, 240.0  # seconds between held-out losses and between checkpoints
+
+Ids = npt.NDArray[np.uint16]
+
+
+class TrainError(EagleError):
+    """The training cannot start or go on."""
+
+
+def train_target(work: Path, out: Path, seconds: float, workers: int) -> None:
+    """Train for that many seconds in all, then write the model to `out` in fp16. Continues work/target.pt.
+
+    workers: processes of one thread each. They wait for one another once a step; threads of one process would in
+    every operator, which takes twice as long where other programs want the cores too."""
+    for name in ("train", "heldout"):
+        read_tokens(work / f"{name}.bin")
+    rendezvous = work / "rendezvous"
+    rendezvous.unlink(missing_ok=True)
+    spawn(train_worker, (workers, rendezvous, work, out, seconds), nprocs=workers)  # type: ignore[no-untyped-call]
+
+
+def train_worker(rank: int, workers: int, rendezvous: Path, work: Path, out: Path, seconds: float) -> None:
+    """One process of train_target. All hold the same weights and average their gradients; the first one logs,
+    saves and decides when to stop."""
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=workers)
+    train, held_out = (read_tokens(work / f"{name}.bin") for name in ("train", "heldout"))
+    journal, saved = work / "target.log.jsonl", work / "target.pt"
+    model = new_model()
+    optimizers = make_optimizers(model)
+    peaks = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
+    step, elapsed = 0, 0.0
+    if saved.is_file():
+        state = torch.load(saved, weights_only=True)
+        model.load_state_dict(state["model"])
+        for optimizer, stored in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(stored)
+        step, elapsed = state["step"], state["elapsed"]
+    params = sum(parameter.numel() for parameter in model.parameters())
+    if rank == 0:
+        log(journal, machine() | {"workers": workers, "params": params, "train_tokens": len(train), "step": step})
+    clock = time.perf_counter() - elapsed
+    saved_at = evaluated_at = elapsed
+    model.train()
+    while True:
+        elapsed = from_first(time.perf_counter() - clock)
+        if elapsed >= seconds:
+            break
+        rate = schedule(elapsed / seconds)
+        for group, peak in zip((g for optimizer in optimizers for g in optimizer.param_groups), peaks, strict=True):
+            group["lr"] = peak * rate
+        starts = np.random.default_rng(step).integers(0, len(train) - SEQUENCE - 1, BATCH)
+        loss = next_token_loss(model, windows(train, starts[rank::workers]))
+        model.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        average_gradients(model)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+        step += 1
+        if rank > 0:
+            continue
+        done = {"step": step, "tokens": step * BATCH * SEQUENCE, "seconds": round(elapsed, 1)}
+        if step % 20 == 0:
+            log(journal, done | {"loss": round(loss.item(), 4), "rate": round(rate, 4)})
+        if elapsed - evaluated_at > EVALUATE_S:
+            evaluated_at = elapsed
+            log(journal, done | {"held_out_loss": held_out_loss(model, held_out)})
+        if elapsed - saved_at > SAVE_S:
+            saved_at = elapsed
+            save_state(saved, model, optimizers, step, elapsed)
+    distributed.destroy_process_group()
+    if rank == 0:
+        save_state(saved, model, optimizers, step, elapsed)
+        done = {"step": step, "tokens": step * BATCH * SEQUENCE, "seconds": round(elapsed, 1), "params": params}
+        log(journal, done | {"held_out_loss": held_out_loss(model, held_out), "done": True})
+        model.half().save_pretrained(out)
+        (out / "model.safetensors").chmod(0o644)  # safetensors writes for the owner alone
+
+
+def new_model() -> LlamaForCausalLM:
+    """Layers start out adding nothing, which speeds up the first steps."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(CONFIG)
+    for layer in model.model.layers:
+        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+        torch.nn.init.zeros_(layer.mlp.down_proj.weight)
+    return model
+
+
+def from_first(seconds: float) -> float:
+    """The first process's clock: all must stop after the same step."""
+    value = torch.tensor(seconds, dtype=torch.float64)
+    distributed.broadcast(value, 0)
+    return value.item()
+
+
+def average_gradients(model: LlamaForCausalLM) -> None:
+    """Over all processes, in one message."""
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients]) / distributed.get_world_size()
+    distributed.all_reduce(flat)
+    for gradient, mean in zip(gradients, unflatten(flat, gradients), strict=True):
+        gradient.copy_(mean)
+
+
+def unflatten(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Cut one row of numbers into tensors of the shapes of `like`."""
+    parts = torch.split(flat, [tensor.numel() for tensor in like])
+    return [part.view_as(tensor) for part, tensor in zip(parts, like, strict=True)]
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose direction is made orthogonal (https://kellerjordan.github.io/posts/muon/), for the layers'
+    matrices: where text and time are short it learns more from each token than AdamW does.
+
+    Each process makes its share of the matrices orthogonal; all get the sum."""
+
+    def __init__(self, matrices: list[torch.nn.Parameter], lr: float) -> None:
+        super().__init__(matrices, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        rank, workers = distributed.get_rank(), distributed.get_world_size()
+        for group in self.param_groups:
+            updates = []
+            for index, matrix in enumerate(group["params"]):
+                momentum = self.state[matrix].setdefault("momentum", torch.zeros_like(matrix))
+                momentum.lerp_(matrix.grad, 1 - MOMENTUM)
+                mine = index % workers == rank
+                updates.append(orthogonal(matrix.grad.lerp(momentum, MOMENTUM)) if mine else torch.zeros_like(matrix))
+            flat = torch.cat([update.flatten() for update in updates])
+            distributed.all_reduce(flat)
+            for matrix, update in zip(group["params"], unflatten(flat, updates), strict=True):
+                rows, columns = matrix.shape
+                matrix.sub_(update, alpha=group["lr"] * max(1.0, rows / columns) ** 0.5)
+
+
+def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
+    """The matrix with its singular values brought near 1, by five Newton-Schulz steps."""
+    if matrix.shape[0] > matrix.shape[1]:
+        return orthogonal(matrix.T).T
+    x: torch.Tensor = matrix / (matrix.norm() + 1e-7)
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return x
+
+
+def make_optimizers(model: LlamaForCausalLM) -> tuple[torch.optim.Optimizer, ...]:
+    """Muon for the layers' matrices, Adam for the embedding and the norms."""
+    matrices = [parameter for parameter in model.model.layers.parameters() if parameter.ndim > 1]
+    rest = [parameter for name, parameter in model.named_parameters() if "proj" not in name]
+    return Muon(matrices, MUON_RATE), torch.optim.Adam(rest, lr=ADAM_RATE, betas=(0.9, 0.98), fused=True)
+
+
+def schedule(share: float) -> float:
+    """Factor of the learning rates: linear warm-up, then a cosine down to a hundredth; share of the time that is over,
+    0 to 1."""
+    if share < WARM_UP:
+        return max(share / WARM_UP, 0.01)
+    return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (share - WARM_UP) / (1 - WARM_UP)))
+
+
+def windows(tokens: Ids, starts: npt.NDArray[np.int64]) -> torch.Tensor:
+    """[rows, SEQUENCE + 1] ids from each start on."""
+    return torch.from_numpy(tokens[starts[:, None] + np.arange(SEQUENCE + 1)].astype(np.int64))
+
+
+def next_token_loss(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy in nats; ids [rows, SEQUENCE + 1]."""
+    logits = model(ids[:, :-1], use_cache=False).logits
+    return functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+
+@torch.no_grad()
+def held_out_loss(model: LlamaForCausalLM, tokens: Ids) -> float:
+    """Mean cross-entropy over all held-out text, in windows side by side."""
+    model.eval()
+    starts = np.arange(0, len(tokens) - SEQUENCE - 1, SEQUENCE)
+    losses = [float(next_token_loss(model, windows(tokens, starts[i : i + 1]))) for i in range(len(starts))]
+    model.train()
+    return round(float(np.mean(losses)), 4)
+
+
+def read_tokens(path: Path) -> Ids:
+    if not path.is_file():
+        raise TrainError(f"{path} is missing; run the data stage first")
+    return np.fromfile(path, np.uint16)
+
+
+def save_state(
+    path: Path, model: LlamaForCausalLM, optimizers: tuple[torch.optim.Optimizer, ...], step: int, elapsed: float
+) -> None:
+    """Beside the old one and renamed, so that an interruption leaves one of them whole."""
+    state = {"model": model.state_dict(), "optimizers": [optimizer.state_dict() for optimizer in optimizers]}
+    torch.save(state | {"step": step, "elapsed": elapsed}, path.with_suffix(".new"))
+    path.with_suffix(".new").replace(path)
+
+
+def machine() -> dict[str, Any]:
+    """What the figures of a log were measured on."""
+    return {
+        "device": "cpu",
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def log(path: Path, row: dict[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
