@@ -24,33 +24,34 @@ def golden() -> Path:
 
 
 @pytest.fixture(scope="session")
-def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """kind of head -> fp32 bundle of the golden pair, exported by the first worker that asks."""
+def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """kind of head, precision (fp32) -> bundle of the golden pair, exported by the first worker that asks."""
     base = tmp_path_factory.getbasetemp()
     # Workers of one run share the parent of their folders; without workers that parent is shared by all runs.
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
-    def bundle(kind: str) -> Path:
-        folder = shared / f"bundle_{kind}"
+    def bundle(kind: str, precision: str = "fp32") -> Path:
+        folder = shared / f"bundle_{kind}_{precision}"
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
                 from eagle_export.bundle import export
 
-                export(GOLDEN / "target", GOLDEN / HEADS[kind], folder)
+                export(GOLDEN / "target", GOLDEN / HEADS[kind], folder, precision=precision)
         return folder
 
     return bundle
 
 
 @pytest.fixture(scope="session")
-def model_of(bundle_of: Callable[[str], Path]) -> Iterator[Callable[[str], EagleModel]]:
-    """kind of head -> loaded bundle of the golden pair, shared by the tests of a worker."""
-    models: dict[str, EagleModel] = {}
+def model_of(bundle_of: Callable[..., Path]) -> Iterator[Callable[..., EagleModel]]:
+    """kind of head, precision (fp32) -> loaded bundle of the golden pair, shared by the tests of a worker."""
+    models: dict[tuple[str, str], EagleModel] = {}
 
-    def model(kind: str) -> EagleModel:
-        if kind not in models:
-            models[kind] = EagleModel.load(bundle_of(kind), threads=1)
-        return models[kind]
+    def model(kind: str, precision: str = "fp32") -> EagleModel:
+        key = (kind, precision)
+        if key not in models:
+            models[key] = EagleModel.load(bundle_of(kind, precision), threads=1)
+        return models[key]
 
     yield model
     for loaded in models.values():

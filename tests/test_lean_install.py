@@ -84,7 +84,7 @@ def test_only_what_decoding_needs_is_installed(device: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
-def test_it_decodes_the_same_tokens(device: Path, bundle_of: Callable[[str], Path], tmp_path: Path, kind: str) -> None:
+def test_it_decodes_the_same_tokens(device: Path, bundle_of: Callable[..., Path], tmp_path: Path, kind: str) -> None:
     bundle = Path(shutil.copytree(bundle_of(kind), tmp_path / "bundle"))
     with EagleModel.load(bundle, threads=1) as model:
         wanted = model.generate(PROMPT, max_new_tokens=64, ignore_eos=True)
@@ -111,7 +111,7 @@ def test_export_names_its_extra(device: Path, golden: Path, tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_missing_engine_names_its_extra(device: Path, bundle_of: Callable[[str], Path], tmp_path: Path) -> None:
+def test_the_missing_engine_names_its_extra(device: Path, bundle_of: Callable[..., Path], tmp_path: Path) -> None:
     """All that the environment holds but the engine, on the path of a Python that looks nowhere else."""
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
     held = Path(run(device / "python", "-c", code).stdout.strip())

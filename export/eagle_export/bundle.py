@@ -18,7 +18,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from eagle_export.checkpoint import read_json
 from eagle_export.errors import ExportError
-from eagle_export.pair import Pair, build_graphs, open_pair, weight_sources
+from eagle_export.pair import Pair, build_graphs, open_pair
+from eagle_export.recipes import apply, passes_for
 from eagle_export.weights import num_bytes, save
 from eagle_runtime.errors import BundleError
 from eagle_runtime.manifest import (
@@ -50,14 +51,24 @@ class Exported:
     warnings: tuple[str, ...]
 
 
-def export(target: Path, draft: Path, bundle: Path, *, precision: str = "fp32", draft_top_k: int = 10) -> Exported:
+def export(
+    target: Path,
+    draft: Path,
+    bundle: Path,
+    *,
+    precision: str = "fp32",
+    draft_precision: str | None = None,
+    draft_top_k: int = 10,
+) -> Exported:
     """Export a target and a head (Hugging Face folders) as a bundle folder.
 
-    precision: "fp32" or "fp16". draft_top_k: children per node that the head's graph computes, so the most a tree may
-    ask for. An existing bundle is replaced in the end; any other existing folder is refused. Raises ExportError, and
-    then, as when interrupted, leaves nothing behind."""
+    precision: a key of recipes.CPU. draft_precision: of the head, None for the target's. draft_top_k: children
+    per node that the head's graph computes, so the most a tree may ask for. An existing bundle is replaced in the end;
+    any other existing folder is refused. Raises ExportError, and then, as when interrupted, leaves nothing behind."""
     if draft_top_k < 1:
         raise ExportError(f"draft top-k is {draft_top_k}, but must be 1 or more")
+    precisions = {"target": precision, "draft": draft_precision or precision}
+    traced, *passes = passes_for(precisions["target"], precisions["draft"])
     bundle = bundle.absolute()
     with _disk_errors(bundle):
         _check_destination(bundle)
@@ -67,7 +78,8 @@ def export(target: Path, draft: Path, bundle: Path, *, precision: str = "fp32", 
         texts = _read_texts(target)
         top_k = min(draft_top_k, pair.head_config.draft_vocab_size)
         progress.update(task, description="tracing target and head")
-        graphs = build_graphs(pair, precision, top_k)
+        graphs = build_graphs(pair, traced, top_k)
+        decisions = [apply(steps, graph) for steps, graph in zip(passes, graphs, strict=True)]
         size = sum(num_bytes(graph) for graph in graphs)
         _check_space(bundle.parent, size)
         progress.update(task, description="writing weights", total=size, completed=0)
@@ -75,16 +87,15 @@ def export(target: Path, draft: Path, bundle: Path, *, precision: str = "fp32", 
             folder = beside / "new"
             folder.mkdir()
             _write(folder, texts, graphs, lambda n: progress.advance(task, n))
-            manifest = _manifest(folder, pair, graphs, precision, top_k)
+            manifest = _manifest(folder, pair, graphs, precisions, decisions, top_k)
             (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
             total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
             _move_into_place(folder, bundle, beside / "old")
-    names = [{weight.name for weight in weights.values()} for weights in weight_sources(pair)]
-    shared = sorted(names[0] & names[1])
+    shared = shared_weights(manifest)
     warnings: tuple[str, ...] = ()
     if "tokenizer.json" not in texts:
         warnings = (f"{target} has no tokenizer.json; the bundle decodes token ids only (eagle-run --prompt-ids)",)
-    return Exported(bundle, manifest, tuple(shared), total, warnings)
+    return Exported(bundle, manifest, shared, total, warnings)
 
 
 def _write(
@@ -127,12 +138,25 @@ def _stored_template(stored: object) -> str | None:
     return stored if isinstance(stored, str) else None
 
 
-def _manifest(folder: Path, pair: Pair, graphs: tuple[ir.Model, ir.Model], precision: str, top_k: int) -> Manifest:
+def shared_weights(manifest: Manifest) -> tuple[str, ...]:
+    """Weights, not small constants, that both graphs hold alike."""
+    target, head = manifest.target.graph.weights, manifest.head.graph.weights
+    return tuple(sorted(name for name in target if target[name] == head.get(name) and "." in name))
+
+
+def _manifest(
+    folder: Path,
+    pair: Pair,
+    graphs: tuple[ir.Model, ir.Model],
+    precisions: dict[str, str],
+    decisions: list[dict[str, str]],
+    top_k: int,
+) -> Manifest:
     config, head = pair.config, pair.head_config
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return Manifest(
         schema_version=SCHEMA_VERSION,
-        precision={"target": precision, "draft": precision},
+        precision=precisions,
         target=TargetSpec(
             model_type=str(config.model_type),
             hidden_size=int(config.hidden_size),
@@ -142,7 +166,7 @@ def _manifest(folder: Path, pair: Pair, graphs: tuple[ir.Model, ir.Model], preci
             head_dim=pair.head_dim,
             context=int(config.max_position_embeddings),
             eos_token_ids=pair.eos,
-            graph=_graph_spec(TARGET_FILE, graphs[0]),
+            graph=_graph_spec(TARGET_FILE, graphs[0], decisions[0]),
         ),
         head=HeadSpec(
             kind=head.kind,
@@ -153,7 +177,7 @@ def _manifest(folder: Path, pair: Pair, graphs: tuple[ir.Model, ir.Model], preci
             head_dim=head.head_dim,
             top_k=top_k,
             taps=head.taps,
-            graph=_graph_spec(DRAFT_FILE, graphs[1]),
+            graph=_graph_spec(DRAFT_FILE, graphs[1], decisions[1]),
         ),
         tree_defaults=TreeDefaults(draft_top_k=min(TreeDefaults().draft_top_k, top_k)),
         tools={name: metadata.version(name) for name in TOOLS},
@@ -161,13 +185,14 @@ def _manifest(folder: Path, pair: Pair, graphs: tuple[ir.Model, ir.Model], preci
     )
 
 
-def _graph_spec(file: str, model: ir.Model) -> GraphSpec:
+def _graph_spec(file: str, model: ir.Model, decisions: dict[str, str]) -> GraphSpec:
     graph = model.graph
     return GraphSpec(
         file=file,
         inputs={str(value.name): _tensor_spec(value) for value in graph.inputs},
         outputs={str(value.name): _tensor_spec(value) for value in graph.outputs},
         weights={name: _tensor_spec(value) for name, value in graph.initializers.items()},
+        recipe=decisions,
     )
 
 

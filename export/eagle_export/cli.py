@@ -12,6 +12,8 @@ from pathlib import Path
 
 from eagle_runtime.command import Parser, run_command
 
+PRECISIONS = ("fp32", "fp16", "int8", "int4")  # the keys of recipes.CPU, known without heavy imports
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, or 2 after an error that is the input's."""
@@ -29,6 +31,7 @@ def run(args: argparse.Namespace) -> None:
         Path(args.draft),
         Path(args.output),
         precision=args.precision,
+        draft_precision=args.draft_precision,
         draft_top_k=args.draft_top_k,
     )
     for warning in done.warnings:
@@ -60,7 +63,8 @@ def _parser() -> Parser:
     parser.add_argument("target", metavar="TARGET", help="Hugging Face folder of the target (Llama architecture)")
     parser.add_argument("draft", metavar="DRAFT", help="folder of the EAGLE-1/2 or EAGLE-3 head")
     parser.add_argument("-o", "--output", required=True, metavar="BUNDLE", help="folder to write")
-    parser.add_argument("-p", "--precision", choices=["fp32", "fp16"], default="fp32")
+    parser.add_argument("-p", "--precision", choices=PRECISIONS, default="fp32", help="of the target")
+    parser.add_argument("--draft-precision", choices=PRECISIONS, help="of the head (default: the target's)")
     parser.add_argument("--backend", choices=["cpu"], default="cpu", help="engine the bundle is for")
     parser.add_argument(
         "--draft-top-k",

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from eagle_runtime.errors import BundleError
 
 MANIFEST_NAME = "eagle_config.json"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 HeadKind = Literal["eagle1", "eagle3"]
 TreeKind = Literal["dynamic", "static", "chain"]
@@ -37,12 +37,14 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class GraphSpec:
-    """One ONNX file. weights: every initializer with the type it is stored in, so the precision per tensor."""
+    """One ONNX file. weights: every initializer with the type it is stored in. recipe: tensors of the source that are
+    not stored, or computed with, as they were -> what was done to them."""
 
     file: str
     inputs: dict[str, TensorSpec]
     outputs: dict[str, TensorSpec]
     weights: dict[str, TensorSpec]
+    recipe: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -443,7 +443,7 @@ def test_the_target_is_never_the_destination(work: Workplace, capsys: pytest.Cap
 )
 def test_values_are_checked_and_the_older_bundle_stays(
     work: Workplace,
-    bundle_of: Callable[[str], Path],
+    bundle_of: Callable[..., Path],
     damage: Callable[[Workplace], object],
     argv: list[str],
     says: tuple[str, ...],
@@ -459,7 +459,7 @@ def test_values_are_checked_and_the_older_bundle_stays(
 
 
 def test_an_older_bundle_is_replaced(
-    work: Workplace, bundle_of: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+    work: Workplace, bundle_of: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     work.make_shallow()
     edit(work.target, spoil(NORM, 1e6))  # too large for fp16, well within fp32

@@ -265,14 +265,14 @@ def test_log_of_another_form_is_refused(messages: list[str], complaint: str) -> 
         read_kernels(messages)
 
 
-def test_fp32_attention_does_not_build(bundle_of: Callable[[str], Path]) -> None:
+def test_fp32_attention_does_not_build(bundle_of: Callable[..., Path]) -> None:
     """Control: why there is an fp16 graph at all, and that a failed build is seen."""
     network = Network(bundle_of("eagle1") / "draft/model.onnx", DRAFT_SIZES)
     assert network.build("SM86") == []
     assert any("not supported by a dedicated kernel" in error for error in network.log.errors)
 
 
-def test_unfused_attention_is_seen(bundle_of: Callable[[str], Path], tmp_path: Path) -> None:
+def test_unfused_attention_is_seen(bundle_of: Callable[..., Path], tmp_path: Path) -> None:
     """Control: the same graph, allowed to fall apart into plain kernels, builds, and none of them counts as fused."""
     model = ir.load(bundle_of("eagle1") / "draft/model.onnx")
     for node in model.graph:
@@ -342,7 +342,7 @@ SPOILED: dict[str, Callable[[ir.Model, ir.Node], None]] = {
 
 
 @pytest.mark.parametrize("fault", SPOILED)
-def test_fault_is_found(fault: str, bundle_of: Callable[[str], Path]) -> None:
+def test_fault_is_found(fault: str, bundle_of: Callable[..., Path]) -> None:
     """Control: each forbidden thing is named when it is planted. The fp32 graph has only the faults of its type."""
     model = ir.load(bundle_of("eagle1") / "draft/model.onnx")
     before = faults(model)

@@ -26,14 +26,14 @@ def recorded() -> dict[str, Any]:
 
 @pytest.mark.parametrize("method", ["eagle", "vanilla"])
 def test_eos_ends_the_text_and_is_its_last_token(
-    model_of: Callable[[str], EagleModel], recorded: dict[str, Any], method: Any
+    model_of: Callable[..., EagleModel], recorded: dict[str, Any], method: Any
 ) -> None:
     result = model_of("eagle1").generate(recorded["prompt_ids"], method=method, **SMALL)
     assert list(result.token_ids) == recorded["output_ids_raw"][: recorded["eos_index"] + 1]
     assert result.finish_reason == "stop"
 
 
-def test_eos_falls_inside_an_accepted_run(model_of: Callable[[str], EagleModel], recorded: dict[str, Any]) -> None:
+def test_eos_falls_inside_an_accepted_run(model_of: Callable[..., EagleModel], recorded: dict[str, Any]) -> None:
     cycles: list[Cycle] = []
     result = model_of("eagle1").generate(recorded["prompt_ids"], on_cycle=cycles.append, **SMALL)
     last = cycles[-1].step.tokens.tolist()
@@ -44,7 +44,7 @@ def test_eos_falls_inside_an_accepted_run(model_of: Callable[[str], EagleModel],
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 20])
 def test_max_new_tokens_cuts_exactly(
-    model_of: Callable[[str], EagleModel], recorded: dict[str, Any], length: int
+    model_of: Callable[..., EagleModel], recorded: dict[str, Any], length: int
 ) -> None:
     result = model_of("eagle1").generate(recorded["prompt_ids"], max_new_tokens=length, **SMALL)
     assert list(result.token_ids) == recorded["first_64"][:length]
@@ -53,7 +53,7 @@ def test_max_new_tokens_cuts_exactly(
 
 
 def test_every_token_of_the_stop_list_ends_the_text(
-    model_of: Callable[[str], EagleModel], recorded: dict[str, Any]
+    model_of: Callable[..., EagleModel], recorded: dict[str, Any]
 ) -> None:
     first_64 = recorded["first_64"]
     for stop in sorted(set(first_64[:30])):
@@ -65,7 +65,7 @@ def test_every_token_of_the_stop_list_ends_the_text(
 @pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
 @pytest.mark.parametrize("tree", ["dynamic", "static", "chain"])
 def test_context_is_filled_to_the_last_token_and_never_beyond(
-    bundle_of: Callable[[str], Path], recorded: dict[str, Any], kind: str, tree: Any
+    bundle_of: Callable[..., Path], recorded: dict[str, Any], kind: str, tree: Any
 ) -> None:
     prompt = recorded["prompt_ids"]
     for context in (len(prompt) + 1, len(prompt) + 2, len(prompt) + 9, len(prompt) + 33):
@@ -81,7 +81,7 @@ def test_context_is_filled_to_the_last_token_and_never_beyond(
 
 
 def test_long_prompts_are_read_in_chunks(
-    model_of: Callable[[str], EagleModel], prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    model_of: Callable[..., EagleModel], prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long = [token for prompt in prompts for token in prompt] * 8
     model = model_of("eagle3")
@@ -97,7 +97,7 @@ def test_long_prompts_are_read_in_chunks(
 
 
 def test_chain_equals_a_dynamic_tree_of_one_child(
-    model_of: Callable[[str], EagleModel], prompts: list[list[int]]
+    model_of: Callable[..., EagleModel], prompts: list[list[int]]
 ) -> None:
     for prompt in prompts:
         runs = []
@@ -110,7 +110,7 @@ def test_chain_equals_a_dynamic_tree_of_one_child(
         assert all(len(tokens) == 5 for tokens, _ in runs[0])
 
 
-def test_pieces_add_up(model_of: Callable[[str], EagleModel], recorded: dict[str, Any]) -> None:
+def test_pieces_add_up(model_of: Callable[..., EagleModel], recorded: dict[str, Any]) -> None:
     pieces = list(model_of("eagle1").stream(recorded["prompt_ids"], **SMALL))
     result = pieces[-1].result
     assert result is not None
@@ -125,7 +125,7 @@ def test_pieces_add_up(model_of: Callable[[str], EagleModel], recorded: dict[str
 
 
 def test_an_abandoned_stream_leaves_the_model_usable(
-    model_of: Callable[[str], EagleModel], recorded: dict[str, Any]
+    model_of: Callable[..., EagleModel], recorded: dict[str, Any]
 ) -> None:
     model = model_of("eagle1")
     stream = model.stream(recorded["prompt_ids"], **SMALL)
@@ -136,14 +136,14 @@ def test_an_abandoned_stream_leaves_the_model_usable(
         next(stream)
 
 
-def test_seeds_replay_and_are_reported(model_of: Callable[[str], EagleModel], recorded: dict[str, Any]) -> None:
+def test_seeds_replay_and_are_reported(model_of: Callable[..., EagleModel], recorded: dict[str, Any]) -> None:
     model, prompt = model_of("eagle3"), recorded["prompt_ids"]
     drawn = model.generate(prompt, temperature=1.2, max_new_tokens=30)
     again = model.generate(prompt, temperature=1.2, max_new_tokens=30, seed=drawn.stats.seed)
     assert again.token_ids == drawn.token_ids
 
 
-def test_settings_are_checked_before_any_work(model_of: Callable[[str], EagleModel]) -> None:
+def test_settings_are_checked_before_any_work(model_of: Callable[..., EagleModel]) -> None:
     model = model_of("eagle1")
     for settings in ({"max_new_tokens": 0}, {"temprature": 1.0}, {"method": "medusa"}, {"tree": "bush"}, {"depth": -1}):
         with pytest.raises(RequestError, match=next(iter(settings))):

@@ -36,7 +36,7 @@ def eagle_run(
 
 
 @pytest.mark.parametrize("name", TRACES)
-def test_trace(name: str, bundle_of: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trace(name: str, bundle_of: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kind, options = TRACES[name]
     bundle, compared = bundle_of(kind), 0
     for recorded in load_trace(name)["prompts"]:
@@ -71,7 +71,7 @@ def compare_cycle(cycle: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), [("eagle2_tt16_d3_k4", "eagle1"), ("eagle3_tt16_d3_k4", "eagle3")])
-def test_first_draft_log_probs(name: str, kind: str, bundle_of: Callable[[str], Path]) -> None:
+def test_first_draft_log_probs(name: str, kind: str, bundle_of: Callable[..., Path]) -> None:
     """The head's distribution after the prompt equals the recorded one; log-probs of its ten best to 1e-4."""
     fixture = load_file(GOLDEN / f"{name}.fixture.safetensors")
     tokens = fixture["draft_in_ids"].tolist()
@@ -86,7 +86,7 @@ def test_first_draft_log_probs(name: str, kind: str, bundle_of: Callable[[str], 
 
 
 @pytest.mark.parametrize("name", ["eagle2_tt16_d3_k4"])
-def test_features_and_verification_rows(name: str, bundle_of: Callable[[str], Path]) -> None:
+def test_features_and_verification_rows(name: str, bundle_of: Callable[..., Path]) -> None:
     """EAGLE-1 features are the recorded ones, and the first tree's verification rows too."""
     fixture = load_file(GOLDEN / f"{name}.fixture.safetensors")
     recorded = load_trace(name)["prompts"][0]["cycles_detail"][0]

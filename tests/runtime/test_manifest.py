@@ -62,6 +62,7 @@ def little_bundle(folder: Path) -> Manifest:
         inputs=tensors({**ids, "logit_rows": ("R",)}, "past_key_values", "P", layers=2),
         outputs=tensors({"logits": (1, "R", 50), "features": (1, "T", 8)}, "present", "T", layers=2),
         weights=weights,
+        recipe={"model.layers.0.mlp.up_proj.weight": "int8"},
     )
     guesses: dict[str, Shape] = {"log_probs": (1, "T", 3), "token_ids": (1, "T", 3), "hidden": (1, "T", 8)}
     head = GraphSpec(
@@ -69,12 +70,13 @@ def little_bundle(folder: Path) -> Manifest:
         inputs=tensors({**ids, "features": (1, "T", 8)}, "past_key_values", "P", layers=1),
         outputs=tensors(guesses, "present", "T", layers=1),
         weights={},
+        recipe={},
     )
     for name in FILES:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"content of {name}")
     manifest = Manifest(
-        schema_version=1,
+        schema_version=2,
         precision={"target": "fp32", "draft": "fp32"},
         target=TargetSpec("llama", 8, 50, 2, 2, 4, 64, (1, 2), target),
         head=HeadSpec("eagle3", 8, 20, 1, 2, 4, 3, (2, 4, 5), head),
@@ -233,10 +235,10 @@ def test_no_json(bundle: Path, text: str) -> None:
     assert str(bundle / MANIFEST_NAME) in str(caught.value)
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None, 1.5, [1]])
+@pytest.mark.parametrize("version", [0, 1, 3, "2", None, 2.5, [2]])
 def test_another_version(bundle: Path, version: object) -> None:
     message = refusal(bundle, {**stored(bundle), "schema_version": version})
-    assert f"schema_version is {version!r}" in message and "reads 1" in message
+    assert f"schema_version is {version!r}" in message and "reads 2" in message
 
 
 @pytest.mark.parametrize(("part", "size", "named"), SIZES)

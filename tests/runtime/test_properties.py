@@ -55,7 +55,7 @@ class Pair:
 
 
 @pytest.fixture(scope="module", params=["eagle1", "eagle3"])
-def pair(request: pytest.FixtureRequest, bundle_of: Callable[[str], Path]) -> Iterator[Pair]:
+def pair(request: pytest.FixtureRequest, bundle_of: Callable[..., Path]) -> Iterator[Pair]:
     loaded = Pair(bundle_of(request.param))
     yield loaded
     loaded.close()

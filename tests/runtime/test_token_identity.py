@@ -79,8 +79,13 @@ def decode(
 
 
 def check_identity(
-    model_of: Callable[[str], EagleModel], prompts: list[list[int]], temperatures: Sequence[float]
+    model_of: Callable[..., EagleModel],
+    prompts: list[list[int]],
+    temperatures: Sequence[float],
+    precision: str = "fp32",
+    largest_gap: float = 1e-4,
 ) -> None:
+    """largest_gap: between logits that different tokens were drawn from; 0 allows no ties at all."""
     ties: list[str] = []
     compared = 0
     accepted = dict.fromkeys(DRAFTERS, 0)
@@ -88,9 +93,9 @@ def check_identity(
         enumerate(prompts), temperatures, SETTINGS.items()
     ):
         params = SamplingParams(temperature=temperature, seed=1000 + index, **options)
-        plain, plain_rows, _ = decode(model_of("eagle1"), Plain(), params, prompt)
+        plain, plain_rows, _ = decode(model_of("eagle1", precision), Plain(), params, prompt)
         for name, (kind, build) in DRAFTERS.items():
-            model = model_of(kind)
+            model = model_of(kind, precision)
             tokens, rows, taken = decode(model, build(model), params, prompt)
             compared += 1
             accepted[name] += taken
@@ -99,7 +104,7 @@ def check_identity(
             at = next(i for i, pair in enumerate(zip(plain, tokens, strict=True)) if pair[0] != pair[1])
             gap = float(np.abs(plain_rows[at] - rows[at]).max())
             case = f"{name}, {setting}, T={temperature}, prompt {index}, token {at}: logits differ by {gap:.1e}"
-            assert gap < 1e-4, f"not a float tie: {case}"
+            assert gap < largest_gap, f"not a float tie: {case}"
             ties.append(case)
     print(f"{compared} outputs compared, {len(ties)} float ties", *ties, sep="\n")
     assert min(accepted.values()) > compared, "equal because nothing was drafted shows nothing"
@@ -107,16 +112,34 @@ def check_identity(
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_eagle_equals_vanilla(model_of: Callable[[str], EagleModel], temperature: float) -> None:
+def test_eagle_equals_vanilla(model_of: Callable[..., EagleModel], temperature: float) -> None:
     check_identity(model_of, some_prompts(10), [temperature])
 
 
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_int8_tokens_are_equal_without_ties(model_of: Callable[..., EagleModel], temperature: float) -> None:
+    check_identity(model_of, some_prompts(6), [temperature], "int8", largest_gap=0.0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_int4_tokens_are_equal(model_of: Callable[..., EagleModel], temperature: float) -> None:
+    check_identity(model_of, some_prompts(6), [temperature], "int4")
+
+
 @pytest.mark.slow
-def test_eagle_equals_vanilla_on_200_prompts(model_of: Callable[[str], EagleModel]) -> None:
+@pytest.mark.parametrize(("precision", "largest_gap"), [("int8", 0.0), ("int4", 1e-4)])
+def test_quantised_eagle_equals_vanilla_on_100_prompts(
+    model_of: Callable[..., EagleModel], precision: str, largest_gap: float
+) -> None:
+    check_identity(model_of, some_prompts(100), TEMPERATURES, precision, largest_gap)
+
+
+@pytest.mark.slow
+def test_eagle_equals_vanilla_on_200_prompts(model_of: Callable[..., EagleModel]) -> None:
     check_identity(model_of, some_prompts(200), TEMPERATURES)
 
 
-def test_through_the_public_interface(model_of: Callable[[str], EagleModel], prompts: list[list[int]]) -> None:
+def test_through_the_public_interface(model_of: Callable[..., EagleModel], prompts: list[list[int]]) -> None:
     """Penalties over the output, logit bias and stop tokens, through EagleModel itself."""
     settings: dict[str, Any] = {
         "temperature": 0.9,

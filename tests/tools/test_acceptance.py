@@ -64,7 +64,7 @@ def test_calibration_of_a_head_that_is_as_right_as_confident() -> None:
 
 
 @pytest.fixture(scope="module")
-def bundle(bundle_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of the golden pair that takes text."""
     folder = tmp_path_factory.mktemp("acceptance") / "pair"
     shutil.copytree(bundle_of("eagle3"), folder)

@@ -79,7 +79,7 @@ def test_exported_pair_decodes_and_drafts_the_same(
     kind: str,
     grown_pair: Path,
     tmp_path: Path,
-    model_of: Callable[[str], EagleModel],
+    model_of: Callable[..., EagleModel],
     prompts: list[list[int]],
 ) -> None:
     export(grown_pair / "target", grown_pair / kind, tmp_path / "bundle")

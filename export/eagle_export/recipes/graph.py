@@ -1,0 +1,134 @@
+"""What recipes need of a graph: its linear layers, new weights that are computed as they are written, new nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+Array = npt.NDArray[Any]
+MICROSOFT = "com.microsoft"  # domain of ONNX Runtime's own operators
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A multiplication x [..., K] by a weight [K, N]. rotated: the weight lies as [N, K] behind a Transpose, since it
+    is also the embedding."""
+
+    node: ir.Node
+    x: ir.Value
+    weight: ir.Value
+    rotated: bool
+
+    @property
+    def name(self) -> str:
+        """The weight's."""
+        return str(self.weight.name)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """K, N"""
+        assert self.weight.shape is not None
+        rows, columns = self.weight.shape.numpy()
+        return (columns, rows) if self.rotated else (rows, columns)
+
+    def reader(self) -> Callable[[], Array]:
+        """Reads the weight as [K, N] fp32; outlives this layer in the graph."""
+        tensor, rotated = self.weight.const_value, self.rotated
+        assert tensor is not None
+
+        def read() -> Array:
+            array = tensor.numpy().astype(np.float32)
+            return np.ascontiguousarray(array.T) if rotated else array
+
+        return read
+
+
+def linears(model: ir.Model) -> list[Linear]:
+    """Every multiplication by a weight, in the graph's order."""
+    found = []
+    for node in model.graph:
+        if node.op_type != "MatMul":
+            continue
+        x, weight = node.inputs
+        assert x is not None and weight is not None
+        producer = weight.producer()
+        rotated = producer is not None and producer.op_type == "Transpose"
+        if rotated:
+            assert producer is not None and producer.inputs[0] is not None
+            weight = producer.inputs[0]
+        if weight.is_initializer() and weight.shape is not None and len(weight.shape) == 2:
+            found.append(Linear(node, x, weight, rotated))
+    return found
+
+
+def is_lm_head(linear: Linear) -> bool:
+    """Whether the layer computes the target's logits, or what the head's log-probabilities are taken of."""
+    (out,) = linear.node.outputs
+    return out.name == "logits" or any(use.node.op_type == "LogSoftmax" for use in out.uses())
+
+
+def lazy_weight(
+    model: ir.Model, name: str, dtype: ir.DataType, shape: tuple[int, ...], read: Callable[[], Array]
+) -> ir.Value:
+    """A new initializer whose values are computed when they are written; one that is there already stays."""
+    graph = model.graph
+    if name in graph.initializers:
+        return graph.initializers[name]
+    tensor = ir.LazyTensor(lambda: ir.tensor(read(), dtype=dtype), dtype=dtype, shape=ir.Shape(shape), name=name)
+    return _register(graph, name, tensor)
+
+
+def part(quantise: Callable[[Array], tuple[Array, ...]], read: Callable[[], Array], index: int) -> Callable[[], Array]:
+    """One of the arrays that a weight is stored as, computed when called."""
+    return lambda: quantise(read())[index]
+
+
+def constant(model: ir.Model, name: str, array: Array) -> ir.Value:
+    """A small initializer; one of this name that is there already stays."""
+    if name in model.graph.initializers:
+        return model.graph.initializers[name]
+    return _register(model.graph, name, ir.tensor(array, name=name))
+
+
+def insert(before: ir.Node, op: str, inputs: list[ir.Value | None], domain: str = "", **attributes: Any) -> ir.Value:
+    """A new node before another one; returns its output."""
+    node = ir.node(op, inputs, attributes, domain=domain)
+    assert isinstance(before.graph, ir.Graph)
+    before.graph.insert_before(before, node)
+    return node.outputs[0]
+
+
+def replace(node: ir.Node, value: ir.Value) -> None:
+    """Let `value` stand for the only output of a node, name and all, and remove the node with what fed it alone."""
+    (old,) = node.outputs
+    value.shape, value.type, name = old.shape, old.type, old.name
+    ir.convenience.replace_all_uses_with(old, value, replace_graph_outputs=True)
+    old.name = None
+    value.name = name
+    _remove(node)
+
+
+def _remove(node: ir.Node) -> None:
+    graph = node.graph
+    assert isinstance(graph, ir.Graph)
+    inputs = [value for value in node.inputs if value is not None]
+    graph.remove(node, safe=True)
+    for value in inputs:
+        if value.uses() or value.is_graph_output():
+            continue
+        if value.is_initializer():
+            graph.initializers.pop(str(value.name), None)
+        elif (producer := value.producer()) is not None and not any(out.uses() for out in producer.outputs):
+            _remove(producer)
+
+
+def _register(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+    shape = ir.Shape(tensor.shape.numpy())
+    value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=shape)
+    graph.register_initializer(value)
+    return value

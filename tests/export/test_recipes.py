@@ -1,0 +1,215 @@
+"""Recipes: what they change, how closely the quantised layers follow the real ones, and that a row stands alone."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+from conftest import GOLDEN, HEADS
+from eagle_export.bundle import export
+from eagle_export.errors import ExportError
+from eagle_export.recipes import CPU, Pass, apply
+from eagle_export.recipes.int4 import int4_blocks, packed_blocks, quantised_blocks
+from eagle_export.recipes.int8 import int8_per_token, per_column
+from eagle_runtime import EagleModel
+from eagle_runtime.manifest import read_manifest
+from eagle_runtime.tree import Tree
+
+Array = npt.NDArray[Any]
+
+
+def linear_model(weight: Array) -> ir.Model:
+    """x [1, T, K] @ weight"""
+    k, n = weight.shape
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1, "T", k]))
+    w = ir.Value(name="w", const_value=ir.tensor(weight), type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([k, n]))
+    node = ir.node("MatMul", [x, w])
+    (y,) = node.outputs
+    y.name, y.type, y.shape = "y", x.type, ir.Shape([1, "T", n])
+    graph = ir.Graph([x], [y], nodes=[node], initializers=[w], opset_imports={"": 24}, name="linear")
+    return ir.Model(graph, ir_version=10)
+
+
+def dynamic_quantize_matmul(model: ir.Model) -> None:
+    """The fast operator that is not batch-invariant, in place of the MatMul."""
+    (node,) = model.graph
+    x, weight = node.inputs
+    assert x is not None and weight is not None and weight.const_value is not None
+    values, scale = per_column(weight.const_value.numpy())
+    stored = [ir.Value(name=name, const_value=ir.tensor(array)) for name, array in (("q", values), ("s", scale))]
+    for value in stored:
+        model.graph.register_initializer(value)
+    new = ir.node("DynamicQuantizeMatMul", [x, *stored], domain="com.microsoft")
+    model.graph.insert_before(node, new)
+    ir.convenience.replace_all_uses_with(node.outputs[0], new.outputs[0], replace_graph_outputs=True)
+    node.outputs[0].name, new.outputs[0].name = None, "y"
+    new.outputs[0].type, new.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
+    model.graph.remove(node, safe=True)
+    model.opset_imports["com.microsoft"] = 1
+
+
+def session(model: ir.Model, threads: int = 1) -> Callable[[Array], Array]:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    run = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options)
+
+    def outputs(x: Array) -> Array:
+        y: Array = run.run(None, {"x": x})[0]
+        return y
+
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def weight() -> Array:
+    return np.random.default_rng(0).normal(size=(192, 160)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def rows() -> Array:
+    """[1, 16, 192] of very different sizes, one of them zero."""
+    rng = np.random.default_rng(1)
+    sizes = np.array([0.01, 1, 50], np.float32)
+    x = rng.normal(size=(1, 16, 192)).astype(np.float32) * rng.choice(sizes, size=(1, 16, 1))
+    x[0, 3] = 0
+    return x
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_int8_row_is_the_same_to_the_bit_beside_any_others(weight: Array, rows: Array, threads: int) -> None:
+    model = linear_model(weight)
+    assert int8_per_token(model) == {"w": "int8 per column, activations int8 per token"}
+    run = session(model, threads)
+    together = run(rows)
+    for count, first in itertools.product((1, 2, 5), range(11)):
+        np.testing.assert_array_equal(run(rows[:, first : first + count]), together[:, first : first + count])
+    exact = rows @ weight
+    assert np.abs(together - exact).max() < 0.02 * np.abs(exact).max()
+    assert not together[0, 3].any()
+
+
+def test_one_scale_for_all_rows_would_not_be_lossless(weight: Array, rows: Array) -> None:
+    model = linear_model(weight)
+    dynamic_quantize_matmul(model)
+    run = session(model)
+    assert np.abs(run(rows[:, :1]) - run(rows)[:, :1]).max() > 1e-3 * np.abs(rows[:, :1] @ weight).max()
+
+
+def test_int4_follows_the_weight_as_four_bits_can(weight: Array, rows: Array) -> None:
+    model = linear_model(weight)
+    assert int4_blocks(model, block=32, accuracy=1) == {"w": "int4 in blocks of 32"}
+    levels, scale = quantised_blocks(weight, 32)
+    assert levels.min() == 0 and levels.max() == 15
+    rounded = ((levels.astype(np.float32) - 8) * scale[..., None]).reshape(160, 192).T
+    np.testing.assert_allclose(session(model)(rows), rows @ rounded, atol=2e-3)  # unpacked as it was packed
+    error = np.square(rounded - weight).mean() / np.square(weight).mean()
+    assert error < 0.009  # 16 levels over 2.1 standard deviations either way: 0.0075
+
+
+def test_the_scale_search_beats_the_scale_of_the_largest_value(weight: Array) -> None:
+    rows = weight.T.reshape(160, 6, 32)
+    plain = np.abs(rows).max(-1, keepdims=True) / 7
+    plain_error = np.square(np.rint(rows / plain) * plain - rows).mean()
+    levels, scale = quantised_blocks(weight, 32)
+    error = np.square((levels.astype(np.float32) - 8) * scale[..., None] - rows).mean()
+    assert error < 0.85 * plain_error
+
+
+def test_blocks_are_filled_up_and_zeros_stay_zero() -> None:
+    weight = np.zeros((40, 2), np.float32)
+    weight[:, 1] = np.linspace(-1, 1, 40)
+    levels, scale = quantised_blocks(weight, 32)
+    assert levels.shape == (2, 2, 32) and (levels[0] == 8).all() and (levels[1, 1, 8:] == 8).all()
+    packed, flat = packed_blocks(weight, 32)
+    assert packed.shape == (2, 2, 16) and flat.tolist() == scale.ravel().tolist()
+    assert (packed[..., 0] & 15 == levels[..., 0]).all() and (packed[..., 0] >> 4 == levels[..., 1]).all()
+
+
+def test_a_column_of_zeros_has_a_scale() -> None:
+    values, scale = per_column(np.array([[0, 1], [0, -2]], np.float32))
+    assert values.tolist() == [[0, 64], [0, -127]] and scale.tolist() == [1, np.float32(2 / 127)]
+
+
+def test_a_pass_that_finds_nothing_is_an_error(weight: Array) -> None:
+    model = linear_model(weight)
+    apply((Pass("int8", int8_per_token),), model)
+    with pytest.raises(ExportError, match="pass 'int8' found nothing to change"):
+        apply((Pass("int8", int8_per_token),), model)
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+@pytest.mark.parametrize("kind", sorted(HEADS))
+def test_every_large_weight_is_changed_and_listed(kind: str, precision: str, bundle_of: Callable[..., Path]) -> None:
+    manifest = read_manifest(bundle_of(kind, precision))
+    assert manifest.precision == {"target": precision, "draft": precision}
+    for graph, layers in ((manifest.target.graph, 8), (manifest.head.graph, 1)):
+        kept = {name for name, spec in graph.weights.items() if spec.dtype == "float32" and len(spec.shape) > 1}
+        assert kept == set(), "a matrix stayed in fp32"
+        linears = [name for name, done in graph.recipe.items() if "int" in done]
+        assert len(linears) >= 7 * layers + 1
+        by_block = sum("blocks" in done for done in graph.recipe.values())
+        assert by_block == (len(linears) - 1 if precision == "int4" else 0)  # the LM head stays int8
+        assert any(done == "fp16" for done in graph.recipe.values())  # the embedding
+
+
+def test_int8_takes_a_quarter_of_the_bytes(bundle_of: Callable[..., Path]) -> None:
+    sizes = [
+        sum(path.stat().st_size for path in bundle_of("eagle1", precision).rglob("*.data"))
+        for precision in ("fp32", "int8", "int4")
+    ]
+    assert sizes[1] < 0.35 * sizes[0] and sizes[2] < sizes[1]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_int8_logits_are_the_same_to_the_bit_in_any_tree(bundle_of: Callable[..., Path], threads: int) -> None:
+    """Each node of a tree, against its path decoded one token at a time."""
+    rng = np.random.default_rng(5)
+    with EagleModel.load(bundle_of("eagle3", "int8"), threads=threads) as model:
+        target = model._target
+        for nodes in (2, 9, 60):
+            prompt = rng.integers(0, 256, 37 + nodes).tolist()
+            parents = np.array([-1, *(int(rng.integers(0, node)) for node in range(1, nodes))])
+            tree = Tree(rng.integers(0, 256, nodes), parents, np.zeros(nodes, np.float32))
+            target.prefill(prompt)
+            logits, features = (array.copy() for array in target.verify(tree))
+            for node in {0, nodes // 2, nodes - 1}:
+                path = [node]
+                while path[0]:
+                    path.insert(0, int(parents[path[0]]))
+                target.prefill(prompt)
+                for step in path:
+                    one = Tree(tree.tokens[[step]], np.array([-1]), np.zeros(1, np.float32))
+                    alone, feature = target.verify(one)
+                    target.cache.keep(np.array([0]))
+                np.testing.assert_array_equal(alone[0], logits[node])
+                np.testing.assert_array_equal(feature[0], features[node])
+
+
+def test_head_and_target_may_differ_in_precision(tmp_path: Path, prompts: list[list[int]]) -> None:
+    bundle = tmp_path / "mixed"
+    done = export(GOLDEN / "target", GOLDEN / HEADS["eagle3"], bundle, precision="fp32", draft_precision="int8")
+    assert done.manifest.precision == {"target": "fp32", "draft": "int8"}
+    with EagleModel.load(bundle, threads=1) as model:
+        eagle = model.generate(prompts[0], max_new_tokens=40)
+        assert eagle.token_ids == model.generate(prompts[0], max_new_tokens=40, method="vanilla").token_ids
+        assert eagle.stats.tau > 1.5
+
+
+def test_halves_and_a_quantised_head_do_not_mix(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="fp16 features"):
+        export(GOLDEN / "target", GOLDEN / HEADS["eagle3"], tmp_path / "b", precision="fp16", draft_precision="int8")
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_recipe_is_offered_by_the_command() -> None:
+    from eagle_export.cli import PRECISIONS
+
+    assert tuple(CPU) == PRECISIONS
