@@ -1,1 +1,1 @@
-"""Measure: ranges of the float graph over calibration text."""
+"""Measure: what the linear layers of the float graphs are fed, over calibration text and drafted trees."""

@@ -19,6 +19,7 @@ try:
 except ImportError:
     raise BackendError("onnxruntime is not installed; pip install 'eagle-edge[cpu]'") from None
 
+WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int64)": "int64"}
 
 
@@ -28,14 +29,18 @@ class OrtSession:
     Key/value rows are bound by address: `past` to the head of the cache, the new rows to its tail, so that a pass
     appends without copying. Other outputs land in buffers that grow to the largest pass seen and are then reused."""
 
-    def __init__(self, path: Path, spec: GraphSpec, threads: int | None = None) -> None:
-        """threads: of one pass; None leaves the choice to ONNX Runtime (physical cores)."""
+    def __init__(self, path: Path, spec: GraphSpec, threads: int | None = None, model: bytes | None = None) -> None:
+        """threads: of one pass; None leaves the choice to ONNX Runtime (physical cores). model: what to run in place
+        of the file at `path`: a graph whose weights are those beside that file."""
         options = ort.SessionOptions()
         options.log_severity_level = 3
         if threads is not None:
             options.intra_op_num_threads = threads
+        if model is not None:
+            options.add_session_config_entry(WEIGHTS_FOLDER, str(path.parent))
+        source = str(path) if model is None else model
         try:
-            self._session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            self._session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime raises a dozen kinds without a common base
             raise BackendError(f"onnxruntime cannot load {path}: {_first_line(error)}") from None
         if _specs(self._session.get_inputs()) != spec.inputs or _specs(self._session.get_outputs()) != spec.outputs:

@@ -1,0 +1,126 @@
+"""The run: text through the runtime's own loop, target and head watched, what was seen written down.
+
+Every window of text is read as a prompt, then decoded for a few tokens with drafted trees, so that each graph meets
+what it will be fed: prompts and trees the target, settled rows and levels of growing trees the head.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from eagle_calib.calibration import GRAPHS, Graph, Input, Source, Tokens, write_calibration
+from eagle_calib.errors import CalibrationError
+from eagle_calib.folder import check_place, written
+from eagle_calib.observe import ObservingSession
+from eagle_calib.texts import read_windows
+from eagle_runtime.drafter import DynamicTree, EagleDrafter
+from eagle_runtime.eagle_model import MAX_THREADS
+from eagle_runtime.generate import Cycle, generate
+from eagle_runtime.manifest import MANIFEST_NAME, Manifest, file_sha256, read_manifest, verify_hashes
+from eagle_runtime.model import Head, Target
+from eagle_runtime.sampling import Sampler, SamplingParams
+from eagle_runtime.session import Session
+from eagle_runtime.text import Text
+
+WINDOW = 256  # tokens of a prompt
+NEW_TOKENS = 32  # decoded after each
+TOOLS = ("eagle-edge", "numpy", "onnx", "onnxruntime")
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """What a calibration saw: inputs of the linear layers per graph."""
+
+    tokens: Tokens
+    graphs: Mapping[Graph, Sequence[Input]]
+
+
+def calibrate(
+    bundle: Path, folder: Path, *, data: Path | None = None, threads: int | None = None, max_tokens: int = 8192
+) -> Calibrated:
+    """Observe an fp32 bundle at work on the text of a file (None: the package's own) and write `folder`.
+
+    max_tokens: of text to read. threads: of one pass. An existing calibration is replaced in the end; any other
+    existing folder is refused. Raises CalibrationError, BundleError or BackendError, and then, as when interrupted,
+    leaves nothing behind."""
+    if max_tokens < 1:
+        raise CalibrationError(f"max-tokens is {max_tokens}, but must be 1 or more")
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise CalibrationError(f"threads is {threads}, but must be 1 to {MAX_THREADS}")
+    manifest = read_manifest(bundle)
+    for graph in GRAPHS:
+        if (precision := manifest.precision.get(graph)) != "fp32":
+            raise CalibrationError(
+                f"{bundle}: the {graph} is {precision}; export the pair in fp32 first, calibrate that"
+            )
+    folder = folder.absolute()
+    check_place(folder, bundle)
+    window = min(WINDOW, max(1, manifest.target.context // 2))
+    windows = read_windows(data, Text(bundle), manifest.target.vocab_size, window, max_tokens)
+    verify_hashes(bundle, manifest)
+    target_spec, head_spec = manifest.target.graph, manifest.head.graph
+    with (
+        ObservingSession(bundle / target_spec.file, target_spec, threads) as target,
+        ObservingSession(bundle / head_spec.file, head_spec, threads) as head,
+        _progress(len(windows)) as advance,
+    ):
+        tokens = decode_windows(manifest, target, head, windows, advance)
+        graphs: dict[Graph, list[Input]] = {"target": target.observed(), "draft": head.observed()}
+    source = Source({name: _version(name) for name in TOOLS}, file_sha256(bundle / MANIFEST_NAME), tokens)
+    with written(folder) as new:
+        write_calibration(new, source, graphs)
+    return Calibrated(tokens, graphs)
+
+
+def decode_windows(
+    manifest: Manifest,
+    target_session: Session,
+    head_session: Session,
+    windows: Sequence[Sequence[int]],
+    advance: Callable[[], None] = lambda: None,
+) -> Tokens:
+    """Read each window and decode on from it, greedily, with the bundle's own tree, until NEW_TOKENS or an
+    end-of-sequence token; `advance` is called after each. Returns what was fed to the target."""
+    defaults = manifest.tree_defaults
+    shape = DynamicTree(defaults.total_token, defaults.depth, min(defaults.draft_top_k, manifest.head.top_k))
+    longest = max(map(len, windows)) + NEW_TOKENS + defaults.total_token
+    capacity = min(manifest.target.context, longest)
+    target = Target(target_session, capacity)
+    head = Head(head_session, capacity, shape.scratch)
+    stop = frozenset(manifest.target.eos_token_ids)
+    verified = 0
+    for window in windows:
+        new: list[int] = []
+        sampler = Sampler(SamplingParams(), window, manifest.target.vocab_size)
+        for event in generate(target, EagleDrafter(head, shape), sampler, window):
+            if isinstance(event, Cycle):
+                verified += event.tree.num_nodes
+                new += event.step.tokens.tolist()
+                if len(new) >= NEW_TOKENS or not stop.isdisjoint(new):
+                    break
+        advance()
+    return Tokens(sum(map(len, windows)), verified)
+
+
+@contextlib.contextmanager
+def _progress(windows: int) -> Iterator[Callable[[], None]]:
+    """A bar on stderr, moved on by one window per call; nothing where stderr is no terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as progress:
+        task = progress.add_task("observing", total=windows)
+        yield lambda: progress.advance(task)
+
+
+def _version(name: str) -> str:
+    """Of an installed distribution."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,230 @@
+"""A calibration on disk: calibration.json says what was observed where, calibration.npz holds the arrays.
+
+`write_calibration` and `read_calibration` are the only code that knows the files. K channels, n sampled rows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from eagle_calib.errors import CalibrationError
+from eagle_runtime.manifest import file_sha256
+
+Graph = Literal["target", "draft"]
+Float = npt.NDArray[np.float32]
+
+JSON_NAME, ARRAYS_NAME = "calibration.json", "calibration.npz"
+SCHEMA_VERSION = 1
+METHODS = ("absmax", "percentile", "entropy", "mse")
+GRAPHS: tuple[Graph, ...] = ("target", "draft")
+AGAIN = "run eagle-calib again"
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What went into a linear layer. rows: how many were seen. channel_absmax [K]: largest |x| of each channel.
+
+    sample [n, K]: rows spread evenly over all that were seen. ranges: method (METHODS) -> the |x| at which a
+    per-tensor quantiser should clip, above 0 and at most the absmax."""
+
+    rows: int
+    channel_absmax: Float
+    sample: Float
+    ranges: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Weight name -> what the layer was fed, per graph. Layers of one input share one object."""
+
+    target: dict[str, Observed]
+    draft: dict[str, Observed]
+
+    def layer(self, graph: Graph, weight: str) -> Observed:
+        """What the layer with this weight was fed; raises CalibrationError if it was not observed."""
+        layers = self.target if graph == "target" else self.draft
+        if weight not in layers:
+            raise CalibrationError(
+                f"the calibration holds no layer {weight!r} of the {graph}; calibrate an fp32 bundle of this very pair"
+            )
+        return layers[weight]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What was fed to the target. prefilled: rows of prompts. verified: rows of trees, roots included."""
+
+    prefilled: int
+    verified: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a calibration comes from. bundle: SHA-256 of the bundle's manifest, which lists all its files."""
+
+    tools: dict[str, str]
+    bundle: str
+    tokens: Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One tensor that feeds linear layers: its name in the graph and the weights of those layers."""
+
+    tensor: str
+    weights: tuple[str, ...]
+    observed: Observed
+
+
+def write_calibration(folder: Path, source: Source, graphs: Mapping[Graph, Sequence[Input]]) -> None:
+    """Write both files into a folder; equal arguments give equal bytes."""
+    arrays: dict[str, Float] = {}
+    listed: dict[str, list[dict[str, Any]]] = {}
+    for graph in GRAPHS:
+        listed[graph] = []
+        for index, item in enumerate(graphs[graph]):
+            seen = item.observed
+            arrays[f"{graph}.{index}.channel_absmax"] = seen.channel_absmax
+            arrays[f"{graph}.{index}.sample"] = seen.sample
+            listed[graph].append(
+                {
+                    "tensor": item.tensor,
+                    "weights": list(item.weights),
+                    "channels": len(seen.channel_absmax),
+                    "rows": seen.rows,
+                    "ranges": {method: seen.ranges[method] for method in METHODS},
+                }
+            )
+    np.savez(folder / ARRAYS_NAME, allow_pickle=False, **arrays)  # gives every member the same fixed date
+    data = {
+        "schema_version": SCHEMA_VERSION,
+        "tools": source.tools,
+        "bundle": source.bundle,
+        "tokens": {"prefilled": source.tokens.prefilled, "verified": source.tokens.verified},
+        "arrays": file_sha256(folder / ARRAYS_NAME),
+        **listed,
+    }
+    (folder / JSON_NAME).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+def read_calibration(folder: Path) -> Calibration:
+    """Read and check a folder that eagle-calib wrote; raises CalibrationError."""
+    path = folder / JSON_NAME
+    if not folder.is_dir():
+        raise CalibrationError(f"{folder} is not a folder; give the folder that eagle-calib wrote")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CalibrationError(f"{path} is missing; give the folder that eagle-calib wrote") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CalibrationError(f"{path} is not readable JSON ({error}); {AGAIN}") from None
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if version != SCHEMA_VERSION:
+        raise CalibrationError(f"{path}: schema_version is {version!r}, but must be {SCHEMA_VERSION}; {AGAIN}")
+    where = str(path)
+    _check_keys(data, {"schema_version", "tools", "bundle", "tokens", "arrays", *GRAPHS}, where)
+    _check_source(data, where)
+    arrays = _read_arrays(folder / ARRAYS_NAME, data["arrays"])
+    layers = {graph: _layers(graph, data[graph], arrays, where) for graph in GRAPHS}
+    if arrays:
+        raise CalibrationError(f"{folder / ARRAYS_NAME}: {min(arrays)!r} belongs to no layer; {AGAIN}")
+    return Calibration(layers["target"], layers["draft"])
+
+
+def _check_source(data: Mapping[str, Any], where: str) -> None:
+    tools, tokens = data["tools"], data["tokens"]
+    if not isinstance(tools, dict) or not all(isinstance(version, str) for version in tools.values()):
+        raise CalibrationError(f"{where}: tools is no table of versions; {AGAIN}")
+    _check_keys(tokens, {"prefilled", "verified"}, f"{where}: tokens")
+    for name, value in tokens.items():
+        _check_count(value, f"{where}: tokens: {name}")
+    for name in ("bundle", "arrays"):
+        if not isinstance(data[name], str):
+            raise CalibrationError(f"{where}: {name} is {data[name]!r}, but must be a SHA-256; {AGAIN}")
+
+
+def _read_arrays(path: Path, expected: str) -> dict[str, Float]:
+    try:
+        found = file_sha256(path)
+        if found != expected:
+            raise CalibrationError(f"{path} does not match its SHA-256 in {JSON_NAME}; copy the folder or {AGAIN}")
+        with np.load(path, allow_pickle=False) as file:
+            return dict(file)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise CalibrationError(f"{path} cannot be read ({error}); copy the folder or {AGAIN}") from None
+
+
+def _layers(graph: Graph, items: Any, arrays: dict[str, Float], where: str) -> dict[str, Observed]:
+    """Weight name -> Observed; takes what it uses out of `arrays`."""
+    if not isinstance(items, list) or not items:
+        raise CalibrationError(f"{where}: {graph} lists no inputs; {AGAIN}")
+    layers: dict[str, Observed] = {}
+    for index, item in enumerate(items):
+        here = f"{where}: {graph}[{index}]"
+        _check_keys(item, {"tensor", "weights", "channels", "rows", "ranges"}, here)
+        weights = item["weights"]
+        if not isinstance(weights, list) or not weights or not all(isinstance(name, str) for name in weights):
+            raise CalibrationError(f"{here}: weights is no list of names; {AGAIN}")
+        if not isinstance(item["tensor"], str):
+            raise CalibrationError(f"{here}: tensor is {item['tensor']!r}, but must be a name; {AGAIN}")
+        observed = _observed(item, arrays, f"{graph}.{index}", here)
+        for name in weights:
+            if name in layers:
+                raise CalibrationError(f"{here}: weight {name!r} is listed twice; {AGAIN}")
+            layers[name] = observed
+    return layers
+
+
+def _observed(item: Mapping[str, Any], arrays: dict[str, Float], prefix: str, here: str) -> Observed:
+    rows = _check_count(item["rows"], f"{here}: rows")
+    channels = _check_count(item["channels"], f"{here}: channels")
+    absmax = _array(arrays, f"{prefix}.channel_absmax", (channels,), here)
+    sample = _array(arrays, f"{prefix}.sample", (None, channels), here)
+    ranges = item["ranges"]
+    _check_keys(ranges, set(METHODS), f"{here}: ranges")
+    for method, value in ranges.items():
+        if type(value) is not float or not math.isfinite(value) or not 0 < value <= ranges["absmax"]:
+            raise CalibrationError(
+                f"{here}: the {method} range is {value!r}, but must be above 0 and at most the absmax; {AGAIN}"
+            )
+    if np.any(absmax < 0) or np.float32(ranges["absmax"]) != absmax.max():
+        raise CalibrationError(f"{here}: the absmax range is not the largest channel's; {AGAIN}")
+    if not 1 <= len(sample) <= rows or np.any(np.abs(sample) > absmax):
+        raise CalibrationError(f"{here}: the sample does not come from the rows that were measured; {AGAIN}")
+    return Observed(rows, absmax, sample, dict(ranges))
+
+
+def _array(arrays: dict[str, Float], name: str, shape: tuple[int | None, ...], here: str) -> Float:
+    if name not in arrays:
+        raise CalibrationError(f"{here}: {ARRAYS_NAME} has no {name!r}; {AGAIN}")
+    array = arrays.pop(name)
+    fits = array.ndim == len(shape) and all(want in (None, size) for want, size in zip(shape, array.shape, strict=True))
+    if not fits or array.dtype != np.float32:
+        raise CalibrationError(f"{here}: {name} is {array.dtype} {list(array.shape)}, which does not fit; {AGAIN}")
+    if not np.isfinite(array).all():
+        raise CalibrationError(f"{here}: {name} holds values that are no numbers; {AGAIN}")
+    return array
+
+
+def _check_keys(value: Any, wanted: set[str], where: str) -> None:
+    if not isinstance(value, dict):
+        raise CalibrationError(f"{where} is {value!r}, which is no JSON object; {AGAIN}")
+    if unknown := sorted(set(value) - wanted):
+        raise CalibrationError(f"{where}: unknown key {unknown[0]!r}; {AGAIN} with this version")
+    if missing := sorted(wanted - set(value)):
+        raise CalibrationError(f"{where}: key {missing[0]!r} is missing; {AGAIN} with this version")
+
+
+def _check_count(value: Any, where: str) -> int:
+    if type(value) is not int or value < 1:
+        raise CalibrationError(f"{where} is {value!r}, but must be a whole number above 0; {AGAIN}")
+    return value

@@ -1,0 +1,106 @@
+"""Watching the inputs of linear layers while a graph is at work: a Session around the engine's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from eagle_calib.calibration import Float, Input, Observed
+from eagle_calib.errors import CalibrationError
+from eagle_calib.graph import observable
+from eagle_calib.ranges import Histogram, clipping_ranges
+from eagle_runtime.cache import KVCache
+from eagle_runtime.manifest import GraphSpec, TensorSpec
+from eagle_runtime.session import Array, Session
+from eagle_runtime.session.ort import OrtSession
+
+SAMPLE_ROWS = 256
+SEED = 0
+ADVICE = "check the checkpoint, or calibrate on other text"
+
+
+class Statistics:
+    """What one tensor held so far, in memory that does not grow. K channels."""
+
+    def __init__(self, name: str, channels: int) -> None:
+        """name: of the tensor, in errors."""
+        self._name = name
+        self._rows = 0
+        self._channel_absmax = np.zeros(channels, np.float32)
+        self._sample = np.zeros((SAMPLE_ROWS, channels), np.float32)
+        self._histogram = Histogram()
+        self._rng = np.random.default_rng(SEED)
+
+    def add(self, rows: Float) -> None:
+        """Count rows [n, K]. Raises CalibrationError if a value is no finite number."""
+        magnitudes = np.abs(rows)
+        largest = magnitudes.max(axis=0, initial=0)
+        if not np.isfinite(largest).all():
+            raise CalibrationError(f"{self._name} holds values that are no finite numbers; {ADVICE}")
+        np.maximum(self._channel_absmax, largest, out=self._channel_absmax)
+        self._histogram.add(magnitudes)
+        self._draw(rows)
+        self._rows += len(rows)
+
+    def observed(self) -> Observed:
+        """The figures of all rows. Raises CalibrationError if no range can be had of them."""
+        absmax = self._channel_absmax.max(initial=0)
+        if absmax < np.finfo(np.float32).tiny:
+            raise CalibrationError(f"{self._name} is zero throughout, which gives no range; {ADVICE}")
+        ranges = clipping_ranges(self._histogram, float(absmax))
+        return Observed(self._rows, self._channel_absmax.copy(), self._sample[: self._rows].copy(), ranges)
+
+    def _draw(self, rows: Float) -> None:
+        """Reservoir sampling (Vitter's algorithm R): every row seen is in the sample with the same chance."""
+        places = self._rows + np.arange(len(rows))
+        slots = np.where(places < SAMPLE_ROWS, places, self._rng.integers(0, places + 1))
+        for row in np.flatnonzero(slots < SAMPLE_ROWS):
+            self._sample[slots[row]] = rows[row]
+
+
+class ObservingSession:
+    """A graph of a bundle that works as ever, and measures what its linear layers are fed."""
+
+    def __init__(self, path: Path, spec: GraphSpec, threads: int | None = None) -> None:
+        """Raises CalibrationError for a graph that cannot be observed, BackendError for one that cannot run."""
+        graph = observable(path, spec)
+        self._layers = graph.layers
+        self._statistics = {
+            tensor: Statistics(f"{path}: the input of {' and '.join(weights)}", channels)
+            for tensor, (channels, weights) in graph.layers.items()
+        }
+        self._session: Session = OrtSession(path, graph.spec, threads, graph.model)
+        self.inputs: Mapping[str, TensorSpec] = self._session.inputs
+        self.outputs: Mapping[str, TensorSpec] = {
+            name: tensor for name, tensor in self._session.outputs.items() if name in spec.outputs
+        }
+
+    def new_cache(self, capacity: int) -> KVCache:
+        return self._session.new_cache(capacity)
+
+    def run(self, feeds: Mapping[str, Array], cache: KVCache) -> dict[str, Array]:
+        results = self._session.run(feeds, cache)
+        for tensor, statistics in self._statistics.items():
+            values = results[tensor] if tensor in results else feeds[tensor]
+            statistics.add(values.reshape(-1, values.shape[-1]).astype(np.float32, copy=False))
+        return {name: results[name] for name in self.outputs}
+
+    def observed(self) -> list[Input]:
+        """What was seen so far, in the graph's order. Raises CalibrationError naming layers that give no range."""
+        return [
+            Input(tensor, weights, self._statistics[tensor].observed()) for tensor, (_, weights) in self._layers.items()
+        ]
+
+    def close(self) -> None:
+        self._session.close()
+
+    def __enter__(self) -> ObservingSession:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,118 @@
+"""Calibration text: a file, or the text that comes with the package, in; windows of token ids out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from eagle_calib.errors import CalibrationError
+from eagle_runtime.text import Text
+
+BLOCK_CHARS = 1 << 16  # of plain text, tokenised at a time
+
+
+def read_windows(path: Path | None, text: Text, vocab_size: int, window: int, max_tokens: int) -> list[list[int]]:
+    """The first max_tokens tokens of a file (None: of the package's own text) in windows of at most `window`.
+
+    A file is plain text in UTF-8, or JSONL with "turns" (the first counts), "text" or "ids" in each row; every row
+    starts a window. Windows after a text's first begin as any text does (with its bos). Raises CalibrationError."""
+    name = "the calibration text" if path is None else str(path)
+    prefix = _prefix(text) if text.available else []
+    step = max(1, window - len(prefix))
+    windows: list[list[int]] = []
+    room = max_tokens
+    for where, content in _contents(path):
+        ids = _encoded(where, content, text, vocab_size)
+        start = 0
+        while start < len(ids) and room > 0:
+            piece = ids[:window] if start == 0 else [*prefix, *ids[start : start + step]]
+            start += window if start == 0 else step
+            windows.append(piece[:room])
+            room -= len(windows[-1])
+        if room <= 0:
+            break
+    if not windows:
+        raise CalibrationError(f"{name} holds no text; give some to calibrate on")
+    return windows
+
+
+def _prefix(text: Text) -> list[int]:
+    """Ids that the tokenizer puts before any text."""
+    empty, letter = text.encode(""), text.encode("a")
+    same = 0
+    while same < min(len(empty), len(letter)) and empty[same] == letter[same]:
+        same += 1
+    return empty[:same]
+
+
+def _contents(path: Path | None) -> Iterator[tuple[str, str | list[Any]]]:
+    """(where, text or ids) of every row or block."""
+    if path is None:
+        yield "the calibration text", (resources.files("eagle_calib") / "text.txt").read_text(encoding="utf-8")
+    elif path.suffix == ".jsonl":
+        for number, line in enumerate(_lines(path), 1):
+            if line.strip():
+                where = f"{path}, line {number}"
+                yield where, _row(where, line)
+    else:
+        for block in _blocks(path):
+            yield str(path), block
+
+
+def _row(where: str, line: str) -> str | list[Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        raise CalibrationError(f"{where} is no JSON; give one object with 'turns', 'text' or 'ids' per line") from None
+    if isinstance(row, dict):
+        turns, text, ids = row.get("turns"), row.get("text"), row.get("ids")
+        if isinstance(ids, list):
+            return ids
+        if isinstance(text, str):
+            return text
+        if isinstance(turns, list) and turns and isinstance(turns[0], str):
+            return str(turns[0])
+    raise CalibrationError(f"{where} has no 'turns', 'text' or 'ids' to calibrate on; mend the line")
+
+
+def _encoded(where: str, content: str | list[Any], text: Text, vocab_size: int) -> list[int]:
+    if isinstance(content, str):
+        if not text.available:
+            raise CalibrationError(f"{where} is text, but the bundle has no tokenizer.json; give --data rows of 'ids'")
+        try:
+            content.encode()
+        except UnicodeEncodeError as error:
+            raise CalibrationError(f"{where}: character {error.start} is half of one; mend the text") from None
+        content = text.encode(content) if content else []
+    if wrong := [item for item in content if type(item) is not int or not 0 <= item < vocab_size]:
+        raise CalibrationError(f"{where}: {wrong[0]!r} is no id of the vocabulary of {vocab_size}; mend the text")
+    return content
+
+
+def _blocks(path: Path) -> Iterator[str]:
+    block: list[str] = []
+    size = 0
+    for line in _lines(path):
+        block.append(line)
+        size += len(line)
+        if size >= BLOCK_CHARS:
+            yield "".join(block)
+            block, size = [], 0
+    if block:
+        yield "".join(block)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            for line in file:
+                if "\0" in line:
+                    raise CalibrationError(f"{path} is not text (it holds zero bytes); give UTF-8 text")
+                yield line
+    except UnicodeDecodeError as error:
+        raise CalibrationError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+    except OSError as error:
+        raise CalibrationError(f"{path} cannot be read ({error.strerror}); give a file of text") from None
