@@ -36,7 +36,7 @@ def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             if not folder.exists():
                 from eagle_export.bundle import export
 
-                export(GOLDEN / "target", GOLDEN / HEADS[kind], folder, precision=precision)
+                export(GOLDEN / "target", GOLDEN / HEADS[kind], folder, precision=precision, certify=False)
         return folder
 
     return bundle

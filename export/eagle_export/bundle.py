@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -16,10 +12,13 @@ import onnx_ir as ir
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from eagle_calib.calibration import read_calibration
+from eagle_export.certificate import make_certificate
 from eagle_export.checkpoint import read_json
+from eagle_export.destination import check_destination, check_space, disk_errors, folder_beside, move_into_place
 from eagle_export.errors import ExportError
 from eagle_export.pair import Pair, build_graphs, open_pair
-from eagle_export.recipes import apply, passes_for
+from eagle_export.recipes import apply, plan
 from eagle_export.weights import num_bytes, save
 from eagle_runtime.errors import BundleError
 from eagle_runtime.manifest import (
@@ -58,44 +57,60 @@ def export(
     *,
     precision: str = "fp32",
     draft_precision: str | None = None,
+    backend: str = "cpu",
+    calibration: Path | None = None,
     draft_top_k: int = 10,
+    certify: bool = True,
 ) -> Exported:
     """Export a target and a head (Hugging Face folders) as a bundle folder.
 
-    precision: a key of recipes.CPU. draft_precision: of the head, None for the target's. draft_top_k: children
-    per node that the head's graph computes, so the most a tree may ask for. An existing bundle is replaced in the end;
-    any other existing folder is refused. Raises ExportError, and then, as when interrupted, leaves nothing behind."""
+    backend, precision: keys of recipes.RECIPES. draft_precision: of the head, None for the target's. calibration:
+    folder that eagle-calib wrote for this pair. draft_top_k: children per node that the head's graph computes, so the
+    most a tree may ask for. certify: compare the finished bundle with the source and note the outcome in its manifest;
+    where that cannot be done the export goes on with a warning. An existing bundle is replaced in the end; any other
+    existing folder is refused. Raises ExportError or CalibrationError, and then, as when interrupted, leaves nothing
+    behind."""
     if draft_top_k < 1:
         raise ExportError(f"draft top-k is {draft_top_k}, but must be 1 or more")
     precisions = {"target": precision, "draft": draft_precision or precision}
-    traced, *passes = passes_for(precisions["target"], precisions["draft"])
+    observed = None if calibration is None else read_calibration(calibration)
+    recipe = plan(backend, precisions["target"], precisions["draft"], observed)
     bundle = bundle.absolute()
-    with _disk_errors(bundle):
-        _check_destination(bundle)
+    warnings: list[str] = []
+    with disk_errors(bundle):
+        check_destination(bundle)
     with _progress() as progress:
         task = progress.add_task("reading checkpoints", total=None)
         pair = open_pair(target, draft)
         texts = _read_texts(target)
+        if "tokenizer.json" not in texts:
+            warnings.append(
+                f"{target} has no tokenizer.json; the bundle decodes token ids only (eagle-run --prompt-ids)"
+            )
         top_k = min(draft_top_k, pair.head_config.draft_vocab_size)
         progress.update(task, description="tracing target and head")
-        graphs = build_graphs(pair, traced, top_k)
-        decisions = [apply(steps, graph) for steps, graph in zip(passes, graphs, strict=True)]
+        graphs = build_graphs(pair, recipe.traced, top_k)
+        decisions = [apply(steps, graph) for steps, graph in zip((recipe.target, recipe.draft), graphs, strict=True)]
         size = sum(num_bytes(graph) for graph in graphs)
-        _check_space(bundle.parent, size)
+        check_space(bundle.parent, size)
         progress.update(task, description="writing weights", total=size, completed=0)
-        with _folder_beside(bundle) as beside, _disk_errors(bundle):
+        with folder_beside(bundle) as beside, disk_errors(bundle):
             folder = beside / "new"
             folder.mkdir()
             _write(folder, texts, graphs, lambda n: progress.advance(task, n))
             manifest = _manifest(folder, pair, graphs, precisions, decisions, top_k)
             (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
+            del graphs  # and the weights in them, before others are loaded
+            if certify:
+                progress.update(task, description="comparing with the source", total=None)
+                try:
+                    manifest = replace(manifest, certificate=make_certificate(pair.target, folder, manifest))
+                except ExportError as error:
+                    warnings.append(f"the bundle has no certificate: {error}")
+                (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
             total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-            _move_into_place(folder, bundle, beside / "old")
-    shared = shared_weights(manifest)
-    warnings: tuple[str, ...] = ()
-    if "tokenizer.json" not in texts:
-        warnings = (f"{target} has no tokenizer.json; the bundle decodes token ids only (eagle-run --prompt-ids)",)
-    return Exported(bundle, manifest, shared, total, warnings)
+            move_into_place(folder, bundle, beside / "old")
+    return Exported(bundle, manifest, shared_weights(manifest), total, tuple(warnings))
 
 
 def _write(
@@ -182,6 +197,7 @@ def _manifest(
         tree_defaults=TreeDefaults(draft_top_k=min(TreeDefaults().draft_top_k, top_k)),
         tools={name: metadata.version(name) for name in TOOLS},
         files={path.relative_to(folder).as_posix(): file_sha256(path) for path in files},
+        certificate=None,
     )
 
 
@@ -200,60 +216,6 @@ def _tensor_spec(value: ir.Value) -> TensorSpec:
     assert value.shape is not None and value.dtype is not None
     shape = tuple(dim if isinstance(dim, int) else str(dim.value) for dim in value.shape)
     return TensorSpec(str(value.dtype.numpy()), shape)
-
-
-def _check_destination(bundle: Path) -> None:
-    if bundle.is_symlink() or (bundle.exists() and not bundle.is_dir()):
-        raise ExportError(f"{bundle} exists and is no folder; choose another name")
-    if bundle.is_dir() and any(bundle.iterdir()) and not (bundle / MANIFEST_NAME).is_file():
-        raise ExportError(f"{bundle} exists and holds other files; choose another name")
-    if not bundle.parent.is_dir():
-        raise ExportError(f"{bundle.parent} does not exist; create it first")
-
-
-def _check_space(parent: Path, needed: int) -> None:
-    free = shutil.disk_usage(parent).free
-    needed += needed // 50 + (4 << 20)  # graphs, manifest, blocks that are not filled
-    if free < needed:
-        raise ExportError(
-            f"{parent} has {free / 1e6:.0f} MB free, but the bundle may take {needed / 1e6:.0f} MB; free space first"
-        )
-
-
-@contextlib.contextmanager
-def _folder_beside(bundle: Path) -> Iterator[Path]:
-    """A temporary folder on the same disk, gone afterwards whatever happens."""
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=f".{bundle.name}.", dir=bundle.parent))
-    except OSError as error:
-        raise ExportError(f"{bundle.parent} cannot be written ({error.strerror})") from None
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _disk_errors(bundle: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        # NumPy reports a write that was cut short without a number.
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)
-        what = "the disk is full" if full else error.strerror or str(error)
-        raise ExportError(f"{bundle} could not be written ({what}); nothing was left behind") from None
-
-
-def _move_into_place(folder: Path, bundle: Path, aside: Path) -> None:
-    """Rename; an older bundle of that name steps aside first and comes back if the rename fails."""
-    try:
-        if bundle.exists():
-            bundle.rename(aside)
-        folder.rename(bundle)
-    except BaseException:  # an interrupt may come between any two steps
-        if aside.exists() and not bundle.exists():
-            aside.rename(bundle)
-        raise
 
 
 def _progress() -> Progress:

@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eagle_runtime.command import Parser, run_command
+from eagle_runtime.manifest import Certificate
 
-PRECISIONS = ("fp32", "fp16", "int8", "int4")  # the keys of recipes.CPU, known without heavy imports
+# The keys of recipes.RECIPES and of what stands there, known without heavy imports.
+BACKENDS = ("cpu", "tensorrt-rtx", "tensorrt")
+PRECISIONS = ("fp32", "fp16", "int8", "int8-static", "int8-weight", "int4")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,12 +35,15 @@ def run(args: argparse.Namespace) -> None:
         Path(args.output),
         precision=args.precision,
         draft_precision=args.draft_precision,
+        backend=args.backend,
+        calibration=None if args.calibration is None else Path(args.calibration),
         draft_top_k=args.draft_top_k,
+        certify=args.certify,
     )
     for warning in done.warnings:
         print(f"eagle-export: warning: {warning}", file=sys.stderr)
     seconds = time.perf_counter() - started
-    head = done.manifest.head
+    head, certificate = done.manifest.head, done.manifest.certificate
     if args.json:
         report = {
             "bundle": str(done.bundle),
@@ -48,14 +54,25 @@ def run(args: argparse.Namespace) -> None:
             "shared_weights": done.shared,
             "bytes": done.size,
             "seconds": round(seconds, 3),
+            "certificate": None if certificate is None else _figures(certificate),
             "warnings": done.warnings,
         }
         print(json.dumps(report))
         return
     print(
         f"{args.output}: {head.kind} head, {args.precision}, {done.size / 1e6:.1f} MB, "
-        f"shared by both graphs: {', '.join(done.shared) or 'nothing'}"
+        f"shared by both graphs: {', '.join(done.shared) or 'nothing'}{_certified(certificate)}"
     )
+
+
+def _certified(certificate: Certificate | None) -> str:
+    if certificate is None:
+        return ""
+    return f"; agreement with the source {100 * certificate.agreement:.1f} %, tau {certificate.tau:.2f}"
+
+
+def _figures(certificate: Certificate) -> dict[str, float]:
+    return {"agreement": certificate.agreement, "kl": certificate.kl, "tau": certificate.tau}
 
 
 def _parser() -> Parser:
@@ -65,13 +82,17 @@ def _parser() -> Parser:
     parser.add_argument("-o", "--output", required=True, metavar="BUNDLE", help="folder to write")
     parser.add_argument("-p", "--precision", choices=PRECISIONS, default="fp32", help="of the target")
     parser.add_argument("--draft-precision", choices=PRECISIONS, help="of the head (default: the target's)")
-    parser.add_argument("--backend", choices=["cpu"], default="cpu", help="engine the bundle is for")
+    parser.add_argument("--backend", choices=BACKENDS, default="cpu", help="engine the bundle is for (default cpu)")
+    parser.add_argument("--calibration", metavar="CALIB", help="folder that eagle-calib wrote for this pair")
     parser.add_argument(
         "--draft-top-k",
         type=int,
         default=10,
         metavar="K",
         help="most children per node a tree may ask for (default 10)",
+    )
+    parser.add_argument(
+        "--no-certificate", dest="certify", action="store_false", help="do not compare the bundle with the source"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     return parser

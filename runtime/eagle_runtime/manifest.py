@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -91,10 +92,40 @@ class TreeDefaults:
 
 
 @dataclass(frozen=True, slots=True)
+class TopTokens:
+    """The likeliest tokens of one row of logits, best first."""
+
+    token_ids: tuple[int, ...]
+    logits: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenPrompt:
+    """What the source model says: its greedy continuation of a prompt, and top[i], the row that chose token i."""
+
+    prompt: tuple[int, ...]
+    continuation: tuple[int, ...]
+    top: tuple[TopTokens, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """The source model's words on a few prompts, and how the bundle compared when it was made.
+
+    agreement: share of the continuations' tokens that the engine too ranks first, given the same text before them.
+    kl: mean KL(source || engine) of those rows, nats. tau: of greedy decoding from the prompts, the default tree."""
+
+    prompts: tuple[GoldenPrompt, ...]
+    agreement: float
+    kl: float
+    tau: float
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """precision: per graph ("target", "draft"). files: path inside the bundle -> SHA-256, all but this file.
 
-    tools: name -> version of what built the bundle."""
+    tools: name -> version of what built the bundle. certificate: None if the bundle was never compared."""
 
     schema_version: int
     precision: dict[str, str]
@@ -103,6 +134,7 @@ class Manifest:
     tree_defaults: TreeDefaults
     tools: dict[str, str]
     files: dict[str, str]
+    certificate: Certificate | None
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
@@ -129,6 +161,7 @@ def read_manifest(bundle: Path) -> Manifest:
         )
     manifest = typing.cast(Manifest, _build(Manifest, data, str(path)))
     _check_graphs(manifest, str(path))
+    _check_certificate(manifest, str(path))
     graphs = (manifest.target.graph.file, manifest.head.graph.file)
     for file in (*graphs, *manifest.files):
         bundle_file(bundle, file)
@@ -162,6 +195,26 @@ def _check_graphs(manifest: Manifest, where: str) -> None:
                     f"{where}: {name}: graph: {part}: {wrong[0]!r} is {_listed(found.get(wrong[0]))}, but the sizes "
                     f"given for the models make it {_listed(wanted.get(wrong[0]))}; export the bundle again"
                 )
+
+
+def _check_certificate(manifest: Manifest, where: str) -> None:
+    """Its prompts can be replayed; raises BundleError otherwise."""
+    if manifest.certificate is None:
+        return
+    if not manifest.certificate.prompts:
+        raise BundleError(f"{where}: certificate: prompts is empty; export the bundle again")
+    for index, golden in enumerate(manifest.certificate.prompts):
+        ids = {*golden.prompt, *golden.continuation, *(token for top in golden.top for token in top.token_ids)}
+        whole = (
+            golden.prompt
+            and len(golden.continuation) == len(golden.top) > 0
+            and all(len(top.token_ids) == len(top.logits) for top in golden.top)
+            and len(golden.prompt) + len(golden.continuation) <= manifest.target.context
+        )
+        if not whole or not all(0 <= token < manifest.target.vocab_size for token in ids):
+            raise BundleError(
+                f"{where}: certificate: prompts[{index}] does not fit the model or itself; export the bundle again"
+            )
 
 
 def _listed(shape: Shape | None) -> str:
@@ -220,6 +273,11 @@ def _build(kind: Any, value: Any, where: str) -> Any:
     elif origin in (types.UnionType, typing.Union):
         if type(value) in args:
             return value
+        if models := [arg for arg in args if dataclasses.is_dataclass(arg)]:
+            return _build(models[0], value, where)
+    elif kind is float:
+        if type(value) in (int, float) and abs(value) <= sys.float_info.max:  # JSON may write 1.0 as 1; NaN is neither
+            return float(value)
     elif type(value) is kind:
         return value
     raise BundleError(f"{where} is {value!r}, which is no {_describe(kind)}; export the bundle again")

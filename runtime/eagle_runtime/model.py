@@ -5,7 +5,7 @@ Shapes: T rows of one pass, N tree nodes, V vocabulary, Hd width of features, k 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from eagle_runtime.session import Array, Session
 from eagle_runtime.tree import Bool, Float, Int, Tree, additive_mask, ancestor_mask, node_depths
 
 PREFILL_CHUNK = 512  # rows of one prefill pass: bounds the T x T mask and the activations
+SCORE_CHUNK = 64  # rows of one scoring pass: bounds the logits, of which every row is wanted
 
 Features = npt.NDArray[np.floating]
 
@@ -58,6 +59,19 @@ class Target:
         rows = row_numbers(tree.num_nodes)
         out = self._run(tree.tokens, positions, ancestor_mask(tree.parents), rows)
         return out["logits"][0], out["features"][0]
+
+    def score(self, tokens: Sequence[int], first: int = 0) -> Iterator[Float]:
+        """Forget everything, read a text; yields the logits of the rows tokens[first], tokens[first + 1], ... in
+        pieces [R, V] of at most SCORE_CHUNK rows, each valid until the next."""
+        self.cache.truncate(0)
+        for start in range(0, len(tokens), SCORE_CHUNK):
+            chunk = np.array(tokens[start : start + SCORE_CHUNK], np.int64)
+            rows = row_numbers(len(chunk))
+            wanted = rows[max(0, first - start) :]
+            out = self._run(chunk, start + rows, causal(len(chunk)), wanted if len(wanted) else rows[-1:])
+            self.cache.advance(len(chunk))
+            if len(wanted):
+                yield out["logits"][0]
 
     def _run(self, tokens: Int, positions: Int, visible: Bool, logit_rows: Int) -> dict[str, Any]:
         feeds: dict[str, Array] = {

@@ -16,7 +16,7 @@ import pytest
 from conftest import GOLDEN, HEADS
 from eagle_export.bundle import export
 from eagle_export.errors import ExportError
-from eagle_export.recipes import CPU, Pass, apply
+from eagle_export.recipes import RECIPES, Pass, apply
 from eagle_export.recipes.int4 import int4_blocks, packed_blocks, quantised_blocks
 from eagle_export.recipes.int8 import int8_per_token, per_column
 from eagle_runtime import EagleModel
@@ -78,7 +78,7 @@ def rows() -> Array:
     """[1, 16, 192] of very different sizes, one of them zero."""
     rng = np.random.default_rng(1)
     sizes = np.array([0.01, 1, 50], np.float32)
-    x = rng.normal(size=(1, 16, 192)).astype(np.float32) * rng.choice(sizes, size=(1, 16, 1))
+    x: Array = rng.normal(size=(1, 16, 192)).astype(np.float32) * rng.choice(sizes, size=(1, 16, 1))
     x[0, 3] = 0
     return x
 
@@ -210,6 +210,7 @@ def test_halves_and_a_quantised_head_do_not_mix(tmp_path: Path) -> None:
 
 
 def test_every_recipe_is_offered_by_the_command() -> None:
-    from eagle_export.cli import PRECISIONS
+    from eagle_export.cli import BACKENDS, PRECISIONS
 
-    assert tuple(CPU) == PRECISIONS
+    assert tuple(RECIPES) == BACKENDS
+    assert {name for recipes in RECIPES.values() for name in recipes} == set(PRECISIONS)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 import tempfile
+import types
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,12 +19,15 @@ from hypothesis import strategies as st
 from eagle_runtime.errors import BundleError
 from eagle_runtime.manifest import (
     MANIFEST_NAME,
+    Certificate,
+    GoldenPrompt,
     GraphSpec,
     HeadSpec,
     Manifest,
     Shape,
     TargetSpec,
     TensorSpec,
+    TopTokens,
     TreeDefaults,
     file_sha256,
     read_manifest,
@@ -75,6 +79,7 @@ def little_bundle(folder: Path) -> Manifest:
     for name in FILES:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"content of {name}")
+    golden = GoldenPrompt((5, 6), (7, 1), (TopTokens((7, 8), (1.5, -0.25)), TopTokens((1,), (3.0,))))
     manifest = Manifest(
         schema_version=2,
         precision={"target": "fp32", "draft": "fp32"},
@@ -83,6 +88,7 @@ def little_bundle(folder: Path) -> Manifest:
         tree_defaults=TreeDefaults(draft_top_k=3),
         tools={"torch": "2.13.0"},
         files={name: file_sha256(folder / name) for name in FILES},
+        certificate=Certificate((golden, golden), agreement=0.5, kl=1e-9, tau=2.0),
     )
     (folder / MANIFEST_NAME).write_text(manifest.to_json())
     return manifest
@@ -120,7 +126,9 @@ def refusal(bundle: Path, data: object) -> str:
 
 
 def places(kind: Any, value: Any, at: Steps = ()) -> Iterator[tuple[Steps, Any]]:
-    """(place, annotation) of every value below an instance of the annotation `kind`."""
+    """(place, annotation) of every value below an instance of the annotation `kind`; X | None is given as X."""
+    if typing.get_origin(kind) is types.UnionType:
+        kind = next((arg for arg in typing.get_args(kind) if dataclasses.is_dataclass(arg)), kind)
     yield at, kind
     if dataclasses.is_dataclass(kind):
         for name, hint in typing.get_type_hints(kind).items():
@@ -190,7 +198,8 @@ def test_every_value_of_another_type_is_named(shared_bundle: Path) -> None:
     for at, kind in places(Manifest, data):
         if at in ((), ("schema_version",)):
             continue  # test_no_json and test_another_version
-        fine = {int: (int,), str: (str,), int | str: (int, str)}.get(kind, ())
+        fine = {int: (int,), str: (str,), int | str: (int, str), float: (int, float)}.get(kind, ())
+        fine = (type(None),) if at == ("certificate",) else fine
         for wrong in WRONG:
             if type(wrong) in fine:
                 continue
@@ -239,6 +248,51 @@ def test_no_json(bundle: Path, text: str) -> None:
 def test_another_version(bundle: Path, version: object) -> None:
     message = refusal(bundle, {**stored(bundle), "schema_version": version})
     assert f"schema_version is {version!r}" in message and "reads 2" in message
+
+
+def test_a_bundle_without_a_certificate(bundle: Path) -> None:
+    (bundle / MANIFEST_NAME).write_text(json.dumps({**stored(bundle), "certificate": None}))
+    assert read_manifest(bundle).certificate is None
+
+
+def test_numbers_that_json_wrote_without_a_point(bundle: Path) -> None:
+    data = stored(bundle)
+    data["certificate"].update(agreement=1, tau=3)
+    data["certificate"]["prompts"][0]["top"][1]["logits"] = [-4]
+    (bundle / MANIFEST_NAME).write_text(json.dumps(data))
+    found = read_manifest(bundle).certificate
+    assert found is not None and repr((found.agreement, found.tau)) == "(1.0, 3.0)"
+    assert repr(found.prompts[0].top[1].logits) == "(-4.0,)"
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 10**400, True, "1.0"])
+def test_no_numbers(bundle: Path, number: object) -> None:
+    message = refusal(bundle, replaced(stored(bundle), ("certificate", "kl"), number))
+    assert f"certificate: kl is {number!r}" in message and "no float" in message
+
+
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [
+        (("prompt",), []),
+        (("prompt", 0), -1),
+        (("prompt",), [5] * 63),  # with its continuation longer than the context
+        (("continuation", 1), 50),
+        (("continuation",), [7]),
+        (("continuation",), [7, 1, 1]),
+        (("top", 0, "token_ids", 1), 50),
+        (("top", 0, "token_ids"), [7]),
+        (("top", 1, "logits"), []),
+    ],
+)
+def test_golden_prompts_that_cannot_be_replayed(bundle: Path, at: Steps, value: object) -> None:
+    message = refusal(bundle, replaced(stored(bundle), ("certificate", "prompts", 1, *at), value))
+    assert "certificate: prompts[1] does not fit" in message
+
+
+def test_a_certificate_over_nothing(bundle: Path) -> None:
+    message = refusal(bundle, replaced(stored(bundle), ("certificate", "prompts"), []))
+    assert "certificate: prompts is empty" in message
 
 
 @pytest.mark.parametrize(("part", "size", "named"), SIZES)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eagle_tools.acceptance import Acceptance
+    from eagle_tools.precision import Row
 
 SIZE = (6.4, 4.8)  # inches
 
@@ -36,6 +37,20 @@ def scaling_plot(lines: Mapping[str, Sequence[tuple[float, float]]], path: Path)
     _save(figure, axes, path)
 
 
+def precision_plot(rows: Sequence[Row], path: Path) -> None:
+    """What a precision costs and brings: share of tokens ranked first as by the reference, over tokens per second with
+    drafts; a labelled point per bundle."""
+    figure, axes = _new("EAGLE tokens per second", "top-1 agreement with the reference")
+    for row in rows:
+        if row.eagle_tokens_per_s is not None:
+            point = (row.eagle_tokens_per_s, row.agreement)
+            axes.scatter(*point, s=40)
+            axes.annotate(row.bundle, point, xytext=(6, 4), textcoords="offset points")
+    axes.margins(x=0.2, y=0.15)  # room for the labels
+    axes.set_xlim(left=0)
+    _save(figure, axes, path)
+
+
 def _new(x: str, y: str) -> tuple[Any, Any]:
     from matplotlib.figure import Figure  # without pyplot: no window system, no global state
 
@@ -47,5 +62,6 @@ def _new(x: str, y: str) -> tuple[Any, Any]:
 
 
 def _save(figure: Any, axes: Any, path: Path) -> None:
-    axes.legend(frameon=False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False)
     figure.savefig(path)

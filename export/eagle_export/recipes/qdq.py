@@ -1,0 +1,90 @@
+"""int8 as QuantizeLinear and DequantizeLinear nodes, which TensorRT and ONNX Runtime fuse into int8 products.
+
+Static W8A8: one scale for all of a layer's input, from calibration, and one per column of its weight; symmetric, as
+TensorRT demands. Every MatMul gets a DequantizeLinear of its own, else ONNX Runtime does not fuse it. Weight-only:
+the weight's pair alone; the product is in floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from eagle_calib.calibration import Observed
+from eagle_export.recipes.graph import Array, Linear, constant, insert, lazy_weight, linears, part, replace
+from eagle_export.recipes.int8 import LEVELS, per_column
+from eagle_export.recipes.smooth import inputs_of, smooth, smoothquant_sizes
+
+CLIPS = np.linspace(0.3, 1.0, 15, dtype=np.float32)  # shares of the largest input tried as range
+
+
+def int8_static(
+    model: ir.Model, observed: Mapping[str, Observed], wanted: Callable[[Linear], bool] = lambda _: True
+) -> dict[str, str]:
+    """Quantise inputs and weights of every wanted layer. Returns weight name -> what was done; raises ExportError for
+    a layer without calibration."""
+    changed = {}
+    factors = smooth(model, observed, _simulated, smoothquant_sizes)
+    ranges: dict[ir.Value, float] = {}
+    for linear in filter(wanted, linears(model)):
+        node, x, name = linear.node, linear.x, linear.name
+        if x not in ranges:
+            ranges[x] = best_range(*inputs_of(linear, observed, factors))
+        scale = _scalar(model, f"{name}.input_scale", ranges[x] / LEVELS, x)
+        zero = constant(model, "int8_zero", np.array(0, np.int8))
+        quantised = insert(node, "QuantizeLinear", [x, scale, zero])
+        read = insert(node, "DequantizeLinear", [quantised, scale, zero])
+        how = ", smoothed" if name in factors else ""
+        changed[name] = f"int8 per column, activations int8 within {ranges[x]:.4g}{how}"
+        replace(node, insert(node, "MatMul", [read, _weight(model, linear)]))
+    return changed
+
+
+def int8_weights(model: ir.Model, wanted: Callable[[Linear], bool] = lambda _: True) -> dict[str, str]:
+    """Quantise the weights of every wanted layer, per column. Returns weight name -> what was done."""
+    changed = {}
+    for linear in filter(wanted, linears(model)):
+        changed[linear.name] = "int8 per column"
+        replace(linear.node, insert(linear.node, "MatMul", [linear.x, _weight(model, linear)]))
+    return changed
+
+
+def best_range(x: Array, absmax: Array) -> float:
+    """The range for all of x [n, K] that leaves the smallest squared error in 127 levels either way. absmax [K]: of
+    all inputs seen, of which x is a sample."""
+    largest = max(float(absmax.max()), 1e-20)
+    errors = [float(np.square(_rounded(x, largest * clip) - x).sum()) for clip in CLIPS]
+    return largest * float(CLIPS[int(np.argmin(errors))])
+
+
+def _weight(model: ir.Model, linear: Linear) -> ir.Value:
+    name, (k, n), read = linear.name, linear.shape, linear.reader()
+    weight = lazy_weight(model, f"{name}.int8", ir.DataType.INT8, (k, n), part(per_column, read, 0))
+    dtype = linear.x.dtype
+    assert dtype is not None
+
+    def columns() -> Array:
+        scale: Array = per_column(read())[1].astype(dtype.numpy())
+        return scale
+
+    scale = lazy_weight(model, f"{name}.scale", dtype, (n,), columns)
+    return insert(linear.node, "DequantizeLinear", [weight, scale], axis=1)
+
+
+def _scalar(model: ir.Model, name: str, value: float, like: ir.Value) -> ir.Value:
+    assert like.dtype is not None
+    return constant(model, name, np.array(value, like.dtype.numpy()))
+
+
+def _simulated(x: Array, weight: Array) -> Array:
+    values, scale = per_column(weight)
+    out: Array = _rounded(x, best_range(x, np.abs(x).max(0))) @ (values * scale)
+    return out
+
+
+def _rounded(x: Array, limit: float) -> Array:
+    step = np.float32(limit / LEVELS)
+    rounded: Array = np.clip(np.rint(x / step), -LEVELS, LEVELS) * step
+    return rounded

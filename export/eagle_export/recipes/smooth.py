@@ -1,0 +1,190 @@
+"""Moving the difficulty of a linear layer's input into its weight, before either is quantised.
+
+    x @ W = (x / s) @ (s * W)        s [K], one factor per input channel
+
+The division costs nothing where what computes x ends in a product: a norm's weight takes it, or the columns of the
+layer before. SmoothQuant (arXiv 2211.10438) evens out activations so that one scale fits all of them; AWQ (arXiv
+2306.00978) makes the weights that meet large activations finer. Both take s from a family with one exponent; here the
+exponent is searched, layer by layer, for the smallest error on recorded inputs of the very quantisation that follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from eagle_calib.calibration import Observed
+from eagle_export.errors import ExportError
+from eagle_export.recipes.graph import Array, Linear, is_lm_head, linears
+
+EXPONENTS = np.linspace(0.0, 1.0, 11, dtype=np.float32)
+SMALLEST, LARGEST = np.float32(1e-3), np.float32(1e3)  # of a factor
+
+# Inputs [n, K] divided by s and a weight [K, N] times s -> the output [n, N] as the quantised layer computes it.
+Simulate = Callable[[Array, Array], Array]
+# Inputs [n, K], largest absolute input per channel [K], weights [K, all N] -> the sizes whose power is s: [K].
+Sizes = Callable[[Array, Array, Array], Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Layers that read one input, and the weight that can take the division. axis: of that weight; repeats: query
+    heads that read one value head, so that their channels must share a factor; width: channels of a head."""
+
+    layers: tuple[Linear, ...]
+    before: ir.Value
+    axis: int
+    repeats: int = 1
+    width: int = 1
+
+
+def smooth(model: ir.Model, observed: Mapping[str, Observed], simulate: Simulate, sizes: Sizes) -> dict[str, Array]:
+    """Scale every group of layers for which it helps. Returns weight name -> factors [K] of its inputs' channels.
+
+    observed: weight name -> inputs of its layer. Raises ExportError for a layer that is missing there."""
+    found: dict[str, Array] = {}
+    for group in groups(model):
+        factors = best_factors(group, observed, simulate, sizes)
+        if factors is None:
+            continue
+        shared = factors.reshape(-1, group.repeats, group.width)[:, 0].ravel()
+        _scale(group.before, 1 / shared, group.axis)
+        for layer in group.layers:
+            _scale(layer.weight, factors, 0)
+            found[layer.name] = factors
+    return found
+
+
+def inputs_of(linear: Linear, observed: Mapping[str, Observed], factors: Mapping[str, Array]) -> tuple[Array, Array]:
+    """Recorded inputs [n, K] of a layer as they are after smoothing, and the largest per channel [K]. Raises
+    ExportError if there are none, or of another width."""
+    name, (k, _) = linear.name, linear.shape
+    if name not in observed:
+        raise ExportError(f"the calibration lacks layer {name!r}; run eagle-calib on a bundle of this very pair")
+    seen = observed[name]
+    if len(seen.channel_absmax) != k:
+        raise ExportError(
+            f"the calibration of layer {name!r} is {len(seen.channel_absmax)} wide, the layer {k}; run eagle-calib on "
+            "a bundle of this very pair"
+        )
+    scale = factors.get(name, np.float32(1))
+    return np.asarray(seen.sample, np.float32) / scale, np.asarray(seen.channel_absmax, np.float32) / scale
+
+
+def groups(model: ir.Model) -> list[Group]:
+    """All layers whose input can be scaled for free, grouped by that input."""
+    by_input: dict[ir.Value, list[Linear]] = {}
+    weights = {linear.node: linear for linear in linears(model)}
+    for linear in weights.values():
+        by_input.setdefault(linear.x, []).append(linear)
+    found = []
+    for x, layers in by_input.items():
+        if x.is_graph_output() or len(x.uses()) != len(layers) or any(is_lm_head(layer) for layer in layers):
+            continue
+        if group := _group(x, tuple(layers), weights):
+            found.append(group)
+    return found
+
+
+def _group(x: ir.Value, layers: tuple[Linear, ...], weights: Mapping[ir.Node, Linear]) -> Group | None:
+    node = x.producer()
+    if node is None:
+        return None
+    if node.op_type == "RMSNormalization":  # q, k, v; gate, up
+        norm = node.inputs[1]
+        assert norm is not None
+        return Group(layers, norm, 0) if len(norm.uses()) == 1 else None
+    if node.op_type == "Mul":  # down: silu(gate) * up
+        ups = [weights.get(producer) for value in node.inputs if value and (producer := value.producer())]
+        up = next((linear for linear in ups if linear is not None), None)
+        return Group(layers, up.weight, 1) if up is not None and len(up.node.outputs[0].uses()) == 1 else None
+    attention = _only_input(_only_input(node, "Reshape"), "Transpose")
+    if attention is None or attention.op_type != "Attention":
+        return None
+    return _output_group(attention, layers, weights)
+
+
+def _output_group(attention: ir.Node, layers: tuple[Linear, ...], weights: Mapping[ir.Node, Linear]) -> Group | None:
+    """o: the value heads take the division, each for all query heads that read it."""
+    queries, values = attention.inputs[0], attention.inputs[2]
+    assert queries is not None and values is not None and queries.shape is not None and values.shape is not None
+    concat = _only_input(values.producer(), "Transpose")
+    if concat is None or concat.op_type != "Concat" or concat.inputs[1] is None:
+        return None
+    projection = _only_input(concat.inputs[1].producer(), "Reshape")
+    linear = None if projection is None else weights.get(projection)
+    if linear is None:
+        return None
+    heads, kv_heads, width = queries.shape[1], values.shape[1], queries.shape[3]
+    assert isinstance(heads, int) and isinstance(kv_heads, int) and isinstance(width, int)
+    return Group(layers, linear.weight, 1, heads // kv_heads, width)
+
+
+def _only_input(node: ir.Node | None, op: str) -> ir.Node | None:
+    """What feeds a node of this kind."""
+    if node is None or node.op_type != op or node.inputs[0] is None:
+        return None
+    return node.inputs[0].producer()
+
+
+def best_factors(group: Group, observed: Mapping[str, Observed], simulate: Simulate, sizes: Sizes) -> Array | None:
+    """Factors [K] of the exponent with the smallest squared error on the recorded inputs; None where no factors are
+    better than 1."""
+    x, absmax = inputs_of(group.layers[0], observed, {})
+    weights = [layer.reader()() for layer in group.layers]
+    wanted = [x @ weight for weight in weights]
+
+    def error(factors: Array) -> float:
+        outputs = (simulate(x / factors, weight * factors[:, None]) for weight in weights)
+        return float(sum(np.square(out - want).sum() for out, want in zip(outputs, wanted, strict=True)))
+
+    heads = sizes(x, absmax, np.concatenate(weights, 1)).reshape(-1, group.repeats, group.width)
+    size = np.repeat(heads.max(1, keepdims=True), group.repeats, axis=1).ravel()
+    best, least = None, error(np.ones_like(size))
+    for exponent in EXPONENTS[1:]:
+        factors = _centred(size**exponent)
+        if (found := error(factors)) < least:
+            best, least = factors, found
+    return best
+
+
+def smoothquant_sizes(x: Array, absmax: Array, weight: Array) -> Array:
+    """Largest input of a channel over its largest weight: at exponent 1/2 both end up equal."""
+    ratio: Array = _positive(absmax) / _positive(np.abs(weight).max(1))
+    return ratio
+
+
+def awq_sizes(x: Array, absmax: Array, weight: Array) -> Array:
+    """Mean absolute input of a channel."""
+    return _positive(np.abs(x).mean(0))
+
+
+def _positive(sizes: Array) -> Array:
+    least = np.float32(1e-5) * max(float(sizes.max()), 1e-20)
+    positive: Array = np.maximum(sizes, least).astype(np.float32)
+    return positive
+
+
+def _centred(factors: Array) -> Array:
+    """With the geometric mean of the largest and the smallest at 1, within sound bounds."""
+    middle = np.sqrt(factors.max()) * np.sqrt(factors.min())
+    bounded: Array = np.clip(factors / middle, SMALLEST, LARGEST).astype(np.float32)
+    return bounded
+
+
+def _scale(value: ir.Value, factors: Array, axis: int) -> None:
+    """Multiply an initializer along an axis when it is written."""
+    tensor = value.const_value
+    assert tensor is not None
+    shape = [1] * len(tensor.shape)
+    shape[axis] = -1
+    shaped = factors.reshape(shape)
+
+    def read() -> ir.TensorProtocol:
+        array = tensor.numpy()
+        return ir.tensor((array.astype(np.float32) * shaped).astype(array.dtype), dtype=tensor.dtype)
+
+    value.const_value = ir.LazyTensor(read, dtype=tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=tensor.name)

@@ -1,0 +1,71 @@
+"""A certificate's golden prompts, replayed on a loaded bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from eagle_runtime.eagle_model import EagleModel, Method, Result
+from eagle_runtime.manifest import GoldenPrompt
+from eagle_runtime.scoring import score
+from eagle_runtime.text import Text
+from eagle_runtime.tree import Float
+
+GOLDEN_TOKENS = 32  # decoded from each prompt
+GOLDEN_TEXTS = (
+    "The lighthouse keeper climbed the stairs every evening, lit the lamp and",
+    "Question: Why is the sky blue in the daytime and red at sunset?\nAnswer:",
+    "A baker sells 12 loaves in the morning and 7 in the afternoon. 12 + 7 =",
+    'def fibonacci(n):\n    """Return the n-th Fibonacci number."""\n    ',
+)
+RANDOM_IDS = 16  # of each prompt where there is no tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The engine beside the source, over all stored rows. agreement: share with the same token first. logit_error:
+    largest difference of a stored logit."""
+
+    agreement: float
+    logit_error: float
+
+
+def golden_prompts(text: Text, vocab_size: int, context: int) -> list[list[int]]:
+    """Ids of the golden texts; pseudo-random ids where the tokenizer is missing or is another model's. Cut so that
+    GOLDEN_TOKENS may follow, in a short context as many as half of it holds."""
+    prompts = [text.encode(golden) for golden in GOLDEN_TEXTS] if text.available else []
+    if not prompts or not all(ids and max(ids) < vocab_size for ids in prompts):
+        random = np.random.default_rng(0)
+        prompts = [random.integers(0, vocab_size, RANDOM_IDS).tolist() for _ in GOLDEN_TEXTS]
+    longest = max(context - GOLDEN_TOKENS, context // 2, 1)
+    return [ids[:longest] for ids in prompts]
+
+
+def forced_logits(model: EagleModel, prompt: Sequence[int], continuation: Sequence[int]) -> Float:
+    """The target's logits [n, V] of the rows that choose each of the continuation's n tokens, given those before."""
+    tokens = [*prompt, *continuation[:-1]]
+    return np.concatenate([piece.copy() for piece in score(model, tokens, first=len(prompt) - 1)])
+
+
+def replay(model: EagleModel, prompts: Sequence[Sequence[int]], method: Method) -> list[Result]:
+    """Decode greedily from every prompt, with the bundle's own tree or without one ("vanilla")."""
+    return [model.generate(list(prompt), method=method, max_new_tokens=GOLDEN_TOKENS, seed=0) for prompt in prompts]
+
+
+def mean_tau(results: Sequence[Result]) -> float:
+    """Tokens per target pass over all results."""
+    passes = sum(result.stats.target_passes for result in results)
+    return sum(result.stats.new_tokens - 1 for result in results) / passes if passes else 1.0
+
+
+def compare(model: EagleModel, prompts: Sequence[GoldenPrompt]) -> Comparison:
+    """Read the source's continuations and compare every row with the stored one."""
+    same, worst = [], 0.0
+    for golden in prompts:
+        logits = forced_logits(model, golden.prompt, golden.continuation)
+        same += (logits.argmax(-1) == np.array(golden.continuation)).tolist()
+        for row, top in zip(logits, golden.top, strict=True):
+            worst = max(worst, float(np.abs(row[list(top.token_ids)] - np.array(top.logits)).max()))
+    return Comparison(float(np.mean(same)), worst)

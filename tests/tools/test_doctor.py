@@ -1,0 +1,254 @@
+"""eagle-doctor on sound bundles, and on bundles that are wrong in every way it should see."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import GOLDEN
+from eagle_export.certificate import make_certificate
+from eagle_export.checkpoint import open_checkpoint
+from eagle_runtime import EagleModel
+from eagle_runtime.manifest import MANIFEST_NAME, read_manifest
+from eagle_runtime.replay import replay
+from eagle_tools.doctor import _lossless, main
+from eagle_tools.engines import Finding, _imported, find_engines, nvidia_gpu
+
+
+def write(bundle: Path, **changes: Any) -> None:
+    """Change keys of the certificate."""
+    data = json.loads((bundle / MANIFEST_NAME).read_text(encoding="utf-8"))
+    data["certificate"].update(changes)
+    (bundle / MANIFEST_NAME).write_text(json.dumps(data), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def certified(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """precision -> a bundle of the golden pair with a tokenizer and a certificate."""
+    base = tmp_path_factory.mktemp("doctor")
+
+    def bundle(precision: str) -> Path:
+        folder = base / precision
+        if not folder.exists():
+            shutil.copytree(bundle_of("eagle1", precision), folder)
+            shutil.copyfile(GOLDEN / "byte_tokenizer.json", folder / "tokenizer.json")
+            manifest = read_manifest(folder)
+            certificate = make_certificate(open_checkpoint(GOLDEN / "target"), folder, manifest)
+            text = dataclasses.replace(manifest, certificate=certificate).to_json()
+            (folder / MANIFEST_NAME).write_text(text, encoding="utf-8")
+        return folder
+
+    return bundle
+
+
+@pytest.fixture
+def bundle(certified: Callable[[str], Path], tmp_path: Path) -> Path:
+    """One to damage."""
+    return Path(shutil.copytree(certified("fp32"), tmp_path / "bundle"))
+
+
+def doctor(bundle: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, tuple[str, str]]]:
+    """Exit status, and name -> (word, sentence) of the printed lines."""
+    status = main([str(bundle)])
+    out, err = capsys.readouterr()
+    assert err == ""
+    lines = [line.split(maxsplit=2) for line in out.splitlines()]
+    return status, {name: (word, says) for name, word, says in lines}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_sound_bundle(precision: str, certified: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = certified(precision)
+    status, lines = doctor(bundle, capsys)
+    assert status == 0
+    words = {name: word for name, (word, _) in lines.items()}
+    assert words == {"logits": "-"} | dict.fromkeys(("files", "engine", "lossless", "agreement", "tau"), "ok")
+    assert main([str(bundle), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    checks = {check["name"]: check for check in report["checks"]}
+    certificate = read_manifest(bundle).certificate
+    assert certificate is not None and report["ok"] is True
+    assert checks["agreement"]["found"] == pytest.approx(certificate.agreement, abs=1e-6)
+    assert checks["agreement"]["certified"] == certificate.agreement
+    assert checks["tau"]["found"] == pytest.approx(certificate.tau, abs=1e-3)
+    error = checks["logits"]["found"]
+    assert (0 < error < 2e-4) if precision == "fp32" else (2e-3 < error < 2)
+
+
+@pytest.mark.parametrize("name", ["target/model.onnx.data", "draft/model.onnx"])
+def test_a_flipped_byte(name: str, bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = bytearray((bundle / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (bundle / name).write_bytes(content)
+    status, lines = doctor(bundle, capsys)
+    assert status == 1
+    assert list(lines) == ["files"], "a changed file was run"
+    assert lines["files"][0] == "differs" and lines["files"][1].startswith(f"{name} is not the file")
+
+
+def test_every_changed_file_is_named(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("draft/model.onnx", "tokenizer_config.json"):
+        (bundle / name).write_bytes(b"")
+    assert main([str(bundle), "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    (check,) = report["checks"]
+    assert report["ok"] is check["ok"] is False
+    assert "draft/model.onnx, tokenizer_config.json are not" in check["says"]
+
+
+def test_a_certificate_that_claims_more(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The source is made to have said something else in one place of the first continuation."""
+    data = json.loads((bundle / MANIFEST_NAME).read_text(encoding="utf-8"))
+    golden = data["certificate"]["prompts"][0]
+    golden["continuation"][-1] = golden["top"][-1]["token_ids"][1]
+    rows = sum(len(each["continuation"]) for each in data["certificate"]["prompts"])
+    given = 1 - 1 / rows
+    write(bundle, prompts=data["certificate"]["prompts"], agreement=1.0)
+    status, lines = doctor(bundle, capsys)
+    assert status == 1
+    assert lines["agreement"] == (
+        "differs",
+        f"{given:.1%} of the source's tokens are ranked first (certified: 100.0%)",
+    )
+    assert lines["lossless"][0] == lines["files"][0] == "ok"
+    for claim, word in ((given + 0.004, "ok"), (given + 0.006, "differs"), (given - 0.1, "ok")):
+        write(bundle, agreement=claim)
+        status, lines = doctor(bundle, capsys)
+        assert (status, lines["agreement"][0]) == (word == "differs", word)
+
+
+def test_logits_that_moved_are_told(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = json.loads((bundle / MANIFEST_NAME).read_text(encoding="utf-8"))
+    data["certificate"]["prompts"][2]["top"][3]["logits"][4] += 0.75
+    write(bundle, prompts=data["certificate"]["prompts"])
+    assert doctor(bundle, capsys)[1]["logits"] == ("-", "the source's top logits are met to 0.75")
+
+
+def test_fewer_tokens_per_pass_are_told_but_no_fault(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(bundle, tau=5)
+    status, lines = doctor(bundle, capsys)
+    assert status == 0
+    assert lines["tau"][0] == "differs" and "certified: 5.00" in lines["tau"][1]
+
+
+def test_other_tokens_with_drafts_than_without_are_a_fault(model_of: Callable[..., EagleModel]) -> None:
+    model = model_of("eagle1")
+    plain = replay(model, [[5, 6, 7], [80, 90]], "vanilla")
+    assert _lossless(plain, replay(model, [[5, 6, 7], [80, 90]], "eagle")).ok is True
+    check = _lossless(plain, replay(model, [[5, 6, 7], [80, 91]], "eagle"))
+    assert check.ok is False and check.fatal and check.says.startswith("1 of 2 ")
+
+
+def test_a_bundle_without_a_certificate(bundle_of: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    status, lines = doctor(bundle_of("eagle3"), capsys)
+    assert status == 0
+    assert {name: word for name, (word, _) in lines.items() if word == "ok"}.keys() == {"files", "engine", "lossless"}
+    assert lines["certificate"][1].startswith("none") and lines["tau"][0] == "-"
+
+
+def missing_weights(bundle: Path) -> None:
+    (bundle / "target/model.onnx.data").unlink()
+
+
+def no_manifest(bundle: Path) -> None:
+    (bundle / MANIFEST_NAME).unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "argv", "says"),
+    [
+        (missing_weights, [], "target/model.onnx.data is missing"),
+        (no_manifest, [], f"{MANIFEST_NAME} is missing"),
+        (shutil.rmtree, [], "is not a folder"),
+        (lambda bundle: None, ["--backend", "abacus"], "'abacus'"),
+    ],
+)
+def test_wrong_input_takes_one_line(
+    damage: Callable[[Path], object],
+    argv: list[str],
+    says: str,
+    bundle: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    damage(bundle)
+    assert main([str(bundle), *argv, "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("eagle-doctor: ") and says in err and err.index("\n") == len(err) - 1
+
+
+def test_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in report["backends"]] == ["cpu", "cuda", "tensorrt-rtx", "tensorrt"]
+    cpu, *others = report["backends"]
+    assert report["ok"] is cpu["works"] is True
+    assert cpu["says"].startswith("onnxruntime ") and "CPUExecutionProvider" in cpu["says"]
+    for row in others:
+        assert (
+            row["works"] or "is missing" in row["says"] or "pip install" in row["says"] or "nvidia-smi" in row["says"]
+        )
+
+
+def test_the_machine_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4 and lines[0].startswith("cpu           works  onnxruntime ")
+
+
+def test_no_gpu_engine_works_without_a_gpu() -> None:
+    gpu = nvidia_gpu()
+    for name, found in find_engines().items():
+        if name != "cpu" and not gpu.works:
+            assert not found.works
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "fake_engine is not installed: pip install 'eagle-edge[cuda]'"),
+        ("import ctypes; ctypes.CDLL('libnowhere.so.7')", "fake_engine does not load (OSError: libnowhere.so.7"),
+        ("import os; os.abort()", "fake_engine does not load (exit status -6)"),
+    ],
+)
+def test_libraries_that_do_not_load(
+    content: str | None, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if content is not None:
+        (tmp_path / "fake_engine.py").write_text(content, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = _imported("fake_engine", "[m.__version__]", "cuda")
+    assert isinstance(found, Finding) and not found.works and found.says.startswith(says)
+
+
+def test_libraries_that_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fake_engine.py").write_text("print('hello'); __version__ = '7'", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert _imported("fake_engine", "[m.__version__]", "cuda") == ["7"]
+
+
+def test_it_needs_no_more_than_decoding_does() -> None:
+    """So that it runs on a device: a bundle is checked where it is used."""
+    code = "import sys, eagle_tools.doctor; print(*sys.modules)"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert "eagle_runtime" in loaded
+    assert not loaded & {
+        "torch",
+        "transformers",
+        "onnx",
+        "onnx_ir",
+        "safetensors",
+        "rich",
+        "matplotlib",
+        "eagle_export",
+    }

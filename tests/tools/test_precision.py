@@ -1,0 +1,187 @@
+"""The precision report: figures against slow and obvious ones, and the command from bundles to files."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conftest import GOLDEN
+from eagle_runtime import EagleModel
+from eagle_runtime.errors import RequestError
+from eagle_runtime.manifest import MANIFEST_NAME, file_sha256
+from eagle_runtime.scoring import log_softmax
+from eagle_tools.heldout import read_windows
+from eagle_tools.plots import precision_plot
+from eagle_tools.precision import NODES, Closeness, Row, compare_texts, main, table, time_models
+from eagle_tools.questions import Question
+
+PNG = b"\x89PNG\r\n\x1a\n"
+TEXT = "Q: Ann has 3 apples and gets 4 more. How many apples?\nA: 3 + 4 = 7. Ann has 7 apples.\n" * 3
+QUESTIONS = [Question(0, ("Q: Ann has 3 apples and gets 4 more.",)), Question(1, ("Q: Bob has 5 pens.", "more"))]
+
+
+@pytest.fixture(scope="module")
+def bundles(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """fp32 and int8, both taking text."""
+    base = tmp_path_factory.mktemp("precision")
+    for precision in ("fp32", "int8"):
+        shutil.copytree(bundle_of("eagle3", precision), base / precision)
+        shutil.copyfile(GOLDEN / "byte_tokenizer.json", base / precision / "tokenizer.json")
+    return [base / "fp32", base / "int8"]
+
+
+@pytest.fixture(scope="module")
+def models(bundles: list[Path]) -> Iterator[list[EagleModel]]:
+    with EagleModel.load(bundles[0], threads=1) as one, EagleModel.load(bundles[1], threads=1) as other:
+        yield [one, other]
+
+
+def test_closeness_is_that_of_rows_read_one_by_one(models: list[EagleModel]) -> None:
+    ids = models[0].text.encode(TEXT)[:150]
+    windows = [ids[:100], ids[100:]]
+    found = compare_texts(models, windows)
+    kl, same, nll, rows = 0.0, 0, [0.0, 0.0], 0
+    for window in windows:
+        for end in range(1, len(window)):
+            logs = [log_softmax(model._target.prefill(window[:end])[0][None])[0] for model in models]
+            kl += float((np.exp(logs[0]) * (logs[0] - logs[1])).sum())
+            same += int(logs[0].argmax() == logs[1].argmax())
+            nll = [before - log[window[end]] for before, log in zip(nll, logs, strict=True)]
+            rows += 1
+    reference, int8 = found
+    assert reference.rows == int8.rows == rows == len(ids) - 2
+    assert (reference.kl, reference.same) == (0, rows)
+    assert int8.kl == pytest.approx(kl, rel=1e-2) and int8.kl / rows > 1e-5
+    assert abs(int8.same - same) <= 1  # a tie may fall otherwise in another pass
+    for each, sums in zip(found, nll, strict=True):
+        assert each.perplexity == pytest.approx(math.exp(sums / rows), rel=1e-3)
+
+
+def test_closeness_by_hand() -> None:
+    found = Closeness()
+    reference = np.log(np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]]))
+    found.add(reference, np.log(np.array([[0.25, 0.25, 0.5], [0.25, 0.5, 0.25]])), [2, 0])
+    found.add(reference[:1], reference[:1], [1])
+    assert (found.rows, found.same) == (3, 2)
+    assert found.kl == pytest.approx(0.25 * math.log(2))
+    assert found.perplexity == pytest.approx((2 * 4 * 4) ** (1 / 3))
+
+
+def test_speeds_are_of_all_prompts_and_tau_is_that_of_the_generations(models: list[EagleModel]) -> None:
+    told = []
+    found = time_models(models, QUESTIONS, 24, lambda: told.append(1))
+    assert len(told) == 2
+    for model, speed in zip(models, found, strict=True):
+        stats = [model.generate(q.turns[0], max_new_tokens=24).stats for q in QUESTIONS]
+        assert speed.new_tokens == sum(s.new_tokens - 1 for s in stats) > 20
+        assert speed.target_passes == sum(s.target_passes for s in stats)
+        assert len(speed.vanilla) == len(speed.eagle) == len(QUESTIONS)
+        assert len(speed.passes[1]) >= sum(s.new_tokens - 1 for s in stats)  # the last trees may be a root alone
+        assert len(speed.passes[NODES]) >= 8
+        assert min(*speed.vanilla, *speed.eagle, *speed.passes[1], *speed.passes[NODES]) > 0
+
+
+def test_command_prints_the_table_and_writes_everything(
+    bundles: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "set.jsonl").write_text("".join(json.dumps({"turns": q.turns}) + "\n" for q in QUESTIONS))
+    (tmp_path / "text.txt").write_text(TEXT)
+    out = tmp_path / "out"
+    arguments = ["--text", str(tmp_path / "text.txt"), "--prompts", str(tmp_path / "set.jsonl"), "-o", str(out)]
+    limits = ["--count", "1", "--max-new-tokens", "24", "--threads", "1", "--tokens", "120"]
+    assert main([*map(str, bundles), *arguments, *limits]) == 0
+    printed, said = capsys.readouterr()
+    assert said == ""
+    assert printed == (out / "precision.md").read_text()
+    lines = re.findall(r"^\| (\w+) \| (\w+) \| [\d.]+ \| ([\d.e-]+) \| ([\d.]+)% \|", printed, re.M)
+    assert [line[:2] for line in lines] == [("fp32", "fp32"), ("int8", "int8")]
+    assert lines[0][2:] == ("0", "100.00") and 0 < float(lines[1][2]) < 0.1 and float(lines[1][3]) > 90
+    rows = [json.loads(line) for line in (out / "precision.jsonl").read_text().splitlines()]
+    assert rows[1]["bytes"] < 0.5 * rows[0]["bytes"]
+    assert rows[0]["perplexity_change"] == 0 != rows[1]["perplexity_change"]
+    assert all(row["tau"] > 1.5 and row["pass_16_ms"] > row["pass_1_ms"] > 0 for row in rows)
+    assert (out / "precision.png").read_bytes().startswith(PNG)
+
+
+def test_command_refuses_before_the_work(
+    bundles: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "set.jsonl").write_text('{"turns": ["a"]}')
+    (tmp_path / "text.txt").write_text(TEXT)
+    sound = {"--text": tmp_path / "text.txt", "--prompts": tmp_path / "set.jsonl", "-o": tmp_path / "out"}
+    other = tmp_path / "other"
+    shutil.copytree(bundles[1], other)
+    manifest = json.loads((other / MANIFEST_NAME).read_text())
+    manifest["files"]["tokenizer.json"] = file_sha256(other / "tokenizer.json")  # the others list none
+    (other / MANIFEST_NAME).write_text(json.dumps(manifest))
+    cases: list[tuple[dict[str, object], str]] = [
+        ({"--text": tmp_path / "none.txt"}, "none.txt cannot be read"),
+        ({"--prompts": tmp_path / "none.jsonl"}, "none.jsonl cannot be read"),
+        ({"-o": tmp_path / "no" / "out"}, "no does not exist"),
+        ({"-o": tmp_path / "text.txt"}, "text.txt exists and is no folder"),
+        ({"--tokens": 1}, "tokens is 1"),
+        ({"--count": 0}, "questions is 0"),
+        ({"--max-new-tokens": 0}, "max_new_tokens is 0"),
+        ({"--threads": 0}, "threads is 0"),
+    ]
+    for changes, says in cases:
+        argv = [str(part) for pair in {**sound, **changes}.items() for part in pair]
+        assert main([str(bundles[0]), *argv]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("eagle_tools.precision: ") and err.count("\n") == 1 and says in err
+    argv = [str(part) for pair in sound.items() for part in pair]
+    assert main([str(bundles[0]), str(other), *argv]) == 2
+    assert f"{other} has another vocabulary than {bundles[0]}" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_table_and_plot_of_what_could_not_be_timed(tmp_path: Path) -> None:
+    row = Row("a", "int8, head fp32", 2_500_000, 0.00123, 0.987, 12.5, -1.0, None, None, None, None, None)
+    line = table([row]).splitlines()[2]
+    assert line == "| a | int8, head fp32 | 2.5 | 0.0012 | 98.70% | 12.500 | -1.00 % | - | - | - | - | - |"
+    precision_plot([row], tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes().startswith(PNG)
+
+
+def test_windows_of_plain_text(models: list[EagleModel], tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("abcdefghij")
+    ids = models[0].text.encode("abcdefghij")
+    assert read_windows(path, models[0], 4, 100) == [ids[:4], ids[4:8], ids[8:]]
+    assert read_windows(path, models[0], 4, 7) == [ids[:4], ids[4:7]]
+    assert read_windows(path, models[0], 3, 100) == [ids[:3], ids[3:6], ids[6:9]]  # a token alone says nothing
+
+
+def test_windows_of_rows_stay_inside_them(models: list[EagleModel], tmp_path: Path) -> None:
+    path = tmp_path / "text.jsonl"
+    path.write_text('{"ids": [1, 2, 3]}\n\n{"text": "ab", "more": 1}\n{"ids": [7]}\n{"ids": [8, 9]}\n')
+    ab = models[0].text.encode("ab")
+    assert read_windows(path, models[0], 8, 100) == [[1, 2, 3], ab, [8, 9]]
+    assert read_windows(path, models[0], 8, 5) == [[1, 2, 3], ab]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "no text of two tokens"),
+        ("\n", "no text of two tokens"),
+        ('{"ids": [1]}', "no text of two tokens"),
+        ("nonsense", "line 1 is no JSON"),
+        ("[1, 2]", "line 1 has neither"),
+        ('{"ids": [1, 2]}\n{"ids": [1, 256]}', "line 2 has neither a 'text' nor 'ids' below 256"),
+        ('{"ids": [1, true]}', "line 1 has neither"),
+        ('{"text": 3}', "line 1 has neither"),
+    ],
+)
+def test_rows_that_cannot_be_read(content: str, says: str, models: list[EagleModel], tmp_path: Path) -> None:
+    path = tmp_path / "text.jsonl"
+    path.write_text(content)
+    with pytest.raises(RequestError, match=says):
+        read_windows(path, models[0], 8, 100)

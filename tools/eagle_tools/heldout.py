@@ -1,0 +1,62 @@
+"""Held-out text as windows of ids: plain UTF-8, or JSONL rows of {"text"} or {"ids"}, each a text of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from eagle_runtime import EagleModel
+from eagle_runtime.errors import RequestError
+
+WINDOW = 512  # tokens that are read together
+TOKEN_CHARS = 16  # characters that a token stands for at most, on average: no more of a long file is encoded
+
+
+def read_windows(path: Path, model: EagleModel, longest: int, limit: int) -> list[list[int]]:
+    """At most `limit` tokens in windows of 2 to `longest`, each inside one text; encoded as the model does. A file
+    whose name ends in .jsonl holds rows. Raises RequestError for a file that cannot be used."""
+    if limit < 2:
+        raise RequestError(f"the number of tokens is {limit}, but must be 2 or more")
+    windows: list[list[int]] = []
+    left = limit
+    for ids in _texts(path, model, limit * TOKEN_CHARS):
+        for start in range(0, min(len(ids), left), longest):
+            window = ids[start : min(start + longest, left)]
+            if len(window) > 1:
+                windows.append(window)
+        left -= min(len(ids), left)
+        if left < 2:
+            break
+    if not windows:
+        raise RequestError(f"{path} holds no text of two tokens or more; give held-out text")
+    return windows
+
+
+def _texts(path: Path, model: EagleModel, chars: int) -> Iterator[list[int]]:
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"{path} cannot be read as UTF-8 text ({error})") from None
+    if path.suffix != ".jsonl":
+        yield model.text.encode(content[:chars])
+        return
+    for number, line in enumerate(content.splitlines(), 1):
+        if line.strip():
+            yield _row(f"{path}, line {number}", line, model)
+
+
+def _row(where: str, line: str, model: EagleModel) -> list[int]:
+    try:
+        row: Any = json.loads(line)
+    except ValueError:
+        raise RequestError(f"{where} is no JSON; give one object with 'text' or 'ids' per line") from None
+    row = row if isinstance(row, dict) else {}
+    if isinstance(row.get("text"), str):
+        return model.text.encode(row["text"])
+    vocab = model.manifest.target.vocab_size
+    ids = row.get("ids")
+    if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < vocab for i in ids):
+        raise RequestError(f"{where} has neither a 'text' nor 'ids' below {vocab}; mend the line")
+    return ids
