@@ -25,12 +25,13 @@ _NO_KERNEL = {"shape_call", "signal", "wait"}  # shape arithmetic on the host an
 class Kernel:
     """name: as TensorRT made it up from what it fused. kind: LayerType, such as gemm or kgen.
 
-    reads, writes: TensorRT's names (Half, Float, Int64, ...) of the types of its inputs, without its constants, and
+    reads, holds, writes: TensorRT's names (Half, Float, Int64, ...) of the types of its inputs, of its constants, and
     of its outputs."""
 
     name: str
     kind: str
     reads: frozenset[str]
+    holds: frozenset[str]
     writes: frozenset[str]
 
     @property
@@ -51,7 +52,7 @@ def read_kernels(messages: Iterable[str]) -> list[Kernel]:
         match = _LINE.match(line)
         if match is None:
             raise ValueError(f"the build log has a line of unknown form: {line[:80]}")
-        name, kind, reads, _, writes = match.groups()
+        name, kind, *types = match.groups()
         if kind not in _NO_KERNEL:
-            found.append(Kernel(name, kind, frozenset(_DATATYPE.findall(reads)), frozenset(_DATATYPE.findall(writes))))
+            found.append(Kernel(name, kind, *(frozenset(_DATATYPE.findall(part)) for part in types)))
     return found

@@ -47,8 +47,8 @@ SKIPPED_FOLDERS = {"__pycache__", "site-packages", "dist-packages", "test", "tes
 SKIPPED_FOLDERS |= {"pydoc_data", "lib-dynload", "_bundled"}
 
 KINDS = ("eagle1", "eagle3")
-ANSWERS, ANSWER_TOKENS = 3200, 192  # prompts that the target goes on from, tokens at most of each answer
-HEAD_BATCH = 8  # answers per step of a head
+ANSWERS, ANSWER_TOKENS = 1600, 192  # prompts that the target goes on from, tokens at most of each answer
+HEAD_BATCH = {"eagle1": 8, "eagle3": 2}  # answers per step: unrolled heads learn slowly, so they step often
 DRAFT_VOCAB, TTT_STEPS = 2048, 5  # EAGLE-3: tokens that the head knows, unrolled steps
 SHARES, SCALING_PROMPTS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1), 24  # of the scaling plot
 
@@ -219,7 +219,7 @@ def measure_scaling(work: Path, out: Path, largest: int) -> None:
         data.write_text("".join(rows[:count]), encoding="utf-8")
         for kind in KINDS:
             name = f"{kind}-{count}"
-            steps = str(max(1, count // HEAD_BATCH))  # every row is one window
+            steps = str(max(1, count // HEAD_BATCH[kind]))  # every row is one window
             arguments = [*head_arguments(kind, out, [data], work / name), "--steps", steps]
             if (work / name).exists():
                 shutil.rmtree(work / name)
@@ -253,7 +253,7 @@ def answers(work: Path) -> list[list[str]]:
 def head_arguments(kind: str, out: Path, data: list[Path], folder: Path) -> list[str]:
     """Arguments of eagle-train, its budget aside."""
     arguments = ["head", str(out / "target"), "--kind", kind, "-o", str(folder), "--data", *map(str, data)]
-    arguments += ["--seq-len", str(SEQUENCE), "--batch-size", str(HEAD_BATCH)]
+    arguments += ["--seq-len", str(SEQUENCE), "--batch-size", str(HEAD_BATCH[kind])]
     if kind == "eagle3":
         arguments += ["--draft-vocab", str(DRAFT_VOCAB), "--ttt-steps", str(TTT_STEPS)]
     return arguments

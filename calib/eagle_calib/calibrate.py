@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from eagle_calib.calibration import GRAPHS, Graph, Input, Source, Tokens, write_calibration
 from eagle_calib.errors import CalibrationError
 from eagle_calib.folder import check_place, written
@@ -69,11 +72,12 @@ def calibrate(
         ObservingSession(bundle / head_spec.file, head_spec, threads) as head,
         _progress(len(windows)) as advance,
     ):
-        tokens = decode_windows(manifest, target, head, windows, advance)
+        counts = np.zeros(manifest.target.vocab_size, np.int64)
+        tokens = decode_windows(manifest, target, head, windows, counts, advance)
         graphs: dict[Graph, list[Input]] = {"target": target.observed(), "draft": head.observed()}
     source = Source({name: _version(name) for name in TOOLS}, file_sha256(bundle / MANIFEST_NAME), tokens)
     with written(folder) as new:
-        write_calibration(new, source, graphs)
+        write_calibration(new, source, graphs, counts.astype(np.float32))
     return Calibrated(tokens, graphs)
 
 
@@ -82,10 +86,12 @@ def decode_windows(
     target_session: Session,
     head_session: Session,
     windows: Sequence[Sequence[int]],
+    counts: npt.NDArray[np.int64],
     advance: Callable[[], None] = lambda: None,
 ) -> Tokens:
     """Read each window and decode on from it, greedily, with the bundle's own tree, until NEW_TOKENS or an
-    end-of-sequence token; `advance` is called after each. Returns what was fed to the target."""
+    end-of-sequence token; `advance` is called after each. Adds every token to `counts` [V]. Returns what was fed to
+    the target."""
     defaults = manifest.tree_defaults
     shape = DynamicTree(defaults.total_token, defaults.depth, min(defaults.draft_top_k, manifest.head.top_k))
     longest = max(map(len, windows)) + NEW_TOKENS + defaults.total_token
@@ -103,6 +109,7 @@ def decode_windows(
                 new += event.step.tokens.tolist()
                 if len(new) >= NEW_TOKENS or not stop.isdisjoint(new):
                     break
+        np.add.at(counts, [*window, *new], 1)
         advance()
     return Tokens(sum(map(len, windows)), verified)
 

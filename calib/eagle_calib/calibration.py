@@ -24,6 +24,7 @@ Float = npt.NDArray[np.float32]
 
 JSON_NAME, ARRAYS_NAME = "calibration.json", "calibration.npz"
 SCHEMA_VERSION = 1
+COUNTS = "token_counts"  # in the arrays
 METHODS = ("absmax", "percentile", "entropy", "mse")
 GRAPHS: tuple[Graph, ...] = ("target", "draft")
 AGAIN = "run eagle-calib again"
@@ -44,10 +45,12 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Weight name -> what the layer was fed, per graph. Layers of one input share one object."""
+    """Weight name -> what the layer was fed, per graph; layers of one input share one object. token_counts [V]: how
+    often each id of the target's vocabulary stood in the text or was decoded."""
 
     target: dict[str, Observed]
     draft: dict[str, Observed]
+    token_counts: Float
 
     def layer(self, graph: Graph, weight: str) -> Observed:
         """What the layer with this weight was fed; raises CalibrationError if it was not observed."""
@@ -85,9 +88,11 @@ class Input:
     observed: Observed
 
 
-def write_calibration(folder: Path, source: Source, graphs: Mapping[Graph, Sequence[Input]]) -> None:
+def write_calibration(
+    folder: Path, source: Source, graphs: Mapping[Graph, Sequence[Input]], token_counts: Float
+) -> None:
     """Write both files into a folder; equal arguments give equal bytes."""
-    arrays: dict[str, Float] = {}
+    arrays: dict[str, Float] = {COUNTS: token_counts}
     listed: dict[str, list[dict[str, Any]]] = {}
     for graph in GRAPHS:
         listed[graph] = []
@@ -134,10 +139,11 @@ def read_calibration(folder: Path) -> Calibration:
     _check_keys(data, {"schema_version", "tools", "bundle", "tokens", "arrays", *GRAPHS}, where)
     _check_source(data, where)
     arrays = _read_arrays(folder / ARRAYS_NAME, data["arrays"])
+    counts = _array(arrays, COUNTS, (None,), where)
     layers = {graph: _layers(graph, data[graph], arrays, where) for graph in GRAPHS}
     if arrays:
         raise CalibrationError(f"{folder / ARRAYS_NAME}: {min(arrays)!r} belongs to no layer; {AGAIN}")
-    return Calibration(layers["target"], layers["draft"])
+    return Calibration(layers["target"], layers["draft"], counts)
 
 
 def _check_source(data: Mapping[str, Any], where: str) -> None:

@@ -59,22 +59,23 @@ def export(
     draft_precision: str | None = None,
     backend: str = "cpu",
     calibration: Path | None = None,
+    draft_vocab: int | None = None,
     draft_top_k: int = 10,
     certify: bool = True,
 ) -> Exported:
     """Export a target and a head (Hugging Face folders) as a bundle folder.
 
     backend, precision: keys of recipes.RECIPES. draft_precision: of the head, None for the target's. calibration:
-    folder that eagle-calib wrote for this pair. draft_top_k: children per node that the head's graph computes, so the
-    most a tree may ask for. certify: compare the finished bundle with the source and note the outcome in its manifest;
-    where that cannot be done the export goes on with a warning. An existing bundle is replaced in the end; any other
-    existing folder is refused. Raises ExportError or CalibrationError, and then, as when interrupted, leaves nothing
-    behind."""
+    folder that eagle-calib wrote for this pair. draft_vocab: most frequent tokens that the head keeps, None for all it
+    knows. draft_top_k: children per node that the head's graph computes, so the most a tree may ask for. certify:
+    compare the finished bundle with the source and note the outcome in its manifest; where that cannot be done the
+    export goes on with a warning. An existing bundle is replaced in the end; any other existing folder is refused.
+    Raises ExportError or CalibrationError, and then, as when interrupted, leaves nothing behind."""
     if draft_top_k < 1:
         raise ExportError(f"draft top-k is {draft_top_k}, but must be 1 or more")
     precisions = {"target": precision, "draft": draft_precision or precision}
     observed = None if calibration is None else read_calibration(calibration)
-    recipe = plan(backend, precisions["target"], precisions["draft"], observed)
+    recipe = plan(backend, precisions["target"], precisions["draft"], observed, draft_vocab)
     bundle = bundle.absolute()
     warnings: list[str] = []
     with disk_errors(bundle):
@@ -87,6 +88,7 @@ def export(
             warnings.append(
                 f"{target} has no tokenizer.json; the bundle decodes token ids only (eagle-run --prompt-ids)"
             )
+        vocab = pair.head_config.draft_vocab_size if draft_vocab is None else draft_vocab
         top_k = min(draft_top_k, pair.head_config.draft_vocab_size)
         progress.update(task, description="tracing target and head")
         graphs = build_graphs(pair, recipe.traced, top_k)
@@ -98,7 +100,7 @@ def export(
             folder = beside / "new"
             folder.mkdir()
             _write(folder, texts, graphs, lambda n: progress.advance(task, n))
-            manifest = _manifest(folder, pair, graphs, precisions, decisions, top_k)
+            manifest = _manifest(folder, pair, graphs, precisions, decisions, top_k, vocab)
             (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
             del graphs  # and the weights in them, before others are loaded
             if certify:
@@ -166,6 +168,7 @@ def _manifest(
     precisions: dict[str, str],
     decisions: list[dict[str, str]],
     top_k: int,
+    draft_vocab: int,
 ) -> Manifest:
     config, head = pair.config, pair.head_config
     files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -186,7 +189,7 @@ def _manifest(
         head=HeadSpec(
             kind=head.kind,
             hidden_size=head.hidden_size,
-            draft_vocab_size=head.draft_vocab_size,
+            draft_vocab_size=draft_vocab,
             num_layers=head.num_layers,
             num_kv_heads=head.num_kv_heads,
             head_dim=head.head_dim,

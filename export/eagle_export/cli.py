@@ -36,6 +36,7 @@ def run(args: argparse.Namespace) -> None:
         precision=args.precision,
         draft_precision=args.draft_precision,
         backend=args.backend,
+        draft_vocab=args.draft_vocab,
         calibration=None if args.calibration is None else Path(args.calibration),
         draft_top_k=args.draft_top_k,
         certify=args.certify,
@@ -84,6 +85,9 @@ def _parser() -> Parser:
     parser.add_argument("--draft-precision", choices=PRECISIONS, help="of the head (default: the target's)")
     parser.add_argument("--backend", choices=BACKENDS, default="cpu", help="engine the bundle is for (default cpu)")
     parser.add_argument("--calibration", metavar="CALIB", help="folder that eagle-calib wrote for this pair")
+    parser.add_argument(
+        "--draft-vocab", type=int, metavar="N", help="keep the head's N most frequent tokens (needs --calibration)"
+    )
     parser.add_argument(
         "--draft-top-k",
         type=int,

@@ -159,11 +159,15 @@ def test_figures_are_those_of_a_run_with_all_outputs_fetched(
         Recorder(bundle / specs["target"].file, specs["target"]) as target,
         Recorder(bundle / specs["draft"].file, specs["draft"]) as head,
     ):
-        tokens = decode_windows(manifest, target, head, windows)
+        counts = np.zeros(manifest.target.vocab_size, np.int64)
+        tokens = decode_windows(manifest, target, head, windows, counts)
         for layers, recorder in ((found.target, target), (found.draft, head)):
             assert set(layers) == set(recorder.layers)
             for weight, observed in layers.items():
                 check(observed, recorder.rows(weight))
+    np.testing.assert_array_equal(found.token_counts, counts)
+    text = np.bincount(np.concatenate(windows), minlength=len(counts))
+    assert (counts >= text).all() and counts.sum() > text.sum()  # what was decoded counts too
     listed = json.loads((calibrations[kind] / "calibration.json").read_text())
     assert listed["tokens"] == {"prefilled": tokens.prefilled, "verified": tokens.verified}
     assert listed["bundle"] == file_sha256(bundles[kind] / MANIFEST_NAME)

@@ -33,7 +33,7 @@ DRAFT = [Input("x", ("fc",), observed(8, 5))]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     source = Source({"numpy": "2"}, "ab" * 32, Tokens(7, 2))
-    write_calibration(tmp_path, source, {"target": TARGET, "draft": DRAFT})
+    write_calibration(tmp_path, source, {"target": TARGET, "draft": DRAFT}, np.arange(5, dtype=np.float32))
     return tmp_path
 
 

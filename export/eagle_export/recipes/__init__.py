@@ -16,6 +16,7 @@ from eagle_export.recipes.graph import Linear, is_lm_head
 from eagle_export.recipes.int4 import int4_blocks, int4_dequantized
 from eagle_export.recipes.int8 import int8_per_token
 from eagle_export.recipes.qdq import int8_static, int8_weights
+from eagle_export.recipes.vocabulary import trim_vocabulary
 
 INT4_BLOCK = 32  # 128 is a little smaller and clearly less exact
 FP32_COMPUTE = 1  # MatMulNBits: its int8 kernels round differently for one row and for many
@@ -96,9 +97,17 @@ TENSORRT = {
 RECIPES = {"cpu": CPU, "tensorrt-rtx": TENSORRT, "tensorrt": TENSORRT}
 
 
-def plan(backend: str, precision: str, draft_precision: str, calibration: Calibration | None) -> Plan:
-    """The passes for a pair. Raises ExportError for a precision that the backend cannot run, precisions that do not
-    mix, and a calibration that is missing."""
+def plan(
+    backend: str,
+    precision: str,
+    draft_precision: str,
+    calibration: Calibration | None,
+    draft_vocab: int | None = None,
+) -> Plan:
+    """The passes for a pair. draft_vocab: tokens that the head keeps, None for all that it knows.
+
+    Raises ExportError for a precision that the backend cannot run, precisions that do not mix, and a calibration that
+    is missing."""
     recipes = RECIPES[backend]
     for name in (precision, draft_precision):
         if name not in recipes:
@@ -114,8 +123,16 @@ def plan(backend: str, precision: str, draft_precision: str, calibration: Calibr
             f"a target in {precision} hands {target.traced} features to its head, which a head in {draft_precision} "
             "cannot read; choose the same precision for both, or none of them fp16"
         )
+    trim: tuple[Pass, ...] = ()
+    if draft_vocab is not None:
+        if calibration is None:
+            raise ExportError(
+                "a draft vocabulary is chosen by how often tokens occur; export in fp32, run eagle-calib on the bundle "
+                "and give its folder with --calibration"
+            )
+        trim = (Pass("draft vocabulary", partial(trim_vocabulary, size=draft_vocab, counts=calibration.token_counts)),)
     seen = (None, None) if calibration is None else (calibration.target, calibration.draft)
-    return Plan(target.traced, target.target + target.passes(seen[0]), draft.passes(seen[1]))
+    return Plan(target.traced, target.target + target.passes(seen[0]), trim + draft.passes(seen[1]))
 
 
 def apply(passes: tuple[Pass, ...], model: ir.Model) -> dict[str, str]:

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 Array = npt.NDArray[Any]
 MICROSOFT = "com.microsoft"  # domain of ONNX Runtime's own operators
+KEPT = ".kept"  # behind the name of an LM head of which some columns were kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,9 @@ def linears(model: ir.Model) -> list[Linear]:
 def is_lm_head(linear: Linear) -> bool:
     """Whether the layer computes the target's logits, or what the head's log-probabilities are taken of."""
     (out,) = linear.node.outputs
+    casts = [use.node for use in out.uses() if use.node.op_type == "Cast"]
+    if casts and len(out.uses()) == 1:  # halves are made fp32 first
+        (out,) = casts[0].outputs
     return out.name == "logits" or any(use.node.op_type == "LogSoftmax" for use in out.uses())
 
 

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from eagle_calib.calibration import Observed
 from eagle_export.errors import ExportError
-from eagle_export.recipes.graph import Array, Linear, is_lm_head, linears
+from eagle_export.recipes.graph import KEPT, Array, Linear, is_lm_head, linears
 
 EXPONENTS = np.linspace(0.0, 1.0, 11, dtype=np.float32)
 SMALLEST, LARGEST = np.float32(1e-3), np.float32(1e3)  # of a factor
@@ -61,7 +61,8 @@ def smooth(model: ir.Model, observed: Mapping[str, Observed], simulate: Simulate
 def inputs_of(linear: Linear, observed: Mapping[str, Observed], factors: Mapping[str, Array]) -> tuple[Array, Array]:
     """Recorded inputs [n, K] of a layer as they are after smoothing, and the largest per channel [K]. Raises
     ExportError if there are none, or of another width."""
-    name, (k, _) = linear.name, linear.shape
+    (k, _) = linear.shape
+    name = linear.name.removesuffix(KEPT)
     if name not in observed:
         raise ExportError(f"the calibration lacks layer {name!r}; run eagle-calib on a bundle of this very pair")
     seen = observed[name]

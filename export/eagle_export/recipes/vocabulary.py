@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from eagle_export.errors import ExportError
-from eagle_export.recipes.graph import Array, constant, insert, is_lm_head, lazy_weight, linears, replace
+from eagle_export.recipes.graph import KEPT, Array, constant, insert, is_lm_head, lazy_weight, linears, replace
 
 
 def trim_vocabulary(model: ir.Model, size: int, counts: Array) -> dict[str, str]:
@@ -28,13 +28,18 @@ def trim_vocabulary(model: ir.Model, size: int, counts: Array) -> dict[str, str]
             f"a draft vocabulary of {size} was asked for, but this head knows {known} tokens and its graph offers "
             f"{children} per row; choose --draft-vocab from {children} to {known - 1}"
         )
+    if tokens.max() >= len(counts):
+        raise ExportError(
+            f"the calibration counts {len(counts)} tokens, but this head knows token {tokens.max()}; run eagle-calib "
+            "on a bundle of this very pair"
+        )
     kept = np.sort(np.argsort(-counts[tokens], kind="stable")[:size])
     share = float(counts[tokens[kept]].sum() / max(1, counts.sum()))
     read, name = head.reader(), head.name
     assert head.x.dtype is not None
     dtype = head.x.dtype
     weight = lazy_weight(
-        model, f"{name}.kept", dtype, (k, size), lambda: np.ascontiguousarray(read()[:, kept].astype(dtype.numpy()))
+        model, f"{name}{KEPT}", dtype, (k, size), lambda: np.ascontiguousarray(read()[:, kept].astype(dtype.numpy()))
     )
     replace(head.node, insert(head.node, "MatMul", [head.x, weight]))
     _replace_ids(model, topk, constant(model, "kept_tokens", tokens[kept]))

@@ -1,0 +1,273 @@
+"""Recipes that take a calibration: scaling keeps the function, ranges and levels are better for it, words stay few."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import pytest
+
+from conftest import GOLDEN, HEADS, load_trace
+from eagle_calib.calibrate import calibrate
+from eagle_calib.calibration import Observed, read_calibration
+from eagle_export.bundle import export
+from eagle_export.errors import ExportError
+from eagle_export.pair import build_graphs, open_pair
+from eagle_export.recipes.graph import linears
+from eagle_export.recipes.int4 import int4_blocks, quantised_blocks
+from eagle_export.recipes.qdq import best_range, int8_static
+from eagle_export.recipes.smooth import awq_sizes, groups, inputs_of, smooth, smoothquant_sizes
+from eagle_runtime import EagleModel
+from eagle_runtime.generate import Cycle
+from eagle_runtime.manifest import read_manifest
+from eagle_runtime.scoring import divergence, log_softmax, score
+from eagle_runtime.tree import Tree
+
+Array = npt.NDArray[Any]
+
+
+@pytest.fixture(scope="module")
+def calibrations(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """kind of head -> calibration on text of the kind that the model was trained on."""
+    data = tmp_path_factory.mktemp("text") / "ids.jsonl"
+    rows = [row["prompt_ids"] + row["first_64"] for row in load_trace("eagle2_tt16_d3_k4")["prompts"]]
+    data.write_text("".join(json.dumps({"ids": row}) + "\n" for row in rows[3:]), encoding="utf-8")
+    folders = {}
+    for kind in HEADS:
+        bundle = tmp_path_factory.mktemp(kind) / "bundle"
+        shutil.copytree(bundle_of(kind), bundle)
+        folders[kind] = bundle.parent / "calibration"
+        calibrate(bundle, folders[kind], data=data, threads=1)
+    return folders
+
+
+def collect(trees: list[Tree]) -> Callable[[Cycle], None]:
+    return lambda cycle: trees.append(cycle.tree)
+
+
+def target_graph(kind: str) -> ir.Model:
+    return build_graphs(open_pair(GOLDEN / "target", GOLDEN / HEADS[kind]), "fp32", 10)[0]
+
+
+def text_logits(folder: Path, prompts: Sequence[Sequence[int]]) -> Array:
+    """[rows, V] of the prompts' own tokens."""
+    with EagleModel.load(folder, threads=1) as model:
+        return np.concatenate([piece.copy() for prompt in prompts for piece in score(model, prompt)])
+
+
+def test_every_layer_behind_a_norm_an_up_projection_or_attention_can_be_scaled() -> None:
+    model = target_graph("eagle1")
+    found = groups(model)
+    names = sorted(layer.name.split(".")[-2] for group in found for layer in group.layers)
+    assert len(found) == 4 * 8 and len(names) == 7 * 8
+    assert {group.repeats for group in found} == {1, 2}  # o_proj: two query heads read one value head
+
+
+def test_scaling_alone_keeps_the_function(
+    calibrations: dict[str, Path], bundle_of: Callable[..., Path], tmp_path: Path, prompts: list[list[int]]
+) -> None:
+    """All 32 groups, by odd factors, through the engine."""
+    from eagle_export.weights import save
+
+    observed = read_calibration(calibrations["eagle1"]).target
+    model = target_graph("eagle1")
+    rng = np.random.default_rng(0)
+    used: list[Array] = []
+
+    def any_sizes(x: Array, absmax: Array, weight: Array) -> Array:
+        used.append(rng.uniform(0.3, 3, len(absmax)).astype(np.float32))
+        return used[-1]
+
+    def worse_without(x: Array, weight: Array) -> Array:  # the search takes the largest exponent offered
+        return np.asarray(x @ weight + np.float32(1) / (1 + np.square(np.log(np.abs(x).mean()))), np.float32)
+
+    factors = smooth(model, observed, worse_without, any_sizes)
+    assert len(used) == 32 and len(factors) > 20
+    bundle = tmp_path / "scaled"
+    shutil.copytree(bundle_of("eagle1"), bundle)
+    (bundle / "target" / "model.onnx.data").unlink()
+    save(model, bundle / "target" / "model.onnx", lambda _: None)
+    from eagle_runtime.manifest import MANIFEST_NAME, file_sha256
+
+    manifest = read_manifest(bundle)
+    files = {name: file_sha256(bundle / name) for name in manifest.files}
+    (bundle / MANIFEST_NAME).write_text(replace(manifest, files=files).to_json(), encoding="utf-8")
+    np.testing.assert_allclose(
+        text_logits(bundle, prompts[:2]), text_logits(bundle_of("eagle1"), prompts[:2]), atol=2e-4
+    )
+
+
+@pytest.fixture(scope="module")
+def layer() -> tuple[Array, Array]:
+    """Inputs [256, 64] of which two channels are thirty times the others, and a weight [64, 48]."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(256, 64)).astype(np.float32)
+    x[:, [5, 40]] *= 30
+    return x, rng.normal(size=(64, 48)).astype(np.float32)
+
+
+def test_sizes_follow_the_inputs(layer: tuple[Array, Array]) -> None:
+    x, weight = layer
+    for sizes in (smoothquant_sizes, awq_sizes):
+        found = sizes(x, np.abs(x).max(0), weight)
+        assert found[[5, 40]].min() > 5 * np.delete(found, [5, 40]).max()
+    silent = x.copy()
+    silent[:, 7] = 0
+    assert awq_sizes(silent, np.abs(silent).max(0), weight).min() > 0
+
+
+def test_best_range_cuts_off_rare_giants_only() -> None:
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(400, 64)).astype(np.float32)
+    plain = best_range(x, np.abs(x).max(0))
+    assert 0.7 * np.abs(x).max() < plain <= np.abs(x).max()
+    uniform = rng.uniform(-1, 1, size=(400, 64)).astype(np.float32)
+    assert best_range(uniform, np.abs(uniform).max(0)) > 0.99
+
+
+def test_a_weights_error_counts_by_what_it_is_multiplied_with(layer: tuple[Array, Array]) -> None:
+    x, weight = layer
+    errors = []
+    for importance in (None, np.square(x).mean(0)):
+        levels, scale = quantised_blocks(weight, 32, importance)
+        rounded = ((levels.astype(np.float32) - 8) * scale[..., None]).reshape(48, 64).T
+        errors.append(float(np.square(x @ rounded - x @ weight).sum()))
+    assert errors[1] < 0.9 * errors[0]
+
+
+@pytest.mark.parametrize("kind", sorted(HEADS))
+@pytest.mark.parametrize("precision", ["int8-static", "int4"])
+def test_calibrated_bundles_decode_losslessly_and_close_to_the_source(
+    kind: str,
+    precision: str,
+    calibrations: dict[str, Path],
+    bundle_of: Callable[..., Path],
+    tmp_path: Path,
+    prompts: list[list[int]],
+) -> None:
+    bundle = tmp_path / precision
+    done = export(
+        GOLDEN / "target",
+        GOLDEN / HEADS[kind],
+        bundle,
+        precision=precision,
+        calibration=calibrations[kind],
+        certify=False,
+    )
+    words = set(done.manifest.target.graph.recipe.values())
+    assert any("smoothed" in word or "inputs scaled" in word for word in words)
+    exact, found = (log_softmax(text_logits(folder, prompts[:3])) for folder in (bundle_of(kind), bundle))
+    assert divergence(exact, found).mean() < (0.02 if precision == "int8-static" else 0.2)
+    with EagleModel.load(bundle, threads=1) as model:
+        for prompt in prompts[:3]:
+            eagle = model.generate(prompt, max_new_tokens=40)
+            assert eagle.token_ids == model.generate(prompt, max_new_tokens=40, method="vanilla").token_ids
+            assert eagle.stats.tau > 1.3
+
+
+def test_scale_search_brings_int4_closer(
+    calibrations: dict[str, Path], bundle_of: Callable[..., Path], tmp_path: Path, prompts: list[list[int]]
+) -> None:
+    bundle = tmp_path / "searched"
+    calibration = calibrations["eagle1"]
+    export(
+        GOLDEN / "target",
+        GOLDEN / HEADS["eagle1"],
+        bundle,
+        precision="int4",
+        calibration=calibration,
+        certify=False,
+    )
+    exact = log_softmax(text_logits(bundle_of("eagle1"), prompts[:3]))
+    plain, searched = (
+        divergence(exact, log_softmax(text_logits(folder, prompts[:3]))).mean()
+        for folder in (bundle_of("eagle1", "int4"), bundle)
+    )
+    assert searched < 0.9 * plain
+
+
+def test_trimmed_vocabulary_is_lossless_and_listed(
+    calibrations: dict[str, Path], bundle_of: Callable[..., Path], tmp_path: Path, prompts: list[list[int]]
+) -> None:
+    for kind, size in (("eagle1", 40), ("eagle3", 30)):
+        bundle = tmp_path / kind
+        done = export(
+            GOLDEN / "target",
+            GOLDEN / HEADS[kind],
+            bundle,
+            calibration=calibrations[kind],
+            draft_vocab=size,
+            certify=False,
+        )
+        head = done.manifest.head
+        assert head.draft_vocab_size == size
+        (trimmed,) = (spec for name, spec in head.graph.weights.items() if name.endswith(".kept"))
+        assert trimmed.shape[1] == size
+        assert f"the {size} most frequent tokens" in " ".join(head.graph.recipe.values())
+        kept = np.argsort(-read_calibration(calibrations[kind]).token_counts, kind="stable")[:size]
+        trees: list[Tree] = []
+        with EagleModel.load(bundle, threads=1) as model, EagleModel.load(bundle_of(kind), threads=1) as whole:
+            for prompt in prompts[:3]:
+                eagle = model.generate(prompt, max_new_tokens=40, on_cycle=collect(trees))
+                assert eagle.token_ids == whole.generate(prompt, max_new_tokens=40, method="vanilla").token_ids
+                assert eagle.stats.tau > 1.5
+        drafted = {token for tree in trees for token in tree.tokens[1:].tolist()}
+        assert len(drafted) > 10
+        if kind == "eagle1":
+            assert drafted <= set(kept.tolist())
+
+
+@pytest.mark.parametrize(("size", "words"), [(9, "from 10 to 255"), (256, "from 10 to 255"), (0, "from 10 to 255")])
+def test_vocabulary_of_a_wrong_size(size: int, words: str, calibrations: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=words):
+        export(
+            GOLDEN / "target",
+            GOLDEN / HEADS["eagle1"],
+            tmp_path / "b",
+            calibration=calibrations["eagle1"],
+            draft_vocab=size,
+            certify=False,
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_needs_a_calibration_says_so(tmp_path: Path) -> None:
+    for settings in (
+        {"precision": "int8-static"},
+        {"draft_vocab": 40},
+        {"backend": "tensorrt-rtx", "precision": "int8"},
+    ):
+        with pytest.raises(ExportError, match="eagle-calib"):
+            export(GOLDEN / "target", GOLDEN / HEADS["eagle1"], tmp_path / "b", certify=False, **settings)
+    with pytest.raises(ExportError, match="tensorrt does not run fp32"):
+        export(GOLDEN / "target", GOLDEN / HEADS["eagle1"], tmp_path / "b", backend="tensorrt", certify=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_calibration_of_another_pair_is_refused(calibrations: dict[str, Path]) -> None:
+    observed = dict(read_calibration(calibrations["eagle1"]).target)
+    name = "model.layers.3.mlp.down_proj.weight"
+    seen = observed[name]
+    observed[name] = Observed(seen.rows, seen.channel_absmax[:-1], seen.sample[:, :-1], seen.ranges)
+    with pytest.raises(ExportError, match=rf"{name}.* is 159 wide, the layer 160"):
+        int8_static(target_graph("eagle1"), observed)
+    del observed[name]
+    with pytest.raises(ExportError, match=f"lacks layer '{name}'"):
+        int4_blocks(target_graph("eagle1"), 32, 1, observed=observed)
+
+
+def test_inputs_are_those_after_scaling(calibrations: dict[str, Path]) -> None:
+    observed = read_calibration(calibrations["eagle1"]).target
+    (linear,) = (one for one in linears(target_graph("eagle1")) if one.name.endswith("layers.2.mlp.up_proj.weight"))
+    plain, absmax = inputs_of(linear, observed, {})
+    factors = np.full(plain.shape[1], 2, np.float32)
+    halved, half = inputs_of(linear, observed, {linear.name: factors})
+    np.testing.assert_array_equal(halved * 2, plain)
+    np.testing.assert_array_equal(half * 2, absmax)
