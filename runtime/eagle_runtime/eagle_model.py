@@ -19,7 +19,7 @@ from eagle_runtime.model import Head, Target
 from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.session import Session
 from eagle_runtime.text import Message, Text
-from eagle_runtime.tree import EAGLE1_CHOICES
+from eagle_runtime.tree import EAGLE1_CHOICES, Float
 
 Prompt = str | Sequence[int] | Sequence[Message]
 Method = Literal["eagle", "vanilla"]
@@ -166,6 +166,17 @@ class EagleModel:
         limit = min(max_new_tokens, self.context - len(tokens))
         self._generation += 1
         return self._decode(self._generation, tokens, drafter, sampler, _Ending(stop, limit), method, on_cycle)
+
+    def score(self, tokens: Sequence[int], first: int = 0) -> Iterator[Float]:
+        """What the target alone says of a text: the logits after tokens[first], tokens[first + 1], ... in pieces
+        [R, V], each valid until the next. Takes the model as a generation does: one at a time. Raises
+        RequestError."""
+        checked = self._checked_prompt(tokens)
+        self._generation += 1
+        turn = self._generation
+        for logits in self._target.score(checked, first):
+            yield logits
+            self._check_turn(turn)
 
     def close(self) -> None:
         """Free the engines; a second call does nothing."""

@@ -9,7 +9,6 @@ import numpy as np
 
 from eagle_runtime.eagle_model import EagleModel, Method, Result
 from eagle_runtime.manifest import GoldenPrompt
-from eagle_runtime.scoring import score
 from eagle_runtime.text import Text
 from eagle_runtime.tree import Float
 
@@ -46,7 +45,7 @@ def golden_prompts(text: Text, vocab_size: int, context: int) -> list[list[int]]
 def forced_logits(model: EagleModel, prompt: Sequence[int], continuation: Sequence[int]) -> Float:
     """The target's logits [n, V] of the rows that choose each of the continuation's n tokens, given those before."""
     tokens = [*prompt, *continuation[:-1]]
-    return np.concatenate([piece.copy() for piece in score(model, tokens, first=len(prompt) - 1)])
+    return np.concatenate([piece.copy() for piece in model.score(tokens, first=len(prompt) - 1)])
 
 
 def replay(model: EagleModel, prompts: Sequence[Sequence[int]], method: Method) -> list[Result]:

@@ -27,7 +27,7 @@ from eagle_export.recipes.smooth import awq_sizes, groups, inputs_of, smooth, sm
 from eagle_runtime import EagleModel
 from eagle_runtime.generate import Cycle
 from eagle_runtime.manifest import read_manifest
-from eagle_runtime.scoring import divergence, log_softmax, score
+from eagle_runtime.scoring import divergence, log_softmax
 from eagle_runtime.tree import Tree
 
 Array = npt.NDArray[Any]
@@ -59,7 +59,7 @@ def target_graph(kind: str) -> ir.Model:
 def text_logits(folder: Path, prompts: Sequence[Sequence[int]]) -> Array:
     """[rows, V] of the prompts' own tokens."""
     with EagleModel.load(folder, threads=1) as model:
-        return np.concatenate([piece.copy() for prompt in prompts for piece in score(model, prompt)])
+        return np.concatenate([piece.copy() for prompt in prompts for piece in model.score(prompt)])
 
 
 def test_every_layer_behind_a_norm_an_up_projection_or_attention_can_be_scaled() -> None:

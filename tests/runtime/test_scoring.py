@@ -9,14 +9,14 @@ import pytest
 
 from eagle_runtime import EagleModel, RequestError
 from eagle_runtime.model import SCORE_CHUNK
-from eagle_runtime.scoring import divergence, log_softmax, score
+from eagle_runtime.scoring import divergence, log_softmax
 
 TEXT = np.random.default_rng(3).integers(3, 256, 2 * SCORE_CHUNK + 9).tolist()
 
 
 def test_rows_are_those_after_every_beginning_of_the_text(model_of: Callable[..., EagleModel]) -> None:
     model = model_of("eagle3")
-    pieces = [piece.copy() for piece in score(model, TEXT)]
+    pieces = [piece.copy() for piece in model.score(TEXT)]
     assert [len(piece) for piece in pieces] == [SCORE_CHUNK, SCORE_CHUNK, 9]
     rows = np.concatenate(pieces)
     for end in (0, 5, SCORE_CHUNK - 1, SCORE_CHUNK, len(TEXT) - 1):
@@ -27,8 +27,8 @@ def test_rows_are_those_after_every_beginning_of_the_text(model_of: Callable[...
 @pytest.mark.parametrize("first", [1, SCORE_CHUNK - 1, SCORE_CHUNK, SCORE_CHUNK + 1, len(TEXT) - 1, len(TEXT)])
 def test_rows_before_the_first_are_left_out(model_of: Callable[..., EagleModel], first: int) -> None:
     model = model_of("eagle3")
-    whole = np.concatenate([piece.copy() for piece in score(model, TEXT)])
-    rest = [piece.copy() for piece in score(model, TEXT, first)]
+    whole = np.concatenate([piece.copy() for piece in model.score(TEXT)])
+    rest = [piece.copy() for piece in model.score(TEXT, first)]
     assert sum(map(len, rest)) == len(TEXT) - first
     assert all(len(piece) for piece in rest)
     np.testing.assert_allclose(np.concatenate([whole[:first], *rest]), whole, atol=1e-4)
@@ -36,7 +36,7 @@ def test_rows_before_the_first_are_left_out(model_of: Callable[..., EagleModel],
 
 def test_a_model_serves_one_reader_at_a_time(model_of: Callable[..., EagleModel]) -> None:
     model = model_of("eagle3")
-    stream, reading = model.stream([5, 6], max_new_tokens=9), score(model, TEXT)
+    stream, reading = model.stream([5, 6], max_new_tokens=9), model.score(TEXT)
     next(stream)
     next(reading)
     with pytest.raises(RequestError, match="another generation"):
@@ -49,7 +49,7 @@ def test_a_model_serves_one_reader_at_a_time(model_of: Callable[..., EagleModel]
 @pytest.mark.parametrize("tokens", [[], [256], [-1], [5] * 2048])
 def test_what_cannot_be_read_is_refused(model_of: Callable[..., EagleModel], tokens: list[int]) -> None:
     with pytest.raises(RequestError):
-        next(score(model_of("eagle3"), tokens))
+        next(model_of("eagle3").score(tokens))
 
 
 def test_distances_by_hand() -> None:

@@ -34,7 +34,7 @@ from eagle_runtime.command import Parser, run_command
 from eagle_runtime.eagle_model import Prompt
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle
-from eagle_runtime.scoring import Double, divergence, log_softmax, score
+from eagle_runtime.scoring import Double, divergence, log_softmax
 from eagle_tools.heldout import WINDOW, read_windows
 from eagle_tools.questions import Question, read_questions
 
@@ -106,7 +106,7 @@ def compare_texts(
     for window in windows:
         read = 0
         # Side by side, a piece of each at a time: whole windows of logits would take gigabytes.
-        for pieces in zip(*(score(model, window[:-1]) for model in models), strict=True):
+        for pieces in zip(*(model.score(window[:-1]) for model in models), strict=True):
             following = window[read + 1 : read + 1 + len(pieces[0])]
             reference = log_softmax(pieces[0])
             for closeness, piece in zip(found, pieces, strict=True):
