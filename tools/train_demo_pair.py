@@ -50,7 +50,7 @@ KINDS = ("eagle1", "eagle3")
 ANSWERS, ANSWER_TOKENS = 1600, 192  # prompts that the target goes on from, tokens at most of each answer
 HEAD_BATCH = {"eagle1": 8, "eagle3": 2}  # answers per step: unrolled heads learn slowly, so they step often
 DRAFT_VOCAB, TTT_STEPS = 2048, 5  # EAGLE-3: tokens that the head knows, unrolled steps
-SHARES, SCALING_PROMPTS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1), 24  # of the scaling plot
+SHARES, SCALING_PROMPTS, SCALING_TOKENS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1), 16, 64  # of the scaling plot
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -221,10 +221,12 @@ def measure_scaling(work: Path, out: Path, largest: int) -> None:
             name = f"{kind}-{count}"
             steps = str(max(1, count // HEAD_BATCH[kind]))  # every row is one window
             arguments = [*head_arguments(kind, out, [data], work / name), "--steps", steps]
+            sizes[name] = (kind, tokens)
+            if (work / name / "model.safetensors").is_file():  # from a run that was interrupted later
+                continue
             if (work / name).exists():
                 shutil.rmtree(work / name)
             runs.append((name, arguments))
-            sizes[name] = (kind, tokens)
     for start in range(0, len(runs), len(KINDS)):
         in_parallel(runs[start : start + len(KINDS)], work)
     questions = read_questions(out / "heldout.jsonl", SCALING_PROMPTS)
@@ -234,9 +236,9 @@ def measure_scaling(work: Path, out: Path, largest: int) -> None:
         bundle = work / f"{name}.bundle"
         if bundle.exists():
             shutil.rmtree(bundle)
-        export(out / "target", work / name, bundle)
+        export(out / "target", work / name, bundle, certify=False)
         with EagleModel.load(bundle) as model:
-            tau = measure(model, name, questions, "dynamic", 0.0, 128).tau
+            tau = measure(model, name, questions, "dynamic", 0.0, SCALING_TOKENS).tau
         points[kind].append((tokens, tau))
         log(work / "scaling.jsonl", {"kind": kind, "tokens": tokens, "tau": round(tau, 3)})
     scaling_plot(points, work / "scaling.png")

@@ -1,0 +1,95 @@
+"""The script that trained the shipped pair: its data, and its target on a few steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import LlamaForCausalLM
+
+import small_llama
+import train_demo_pair
+from eagle_runtime.errors import EagleError
+from eagle_tools.questions import read_questions
+
+TOKENIZER = Path(train_demo_pair.PAIR) / "target" / "tokenizer.json"
+SOURCE = '''
+def first(values, default=None):
+    """Return the first of the values, or the default where there is none.
+
+    values: any iterable, which is read one item far.
+    default: what is returned for an empty one.
+    """
+    for value in values:
+        return value
+    return default
+
+
+def short():
+    pass
+'''
+
+
+def test_held_out_files_are_few_and_the_same_everywhere() -> None:
+    paths = [f"package/module_{number}.py" for number in range(2000)]
+    held = [path for path in paths if train_demo_pair.is_held_out(path)]
+    assert 30 < len(held) < 90
+    assert train_demo_pair.is_held_out("venv/__init__.py") == train_demo_pair.is_held_out("venv/__init__.py")
+
+
+def test_openings_are_the_first_lines_of_long_enough_functions() -> None:
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    (opening,) = train_demo_pair.openings(tokenizer, [("a.py", SOURCE)])
+    assert SOURCE.lstrip().startswith(opening) and opening.endswith("\n")
+    low, high = train_demo_pair.PROMPT_TOKENS
+    assert low <= len(tokenizer.encode(opening).ids) <= high
+
+
+def test_held_out_prompts_were_not_trained_on() -> None:
+    """Read from this Python's own library: its held-out files hold the prompts, unless its text has changed."""
+    prompts = [question.turns[0] for question in read_questions(train_demo_pair.PAIR / "heldout.jsonl")]
+    held: list[str] = []
+    trained: list[str] = []
+    for path, text in train_demo_pair.sources():
+        (held if train_demo_pair.is_held_out(path) else trained).append(text)
+    seen = [prompt for prompt in prompts if any(prompt in text for text in trained)]
+    assert len(prompts) == train_demo_pair.PROMPTS and len(seen) <= 1  # one function may stand in two files
+    assert any(prompt in text for prompt in prompts for text in held)
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """Token files of a text that is easy to learn."""
+    for name in ("train", "heldout"):
+        np.tile(np.arange(7, dtype=np.uint16), 300).tofile(tmp_path / f"{name}.bin")
+    return tmp_path
+
+
+def test_target_learns_goes_on_where_it_stopped_and_is_saved_in_halves(work: Path) -> None:
+    small_llama.train_target(work, work / "target", 4.0, workers=2)
+    small_llama.train_target(work, work / "target", 8.0, workers=2)
+    rows = [json.loads(line) for line in (work / "target.log.jsonl").read_text(encoding="utf-8").splitlines()]
+    starts = [row["step"] for row in rows if "workers" in row]
+    ends = [row for row in rows if row.get("done")]
+    assert starts == [0, ends[0]["step"]] and ends[1]["step"] > ends[0]["step"] >= 1
+    assert ends[1]["held_out_loss"] < 7 < np.log(small_llama.CONFIG.vocab_size)
+    model = LlamaForCausalLM.from_pretrained(work / "target", dtype="auto")
+    assert model.dtype == torch.float16
+
+
+def test_stages_in_the_wrong_order_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    work, out = ["-w", str(tmp_path)], ["-o", str(tmp_path / "out")]
+    assert train_demo_pair.main(["target", *work, *out]) == 2
+    assert train_demo_pair.main(["scaling", *work, *out]) == 2
+    assert capsys.readouterr().err.count("run the") == 2
+
+
+def test_a_run_that_fails_is_named(tmp_path: Path) -> None:
+    with pytest.raises(EagleError, match=r"broken did not reach its end \(.*does not exist"):
+        train_demo_pair.in_parallel(
+            [("broken", ["generate", str(tmp_path), "--data", "none.jsonl", "-o", str(tmp_path / "o")])], tmp_path
+        )
