@@ -16,6 +16,7 @@ import argparse
 import ast
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -113,7 +114,9 @@ def make_data(work: Path, out: Path) -> None:
         counts[name] = {"files": len(texts), "characters": sum(len(text) for _, text in texts), "tokens": len(ids)}
     with (work / "prompts.jsonl").open("w", encoding="utf-8") as file:
         file.writelines(json.dumps({"prompt": prompt}) + "\n" for prompt in openings(tokenizer, train)[:ANSWERS])
-    prompts = openings(tokenizer, held_out)[:PROMPTS]
+    texts = [text for _, text in train]  # some functions stand in two files
+    unseen = (prompt for prompt in openings(tokenizer, held_out) if not any(prompt in text for text in texts))
+    prompts = list(itertools.islice(unseen, PROMPTS))
     with (out / "heldout.jsonl").open("w", encoding="utf-8") as file:
         for number, prompt in enumerate(prompts):
             row = {"question_id": number, "category": "python", "turns": [prompt]}

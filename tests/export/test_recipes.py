@@ -138,6 +138,28 @@ def test_a_column_of_zeros_has_a_scale() -> None:
     assert values.tolist() == [[0, 64], [0, -127]] and scale.tolist() == [1, np.float32(2 / 127)]
 
 
+def test_a_layer_may_feed_another_directly(weight: Array, rows: Array) -> None:
+    """As the fc of a head without a bias feeds its attention."""
+    model = linear_model(weight)
+    (first,) = model.graph
+    again = ir.Value(
+        name="again",
+        const_value=ir.tensor(np.ascontiguousarray(weight[:160].T)),
+        type=ir.TensorType(ir.DataType.FLOAT),
+        shape=ir.Shape([160, 160]),
+    )
+    model.graph.register_initializer(again)
+    second = ir.node("MatMul", [first.outputs[0], again])
+    model.graph.append(second)
+    (y,) = second.outputs
+    first.outputs[0].name, y.name = "between", "y"
+    y.type, y.shape = model.graph.outputs[0].type, ir.Shape([1, "T", 160])
+    model.graph.outputs[0] = y
+    assert list(int8_per_token(model)) == ["w", "again"]
+    exact = rows @ weight @ weight[:160].T
+    assert np.abs(session(model)(rows) - exact).max() < 0.03 * np.abs(exact).max()
+
+
 def test_a_pass_that_finds_nothing_is_an_error(weight: Array) -> None:
     model = linear_model(weight)
     apply((Pass("int8", int8_per_token),), model)

@@ -57,7 +57,7 @@ def test_held_out_prompts_were_not_trained_on() -> None:
     for path, text in train_demo_pair.sources():
         (held if train_demo_pair.is_held_out(path) else trained).append(text)
     seen = [prompt for prompt in prompts if any(prompt in text for text in trained)]
-    assert len(prompts) == train_demo_pair.PROMPTS and len(seen) <= 1  # one function may stand in two files
+    assert len(prompts) == train_demo_pair.PROMPTS and not seen
     assert any(prompt in text for prompt in prompts for text in held)
 
 
@@ -76,7 +76,7 @@ def test_target_learns_goes_on_where_it_stopped_and_is_saved_in_halves(work: Pat
     starts = [row["step"] for row in rows if "workers" in row]
     ends = [row for row in rows if row.get("done")]
     assert starts == [0, ends[0]["step"]] and ends[1]["step"] > ends[0]["step"] >= 1
-    assert ends[1]["held_out_loss"] < 7 < np.log(small_llama.CONFIG.vocab_size)
+    assert ends[1]["held_out_loss"] < ends[0]["held_out_loss"] < 9
     model = LlamaForCausalLM.from_pretrained(work / "target", dtype="auto")
     assert model.dtype == torch.float16
 
@@ -89,7 +89,7 @@ def test_stages_in_the_wrong_order_are_refused(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_run_that_fails_is_named(tmp_path: Path) -> None:
-    with pytest.raises(EagleError, match=r"broken did not reach its end \(.*does not exist"):
+    with pytest.raises(EagleError, match=r"broken did not reach its end \(.*config.json is missing"):
         train_demo_pair.in_parallel(
             [("broken", ["generate", str(tmp_path), "--data", "none.jsonl", "-o", str(tmp_path / "o")])], tmp_path
         )

@@ -21,9 +21,15 @@ class Linear:
     is also the embedding."""
 
     node: ir.Node
-    x: ir.Value
     weight: ir.Value
     rotated: bool
+
+    @property
+    def x(self) -> ir.Value:
+        """The input as it is now: the layer that computes it may have been replaced since this one was found."""
+        (value, _) = self.node.inputs
+        assert value is not None
+        return value
 
     @property
     def name(self) -> str:
@@ -55,15 +61,15 @@ def linears(model: ir.Model) -> list[Linear]:
     for node in model.graph:
         if node.op_type != "MatMul":
             continue
-        x, weight = node.inputs
-        assert x is not None and weight is not None
+        _, weight = node.inputs
+        assert weight is not None
         producer = weight.producer()
         rotated = producer is not None and producer.op_type == "Transpose"
         if rotated:
             assert producer is not None and producer.inputs[0] is not None
             weight = producer.inputs[0]
         if weight.is_initializer() and weight.shape is not None and len(weight.shape) == 2:
-            found.append(Linear(node, x, weight, rotated))
+            found.append(Linear(node, weight, rotated))
     return found
 
 
