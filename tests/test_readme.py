@@ -11,20 +11,26 @@ from pathlib import Path
 
 import pytest
 
+from eagle_calib import cli as calib_cli
 from eagle_export import cli as export_cli
 from eagle_runtime import cli as run_cli
-from eagle_tools import demo
+from eagle_tools import demo, doctor
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMANDS = {"eagle-export": export_cli.main, "eagle-run": run_cli.main}
+COMMANDS = {
+    "eagle-export": export_cli.main,
+    "eagle-run": run_cli.main,
+    "eagle-calib": calib_cli.main,
+    "eagle-doctor": doctor.main,
+}
 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as `make demo` leaves it."""
     folder = tmp_path_factory.mktemp("readme")
-    (folder / "tests").symlink_to(ROOT / "tests")
+    (folder / "tools").symlink_to(ROOT / "tools")
     assert demo.main(folder / ".demo") == 0
     return folder
 
@@ -64,6 +70,8 @@ def test_links() -> None:
 
 
 def test_every_option_of_the_readme_exists() -> None:
-    known = {option for cli in (export_cli, run_cli) for option in cli._parser()._option_string_actions}
+    known = {
+        option for cli in (export_cli, run_cli, calib_cli, doctor) for option in cli._parser()._option_string_actions
+    }
     mentioned = set(re.findall(r"`[^`\n]*?(--[a-z-]+)", README)) | set(re.findall(r" (--[a-z-]+)", README))
     assert mentioned <= known

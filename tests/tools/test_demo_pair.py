@@ -1,0 +1,107 @@
+"""The shipped pair: small enough, complete, as good on held-out text as its card says, and the same when grown."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import LlamaForCausalLM
+
+from eagle_export.bundle import export
+from eagle_runtime import EagleModel
+from eagle_tools.acceptance import measure
+from eagle_tools.demo import PAIR
+from eagle_tools.questions import read_questions
+from grow import Shape, grow
+
+HEADS = ("eagle1", "eagle3")
+LARGE = Shape(16, 2048, 32, 8, 64, 8192)  # Llama-3.2-1B but for the vocabulary
+NEW_TOKENS = 24
+
+
+def test_it_is_small_and_in_halves() -> None:
+    files = [path for path in PAIR.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 16_000_000
+    assert {path.relative_to(PAIR).as_posix() for path in files} == {
+        "README.md",
+        "heldout.jsonl",
+        "target/config.json",
+        "target/generation_config.json",
+        "target/model.safetensors",
+        "target/tokenizer.json",
+        "target/tokenizer_config.json",
+        *(f"{head}/{name}" for head in HEADS for name in ("config.json", "model.safetensors")),
+    }
+    for folder in ("target", *HEADS):
+        with safe_open(PAIR / folder / "model.safetensors", "pt") as tensors:
+            types = {tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
+        assert types <= {"F16", "I64", "BOOL"} and "F16" in types
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("demo")
+    return {head: export(PAIR / "target", PAIR / head, folder / head, certify=False).bundle for head in HEADS}
+
+
+def card(head: str, tree: str, temperature: int) -> float:
+    """tau of a row of the card's table."""
+    row = re.search(
+        rf"^\| {head} \| {temperature} \| {tree} \| (\d\.\d\d) \|",
+        (PAIR / "README.md").read_text(encoding="utf-8"),
+        re.M,
+    )
+    assert row is not None
+    return float(row[1])
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_few_prompts_are_drafted_about_as_the_card_says(head: str, bundles: dict[str, Path]) -> None:
+    questions = read_questions(PAIR / "heldout.jsonl", 8)
+    with EagleModel.load(bundles[head]) as model:
+        tau = measure(model, head, questions, "dynamic", 0.0, 64).tau
+    assert tau == pytest.approx(card(head, "dynamic", 0), rel=0.25)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("head", HEADS)
+def test_the_card_is_true(head: str, temperature: int, bundles: dict[str, Path]) -> None:
+    questions = read_questions(PAIR / "heldout.jsonl", 40)
+    with EagleModel.load(bundles[head]) as model:
+        for tree in ("chain", "static", "dynamic"):
+            found = measure(model, head, questions, tree, float(temperature), 96).tau
+            assert found == pytest.approx(card(head, tree, temperature), abs=0.02)
+
+
+@pytest.mark.slow
+def test_grown_to_a_billion_parameters_it_says_and_drafts_the_same(bundles: dict[str, Path], tmp_path: Path) -> None:
+    grow(PAIR / "target", [PAIR / head for head in HEADS], tmp_path / "grown", LARGE, "fp32")
+    prompts = [question.turns[0] for question in read_questions(PAIR / "heldout.jsonl", 32)]
+    texts = []
+    with EagleModel.load(bundles["eagle1"]) as model:
+        ids = [model.text.encode(prompt) for prompt in prompts]
+    for folder in (PAIR / "target", tmp_path / "grown" / "target"):
+        source: Any = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        answers = (source.generate(torch.tensor([row]), max_new_tokens=NEW_TOKENS, do_sample=False) for row in ids)
+        texts.append([answer[0, len(row) :].tolist() for answer, row in zip(answers, ids, strict=True)])
+        del source
+    assert texts[0] == texts[1]
+    for head in HEADS:
+        taus = []
+        grown = tmp_path / f"{head}.bundle"
+        export(tmp_path / "grown" / "target", tmp_path / "grown" / head, grown, certify=False)
+        for bundle in (bundles[head], grown):
+            tokens, passes = 0, 0
+            with EagleModel.load(bundle, context=512) as model:
+                for row, text in zip(ids, texts[0], strict=True):
+                    result = model.generate(row, max_new_tokens=NEW_TOKENS)
+                    assert list(result.token_ids) == text
+                    tokens, passes = tokens + result.stats.new_tokens - 1, passes + result.stats.target_passes
+            taus.append(tokens / passes)
+        assert taus[1] == pytest.approx(taus[0], rel=0.01)
+        print(f"{head}: tau {taus[0]:.3f}, grown {taus[1]:.3f}")
