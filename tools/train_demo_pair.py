@@ -114,8 +114,8 @@ def make_data(work: Path, out: Path) -> None:
         counts[name] = {"files": len(texts), "characters": sum(len(text) for _, text in texts), "tokens": len(ids)}
     with (work / "prompts.jsonl").open("w", encoding="utf-8") as file:
         file.writelines(json.dumps({"prompt": prompt}) + "\n" for prompt in openings(tokenizer, train)[:ANSWERS])
-    texts = [text for _, text in train]  # some functions stand in two files
-    unseen = (prompt for prompt in openings(tokenizer, held_out) if not any(prompt in text for text in texts))
+    known = [text for _, text in train]  # some functions stand in two files
+    unseen = (prompt for prompt in openings(tokenizer, held_out) if not any(prompt in text for text in known))
     prompts = list(itertools.islice(unseen, PROMPTS))
     with (out / "heldout.jsonl").open("w", encoding="utf-8") as file:
         for number, prompt in enumerate(prompts):
