@@ -14,7 +14,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -91,7 +91,10 @@ class _FakeSession(ABC):
         return KVCache(layers=1, capacity=capacity, kv_heads=1, head_dim=self._row_width)
 
     @abstractmethod
-    def run(self, feeds: Mapping[str, Array], cache: KVCache) -> dict[str, Array]: ...
+    def run(self, feeds: Mapping[str, Any], cache: KVCache) -> dict[str, Array]: ...
+
+    def joined(self, parts: Sequence[Array]) -> Array:
+        return np.concatenate(parts)
 
     def close(self) -> None:
         self._returned = {}
@@ -106,13 +109,13 @@ class _FakeSession(ABC):
 
     def _append(self, keys: Array, values: Array, mask: Array, cache: KVCache) -> tuple[Float, Bool]:
         """Write rows behind the cache; returns all rows [2, P + T, width] and who sees whom [T, P + T]."""
-        count, columns = mask.shape[2:]
+        count, columns = mask.shape
         total = cache.length + count
         assert count <= cache.room and count <= columns <= total and len(keys) == count
         cache.rows[0, cache.length : total, 0] = keys
         cache.rows[1, cache.length : total, 0] = values
         visible = np.ones((count, total), np.bool_)
-        visible[:, total - columns :] = mask[0, 0] == 0
+        visible[:, total - columns :] = mask == 0
         return cache.rows[:, :total, 0].astype(np.float32, copy=False), visible
 
     def _hand_out(self, outputs: dict[str, Array]) -> dict[str, Array]:
@@ -142,12 +145,12 @@ class FakeTarget(_FakeSession):
             },
         )
 
-    def run(self, feeds: Mapping[str, Array], cache: KVCache) -> dict[str, Array]:
-        tokens, positions = feeds["input_ids"][0], feeds["position_ids"][0]
+    def run(self, feeds: Mapping[str, Any], cache: KVCache) -> dict[str, Array]:
+        tokens, positions = feeds["input_ids"], feeds["position_ids"]
         rows, visible = self._append(tokens[:, None], positions[:, None], feeds["tree_mask"], cache)
         logits = [self._language.logits(rows[:, visible[row], 0]) for row in feeds["logit_rows"]]
         features = np.array([tokens, positions], np.float32).T
-        return self._hand_out({"logits": np.array([logits]), "features": features[None]})
+        return self._hand_out({"logits": np.array(logits), "features": features})
 
 
 class FakeHead(_FakeSession):
@@ -173,16 +176,16 @@ class FakeHead(_FakeSession):
             },
         )
 
-    def run(self, feeds: Mapping[str, Array], cache: KVCache) -> dict[str, Array]:
-        tokens, positions = feeds["input_ids"][0], feeds["position_ids"][0]
+    def run(self, feeds: Mapping[str, Any], cache: KVCache) -> dict[str, Array]:
+        tokens, positions = feeds["input_ids"], feeds["position_ids"]
         pairs = np.array([tokens, positions]).T
-        rows, visible = self._append(feeds["features"][0], pairs, feeds["tree_mask"], cache)
+        rows, visible = self._append(feeds["features"], pairs, feeds["tree_mask"], cache)
         guesses = [self._guess(rows[:, seen]) for seen in visible]
         return self._hand_out(
             {
-                "token_ids": np.array([[ids for ids, _ in guesses]]),
-                "log_probs": np.array([[log_probs for _, log_probs in guesses]]),
-                "hidden": (pairs + np.array([0, 1])).astype(np.float32)[None],
+                "token_ids": np.array([ids for ids, _ in guesses]),
+                "log_probs": np.array([log_probs for _, log_probs in guesses]),
+                "hidden": (pairs + np.array([0, 1])).astype(np.float32),
             }
         )
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from eagle_calib.calibration import Float, Input, Observed
 from eagle_calib.errors import CalibrationError
 from eagle_calib.graph import observable
 from eagle_calib.ranges import Histogram, clipping_ranges
-from eagle_runtime.cache import KVCache
+from eagle_runtime.cache import Cache
 from eagle_runtime.manifest import GraphSpec, TensorSpec
 from eagle_runtime.session import Array, Session
 from eagle_runtime.session.ort import OrtSession
@@ -78,10 +79,10 @@ class ObservingSession:
             name: tensor for name, tensor in self._session.outputs.items() if name in spec.outputs
         }
 
-    def new_cache(self, capacity: int) -> KVCache:
+    def new_cache(self, capacity: int) -> Cache:
         return self._session.new_cache(capacity)
 
-    def run(self, feeds: Mapping[str, Array], cache: KVCache) -> dict[str, Array]:
+    def run(self, feeds: Mapping[str, Any], cache: Cache) -> dict[str, Array]:
         results = self._session.run(feeds, cache)
         for tensor, statistics in self._statistics.items():
             values = results[tensor] if tensor in results else feeds[tensor]
@@ -93,6 +94,10 @@ class ObservingSession:
         return [
             Input(tensor, weights, self._statistics[tensor].observed()) for tensor, (_, weights) in self._layers.items()
         ]
+
+    def joined(self, parts: Sequence[Array]) -> Array:
+        joined: Array = self._session.joined(parts)
+        return joined
 
     def close(self) -> None:
         self._session.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 import numpy.typing as npt
 
@@ -18,19 +20,20 @@ def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[n
     return raw[start : start + nbytes].view(dtype).reshape(shape)
 
 
-class KVCache:
-    """rows [2 * layers, capacity, kv_heads, head_dim]: keys of layer i at 2i, values at 2i + 1.
+class Cache(ABC):
+    """How many rows there are, wherever they lie.
 
     Rows below `length` are settled; a pass writes its T new rows at length.. and leaves `length` alone until
     `advance` or `keep` says which of them stay. Only sessions write rows."""
 
-    def __init__(
-        self, layers: int, capacity: int, kv_heads: int, head_dim: int, dtype: npt.DTypeLike = np.float32
-    ) -> None:
-        self.layers = layers
+    def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.rows = aligned_empty((2 * layers, capacity, kv_heads, head_dim), dtype)
         self.length = 0
+
+    @abstractmethod
+    def gather(self, path: Int) -> None:
+        """Copy rows length + path to length.., all layers. path [n] ascends from 0, so that no row is overwritten
+        before it is read."""
 
     @property
     def room(self) -> int:
@@ -49,10 +52,24 @@ class KVCache:
         count = len(path)
         assert count <= self.room and path[0] == 0
         if path[-1] != count - 1:  # not already contiguous
-            self.rows[:, self.length : self.length + count] = self.rows[:, self.length + path]
+            self.gather(path)
         self.length += count
 
     def truncate(self, length: int) -> None:
         """Forget every row from `length` on."""
         assert 0 <= length <= self.length
         self.length = length
+
+
+class KVCache(Cache):
+    """On the host. rows [2 * layers, capacity, kv_heads, head_dim]: keys of layer i at 2i, values at 2i + 1."""
+
+    def __init__(
+        self, layers: int, capacity: int, kv_heads: int, head_dim: int, dtype: npt.DTypeLike = np.float32
+    ) -> None:
+        super().__init__(capacity)
+        self.layers = layers
+        self.rows = aligned_empty((2 * layers, capacity, kv_heads, head_dim), dtype)
+
+    def gather(self, path: Int) -> None:
+        self.rows[:, self.length : self.length + len(path)] = self.rows[:, self.length + path]

@@ -103,7 +103,7 @@ class DynamicTree:
         parents: list[Int] = [np.full(k, -1, np.int64)]
         frontier = np.arange(k, dtype=np.int64)  # pool indices of the nodes to grow next
         scratch_parents = np.full(k, -1, np.int64)  # where the frontier's parents stand in the scratch rows
-        hidden = np.repeat(first.hidden, k, axis=0)
+        hidden = first.hidden[np.zeros(k, np.int64)]
         pool = k
         with Scratch(head) as scratch:
             for level in range(self.depth):

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from eagle_runtime.session import Array, Session
+from eagle_runtime.session import Array, Rows, Session
 from eagle_runtime.tree import Bool, Float, Int, Tree, additive_mask, ancestor_mask, node_depths
 
 PREFILL_CHUNK = 512  # rows of one prefill pass: bounds the T x T mask and the activations
 SCORE_CHUNK = 64  # rows of one scoring pass: bounds the logits, of which every row is wanted
 
-Features = npt.NDArray[np.floating]
+Features = npt.NDArray[np.floating] | Rows
 
 
 def row_numbers(count: int) -> Int:
@@ -48,8 +48,8 @@ class Target:
             rows = np.array([len(chunk) - 1], np.int64)
             out = self._run(chunk, start + row_numbers(len(chunk)), causal(len(chunk)), rows)
             self.cache.advance(len(chunk))
-            features.append(out["features"][0].copy())
-        return out["logits"][0, 0].copy(), np.concatenate(features)
+            features.append(self._session.joined([out["features"]]))
+        return out["logits"][0].copy(), self._session.joined(features)
 
     def verify(self, tree: Tree) -> tuple[Float, Features]:
         """One pass over all nodes; returns logits [N, V] and features [N, Hd], valid until the next pass.
@@ -58,7 +58,7 @@ class Target:
         positions = self.cache.length + node_depths(tree.parents)
         rows = row_numbers(tree.num_nodes)
         out = self._run(tree.tokens, positions, ancestor_mask(tree.parents), rows)
-        return out["logits"][0], out["features"][0]
+        return out["logits"], out["features"]
 
     def score(self, tokens: Sequence[int], first: int = 0) -> Iterator[Float]:
         """Forget everything, read a text; yields the logits of the rows tokens[first], tokens[first + 1], ... in
@@ -71,12 +71,12 @@ class Target:
             out = self._run(chunk, start + rows, causal(len(chunk)), wanted if len(wanted) else rows[-1:])
             self.cache.advance(len(chunk))
             if len(wanted):
-                yield out["logits"][0]
+                yield out["logits"]
 
     def _run(self, tokens: Int, positions: Int, visible: Bool, logit_rows: Int) -> dict[str, Any]:
         feeds: dict[str, Array] = {
-            "input_ids": tokens[None],
-            "position_ids": positions[None],
+            "input_ids": tokens,
+            "position_ids": positions,
             "tree_mask": additive_mask(visible, self._mask_dtype),
             "logit_rows": logit_rows,
         }
@@ -126,18 +126,20 @@ class Head:
 
     def _run(self, tokens: Int, features: Features, positions: Int, visible: Bool) -> Guess:
         """T rows; visible [T, L] says which of the last L rows (these T included) each may see."""
+        if isinstance(features, np.ndarray):
+            features = np.ascontiguousarray(features, self._feature_dtype)
         out: dict[str, Any] = self._session.run(
             {
-                "input_ids": tokens[None],
-                "features": np.ascontiguousarray(features[None], self._feature_dtype),
-                "position_ids": positions[None],
+                "input_ids": tokens,
+                "features": features,
+                "position_ids": positions,
                 "tree_mask": additive_mask(visible, self._mask_dtype),
             },
             self.cache,
         )
         # A log-probability that rounds above 0 would let a child outrank its parent; NaN stays last in ranking.
-        log_probs = np.minimum(out["log_probs"][0].astype(np.float32), np.float32(0))
-        return Guess(out["token_ids"][0].copy(), log_probs, out["hidden"][0].copy())
+        log_probs = np.minimum(out["log_probs"].astype(np.float32), np.float32(0))
+        return Guess(out["token_ids"].copy(), log_probs, self._session.joined([out["hidden"]]))
 
 
 class Scratch:

@@ -70,11 +70,11 @@ def ancestor_mask(parents: Int) -> Bool:
 
 
 def additive_mask(visible: Bool, dtype: npt.DTypeLike) -> npt.NDArray[np.floating]:
-    """visible [T, L] -> tree_mask [1, 1, T, L] of the graphs: 0 where a row may see a column, else the lowest
+    """visible [T, L] -> tree_mask [T, L] of the graphs: 0 where a row may see a column, else the lowest
     finite value of `dtype` (an infinity would turn a padded row into NaN)."""
     mask = np.zeros(visible.shape, dtype)
     mask[~visible] = np.finfo(mask.dtype).min
-    return mask[None, None]
+    return mask
 
 
 def best_first(scores: Float, count: int) -> Int:

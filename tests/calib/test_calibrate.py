@@ -6,7 +6,7 @@ import json
 import resource
 import shutil
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -78,15 +78,20 @@ class Recorder:
     def new_cache(self, capacity: int) -> KVCache:
         return self._session.new_cache(capacity)
 
-    def run(self, feeds: Mapping[str, Array], cache: KVCache) -> dict[str, Array]:
+    def run(self, feeds: Mapping[str, Any], cache: KVCache) -> dict[str, Array]:
+        ranks = {name: len(spec.shape) for name, spec in self.inputs.items()}
+        batch = {name: value.reshape((1,) * (ranks[name] - value.ndim) + value.shape) for name, value in feeds.items()}
         past = {
             f"past_key_values.{layer}.{part}": cache.rows[2 * layer + half][None, : cache.length]
             for layer in range(cache.layers)
             for half, part in enumerate(("key", "value"))
         }
-        for tensor, value in zip(self._kept, self._all.run(list(self._kept), {**feeds, **past}), strict=True):
+        for tensor, value in zip(self._kept, self._all.run(list(self._kept), {**batch, **past}), strict=True):
             self._kept[tensor].append(value.reshape(-1, value.shape[-1]).copy())
         return self._session.run(feeds, cache)
+
+    def joined(self, parts: Sequence[Array]) -> Array:
+        return self._session.joined(parts)
 
     def rows(self, weight: str) -> Float:
         """All that the layer was fed: [rows, K]."""
@@ -201,15 +206,15 @@ def test_the_graph_works_as_without_an_observer(bundles: dict[str, Path]) -> Non
     manifest = read_manifest(bundles["eagle1"])
     spec = manifest.target.graph
     feeds: dict[str, Array] = {
-        "input_ids": np.arange(5, 25)[None],
-        "position_ids": np.arange(20)[None],
-        "tree_mask": np.triu(np.full((20, 20), np.finfo(np.float32).min, np.float32), 1)[None, None],
+        "input_ids": np.arange(5, 25),
+        "position_ids": np.arange(20),
+        "tree_mask": np.triu(np.full((20, 20), np.finfo(np.float32).min, np.float32), 1),
         "logit_rows": np.arange(20),
     }
     path = bundles["eagle1"] / spec.file
     with OrtSession(path, spec, 1) as plain, ObservingSession(path, spec, 1) as watched:
         assert (plain.inputs, plain.outputs) == (watched.inputs, watched.outputs)
-        caches = [session.new_cache(20) for session in (plain, watched)]
+        caches = [plain.new_cache(20), plain.new_cache(20)]
         wanted, found = plain.run(feeds, caches[0]), watched.run(feeds, caches[1])
         assert wanted.keys() == found.keys()
         pairs: list[tuple[Any, Any]] = [(found[name], wanted[name]) for name in wanted]

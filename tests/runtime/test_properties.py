@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eagle_runtime.cache import Cache, KVCache
 from eagle_runtime.drafter import DynamicTree, EagleDrafter, StaticTree, TreeShape, chain
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.manifest import Manifest, read_manifest
 from eagle_runtime.model import Guess, Head, Scratch, Target
 from eagle_runtime.sampling import Sampler, SamplingParams
+from eagle_runtime.session import Array
 from eagle_runtime.session.ort import OrtSession
 from eagle_runtime.tree import EAGLE1_CHOICES, Int, Tree, ancestor_mask, node_depths, root_only
 
@@ -74,6 +76,12 @@ def trees(draw: st.DrawFn) -> Tree:
     return Tree(np.array(tokens, np.int64), np.array(parents, np.int64), np.zeros(size, np.float32))
 
 
+def rows_of(cache: Cache) -> Array:
+    """The key/value rows of a cache on the host."""
+    assert isinstance(cache, KVCache)
+    return cache.rows
+
+
 def path_to(node: int, parents: Int) -> list[int]:
     """Node indices from the root down, found by walking up."""
     path = [node]
@@ -98,13 +106,13 @@ def test_every_node_is_the_end_of_a_plain_sequence(pair: Pair, prompt: list[int]
     """Logits and features of one tree pass equal those of each node's own path, read as a prompt."""
     whole, single = pair.target(), pair.target()
     whole.prefill(prompt)
-    logits, features = (rows.copy() for rows in whole.verify(tree))
+    logits, features = (np.array(rows) for rows in whole.verify(tree))
     assert whole.cache.length == len(prompt)
     for node in range(tree.num_nodes):
         own = tree.tokens[path_to(node, tree.parents)].tolist()
         own_logits, own_features = single.prefill(prompt + own)
         assert_close(logits[node], own_logits)
-        assert_close(features[node], own_features[-1])
+        assert_close(features[node], np.asarray(own_features)[-1])
 
 
 @given(prompt=sequences, drafts=st.lists(trees(), min_size=1, max_size=4), data=st.data())
@@ -122,10 +130,10 @@ def test_keep_equals_a_fresh_prefill(pair: Pair, prompt: list[int], drafts: list
     assert target.cache.length == len(tokens)
     last = data.draw(tokens_of_the_pair)
     logits, _ = target.verify(root_only(last))
-    kept = target.cache.rows[:, : len(tokens) + 1].copy()
+    kept = rows_of(target.cache)[:, : len(tokens) + 1].copy()
     expected, _ = fresh.prefill([*tokens, last])
     assert_close(logits[0], expected)
-    assert_close(kept, fresh.cache.rows[:, : len(tokens) + 1])
+    assert_close(kept, rows_of(fresh.cache)[:, : len(tokens) + 1])
 
 
 # The head.
@@ -187,4 +195,4 @@ def test_head_rows_hold_verified_tokens_only(
     fresh.observe(tokens[1:], features)
     assert head.cache.length == fresh.cache.length == len(tokens) - 1
     settled = slice(0, len(tokens) - 1)
-    assert_close(head.cache.rows[:, settled], fresh.cache.rows[:, settled])
+    assert_close(rows_of(head.cache)[:, settled], rows_of(fresh.cache)[:, settled])

@@ -135,8 +135,8 @@ def test_additive_mask_hides_with_the_lowest_finite_value() -> None:
     visible = np.array([[True, False], [True, True]])
     for dtype in (np.float32, np.float16):
         mask = additive_mask(visible, dtype)
-        assert mask.shape == (1, 1, 2, 2) and mask.dtype == dtype
-        assert mask[0, 0].tolist() == [[0.0, float(np.finfo(dtype).min)], [0.0, 0.0]]
+        assert mask.shape == (2, 2) and mask.dtype == dtype
+        assert mask.tolist() == [[0.0, float(np.finfo(dtype).min)], [0.0, 0.0]]
 
 
 # Growth.
@@ -261,7 +261,7 @@ def test_chain_is_both_a_static_and_a_dynamic_tree(
 
 def fail_while_growing(head: Head, guess: Guess) -> None:
     with Scratch(head) as scratch:
-        scratch.feed(guess.tokens[0], np.repeat(guess.hidden, 2, axis=0), np.array([-1, -1]))
+        scratch.feed(guess.tokens[0], guess.hidden[np.zeros(2, np.int64)], np.array([-1, -1]))
         assert head.cache.length == 4
         raise KeyError
 
@@ -280,7 +280,7 @@ def test_guesses_outlive_the_next_pass() -> None:
     first = head.observe([1, 2], history_of([5, 1]).T)
     again = Head(FakeHead(Table(VOCAB, 0, 1.0), top_k=2), capacity=8, scratch=4).observe([1, 2], history_of([5, 1]).T)
     with Scratch(head) as scratch:
-        scratch.feed(first.tokens[0], np.repeat(first.hidden, 2, axis=0), np.array([-1, -1]))
+        scratch.feed(first.tokens[0], first.hidden[np.zeros(2, np.int64)], np.array([-1, -1]))
     np.testing.assert_array_equal(first.tokens, again.tokens)
     np.testing.assert_array_equal(first.log_probs, again.log_probs)
     np.testing.assert_array_equal(first.hidden, again.hidden)

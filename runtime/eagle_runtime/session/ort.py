@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -59,14 +59,17 @@ class OrtSession:
         kv_heads, head_dim = int(spec.shape[2]), int(spec.shape[3])
         return KVCache(len(self._past) // 2, capacity, kv_heads, head_dim, spec.dtype)
 
-    def run(self, feeds: Mapping[str, Array], cache: KVCache) -> dict[str, Array]:
-        rows = feeds["input_ids"].shape[1]
+    def run(self, feeds: Mapping[str, Any], cache: KVCache) -> dict[str, Array]:
+        rows = len(feeds["input_ids"])
         assert rows <= cache.room, "the caller checks capacity before a pass"
         sizes = self._bind_feeds(feeds)
         self._bind_cache(cache, rows)
         results = self._bind_outputs(sizes)
         self._session.run_with_iobinding(self._binding)
         return results
+
+    def joined(self, parts: Sequence[Array]) -> Array:
+        return np.concatenate(parts)
 
     def close(self) -> None:
         del self._binding, self._session
@@ -86,12 +89,13 @@ class OrtSession:
         for name, spec in self.inputs.items():
             value = feeds[name]
             assert value.flags.c_contiguous and value.dtype == spec.dtype, name
-            for dim, size in zip(spec.shape, value.shape, strict=True):
+            shape = (1,) * (len(spec.shape) - value.ndim) + value.shape
+            for dim, size in zip(spec.shape, shape, strict=True):
                 if isinstance(dim, str):
                     assert sizes.setdefault(dim, size) == size, f"{name}: {dim} is {size} and {sizes[dim]}"
                 else:
                     assert dim == size, name
-            self._bind_input(name, value, value.shape, value.ctypes.data)
+            self._bind_input(name, value, shape, value.ctypes.data)
         return sizes
 
     def _bind_cache(self, cache: KVCache, rows: int) -> None:
@@ -112,7 +116,7 @@ class OrtSession:
             count = int(np.prod(shape, dtype=np.int64))
             if name not in self._buffers or self._buffers[name].size < count:
                 self._buffers[name] = aligned_empty((count,), spec.dtype)
-            results[name] = self._buffers[name][:count].reshape(shape)
+            results[name] = self._buffers[name][:count].reshape(shape[1:])  # without the axis of the batch
             self._bind_output(name, results[name], shape, results[name].ctypes.data)
         return results
 
