@@ -52,15 +52,6 @@ class Calibration:
     draft: dict[str, Observed]
     token_counts: Float
 
-    def layer(self, graph: Graph, weight: str) -> Observed:
-        """What the layer with this weight was fed; raises CalibrationError if it was not observed."""
-        layers = self.target if graph == "target" else self.draft
-        if weight not in layers:
-            raise CalibrationError(
-                f"the calibration holds no layer {weight!r} of the {graph}; calibrate an fp32 bundle of this very pair"
-            )
-        return layers[weight]
-
 
 @dataclass(frozen=True, slots=True)
 class Tokens:

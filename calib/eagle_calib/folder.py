@@ -38,7 +38,7 @@ def written(folder: Path) -> Iterator[Path]:
         try:
             (beside / "new").mkdir()
             yield beside / "new"
-            _move_into_place(beside / "new", folder, beside / "old")
+            move_into_place(beside / "new", folder, beside / "old")
         finally:
             shutil.rmtree(beside, ignore_errors=True)
     except OSError as error:
@@ -46,8 +46,8 @@ def written(folder: Path) -> Iterator[Path]:
         raise CalibrationError(f"{folder} could not be written ({reason}); nothing was left behind") from None
 
 
-def _move_into_place(new: Path, folder: Path, aside: Path) -> None:
-    """Rename; an older calibration steps aside first and comes back if the rename fails."""
+def move_into_place(new: Path, folder: Path, aside: Path) -> None:
+    """Rename; an older folder of that name steps aside first and comes back if the rename fails."""
     try:
         if folder.exists():
             folder.rename(aside)

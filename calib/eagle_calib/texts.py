@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ def _contents(path: Path | None) -> Iterator[tuple[str, str | list[Any]]]:
                 where = f"{path}, line {number}"
                 yield where, _row(where, line)
     else:
-        for block in _blocks(path):
+        for block in joined(_lines(path), BLOCK_CHARS):
             yield str(path), block
 
 
@@ -92,13 +92,14 @@ def _encoded(where: str, content: str | list[Any], text: Text, vocab_size: int) 
     return content
 
 
-def _blocks(path: Path) -> Iterator[str]:
+def joined(lines: Iterable[str], chars: int) -> Iterator[str]:
+    """Lines as blocks of whole lines, each the shortest of at least `chars` characters; the last may be shorter."""
     block: list[str] = []
     size = 0
-    for line in _lines(path):
+    for line in lines:
         block.append(line)
         size += len(line)
-        if size >= BLOCK_CHARS:
+        if size >= chars:
             yield "".join(block)
             block, size = [], 0
     if block:

@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from eagle_calib.calibration import read_calibration
+from eagle_calib.folder import move_into_place
 from eagle_export.certificate import make_certificate
 from eagle_export.checkpoint import read_json
-from eagle_export.destination import check_destination, check_space, disk_errors, folder_beside, move_into_place
+from eagle_export.destination import check_destination, check_space, disk_errors, folder_beside
 from eagle_export.errors import ExportError
 from eagle_export.pair import Pair, build_graphs, open_pair
 from eagle_export.recipes import apply, plan

@@ -56,15 +56,3 @@ def disk_errors(bundle: Path) -> Iterator[None]:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)
         what = "the disk is full" if full else error.strerror or str(error)
         raise ExportError(f"{bundle} could not be written ({what}); nothing was left behind") from None
-
-
-def move_into_place(folder: Path, bundle: Path, aside: Path) -> None:
-    """Rename; an older bundle of that name steps aside first and comes back if the rename fails."""
-    try:
-        if bundle.exists():
-            bundle.rename(aside)
-        folder.rename(bundle)
-    except BaseException:  # an interrupt may come between any two steps
-        if aside.exists() and not bundle.exists():
-            aside.rename(bundle)
-        raise

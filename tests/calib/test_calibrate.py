@@ -184,9 +184,9 @@ def test_trees_were_seen_beside_prompts(calibrations: dict[str, Path], kind: str
     found = read_calibration(calibrations[kind])
     tokens = json.loads((calibrations[kind] / "calibration.json").read_text())["tokens"]
     assert tokens["prefilled"] == MAX_TOKENS and tokens["verified"] >= 4 * 60
-    down = found.layer("target", "model.layers.7.mlp.down_proj.weight")
+    down = found.target["model.layers.7.mlp.down_proj.weight"]
     assert down.rows == MAX_TOKENS + tokens["verified"]
-    assert found.layer("target", "lm_head.weight").rows == 2 + tokens["verified"]  # one row of each prompt
+    assert found.target["lm_head.weight"].rows == 2 + tokens["verified"]  # one row of each prompt
     settled = MAX_TOKENS + 2 * NEW_TOKENS  # no more than these
     grown = tokens["verified"] // 60 * 5 * 10  # of each tree of 60, five levels of ten
     for observed in found.draft.values():
@@ -238,7 +238,7 @@ def test_equal_input_gives_equal_bytes_and_leaves_the_bundle_alone(
     found = read_calibration(tmp_path / "again")
     assert (report["target"]["layers"], report["target"]["inputs"]) == (len(found.target), 33)
     assert (report["draft"]["layers"], report["draft"]["inputs"]) == (len(found.draft), 6)
-    assert report["draft"]["rows"] == found.layer("draft", "head.fc.weight").rows
+    assert report["draft"]["rows"] == found.draft["head.fc.weight"].rows
     assert report["tokens"]["prefilled"] == MAX_TOKENS
 
 
@@ -328,7 +328,7 @@ def test_a_bundle_without_tokenizer_takes_ids_only(
     (tmp_path / "a.jsonl").write_text('{"ids": [5, 6, 7]}\n')
     out = tmp_path / "out"
     assert main([str(bundle), "-o", str(out), "--threads", "1", "--data", str(tmp_path / "a.jsonl")]) == 0
-    assert read_calibration(out).layer("target", "lm_head.weight").rows > 3
+    assert read_calibration(out).target["lm_head.weight"].rows > 3
 
 
 @pytest.mark.parametrize("graph", GRAPHS)

@@ -60,17 +60,9 @@ def test_what_is_written_comes_back(folder: Path) -> None:
     assert list(found.target) == ["q", "k", "down"] and list(found.draft) == ["fc"]
     assert found.target["q"] is found.target["k"]
     assert same(found.target["q"], TARGET[0].observed) and same(found.target["down"], TARGET[1].observed)
-    assert found.layer("draft", "fc") is found.draft["fc"] and same(found.draft["fc"], DRAFT[0].observed)
+    assert same(found.draft["fc"], DRAFT[0].observed)
     edit(folder, lambda data, arrays: None)
     assert same(read_calibration(folder).draft["fc"], DRAFT[0].observed)
-
-
-def test_a_layer_that_is_not_there(folder: Path) -> None:
-    found = read_calibration(folder)
-    with pytest.raises(
-        CalibrationError, match="no layer 'fc' of the target; calibrate an fp32 bundle of this very pair"
-    ):
-        found.layer("target", "fc")
 
 
 def item(key: str, value: Any) -> Edit:

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from eagle_export.bundle import export
 from eagle_runtime import EagleModel, Result
+from eagle_runtime.replay import mean_tau
 from eagle_tools.questions import read_questions
 
 PAIR = Path(__file__).resolve().parents[1] / "demo_pair"
@@ -50,9 +51,8 @@ def main(folder: Path = PAIR.parents[1] / ".demo") -> int:
 
 def _row(table: Table, method: str, tree: str, results: Sequence[Result], plain: Sequence[Result]) -> None:
     passes = sum(result.stats.target_passes for result in results)
-    tau = sum(result.stats.new_tokens - 1 for result in results) / max(1, passes)
     same = all(result.token_ids == other.token_ids for result, other in zip(results, plain, strict=True))
-    table.add_row(method, tree, f"{tau:.2f}", str(passes), "equal to vanilla" if same else "DIFFERS")
+    table.add_row(method, tree, f"{mean_tau(results):.2f}", str(passes), "equal to vanilla" if same else "DIFFERS")
 
 
 if __name__ == "__main__":

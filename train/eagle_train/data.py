@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from eagle_calib.texts import joined
 from eagle_train.errors import TrainError
 
 BLOCK_CHARS = 1 << 20  # of a plain text file, tokenised at a time
@@ -51,7 +52,7 @@ class TextReader:
                 for where, row in read_rows(path):
                     yield from self._row(where, row)
             else:
-                for block in _text_blocks(path):
+                for block in joined(_lines(path), BLOCK_CHARS):
                     yield self._plain(str(path), block)
 
     def _row(self, where: str, row: Mapping[str, Any]) -> Iterator[Example]:
@@ -198,19 +199,6 @@ def _rendered(tokenizer: Any, messages: Sequence[Message]) -> list[tuple[str, li
 
 def _shared_length(a: str, b: str) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _text_blocks(path: Path) -> Iterator[str]:
-    block: list[str] = []
-    size = 0
-    for line in _lines(path):
-        block.append(line)
-        size += len(line)
-        if size >= BLOCK_CHARS:
-            yield "".join(block)
-            block, size = [], 0
-    if block:
-        yield "".join(block)
 
 
 def _lines(path: Path) -> Iterator[str]:
