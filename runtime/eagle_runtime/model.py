@@ -112,6 +112,11 @@ class Head:
         """Rows that growing one tree may use."""
         return self._scratch
 
+    def joined(self, parts: Sequence[Features]) -> Features:
+        """Rows of features, one part below the other."""
+        rows: Features = self._session.joined(parts)
+        return rows
+
     def observe(self, tokens: Sequence[int], features: Features) -> Guess:
         """Settle verified rows; returns the guess of the last one (T = 1): the children of the root.
 

@@ -91,7 +91,11 @@ def rerank(root: int, tokens: Int, parents: Int, scores: Float, num_nodes: int) 
 
     tokens, parents, scores [M]: the pool; parents are pool indices, -1 for children of the root. A pool of
     fewer entries is kept whole."""
-    kept = np.sort(best_first(scores, num_nodes - 1))
+    return subtree(root, tokens, parents, scores, np.sort(best_first(scores, num_nodes - 1)))
+
+
+def subtree(root: int, tokens: Int, parents: Int, scores: Float, kept: Int) -> Tree:
+    """The entries `kept` (ascending, with every one its parent) of a pool under the root; the rest as in rerank."""
     node_of = np.full(len(tokens) + 1, -1, np.int64)  # pool index -> node; the last slot serves parent -1
     node_of[kept] = np.arange(1, len(kept) + 1)
     node_of[-1] = 0

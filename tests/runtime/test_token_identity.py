@@ -17,7 +17,10 @@ import pytest
 
 from conftest import load_trace
 from eagle_runtime import EagleModel, SamplingParams
+from eagle_runtime.cost import Costs, Timings
+from eagle_runtime.cost_aware import CostAwareDrafter
 from eagle_runtime.drafter import Drafter, DynamicTree, EagleDrafter, Plain, StaticTree, chain
+from eagle_runtime.experience import Experience
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.sampling import Sampler
 from eagle_runtime.tree import EAGLE1_CHOICES
@@ -30,11 +33,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "min_p": {"min_p": 0.1},
     "repetition": {"repetition_penalty": 1.2},
 }
+# As measured on a desktop processor; what was learned in one output stays for the next, as in a model.
+COSTS = Costs(Timings((1, 16, 64), (64,), ((0.05, 0.062, 0.13),)), Timings((1, 32), (64,), ((0.003, 0.005),)))
+EXPERIENCE = Experience()
 DRAFTERS: dict[str, tuple[str, Callable[[EagleModel], Drafter]]] = {
     "dynamic": ("eagle1", lambda model: EagleDrafter(model._head, DynamicTree(24, 3, 5))),
     "static": ("eagle1", lambda model: EagleDrafter(model._head, StaticTree(EAGLE1_CHOICES))),
     "chain": ("eagle1", lambda model: EagleDrafter(model._head, chain(5))),
     "eagle3": ("eagle3", lambda model: EagleDrafter(model._head, DynamicTree(24, 3, 5))),
+    "cost-aware": ("eagle3", lambda model: CostAwareDrafter(model._head, COSTS, EXPERIENCE)),
+    "eagle+lookup": ("eagle1", lambda model: CostAwareDrafter(model._head, COSTS, EXPERIENCE, copies=True)),
 }
 NEW_TOKENS = 32
 

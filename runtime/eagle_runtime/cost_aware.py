@@ -1,0 +1,257 @@
+"""Draft trees sized by what they cost and what they are likely to bring.
+
+The chances of a tree's nodes to be accepted add up to the drafted tokens that a verification can be expected to
+accept, so a tree of n nodes is worth
+
+    rate(n) = (1 + chances of the n - 1 best nodes) / (seconds of drafting + seconds of verifying n nodes)
+
+tokens per second (Sequoia, arXiv 2402.12374; OPT-Tree, arXiv 2406.17276). The head goes on for another level while
+that promises a higher rate; the nodes kept are those with the highest. Where drafting lost time of late, the head rests
+for a while. Trees depend on drafts and on fixed costs alone, never on the clock, and never change what is emitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from eagle_runtime.cost import LARGEST, Costs, Seconds
+from eagle_runtime.experience import Experience
+from eagle_runtime.lookup import LONGEST, Suffixes
+from eagle_runtime.model import Features, Guess, Head, Scratch
+from eagle_runtime.tree import Float, Int, Tree, best_first, root_only, subtree
+
+DEEPEST = 10  # levels below the root that the head grows at most
+LONGEST_COPY = 24  # looked up tokens
+WEIGHT = 0.05  # of a level in the running means of its nodes' best children
+BEST_CHILD, SECOND_CHILD = 0.6, 0.15  # those means before any level was seen
+NEVER = np.float32(-1e9)  # log-chance of what a head that computes NaN says
+
+
+class Pool:
+    """Candidates under the root, parents before children. Log-chances [M] of the whole path down to each; parents [M]
+    in the pool, -1 under the root; log_probs [M]: what the head said given the parent, NaN: nothing; matches [M]: the
+    length of the match that a looked up token follows, 0 for others."""
+
+    def __init__(self) -> None:
+        self.tokens: list[Int] = []
+        self.parents: list[Int] = []
+        self.values: list[Float] = []
+        self.log_probs: list[Float] = []
+        self.matches: list[Int] = []
+        self.size = 0
+
+    def add(self, tokens: Int, parents: Int, values: Float, log_probs: Float, matches: Int) -> None:
+        """One level, or a chain."""
+        self.tokens.append(tokens)
+        self.parents.append(parents)
+        self.values.append(values)
+        self.log_probs.append(log_probs)
+        self.matches.append(matches)
+        self.size += len(tokens)
+
+
+class Copy:
+    """A looked up chain that the head's tree may run along: `met` of its tokens are nodes of the pool so far, `at`
+    being the last of them (-1: the root)."""
+
+    def __init__(self, tokens: Sequence[int], length: int, chances: Float) -> None:
+        """length: of the match. chances [n]: log-chance of each token given the one before."""
+        self.tokens = np.array(tokens, np.int64)
+        self.matches = np.minimum(length + np.arange(len(tokens)), LONGEST)
+        self.values: Float = np.cumsum(chances, dtype=np.float32)
+        self.met = 0
+        self.at = -1
+
+    @property
+    def rest(self) -> Float:
+        """Log-chances of the tokens that are not in the pool."""
+        return self.values[self.met :]
+
+    def meet(self, tokens: Int, parents: Int, values: Float, matches: Int, first: int) -> None:
+        """A new level of the pool, beginning at index `first`: if one of its nodes is the chain's next token, it is
+        worth at least what the match says, in place."""
+        if self.met == len(self.tokens):
+            return
+        found = np.flatnonzero((parents == self.at) & (tokens == self.tokens[self.met]))
+        if len(found) == 0:
+            return
+        node = found[0]
+        values[node] = max(values[node], self.values[self.met])
+        matches[node] = self.matches[self.met]
+        self.at = first + int(node)
+        self.met += 1
+
+    def append_to(self, pool: Pool) -> None:
+        """Add the tokens that the head's nodes did not meet, as a chain behind those that they did."""
+        count = len(self.rest)
+        if count == 0:
+            return
+        parents = np.arange(pool.size - 1, pool.size - 1 + count)
+        parents[0] = self.at
+        unsaid = np.full(count, np.nan, np.float32)
+        pool.add(self.tokens[self.met :], parents, self.rest, unsaid, self.matches[self.met :])
+
+
+class CostAwareDrafter:
+    """Sizes every tree by the costs. One object per generation; what was learned stays in `experience`."""
+
+    def __init__(
+        self, head: Head | None, costs: Costs, experience: Experience, *, top_k: int = 10, copies: bool = False
+    ) -> None:
+        """head: None drafts by lookup alone. top_k: beam, and children per node. copies: whether what followed the
+        same tokens before is a candidate too."""
+        self._head = head
+        self._costs = costs
+        self._experience = experience
+        self._top_k = 0 if head is None else min(top_k, head.top_k, head.scratch // DEEPEST)
+        self._suffixes = Suffixes() if copies else None
+        self._unread: list[Features] = []  # rows that the head has not observed
+        self._children = np.array([BEST_CHILD, SECOND_CHILD])
+        self._last: _Draft | None = None
+        if head is not None:
+            head.cache.truncate(0)
+
+    def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
+        self._learn(tokens)
+        most = min(max_nodes, LARGEST)
+        verify = self._costs.target.at(len(tokens))[1 : most + 1]
+        pool, copy, spent = Pool(), self._copy(tokens, most - 1), 0.0
+        drafted = self._head is not None and not self._experience.pace.rests()
+        if self._head is not None:
+            self._unread.append(features)
+        if drafted:
+            spent = self._draft(pool, copy, tokens, verify)
+        if copy is not None:
+            copy.append_to(pool)
+        self._last = _chosen(pool, tokens[-1], verify, spent, len(tokens), drafted)
+        return self._last.tree
+
+    def _copy(self, tokens: Sequence[int], most: int) -> Copy | None:
+        if self._suffixes is None:
+            return None
+        self._suffixes.extend(tokens)
+        place, length = self._suffixes.match()
+        if length == 0:
+            return None
+        copied = self._suffixes.continuation(place, min(most, LONGEST_COPY))
+        return Copy(copied, length, self._experience.matched(length, len(copied)))
+
+    def _draft(self, pool: Pool, copy: Copy | None, tokens: Sequence[int], verify: Seconds) -> float:
+        """Grow the pool with the head while that pays; returns the seconds that its passes are taken to cost."""
+        head, k = self._head, self._top_k
+        assert head is not None and self._costs.head is not None
+        seconds = self._costs.head.at(len(tokens))
+        features = self._unread[0] if len(self._unread) == 1 else head.joined(self._unread)
+        self._unread = []
+        guess = head.observe(tokens[len(tokens) - len(features) :], features)
+        # The prompt is read once; what it cost says nothing about drafts.
+        spent = float(seconds[1 if self._last is None else min(len(features), LARGEST)])
+        frontier = np.array([-1])
+        above = np.zeros(1, np.float32)
+        scratch_rows = np.array([-1])
+        fed = 0
+        with Scratch(head) as scratch:
+            while True:
+                start = pool.size
+                values = self._add_level(pool, copy, guess, frontier, above)
+                best = best_first(values, k)
+                picked = self._worth_growing(pool, copy, values[best], verify, spent, seconds)
+                if picked == 0 or len(pool.values) == DEEPEST:
+                    return spent
+                best = best[:picked]
+                frontier, above = start + best, values[best]
+                rows = best // k  # of the last guess
+                guess = scratch.feed(pool.tokens[-1][best], guess.hidden[rows], scratch_rows[rows])
+                scratch_rows = fed + np.arange(picked)
+                fed += picked
+                spent += float(seconds[picked])
+
+    def _add_level(self, pool: Pool, copy: Copy | None, guess: Guess, frontier: Int, above: Float) -> Float:
+        """Add the children of pool nodes `frontier`, whose log-chances are `above`; returns their log-chances."""
+        k = self._top_k
+        said = guess.log_probs[:, :k]
+        log_probs = np.where(np.isnan(said), NEVER, said)
+        corrected = self._experience.corrected(log_probs)
+        values = (above[:, None] + corrected).ravel()
+        tokens, parents = guess.tokens[:, :k].ravel(), np.repeat(frontier, k)
+        matches = np.zeros(len(values), np.int64)
+        if copy is not None:
+            copy.meet(tokens, parents, values, matches, pool.size)
+        seen = np.exp(corrected[:, :2]).mean(0)
+        self._children[: len(seen)] += WEIGHT * (seen - self._children[: len(seen)])
+        pool.add(tokens, parents, values, log_probs.ravel(), matches)
+        return values
+
+    def _worth_growing(
+        self, pool: Pool, copy: Copy | None, level: Float, verify: Seconds, spent: float, seconds: Seconds
+    ) -> int:
+        """How many of the newest level's best nodes, log-chances best first, the head should grow children of.
+
+        Each is taken to have the two best children that nodes had on the mean of late."""
+        rest = [] if copy is None else [copy.rest]
+        have = np.exp(np.concatenate([*pool.values, *rest]))
+        nodes, rate = best_size(have, verify, spent)
+        best, second = self._children
+        chances = np.exp(level)
+        next_node = verify[min(nodes, len(verify) - 1)] - verify[min(nodes, len(verify) - 1) - 1]
+        count = int(np.count_nonzero(chances * best > rate * next_node))
+        if count == 0:
+            return 0
+        hoped = np.concatenate([have, chances[:count] * best, chances[:count] * second])
+        return count if best_size(hoped, verify, spent + float(seconds[count]))[1] > rate else 0
+
+    def _learn(self, tokens: Sequence[int]) -> None:
+        """What became of the last tree, from the tokens that came since."""
+        last = self._last
+        if last is None:
+            return
+        new = tokens[last.length :]
+        path = [0]
+        for token in new:
+            children = np.flatnonzero((last.tree.parents == path[-1]) & (last.tree.tokens == token))
+            if len(children) == 0:
+                break
+            path.append(int(children[0]))
+        self._experience.learn(last.tree, np.array(path), last.log_probs, last.matches)
+        if last.drafted:
+            self._experience.pace.note(len(new), last.cost)
+
+
+class _Draft(NamedTuple):
+    """A tree as it was handed out: what each node's drafter said of it (as in Experience.learn), the tokens there were,
+    whether the head took part, and the cost of all passes in verifications of one token."""
+
+    tree: Tree
+    log_probs: Float
+    matches: Int
+    length: int
+    drafted: bool
+    cost: float
+
+
+def best_size(chances: Seconds, verify: Seconds, spent: float) -> tuple[int, float]:
+    """The number of nodes, root included, with the highest rate, and that rate in tokens per second.
+
+    chances [M]: of candidates; verify[n - 1]: seconds for n nodes; spent: seconds of drafting."""
+    best = np.sort(chances)[::-1][: len(verify) - 1]
+    tokens = np.ones(1 + len(best))
+    tokens[1:] += np.cumsum(best)
+    rates = tokens / (verify[: len(tokens)] + spent)
+    nodes = int(rates.argmax())
+    return nodes + 1, float(rates[nodes])
+
+
+def _chosen(pool: Pool, root: int, verify: Seconds, spent: float, length: int, drafted: bool) -> _Draft:
+    nothing, none = np.full(1, np.nan, np.float32), np.zeros(1, np.int64)
+    if pool.size == 0:
+        return _Draft(root_only(root), nothing, none, length, drafted, 1.0 + spent / verify[0])
+    values = np.concatenate(pool.values)
+    nodes, _ = best_size(np.exp(values), verify, spent)
+    kept = np.sort(best_first(values, nodes - 1))
+    tree = subtree(root, np.concatenate(pool.tokens), np.concatenate(pool.parents), values, kept)
+    log_probs = np.concatenate([nothing, np.concatenate(pool.log_probs)[kept]])
+    matches = np.concatenate([none, np.concatenate(pool.matches)[kept]])
+    return _Draft(tree, log_probs, matches, length, drafted, float((spent + verify[nodes - 1]) / verify[0]))

@@ -1,0 +1,98 @@
+"""What drafted tokens turned out to be worth: how often the target took them, by what their drafter said of them.
+
+A head's probabilities are no frequencies, and differ from text to text; sizing a tree by expected tokens needs the
+frequencies. They are counted as trees are verified: whenever a node is accepted, one of its children is, or none.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from eagle_runtime.tree import Float, Int, Tree
+
+# A head's probabilities are corrected in these bins, by accepted / expected; PRIOR counts as much as seen evidence.
+EDGES = np.log(np.array([0.003, 0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97], np.float32))
+PRIOR = 3.0
+CERTAIN = np.float32(np.log(0.995))  # nothing is surer than this
+FADE = 0.995  # per verification: a text changes as it goes on
+
+# Chance that a looked up token is accepted, by how many tokens before it matched, until counts say otherwise.
+MATCHED = np.array([0.0, 0.0, 0.25, 0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.82, 0.84, 0.86, 0.88, 0.9, 0.92, 0.94])
+
+# Verifications with the head before it may rest, and those it then rests for.
+PATIENCE, SHORTEST_REST, LONGEST_REST = 4, 8, 128
+WEIGHT = 0.15  # of the newest verification in running sums
+
+
+class Experience:
+    """Counts of what was drafted and accepted."""
+
+    def __init__(self) -> None:
+        bins = len(EDGES) + 1
+        self._expected = np.zeros(bins)
+        self._accepted = np.zeros(bins)
+        self._tried_matches = np.full(len(MATCHED), PRIOR)
+        self._accepted_matches = PRIOR * MATCHED
+        self.pace = Pace()
+
+    def corrected(self, log_probs: Float) -> Float:
+        """A head's log-probabilities of children given that their parent is accepted -> the target's, as counted."""
+        ratio = np.log((self._accepted + PRIOR) / (self._expected + PRIOR)).astype(np.float32)
+        corrected: Float = np.minimum(log_probs + ratio[np.searchsorted(EDGES, log_probs)], CERTAIN)
+        return corrected
+
+    def matched(self, length: int, count: int) -> Float:
+        """Log-chance of each of `count` looked up tokens behind a match of `length` tokens, given the one before."""
+        lengths = np.minimum(length + np.arange(count), len(MATCHED) - 1)
+        chance = self._accepted_matches[lengths] / self._tried_matches[lengths]
+        log_chance: Float = np.log(np.clip(chance, 1e-3, 0.995)).astype(np.float32)
+        return log_chance
+
+    def learn(self, tree: Tree, path: Int, log_probs: Float, matches: Int) -> None:
+        """Count a verified tree. path: what was accepted of it, root first. log_probs [N]: what the head said of each
+        node given its parent, NaN where it said nothing; matches [N]: the length of the match behind each, 0: none."""
+        for counts in (self._expected, self._accepted, self._tried_matches, self._accepted_matches):
+            counts *= FADE
+        taken = np.zeros(tree.num_nodes + 1, np.bool_)  # the last slot serves the root's parent, -1
+        taken[path] = True
+        seen, taken = taken[tree.parents], taken[:-1]  # seen: a child of an accepted node
+        drafted = np.flatnonzero(seen & (~np.isnan(log_probs)))
+        bins = np.searchsorted(EDGES, log_probs[drafted])
+        self._expected += np.bincount(bins, np.exp(log_probs[drafted]), len(self._expected))
+        self._accepted += np.bincount(bins, taken[drafted], len(self._accepted))
+        matched = np.flatnonzero(seen & (matches > 0))
+        if len(matched):
+            self._tried_matches += np.bincount(matches[matched], minlength=len(MATCHED))
+            self._accepted_matches += np.bincount(matches[matched], taken[matched], len(MATCHED))
+
+
+class Pace:
+    """Whether the head's drafts have paid of late. Where they have not it rests, twice as long each time, and is tried
+    again after."""
+
+    def __init__(self) -> None:
+        self._tokens = 0.0  # running sums over verifications with drafts of the head: tokens emitted,
+        self._cost = 0.0  # and what they cost, in verifications of one token
+        self._count = 0
+        self._rest = 0
+        self._next_rest = SHORTEST_REST
+
+    def rests(self) -> bool:
+        """Whether the head rests in the verification that comes now; to be asked once for each."""
+        if self._rest == 0:
+            return False
+        self._rest -= 1
+        return True
+
+    def note(self, tokens: int, cost: float) -> None:
+        """A verification with drafts of the head. cost: of all passes, in verifications of one token."""
+        self._tokens = (1 - WEIGHT) * self._tokens + tokens
+        self._cost = (1 - WEIGHT) * self._cost + cost
+        self._count += 1
+        if self._count < PATIENCE:
+            return
+        if self._tokens < self._cost:
+            self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST_REST)
+            self._tokens = self._cost = self._count = 0
+        elif self._tokens > 1.1 * self._cost:
+            self._next_rest = SHORTEST_REST

@@ -1,0 +1,224 @@
+"""Trees sized by costs: connected, of the best size, never dearer than plain decoding for long, and lossless."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eagle_runtime import EagleModel
+from eagle_runtime.cost import LARGEST, Costs, Timings
+from eagle_runtime.cost_aware import CostAwareDrafter, best_size
+from eagle_runtime.errors import RequestError
+from eagle_runtime.experience import LONGEST_REST, SHORTEST_REST, Experience, Pace
+from eagle_runtime.generate import Cycle, generate
+from eagle_runtime.model import Head, Target
+from eagle_runtime.sampling import Sampler, SamplingParams
+from eagle_runtime.tree import Tree
+from fakes import Blend, FakeHead, FakeTarget, Language, Table
+
+VOCAB = 12
+CHEAP = Costs(
+    Timings((1, 16, 64), (64,), ((1.0, 1.1, 1.4),)),
+    Timings((1, 32), (64,), ((0.01, 0.02),)),
+)
+DEAR = Costs(
+    Timings((1, 2, 64), (64,), ((1.0, 2.0, 64.0),)),  # verifying two tokens costs as much as decoding two
+    Timings((1, 32), (64,), ((0.06, 0.1),)),
+)
+
+
+def decode(
+    target: Language, head: Language, costs: Costs, count: int, *, copies: bool, experience: Experience | None = None
+) -> tuple[list[int], list[Tree], float]:
+    """Tokens of greedy decoding, its trees, and what they cost in verifications of one token."""
+    model = Target(FakeTarget(target), 600)
+    experience = Experience() if experience is None else experience
+    draft = Head(FakeHead(head, top_k=4), 600, 200)
+    drafter = CostAwareDrafter(draft, costs, experience, top_k=4, copies=copies)
+    sampler = Sampler(SamplingParams(), [1, 2, 3], VOCAB)
+    tokens, trees, cost = [], [], 0.0
+    for event in generate(model, drafter, sampler, [1, 2, 3]):
+        if isinstance(event, Cycle):
+            tokens += event.step.tokens.tolist()
+            trees.append(event.tree)
+            assert drafter._last is not None
+            cost += drafter._last.cost
+        else:
+            tokens.append(event)
+        if len(tokens) >= count:
+            break
+    return tokens, trees, cost
+
+
+def plain(target: Language, count: int) -> list[int]:
+    tokens = [1, 2, 3]
+    for _ in range(count):
+        history = np.array([tokens, range(len(tokens))], np.float32)
+        tokens.append(int(target.logits(history).argmax()))
+    return tokens[3:]
+
+
+TARGET = Table(VOCAB, 0, 3.0)
+GOOD, USELESS = Blend(3.0, TARGET, Table(VOCAB, 1, 3.0)), Table(VOCAB, 2, 6.0)
+
+
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize("costs", [CHEAP, DEAR])
+@pytest.mark.parametrize("head", [GOOD, USELESS])
+def test_output_is_the_targets_own_and_trees_are_whole(head: Language, costs: Costs, copies: bool) -> None:
+    tokens, trees, _ = decode(TARGET, head, costs, 150, copies=copies)
+    assert tokens[:150] == plain(TARGET, 150)
+    for tree in trees:
+        assert 1 <= tree.num_nodes <= LARGEST
+        assert tree.parents[0] == -1 and np.all(tree.parents[1:] < np.arange(1, tree.num_nodes))
+        assert np.all(tree.parents[1:] >= 0) and np.all(tree.scores[1:] <= tree.scores[tree.parents[1:]])
+        siblings = list(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
+        assert len(set(siblings)) == len(siblings)
+
+
+def test_a_good_head_pays_where_nodes_are_cheap() -> None:
+    tokens, trees, cost = decode(TARGET, GOOD, CHEAP, 150, copies=False)
+    assert cost < 0.5 * len(tokens)
+    assert np.mean([tree.num_nodes for tree in trees]) > 8
+
+
+def test_trees_shrink_where_nodes_are_dear() -> None:
+    _, cheap, _ = decode(TARGET, GOOD, CHEAP, 150, copies=False)
+    _, dear, _ = decode(TARGET, GOOD, DEAR, 150, copies=False)
+    assert np.mean([tree.num_nodes for tree in dear]) < 0.3 * np.mean([tree.num_nodes for tree in cheap])
+
+
+def test_a_useless_head_costs_no_more_than_three_percent() -> None:
+    tokens, _, cost = decode(TARGET, USELESS, DEAR, 400, copies=True)
+    assert cost <= 1.03 * len(tokens)
+
+
+def test_the_head_comes_back_when_it_pays_again() -> None:
+    """After a useless head the same experience serves a good one: it is tried again, and stays."""
+    experience = Experience()
+    decode(TARGET, USELESS, CHEAP, 60, copies=False, experience=experience)
+    decode(TARGET, USELESS, DEAR, 200, copies=False, experience=experience)
+    tokens, _, cost = decode(TARGET, GOOD, CHEAP, 400, copies=False, experience=experience)
+    assert cost < 0.7 * len(tokens)
+
+
+def test_copies_alone_need_no_head() -> None:
+    model = Target(FakeTarget(Loop()), 600)
+    costs = Costs(CHEAP.target, None)
+    drafter = CostAwareDrafter(None, costs, Experience(), copies=True)
+    passes, tokens = 0, 0
+    for event in generate(model, drafter, Sampler(SamplingParams(), [1, 2, 3], VOCAB), [1, 2, 3]):
+        passes += isinstance(event, Cycle)
+        tokens += len(event.step.tokens) if isinstance(event, Cycle) else 1
+        if tokens > 200:
+            break
+    assert passes < 40
+
+
+class Loop:
+    """A target that counts to seven over and over."""
+
+    vocab_size = VOCAB
+
+    def logits(self, history: np.typing.NDArray[np.float32]) -> np.typing.NDArray[np.float32]:
+        logits = np.zeros(VOCAB, np.float32)
+        logits[int(history[0, -1] + 1) % 7] = 9
+        return logits
+
+
+def test_head_and_copies_meet_in_one_tree() -> None:
+    """A head that knows the loop and a copy of it draft the same nodes, once each."""
+    tokens, trees, cost = decode(Loop(), Loop(), CHEAP, 120, copies=True)
+    assert tokens[:120] == plain(Loop(), 120)
+    assert max(tree.num_nodes for tree in trees) <= LARGEST and cost < 0.3 * len(tokens)
+
+
+chances = st.lists(st.floats(0, 1), max_size=70)
+steps = st.lists(st.floats(0, 1), min_size=1, max_size=63)
+
+
+@given(chances=chances, steps=steps, spent=st.floats(0, 3))
+@settings(deadline=None)
+def test_best_size_is_the_best_of_all(chances: list[float], steps: list[float], spent: float) -> None:
+    verify = np.array([1.0, *itertools.accumulate(steps, initial=1.0)])[1:]
+    nodes, rate = best_size(np.array(chances), verify, spent)
+    ranked = sorted(chances, reverse=True)
+    rates = [
+        (1 + sum(ranked[: n - 1])) / (verify[n - 1] + spent) for n in range(1, min(len(ranked) + 1, len(verify)) + 1)
+    ]
+    assert rate == pytest.approx(max(rates)) and rates[nodes - 1] == pytest.approx(rate)
+
+
+def test_an_overconfident_head_is_believed_less() -> None:
+    experience, said = Experience(), np.log(np.array([0.9, 0.05], np.float32))
+    tree = Tree(np.array([0, 1, 2]), np.array([-1, 0, 0]), np.zeros(3, np.float32))
+    log_probs = np.array([np.nan, *said], np.float32)
+    for number in range(400):  # half of what it calls 90 % sure comes true
+        path = np.array([0, 1] if number % 2 else [0])
+        experience.learn(tree, path, log_probs, np.zeros(3, np.int64))
+    corrected = np.exp(experience.corrected(said))
+    assert corrected[0] == pytest.approx(0.5, abs=0.04) and corrected[1] < 0.02
+
+
+def test_matches_are_believed_as_they_come_true() -> None:
+    experience = Experience()
+    before = np.exp(experience.matched(3, 2))
+    tree = Tree(np.array([0, 1]), np.array([-1, 0]), np.zeros(2, np.float32))
+    for _ in range(300):
+        experience.learn(tree, np.array([0]), np.full(2, np.nan, np.float32), np.array([0, 3]))
+    after = np.exp(experience.matched(3, 2))
+    assert after[0] < 0.05 < before[0] and after[1] == pytest.approx(before[1])
+
+
+def test_rests_double_and_end() -> None:
+    pace, rests = Pace(), []
+    for _ in range(8):
+        while not pace.rests():
+            pace.note(1, 2.0)
+        rests.append(1)
+        while pace.rests():
+            rests[-1] += 1
+    assert rests == [min(SHORTEST_REST * 2**n, LONGEST_REST) for n in range(8)]
+    for _ in range(20):
+        pace.note(3, 1.5)
+    assert not pace.rests()
+
+
+@pytest.fixture(scope="module")
+def model(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[EagleModel]:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        EagleModel.load(bundle_of("eagle3"), backend="cpu", threads=1, context=512) as loaded,
+    ):
+        patch.setenv("EAGLE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield loaded
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("method", "tree"), [("eagle", "cost-aware"), ("eagle+lookup", None), ("lookup", None)])
+def test_methods_of_a_model(model: EagleModel, method: str, tree: str | None, temperature: float) -> None:
+    for seed, prompt in enumerate((list(b"a loop of a loop of a"), [65, 66, 67])):
+        settings = {"max_new_tokens": 48, "temperature": temperature, "seed": seed, "ignore_eos": True}
+        wanted = model.generate(prompt, method="vanilla", **settings)
+        found = model.generate(prompt, method=method, tree=tree, **settings)
+        assert found.token_ids == wanted.token_ids
+        assert found.stats.method == method
+
+
+@pytest.mark.parametrize("tree", ["dynamic", "static"])
+@pytest.mark.parametrize("method", ["lookup", "eagle+lookup"])
+def test_shapes_that_a_method_does_not_draft(model: EagleModel, method: str, tree: str) -> None:
+    with pytest.raises(RequestError, match=f"does not draft a {tree} tree"):
+        model.generate([1, 2, 3], method=method, tree=tree)
+
+
+def test_a_fixed_chain_may_be_looked_up(model: EagleModel) -> None:
+    prompt = [65, 66, 67] * 6
+    wanted = model.generate(prompt, method="vanilla", max_new_tokens=24)
+    assert model.generate(prompt, method="lookup", tree="chain", max_new_tokens=24).token_ids == wanted.token_ids

@@ -1,0 +1,95 @@
+"""Lookup: the longest earlier match is found, and what followed it is a lossless draft like any other."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eagle_runtime import EagleModel
+from eagle_runtime.drafter import Plain
+from eagle_runtime.errors import RequestError
+from eagle_runtime.generate import Cycle, generate
+from eagle_runtime.lookup import LONGEST, REMEMBERED, SHORTEST, LookupDrafter, Suffixes
+from eagle_runtime.sampling import Sampler, SamplingParams
+
+texts = st.lists(st.integers(0, 3), max_size=60)
+
+
+def slow_match(tokens: list[int]) -> tuple[int, int]:
+    """The latest of the longest matches among the REMEMBERED latest places, by trying all."""
+    best, tried = (0, 0), 0
+    for place in range(len(tokens) - 1, SHORTEST - 1, -1):
+        length = 0
+        while length < min(LONGEST, place) and tokens[place - 1 - length] == tokens[-1 - length]:
+            length += 1
+        if length < SHORTEST:
+            continue
+        tried += 1
+        if tried <= REMEMBERED and length > best[1]:
+            best = (place, length)
+    return best
+
+
+@given(text=texts, pieces=st.lists(st.integers(1, 9), max_size=12))
+@settings(deadline=None)
+def test_a_text_that_grows_in_pieces_matches_as_a_whole(text: list[int], pieces: list[int]) -> None:
+    suffixes = Suffixes()
+    for end in (*itertools.accumulate(pieces), len(text)):
+        if end <= len(text):
+            suffixes.extend(text[:end])
+            assert suffixes.match() == slow_match(text[:end])
+
+
+def test_a_match_is_continued_and_a_loop_goes_round() -> None:
+    suffixes = Suffixes()
+    suffixes.extend([1, 2, 3, 4, 9, 1, 2])
+    assert suffixes.match() == (2, 2)
+    assert suffixes.continuation(2, 3) == [3, 4, 9]
+    loop = Suffixes()
+    loop.extend([7, 8, 7, 8, 7])
+    place, length = loop.match()
+    assert (place, length) == (3, 3)
+    assert loop.continuation(place, 5) == [8, 7, 8, 7, 8]
+
+
+def test_a_text_that_never_repeats_drafts_nothing() -> None:
+    tree = LookupDrafter().grow(list(range(30)), np.zeros((29, 2), np.float32), 20)
+    assert tree.num_nodes == 1 and tree.tokens.tolist() == [29]
+
+
+@pytest.mark.parametrize("max_nodes", [2, 5, 40])
+def test_a_draft_is_a_chain_of_the_size_that_is_allowed(max_nodes: int) -> None:
+    tree = LookupDrafter(num_drafted=6).grow([5, 6, 7, 8, 9, 1, 2, 3, 5, 6], np.zeros((9, 2), np.float32), max_nodes)
+    drafted = [7, 8, 9, 1, 2, 3][: max_nodes - 1]
+    assert tree.tokens.tolist() == [6, *drafted]
+    assert tree.parents.tolist() == list(range(-1, len(drafted)))
+
+
+def test_a_lookup_of_nothing_is_refused() -> None:
+    with pytest.raises(RequestError, match="drafts nothing"):
+        LookupDrafter(0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_output_is_the_targets_own_and_copies_are_accepted(
+    model_of: Callable[..., EagleModel], temperature: float
+) -> None:
+    model, accepted = model_of("eagle1"), 0
+    for seed, prompt in enumerate(([40, 41, 42, 43] * 5, list(b"the cat and the dog and the cat and the"))):
+        outputs = []
+        for drafter in (Plain(), LookupDrafter()):
+            sampler = Sampler(SamplingParams(temperature=temperature, seed=seed), prompt, 256)
+            tokens: list[int] = []
+            for event in generate(model._target, drafter, sampler, prompt):
+                tokens += event.step.tokens.tolist() if isinstance(event, Cycle) else [event]
+                accepted += event.step.num_accepted if isinstance(event, Cycle) else 0
+                if len(tokens) >= 40:
+                    break
+            outputs.append(tokens[:40])
+        assert outputs[0] == outputs[1]
+    assert accepted > 10
