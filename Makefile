@@ -4,7 +4,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: setup test lint demo clean
+.PHONY: setup test lint demo bench clean
 .DEFAULT_GOAL := test
 
 setup: .venv/.installed
@@ -26,6 +26,10 @@ test: lint
 
 demo: setup
 	$(BIN)/python -m eagle_tools.demo
+
+# Hours, and 16 GB of disk in .bench; what is finished is kept, so it can be stopped. BENCH="--pairs demo" takes minutes.
+bench: setup
+	$(BIN)/python -m eagle_tools.results $(BENCH)
 
 clean:
 	rm -rf .venv .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

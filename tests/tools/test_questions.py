@@ -13,8 +13,8 @@ from eagle_tools.questions import Question, read_questions
 def test_reads_turns_in_order_and_the_first_few(tmp_path: Path) -> None:
     path = tmp_path / "set.jsonl"
     path.write_text('{"question_id": 7, "turns": ["a", "b"], "category": "x"}\n\n{"turns": ["c"]}\n', encoding="utf-8")
-    assert read_questions(path) == [Question(7, ("a", "b")), Question(3, ("c",))]
-    assert read_questions(path, 1) == [Question(7, ("a", "b"))]
+    assert read_questions(path) == [Question(7, ("a", "b"), "x"), Question(3, ("c",))]
+    assert read_questions(path, 1) == [Question(7, ("a", "b"), "x")]
 
 
 @pytest.mark.parametrize(

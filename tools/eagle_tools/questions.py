@@ -11,10 +11,12 @@ from eagle_runtime.errors import RequestError
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """turns: what the user says, one after another, each after an answer to the one before."""
+    """turns: what the user says, one after another, each after an answer to the one before. category: "" if the set has
+    none."""
 
     id: int | str
     turns: tuple[str, ...]
+    category: str = ""
 
 
 def read_questions(path: Path, count: int | None = None) -> list[Question]:
@@ -39,4 +41,4 @@ def _question(path: Path, number: int, line: str) -> Question:
     turns = row.get("turns") if isinstance(row, dict) else None
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
         raise RequestError(f"{path}, line {number} has no list of texts under 'turns'; mend the line")
-    return Question(row.get("question_id", number), tuple(turns))
+    return Question(row.get("question_id", number), tuple(turns), str(row.get("category") or ""))

@@ -1,0 +1,120 @@
+"""EAGLE-2's trees with a part left out, as in Table 3 of its paper (arXiv 2406.16858, section 5.3).
+
+They are shapes like the runtime's own, so what they draft is verified as any tree is: they cost speed, never output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from eagle_runtime.model import Guess, Head, Scratch
+from eagle_runtime.tree import Float, Int, Tree, best_first, subtree
+
+Rank = Literal["value", "confidence"]
+Keep = Literal["best", "grown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """All that growing a tree has seen, in flat order: level by level, parent rank by child rank.
+
+    tokens, parents [M] (pool indices, -1 under the root), confidences [M]: log-probability of each node given its
+    parent, values [M]: of the path down to it. grown: per level the nodes that were grown, or would be next, best
+    first."""
+
+    tokens: Int
+    parents: Int
+    confidences: Float
+    values: Float
+    grown: tuple[Int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AblatedTree:
+    """DynamicTree (which see for the sizes) in the four forms of the paper's table.
+
+    rank: what nodes are compared by, when choosing which to grow and which to keep: their value, or "w/o value" their
+    own confidence alone. keep: the best of all nodes seen, or "w/o rerank" the nodes that were grown, level by
+    level."""
+
+    num_nodes: int
+    depth: int
+    top_k: int
+    rank: Rank = "value"
+    keep: Keep = "best"
+
+    @property
+    def children(self) -> int:
+        return self.top_k
+
+    @property
+    def scratch(self) -> int:
+        return self.depth * self.top_k
+
+    def grow(self, head: Head, root: int, first: Guess, max_nodes: int) -> Tree:
+        pool = self._pool(head, first)
+        count = min(self.num_nodes, max_nodes) - 1
+        if self.keep == "grown":
+            kept = np.concatenate(pool.grown)[:count]
+        else:
+            ranks = pool.values if self.rank == "value" else pool.confidences
+            kept = connected(best_first(ranks, len(ranks)), pool.parents, count)
+        return subtree(root, pool.tokens, pool.parents, pool.values, np.sort(kept))
+
+    def _pool(self, head: Head, first: Guess) -> Pool:
+        k = self.top_k
+        tokens, confidences = [first.tokens[0, :k]], [first.log_probs[0, :k]]
+        values = [confidences[0]]
+        parents: list[Int] = [np.full(k, -1, np.int64)]
+        grown: list[Int] = [np.arange(k, dtype=np.int64)]
+        scratch_parents = np.full(k, -1, np.int64)
+        hidden = first.hidden[np.zeros(k, np.int64)]
+        size = k
+        with Scratch(head) as scratch:
+            for level in range(self.depth):
+                frontier = grown[-1] - (size - len(tokens[-1]))  # rows of the newest level
+                guess = scratch.feed(tokens[-1][frontier], hidden, scratch_parents)
+                own = guess.log_probs[:, :k]
+                values.append((values[-1][frontier, None] + own).ravel())
+                parents.append(np.repeat(grown[-1], k))
+                tokens.append(guess.tokens[:, :k].ravel())
+                confidences.append(own.ravel())
+                best = best_first(values[-1] if self.rank == "value" else confidences[-1], k)
+                grown.append(size + best)
+                scratch_parents = level * k + best // k
+                hidden = guess.hidden[best // k]
+                size += len(tokens[-1])
+        columns = np.concatenate(tokens), np.concatenate(parents), np.concatenate(confidences), np.concatenate(values)
+        return Pool(*columns, tuple(grown))
+
+
+def connected(order: Int, parents: Int, count: int) -> Int:
+    """The first of `order` that make up `count` nodes with their ancestors, which each brings along if they still fit.
+
+    Ranked by value a node always stands behind its ancestors, and this is the first `count` of the order; ranked by
+    its own confidence it may not. parents [M]: pool indices, -1 under the root."""
+    kept: set[int] = set()
+    for index in order.tolist():
+        line: list[int] = []
+        while index >= 0 and index not in kept:
+            line.append(index)
+            index = int(parents[index])
+        if len(kept) + len(line) <= count:
+            kept.update(line)
+        if len(kept) == count:
+            break
+    return np.array(sorted(kept), np.int64)
+
+
+def ablations(num_nodes: int, depth: int, top_k: int) -> Sequence[tuple[str, AblatedTree]]:
+    """The rows of Table 3 that leave something out, by the names they have there."""
+    size = (num_nodes, depth, top_k)
+    return (
+        ("no-value-no-rerank", AblatedTree(*size, "confidence", "grown")),
+        ("no-value", AblatedTree(*size, "confidence", "best")),
+        ("no-rerank", AblatedTree(*size, "value", "grown")),
+    )

@@ -1,0 +1,230 @@
+"""eagle-bench: the command."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+import tempfile
+import typing
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from eagle_runtime.command import Parser, run_command
+from eagle_runtime.errors import RequestError
+
+MODES = "eager,compiled,prompt-lookup"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status: 0, 1 if an output is not that of plain decoding, 2 for wrong input."""
+    lossless = True
+
+    def bench(args: argparse.Namespace) -> None:
+        nonlocal lossless
+        lossless = run(args)
+
+    stopped = "interrupted; finished rows are in the --output file, if one was given"
+    status = run_command(_parser(), argv, bench, extra="bench", interrupted=stopped)
+    return status or (0 if lossless else 1)
+
+
+def run(args: argparse.Namespace) -> bool:
+    """Measure what the parsed arguments name, print and write what was found; returns whether all was lossless."""
+    from eagle_tools.bench.machine import physical_cores
+    from eagle_tools.bench.plan import Plan
+    from eagle_tools.bench.run import execute
+    from eagle_tools.bench.summary import as_json, markdown
+    from eagle_tools.questions import read_questions
+
+    for path in (args.output, args.markdown, args.html):
+        check_output(path)
+    if args.tune:
+        return run_tune(args)
+    if args.prompts is None:
+        raise RequestError("there is nothing to decode; give --prompts, or --tune to measure passes alone")
+    must, wanted = _methods(args)
+    plan = Plan(
+        bundles=tuple((Path(bundle), must) for bundle in args.bundles),
+        questions=tuple(read_questions(Path(args.prompts), args.count)),
+        temperatures=tuple(args.temperature or ((0.0, 1.0) if args.ablate else (0.0,))),
+        max_new_tokens=args.max_new_tokens,
+        wanted=wanted,
+        backend=args.backend,
+        threads=physical_cores() if args.threads is None else args.threads,
+        context=args.context,
+        seed=args.seed,
+        pytorch=args.vs_pytorch,
+        modes=_modes(args),
+        assistant=args.assistant,
+        rows=args.output,
+        record=args.html is not None,
+    )
+    with progress() as reporter:
+        outcome = execute(plan, reporter)
+    facts = [*outcome.facts, f"prompts of {Path(args.prompts).name}"]
+    text = "".join(f"- {line}\n" for line in (*facts, *outcome.notes))
+    text += "\n" + markdown(outcome.summaries, outcome.rows)
+    if not args.json:
+        print(text, end="")
+    if args.markdown is not None:
+        write_text(args.markdown, text)
+    if args.html is not None:
+        from eagle_tools.bench.page import page
+
+        write_text(args.html, page(outcome.summaries, facts, [*outcome.differing, *outcome.notes], outcome.cycles))
+    for sentence in outcome.differing:
+        print(f"eagle-bench: {sentence}", file=sys.stderr)
+    if args.json:
+        found = {"facts": facts, "notes": outcome.notes, "differing": outcome.differing}
+        print(
+            json.dumps({**found, "lossless": not outcome.differing, "setups": [as_json(s) for s in outcome.summaries]})
+        )
+    return not outcome.differing
+
+
+def run_tune(args: argparse.Namespace) -> bool:
+    """Measure what passes cost with the bundles, print and write it."""
+    from eagle_tools.bench import machine
+    from eagle_tools.bench.page import tune_page
+    from eagle_tools.bench.tune import tune, tune_chart, tune_table
+
+    measured = tune([Path(bundle) for bundle in args.bundles], args.backend, args.context, args.threads)
+    table = tune_table(measured)
+    if args.json:
+        print(json.dumps({name: dataclasses.asdict(costs) for name, costs in measured}))
+    else:
+        print(table, end="")
+    if args.markdown is not None:
+        write_text(args.markdown, table)
+    if args.html is not None:
+        facts = machine.describe(args.threads or machine.physical_cores())
+        write_text(args.html, tune_page("What a pass costs", facts, tune_chart(measured)))
+    return True
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Any]:
+    """A Reporter that draws bars on a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from eagle_tools.bench.run import Reporter
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[now]}"))
+    console = Console(stderr=True)
+    quiet = not sys.stderr.isatty()
+    with Progress(TextColumn("{task.description}"), *columns, console=console, disable=quiet, transient=True) as bars:
+
+        class Bars(Reporter):
+            task: Any = None
+
+            def say(self, line: str) -> None:
+                print(line, file=sys.stderr)
+
+            def expect(self, what: str, count: int) -> None:
+                if self.task is not None:
+                    bars.remove_task(self.task)
+                self.task = bars.add_task(what, total=count, now="")
+                self.begun = 0
+
+            def step(self, what: str) -> None:
+                bars.update(self.task, completed=self.begun, now=what)
+                self.begun += 1
+
+        yield Bars()
+
+
+def check_output(path: Path | None) -> None:
+    """Raises RequestError for a file that could not be written in the end."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise RequestError(f"{path} is a folder; name a file")
+    if not path.absolute().parent.is_dir():
+        raise RequestError(f"{path.absolute().parent} does not exist; create it first")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write beside and rename, so that a file is either the old one or whole; raises RequestError."""
+    try:
+        handle, name = tempfile.mkstemp(prefix=path.name, dir=path.absolute().parent)
+        try:
+            with open(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.chmod(name, 0o666 & ~_umask())
+            os.replace(name, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+    except OSError as error:
+        raise RequestError(f"{path} cannot be written ({error.strerror})") from None
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
+
+
+def _methods(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Methods that every bundle must run, and those that it runs if it can."""
+    from eagle_runtime.eagle_model import Method
+    from eagle_runtime.manifest import TreeKind
+    from eagle_tools.bench.methods import ABLATED, VANILLA, offered, sweep
+
+    must = tuple(args.methods.split(",")) if args.methods is not None else (VANILLA,)
+    wanted: list[str] = []
+    if args.methods is None and not (args.ablate or args.sweep):
+        wanted += [name for name in offered() if name in typing.get_args(Method)]
+    if args.ablate:
+        wanted += [*typing.get_args(TreeKind), *ABLATED]
+    if args.sweep:
+        wanted += sweep()
+    return must, tuple(name for name in dict.fromkeys(wanted) if name not in must)
+
+
+def _modes(args: argparse.Namespace) -> tuple[str, ...]:
+    modes = args.pytorch_methods or MODES + (",assisted" if args.assistant else "")
+    return tuple(modes.split(","))
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="eagle-bench",
+        description="Decoding methods side by side on a question set: tokens per second with confidence intervals, "
+        "speed-up, tau, where the time goes. Every output is checked to be that of plain decoding.",
+    )
+    parser.add_argument("bundles", nargs="+", metavar="BUNDLE", help="folders written by eagle-export, of one target")
+    parser.add_argument("--prompts", metavar="FILE", help='JSONL with "turns" per line, as Spec-Bench has')
+    parser.add_argument("--count", type=int, metavar="N", help="take the first N questions (default: all)")
+    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="per prompt (default 128)")
+    parser.add_argument(
+        "--methods", metavar="A,B", help="vanilla, eagle, dynamic, 32/4/8, ... (default: all that need no tree named)"
+    )
+    parser.add_argument("--temperature", type=float, nargs="+", metavar="T", help="default 0; with --ablate 0 and 1")
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--ablate", action="store_true", help="add all tree kinds, and EAGLE-2's without value, rerank")
+    parser.add_argument("--sweep", action="store_true", help="add dynamic trees of many sizes")
+    parser.add_argument("--tune", action="store_true", help="only measure what passes cost here, and remember it")
+    engine = parser.add_argument_group("engine")
+    engine.add_argument("--backend", default="auto", help="engine to run on (default auto: the best that is here)")
+    engine.add_argument("--threads", type=int, metavar="N", help="threads of one pass, on all sides (default: cores)")
+    engine.add_argument("--context", type=int, metavar="N", help="tokens of prompt and output to make room for")
+    pytorch = parser.add_argument_group("beside PyTorch")
+    pytorch.add_argument("--vs-pytorch", type=Path, metavar="TARGET", help="Hugging Face folder of the same target")
+    pytorch.add_argument("--pytorch-methods", metavar="A,B", help=f"default {MODES}")
+    pytorch.add_argument("--assistant", type=Path, metavar="FOLDER", help="small model for PyTorch's assisted mode")
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--output", type=Path, metavar="FILE", help="write a JSON line per prompt and method as it comes"
+    )
+    output.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables")
+    output.add_argument("--html", type=Path, metavar="FILE", help="write one page: plots and a viewer of the cycles")
+    output.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    return parser

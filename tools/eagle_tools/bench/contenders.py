@@ -1,0 +1,155 @@
+"""What is compared, and the order it runs in: prompt by prompt, so that the noise of a machine meets all alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from eagle_runtime import EagleModel
+from eagle_runtime.errors import RequestError
+from eagle_runtime.generate import Cycle
+from eagle_tools.bench.machine import pass_bytes
+from eagle_tools.bench.methods import Settings, settings_of
+from eagle_tools.bench.rows import Asked, Row, Setup, precision_name, row_of
+from eagle_tools.questions import Question
+
+WARM_UP = 8  # tokens
+PAUSE = 0.05  # seconds: threads of the engine before go on spinning for some milliseconds
+
+Watch = Callable[[Setup, Asked], Callable[[Cycle], None] | None]
+
+
+class Contender(Protocol):
+    """Answers prompts in one way. pass_bytes: of weights that one pass of the target reads."""
+
+    setup: Setup
+    pass_bytes: int
+
+    def run(self, asked: Asked, max_new_tokens: int) -> Row:
+        """Answer greedily, or with the seed it was given."""
+
+
+class BundleContender:
+    """A bundle, a method, a temperature."""
+
+    def __init__(
+        self,
+        model: EagleModel,
+        setup: Setup,
+        settings: Settings,
+        seed: int,
+        ignore_eos: bool,
+        watch: Watch | None = None,
+    ) -> None:
+        """watch: who is told of the cycles of a generation, if anyone."""
+        self.setup = setup
+        self.pass_bytes = pass_bytes(model.manifest.target.graph)
+        self._model = model
+        self._settings = {**settings, "temperature": setup.temperature, "seed": seed, "ignore_eos": ignore_eos}
+        self._watch = watch
+
+    def check(self, asked: Sequence[Asked], max_new_tokens: int) -> None:
+        """Raises RequestError for what this contender could not run, before any work."""
+        for prompt in asked:
+            try:
+                self._model.stream(prompt.token_ids, max_new_tokens=max_new_tokens, **self._settings)
+            except RequestError as error:
+                where = f"{self.setup.bundle}, method {self.setup.method}, prompt {prompt.id}"
+                raise RequestError(f"{where}: {error}") from None
+
+    def run(self, asked: Asked, max_new_tokens: int) -> Row:
+        result = self._model.generate(
+            asked.token_ids,
+            max_new_tokens=max_new_tokens,
+            on_cycle=None if self._watch is None else self._watch(self.setup, asked),
+            **self._settings,
+        )
+        return row_of(self.setup, asked, result)
+
+
+def bundle_contenders(
+    model: EagleModel,
+    bundle: str,
+    methods: Sequence[str],
+    temperatures: Sequence[float],
+    seed: int,
+    ignore_eos: bool,
+    watch: Watch | None = None,
+) -> list[BundleContender]:
+    """A contender for each method at each temperature."""
+    precision = precision_name(model.manifest)
+    return [
+        BundleContender(
+            model,
+            Setup(method, precision, model.backend, bundle, temperature),
+            settings_of(method, model.manifest),
+            seed,
+            ignore_eos,
+            watch,
+        )
+        for temperature in temperatures
+        for method in methods
+    ]
+
+
+def first_turns(model: EagleModel, questions: Sequence[Question]) -> list[Asked]:
+    """Every question's first turn as ids: through the chat template if the bundle has one, else as plain text."""
+    return [Asked(question.id, question.category, _encoded(model, question.turns[:1], ())) for question in questions]
+
+
+def turns(model: EagleModel, question: Question, answers: list[str]) -> Iterator[Asked]:
+    """The prompts of a question: all turns of a chat, or the first as text. answers: filled by the caller between two
+    prompts, an answer to each."""
+    for number in range(1, 1 + (len(question.turns) if model.text.chat else 1)):
+        ids = _encoded(model, question.turns[:number], answers)
+        yield Asked(question.id if number == 1 else f"{question.id}/{number}", question.category, ids)
+
+
+def _encoded(model: EagleModel, said: Sequence[str], answers: Sequence[str]) -> tuple[int, ...]:
+    if not model.text.chat:
+        return tuple(model.text.encode(said[0]))
+    messages = [{"role": "user", "content": said[0]}]
+    for answer, turn in zip(answers, said[1:], strict=True):
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": turn}]
+    return tuple(model.text.encode(messages))
+
+
+def answer_text(model: EagleModel, row: Row) -> str:
+    """What a row's tokens say, for the next turn's prompt."""
+    decoder = model.text.stream([])
+    assert decoder is not None
+    decoder.feed(row.token_ids)
+    decoder.finish()
+    return decoder.text
+
+
+def interleave(
+    contenders: Sequence[Contender],
+    model: EagleModel,
+    questions: Sequence[Question],
+    max_new_tokens: int,
+    told: Callable[[Setup], None] = lambda setup: None,
+) -> Iterator[Row]:
+    """Rows of every contender on every prompt: after a warm-up each, all answer one prompt before any sees the next,
+    another beginning each time.
+
+    model: encodes. A later turn follows the first contender's answer for all, so that all are asked the same. told:
+    before each run."""
+    asked = first_turns(model, questions[:1])[0]
+    for contender in contenders:
+        told(contender.setup)
+        contender.run(asked, min(WARM_UP, max_new_tokens))
+    number = 0
+    for question in questions:
+        answers: list[str] = []
+        for asked in turns(model, question, answers):
+            first = number % len(contenders)
+            for index in (*range(first, len(contenders)), *range(first)):
+                told(contenders[index].setup)
+                time.sleep(PAUSE)
+                row = contenders[index].run(asked, max_new_tokens)
+                if index == 0 and model.text.chat:
+                    answers.append(answer_text(model, row))
+                yield row
+            number += 1

@@ -1,0 +1,112 @@
+"""The machine a figure was measured on: names, cores, and how fast it reads memory."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from eagle_runtime.manifest import GraphSpec
+from eagle_tools.engines import nvidia_gpu
+
+SAMPLE_BYTES = 1 << 29  # read per try, in all: more than most caches hold
+TRIES = 5
+EMBEDDING = "model.embed_tokens.weight"
+BITS = {"bfloat16": 16, "int4": 4, "uint4": 4}  # of types that NumPy has no name for
+
+
+def physical_cores() -> int:
+    """Cores this process may run on, hyper-threads not counted twice; all logical ones where that is not told."""
+    logical = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    siblings = set()
+    for cpu in logical:
+        try:
+            siblings.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
+        except OSError:
+            return len(logical)
+    return len(siblings)
+
+
+def read_bandwidth(threads: int) -> float:
+    """Bytes per second that `threads` threads together read from memory: the best of a few tries, in under 2 s."""
+    parts = [np.ones(SAMPLE_BYTES // threads // 4, np.float32) for _ in range(threads)]
+    best = 0.0
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(TRIES):
+            started = time.perf_counter()
+            list(pool.map(np.max, parts))  # NumPy lets go of the interpreter's lock
+            best = max(best, sum(part.nbytes for part in parts) / (time.perf_counter() - started))
+    return best
+
+
+def device_bandwidth() -> float | None:
+    """The same of the CUDA device, by copying on it; None without torch that sees one."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    if not torch.cuda.is_available():
+        return None
+    source = torch.ones(SAMPLE_BYTES // 4, device="cuda")
+    target = torch.empty_like(source)
+    best = 0.0
+    for _ in range(TRIES):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        target.copy_(source)
+        torch.cuda.synchronize()
+        best = max(best, 2 * SAMPLE_BYTES / (time.perf_counter() - started))
+    return best
+
+
+def pass_bytes(graph: GraphSpec) -> int:
+    """Bytes of weights that one pass of a graph reads: all that are stored, but not an embedding table from which only
+    the rows of the tokens are gathered. A table that doubles as LM head in the same form is read whole."""
+    gathered = f"{EMBEDDING}.fp16" if f"{EMBEDDING}.fp16" in graph.weights else EMBEDDING
+    own_head = any(name != gathered and name.startswith(("lm_head.", f"{EMBEDDING}.")) for name in graph.weights)
+    return sum(
+        prod(map(int, spec.shape)) * _bits(spec.dtype) // 8
+        for name, spec in graph.weights.items()
+        if not (own_head and name == gathered)
+    )
+
+
+def _bits(dtype: str) -> int:
+    return BITS[dtype] if dtype in BITS else 8 * np.dtype(dtype).itemsize
+
+
+def describe(threads: int) -> list[str]:
+    """The machine in a few phrases: processor, threads, GPU, versions."""
+    gpu = nvidia_gpu()
+    names = [f"{_processor()}, {threads} thread{'s' if threads > 1 else ''}", *([gpu.says] if gpu.works else [])]
+    versions = []
+    for package in (
+        "eagle-edge",
+        "onnxruntime",
+        "onnxruntime-gpu",
+        "tensorrt-rtx",
+        "tensorrt",
+        "torch",
+        "transformers",
+    ):
+        try:
+            versions.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return [*names, f"{platform.system()}, Python {platform.python_version()}", *versions]
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return " ".join(line.partition(":")[2].split())
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,67 @@
+"""Methods by name: what each asks of EagleModel.generate."""
+
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from eagle_runtime.eagle_model import Method
+from eagle_runtime.errors import RequestError
+from eagle_runtime.manifest import Manifest, TreeKind
+from eagle_tools.bench.ablations import ablations
+
+Settings = dict[str, Any]
+
+VANILLA = "vanilla"
+ABLATED = tuple(name for name, _ in ablations(2, 0, 1))
+BOTH = re.compile(r"([^:]+):([^:]+)")  # method : tree
+SHAPE = re.compile(r"(\d+)/(\d+)/(\d+)")  # total_token / depth / draft_top_k
+SWEEP = tuple((total, depth, k) for total in (8, 16, 32, 60) for depth in (2, 3, 5, 7) for k in (4, 10))
+
+
+def offered() -> list[str]:
+    """Names that this runtime knows, whether or not a bundle at hand can serve them."""
+    methods = sorted(typing.get_args(Method), key=lambda name: name != VANILLA)
+    return list(dict.fromkeys([*methods, *typing.get_args(TreeKind), *ABLATED]))
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raises RequestError for a name that stands for nothing or stands there twice."""
+    for name in names:
+        both = BOTH.fullmatch(name)
+        known = both and both[1] in typing.get_args(Method) and both[2] in typing.get_args(TreeKind)
+        if not known and name not in offered() and not SHAPE.fullmatch(name):
+            raise RequestError(
+                f"method {name!r} is unknown; there is {', '.join(offered())}, METHOD:TREE, and TOTAL/DEPTH/TOP_K "
+                "for a dynamic tree of that size"
+            )
+    if len(set(names)) < len(names):
+        raise RequestError(f"methods {','.join(names)} name one twice; give each once")
+
+
+def settings_of(name: str, manifest: Manifest) -> Settings:
+    """What a method asks of EagleModel.generate with this bundle; name as in `check_names`."""
+    if name in typing.get_args(Method):
+        return {"method": name}
+    if name in typing.get_args(TreeKind):
+        return {"method": "eagle", "tree": name}
+    if name in ABLATED:
+        defaults = manifest.tree_defaults
+        top_k = min(defaults.draft_top_k, manifest.head.top_k) if manifest.head else defaults.draft_top_k
+        shapes = dict(ablations(defaults.total_token, defaults.depth, top_k))
+        return {"method": "eagle", "tree": shapes[name]}
+    if both := BOTH.fullmatch(name):
+        return {"method": both[1], "tree": both[2]}
+    total, depth, top_k = map(int, name.split("/"))
+    sizes = {"total_token": total, "depth": depth, "draft_top_k": top_k}
+    return {"method": "eagle", "tree": "dynamic", **sizes}
+
+
+def sweep() -> Iterator[str]:
+    """Dynamic trees of many sizes, by name. A size that its own growth cannot fill is left out, being the same as a
+    smaller one."""
+    for total, depth, k in SWEEP:
+        if total - 1 <= k + depth * k * k:
+            yield f"{total}/{depth}/{k}"

@@ -1,0 +1,106 @@
+"""What a run of the bench compares, and its checks before the work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from eagle_runtime import EagleModel
+from eagle_runtime.errors import RequestError
+from eagle_runtime.manifest import Manifest, read_manifest
+from eagle_tools.bench import machine
+from eagle_tools.bench import pytorch as hf
+from eagle_tools.bench.methods import check_names
+from eagle_tools.questions import Question
+
+SPARE = 64  # tokens: an answer may be written in more than it was sampled in
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """bundles: each with the methods it must run; wanted: more methods, for every bundle that can run them. pytorch:
+    the checkpoint to compare with, in `modes`; assistant: of its assisted mode. rows: where to write them. record:
+    cycles, for the page."""
+
+    bundles: tuple[tuple[Path, tuple[str, ...]], ...]
+    questions: tuple[Question, ...]
+    temperatures: tuple[float, ...] = (0.0,)
+    max_new_tokens: int = 128
+    wanted: tuple[str, ...] = ()
+    backend: str = "auto"
+    threads: int = field(default_factory=machine.physical_cores)
+    context: int | None = None
+    seed: int = 0
+    pytorch: Path | None = None
+    modes: tuple[str, ...] = hf.MODES
+    assistant: Path | None = None
+    rows: Path | None = None
+    record: bool = False
+
+
+def check(plan: Plan) -> list[Manifest]:
+    """The bundles' manifests, when all is right that can be told without loading a model; raises EagleErrors."""
+    if plan.max_new_tokens < 2:
+        raise RequestError(f"max_new_tokens is {plan.max_new_tokens}, but must be 2 or more: the first is not timed")
+    if plan.threads < 1:
+        raise RequestError(f"threads is {plan.threads}, but must be 1 or more")
+    if not plan.temperatures or min(plan.temperatures) < 0 or len(set(plan.temperatures)) < len(plan.temperatures):
+        raise RequestError(f"temperatures are {list(plan.temperatures)}, but must be 0 or more, each once")
+    ids = [question.id for question in plan.questions]
+    if twice := [found for found in ids if ids.count(found) > 1]:
+        raise RequestError(f"question_id {twice[0]!r} stands twice among the prompts; give each question its own")
+    folders = [bundle.resolve() for bundle, _ in plan.bundles]
+    for bundle, methods in plan.bundles:
+        check_names((*methods, *(name for name in plan.wanted if name not in methods)))
+        if folders.count(bundle.resolve()) > 1:
+            raise RequestError(f"bundle {bundle} is given twice; give each once")
+    manifests = [read_manifest(bundle) for bundle, _ in plan.bundles]
+    vocabularies = [(m.target.vocab_size, m.files.get("tokenizer.json")) for m in manifests]
+    for (bundle, _), vocabulary in zip(plan.bundles, vocabularies, strict=True):
+        if vocabulary != vocabularies[0]:
+            first = plan.bundles[0][0]
+            raise RequestError(f"{bundle} has another vocabulary than {first}; give bundles of one target")
+    if plan.pytorch is not None:
+        _check_pytorch(plan, plan.pytorch, manifests[0].target.vocab_size)
+    return manifests
+
+
+def _check_pytorch(plan: Plan, folder: Path, vocab_size: int) -> None:
+    if 0 not in plan.temperatures:
+        raise RequestError("--vs-pytorch compares greedy decoding; add 0 to --temperature")
+    known = (*hf.MODES, hf.ASSISTED)
+    if unknown := [mode for mode in plan.modes if mode not in known]:
+        raise RequestError(f"PyTorch method {unknown[0]!r} is unknown; there is {', '.join(known)}")
+    if (hf.ASSISTED in plan.modes) != (plan.assistant is not None):
+        raise RequestError("PyTorch's assisted method and --assistant need each other; give both or neither")
+    for checkpoint in (folder, *([plan.assistant] if plan.assistant else [])):
+        hf.check_checkpoint(checkpoint, vocab_size)
+
+
+def check_length(plan: Plan, models: Sequence[EagleModel]) -> int:
+    """Tokens that the longest prompt takes with its answers; raises RequestError if a context is shorter, since an
+    output that is cut would be compared with a whole one."""
+    text = models[0].text
+    longest = 0
+    for question in plan.questions:
+        if text.chat:
+            said = [{"role": role, "content": turn} for turn in question.turns for role in ("user", "assistant")]
+            spare = SPARE if len(question.turns) > 1 else 0
+            length = len(text.encode(said[:-1])) + len(question.turns) * plan.max_new_tokens + spare
+        else:
+            length = len(text.encode(question.turns[0])) + plan.max_new_tokens
+        longest = max(longest, length)
+    for (bundle, _), model in zip(plan.bundles, models, strict=True):
+        if longest > model.context:
+            raise RequestError(
+                f"a prompt and its answers take up to {longest} tokens, the context of {bundle} holds {model.context}; "
+                "give fewer --max-new-tokens, shorter prompts or a larger --context"
+            )
+    return longest
+
+
+def bundle_names(bundles: Sequence[Path]) -> list[str]:
+    """The folders' names; their paths where two are named alike."""
+    names = [bundle.absolute().name for bundle in bundles]
+    return [name if names.count(name) == 1 else str(bundle) for name, bundle in zip(names, bundles, strict=True)]

@@ -1,0 +1,198 @@
+"""A run of the bench: load, decode, measure memory, sum up."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from eagle_runtime import EagleModel
+from eagle_runtime.errors import RequestError
+from eagle_tools.bench import machine
+from eagle_tools.bench import pytorch as hf
+from eagle_tools.bench.contenders import Contender, bundle_contenders, first_turns, interleave
+from eagle_tools.bench.cycles import Recorder
+from eagle_tools.bench.identity import PYTORCH, mismatches
+from eagle_tools.bench.memory import Job, JobError, Peak, peak_of
+from eagle_tools.bench.methods import VANILLA, settings_of
+from eagle_tools.bench.plan import Plan, bundle_names, check, check_length
+from eagle_tools.bench.rows import Asked, Row, RowFile, Setup
+from eagle_tools.bench.summary import Summary, memory_key, summarise
+
+
+class Reporter:
+    """Is told how a run goes. This one keeps quiet."""
+
+    def say(self, line: str) -> None:
+        """A sentence worth showing at once."""
+
+    def expect(self, what: str, count: int) -> None:
+        """`count` steps of one kind follow."""
+
+    def step(self, what: str) -> None:
+        """One of them begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """differing: a sentence per output that is not vanilla's. facts: of machine and prompts. notes: what was left out,
+    or stands out. cycles: for the page."""
+
+    rows: list[Row]
+    summaries: list[Summary]
+    differing: list[str]
+    facts: list[str]
+    notes: list[str]
+    cycles: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Measured:
+    """What decoding leaves, the models themselves being gone. weights: bytes per pass by `memory_key`."""
+
+    asked: list[Asked]
+    chat: bool
+    bandwidth: dict[str, float | None]
+    weights: dict[tuple[str, ...], int]
+    cycles: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def execute(plan: Plan, reporter: Reporter) -> Outcome:
+    """Check all that can be checked before the work, then measure. Raises EagleErrors of one sentence."""
+    check(plan)
+    rows_file = None if plan.rows is None else RowFile(plan.rows)
+    found = _decode(plan, rows_file, reporter)
+    peaks = measure_peaks(plan, list(found.weights), found, reporter)
+    summaries = summarise(found.rows, peaks, found.weights, found.bandwidth)
+    return Outcome(found.rows, summaries, list(mismatches(found.rows)), _facts(plan, found), found.notes, found.cycles)
+
+
+def _decode(plan: Plan, rows_file: RowFile | None, reporter: Reporter) -> Measured:
+    with contextlib.ExitStack() as stack:
+        models = []
+        for bundle, _ in plan.bundles:
+            reporter.expect(f"loading {bundle}", 1)
+            load = EagleModel.load(bundle, backend=plan.backend, context=plan.context, threads=plan.threads)
+            models.append(stack.enter_context(load))
+        asked, longest = first_turns(models[0], plan.questions), check_length(plan, models)
+        recorder = Recorder() if plan.record else None
+        contenders = list(_our_contenders(plan, models, asked, recorder))
+        bandwidth = _bandwidths(plan, {model.backend for model in models})
+        notes: list[str] = []
+        if plan.pytorch is not None:
+            contenders += _their_contenders(plan, plan.pytorch, longest, asked[0], stack, reporter, notes)
+        chat = models[0].text.chat
+        prompts = sum(len(question.turns) if chat else 1 for question in plan.questions)
+        weights = {memory_key(contender.setup): contender.pass_bytes for contender in contenders}
+        found = Measured(asked, chat, bandwidth, weights, {"tokens": {}, "runs": []}, notes=notes)
+        reporter.expect("decoding", len(contenders) * (prompts + 1))
+        for row in interleave(
+            contenders, models[0], plan.questions, plan.max_new_tokens, lambda setup: reporter.step(_name(setup))
+        ):
+            found.rows.append(row)
+            if rows_file is not None:
+                rows_file.add(row)
+        if recorder is not None:
+            found.cycles = recorder.data(models[0].text)
+    return found
+
+
+def _our_contenders(
+    plan: Plan, models: Sequence[EagleModel], asked: Sequence[Asked], recorder: Recorder | None
+) -> Iterator[Contender]:
+    """One per bundle, temperature and method. Raises RequestError for a method that a bundle must run and cannot."""
+
+    def serves(model: EagleModel, method: str) -> bool:
+        try:
+            model.stream(asked[0].token_ids, **settings_of(method, model.manifest))
+        except RequestError:
+            return False
+        return True
+
+    names = bundle_names([bundle for bundle, _ in plan.bundles])
+    for model, name, (_, must) in zip(models, names, plan.bundles, strict=True):
+        methods = [*must, *(method for method in plan.wanted if method not in must and serves(model, method))]
+        for contender in bundle_contenders(
+            model, name, methods, plan.temperatures, plan.seed, plan.pytorch is not None, recorder
+        ):
+            contender.check(asked, plan.max_new_tokens)
+            yield contender
+
+
+def _their_contenders(
+    plan: Plan,
+    folder: Path,
+    longest: int,
+    asked: Asked,
+    stack: contextlib.ExitStack,
+    reporter: Reporter,
+    notes: list[str],
+) -> Iterator[Contender]:
+    def say(line: str) -> None:
+        notes.append(line)
+        reporter.say(line)
+
+    for precision in hf.precisions():
+        reporter.expect(f"loading PyTorch {precision}", 1)
+        model = hf.PytorchModel(folder, precision, plan.threads, longest, plan.assistant)
+        stack.callback(model.close)
+        yield from hf.pytorch_contenders(model, folder, plan.modes, asked, say)
+
+
+def measure_peaks(
+    plan: Plan, keys: Sequence[tuple[str, ...]], measured: Measured, reporter: Reporter
+) -> dict[tuple[str, ...], Peak]:
+    """Peak memory by `memory_key`, each from a process of its own that answers the longest prompt. All methods of a
+    bundle that draft share one figure, and so do PyTorch's in one precision: they hold the same. A figure that cannot
+    be had becomes a note."""
+    folders = [bundle for bundle, _ in plan.bundles]
+    folder_of = dict(zip(bundle_names(folders), folders, strict=True))
+    longest = max(measured.asked, key=lambda prompt: len(prompt.token_ids)).token_ids
+    jobs: dict[tuple[object, ...], Job] = {}
+    shared = {}
+    for key in keys:
+        method, precision, backend, bundle = key
+        ours = backend != PYTORCH
+        folder = folder_of[bundle] if ours else plan.pytorch
+        shared[key] = (precision, backend, bundle, ours and method != VANILLA)
+        how = method if ours else "eager"
+        jobs.setdefault(shared[key], Job(str(folder), backend, plan.threads, how, precision, longest))
+    reporter.expect("measuring memory", len(jobs))
+    found = {}
+    for which, job in jobs.items():
+        reporter.step(f"{job.folder} {job.precision}")
+        try:
+            found[which] = peak_of(job)
+        except JobError as error:
+            measured.notes.append(str(error))
+    return {key: found[which] for key, which in shared.items() if which in found}
+
+
+def _bandwidths(plan: Plan, backends: set[str]) -> dict[str, float | None]:
+    """Of the memory that each backend, and PyTorch, reads weights from."""
+    device = machine.device_bandwidth()
+    host = machine.read_bandwidth(plan.threads) if "cpu" in backends or device is None else None
+    return {**{name: host if name == "cpu" else device for name in backends}, PYTORCH: device or host}
+
+
+def _name(setup: Setup) -> str:
+    return f"{setup.bundle} {setup.precision} {setup.method} T = {setup.temperature:g}"
+
+
+def _facts(plan: Plan, found: Measured) -> list[str]:
+    digest = hashlib.sha256(repr([prompt.token_ids for prompt in found.asked]).encode()).hexdigest()[:12]
+    how = "through the chat template, all turns" if found.chat else "as plain text, first turns"
+    ending = "end-of-sequence ignored" if plan.pytorch is not None else "up to an end-of-sequence"
+    speeds = [f"{name}: memory read at {speed / 1e9:.1f} GB/s" for name, speed in found.bandwidth.items() if speed]
+    return [
+        *machine.describe(plan.threads),
+        *(line for line in speeds if plan.pytorch is not None or not line.startswith(PYTORCH)),
+        f"{len(plan.questions)} questions {how}, ids {digest}",
+        f"{plan.max_new_tokens} new tokens, {ending}",
+        f"seed {plan.seed}",
+    ]

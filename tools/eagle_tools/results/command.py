@@ -1,0 +1,82 @@
+"""python -m eagle_tools.results: the command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from eagle_runtime.command import Parser, run_command
+from eagle_runtime.errors import RequestError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status: 0, 1 if an output is not that of plain decoding, 2 for wrong input."""
+    lossless = True
+
+    def measure(args: argparse.Namespace) -> None:
+        nonlocal lossless
+        lossless = run(args)
+
+    stopped = "interrupted; finished stages are kept, run it again to go on"
+    status = run_command(_parser(), argv, measure, extra="cpu,export,bench", interrupted=stopped)
+    return status or (0 if lossless else 1)
+
+
+def run(args: argparse.Namespace) -> bool:
+    """Make what is missing, measure what is not measured yet, write the page; returns whether all was lossless."""
+    from eagle_tools.bench.cli import check_output, progress, write_text
+    from eagle_tools.bench.machine import physical_cores
+    from eagle_tools.questions import read_questions
+    from eagle_tools.results.pairs import HELDOUT, grown, shipped
+    from eagle_tools.results.stages import Sizes, finish, stages_of
+    from eagle_tools.results.tables import results
+
+    if min(args.count, args.sweep_count) < 1:
+        raise RequestError("--count and --sweep-count must be 1 or more")
+    check_output(args.output)
+    rows = args.work / "rows"
+    try:
+        rows.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError(f"{rows} cannot be made ({error.strerror}); give another --work") from None
+    threads = physical_cores() if args.threads is None else args.threads
+    sizes = Sizes(args.count, args.sweep_count, args.max_new_tokens, threads)
+    questions = read_questions(HELDOUT)
+    finished = {}
+    with progress() as reporter:
+        pairs = [shipped() if name == "demo" else grown(args.work, reporter.say) for name in args.pairs]
+        stages = [stage for pair in pairs for stage in stages_of(pair, args.work, questions, sizes, reporter.say)]
+        wanted = [stage for stage in stages if args.only is None or args.only in stage.name]
+        for number, stage in enumerate(wanted, 1):
+            reporter.say(f"{stage.name}, stage {number} of {len(wanted)}")
+            finished[stage.name] = finish(stage, rows, reporter)
+            # Written again after each: a page that is begun is better than none.
+            told = [(pair.name, pair.title) for pair in pairs if any(s.pair == pair.name for s in wanted[:number])]
+            write_text(args.output, results(told, finished, "make bench"))
+    if not finished:
+        raise RequestError(f"no stage has {args.only!r} in its name; there is {', '.join(s.name for s in stages)}")
+    print(f"wrote {args.output}")
+    differing = [sentence for stage in finished.values() for sentence in stage.differing]
+    for sentence in differing:
+        print(f"eagle_tools.results: {sentence}", file=sys.stderr)
+    return not differing
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="eagle_tools.results",
+        description="Measure what docs/results.md tells: hours of work with the grown pair, which takes 16 GB of disk.",
+    )
+    parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "results.md", metavar="FILE")
+    parser.add_argument("--work", type=Path, default=ROOT / ".bench", metavar="FOLDER", help="of pairs, bundles, rows")
+    parser.add_argument("--pairs", nargs="+", choices=["demo", "grown"], default=["demo", "grown"])
+    parser.add_argument("--only", metavar="TEXT", help="stages with this in their name, like int8 or grown-pytorch")
+    parser.add_argument("--count", type=int, default=8, metavar="N", help="prompts of a stage (default 8)")
+    parser.add_argument("--sweep-count", type=int, default=3, metavar="N", help="prompts of a sweep (default 3)")
+    parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="per prompt (default 64)")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of one pass, on all sides (default: cores)")
+    return parser

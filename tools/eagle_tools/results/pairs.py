@@ -1,0 +1,82 @@
+"""The two pairs, and their bundles, made where they are missing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from eagle_runtime.errors import BundleError, RequestError
+from eagle_runtime.manifest import read_manifest
+
+TOOLS = Path(__file__).resolve().parents[2]
+HELDOUT = TOOLS / "demo_pair" / "heldout.jsonl"
+HEADS = ("eagle1", "eagle3")
+PRECISIONS = ("fp32", "int8", "int4")
+SHAPE = {"layers": 16, "hidden": 2048, "heads": 32, "kv-heads": 8, "head-dim": 64, "intermediate": 8192}
+GROWN_BYTES = 20 << 30  # of the grown pair and its bundles, while they are written
+GROWN_CONTEXT = 4096  # tokens: its speed at 3000 is of interest, what it writes there is not
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """name: "demo" or "grown". folder: holds target, eagle1 and eagle3 as Hugging Face folders."""
+
+    name: str
+    folder: Path
+    title: str
+
+    @property
+    def target(self) -> Path:
+        return self.folder / "target"
+
+
+def shipped() -> Pair:
+    """The pair in tools/demo_pair."""
+    return Pair("demo", TOOLS / "demo_pair", "The shipped pair: 5.6 M parameters, 8 layers x 256")
+
+
+def grown(work: Path, say: Callable[[str], None]) -> Pair:
+    """The shipped pair grown, written to work/grown unless it is there. Raises RequestError."""
+    pair = Pair("grown", work / "grown", "The shipped pair grown to 16 layers x 2048: 1.0 B parameters")
+    if not pair.folder.is_dir():
+        if shutil.disk_usage(work).free < GROWN_BYTES:
+            raise RequestError(f"{work} has less than {GROWN_BYTES >> 30} GB free; make room or give another --work")
+        say("growing the shipped pair to 16 layers x 2048")
+        part = work / "grown.part"
+        shutil.rmtree(part, ignore_errors=True)
+        source = shipped().folder
+        shape = [word for name, size in SHAPE.items() for word in (f"--{name}", str(size))]
+        heads = [str(source / head) for head in HEADS]
+        _run([str(TOOLS / "grow.py"), str(source / "target"), *heads, "-o", str(part), "--dtype", "fp32", *shape])
+        path = part / "target" / "config.json"
+        config = json.loads(path.read_text(encoding="utf-8")) | {"max_position_embeddings": GROWN_CONTEXT}
+        path.write_text(json.dumps(config, indent=1), encoding="utf-8")
+        part.rename(pair.folder)
+    return pair
+
+
+def bundle_of(pair: Pair, head: str, precision: str, work: Path, say: Callable[[str], None]) -> Path:
+    """The bundle of a head in a precision, exported unless it is there in this version. Raises RequestError."""
+    bundle = work / "bundles" / f"{pair.name}-{head}-{precision}"
+    try:
+        read_manifest(bundle)
+    except BundleError:
+        shutil.rmtree(bundle, ignore_errors=True)
+        bundle.parent.mkdir(exist_ok=True)
+        say(f"exporting {bundle.name}")
+        paths = [str(pair.target), str(pair.folder / head), "-o", str(bundle)]
+        _run(["-m", "eagle_export.cli", *paths, "-p", precision, "--no-certificate"])
+    return bundle
+
+
+def _run(arguments: list[str]) -> None:
+    """Python in a process of its own, whose memory is free again when it ends. Raises RequestError."""
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise RequestError(f"{' '.join(arguments[:2])} failed: {last}")

@@ -1,0 +1,141 @@
+"""The runs behind docs/results.md: what each compares, and their rows, kept so that a run that was stopped goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from eagle_runtime.manifest import MANIFEST_NAME, read_manifest
+from eagle_runtime.text import Text
+from eagle_tools.bench.methods import ABLATED, sweep
+from eagle_tools.bench.plan import Plan
+from eagle_tools.bench.rows import Row, Setup, read_rows
+from eagle_tools.bench.run import Reporter, execute
+from eagle_tools.bench.summary import memory_key
+from eagle_tools.questions import Question
+from eagle_tools.results.pairs import PRECISIONS, Pair, bundle_of
+
+SPECULATIVE = ("lookup:chain", "lookup", "chain", "static", "dynamic", "cost-aware", "eagle+lookup")
+EAGLE3 = ("vanilla", "dynamic", "cost-aware")
+ABLATION = "int8"  # precision of Table 3
+LONG = (128, 3000)  # tokens of prompt
+REPEATED = 3  # a third of a text follows the text itself
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One run. pair: name of the pair it is about."""
+
+    name: str
+    pair: str
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Its rows, and what was noted: of the machine, every output that was not vanilla's, and bytes of peak memory by
+    `peak_name`."""
+
+    rows: list[Row]
+    facts: list[str]
+    notes: list[str]
+    differing: list[str]
+    peaks: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is measured. count: prompts of a stage; sweep_count: of the sweep, which has many contenders."""
+
+    count: int
+    sweep_count: int
+    max_new_tokens: int
+    threads: int
+
+
+def stages_of(
+    pair: Pair, work: Path, questions: Sequence[Question], sizes: Sizes, say: Callable[[str], None]
+) -> list[Stage]:
+    """All runs about a pair; its bundles are exported where they are missing."""
+    bundles = {
+        (head, precision): bundle_of(pair, head, precision, work, say)
+        for precision in PRECISIONS
+        for head in ("eagle1", "eagle3")
+    }
+    asked = tuple(questions[: sizes.count])
+
+    def stage(name: str, plan: Plan) -> Stage:
+        plan = dataclasses.replace(plan, max_new_tokens=sizes.max_new_tokens, threads=sizes.threads, backend="cpu")
+        return Stage(f"{pair.name}-{name}", pair.name, plan)
+
+    found = []
+    for precision in PRECISIONS:
+        methods = ("vanilla", *SPECULATIVE, *(ABLATED if precision == ABLATION else ()))
+        both = ((bundles["eagle1", precision], methods), (bundles["eagle3", precision], EAGLE3))
+        found.append(stage(f"methods-{precision}", Plan(both, asked, (0.0, 1.0))))
+    ours = tuple((bundles["eagle1", p], ("vanilla", "dynamic", "cost-aware", "eagle+lookup")) for p in PRECISIONS)
+    found.append(stage("pytorch", Plan(ours, asked, pytorch=pair.target)))
+    for precision in PRECISIONS:
+        shapes = ("vanilla", "dynamic", "cost-aware", *sweep())
+        found.append(
+            stage(f"sweep-{precision}", Plan(((bundles["eagle1", precision], shapes),), asked[: sizes.sweep_count]))
+        )
+    int8 = bundles["eagle1", "int8"]
+    again = tuple(repeating(question) for question in asked)
+    repeat = ("vanilla", "lookup:chain", "lookup", "dynamic", "cost-aware", "eagle+lookup")
+    found.append(stage("repeat", Plan(((int8, repeat),), again)))
+    if read_manifest(int8).target.context > max(LONG) + sizes.max_new_tokens:
+        long = long_questions(Text(int8), questions, 1 + sizes.sweep_count // 2)
+        found.append(stage("long", Plan(((int8, ("vanilla", "dynamic", "cost-aware")),), long)))
+    return found
+
+
+def repeating(question: Question) -> Question:
+    """A text, then its beginning again: what follows has been seen."""
+    text = question.turns[0]
+    return Question(question.id, (f"{text}\n\n\n{text[: len(text) // REPEATED]}",), "repeats itself")
+
+
+def long_questions(text: Text, questions: Sequence[Question], count: int) -> tuple[Question, ...]:
+    """`count` prompts of each length in LONG, cut from all the questions' texts in a row."""
+    whole = "\n\n".join(question.turns[0] for question in questions)
+    per_token = len(whole) / len(text.encode(whole))
+    found = []
+    for length in LONG:
+        for index in range(count):
+            start = index * (len(whole) - int(length * per_token)) // max(count, 1)
+            piece = whole[start : start + int(length * per_token)]
+            found.append(Question(f"{length}-{index}", (piece,), f"{length} tokens"))
+    return tuple(found)
+
+
+def finish(stage: Stage, folder: Path, reporter: Reporter) -> Finished:
+    """The stage's rows: from an earlier run of the very same, else measured. folder: of rows."""
+    rows, record, part = (folder / f"{stage.name}.{kind}" for kind in ("jsonl", "json", "part.jsonl"))
+    signature = signature_of(stage.plan)
+    if record.is_file() and rows.is_file():
+        known = json.loads(record.read_text(encoding="utf-8"))
+        if known.pop("signature") == signature:
+            return Finished(read_rows(rows), **known)
+    part.unlink(missing_ok=True)
+    outcome = execute(dataclasses.replace(stage.plan, rows=part), reporter)
+    part.replace(rows)
+    peaks = {peak_name(s.setup): s.peak.host for s in outcome.summaries if s.peak is not None}
+    found = Finished(outcome.rows, outcome.facts, outcome.notes, outcome.differing, peaks)
+    known = {key: value for key, value in dataclasses.asdict(found).items() if key != "rows"}
+    record.write_text(json.dumps({"signature": signature, **known}, indent=1), encoding="utf-8")
+    return found
+
+
+def peak_name(setup: Setup) -> str:
+    return " ".join(memory_key(setup))
+
+
+def signature_of(plan: Plan) -> str:
+    """Tells one plan from another, by the bundles' contents too."""
+    manifests = [(bundle / MANIFEST_NAME).read_bytes() for bundle, _ in plan.bundles]
+    return hashlib.sha256(repr(plan).encode() + b"".join(manifests)).hexdigest()

@@ -1,0 +1,187 @@
+"""docs/results.md from the stages' rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+
+from eagle_tools.bench.estimate import paired_ratio
+from eagle_tools.bench.identity import PYTORCH
+from eagle_tools.bench.methods import SHAPE
+from eagle_tools.bench.rows import Row
+from eagle_tools.bench.summary import Summary, estimate_text, fastest_line, ratio_text, summarise
+from eagle_tools.results.pairs import PRECISIONS
+from eagle_tools.results.stages import ABLATION, LONG, Finished, peak_name
+
+Stages = Mapping[str, Finished]
+
+METHODS = (  # name, head, method
+    ("Vanilla", "eagle1", "vanilla"),
+    ("Prompt lookup", "eagle1", "lookup:chain"),
+    ("Lookup, cost-aware", "eagle1", "lookup"),
+    ("EAGLE-1, chain", "eagle1", "chain"),
+    ("EAGLE-1", "eagle1", "static"),
+    ("EAGLE-2", "eagle1", "dynamic"),
+    ("EAGLE-3", "eagle3", "dynamic"),
+    ("EAGLE-1 head, cost-aware", "eagle1", "cost-aware"),
+    ("EAGLE-3 head, cost-aware", "eagle3", "cost-aware"),
+    ("EAGLE-1 head + lookup, cost-aware", "eagle1", "eagle+lookup"),
+)
+ABLATIONS = (
+    ("w/o both", "no-value-no-rerank"),
+    ("w/o value", "no-value"),
+    ("w/o reranking", "no-rerank"),
+    ("EAGLE-2", "dynamic"),
+)
+
+
+def results(pairs: Sequence[tuple[str, str]], stages: Stages, command: str) -> str:
+    """Markdown. pairs: (name, title). command: that wrote it."""
+    first = next(iter(stages.values()))
+    parts = [
+        "# Results",
+        f"Written by `{command}`. Speeds are medians over prompts, ratios medians of the ratios of single prompts, in "
+        "brackets their 95 % intervals by bootstrap. All that one table compares took turns prompt by prompt in one "
+        "run. Every output was checked to be that of plain decoding with the same seed.",
+        "\n".join(f"- {fact}" for fact in first.facts),
+    ]
+    if wrong := [sentence for finished in stages.values() for sentence in finished.differing]:
+        parts.append("**Outputs that differ from plain decoding:**\n\n" + "\n".join(f"- {line}" for line in wrong))
+    for name, title in pairs:
+        parts += [f"## {title}", *_sections(name, stages)]
+    return "\n\n".join(part.rstrip() for part in parts) + "\n"
+
+
+def _sections(name: str, stages: Stages) -> Iterable[str]:
+    by_precision = {p: stages[f"{name}-methods-{p}"] for p in PRECISIONS if f"{name}-methods-{p}" in stages}
+    if by_precision:
+        yield "### Methods (in the form of EAGLE-2's Table 1)"
+        yield methods_table(by_precision)
+    if ABLATION in by_precision:
+        yield f"### What value and reranking bring (in the form of EAGLE-2's Table 3; {ABLATION})"
+        yield ablation_table(by_precision[ABLATION].rows)
+    if found := stages.get(f"{name}-pytorch"):
+        yield "### Beside PyTorch"
+        yield pytorch_table(found)
+        yield "\n".join(f"- {note}" for note in found.notes)
+    sweeps = {p: stages[f"{name}-sweep-{p}"] for p in PRECISIONS if f"{name}-sweep-{p}" in stages}
+    if sweeps:
+        yield "### Tree sizes"
+        yield sweep_table({precision: finished.rows for precision, finished in sweeps.items()})
+    if found := stages.get(f"{name}-repeat"):
+        yield "### Text that repeats itself (int8)"
+        yield versus_table(found.rows, ("dynamic", "cost-aware"))
+    if found := stages.get(f"{name}-long"):
+        yield "### Long context (int8)"
+        yield long_table(found.rows)
+
+
+def methods_table(found: Mapping[str, Finished]) -> str:
+    """Speed-up and tau of every method, precision by precision."""
+    titles = ["T", "method", *(f"{p} {what}" for p in found for what in ("speed-up", "tau"))]
+    known = {precision: _summaries(finished.rows) for precision, finished in found.items()}
+    temperatures = sorted({s.setup.temperature for summaries in known.values() for s in summaries})
+    lines = []
+    for temperature in temperatures:
+        for label, head, method in METHODS:
+            cells = [f"{temperature:g}", label]
+            for summaries in known.values():
+                s = _find(summaries, head, method, temperature)
+                cells += ["-", "-"] if s is None else [ratio_text(s.vs_vanilla), f"{s.tau:.2f}"]
+            lines.append(cells)
+    return _table(titles, lines)
+
+
+def ablation_table(rows: Sequence[Row]) -> str:
+    """Speed-up and tau of EAGLE-2's tree with parts left out, at each temperature."""
+    summaries = _summaries(rows)
+    temperatures = sorted({s.setup.temperature for s in summaries})
+    lines = []
+    for label, method in ABLATIONS:
+        cells = [label]
+        for temperature in temperatures:
+            s = _find(summaries, "eagle1", method, temperature)
+            cells += ["-", "-"] if s is None else [ratio_text(s.vs_vanilla), f"{s.tau:.2f}"]
+        lines.append(cells)
+    return _table(["method", *(f"T = {t:g} {what}" for t in temperatures for what in ("speed-up", "tau"))], lines)
+
+
+def pytorch_table(found: Finished) -> str:
+    """Ours and PyTorch's, each over PyTorch's eager mode and its fastest."""
+    rows, summaries = found.rows, _summaries(found.rows)
+    fastest = max((s for s in summaries if s.setup.backend == PYTORCH), key=lambda s: s.tok_s.value)
+    theirs = _speeds(rows, fastest)
+    lines = []
+    for s in summaries:
+        where = "PyTorch" if s.setup.backend == PYTORCH else "eagle-edge"
+        cells = [where, s.setup.precision, s.setup.method, estimate_text(s.tok_s), ratio_text(s.vs_pytorch)]
+        cells += [ratio_text(paired_ratio(_speeds(rows, s), theirs)), f"{s.tau:.2f}", f"{1e3 * s.ttft_s:.0f}"]
+        peak = found.peaks.get(peak_name(s.setup))
+        cells += ["-" if peak is None else f"{peak / 1e6:.0f}", f"{s.same[0]}/{s.same[1]}" if s.same else "-"]
+        lines.append(cells)
+    titles = ["", "precision", "method", "tok/s", "x PyTorch eager", "x PyTorch fastest", "tau", "first token, ms"]
+    titles += ["peak MB", "tokens as ours"]
+    return _table(titles, lines) + "\n" + (fastest_line(summaries, rows) or "")
+
+
+def sweep_table(found: Mapping[str, Sequence[Row]]) -> str:
+    """The best fixed size that was tried, EAGLE-2's own, and the tree that is sized by cost."""
+    lines = []
+    for precision, rows in found.items():
+        summaries = _summaries(rows)
+        sizes = [s for s in summaries if SHAPE.fullmatch(s.setup.method)]
+        best = max(sizes, key=lambda s: s.tok_s.value)
+        dynamic, aware = (next(s for s in summaries if s.setup.method == name) for name in ("dynamic", "cost-aware"))
+        mine = _speeds(rows, aware)
+        cells = [precision, f"{len(sizes)}", best.setup.method, estimate_text(best.tok_s), estimate_text(dynamic.tok_s)]
+        cells += [estimate_text(aware.tok_s), ratio_text(paired_ratio(mine, _speeds(rows, best)))]
+        lines.append([*cells, ratio_text(paired_ratio(mine, _speeds(rows, dynamic))), ratio_text(aware.vs_vanilla)])
+    titles = ["precision", "sizes tried", "best size", "best, tok/s", "default size, tok/s", "cost-aware, tok/s"]
+    return _table([*titles, "cost-aware / best", "cost-aware / default size", "cost-aware / vanilla"], lines)
+
+
+def versus_table(rows: Sequence[Row], others: Sequence[str]) -> str:
+    """Every method over vanilla and over some others."""
+    summaries = _summaries(rows)
+    lines = []
+    for s in summaries:
+        cells = [s.setup.method, estimate_text(s.tok_s), f"{s.tau:.2f}", ratio_text(s.vs_vanilla)]
+        for other in others:
+            theirs = next(o for o in summaries if o.setup.method == other)
+            cells.append(ratio_text(paired_ratio(_speeds(rows, s), _speeds(rows, theirs))))
+        lines.append(cells)
+    return _table(["method", "tok/s", "tau", "x vanilla", *(f"x {other}" for other in others)], lines)
+
+
+def long_table(rows: Sequence[Row]) -> str:
+    """Speed behind a long prompt over that behind a short one; per pass too, since what is accepted changes."""
+    short, long = (f"{length} tokens" for length in LONG)
+    lines = []
+    for method in dict.fromkeys(row.method for row in rows):
+        mine = {c: [row for row in rows if row.method == method and row.category == c] for c in (short, long)}
+        speeds = [median(row.tok_s for row in mine[c]) for c in (short, long)]
+        passes = [1e3 * median(row.decode_s / max(1, row.target_passes) for row in mine[c]) for c in (short, long)]
+        cells = [method, f"{speeds[0]:.1f}", f"{speeds[1]:.1f}", f"{speeds[1] / speeds[0]:.2f}x"]
+        lines.append([*cells, f"{passes[0]:.1f}", f"{passes[1]:.1f}", f"{passes[1] / passes[0]:.2f}x"])
+    titles = ["method", f"tok/s behind {short}", f"behind {long}", "ratio"]
+    return _table([*titles, "ms per cycle, short", "long", "ratio"], lines)
+
+
+def _summaries(rows: Sequence[Row]) -> list[Summary]:
+    return summarise(rows, {}, {}, {})
+
+
+def _find(summaries: Sequence[Summary], head: str, method: str, temperature: float) -> Summary | None:
+    wanted = (method, temperature)
+    return next(
+        (s for s in summaries if head in s.setup.bundle and (s.setup.method, s.setup.temperature) == wanted), None
+    )
+
+
+def _speeds(rows: Sequence[Row], s: Summary) -> dict[int | str, float]:
+    return {row.prompt_id: row.tok_s for row in rows if row.setup == s.setup}
+
+
+def _table(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    head = "| " + " | ".join(titles) + " |\n" + "|---" * len(titles) + "|\n"
+    return head + "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
