@@ -25,7 +25,8 @@ def golden() -> Path:
 
 @pytest.fixture(scope="session")
 def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """kind of head, precision (fp32) -> bundle of the golden pair, exported by the first worker that asks."""
+    """kind of head, or "alone", precision (fp32) -> bundle of the golden pair, or of its target alone, exported by the
+    first worker that asks."""
     base = tmp_path_factory.getbasetemp()
     # Workers of one run share the parent of their folders; without workers that parent is shared by all runs.
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
@@ -36,7 +37,8 @@ def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             if not folder.exists():
                 from eagle_export.bundle import export
 
-                export(GOLDEN / "target", GOLDEN / HEADS[kind], folder, precision=precision, certify=False)
+                head = None if kind == "alone" else GOLDEN / HEADS[kind]
+                export(GOLDEN / "target", head, folder, precision=precision, certify=False)
         return folder
 
     return bundle

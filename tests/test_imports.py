@@ -21,7 +21,12 @@ LEAN = ("runtime", "calib")  # installed without the exporter's libraries
 HEAVY = {"torch", "transformers", "onnx", "onnxscript", "onnx_ir"}
 BASE = {"numpy", "tokenizers", "jinja2"}  # what the distribution requires whatever its extras
 EXTRAS = {"runtime": set[str](), "calib": {"onnx", "rich"}}  # of the lean parts: what their jobs bring
-ENGINES = {"onnxruntime": "runtime/eagle_runtime/session/ort.py"}  # engine library -> the one file that imports it
+ENGINES = {  # engine library -> the one file that imports it
+    "onnxruntime": "runtime/eagle_runtime/session/ort.py",
+    "tensorrt_rtx": "runtime/eagle_runtime/trt_library.py",
+    "tensorrt": "runtime/eagle_runtime/trt_library.py",
+    "cuda": "runtime/eagle_runtime/session/driver.py",
+}
 SECONDS = 0.3  # of processor time: a busy machine would stretch the time on the clock
 
 
@@ -100,6 +105,7 @@ def house(tmp_path: Path) -> Path:
         ("runtime/eagle_runtime/a.py", "__import__('onnxscript')", 1),
         ("runtime/eagle_runtime/a.py", "import onnxruntime", 1),
         ("runtime/eagle_runtime/session/other.py", "from onnxruntime import InferenceSession", 1),
+        ("runtime/eagle_runtime/session/other.py", "from cuda.bindings import runtime", 1),
         ("runtime/eagle_runtime/a.py", "import rich", 1),
         ("calib/eagle_calib/a.py", "import torch", 1),
         ("calib/eagle_calib/a.py", "import onnxruntime", 1),
@@ -108,6 +114,7 @@ def house(tmp_path: Path) -> Path:
         ("export/eagle_export/a.py", "import eagle_train", 1),
         ("export/eagle_export/a.py", "try:\n    pass\nfinally:\n    import eagle_tools.bench", 4),
         ("export/eagle_export/a.py", "import onnxruntime", 1),
+        ("export/eagle_export/a.py", "import tensorrt_rtx as trt", 1),
         ("tools/doctor.py", "import onnxruntime", 1),
         ("train/eagle_train/a.py", "from eagle_tools import bench", 1),
     ],

@@ -40,7 +40,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from eagle_export.heads.config import default_taps
-from eagle_export.pair import EMBEDDING, LM_HEAD, Pair, open_pair
+from eagle_export.pair import EMBEDDING, LM_HEAD, HeadPart, Pair, open_pair
 from eagle_runtime.errors import EagleError
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -159,7 +159,7 @@ def grow(
 
     dtype: one of DTYPES. shard_bytes: most bytes of a file, unless one tensor alone is larger."""
     pairs = [open_pair(target, head) for head in heads]
-    kinds = [pair.head_config.kind for pair in pairs]
+    kinds = [head_of(pair).config.kind for pair in pairs]
     if len(set(kinds)) < len(kinds):
         raise GrowError(f"two of the heads are {max(kinds, key=kinds.count)} heads; give one of a kind")
     for name in ("target", *kinds):
@@ -179,8 +179,8 @@ def grow(
         if (target / name).is_file():
             shutil.copyfile(target / name, out / "target" / name)
     for pair in pairs:
-        head = pair.head_config
-        config = dict(pair.head.config) | {
+        head = head_of(pair).config
+        config = dict(head_of(pair).checkpoint.config) | {
             **attention_sizes(shape),
             "vocab_size": shape.vocab or head.vocab_size,
             "rms_norm_eps": stream.epsilon(head.rms_norm_eps),
@@ -229,18 +229,18 @@ def check_shape(pairs: list[Pair], shape: Shape) -> None:
     if shape.vocab and shape.vocab < int(config.vocab_size):
         raise GrowError(f"vocab would be {shape.vocab}, but the target has {config.vocab_size}; growth only adds")
     rope: list[dict[str, Any]] = [config.rope_parameters or {}]
-    rope += [pair.head_config.rope["rope_parameters"] for pair in pairs]
+    rope += [head_of(pair).config.rope["rope_parameters"] for pair in pairs]
     for parameters in rope:
         if parameters.get("rope_type", "default") not in ("default", "linear", "llama3"):
             raise GrowError(f"rope scaling {parameters['rope_type']!r} depends on head_dim; grow a pair without it")
     target_layer(pairs[0], shape)
     for pair in pairs:
         head_layer(pair, shape)
-        head = pair.head_config
-        if head.hidden_size != int(config.hidden_size) or pair.own_embedding:
-            raise GrowError(f"{pair.head.folder} has an embedding of its own; only heads that share the target's grow")
+        head, folder = head_of(pair).config, head_of(pair).checkpoint.folder
+        if head.hidden_size != int(config.hidden_size) or head_of(pair).own_embedding:
+            raise GrowError(f"{folder} has an embedding of its own; only heads that share the target's grow")
         if head.kind == "eagle3" and head.taps != default_taps(layers):
-            raise GrowError(f"{pair.head.folder} taps layers {head.taps}; only the usual {default_taps(layers)} grow")
+            raise GrowError(f"{folder} taps layers {head.taps}; only the usual {default_taps(layers)} grow")
         if shape.draft_vocab and head.kind == "eagle3":
             added = shape.draft_vocab - head.draft_vocab_size
             if added < 0 or added > (shape.vocab or head.vocab_size) - head.vocab_size:
@@ -290,7 +290,7 @@ def grow_stream(pairs: list[Pair], shape: Shape) -> Stream:
     if width < shape.hidden:
         zero = torch.zeros(1)
         axis = Axis(torch.cat([axis.source, zero.long()]), torch.cat([scale, zero]), torch.cat([axis.read, zero]))
-        epsilon = min(float(pairs[0].config.rms_norm_eps), *(pair.head_config.rms_norm_eps for pair in pairs))
+        epsilon = min(float(pairs[0].config.rms_norm_eps), *(head_of(pair).config.rms_norm_eps for pair in pairs))
         # A power of two, exact in every type, whose square is at most half of what epsilon adds to the sum.
         constant = 2.0 ** math.floor(math.log2(math.sqrt(epsilon * copies * old / 2)))
     return Stream(axis, constant, math.sqrt(copies * old / shape.hidden), copies, old)
@@ -355,6 +355,12 @@ def grow_layer(heads: int, kv_heads: int, head_dim: int, units: int, shape: Shap
     )
 
 
+def head_of(pair: Pair) -> HeadPart:
+    """All pairs here were opened with one."""
+    assert pair.head is not None
+    return pair.head
+
+
 def target_layer(pair: Pair, shape: Shape) -> Layer:
     """The target's layers. Raises GrowError."""
     config = pair.config
@@ -364,9 +370,9 @@ def target_layer(pair: Pair, shape: Shape) -> Layer:
 
 def head_layer(pair: Pair, shape: Shape) -> Layer:
     """The head's layers. Raises GrowError."""
-    head = pair.head_config
+    head = head_of(pair).config
     sizes = (head.num_heads, head.num_kv_heads, head.head_dim, head.intermediate_size)
-    return grow_layer(*sizes, shape, pair.head.folder)
+    return grow_layer(*sizes, shape, head_of(pair).checkpoint.folder)
 
 
 def query_sources(group: int, kv_source: npt.NDArray[np.int64], shape: Shape) -> npt.NDArray[np.int64]:
@@ -431,11 +437,11 @@ def target_tensors(pair: Pair, shape: Shape, stream: Stream) -> Names:
 def head_tensors(pair: Pair, shape: Shape, stream: Stream) -> Names:
     """A grown head, one tensor at a time, without an embedding: it is the target's. Raises GrowError for a tensor it
     does not know."""
-    head = pair.head_config
+    head = head_of(pair).config
     rng = torch.Generator().manual_seed(1)
     layer = head_layer(pair, shape)
     axes = layer.axes(stream.axis + stream.axis if head.kind == "eagle3" else stream.axis, stream.axis)
-    for name, stored in pair.head.tensors.items():
+    for name, stored in head_of(pair).checkpoint.tensors.items():
         if name in ("embed_tokens.weight", "d2t", "t2d") or name.endswith("inv_freq"):
             continue
         if match := re.fullmatch(r"(?:midlayer|layers\.\d+)\.(.+)", name):
@@ -450,7 +456,8 @@ def head_tensors(pair: Pair, shape: Shape, stream: Stream) -> Names:
             added = max(shape.draft_vocab - head.draft_vocab_size, 0)
             yield name, grow_lm_head(stored.read(), stream, added, rng)
         else:
-            raise GrowError(f"{pair.head.folder}: tensor {name!r} is unknown; only plain EAGLE heads grow")
+            folder = head_of(pair).checkpoint.folder
+            raise GrowError(f"{folder}: tensor {name!r} is unknown; only plain EAGLE heads grow")
     if head.kind == "eagle3":
         yield from vocabulary_map(pair, shape)
 
@@ -523,13 +530,13 @@ def grow_fc(old: Tensor, stream: Stream) -> Tensor:
 
 def vocabulary_map(pair: Pair, shape: Shape) -> Names:
     """d2t and t2d; added draft tokens stand for the first added tokens."""
-    head = pair.head_config
+    head, d2t = head_of(pair).config, head_of(pair).d2t
     size, vocab = shape.draft_vocab or head.draft_vocab_size, shape.vocab or head.vocab_size
-    old = torch.zeros(head.draft_vocab_size, dtype=torch.int64) if pair.d2t is None else pair.d2t
+    old = torch.zeros(head.draft_vocab_size, dtype=torch.int64) if d2t is None else d2t
     added = torch.full((size - head.draft_vocab_size,), head.vocab_size - head.draft_vocab_size)
-    d2t = torch.cat([old, added])
-    yield "d2t", d2t
-    yield "t2d", torch.zeros(vocab, dtype=torch.bool).index_fill_(0, d2t + torch.arange(size), True)
+    offsets = torch.cat([old, added])
+    yield "d2t", offsets
+    yield "t2d", torch.zeros(vocab, dtype=torch.bool).index_fill_(0, offsets + torch.arange(size), True)
 
 
 # Files ---------------------------------------------------------------------------------------------------------------

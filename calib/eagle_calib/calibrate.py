@@ -1,7 +1,8 @@
 """The run: text through the runtime's own loop, target and head watched, what was seen written down.
 
 Every window of text is read as a prompt, then decoded for a few tokens with drafted trees, so that each graph meets
-what it will be fed: prompts and trees the target, settled rows and levels of growing trees the head.
+what it will be fed: prompts and trees the target, settled rows and levels of growing trees the head. Without a head the
+trees are chains looked up in the text.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from eagle_calib.errors import CalibrationError
 from eagle_calib.folder import check_place, written
 from eagle_calib.observe import ObservingSession
 from eagle_calib.texts import read_windows
-from eagle_runtime.drafter import DynamicTree, EagleDrafter
+from eagle_runtime.drafter import Drafter, DynamicTree, EagleDrafter
 from eagle_runtime.eagle_model import MAX_THREADS
 from eagle_runtime.generate import Cycle, generate
-from eagle_runtime.manifest import MANIFEST_NAME, Manifest, file_sha256, read_manifest, verify_hashes
+from eagle_runtime.lookup import LookupDrafter
+from eagle_runtime.manifest import MANIFEST_NAME, Manifest, TreeDefaults, file_sha256, read_manifest, verify_hashes
 from eagle_runtime.model import Head, Target
 from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.session import Session
@@ -37,7 +39,7 @@ TOOLS = ("eagle-edge", "numpy", "onnx", "onnxruntime")
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """What a calibration saw: inputs of the linear layers per graph."""
+    """What a calibration saw: inputs of the linear layers per graph; "draft" only where there is a head."""
 
     tokens: Tokens
     graphs: Mapping[Graph, Sequence[Input]]
@@ -56,25 +58,23 @@ def calibrate(
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         raise CalibrationError(f"threads is {threads}, but must be 1 to {MAX_THREADS}")
     manifest = read_manifest(bundle)
-    for graph in GRAPHS:
-        if (precision := manifest.precision.get(graph)) != "fp32":
-            raise CalibrationError(
-                f"{bundle}: the {graph} is {precision}; export the pair in fp32 first, calibrate that"
-            )
+    for graph, precision in manifest.precision.items():
+        if precision != "fp32":
+            raise CalibrationError(f"{bundle}: the {graph} is {precision}; export it in fp32 first, calibrate that")
     folder = folder.absolute()
     check_place(folder, bundle)
     window = min(WINDOW, max(1, manifest.target.context // 2))
     windows = read_windows(data, Text(bundle), manifest.target.vocab_size, window, max_tokens)
     verify_hashes(bundle, manifest)
-    target_spec, head_spec = manifest.target.graph, manifest.head.graph
-    with (
-        ObservingSession(bundle / target_spec.file, target_spec, threads) as target,
-        ObservingSession(bundle / head_spec.file, head_spec, threads) as head,
-        _progress(len(windows)) as advance,
-    ):
+    with contextlib.ExitStack() as stack:
+        sessions = {
+            name: stack.enter_context(ObservingSession(bundle / model.graph.file, model.graph, threads))
+            for name, model in manifest.models.items()
+        }
+        advance = stack.enter_context(_progress(len(windows)))
         counts = np.zeros(manifest.target.vocab_size, np.int64)
-        tokens = decode_windows(manifest, target, head, windows, counts, advance)
-        graphs: dict[Graph, list[Input]] = {"target": target.observed(), "draft": head.observed()}
+        tokens = decode_windows(manifest, sessions["target"], sessions.get("draft"), windows, counts, advance)
+        graphs = {graph: sessions[graph].observed() for graph in GRAPHS if graph in sessions}
     source = Source({name: _version(name) for name in TOOLS}, file_sha256(bundle / MANIFEST_NAME), tokens)
     with written(folder) as new:
         write_calibration(new, source, graphs, counts.astype(np.float32))
@@ -84,26 +84,24 @@ def calibrate(
 def decode_windows(
     manifest: Manifest,
     target_session: Session,
-    head_session: Session,
+    head_session: Session | None,
     windows: Sequence[Sequence[int]],
     counts: npt.NDArray[np.int64],
     advance: Callable[[], None] = lambda: None,
 ) -> Tokens:
-    """Read each window and decode on from it, greedily, with the bundle's own tree, until NEW_TOKENS or an
+    """Read each window and decode on from it, greedily, with drafts, until NEW_TOKENS or an
     end-of-sequence token; `advance` is called after each. Adds every token to `counts` [V]. Returns what was fed to
     the target."""
-    defaults = manifest.tree_defaults
-    shape = DynamicTree(defaults.total_token, defaults.depth, min(defaults.draft_top_k, manifest.head.top_k))
-    longest = max(map(len, windows)) + NEW_TOKENS + defaults.total_token
+    longest = max(map(len, windows)) + NEW_TOKENS + manifest.tree_defaults.total_token
     capacity = min(manifest.target.context, longest)
     target = Target(target_session, capacity)
-    head = Head(head_session, capacity, shape.scratch)
+    new_drafter = LookupDrafter if head_session is None else _grown(manifest.tree_defaults, head_session, capacity)
     stop = frozenset(manifest.target.eos_token_ids)
     verified = 0
     for window in windows:
         new: list[int] = []
         sampler = Sampler(SamplingParams(), window, manifest.target.vocab_size)
-        for event in generate(target, EagleDrafter(head, shape), sampler, window):
+        for event in generate(target, new_drafter(), sampler, window):
             if isinstance(event, Cycle):
                 verified += event.tree.num_nodes
                 new += event.step.tokens.tolist()
@@ -112,6 +110,14 @@ def decode_windows(
         np.add.at(counts, [*window, *new], 1)
         advance()
     return Tokens(sum(map(len, windows)), verified)
+
+
+def _grown(defaults: TreeDefaults, session: Session, capacity: int) -> Callable[[], Drafter]:
+    """Makes drafters of the bundle's own dynamic tree."""
+    top_k = min(defaults.draft_top_k, int(session.outputs["token_ids"].shape[2]))
+    shape = DynamicTree(defaults.total_token, defaults.depth, top_k)
+    head = Head(session, capacity, shape.scratch)
+    return lambda: EagleDrafter(head, shape)
 
 
 @contextlib.contextmanager

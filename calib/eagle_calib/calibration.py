@@ -45,7 +45,8 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Weight name -> what the layer was fed, per graph; layers of one input share one object. token_counts [V]: how
+    """Weight name -> what the layer was fed, per graph; layers of one input share one object. draft: empty where there
+    was no head. token_counts [V]: how
     often each id of the target's vocabulary stood in the text or was decoded."""
 
     target: dict[str, Observed]
@@ -82,12 +83,12 @@ class Input:
 def write_calibration(
     folder: Path, source: Source, graphs: Mapping[Graph, Sequence[Input]], token_counts: Float
 ) -> None:
-    """Write both files into a folder; equal arguments give equal bytes."""
+    """Write both files into a folder; equal arguments give equal bytes. graphs: "draft" only where there is a head."""
     arrays: dict[str, Float] = {COUNTS: token_counts}
     listed: dict[str, list[dict[str, Any]]] = {}
     for graph in GRAPHS:
         listed[graph] = []
-        for index, item in enumerate(graphs[graph]):
+        for index, item in enumerate(graphs.get(graph, ())):
             seen = item.observed
             arrays[f"{graph}.{index}.channel_absmax"] = seen.channel_absmax
             arrays[f"{graph}.{index}.sample"] = seen.sample
@@ -162,7 +163,7 @@ def _read_arrays(path: Path, expected: str) -> dict[str, Float]:
 
 def _layers(graph: Graph, items: Any, arrays: dict[str, Float], where: str) -> dict[str, Observed]:
     """Weight name -> Observed; takes what it uses out of `arrays`."""
-    if not isinstance(items, list) or not items:
+    if not isinstance(items, list) or not (items or graph == "draft"):
         raise CalibrationError(f"{where}: {graph} lists no inputs; {AGAIN}")
     layers: dict[str, Observed] = {}
     for index, item in enumerate(items):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from eagle_calib.calibration import GRAPHS, Input
+from eagle_calib.calibration import Input
 from eagle_runtime.command import Parser, run_command
 
 
@@ -31,13 +31,13 @@ def run(args: argparse.Namespace) -> None:
         max_tokens=args.max_tokens,
     )
     seconds = time.perf_counter() - started
-    figures = {graph: _figures(done.graphs[graph]) for graph in GRAPHS}
+    figures = {graph: _figures(inputs) for graph, inputs in done.graphs.items()}
     if args.json:
         report = {
             "calibration": args.output,
             "tokens": {"prefilled": done.tokens.prefilled, "verified": done.tokens.verified},
             "target": figures["target"],
-            "draft": figures["draft"],
+            "draft": figures.get("draft"),
             "seconds": round(seconds, 3),
         }
         print(json.dumps(report))

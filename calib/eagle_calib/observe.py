@@ -18,7 +18,7 @@ from eagle_runtime.manifest import GraphSpec, TensorSpec
 from eagle_runtime.session import Array, Session
 from eagle_runtime.session.ort import OrtSession
 
-SAMPLE_ROWS = 256
+SAMPLE_ROWS = 1024
 SEED = 0
 ADVICE = "check the checkpoint, or calibrate on other text"
 

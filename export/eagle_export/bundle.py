@@ -18,6 +18,7 @@ from eagle_export.certificate import make_certificate
 from eagle_export.checkpoint import read_json
 from eagle_export.destination import check_destination, check_space, disk_errors, folder_beside
 from eagle_export.errors import ExportError
+from eagle_export.heads.config import HeadConfig
 from eagle_export.pair import Pair, build_graphs, open_pair
 from eagle_export.recipes import apply, plan
 from eagle_export.weights import num_bytes, save
@@ -35,7 +36,8 @@ from eagle_runtime.manifest import (
 )
 from eagle_runtime.text import Text
 
-TARGET_FILE, DRAFT_FILE = "target/model.onnx", "draft/model.onnx"
+GRAPH_FILES = {"target": "target/model.onnx", "draft": "draft/model.onnx"}
+TOP_K = 10  # children per node that a head's graph computes unless more or fewer are asked for
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 TOOLS = ("eagle-edge", "torch", "transformers", "onnx", "onnx-ir", "onnxscript")
 
@@ -53,7 +55,7 @@ class Exported:
 
 def export(
     target: Path,
-    draft: Path,
+    draft: Path | None,
     bundle: Path,
     *,
     precision: str = "fp32",
@@ -61,22 +63,26 @@ def export(
     backend: str = "cpu",
     calibration: Path | None = None,
     draft_vocab: int | None = None,
-    draft_top_k: int = 10,
+    draft_top_k: int | None = None,
     certify: bool = True,
 ) -> Exported:
-    """Export a target and a head (Hugging Face folders) as a bundle folder.
+    """Export a target and a head (Hugging Face folders) as a bundle folder. draft: None for the target alone.
 
     backend, precision: keys of recipes.RECIPES. draft_precision: of the head, None for the target's. calibration:
-    folder that eagle-calib wrote for this pair. draft_vocab: most frequent tokens that the head keeps, None for all it
-    knows. draft_top_k: children per node that the head's graph computes, so the most a tree may ask for. certify:
-    compare the finished bundle with the source and note the outcome in its manifest; where that cannot be done the
-    export goes on with a warning. An existing bundle is replaced in the end; any other existing folder is refused.
-    Raises ExportError or CalibrationError, and then, as when interrupted, leaves nothing behind."""
-    if draft_top_k < 1:
+    folder that eagle-calib wrote for these models. draft_vocab: most frequent tokens that the head keeps, None for all
+    it knows. draft_top_k: children per node that the head's graph computes, so the most a tree may ask for, None for
+    TOP_K. certify: compare the finished bundle with the source and note the outcome in its manifest; where that cannot
+    be done the export goes on with a warning. An existing bundle is replaced in the end; any other existing folder is
+    refused. Raises ExportError or CalibrationError, and then, as when interrupted, leaves nothing behind."""
+    if draft_top_k is not None and draft_top_k < 1:
         raise ExportError(f"draft top-k is {draft_top_k}, but must be 1 or more")
-    precisions = {"target": precision, "draft": draft_precision or precision}
+    precisions = {"target": precision}
+    if draft is not None:
+        precisions["draft"] = draft_precision or precision
+    elif (draft_precision, draft_vocab, draft_top_k) != (None, None, None):
+        raise ExportError("draft precision, vocabulary and top-k are a head's; give one, or leave them out")
     observed = None if calibration is None else read_calibration(calibration)
-    recipe = plan(backend, precisions["target"], precisions["draft"], observed, draft_vocab)
+    recipe = plan(backend, precision, precisions.get("draft"), observed, draft_vocab)
     bundle = bundle.absolute()
     warnings: list[str] = []
     with disk_errors(bundle):
@@ -89,19 +95,20 @@ def export(
             warnings.append(
                 f"{target} has no tokenizer.json; the bundle decodes token ids only (eagle-run --prompt-ids)"
             )
-        vocab = pair.head_config.draft_vocab_size if draft_vocab is None else draft_vocab
-        top_k = min(draft_top_k, pair.head_config.draft_vocab_size)
-        progress.update(task, description="tracing target and head")
+        top_k = TOP_K if draft_top_k is None else draft_top_k
+        if pair.head is not None:
+            top_k = min(top_k, pair.head.config.draft_vocab_size)
+        progress.update(task, description="tracing")
         graphs = build_graphs(pair, recipe.traced, top_k)
-        decisions = [apply(steps, graph) for steps, graph in zip((recipe.target, recipe.draft), graphs, strict=True)]
-        size = sum(num_bytes(graph) for graph in graphs)
+        decisions = {name: apply(recipe.passes[name], graph) for name, graph in graphs.items()}
+        size = sum(num_bytes(graph) for graph in graphs.values())
         check_space(bundle.parent, size)
         progress.update(task, description="writing weights", total=size, completed=0)
         with folder_beside(bundle) as beside, disk_errors(bundle):
             folder = beside / "new"
             folder.mkdir()
             _write(folder, texts, graphs, lambda n: progress.advance(task, n))
-            manifest = _manifest(folder, pair, graphs, precisions, decisions, top_k, vocab)
+            manifest = _manifest(folder, pair, graphs, precisions, decisions, top_k, draft_vocab)
             (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
             del graphs  # and the weights in them, before others are loaded
             if certify:
@@ -117,12 +124,13 @@ def export(
 
 
 def _write(
-    folder: Path, texts: Mapping[str, bytes], graphs: tuple[ir.Model, ir.Model], advance: Callable[[int], None]
+    folder: Path, texts: Mapping[str, bytes], graphs: Mapping[str, ir.Model], advance: Callable[[int], None]
 ) -> None:
     """Write everything but the manifest."""
-    for name, graph in zip((TARGET_FILE, DRAFT_FILE), graphs, strict=True):
-        (folder / name).parent.mkdir()
-        save(graph, folder / name, advance)
+    for name, graph in graphs.items():
+        path = folder / GRAPH_FILES[name]
+        path.parent.mkdir()
+        save(graph, path, advance)
     for name, content in texts.items():
         (folder / name).write_bytes(content)
 
@@ -158,6 +166,8 @@ def _stored_template(stored: object) -> str | None:
 
 def shared_weights(manifest: Manifest) -> tuple[str, ...]:
     """Weights, not small constants, that both graphs hold alike."""
+    if manifest.head is None:
+        return ()
     target, head = manifest.target.graph.weights, manifest.head.graph.weights
     return tuple(sorted(name for name in target if target[name] == head.get(name) and "." in name))
 
@@ -165,13 +175,16 @@ def shared_weights(manifest: Manifest) -> tuple[str, ...]:
 def _manifest(
     folder: Path,
     pair: Pair,
-    graphs: tuple[ir.Model, ir.Model],
+    graphs: Mapping[str, ir.Model],
     precisions: dict[str, str],
-    decisions: list[dict[str, str]],
+    decisions: Mapping[str, dict[str, str]],
     top_k: int,
-    draft_vocab: int,
+    draft_vocab: int | None,
 ) -> Manifest:
-    config, head = pair.config, pair.head_config
+    config = pair.config
+    specs = {name: _graph_spec(GRAPH_FILES[name], graph, decisions[name]) for name, graph in graphs.items()}
+    head = None if pair.head is None else _head_spec(pair.head.config, specs["draft"], top_k, draft_vocab)
+    trees = TreeDefaults(tree="cost-aware") if head is None else TreeDefaults()
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return Manifest(
         schema_version=SCHEMA_VERSION,
@@ -185,23 +198,27 @@ def _manifest(
             head_dim=pair.head_dim,
             context=int(config.max_position_embeddings),
             eos_token_ids=pair.eos,
-            graph=_graph_spec(TARGET_FILE, graphs[0], decisions[0]),
+            graph=specs["target"],
         ),
-        head=HeadSpec(
-            kind=head.kind,
-            hidden_size=head.hidden_size,
-            draft_vocab_size=draft_vocab,
-            num_layers=head.num_layers,
-            num_kv_heads=head.num_kv_heads,
-            head_dim=head.head_dim,
-            top_k=top_k,
-            taps=head.taps,
-            graph=_graph_spec(DRAFT_FILE, graphs[1], decisions[1]),
-        ),
-        tree_defaults=TreeDefaults(draft_top_k=min(TreeDefaults().draft_top_k, top_k)),
+        head=head,
+        tree_defaults=replace(trees, draft_top_k=min(trees.draft_top_k, top_k)),
         tools={name: metadata.version(name) for name in TOOLS},
         files={path.relative_to(folder).as_posix(): file_sha256(path) for path in files},
         certificate=None,
+    )
+
+
+def _head_spec(config: HeadConfig, graph: GraphSpec, top_k: int, draft_vocab: int | None) -> HeadSpec:
+    return HeadSpec(
+        kind=config.kind,
+        hidden_size=config.hidden_size,
+        draft_vocab_size=config.draft_vocab_size if draft_vocab is None else draft_vocab,
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        top_k=top_k,
+        taps=config.taps,
+        graph=graph,
     )
 
 

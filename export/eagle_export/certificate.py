@@ -54,9 +54,9 @@ def make_certificate(source: Checkpoint, bundle: Path, manifest: Manifest) -> Ce
         raise ExportError(f"a context of {target.context} tokens has no room for a prompt and a continuation")
     said = continuations(source.folder, prompts, target.eos_token_ids, count)
     try:
-        with EagleModel.load(bundle, check_hashes=False) as model:
+        with EagleModel.load(bundle, backend="cpu", check_hashes=False) as model:
             forced = [forced_logits(model, each.prompt, each.tokens) for each in said]
-            tau = mean_tau(replay(model, prompts, "eagle"))
+            tau = mean_tau(replay(model, prompts, model.default_method))
     except Exception as error:  # engines raise a dozen kinds without a common base
         raise ExportError(f"the bundle does not run here ({_first_line(error)})") from None
     if not all(np.isfinite(rows).all() for rows in forced):

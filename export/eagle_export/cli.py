@@ -1,4 +1,4 @@
-"""eagle-export: parsers only. Heavy imports wait until the arguments are known to be sound."""
+"""eagle-export and eagle-export engines: parsers only. Heavy imports wait until the arguments are sound."""
 
 from __future__ import annotations
 
@@ -9,18 +9,27 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from eagle_runtime.command import Parser, run_command
 from eagle_runtime.manifest import Certificate
 
+if TYPE_CHECKING:
+    from eagle_export.engines import Built, BuiltEngine
+
 # The keys of recipes.RECIPES and of what stands there, known without heavy imports.
-BACKENDS = ("cpu", "tensorrt-rtx", "tensorrt")
+BACKENDS = ("cpu", "tensorrt-rtx", "tensorrt", "cuda")
+LIBRARIES = ("tensorrt-rtx", "tensorrt")
 PRECISIONS = ("fp32", "fp16", "int8", "int8-static", "int8-weight", "int4")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, or 2 after an error that is the input's."""
-    return run_command(_parser(), argv, run, extra="export", interrupted="interrupted; nothing was left behind")
+    argv = sys.argv[1:] if argv is None else argv
+    interrupted = "interrupted; nothing was left behind"
+    if argv and argv[0] == "engines":
+        return run_command(_engines_parser(), argv[1:], run_engines, extra="export", interrupted=interrupted)
+    return run_command(_parser(), argv, run, extra="export", interrupted=interrupted)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -31,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
     started = time.perf_counter()
     done = export(
         Path(args.target),
-        Path(args.draft),
+        None if args.draft is None else Path(args.draft),
         Path(args.output),
         precision=args.precision,
         draft_precision=args.draft_precision,
@@ -48,10 +57,10 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         report = {
             "bundle": str(done.bundle),
-            "head": head.kind,
+            "head": head and head.kind,
             "precision": done.manifest.precision,
-            "taps": head.taps,
-            "draft_vocab_size": head.draft_vocab_size,
+            "taps": head and head.taps,
+            "draft_vocab_size": head and head.draft_vocab_size,
             "shared_weights": done.shared,
             "bytes": done.size,
             "seconds": round(seconds, 3),
@@ -60,10 +69,64 @@ def run(args: argparse.Namespace) -> None:
         }
         print(json.dumps(report))
         return
+    shared = f", shared by both graphs: {', '.join(done.shared) or 'nothing'}" if head else ""
     print(
-        f"{args.output}: {head.kind} head, {args.precision}, {done.size / 1e6:.1f} MB, "
-        f"shared by both graphs: {', '.join(done.shared) or 'nothing'}{_certified(certificate)}"
+        f"{args.output}: {head.kind if head else 'no draft'} head, {args.precision}, {done.size / 1e6:.1f} MB"
+        f"{shared}{_certified(certificate)}"
     )
+
+
+def run_engines(args: argparse.Namespace) -> None:
+    """Build engines as told by the parsed arguments and report on stdout."""
+    from eagle_export.engines import build_engines
+
+    done = build_engines(
+        Path(args.bundle),
+        args.backend,
+        args.compute_capability,
+        context=args.context,
+        weight_streaming=args.weight_streaming,
+    )
+    if args.json:
+        print(json.dumps(_engines_report(done)))
+        return
+    for engine in done.built:
+        print(f"{done.folder / engine.spec.file}: {_engine_line(engine)}")
+
+
+def _engine_line(engine: BuiltEngine) -> str:
+    spec = engine.spec
+    line = f"{engine.seconds:.1f} s, {spec.size / 1e6:.1f} MB"
+    if spec.kernels is not None:
+        line += (
+            f", {spec.kernels} kernels for {engine.layers} decoder layer{'s' if engine.layers > 1 else ''}, "
+            f"attention fused in {spec.fused_attention}"
+        )
+    return line
+
+
+def _engines_report(done: Built) -> dict[str, object]:
+    engines = {
+        engine.name: {
+            "file": engine.spec.file,
+            "bytes": engine.spec.size,
+            "seconds": round(engine.seconds, 3),
+            "layers": engine.layers,
+            "kernels": engine.spec.kernels,
+            "fused_attention": engine.spec.fused_attention,
+            "in_place": engine.spec.in_place,
+        }
+        for engine in done.built
+    }
+    return {
+        "folder": str(done.folder),
+        "library": done.engines.library,
+        "library_version": done.engines.library_version,
+        "compute_capabilities": done.engines.compute_capabilities,
+        "context": done.engines.context,
+        "weight_streaming": done.engines.weight_streaming,
+        "engines": engines,
+    }
 
 
 def _certified(certificate: Certificate | None) -> str:
@@ -77,26 +140,54 @@ def _figures(certificate: Certificate) -> dict[str, float]:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="eagle-export", description="Export a target and its EAGLE draft head as a bundle.")
+    parser = Parser(
+        prog="eagle-export",
+        description="Export a target and its EAGLE draft head as a bundle, or a target alone.",
+        epilog="eagle-export engines BUNDLE builds TensorRT engines of an exported bundle; see its --help.",
+    )
     parser.add_argument("target", metavar="TARGET", help="Hugging Face folder of the target (Llama architecture)")
-    parser.add_argument("draft", metavar="DRAFT", help="folder of the EAGLE-1/2 or EAGLE-3 head")
+    parser.add_argument(
+        "draft",
+        nargs="?",
+        metavar="DRAFT",
+        help="folder of the EAGLE-1/2 or EAGLE-3 head; without one, drafts are looked up in the text",
+    )
     parser.add_argument("-o", "--output", required=True, metavar="BUNDLE", help="folder to write")
     parser.add_argument("-p", "--precision", choices=PRECISIONS, default="fp32", help="of the target")
     parser.add_argument("--draft-precision", choices=PRECISIONS, help="of the head (default: the target's)")
     parser.add_argument("--backend", choices=BACKENDS, default="cpu", help="engine the bundle is for (default cpu)")
-    parser.add_argument("--calibration", metavar="CALIB", help="folder that eagle-calib wrote for this pair")
+    parser.add_argument("--calibration", metavar="CALIB", help="folder that eagle-calib wrote for these models")
     parser.add_argument(
         "--draft-vocab", type=int, metavar="N", help="keep the head's N most frequent tokens (needs --calibration)"
     )
     parser.add_argument(
         "--draft-top-k",
         type=int,
-        default=10,
         metavar="K",
         help="most children per node a tree may ask for (default 10)",
     )
     parser.add_argument(
         "--no-certificate", dest="certify", action="store_false", help="do not compare the bundle with the source"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    return parser
+
+
+def _engines_parser() -> Parser:
+    parser = Parser(prog="eagle-export engines", description="Build the TensorRT engines of an exported bundle.")
+    parser.add_argument("bundle", metavar="BUNDLE", help="folder that eagle-export wrote with -p fp16, int8 or int4")
+    parser.add_argument("--backend", choices=LIBRARIES, required=True, help="library that will run the engines")
+    parser.add_argument(
+        "--compute-capability",
+        nargs="+",
+        metavar="X.Y",
+        help="GPUs to build for with tensorrt-rtx, which needs none of them here (default 8.6 8.9 12.0)",
+    )
+    parser.add_argument(
+        "--context", type=int, metavar="N", help="tokens of prompt and output (default: the model's own, at most 4096)"
+    )
+    parser.add_argument(
+        "--weight-streaming", action="store_true", help="leave weights that the GPU has no room for on the host"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     return parser

@@ -6,7 +6,8 @@ compiled, one line per kernel:
     Layers:
     Name: _gemm_mha_v2_myl0_7, LayerType: kgen, Inputs: [ {...} ], Constants: [], Outputs: [ {...} ], TacticName: ...
 
-The list covers one compute capability only, even when an engine holds several; build one at a time to know each.
+The list covers one compute capability only, even when an engine holds several, and all optimization profiles one
+after the other; build for one capability at a time to know each.
 """
 
 from __future__ import annotations
@@ -17,19 +18,22 @@ from dataclasses import dataclass
 
 _TITLE = "Layers:\n"
 _LINE = re.compile(r"Name: (.+?), LayerType: (\w+), Inputs: (.*), Constants: (.*), Outputs: (.*), TacticName: ")
+_PROFILE = re.compile(r"_myl(\d+)_\d+$")
 _DATATYPE = re.compile(r"Datatype: (\w+)")
 _NO_KERNEL = {"shape_call", "signal", "wait"}  # shape arithmetic on the host and synchronisation of streams
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """name: as TensorRT made it up from what it fused. kind: LayerType, such as gemm or kgen.
+    """name: as TensorRT made it up from what it fused. kind: LayerType, such as gemm or kgen. profile: index of the
+    optimization profile it serves.
 
     reads, holds, writes: TensorRT's names (Half, Float, Int64, ...) of the types of its inputs, of its constants, and
     of its outputs."""
 
     name: str
     kind: str
+    profile: int
     reads: frozenset[str]
     holds: frozenset[str]
     writes: frozenset[str]
@@ -54,5 +58,8 @@ def read_kernels(messages: Iterable[str]) -> list[Kernel]:
             raise ValueError(f"the build log has a line of unknown form: {line[:80]}")
         name, kind, *types = match.groups()
         if kind not in _NO_KERNEL:
-            found.append(Kernel(name, kind, *(frozenset(_DATATYPE.findall(part)) for part in types)))
+            profile = _PROFILE.search(name)
+            if profile is None:
+                raise ValueError(f"the build log has a kernel of unknown name: {name[:80]}")
+            found.append(Kernel(name, kind, int(profile[1]), *(frozenset(_DATATYPE.findall(part)) for part in types)))
     return found

@@ -1,4 +1,4 @@
-"""A target and a head that belong together: read, checked against each other, and turned into two graphs."""
+"""A target, and the head that drafts for it: read, checked against each other, and turned into graphs."""
 
 from __future__ import annotations
 
@@ -26,17 +26,25 @@ STORED = ("F64", "F32", "F16", "BF16")  # anything else is quantised: its number
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """Both checkpoints and what was concluded from them. eos: ids that end a text. own_embedding: the head's
-    embedding is not the target's, so it is stored beside it."""
+class HeadPart:
+    """A head's checkpoint and what was concluded from it. own_embedding: its embedding is not the target's, so it is
+    stored beside it."""
 
-    target: Checkpoint
-    head: Checkpoint
-    config: LlamaConfig
-    head_config: HeadConfig
-    eos: tuple[int, ...]
+    checkpoint: Checkpoint
+    config: HeadConfig
     d2t: torch.Tensor | None
     own_embedding: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A target's checkpoint and what was concluded from it; head: None for a target alone. eos: ids that end a
+    text."""
+
+    target: Checkpoint
+    config: LlamaConfig
+    eos: tuple[int, ...]
+    head: HeadPart | None
 
     @property
     def tied(self) -> bool:
@@ -56,52 +64,52 @@ class Pair:
         return int(self.config.num_key_value_heads)
 
 
-def open_pair(target_folder: Path, head_folder: Path) -> Pair:
-    """Open both folders and check that they fit, before any long work. Raises ExportError."""
-    target, head = open_checkpoint(target_folder), open_checkpoint(head_folder)
+def open_pair(target_folder: Path, head_folder: Path | None) -> Pair:
+    """Open the target's folder, and the head's if there is one, and check that they fit, before any long work. Raises
+    ExportError."""
+    target = open_checkpoint(target_folder)
+    head = None if head_folder is None else open_checkpoint(head_folder)
     config = _llama_config(target)
-    head_config = read_head_config(head, int(config.hidden_size), int(config.num_hidden_layers), int(config.vocab_size))
-    return Pair(
-        target=target,
-        head=head,
-        config=config,
-        head_config=head_config,
-        eos=_eos_ids(target),
-        d2t=_vocabulary_map(head, head_config),
-        own_embedding=_own_embedding(target, head, head_config),
-    )
+    return Pair(target, config, _eos_ids(target), None if head is None else _head_part(target, config, head))
 
 
-def build_graphs(pair: Pair, precision: str, top_k: int) -> tuple[ir.Model, ir.Model]:
-    """Trace target and head and attach their weights. Raises ExportError if any tensor of either file is left over.
+def build_graphs(pair: Pair, precision: str, top_k: int) -> dict[str, ir.Model]:
+    """Trace the target ("target") and the head ("draft"), if there is one, and attach their weights. Raises
+    ExportError if any tensor of either file is left over.
 
     precision: "fp32" or "fp16". top_k: children per row computed by the head's graph."""
     dtype = DTYPES[precision]
-    modules = _target_module(pair, dtype), _draft_module(pair, dtype, top_k)
+    head = pair.head
+    modules, checkpoints = {"target": _target_module(pair, dtype)}, {"target": pair.target}
+    if head is not None:
+        modules["draft"], checkpoints["draft"] = _draft_module(head, dtype, top_k), head.checkpoint
     weights = weight_sources(pair)
-    for checkpoint, module, sources in zip((pair.target, pair.head), modules, weights, strict=True):
-        _check_all_used(checkpoint, module, sources)
-    config, head = pair.config, pair.head_config
-    layers = int(config.num_hidden_layers)
-    target = trace_target(
-        modules[0],
-        Layout(layers, pair.num_kv_heads, pair.head_dim, dtype),
-        Expected(attention=layers, rms_norm=2 * layers + 1),
-    )
-    draft = trace_draft(
-        modules[1],
-        head.hidden_size,
-        Layout(head.num_layers, head.num_kv_heads, head.head_dim, dtype),
-        Expected(attention=head.num_layers, rms_norm=4 if head.kind == "eagle3" else 2 * head.num_layers - 1),
-    )
-    for model, sources in zip((target, draft), weights, strict=True):
-        attach(model, sources)
+    for name, module in modules.items():
+        _check_all_used(checkpoints[name], module, weights[name])
+    layers = int(pair.config.num_hidden_layers)
+    graphs = {
+        "target": trace_target(
+            modules["target"],
+            Layout(layers, pair.num_kv_heads, pair.head_dim, dtype),
+            Expected(attention=layers, rms_norm=2 * layers + 1),
+        )
+    }
+    if head is not None:
+        config = head.config
+        graphs["draft"] = trace_draft(
+            modules["draft"],
+            config.hidden_size,
+            Layout(config.num_layers, config.num_kv_heads, config.head_dim, dtype),
+            Expected(config.num_layers, rms_norm=4 if config.kind == "eagle3" else 2 * config.num_layers - 1),
+        )
+    for name, model in graphs.items():
+        attach(model, weights[name])
         simplify(model)
-    return target, draft
+    return graphs
 
 
-def weight_sources(pair: Pair) -> tuple[dict[str, Weight], dict[str, Weight]]:
-    """Parameter name -> weight, for the target's graph and the head's.
+def weight_sources(pair: Pair) -> dict[str, dict[str, Weight]]:
+    """Parameter name -> weight, for the graph "target" and, where there is a head, "draft".
 
     The head's own tensors get the prefix "head."; what it borrows keeps the target's name, so that both graphs call
     the same weight the same."""
@@ -109,47 +117,57 @@ def weight_sources(pair: Pair) -> tuple[dict[str, Weight], dict[str, Weight]]:
     target = {name: Weight(name, pair.target.tensors[name]) for name in target_names}
     if pair.tied:
         target[LM_HEAD] = target[EMBEDDING]
-    elsewhere = _rotary_buffers(pair.head) | ({"d2t", "t2d"} if pair.head_config.kind == "eagle3" else set())
+    head = pair.head
+    if head is None:
+        return {"target": target}
+    elsewhere = _rotary_buffers(head.checkpoint) | ({"d2t", "t2d"} if head.config.kind == "eagle3" else set())
     draft = {
         f"head.{name}": Weight(f"head.{name}", tensor)
-        for name, tensor in pair.head.tensors.items()
+        for name, tensor in head.checkpoint.tensors.items()
         if name not in elsewhere
     }
-    if not pair.own_embedding:
+    if not head.own_embedding:
         draft["head.embed_tokens.weight"] = target[EMBEDDING]
-    if pair.head_config.kind == "eagle1":
+    if head.config.kind == "eagle1":
         draft["head.lm_head.weight"] = target[LM_HEAD]
     else:  # its fc reads taps, so it stands in the target's graph
         for name in ("fc.weight", "fc.bias"):
             if f"head.{name}" in draft:
                 target[f"head_{name}"] = draft.pop(f"head.{name}")
-    return target, draft
+    return {"target": target, "draft": draft}
+
+
+def _head_part(target: Checkpoint, config: LlamaConfig, head: Checkpoint) -> HeadPart:
+    sizes = int(config.hidden_size), int(config.num_hidden_layers), int(config.vocab_size)
+    head_config = read_head_config(head, *sizes)
+    d2t = _vocabulary_map(head, head_config)
+    return HeadPart(head, head_config, d2t, _own_embedding(target, head, head_config))
 
 
 def _target_module(pair: Pair, dtype: torch.dtype) -> torch.nn.Module:
-    head = pair.head_config
+    head = None if pair.head is None else pair.head.config
 
     def build() -> TargetGraph:
-        fc = None
-        if head.kind == "eagle3":
-            fc = torch.nn.Linear(len(head.taps) * head.target_hidden_size, head.hidden_size, bias=head.fc_bias)
+        if head is None or head.kind == "eagle1":
+            return TargetGraph(pair.config, (), None)
+        fc = torch.nn.Linear(len(head.taps) * head.target_hidden_size, head.hidden_size, bias=head.fc_bias)
         return TargetGraph(pair.config, head.taps, fc)
 
     with _accepted_by_transformers(pair.target):
         return build_fake(build, dtype)
 
 
-def _draft_module(pair: Pair, dtype: torch.dtype, top_k: int) -> torch.nn.Module:
+def _draft_module(head: HeadPart, dtype: torch.dtype, top_k: int) -> torch.nn.Module:
     def build() -> DraftGraph:
-        head = build_head(pair.head_config)
-        if pair.head_config.kind == "eagle3":
-            del head.fc
-        return DraftGraph(head, top_k)
+        module = build_head(head.config)
+        if head.config.kind == "eagle3":
+            del module.fc
+        return DraftGraph(module, top_k)
 
-    with _accepted_by_transformers(pair.head):
+    with _accepted_by_transformers(head.checkpoint):
         module = build_fake(build, dtype)
-    if pair.d2t is not None:
-        module.d2t = pair.d2t[:, None]
+    if head.d2t is not None:
+        module.d2t = head.d2t[:, None]
     return module
 
 

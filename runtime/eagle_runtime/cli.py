@@ -8,14 +8,17 @@ import dataclasses
 import json
 import os
 import sys
+import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from eagle_runtime.backends import AUTO, BACKENDS, told
 from eagle_runtime.command import Parser, run_command
-from eagle_runtime.eagle_model import EagleModel, Result
+from eagle_runtime.eagle_model import EagleModel, Method, Result
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle
+from eagle_runtime.manifest import TreeKind
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,8 +30,11 @@ def run(args: argparse.Namespace) -> None:
     """Decode as told by the parsed arguments and print the text as it comes, or one JSON object at the end."""
     with _output_errors(), contextlib.ExitStack() as stack:
         model = stack.enter_context(
-            EagleModel.load(args.bundle, backend=args.backend, context=args.context, threads=args.threads)
+            EagleModel.load(args.bundle, backend=args.backend or AUTO, context=args.context, threads=args.threads)
         )
+        if args.backend == AUTO:
+            over = f" ({told(model.passed_over)})" if model.passed_over else ""
+            print(f"eagle-run: on {model.backend}{over}", file=sys.stderr)
         tracer = _Tracer()
         pieces = model.stream(
             _prompt(args),
@@ -167,8 +173,12 @@ def _parser() -> Parser:
     source.add_argument("--prompt-ids", type=_ids, metavar="1,2,3", help="token ids")
     source.add_argument("--prompt-file", metavar="F", help="UTF-8 text file")
     parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N")
-    parser.add_argument("--method", choices=["eagle", "vanilla"], default="eagle")
-    parser.add_argument("--backend", default="cpu", help="engine to run on (this version: cpu)")
+    parser.add_argument("--method", choices=typing.get_args(Method), help="default: eagle, or lookup without a head")
+    parser.add_argument(
+        "--backend",
+        metavar="B",
+        help=f"engine to run on: {', '.join(BACKENDS)}, or auto, which says what it chose (default: auto, silently)",
+    )
     parser.add_argument("--context", type=int, metavar="N", help="tokens of prompt and output to make room for")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of one pass (default: physical cores)")
     parser.add_argument("--ignore-eos", action="store_true", help="decode past end-of-sequence tokens")
@@ -176,7 +186,7 @@ def _parser() -> Parser:
     parser.add_argument("--trace", metavar="FILE", help="write one JSON line per cycle")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     tree = parser.add_argument_group("draft tree (defaults: the bundle's)")
-    tree.add_argument("--tree", choices=["dynamic", "static", "chain"])
+    tree.add_argument("--tree", choices=typing.get_args(TreeKind))
     tree.add_argument("--total-token", type=int, metavar="N", help="nodes verified per pass, root included")
     tree.add_argument("--depth", type=int, metavar="N", help="growth passes: the tree has N + 1 levels below its root")
     tree.add_argument("--draft-top-k", type=int, metavar="K", help="beam, and children per node")

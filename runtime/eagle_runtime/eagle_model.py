@@ -5,15 +5,21 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import time
+import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+from eagle_runtime.backends import PassedOver, check_name, choose, open_sessions
+from eagle_runtime.cost import Costs, fingerprint, measure, read_costs, write_costs
+from eagle_runtime.cost_aware import CostAwareDrafter
 from eagle_runtime.drafter import Drafter, DynamicTree, EagleDrafter, Plain, StaticTree, TreeShape, chain
-from eagle_runtime.errors import BackendError, RequestError
+from eagle_runtime.errors import RequestError
+from eagle_runtime.experience import Experience
 from eagle_runtime.generate import Cycle, generate
+from eagle_runtime.lookup import LookupDrafter
 from eagle_runtime.manifest import Manifest, TreeKind, read_manifest, verify_hashes
 from eagle_runtime.model import Head, Target
 from eagle_runtime.sampling import Sampler, SamplingParams
@@ -22,7 +28,7 @@ from eagle_runtime.text import Message, Text
 from eagle_runtime.tree import EAGLE1_CHOICES, Float
 
 Prompt = str | Sequence[int] | Sequence[Message]
-Method = Literal["eagle", "vanilla"]
+Method = Literal["eagle", "eagle+lookup", "lookup", "vanilla"]
 FinishReason = Literal["stop", "length"]
 
 DEFAULT_CONTEXT = 4096  # tokens; a model trained on 128k would otherwise reserve tens of gigabytes of cache
@@ -78,33 +84,41 @@ class Piece:
 
 
 class EagleModel:
-    """A bundle in memory: target, head, their caches, tokenizer. Serves one generation at a time."""
+    """A bundle in memory: target, head if it has one, their caches, tokenizer. Serves one generation at a time."""
 
-    def __init__(self, bundle: Path, manifest: Manifest, sessions: tuple[Session, Session], context: int) -> None:
-        """Use `EagleModel.load`. sessions: target and head."""
+    def __init__(self, bundle: Path, manifest: Manifest, sessions: tuple[Session, ...], context: int) -> None:
+        """Use `EagleModel.load`. sessions: of the target and, if the bundle has one, of the head."""
         self.manifest = manifest
         self.context = context
+        self.backend = "cpu"
+        self.threads: int | None = None
+        self.passed_over: PassedOver = ()
         self.text = Text(bundle)
         self._sessions = list(sessions)
-        self._target = Target(sessions[0], context)
-        self._head = Head(sessions[1], context, HEAD_SCRATCH)
+        target, *heads = sessions
+        self._target = Target(target, context)
+        self._head = Head(heads[0], context, HEAD_SCRATCH) if heads else None
         self._generation = 0
+        self._costs: Costs | None = None
+        self._experience: dict[tuple[str, bool], Experience] = {}
 
     @classmethod
     def load(
         cls,
         bundle: str | Path,
         *,
-        backend: str = "cpu",
+        backend: str = "auto",
         context: int | None = None,
         threads: int | None = None,
         check_hashes: bool = True,
     ) -> EagleModel:
         """Load a bundle folder.
 
-        context: tokens of prompt and output together that buffers are made for; None takes the model's own, at
-        most 4096. threads: of one pass; None takes the physical cores. check_hashes: read every file once to
-        compare its SHA-256 (about a second per gigabyte). Raises BundleError, BackendError, RequestError."""
+        backend: one of backends.BACKENDS, or "auto" for the first of them that this bundle was made for and this
+        machine can run; `model.backend` says which it is, `model.passed_over` why none of those before it. context:
+        tokens of prompt and output together that buffers are made for; None takes the model's own, at most 4096.
+        threads: of one pass on the CPU; None takes the physical cores. check_hashes: read every file once to compare
+        its SHA-256 (about a second per gigabyte). Raises BundleError, BackendError, RequestError."""
         folder = Path(bundle)
         manifest = read_manifest(folder)
         longest = manifest.target.context
@@ -114,15 +128,37 @@ class EagleModel:
             raise RequestError(f"context is {context}, but this model serves 2 to {longest} tokens")
         if threads is not None and not 1 <= threads <= MAX_THREADS:
             raise RequestError(f"threads is {threads}, but must be 1 to {MAX_THREADS}")
-        if backend != "cpu":
-            raise BackendError(f"backend {backend!r} is not available; this version runs 'cpu'")
+        check_name(backend)
         if check_hashes:
             verify_hashes(folder, manifest)
-        from eagle_runtime.session.ort import OrtSession
 
-        graphs = (manifest.target.graph, manifest.head.graph)
-        target, head = (OrtSession(folder / graph.file, graph, threads) for graph in graphs)
-        return cls(folder, manifest, (target, head), context)
+        def open_on(name: str) -> EagleModel:
+            sessions = open_sessions(name, folder, manifest, context, HEAD_SCRATCH, threads)
+            return cls(folder, manifest, sessions, context)
+
+        chosen = choose(backend, folder, manifest, open_on)
+        model = chosen.opened
+        model.backend, model.passed_over, model.threads = chosen.backend, chosen.passed_over, threads
+        return model
+
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        """Of the target and, if there is one, of the head, for tools that compare engines."""
+        return tuple(self._sessions)
+
+    @property
+    def head(self) -> Head:
+        """Raises RequestError for a bundle without one."""
+        if self._head is None:
+            raise RequestError(
+                "the bundle has no draft head; use method lookup or vanilla, or export the target with a head"
+            )
+        return self._head
+
+    @property
+    def default_method(self) -> Method:
+        """How to decode if nothing else is asked for."""
+        return "lookup" if self._head is None else "eagle"
 
     def generate(self, prompt: Prompt, **settings: Any) -> Result:
         """Decode to the end; settings as in `stream`."""
@@ -136,8 +172,8 @@ class EagleModel:
         prompt: Prompt,
         *,
         max_new_tokens: int = 256,
-        method: Method = "eagle",
-        tree: TreeKind | None = None,
+        method: Method | None = None,
+        tree: TreeKind | TreeShape | None = None,
         total_token: int | None = None,
         depth: int | None = None,
         draft_top_k: int | None = None,
@@ -150,15 +186,17 @@ class EagleModel:
         """Decode piece by piece.
 
         prompt: text, token ids, or chat messages ({"role", "content"} dicts, through the bundle's template).
-        max_new_tokens: the output also ends where the context is full. method: "vanilla" decodes without a
-        draft and emits the same tokens. tree, total_token, depth, draft_top_k: see manifest.TreeDefaults; None
-        takes the bundle's. seed: None draws one (reported in the stats). on_cycle: called after every
-        verification. sampling: the fields of SamplingParams. Raises RequestError before any work."""
+        max_new_tokens: the output also ends where the context is full. method: "vanilla" decodes without a draft,
+        "lookup" without the head, "eagle+lookup" with both; the tokens are the same. None: "eagle", or "lookup" where
+        there is no head. tree, total_token, depth, draft_top_k: see manifest.TreeDefaults; None takes the bundle's;
+        tree may also be a TreeShape of your own. seed: None draws one (reported in the stats). on_cycle: called after
+        every verification. sampling: the fields of SamplingParams. Raises RequestError before any work."""
         params = _sampling_params(sampling, secrets.randbits(32) if seed is None else seed)
         tokens = self._checked_prompt(prompt)
         if max_new_tokens < 1:
             raise RequestError(f"max_new_tokens is {max_new_tokens}, but must be 1 or more")
-        drafter = self._drafter(method, tree, total_token, depth, draft_top_k)
+        method = self.default_method if method is None else method
+        drafter = self._drafter(method, tree, total_token, depth, draft_top_k, params.temperature == 0)
         stop = frozenset(stop_token_ids) | (
             frozenset() if ignore_eos else frozenset(self.manifest.target.eos_token_ids)
         )
@@ -177,6 +215,18 @@ class EagleModel:
         for logits in self._target.score(checked, first):
             yield logits
             self._check_turn(turn)
+
+    def costs(self, *, measure_again: bool = False) -> Costs:
+        """What passes cost on this machine: as measured before for this bundle, backend and machine, or measured now,
+        which takes about 60 passes and ends any stream of this model. The tree "cost-aware" calls this."""
+        if self._costs is None or measure_again:
+            key = fingerprint([*self.manifest.files.values(), self.backend, str(self.threads), str(self.context)])
+            self._costs = None if measure_again else read_costs(key)
+            if self._costs is None:
+                self._generation += 1
+                self._costs = measure(self._target, self._head)
+                write_costs(key, self._costs)
+        return self._costs
 
     def close(self) -> None:
         """Free the engines; a second call does nothing."""
@@ -249,27 +299,40 @@ class EagleModel:
         return tokens
 
     def _drafter(
-        self, method: Method, tree: TreeKind | None, total: int | None, depth: int | None, top_k: int | None
+        self,
+        method: Method,
+        tree: TreeKind | TreeShape | None,
+        total: int | None,
+        depth: int | None,
+        top_k: int | None,
+        greedy: bool,
     ) -> Drafter:
         if method == "vanilla":
             return Plain()
-        if method != "eagle":
-            raise RequestError(f"method is {method!r}, but must be eagle or vanilla")
+        if method not in typing.get_args(Method):
+            raise RequestError(f"method is {method!r}, but must be one of {', '.join(typing.get_args(Method))}")
+        head = None if method == "lookup" else self.head
+        if tree is not None and not isinstance(tree, str):
+            return EagleDrafter(self.head, tree)
         defaults = self.manifest.tree_defaults
         total = defaults.total_token if total is None else total
         depth = defaults.depth if depth is None else depth
-        top_k = min(defaults.draft_top_k, self._head.top_k) if top_k is None else top_k
+        if top_k is None:
+            top_k = defaults.draft_top_k if head is None else min(defaults.draft_top_k, head.top_k)
         # Checked whatever the shape, so that a wrong number never passes unnoticed.
-        dynamic = DynamicTree(total, depth, top_k)
-        shapes: dict[str, TreeShape] = {
-            "dynamic": dynamic,
-            "static": StaticTree(EAGLE1_CHOICES),
-            "chain": chain(min(depth + 1, total - 1)),
-        }
-        kind = tree or defaults.tree
-        if kind not in shapes:
-            raise RequestError(f"tree is {kind!r}, but must be one of {', '.join(shapes)}")
-        return EagleDrafter(self._head, shapes[kind])
+        dynamic, line = DynamicTree(total, depth, top_k), chain(min(depth + 1, total - 1))
+        kind = tree or ("cost-aware" if method != "eagle" else defaults.tree)
+        if kind not in typing.get_args(TreeKind):
+            raise RequestError(f"tree is {kind!r}, but must be one of {', '.join(typing.get_args(TreeKind))}")
+        if kind == "cost-aware":
+            experience = self._experience.setdefault((method, greedy), Experience())
+            return CostAwareDrafter(head, self.costs(), experience, top_k=top_k, copies=method != "eagle")
+        if method == "lookup" and kind == "chain":
+            return LookupDrafter(len(line.choices))
+        if head is None or method != "eagle":
+            raise RequestError(f"method {method} does not draft a {kind} tree; leave the tree to it")
+        shapes: dict[str, TreeShape] = {"dynamic": dynamic, "static": StaticTree(EAGLE1_CHOICES), "chain": line}
+        return EagleDrafter(head, shapes[kind])
 
 
 @dataclass

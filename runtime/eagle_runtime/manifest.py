@@ -21,10 +21,10 @@ from typing import Any, Literal
 from eagle_runtime.errors import BundleError
 
 MANIFEST_NAME = "eagle_config.json"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 HeadKind = Literal["eagle1", "eagle3"]
-TreeKind = Literal["dynamic", "static", "chain"]
+TreeKind = Literal["dynamic", "static", "chain", "cost-aware"]
 Shape = tuple[int | str, ...]
 
 
@@ -113,7 +113,7 @@ class Certificate:
     """The source model's words on a few prompts, and how the bundle compared when it was made.
 
     agreement: share of the continuations' tokens that the engine too ranks first, given the same text before them.
-    kl: mean KL(source || engine) of those rows, nats. tau: of greedy decoding from the prompts, the default tree."""
+    kl: mean KL(source || engine) of those rows, nats. tau: of greedy decoding from the prompts (replay.replay)."""
 
     prompts: tuple[GoldenPrompt, ...]
     agreement: float
@@ -123,18 +123,24 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """precision: per graph ("target", "draft"). files: path inside the bundle -> SHA-256, all but this file.
+    """precision: per graph ("target", "draft"). head: None if the bundle holds the target alone. files: path inside the
+    bundle -> SHA-256, all but this file.
 
     tools: name -> version of what built the bundle. certificate: None if the bundle was never compared."""
 
     schema_version: int
     precision: dict[str, str]
     target: TargetSpec
-    head: HeadSpec
+    head: HeadSpec | None
     tree_defaults: TreeDefaults
     tools: dict[str, str]
     files: dict[str, str]
     certificate: Certificate | None
+
+    @property
+    def models(self) -> dict[str, TargetSpec | HeadSpec]:
+        """ "target" and, where there is a head, "draft"."""
+        return {"target": self.target} if self.head is None else {"target": self.target, "draft": self.head}
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
@@ -159,10 +165,10 @@ def read_manifest(bundle: Path) -> Manifest:
             f"{path}: schema_version is {version!r}, this runtime reads {SCHEMA_VERSION}; "
             "export the bundle again or install the matching eagle-edge"
         )
-    manifest = typing.cast(Manifest, _build(Manifest, data, str(path)))
+    manifest = typing.cast(Manifest, checked(Manifest, data, str(path)))
     _check_graphs(manifest, str(path))
     _check_certificate(manifest, str(path))
-    graphs = (manifest.target.graph.file, manifest.head.graph.file)
+    graphs = [model.graph.file for model in manifest.models.values()]
     for file in (*graphs, *manifest.files):
         bundle_file(bundle, file)
     if unlisted := [file for file in graphs if file not in manifest.files]:
@@ -171,15 +177,23 @@ def read_manifest(bundle: Path) -> Manifest:
 
 
 def _check_graphs(manifest: Manifest, where: str) -> None:
-    """The graphs' inputs and outputs follow from the facts beside them; raises BundleError naming one that does not,
-    since decoding would trust both."""
+    """Every graph has a precision, and the graphs' inputs and outputs follow from the facts beside them; raises
+    BundleError naming one that does not, since decoding would trust both."""
+    if set(manifest.precision) != set(manifest.models):
+        raise BundleError(
+            f"{where}: precision is of {', '.join(sorted(manifest.precision)) or 'nothing'}, but the bundle holds "
+            f"{' and '.join(manifest.models)}; export the bundle again"
+        )
     target, head = manifest.target, manifest.head
-    features, guesses = (1, "T", head.hidden_size), (1, "T", head.top_k)
+    features: Shape = (1, "T", target.hidden_size if head is None else head.hidden_size)
     inputs: dict[str, Shape] = {"input_ids": (1, "T"), "position_ids": (1, "T"), "tree_mask": (1, 1, "T", "L")}
     tables: list[tuple[str, TargetSpec | HeadSpec, dict[str, Shape], dict[str, Shape]]] = [
-        ("target", target, {"logit_rows": ("R",)}, {"logits": (1, "R", target.vocab_size), "features": features}),
-        ("head", head, {"features": features}, {"log_probs": guesses, "token_ids": guesses, "hidden": features}),
+        ("target", target, {"logit_rows": ("R",)}, {"logits": (1, "R", target.vocab_size), "features": features})
     ]
+    if head is not None:
+        guesses: Shape = (1, "T", head.top_k)
+        outputs_of_head = {"log_probs": guesses, "token_ids": guesses, "hidden": features}
+        tables.append(("head", head, {"features": features}, outputs_of_head))
     for name, spec, more, outputs in tables:
         layers = range(min(spec.num_layers, len(spec.graph.inputs)))  # of a wild number, one too many is enough
         rows = [f"{layer}.{part}" for layer in layers for part in ("key", "value")]
@@ -256,17 +270,18 @@ def file_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _build(kind: Any, value: Any, where: str) -> Any:
-    """`value` (parsed JSON) as an instance of the annotation `kind`; raises BundleError naming `where`."""
+def checked(kind: Any, value: Any, where: str) -> Any:
+    """`value` (parsed JSON) as an instance of the annotation `kind`, a dataclass say; raises BundleError naming
+    `where`."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         return _build_dataclass(typing.cast("type[Any]", kind), value, where)
     if origin is dict:
         if isinstance(value, dict):
-            return {key: _build(args[1], item, f"{where}: {key!r}") for key, item in value.items()}
+            return {key: checked(args[1], item, f"{where}: {key!r}") for key, item in value.items()}
     elif origin is tuple:
         if isinstance(value, list):
-            return tuple(_build(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+            return tuple(checked(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     elif origin is Literal:
         if value in args:
             return value
@@ -274,7 +289,7 @@ def _build(kind: Any, value: Any, where: str) -> Any:
         if type(value) in args:
             return value
         if models := [arg for arg in args if dataclasses.is_dataclass(arg)]:
-            return _build(models[0], value, where)
+            return checked(models[0], value, where)
     elif kind is float:
         if type(value) in (int, float) and abs(value) <= sys.float_info.max:  # JSON may write 1.0 as 1; NaN is neither
             return float(value)
@@ -291,7 +306,7 @@ def _build_dataclass(kind: type[Any], value: Any, where: str) -> Any:
         raise BundleError(f"{where}: unknown key {unknown[0]!r}; export the bundle again with this version")
     if missing := [name for name in hints if name not in value]:
         raise BundleError(f"{where}: key {missing[0]!r} is missing; export the bundle again with this version")
-    return kind(**{name: _build(hint, value[name], f"{where}: {name}") for name, hint in hints.items()})
+    return kind(**{name: checked(hint, value[name], f"{where}: {name}") for name, hint in hints.items()})
 
 
 def _describe(kind: Any) -> str:

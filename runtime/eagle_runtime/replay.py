@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eagle_runtime.eagle_model import EagleModel, Method, Result
-from eagle_runtime.manifest import GoldenPrompt
+from eagle_runtime.manifest import GoldenPrompt, TreeKind
 from eagle_runtime.text import Text
 from eagle_runtime.tree import Float
 
@@ -19,6 +19,7 @@ GOLDEN_TEXTS = (
     "A baker sells 12 loaves in the morning and 7 in the afternoon. 12 + 7 =",
     'def fibonacci(n):\n    """Return the n-th Fibonacci number."""\n    ',
 )
+TREES: dict[Method, TreeKind] = {"eagle": "dynamic", "lookup": "chain"}  # that no measured cost has a say in
 RANDOM_IDS = 16  # of each prompt where there is no tokenizer
 
 
@@ -49,8 +50,10 @@ def forced_logits(model: EagleModel, prompt: Sequence[int], continuation: Sequen
 
 
 def replay(model: EagleModel, prompts: Sequence[Sequence[int]], method: Method) -> list[Result]:
-    """Decode greedily from every prompt, with the bundle's own tree or without one ("vanilla")."""
-    return [model.generate(list(prompt), method=method, max_new_tokens=GOLDEN_TOKENS, seed=0) for prompt in prompts]
+    """Decode greedily from every prompt; with drafts, in trees of the bundle's own size that are the same on every
+    machine."""
+    settings = {"method": method, "tree": TREES.get(method), "max_new_tokens": GOLDEN_TOKENS, "seed": 0}
+    return [model.generate(list(prompt), **settings) for prompt in prompts]
 
 
 def mean_tau(results: Sequence[Result]) -> float:

@@ -158,7 +158,7 @@ def test_figures_are_those_of_a_run_with_all_outputs_fetched(
     manifest = read_manifest(bundle)
     windows = read_windows(None, Text(bundle), manifest.target.vocab_size, WINDOW, MAX_TOKENS)
     assert list(map(len, windows)) == [WINDOW, MAX_TOKENS - WINDOW]
-    specs = {"target": manifest.target.graph, "draft": manifest.head.graph}
+    specs = {name: model.graph for name, model in manifest.models.items()}
     found = read_calibration(calibrations[kind])
     with (
         Recorder(bundle / specs["target"].file, specs["target"]) as target,
@@ -340,7 +340,7 @@ def test_a_bundle_of_another_precision(
     manifest = json.loads((bundle / MANIFEST_NAME).read_text())
     manifest["precision"][graph] = "int8"
     (bundle / MANIFEST_NAME).write_text(json.dumps(manifest))
-    assert f"the {graph} is int8; export the pair in fp32 first" in refused(bundle=bundle)
+    assert f"the {graph} is int8; export it in fp32 first" in refused(bundle=bundle)
 
 
 def test_bad_places(refused: Callable[..., str], bundles: dict[str, Path], tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ REQUESTS: list[tuple[list[str], str]] = [
     ([*IDS, "--logit-bias", "5=nan"], "logit_bias of token 5 is nan"),
     ([*IDS, "--logit-bias", "five"], "'five'"),
     ([*IDS, "--stop-token-ids", "x"], "--stop-token-ids"),
-    ([*IDS, "--backend", "abacus"], "backend 'abacus' is not available"),
+    ([*IDS, "--backend", "abacus"], "backend 'abacus' is unknown"),
     ([*IDS, "--threads", "0"], "threads is 0"),
     ([*IDS, "--threads", "-2"], "threads is -2"),
     ([*IDS, "--threads", "1000000"], "threads is 1000000"),

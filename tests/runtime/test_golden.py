@@ -77,7 +77,7 @@ def test_first_draft_log_probs(name: str, kind: str, bundle_of: Callable[..., Pa
     tokens = fixture["draft_in_ids"].tolist()
     with EagleModel.load(bundle_of(kind)) as model:
         _, features = model._target.prefill(tokens[:-1])
-        guess = model._head.observe(tokens[1:], features)
+        guess = model.head.observe(tokens[1:], features)
     expected = fixture["draft_first_logprobs"]
     best = np.argsort(-expected, kind="stable")[: guess.log_probs.shape[1]]
     np.testing.assert_allclose(guess.log_probs[0], expected[best], atol=1e-4)

@@ -81,7 +81,7 @@ def little_bundle(folder: Path) -> Manifest:
         (folder / name).write_text(f"content of {name}")
     golden = GoldenPrompt((5, 6), (7, 1), (TopTokens((7, 8), (1.5, -0.25)), TopTokens((1,), (3.0,))))
     manifest = Manifest(
-        schema_version=2,
+        schema_version=3,
         precision={"target": "fp32", "draft": "fp32"},
         target=TargetSpec("llama", 8, 50, 2, 2, 4, 64, (1, 2), target),
         head=HeadSpec("eagle3", 8, 20, 1, 2, 4, 3, (2, 4, 5), head),
@@ -199,7 +199,7 @@ def test_every_value_of_another_type_is_named(shared_bundle: Path) -> None:
         if at in ((), ("schema_version",)):
             continue  # test_no_json and test_another_version
         fine = {int: (int,), str: (str,), int | str: (int, str), float: (int, float)}.get(kind, ())
-        fine = (type(None),) if at == ("certificate",) else fine
+        fine = (type(None),) if at == ("certificate",) else fine  # head: null contradicts the precisions
         for wrong in WRONG:
             if type(wrong) in fine:
                 continue
@@ -244,15 +244,30 @@ def test_no_json(bundle: Path, text: str) -> None:
     assert str(bundle / MANIFEST_NAME) in str(caught.value)
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, "2", None, 2.5, [2]])
+@pytest.mark.parametrize("version", [0, 2, 4, "3", None, 2.5, [3]])
 def test_another_version(bundle: Path, version: object) -> None:
     message = refusal(bundle, {**stored(bundle), "schema_version": version})
-    assert f"schema_version is {version!r}" in message and "reads 2" in message
+    assert f"schema_version is {version!r}" in message and "reads 3" in message
 
 
 def test_a_bundle_without_a_certificate(bundle: Path) -> None:
     (bundle / MANIFEST_NAME).write_text(json.dumps({**stored(bundle), "certificate": None}))
     assert read_manifest(bundle).certificate is None
+
+
+def test_a_bundle_without_a_head(bundle: Path) -> None:
+    data = stored(bundle)
+    alone = {**data, "head": None, "precision": {"target": "fp32"}}
+    (bundle / MANIFEST_NAME).write_text(json.dumps(alone))
+    found = read_manifest(bundle)
+    assert found.head is None and list(found.models) == ["target"]
+    for wrong, says in (
+        ({**data, "head": None}, "precision is of draft, target, but the bundle holds target;"),
+        ({**data, "precision": {"target": "fp32"}}, "precision is of target, but the bundle holds target and draft;"),
+        ({**data, "precision": {}}, "precision is of nothing"),
+        (replaced(alone, ("target", "hidden_size"), 9), "target: graph: outputs: 'features' is [1, 'T', 8], but"),
+    ):
+        assert says in refusal(bundle, wrong)
 
 
 def test_numbers_that_json_wrote_without_a_point(bundle: Path) -> None:

@@ -41,7 +41,7 @@ class Pair:
 
     def __init__(self, folder: Path) -> None:
         self.manifest: Manifest = read_manifest(folder)
-        target, head = self.manifest.target.graph, self.manifest.head.graph
+        target, head = (model.graph for model in self.manifest.models.values())
         self._target = OrtSession(folder / target.file, target, threads=1)
         self._head = OrtSession(folder / head.file, head, threads=1)
 

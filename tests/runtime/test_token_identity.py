@@ -37,12 +37,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
 COSTS = Costs(Timings((1, 16, 64), (64,), ((0.05, 0.062, 0.13),)), Timings((1, 32), (64,), ((0.003, 0.005),)))
 EXPERIENCE = Experience()
 DRAFTERS: dict[str, tuple[str, Callable[[EagleModel], Drafter]]] = {
-    "dynamic": ("eagle1", lambda model: EagleDrafter(model._head, DynamicTree(24, 3, 5))),
-    "static": ("eagle1", lambda model: EagleDrafter(model._head, StaticTree(EAGLE1_CHOICES))),
-    "chain": ("eagle1", lambda model: EagleDrafter(model._head, chain(5))),
-    "eagle3": ("eagle3", lambda model: EagleDrafter(model._head, DynamicTree(24, 3, 5))),
-    "cost-aware": ("eagle3", lambda model: CostAwareDrafter(model._head, COSTS, EXPERIENCE)),
-    "eagle+lookup": ("eagle1", lambda model: CostAwareDrafter(model._head, COSTS, EXPERIENCE, copies=True)),
+    "dynamic": ("eagle1", lambda model: EagleDrafter(model.head, DynamicTree(24, 3, 5))),
+    "static": ("eagle1", lambda model: EagleDrafter(model.head, StaticTree(EAGLE1_CHOICES))),
+    "chain": ("eagle1", lambda model: EagleDrafter(model.head, chain(5))),
+    "eagle3": ("eagle3", lambda model: EagleDrafter(model.head, DynamicTree(24, 3, 5))),
+    "cost-aware": ("eagle3", lambda model: CostAwareDrafter(model.head, COSTS, EXPERIENCE)),
+    "eagle+lookup": ("eagle1", lambda model: CostAwareDrafter(model.head, COSTS, EXPERIENCE, copies=True)),
 }
 NEW_TOKENS = 32
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,15 +13,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from conftest import GOLDEN
 from eagle_export.certificate import make_certificate
 from eagle_export.checkpoint import open_checkpoint
 from eagle_runtime import EagleModel
-from eagle_runtime.manifest import MANIFEST_NAME, read_manifest
-from eagle_runtime.replay import replay
-from eagle_tools.doctor import _lossless, main
+from eagle_runtime.manifest import MANIFEST_NAME, Manifest, read_manifest
+from eagle_runtime.replay import forced_logits, replay
+from eagle_runtime.session import Session
+from eagle_runtime.session.ort import open_graph
+from eagle_runtime.session.ort_device import OrtDeviceSession
+from eagle_runtime.session.ort_memory import OrtMemory
+from eagle_tools.doctor import NEAR, _lossless, _ties, main
 from eagle_tools.engines import Finding, _imported, find_engines, nvidia_gpu
 
 
@@ -50,18 +56,28 @@ def certified(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathF
     return bundle
 
 
+def device_sessions(bundle: Path, manifest: Manifest) -> tuple[Session, ...]:
+    """On the device "cpu"."""
+    memory = OrtMemory()
+    graphs = (model.graph for model in manifest.models.values())
+    return tuple(
+        OrtDeviceSession(open_graph(bundle / graph.file, threads=1), bundle / graph.file, graph, memory)
+        for graph in graphs
+    )
+
+
 @pytest.fixture
 def bundle(certified: Callable[[str], Path], tmp_path: Path) -> Path:
     """One to damage."""
     return Path(shutil.copytree(certified("fp32"), tmp_path / "bundle"))
 
 
-def doctor(bundle: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, tuple[str, str]]]:
+def doctor(bundle: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, dict[str, tuple[str, str]]]:
     """Exit status, and name -> (word, sentence) of the printed lines."""
-    status = main([str(bundle)])
+    status = main([str(bundle), *more])
     out, err = capsys.readouterr()
     assert err == ""
-    lines = [line.split(maxsplit=2) for line in out.splitlines()]
+    lines = [re.split(" {2,}", line, maxsplit=2) for line in out.splitlines()]
     return status, {name: (word, says) for name, word, says in lines}
 
 
@@ -71,7 +87,10 @@ def test_a_sound_bundle(precision: str, certified: Callable[[str], Path], capsys
     status, lines = doctor(bundle, capsys)
     assert status == 0
     words = {name: word for name, (word, _) in lines.items()}
-    assert words == {"logits": "-"} | dict.fromkeys(("files", "engine", "lossless", "agreement", "tau"), "ok")
+    assert words == dict.fromkeys(("files", "engine", "lossless", "agreement", "tau"), "ok") | dict.fromkeys(
+        ("logits", "speed", "cuda", "tensorrt", "tensorrt-rtx"), "-"
+    )
+    assert lines["engine"][1].startswith("cpu: ") and lines["tensorrt"][1] == "the bundle has no engines for it"
     assert main([str(bundle), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     checks = {check["name"]: check for check in report["checks"]}
@@ -148,11 +167,63 @@ def test_other_tokens_with_drafts_than_without_are_a_fault(model_of: Callable[..
     assert check.ok is False and check.fatal and check.says.startswith("1 of 2 ")
 
 
+def test_texts_that_part_at_a_tie_are_no_fault(model_of: Callable[..., EagleModel]) -> None:
+    """A tie is a gap that rounding explains: the second likeliest token instead of the first, here and there."""
+    model = model_of("eagle1")
+    prompts = [[5, 6, 7], [80, 90]]
+    plain = replay(model, prompts, "vanilla")
+    assert _ties(model, prompts, plain, plain) == 0
+    rows = forced_logits(model, prompts[0], plain[0].token_ids)
+    gaps = np.diff(np.sort(rows, axis=-1)[:, -2:])[:, 0] / np.abs(rows).max(-1)
+    for at in (int(gaps.argmin()), int(gaps.argmax())):
+        tokens = list(plain[0].token_ids)
+        tokens[at] = int(np.argsort(rows[at])[-2])
+        parted = [dataclasses.replace(plain[0], token_ids=tuple(tokens)), plain[1]]
+        assert gaps[at] > 1e-5 and _ties(model, prompts, plain, parted) == 0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(NEAR, "float32", float(gaps[at]) * 1.01)
+            ties = _ties(model, prompts, plain, parted)
+            assert ties == 1 and _lossless(plain, parted, ties).ok is True
+
+
 def test_a_bundle_without_a_certificate(bundle_of: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     status, lines = doctor(bundle_of("eagle3"), capsys)
     assert status == 0
     assert {name: word for name, (word, _) in lines.items() if word == "ok"}.keys() == {"files", "engine", "lossless"}
     assert lines["certificate"][1].startswith("none") and lines["tau"][0] == "-"
+
+
+def test_another_engine_is_held_against_the_cpu(
+    certified: Callable[[str], Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime's own device sessions stand in for a GPU: the same numbers; then with noise on the logits."""
+
+    def on_device(bundle: Path, manifest: Any, context: int, head_scratch: int) -> Any:
+        return device_sessions(bundle, manifest)
+
+    monkeypatch.setattr("eagle_runtime.session.cuda.open_sessions", on_device)
+    bundle = certified("fp32")
+    assert main([str(bundle), "--backend", "cuda", "--json"]) == 0
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    beside = [check for check in checks if check["name"] == "beside cpu"]
+    assert {check["backend"] for check in checks} == {None, "cuda"}
+    assert [check["ok"] for check in beside] == [True] * 4 and max(check["found"] for check in beside) < 1e-3
+    assert beside[0]["says"].startswith("target's logits differ from the CPU's by up to ")
+    assert beside[0]["says"].endswith("100.0% of the rows rank the same token first")
+    wrong = OrtDeviceSession.run
+
+    def noisy(self: Any, feeds: Any, cache: Any) -> Any:
+        results = wrong(self, feeds, cache)
+        if "logits" in results:
+            results["logits"] = results["logits"] + np.random.default_rng(0).normal(0, 3, results["logits"].shape)
+        return results
+
+    monkeypatch.setattr(OrtDeviceSession, "run", noisy)
+    status, lines = doctor(bundle, capsys, "--backend", "cuda")
+    assert status == 1 and lines["lossless"][0] == "differs"
+    assert main([str(bundle), "--backend", "cuda", "--json"]) == 1
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    assert [check["ok"] for check in checks if check["name"] == "beside cpu"] == [False, True, True, True]
 
 
 def missing_weights(bundle: Path) -> None:
@@ -188,9 +259,10 @@ def test_wrong_input_takes_one_line(
 def test_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in report["backends"]] == ["cpu", "cuda", "tensorrt-rtx", "tensorrt"]
-    cpu, *others = report["backends"]
+    assert [row["name"] for row in report["backends"]] == ["tensorrt-rtx", "tensorrt", "cuda", "cpu"]
+    *others, cpu = report["backends"]
     assert report["ok"] is cpu["works"] is True
+    assert report["gpu"]["works"] or not any(row["works"] for row in others)
     assert cpu["says"].startswith("onnxruntime ") and "CPUExecutionProvider" in cpu["says"]
     for row in others:
         assert (
@@ -201,7 +273,8 @@ def test_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_machine_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4 and lines[0].startswith("cpu           works  onnxruntime ")
+    assert [line.split()[0] for line in lines] == ["gpu", "tensorrt-rtx", "tensorrt", "cuda", "cpu"]
+    assert lines[-1].startswith("cpu           works  onnxruntime ")
 
 
 def test_no_gpu_engine_works_without_a_gpu() -> None:

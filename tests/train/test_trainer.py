@@ -255,8 +255,8 @@ def test_heads_have_the_published_format(answers: Path, tmp_path: Path) -> None:
         differing = {key for key in known if config.get(key) != known[key]}
         assert differing <= {"bias"}
         pair = open_pair(TARGET, tmp_path / kind)
-        assert pair.head_config.kind == kind
-        assert not pair.own_embedding
+        assert pair.head is not None and pair.head.config.kind == kind
+        assert not pair.head.own_embedding
 
 
 def test_ablated_inputs(answers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,7 @@ from eagle_runtime import EagleModel
 from eagle_runtime.command import Parser, run_command
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle
-from eagle_runtime.manifest import TreeKind
+from eagle_runtime.manifest import TreeKind, read_manifest
 from eagle_tools.questions import Question, read_questions
 
 CHAIN = 5  # drafts of a chain: 0-alpha to 4-alpha
@@ -146,6 +146,9 @@ def run(args: argparse.Namespace) -> None:
     questions = read_questions(Path(args.prompts), args.count)
     if args.output is not None and not Path(args.output).absolute().parent.is_dir():
         raise RequestError(f"{Path(args.output).absolute().parent} does not exist; create it first")
+    for bundle in args.bundles:
+        if read_manifest(Path(bundle)).head is None:
+            raise RequestError(f"{bundle} has no draft head to measure; give bundles that were exported with one")
     rows = []
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
         settings = list(_settings(args))

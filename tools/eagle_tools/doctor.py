@@ -1,8 +1,10 @@
-"""eagle-doctor: which engines work on this machine, and whether a bundle still does here what its certificate says."""
+"""eagle-doctor: which engines work on this machine, and whether a bundle does on each of them what its certificate
+says, and what the CPU does."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
@@ -10,21 +12,28 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
-from eagle_runtime import EagleModel, Result
+import numpy as np
+
+from eagle_runtime import BackendError, BundleError, EagleModel, Result
+from eagle_runtime.backends import BACKENDS, PassedOver, told, unfit
 from eagle_runtime.command import Parser, run_command
 from eagle_runtime.manifest import Certificate, Manifest, bundle_file, file_sha256, read_manifest
-from eagle_runtime.replay import compare, golden_prompts, mean_tau, replay
-from eagle_tools.engines import find_engines
+from eagle_runtime.replay import compare, forced_logits, golden_prompts, mean_tau, replay
+from eagle_tools.compare_engines import Difference, compare_sessions
+from eagle_tools.engines import find_engines, nvidia_gpu
 
 AGREEMENT_LOST = 0.005  # of all tokens: a bundle that ranks fewer of the source's first is not what was certified
 TAU_LOST = 0.05  # of tau: near ties fall otherwise on other processors, and cost no more than this
+NEAR = {"float32": 1e-5, "float16": 2**-8}  # of the largest logit: two that rounding alone sets apart
+FAR = 0.05  # of an output's largest number: what rounding alone does not explain
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
     """One line of a report. ok: None where there is nothing to hold `found` against. fatal: whether the bundle should
-    not be used if it is not ok."""
+    not be used if it is not ok. backend: that was checked; None where all are meant."""
 
     name: str
     ok: bool | None
@@ -32,6 +41,7 @@ class Check:
     found: float | None = None
     certified: float | None = None
     fatal: bool = True
+    backend: str | None = None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,22 +57,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def report_machine(as_json: bool) -> bool:
-    """Print what was found of every engine; returns whether bundles can be run at all."""
-    engines = find_engines()
+    """Print what was found of the GPU and of every engine; returns whether bundles can be run at all."""
+    gpu = nvidia_gpu()
+    engines = find_engines(gpu)
+    fit = any(found.works for found in engines.values())
     if as_json:
         rows = [{"name": name, **dataclasses.asdict(found)} for name, found in engines.items()]
-        print(json.dumps({"backends": rows, "ok": engines["cpu"].works}))
+        print(json.dumps({"gpu": dataclasses.asdict(gpu), "backends": rows, "ok": fit}))
     else:
-        for name, found in engines.items():
+        for name, found in {"gpu": gpu, **engines}.items():
             print(f"{name:12}  {'works' if found.works else '-':5}  {found.says}")
-    return engines["cpu"].works
+    return fit
 
 
 def report_bundle(args: argparse.Namespace) -> bool:
     """Print one line per check as it is done; returns whether the bundle is fit."""
     started = time.perf_counter()
     done = []
-    for check in check_bundle(Path(args.bundle), args.backend):
+    for check in check_bundle(Path(args.bundle), args.backend, args.context):
         done.append(check)
         if not args.json:
             word = {True: "ok", False: "differs", None: "-"}[check.ok]
@@ -75,8 +87,11 @@ def report_bundle(args: argparse.Namespace) -> bool:
     return fit
 
 
-def check_bundle(bundle: Path, backend: str = "cpu") -> Iterator[Check]:
-    """All checks of a bundle; a file that was changed ends them. Raises BundleError, BackendError."""
+def check_bundle(bundle: Path, backend: str | None = None, context: int | None = None) -> Iterator[Check]:
+    """All checks of a bundle on a backend, or on every one that runs it here; a file that was changed ends them.
+    context: as for EagleModel.load. Raises BundleError, RequestError, and BackendError if nothing runs it."""
+    if backend not in (None, *BACKENDS):
+        raise BackendError(f"backend {backend!r} is unknown; choose one of {', '.join(BACKENDS)}")
     manifest = read_manifest(bundle)
     changed = [name for name, digest in manifest.files.items() if file_sha256(bundle_file(bundle, name)) != digest]
     if changed:
@@ -84,32 +99,85 @@ def check_bundle(bundle: Path, backend: str = "cpu") -> Iterator[Check]:
         yield Check("files", False, f"{', '.join(changed)} {are} exported; copy or export the bundle again")
         return
     yield Check("files", True, f"{len(manifest.files)} files have their SHA-256")
-    started = time.perf_counter()
-    with EagleModel.load(bundle, backend=backend, check_hashes=False) as model:
-        yield Check("engine", True, f"{backend}: {_names(manifest)}, loaded in {time.perf_counter() - started:.1f} s")
-        certificate = manifest.certificate
-        if certificate is None:
-            yield Check("certificate", None, "none; export without --no-certificate to have the source to compare with")
-            prompts = golden_prompts(model.text, manifest.target.vocab_size, model.context)
-        else:
-            prompts = [list(golden.prompt) for golden in certificate.prompts]
-        plain, eagle = replay(model, prompts, "vanilla"), replay(model, prompts, "eagle")
-        yield _lossless(plain, eagle)
-        if certificate is not None:
-            yield from _as_certified(model, certificate)
-        yield _tau(mean_tau(eagle), certificate)
+    if manifest.certificate is None:
+        yield Check("certificate", None, "none; export without --no-certificate to have the source to compare with")
+    # The CPU comes first: the others are compared with it, even where one of them alone was asked for.
+    names = BACKENDS[::-1] if backend is None else tuple(dict.fromkeys(("cpu", backend)))
+    passed_over: PassedOver = ()
+    with contextlib.ExitStack() as stack:
+        reference: EagleModel | None = None
+        for name in names:
+            started = time.perf_counter()
+            try:
+                if backend is None and (reason := unfit(name, bundle, manifest)):
+                    raise BackendError(reason)
+                model = EagleModel.load(bundle, backend=name, context=context, check_hashes=False)
+            except (BackendError, BundleError) as error:
+                if name == backend:
+                    raise
+                passed_over += ((name, str(error)),)
+                if backend is None:
+                    yield Check(name, None, str(error), backend=name)
+                continue
+            stack.enter_context(model)
+            reference = model if name == "cpu" else reference
+            if backend not in (None, name):
+                continue
+            says = f"{name}: {_names(manifest)}, loaded in {time.perf_counter() - started:.1f} s"
+            yield Check("engine", True, says, backend=name)
+            for check in _check_model(model, manifest, reference):
+                yield dataclasses.replace(check, backend=name)
+    if len(passed_over) == len(BACKENDS):
+        raise BackendError(f"no backend runs {bundle}: {told(passed_over)}")
+
+
+def _check_model(model: EagleModel, manifest: Manifest, reference: EagleModel | None) -> Iterator[Check]:
+    """reference: the same bundle on the CPU."""
+    certificate = manifest.certificate
+    if certificate is None:
+        prompts = golden_prompts(model.text, manifest.target.vocab_size, model.context)
+    else:
+        prompts = [list(golden.prompt) for golden in certificate.prompts]
+    plain, eagle = replay(model, prompts, "vanilla"), replay(model, prompts, model.default_method)
+    yield _lossless(plain, eagle, _ties(model, prompts, plain, eagle))
+    if certificate is not None:
+        yield from _as_certified(model, certificate)
+    yield _tau(mean_tau(eagle), certificate)
+    yield _speed(plain, eagle)
+    if reference is not None and reference is not model:
+        vocab_size = manifest.target.vocab_size
+        yield from map(_beside, compare_sessions(reference.sessions, model.sessions, vocab_size, prompts))
 
 
 def _names(manifest: Manifest) -> str:
-    target, draft = manifest.precision["target"], manifest.precision["draft"]
+    target = manifest.precision["target"]
+    if manifest.head is None:
+        return f"no draft head, {target}"
+    draft = manifest.precision["draft"]
     return f"{manifest.head.kind} head, {target if target == draft else f'{target}, its head {draft}'}"
 
 
-def _lossless(plain: Sequence[Result], eagle: Sequence[Result]) -> Check:
+def _lossless(plain: Sequence[Result], eagle: Sequence[Result], ties: int = 0) -> Check:
+    """ties: of the texts that part, those where rounding alone decides."""
     alike = sum(one.token_ids == other.token_ids for one, other in zip(plain, eagle, strict=True))
     count = len(plain)
     says = f"{alike} of {count} golden prompts go on with the same tokens with drafts and without"
-    return Check("lossless", alike == count, says, found=alike / count)
+    says += f", {ties} with tokens whose logits are equal but for rounding" if ties else ""
+    return Check("lossless", alike + ties == count, says, found=alike / count)
+
+
+def _ties(model: EagleModel, prompts: Sequence[Sequence[int]], plain: Sequence[Result], eagle: Sequence[Result]) -> int:
+    """How many texts part at a token that the target ranks as high as the other way's, but for rounding."""
+    near = NEAR[model.sessions[0].inputs["tree_mask"].dtype]
+    ties = 0
+    for prompt, one, other in zip(prompts, plain, eagle, strict=True):
+        both = list(zip(one.token_ids, other.token_ids, strict=False))
+        parted = next((index for index, (left, right) in enumerate(both) if left != right), None)
+        if parted is not None:
+            row = forced_logits(model, prompt, one.token_ids[: parted + 1])[-1]
+            left, right = both[parted]
+            ties += int(abs(float(row[left] - row[right])) <= near * float(np.abs(row).max()))
+    return ties
 
 
 def _as_certified(model: EagleModel, certificate: Certificate) -> Iterator[Check]:
@@ -132,14 +200,31 @@ def _tau(tau: float, certificate: Certificate | None) -> Check:
     return Check("tau", near, f"{says} (certified: {certificate.tau:.2f})", tau, certificate.tau, fatal=False)
 
 
+def _speed(plain: Sequence[Result], eagle: Sequence[Result]) -> Check:
+    speeds = [median(result.stats.tokens_per_s for result in results) for results in (plain, eagle)]
+    says = f"{speeds[1]:.1f} tokens per second with drafts, {speeds[0]:.1f} without"
+    return Check("speed", None, says, speeds[1])
+
+
+def _beside(difference: Difference) -> Check:
+    """An output, held against the CPU's."""
+    relative = difference.largest / max(difference.scale, 1e-30)
+    says = f"{difference.graph}'s {difference.output} differ from the CPU's by up to {difference.largest:.2g}"
+    says += f" of {difference.scale:.2g}"
+    if difference.agreement is not None:
+        says += f", {difference.agreement:.1%} of the rows rank the same token first"
+    return Check("beside cpu", relative <= FAR, says, difference.largest, fatal=False)
+
+
 def _parser() -> Parser:
     parser = Parser(
         prog="eagle-doctor",
         description="Which engines work on this machine and why the others do not; with a bundle, whether its files "
-        "are whole and it does here what its certificate says.",
+        "are whole, and whether it does on each engine what its certificate says and what it does on the CPU.",
     )
     parser.add_argument("bundle", nargs="?", metavar="BUNDLE", help="folder written by eagle-export")
-    parser.add_argument("--backend", default="cpu", help="engine to run the bundle on (default cpu)")
+    parser.add_argument("--backend", metavar="B", help="engine to run the bundle on (default: each that can)")
+    parser.add_argument("--context", type=int, metavar="N", help="tokens of prompt and output to make room for")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     return parser
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from typing import Any
 
+from eagle_runtime.backends import BACKENDS
+from eagle_runtime.errors import BackendError
+from eagle_runtime.nvidia import first_gpu
+
 TIMEOUT = 120  # seconds for importing a library; a cold disk takes some
-COMPUTE_MAJOR, COMPUTE_MINOR = 75, 76  # device attributes of CUDA's driver API
+PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}  # of ONNX Runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,37 +24,26 @@ class Finding:
     says: str
 
 
-def find_engines() -> dict[str, Finding]:
-    """Every backend, by the name that --backend knows it under."""
-    gpu = nvidia_gpu()
-    return {
-        "cpu": _onnxruntime("cpu", "CPUExecutionProvider", None),
-        "cuda": _onnxruntime("cuda", "CUDAExecutionProvider", gpu),
+def find_engines(gpu: Finding | None = None) -> dict[str, Finding]:
+    """Every backend, by the name that --backend knows it under, in the order of --backend auto. gpu: of nvidia_gpu, if
+    it was asked already."""
+    gpu = gpu or nvidia_gpu()
+    found = {
         "tensorrt-rtx": _tensorrt("tensorrt-rtx", "tensorrt_rtx", gpu),
         "tensorrt": _tensorrt("tensorrt", "tensorrt", gpu),
+        "cuda": _onnxruntime("cuda", PROVIDERS["cuda"], gpu),
+        "cpu": _onnxruntime("cpu", PROVIDERS["cpu"], None),
     }
+    assert tuple(found) == BACKENDS
+    return found
 
 
 def nvidia_gpu() -> Finding:
-    """The first GPU that the NVIDIA driver names; asked of the driver itself, so that no package is needed."""
-    library = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
+    """The first GPU, or why there is none."""
     try:
-        driver: Any = ctypes.CDLL(library)
-    except OSError:
-        return Finding(False, f"no NVIDIA driver is installed ({library} is missing)")
-    number, name = ctypes.c_int(), ctypes.create_string_buffer(256)
-    if error := driver.cuInit(0):
-        return Finding(False, f"the NVIDIA driver does not start (error {error} of cuInit): look at nvidia-smi")
-    if driver.cuDeviceGetCount(ctypes.byref(number)) or number.value == 0:
-        return Finding(False, "the NVIDIA driver sees no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES")
-    driver.cuDeviceGetName(name, len(name), 0)
-    compute = []
-    for attribute in (COMPUTE_MAJOR, COMPUTE_MINOR):
-        driver.cuDeviceGetAttribute(ctypes.byref(number), attribute, 0)
-        compute.append(str(number.value))
-    driver.cuDriverGetVersion(ctypes.byref(number))
-    cuda = f"{number.value // 1000}.{number.value % 1000 // 10}"
-    return Finding(True, f"{name.value.decode(errors='replace')}, compute {'.'.join(compute)}, driver for CUDA {cuda}")
+        return Finding(True, str(first_gpu()))
+    except BackendError as error:
+        return Finding(False, str(error))
 
 
 def _onnxruntime(extra: str, provider: str, gpu: Finding | None) -> Finding:
@@ -76,11 +67,10 @@ def _tensorrt(extra: str, library: str, gpu: Finding) -> Finding:
 
 
 def _joined(name: str, parts: list[Finding | None]) -> Finding:
-    """All that is missing, or the name with what works."""
-    found = [part for part in parts if part is not None]
-    if lacking := [part.says for part in found if not part.works]:
+    """All that is missing, or the name."""
+    if lacking := [part.says for part in parts if part is not None and not part.works]:
         return Finding(False, "; ".join(lacking))
-    return Finding(True, ", ".join([name, *(part.says for part in found)]))
+    return Finding(True, name)
 
 
 def _imported(library: str, expression: str, extra: str) -> list[Any] | Finding:

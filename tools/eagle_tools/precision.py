@@ -7,7 +7,7 @@ prints a table and writes it to FOLDER/precision.md, its rows to precision.jsonl
     KL           mean KL(reference || bundle) of the target's next token over held-out text, nats
     top-1        share of the rows whose likeliest token is the reference's
     perplexity   of the text, and its change against the reference
-    tau          tokens per pass of the target, greedy, the bundle's default tree
+    tau          tokens per pass of the target, greedy, the bundle's default tree; looked up drafts without a head
     tok/s        of decoding, median over the prompts
     pass of n    of the target over n tokens, median
 
@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -140,7 +141,10 @@ def _decode(model: EagleModel, question: Question, max_new_tokens: int, found: S
         prompt = [{"role": "user", "content": question.turns[0]}]
     plain = model.generate(prompt, method="vanilla", max_new_tokens=max_new_tokens, on_cycle=found.pass_over)
     eagle = model.generate(prompt, max_new_tokens=max_new_tokens)
-    model.generate(prompt, tree="dynamic", total_token=NODES, max_new_tokens=max_new_tokens, on_cycle=found.pass_over)
+    tree: dict[str, Any] = {"tree": "dynamic", "total_token": NODES}
+    if model.manifest.head is None:
+        tree = {"tree": "chain", "total_token": NODES, "depth": NODES - 2}
+    model.generate(prompt, max_new_tokens=max_new_tokens, on_cycle=found.pass_over, **tree)
     if eagle.stats.target_passes:
         found.vanilla.append(plain.stats.tokens_per_s)
         found.eagle.append(eagle.stats.tokens_per_s)
@@ -154,7 +158,8 @@ def rows_of(
     """One row per bundle, in order."""
     rows = []
     for bundle, model, text, speed in zip(bundles, models, texts, speeds, strict=True):
-        target, draft = model.manifest.precision["target"], model.manifest.precision["draft"]
+        target = model.manifest.precision["target"]
+        draft = model.manifest.precision.get("draft", target)
         rows.append(
             Row(
                 bundle=bundle.absolute().name,
@@ -181,7 +186,7 @@ def _median(values: Sequence[float], unit: float = 1.0) -> float | None:
 def table(rows: Sequence[Row]) -> str:
     """Markdown."""
     titles = ["bundle", "precision", "MB", "KL", "top-1", "perplexity", "change", "tau", "vanilla tok/s"]
-    titles += ["EAGLE tok/s", "pass of 1, ms", f"pass of {NODES}, ms"]
+    titles += ["drafted tok/s", "pass of 1, ms", f"pass of {NODES}, ms"]
     lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     for row in rows:
         cells = [row.bundle, row.precision, f"{row.bytes / 1e6:.1f}", f"{row.kl:.2g}", f"{row.agreement:.2%}"]

@@ -1,13 +1,18 @@
-"""ONNX Runtime on the CPU: IOBinding over preallocated buffers. The only file that imports onnxruntime."""
+"""ONNX Runtime: loading graphs, and running them on the CPU over preallocated buffers. The only file that imports
+onnxruntime."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from eagle_runtime.cache import KVCache, aligned_empty
 from eagle_runtime.errors import BackendError
@@ -20,62 +25,109 @@ except ImportError:
     raise BackendError("onnxruntime is not installed; pip install 'eagle-edge[cpu]'") from None
 
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
+ASSIGNMENT = "session.record_ep_graph_assignment_info"
 DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int64)": "int64"}
 
+Providers = Sequence[tuple[str, Mapping[str, str]]]
+WAYS_OUT = "choose a smaller --context, export the bundle in int4, or close the process that holds the memory"
+CPU: Providers = (("CPUExecutionProvider", {}),)
+S = TypeVar("S", bound="BoundSession")
 
-class OrtSession:
-    """A graph on ONNX Runtime's CPU provider.
 
-    Key/value rows are bound by address: `past` to the head of the cache, the new rows to its tail, so that a pass
-    appends without copying. Other outputs land in buffers that grow to the largest pass seen and are then reused."""
+def open_graph(path: Path, providers: Providers = CPU, threads: int | None = None, model: bytes | None = None) -> Any:
+    """An InferenceSession on these providers and no others. threads: of one pass; None leaves the choice to ONNX
+    Runtime (physical cores). model: what to run in place of the file at `path`: a graph whose weights, if it has any
+    outside, are beside that file. Raises BackendError."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # what it says of a failure stands in the exception too
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    if model is not None:
+        options.add_session_config_entry(WEIGHTS_FOLDER, str(path.parent))
+    if len(providers) > 1:
+        options.add_session_config_entry(ASSIGNMENT, "1")
+    try:
+        # With its fallback on, it would print to stdout and go on with the CPU alone.
+        return ort.InferenceSession(model or str(path), options, providers=list(providers), enable_fallback=False)
+    except Exception as error:  # onnxruntime raises a dozen kinds without a common base
+        raise engine_error(f"load {path}", error) from None
 
-    def __init__(self, path: Path, spec: GraphSpec, threads: int | None = None, model: bytes | None = None) -> None:
-        """threads: of one pass; None leaves the choice to ONNX Runtime (physical cores). model: what to run in place
-        of the file at `path`: a graph whose weights are those beside that file."""
-        options = ort.SessionOptions()
-        options.log_severity_level = 3
-        if threads is not None:
-            options.intra_op_num_threads = threads
-        if model is not None:
-            options.add_session_config_entry(WEIGHTS_FOLDER, str(path.parent))
-        source = str(path) if model is None else model
-        try:
-            self._session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime raises a dozen kinds without a common base
-            raise BackendError(f"onnxruntime cannot load {path}: {_first_line(error)}") from None
-        if _specs(self._session.get_inputs()) != spec.inputs or _specs(self._session.get_outputs()) != spec.outputs:
+
+def run_graph(session: Any, binding: Any) -> None:
+    """One pass over what is bound. Raises BackendError."""
+    try:
+        session.run_with_iobinding(binding)
+    except Exception as error:
+        raise engine_error("run a pass", error) from None
+
+
+def engine_error(what: str, error: Exception) -> BackendError:
+    """`what` failed: what ONNX Runtime says of it, with ways out where memory is lacking."""
+    text = str(error).strip()
+    if not re.search(r"out of memory|allocate memory|bad allocation|bad_alloc", text, re.IGNORECASE):
+        return BackendError(f"onnxruntime cannot {what}: {(text.splitlines() or [type(error).__name__])[0][:300]}")
+    asked = re.search(r"requested buffer of size (\d+)", text)
+    size = f" ({int(asked[1]) / 1e6:.1f} MB more were asked for)" if asked else ""
+    return BackendError(f"onnxruntime cannot {what}: the memory is full{size}; {WAYS_OUT}")
+
+
+def operators(session: Any) -> list[tuple[str, str]]:
+    """(provider, operator) of every node of a graph that was opened with several providers."""
+    return [
+        (part.ep_name, node.op_type)
+        for part in session.get_provider_graph_assignment_info()
+        for node in part.get_nodes()
+    ]
+
+
+def available_providers() -> list[str]:
+    """What this onnxruntime was built with."""
+    return list(ort.get_available_providers())
+
+
+@contextlib.contextmanager
+def without_warnings() -> Iterator[None]:
+    """Within the block ONNX Runtime's process-wide logger tells errors only."""
+    ort.set_default_logger_severity(3)
+    try:
+        yield
+    finally:
+        ort.set_default_logger_severity(2)  # what it starts with; it cannot be asked
+
+
+def preload_libraries() -> list[str]:
+    """Load the CUDA libraries that pip installed; what onnxruntime complains of, line by line."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        ort.preload_dlls()
+    return said.getvalue().splitlines()
+
+
+class BoundSession:
+    """A graph whose inputs and outputs are bound by address. Small outputs land in host buffers that grow to the
+    largest pass seen and are then reused."""
+
+    def __init__(self, session: Any, path: Path, spec: GraphSpec) -> None:
+        """session: an InferenceSession of the graph that `spec` describes; path: where it is from, for errors."""
+        if _specs(session.get_inputs()) != spec.inputs or _specs(session.get_outputs()) != spec.outputs:
             raise BackendError(
                 f"{path}: the manifest lists other inputs or outputs than the graph; export the bundle again"
             )
-        self._binding = self._session.io_binding()
-        self._past = {name: s for name, s in spec.inputs.items() if name.startswith("past_key_values.")}
-        self._new = {name: s for name, s in spec.outputs.items() if name.startswith("present.")}
-        self.inputs: Mapping[str, TensorSpec] = {n: s for n, s in spec.inputs.items() if n not in self._past}
-        self.outputs: Mapping[str, TensorSpec] = {n: s for n, s in spec.outputs.items() if n not in self._new}
+        self._session = session
+        self._binding = session.io_binding()
+        past = {name: s for name, s in spec.inputs.items() if name.startswith("past_key_values.")}
+        new = {name for name in spec.outputs if name.startswith("present.")}
+        self.inputs: Mapping[str, TensorSpec] = {n: s for n, s in spec.inputs.items() if n not in past}
+        self.outputs: Mapping[str, TensorSpec] = {n: s for n, s in spec.outputs.items() if n not in new}
+        self._layers = len(past) // 2
+        self._row = past["past_key_values.0.key"]
         self._buffers: dict[str, Array] = {}
-
-    def new_cache(self, capacity: int) -> KVCache:
-        spec = self._past["past_key_values.0.key"]
-        kv_heads, head_dim = int(spec.shape[2]), int(spec.shape[3])
-        return KVCache(len(self._past) // 2, capacity, kv_heads, head_dim, spec.dtype)
-
-    def run(self, feeds: Mapping[str, Any], cache: KVCache) -> dict[str, Array]:
-        rows = len(feeds["input_ids"])
-        assert rows <= cache.room, "the caller checks capacity before a pass"
-        sizes = self._bind_feeds(feeds)
-        self._bind_cache(cache, rows)
-        results = self._bind_outputs(sizes)
-        self._session.run_with_iobinding(self._binding)
-        return results
-
-    def joined(self, parts: Sequence[Array]) -> Array:
-        return np.concatenate(parts)
 
     def close(self) -> None:
         del self._binding, self._session
         self._buffers.clear()
 
-    def __enter__(self) -> OrtSession:
+    def __enter__(self: S) -> S:
         return self
 
     def __exit__(
@@ -83,53 +135,70 @@ class OrtSession:
     ) -> None:
         self.close()
 
-    def _bind_feeds(self, feeds: Mapping[str, Array]) -> dict[str, int]:
-        """Bind the small inputs; returns the value of every symbolic dimension they fix."""
+    def _bind_feed(self, name: str, value: Array, sizes: dict[str, int]) -> None:
+        """Bind a host array; notes the value of every symbolic dimension it fixes."""
+        spec = self.inputs[name]
+        assert value.flags.c_contiguous and value.dtype == spec.dtype, name
+        shape = (1,) * (len(spec.shape) - value.ndim) + value.shape
+        for dim, size in zip(spec.shape, shape, strict=True):
+            if isinstance(dim, str):
+                assert sizes.setdefault(dim, size) == size, f"{name}: {dim} is {size} and {sizes[dim]}"
+            else:
+                assert dim == size, name
+        self._binding.bind_input(name, "cpu", 0, value.dtype.type, shape, value.ctypes.data)
+
+    def _bind_cache(
+        self, device: str, heads: Sequence[int], length: int, rows: int, row_bytes: int, dtype: npt.DTypeLike
+    ) -> None:
+        """heads: addresses of the keys of layer 0, its values, the keys of layer 1, ... on `device`. `past` is bound
+        to the first `length` rows there and the new rows right behind, so that a pass appends without copying."""
+        kind = np.dtype(dtype).type
+        past_shape = (1, length, *self._row.shape[2:])
+        new_shape = (1, rows, *self._row.shape[2:])
+        names = (f"{layer}.{part}" for layer in range(self._layers) for part in ("key", "value"))
+        for name, head in zip(names, heads, strict=True):
+            self._binding.bind_input(f"past_key_values.{name}", device, 0, kind, past_shape, head)
+            tail = head + length * row_bytes
+            self._binding.bind_output(f"present.{name}", device, 0, kind, new_shape, tail)
+
+    def _bind_output(self, name: str, sizes: Mapping[str, int]) -> Array:
+        """Bind an output to a host buffer, which is returned without the axis of the batch."""
+        spec = self.outputs[name]
+        shape = tuple(sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape)
+        count = int(np.prod(shape, dtype=np.int64))
+        if name not in self._buffers or self._buffers[name].size < count:
+            self._buffers[name] = aligned_empty((count,), spec.dtype)
+        result = self._buffers[name][:count].reshape(shape[1:])
+        self._binding.bind_output(name, "cpu", 0, result.dtype.type, shape, result.ctypes.data)
+        return result
+
+
+class OrtSession(BoundSession):
+    """A graph on ONNX Runtime's CPU provider, with its cache in the host's memory."""
+
+    def __init__(self, path: Path, spec: GraphSpec, threads: int | None = None, model: bytes | None = None) -> None:
+        """threads, model: as in open_graph."""
+        super().__init__(open_graph(path, CPU, threads, model), path, spec)
+
+    def new_cache(self, capacity: int) -> KVCache:
+        kv_heads, head_dim = int(self._row.shape[2]), int(self._row.shape[3])
+        return KVCache(self._layers, capacity, kv_heads, head_dim, self._row.dtype)
+
+    def run(self, feeds: Mapping[str, Any], cache: KVCache) -> dict[str, Array]:
+        rows = len(feeds["input_ids"])
+        assert rows <= cache.room, "the caller checks capacity before a pass"
         sizes: dict[str, int] = {}
-        for name, spec in self.inputs.items():
-            value = feeds[name]
-            assert value.flags.c_contiguous and value.dtype == spec.dtype, name
-            shape = (1,) * (len(spec.shape) - value.ndim) + value.shape
-            for dim, size in zip(spec.shape, shape, strict=True):
-                if isinstance(dim, str):
-                    assert sizes.setdefault(dim, size) == size, f"{name}: {dim} is {size} and {sizes[dim]}"
-                else:
-                    assert dim == size, name
-            self._bind_input(name, value, shape, value.ctypes.data)
-        return sizes
-
-    def _bind_cache(self, cache: KVCache, rows: int) -> None:
-        row_bytes = cache.rows.strides[1]
-        past_shape = (1, cache.length, *cache.rows.shape[2:])
-        new_shape = (1, rows, *cache.rows.shape[2:])
-        for layer in range(cache.layers):
-            for half, part in enumerate(("key", "value")):
-                buffer = cache.rows[2 * layer + half]
-                head = buffer.ctypes.data
-                self._bind_input(f"past_key_values.{layer}.{part}", buffer, past_shape, head)
-                self._bind_output(f"present.{layer}.{part}", buffer, new_shape, head + cache.length * row_bytes)
-
-    def _bind_outputs(self, sizes: Mapping[str, int]) -> dict[str, Array]:
-        results = {}
-        for name, spec in self.outputs.items():
-            shape = tuple(sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape)
-            count = int(np.prod(shape, dtype=np.int64))
-            if name not in self._buffers or self._buffers[name].size < count:
-                self._buffers[name] = aligned_empty((count,), spec.dtype)
-            results[name] = self._buffers[name][:count].reshape(shape[1:])  # without the axis of the batch
-            self._bind_output(name, results[name], shape, results[name].ctypes.data)
+        for name in self.inputs:
+            self._bind_feed(name, feeds[name], sizes)
+        heads = [buffer.ctypes.data for buffer in cache.rows]
+        self._bind_cache("cpu", heads, cache.length, rows, cache.rows.strides[1], cache.rows.dtype)
+        results = {name: self._bind_output(name, sizes) for name in self.outputs}
+        run_graph(self._session, self._binding)
         return results
 
-    def _bind_input(self, name: str, like: Array, shape: tuple[int, ...], address: int) -> None:
-        self._binding.bind_input(name, "cpu", 0, like.dtype.type, shape, address)
-
-    def _bind_output(self, name: str, like: Array, shape: tuple[int, ...], address: int) -> None:
-        self._binding.bind_output(name, "cpu", 0, like.dtype.type, shape, address)
+    def joined(self, parts: Sequence[Array]) -> Array:
+        return np.concatenate(parts)
 
 
 def _specs(values: list[Any]) -> dict[str, TensorSpec]:
     return {value.name: TensorSpec(DTYPES.get(value.type, value.type), tuple(value.shape)) for value in values}
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:300]

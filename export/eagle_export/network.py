@@ -1,0 +1,134 @@
+"""One graph as TensorRT reads and builds it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from eagle_export.errors import ExportError
+from eagle_runtime.engine_file import Profile
+from eagle_runtime.trt_library import Messages, listen
+
+Report = Callable[[str, int, int], None]  # what is being done, steps done of it, steps in all
+
+
+class Network:
+    """A parsed graph. The parser owns the weights, so it lives as long as the network."""
+
+    def __init__(self, trt: Any, model: Path) -> None:
+        """Raises ExportError naming the node that TensorRT does not take."""
+        self.messages: Messages = listen(trt)
+        self._trt = trt
+        self._model = model
+        self._builder = trt.Builder(self.messages.logger)
+        self._network = self._builder.create_network(0)
+        self._parser = trt.OnnxParser(self._network, self.messages.logger)
+        if not self._parser.parse_from_file(str(model)):
+            faults = [self._parser.get_error(index) for index in range(self._parser.num_errors)]
+            at = f"node {faults[0].node_name()} ({faults[0].node_operator()}): {faults[0].desc()}" if faults else ""
+            raise ExportError(f"{model} cannot be read by {trt.__name__} ({at or self.messages.cause})")
+
+    def build(
+        self,
+        profiles: Sequence[Profile],
+        capabilities: Sequence[str] = (),
+        *,
+        stream_weights: bool = False,
+        timing: Path | None = None,
+        report: Report = lambda phase, done, steps: None,
+    ) -> Any:
+        """Build one engine; returns its bytes (a buffer).
+
+        capabilities: to compile for, such as "8.9", which only TensorRT for RTX can choose; none for the GPU present.
+        timing: file of kernel timings, which needs a GPU; read if it is there and written. report: called from
+        another thread. Raises ExportError; when interrupted, stops the build first."""
+        trt = self._trt
+        self.messages.errors.clear()
+        self.messages.layers.clear()
+        config = self._builder.create_builder_config()
+        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+        config.max_aux_streams = 0  # a pass is a chain; waiting between streams costs more than they gain
+        if capabilities:
+            config.num_compute_capabilities = len(capabilities)
+            for index, capability in enumerate(capabilities):
+                config.set_compute_capability(capability_of(trt, capability), index)
+        for profile in profiles:
+            config.add_optimization_profile(self._profile(profile))
+        if stream_weights:
+            config.set_flag(trt.BuilderFlag.WEIGHT_STREAMING)
+        if timing is not None:
+            known = timing.read_bytes() if timing.is_file() else b""
+            config.set_timing_cache(config.create_timing_cache(known), False)
+        stop = threading.Event()
+        config.progress_monitor = monitor = progress_monitor(trt, report, stop)
+        engine = _interruptible(lambda: self._builder.build_serialized_network(self._network, config), stop)
+        del monitor
+        if engine is None:
+            raise ExportError(f"{self._model} does not build in {trt.__name__}: {self.messages.cause}")
+        if timing is not None:
+            timing.write_bytes(memoryview(config.get_timing_cache().serialize()))
+        return memoryview(engine)
+
+    def _profile(self, sizes: Profile) -> Any:
+        profile = self._builder.create_optimization_profile()
+        limits = {"T": sizes.T, "P": sizes.P, "L": sizes.L, "R": sizes.R}
+        for tensor in (self._network.get_input(index) for index in range(self._network.num_inputs)):
+            names = [tensor.get_dimension_name(axis) for axis in range(len(tensor.shape))]
+            least, tuned, most = (
+                tuple(limits[name][end] if size == -1 else size for name, size in zip(names, tensor.shape, strict=True))
+                for end in range(3)
+            )
+            profile.set_shape(tensor.name, least, tuned, most)
+        return profile
+
+
+def capability_of(trt: Any, capability: str) -> Any:
+    """ "8.9" -> the library's SM89. Raises ExportError naming those it can compile for."""
+    members = trt.ComputeCapability.__members__
+    known = {name: value for name, value in members.items() if name.startswith("SM")}
+    found = known.get(f"SM{capability.replace('.', '')}") if capability.count(".") == 1 else None
+    if found is None:
+        offered = ", ".join(f"{name[2:-1]}.{name[-1]}" for name in known)
+        raise ExportError(
+            f"compute capability {capability} is none that {trt.__name__} compiles for; choose of {offered}"
+        )
+    return found
+
+
+def progress_monitor(trt: Any, report: Report, stop: threading.Event) -> Any:
+    """Reports the innermost phase. Once `stop` is set the build is given up at its next step."""
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self._steps: dict[str, int] = {}
+
+        def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
+            self._steps[phase] = steps
+            report(phase, 0, steps)
+
+        def step_complete(self, phase: str, step: int) -> bool:
+            report(phase, step + 1, self._steps.get(phase, step + 1))
+            return not stop.is_set()
+
+        def phase_finish(self, phase: str) -> None:
+            self._steps.pop(phase, None)
+
+    return Monitor()
+
+
+def _interruptible(work: Callable[[], Any], stop: threading.Event) -> Any:
+    """The result of `work`, done in another thread, since the main one sees no signal while it is inside a library.
+    An exception here, a signal's for one, sets `stop` and waits for the end."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        future = pool.submit(work)
+        try:
+            while not future.done():
+                concurrent.futures.wait([future], timeout=0.2)
+        except BaseException:
+            stop.set()
+            raise
+        return future.result()

@@ -1,0 +1,91 @@
+"""Which engine runs a bundle: one that is named, or the first of a walk that can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from eagle_runtime.errors import BackendError, EagleError
+from eagle_runtime.manifest import Manifest
+from eagle_runtime.session import Session
+
+BACKENDS = ("tensorrt-rtx", "tensorrt", "cuda", "cpu")  # in the order of the walk: the faster first
+AUTO = "auto"
+
+PassedOver = tuple[tuple[str, str], ...]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen(Generic[T]):
+    """What the walk ended with. passed_over: (backend, why not) of those before it."""
+
+    backend: str
+    opened: T
+    passed_over: PassedOver
+
+
+def check_name(backend: str) -> None:
+    """Raises BackendError for a name that `choose` does not know."""
+    if backend not in (AUTO, *BACKENDS):
+        raise BackendError(f"backend {backend!r} is unknown; choose {AUTO} or one of {', '.join(BACKENDS)}")
+
+
+def choose(backend: str, bundle: Path, manifest: Manifest, open_on: Callable[[str], T]) -> Chosen[T]:
+    """Open a bundle on a backend, or with "auto" on the first of BACKENDS that can.
+
+    open_on: opens on the backend of a name; raises an EagleError if that cannot be. With "auto" it is not asked about
+    backends that the bundle was not made for. Raises what open_on raised last."""
+    if backend != AUTO:
+        return Chosen(backend, open_on(backend), ())
+    passed_over: PassedOver = ()
+    tried = False
+    for name in BACKENDS:
+        reason = unfit(name, bundle, manifest)
+        if reason is None:
+            try:
+                return Chosen(name, open_on(name), passed_over)
+            except EagleError as error:
+                if name == BACKENDS[-1] and not tried:
+                    raise  # nothing else was in question
+                reason, tried = str(error), True
+        passed_over += ((name, reason),)
+    raise BackendError(f"no backend runs {bundle}: {told(passed_over)}")
+
+
+def unfit(backend: str, bundle: Path, manifest: Manifest) -> str | None:
+    """Why a bundle was not made for a backend, as its files tell; None if it may have been."""
+    if backend.startswith("tensorrt"):
+        built = [folder.parent.name for folder in (bundle / "engines").glob("*/engine.json")]
+        rtx = [name for name in built if name.startswith("tensorrt-rtx-")]
+        of_library = rtx if backend == "tensorrt-rtx" else [name for name in built if name not in rtx]
+        return None if of_library else "the bundle has no engines for it"
+    if backend == "cuda" and manifest.target.graph.inputs["tree_mask"].dtype != "float16":
+        return "the bundle computes in fp32, as those for CPUs do"
+    return None
+
+
+def open_sessions(
+    backend: str, bundle: Path, manifest: Manifest, context: int, head_scratch: int, threads: int | None
+) -> tuple[Session, ...]:
+    """Of the target of a bundle and, if it has one, of its head. context: tokens of prompt and output; head_scratch:
+    rows that the head's cache holds beyond them; threads: of one pass on the CPU. Raises BackendError, BundleError."""
+    if backend == "cuda":
+        from eagle_runtime.session import cuda
+
+        return cuda.open_sessions(bundle, manifest, context, head_scratch)
+    if backend.startswith("tensorrt"):
+        from eagle_runtime.session import tensorrt
+
+        return tensorrt.open_sessions(bundle, manifest, backend, context, head_scratch)
+    from eagle_runtime.session.ort import OrtSession
+
+    graphs = (model.graph for model in manifest.models.values())
+    return tuple(OrtSession(bundle / graph.file, graph, threads) for graph in graphs)
+
+
+def told(passed_over: PassedOver) -> str:
+    """In one line."""
+    return "; ".join(f"{name}: {reason}" for name, reason in passed_over)

@@ -1,0 +1,211 @@
+"""Engines beside a bundle's graphs, and the sidecar that says what they are of; checked before one is loaded.
+
+    engines/<library>-sm86-sm89/target.engine  draft.engine  engine.json
+
+A library reads an engine of another version, another GPU or a flipped bit as it likes, so each is refused here, in
+one sentence that says what differs and which command builds the engines anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import sys
+import typing
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from eagle_runtime.errors import BackendError, BundleError
+from eagle_runtime.manifest import Manifest, checked, file_sha256
+from eagle_runtime.session.driver import DeviceInfo
+from eagle_runtime.session.padding import PAST_STEP, round_up
+
+ENGINES = "engines"  # folder inside a bundle
+SIDECAR = "engine.json"
+SIDECAR_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Sizes (least, tuned for, most) of the graph's dimensions that one set of kernels serves. R is empty where the
+    graph has no such dimension."""
+
+    name: str
+    T: tuple[int, ...]
+    P: tuple[int, ...]
+    L: tuple[int, ...]
+    R: tuple[int, ...]
+
+    def serves(self, sizes: typing.Mapping[str, int]) -> bool:
+        """sizes: of T, P, L, R; R counts only where the graph has it."""
+        limits = {"T": self.T, "P": self.P, "L": self.L, "R": self.R}
+        return all(not limit or limit[0] <= sizes[name] <= limit[-1] for name, limit in limits.items())
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """One engine. graph: files it was built from, path in the bundle -> SHA-256. in_place: whether new key/value rows
+    can be written straight into a cache; rows of other than a multiple of 256 bytes are copied there. kernels,
+    fused_attention: of a tree pass, as compiled for the first compute capability; None where the library does not
+    tell."""
+
+    file: str
+    sha256: str
+    size: int
+    graph: dict[str, str]
+    profiles: tuple[Profile, ...]
+    in_place: bool
+    kernels: int | None
+    fused_attention: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSet:
+    """A sidecar: the engines of a bundle, for some GPUs. draft: None of a bundle without a head.
+
+    compute_capabilities: that they run on. gpu, platform: the one model and system that they run on; None for any.
+    context: tokens of prompt and output that they serve. weight_streaming: whether weights can stay on the host."""
+
+    schema_version: int
+    library: str
+    library_version: str
+    compute_capabilities: tuple[str, ...]
+    gpu: str | None
+    platform: str | None
+    context: int
+    weight_streaming: bool
+    target: EngineSpec
+    draft: EngineSpec | None
+
+    @property
+    def specs(self) -> dict[str, EngineSpec]:
+        """ "target" and, where there is a head, "draft"."""
+        return {"target": self.target} if self.draft is None else {"target": self.target, "draft": self.draft}
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFolder:
+    """Engines that fit this machine."""
+
+    folder: Path
+    engines: EngineSet
+
+
+def find_engines(
+    bundle: Path,
+    manifest: Manifest,
+    library: str,
+    version: str,
+    device: DeviceInfo,
+    context: int,
+    head_scratch: int = 0,
+) -> EngineFolder:
+    """The engines of a bundle that this library version runs on this GPU, their files compared with their SHA-256.
+
+    manifest: whose hashes the bundle's files have. context, head_scratch: rows that the caches will hold. Raises
+    BackendError if there are none, or BundleError naming what is wrong with the ones nearest to fitting."""
+    sidecars = sorted((bundle / ENGINES).glob(f"{library}-sm*/{SIDECAR}"))
+    command = build_command(bundle, library, device.compute_capability, context)
+    if not sidecars:
+        raise BackendError(f"{bundle} has no engines for {library}; build them: {command}")
+    problems: list[tuple[int, BundleError]] = []
+    for path in sidecars:
+        try:
+            engines = read_sidecar(path, command)
+        except BundleError as error:
+            problems.append((0, error))
+            continue
+        found = _differences(path.parent, engines, manifest, version, device, context, head_scratch)
+        wrong = next(((rank, says) for rank, says in enumerate(found) if says is not None), None)
+        if wrong is None:
+            return EngineFolder(path.parent, engines)
+        problems.append((wrong[0], BundleError(f"{path.parent}: {wrong[1]}; build the engines again: {command}")))
+    raise max(problems, key=lambda problem: problem[0])[1]  # the one that got farthest
+
+
+def build_command(bundle: Path, library: str, compute_capability: str, context: int) -> str:
+    """What builds engines for this GPU."""
+    capability = f" --compute-capability {compute_capability}" if library == "tensorrt-rtx" else ""
+    return f"eagle-export engines {bundle} --backend {library}{capability} --context {context}"
+
+
+def read_sidecar(path: Path, command: str) -> EngineSet:
+    """Raises BundleError if it is not a sidecar of this version. command: that writes one."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BundleError(f"{path} is not readable JSON ({error}); build the engines again: {command}") from None
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if version != SIDECAR_VERSION:
+        raise BundleError(
+            f"{path}: schema_version is {version!r}, this runtime reads {SIDECAR_VERSION}; build the engines again: "
+            f"{command}"
+        )
+    try:
+        engines = typing.cast(EngineSet, checked(EngineSet, data, str(path)))
+    except BundleError as error:
+        what, _, _ = str(error).partition(";")
+        raise BundleError(f"{what}; build the engines again: {command}") from None
+    for name, spec in engines.specs.items():
+        limits = [limit for item in spec.profiles for limit in (item.T, item.P, item.L, item.R or item.T)]
+        if not limits or any(len(limit) != 3 or list(limit) != sorted(limit) for limit in limits):
+            raise BundleError(f"{path}: {name}: profiles need three sizes each; build the engines again: {command}")
+    return engines
+
+
+def host_platform() -> str:
+    """The system and processor that an engine of TensorRT is bound to."""
+    return f"{sys.platform}-{platform.machine().lower()}"
+
+
+def _differences(
+    folder: Path,
+    engines: EngineSet,
+    manifest: Manifest,
+    version: str,
+    device: DeviceInfo,
+    context: int,
+    head_scratch: int,
+) -> typing.Iterator[str | None]:
+    """What differs, check by check, None for what does not; cheap ones first, files last."""
+    built = "the engines were built for {}, but this is {}"
+    capabilities = ", ".join(engines.compute_capabilities)
+    fits = device.compute_capability in engines.compute_capabilities
+    here = device.compute_capability
+    yield None if fits else f"the engines were built for compute capability {capabilities}, but this GPU has {here}"
+    yield None if engines.gpu in (None, device.name) else built.format(engines.gpu, device.name)
+    here = host_platform()
+    yield None if engines.platform in (None, here) else built.format(engines.platform, here)
+    same = engines.library_version == version
+    yield None if same else f"built by {engines.library} {engines.library_version}, but {version} is installed"
+    same = set(engines.specs) == set(manifest.models)
+    yield None if same else "the engines are of a bundle with another draft head, or of none"
+    for name, spec in engines.specs.items():
+        folder_of = PurePosixPath(manifest.models[name].graph.file).parent
+        files = {file: digest for file, digest in manifest.files.items() if PurePosixPath(file).parent == folder_of}
+        stale = sorted(file for file in {*files, *spec.graph} if files.get(file) != spec.graph.get(file))
+        yield f"{spec.file} was built from another {stale[0]} than the bundle now has" if stale else None
+    caches = {"target": context, "draft": context + head_scratch}
+    for name, spec in engines.specs.items():
+        rows = caches[name]
+        most = min(profile.P[-1] for profile in spec.profiles)
+        short = most < round_up(rows, PAST_STEP)
+        says = f"{spec.file} serves {most} rows, but a context of {context} needs {rows}"
+        yield f"{says} (--context {engines.context} needs no new engines)" if short else None
+    for spec in engines.specs.values():
+        yield _damage(folder, spec)
+
+
+def _damage(folder: Path, spec: EngineSpec) -> str | None:
+    path = folder / spec.file
+    if Path(spec.file).name != spec.file or not path.is_file():
+        return f"{spec.file} is missing"
+    try:
+        whole = path.stat().st_size == spec.size and file_sha256(path) == spec.sha256
+    except OSError as error:
+        return f"{spec.file} cannot be read ({error.strerror})"
+    return None if whole else f"{spec.file} does not match its SHA-256 in {SIDECAR}"

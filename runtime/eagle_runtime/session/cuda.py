@@ -1,0 +1,101 @@
+"""ONNX Runtime's CUDA provider: opened on a GPU or not at all, never on the CPU in its stead.
+
+CUDA graphs stay off: a captured graph replays one set of shapes and addresses, and here the past grows with every pass.
+TF32 stays off: it would round fp32 products to ten bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from eagle_runtime.errors import BackendError
+from eagle_runtime.manifest import GraphSpec, HeadSpec, Manifest, TargetSpec
+from eagle_runtime.nvidia import Gpu, first_gpu
+from eagle_runtime.session import Session
+from eagle_runtime.session.ort import (
+    WAYS_OUT,
+    Providers,
+    available_providers,
+    open_graph,
+    operators,
+    preload_libraries,
+    without_warnings,
+)
+from eagle_runtime.session.ort_device import OrtDeviceSession
+from eagle_runtime.session.ort_memory import SPARE, OrtMemory
+
+PROVIDER = "CUDAExecutionProvider"
+OPTIONS = {"device_id": "0", "use_tf32": "0", "arena_extend_strategy": "kSameAsRequested"}
+PROVIDERS: Providers = ((PROVIDER, OPTIONS), ("CPUExecutionProvider", {}))
+INSTALL = "pip uninstall onnxruntime, then pip install 'eagle-edge[cuda]'"
+# Operators that ONNX Runtime leaves to the host on purpose, since all they compute here is shapes.
+SHAPES = frozenset(
+    {"Add", "Cast", "Concat", "Gather", "Mul", "Reshape", "Shape", "Slice", "Squeeze", "Sub", "Unsqueeze"}
+)
+CONTEXT = 400_000_000  # bytes that CUDA and its libraries take beside all data, about
+
+
+def open_sessions(bundle: Path, manifest: Manifest, context: int, head_scratch: int) -> tuple[Session, ...]:
+    """Of the target of a bundle and, if it has one, of its head, on the first GPU. context: tokens of prompt and
+    output; head_scratch: rows that the head's cache holds beyond them. Raises BackendError."""
+    gpu = first_gpu()
+    check_provider(available_providers())
+    check_libraries(preload_libraries())
+    rows = {"target": context, "draft": context + head_scratch}
+    needed = sum(memory_needed(bundle, model, rows[name]) for name, model in manifest.models.items())
+    check_memory(gpu, needed + CONTEXT)
+    with without_warnings():  # about plugins that are not there, and duplicates that never are
+        memory = OrtMemory("cuda", PROVIDERS)
+        return tuple(_open(bundle, model.graph, memory) for model in manifest.models.values())
+
+
+def _open(bundle: Path, graph: GraphSpec, memory: OrtMemory) -> OrtDeviceSession:
+    path = bundle / graph.file
+    session = open_graph(path, PROVIDERS, threads=1)  # the host's part is a handful of shapes
+    check_placed(path, session.get_providers(), operators(session))
+    return OrtDeviceSession(session, path, graph, memory)
+
+
+def check_provider(available: Sequence[str]) -> None:
+    """Raises BackendError unless onnxruntime was built for CUDA."""
+    if PROVIDER not in available:
+        raise BackendError(f"this onnxruntime has no {PROVIDER}: {INSTALL}")
+
+
+def check_libraries(complaints: Iterable[str]) -> None:
+    """complaints: of preload_libraries. Raises BackendError if one is of a library that the provider needs."""
+    missing = [line for line in complaints if line.startswith("Failed to load")]
+    if missing:
+        names = ", ".join(line.removeprefix("Failed to load ").split(":")[0] for line in missing)
+        raise BackendError(f"CUDA's libraries are missing ({names}): pip install 'eagle-edge[cuda]'")
+
+
+def memory_needed(bundle: Path, model: TargetSpec | HeadSpec, rows: int) -> int:
+    """Bytes of a model's weights, as they lie on the disk, and of a cache of so many rows."""
+    weights = sum(path.stat().st_size for path in (bundle / model.graph.file).parent.iterdir())
+    width = model.num_kv_heads * model.head_dim * np.dtype(model.graph.inputs["past_key_values.0.key"].dtype).itemsize
+    return weights + 2 * model.num_layers * (rows + SPARE) * width
+
+
+def check_memory(gpu: Gpu, needed: int) -> None:
+    """Raises BackendError if the GPU cannot hold `needed` bytes."""
+    free = gpu.memory if gpu.free is None else gpu.free
+    if needed > free:
+        raise BackendError(
+            f"{gpu.name} has {free / 1e9:.1f} of {gpu.memory / 1e9:.1f} GB free, but this bundle takes about "
+            f"{needed / 1e9:.1f} GB; {WAYS_OUT}"
+        )
+
+
+def check_placed(path: Path, providers: Sequence[str], placed: Iterable[tuple[str, str]]) -> None:
+    """providers: of the session that was opened; placed: provider and operator of every node. Raises BackendError if
+    anything but shapes would be computed on the host."""
+    if PROVIDER not in providers:
+        raise BackendError(f"onnxruntime did not start {PROVIDER} for {path}: look at nvidia-smi, or {INSTALL}")
+    if left := sorted({operator for provider, operator in placed if provider != PROVIDER} - SHAPES):
+        raise BackendError(
+            f"{path}: onnxruntime has no CUDA kernels for {', '.join(left)}; export the bundle with --backend cuda"
+        )

@@ -1,0 +1,233 @@
+"""The GPU through NVIDIA's driver (cuda-bindings): memory, copies, one stream, graphs. The only file that imports cuda.
+
+Addresses, streams and graphs are plain integers. Copies and launches are queued on a stream and return at once;
+`synchronize` waits for them. Every failure is a BackendError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from eagle_runtime.errors import BackendError
+
+OLDEST_DRIVER = {12: "525", 13: "580"}  # CUDA major version -> the first driver release that serves it
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """The GPU that work goes to. compute_capability: such as "8.9". driver: the newest CUDA version that the driver
+    serves, such as "13.0". free, total: bytes of its memory."""
+
+    name: str
+    compute_capability: str
+    driver: str
+    free: int
+    total: int
+
+
+class Driver(Protocol):
+    """What sessions ask of a GPU."""
+
+    def describe(self) -> DeviceInfo: ...
+
+    def allocate(self, nbytes: int) -> int:
+        """Device memory, 256-byte aligned, its content undefined."""
+
+    def free(self, address: int) -> None: ...
+
+    def allocate_host(self, nbytes: int) -> int:
+        """Page-locked memory of the host, which the GPU copies from and to by itself."""
+
+    def free_host(self, address: int) -> None: ...
+
+    def create_stream(self) -> int:
+        """A stream that does not wait for the default one."""
+
+    def destroy_stream(self, stream: int) -> None: ...
+
+    def synchronize(self, stream: int) -> None:
+        """Wait until all that was queued is done."""
+
+    def upload(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """From the host; the source must stay as it is until the stream is synchronised."""
+
+    def download(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """To the host; the target is valid once the stream is synchronised."""
+
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Inside the device; target and source do not overlap."""
+
+    def copy_2d(
+        self, target: int, target_pitch: int, source: int, source_pitch: int, width: int, height: int, stream: int
+    ) -> None:
+        """Inside the device: `height` pieces of `width` bytes, whose beginnings lie the pitches apart."""
+
+    def clear(self, target: int, nbytes: int, stream: int) -> None:
+        """Fill with zero bytes."""
+
+    def capture(self, stream: int, queue: Callable[[], bool]) -> int | None:
+        """What `queue` puts on the stream, as a graph instead of running it; None if it cannot be captured."""
+
+    def launch(self, graph: int, stream: int) -> None: ...
+
+    def destroy_graph(self, graph: int) -> None: ...
+
+
+def describe() -> DeviceInfo:
+    """The first GPU. Raises BackendError with the one reason why there is none to use."""
+    return CudaDriver().describe()
+
+
+class CudaDriver:
+    """The first GPU that CUDA_VISIBLE_DEVICES leaves."""
+
+    def __init__(self) -> None:
+        """Raises BackendError if there is no driver, GPU, or cuda-bindings."""
+        try:
+            from cuda.bindings import runtime
+        except ImportError as error:
+            raise BackendError(
+                f"cuda-bindings is not installed or does not load ({error}); pip install 'cuda-bindings>=13'"
+            ) from None
+        self._cuda: Any = runtime
+        self._graphs: dict[int, Any] = {}
+        count = self._answer("cudaGetDeviceCount")
+        if count == 0:
+            raise BackendError(_NO_GPU)
+        self._call("cudaSetDevice", 0)
+
+    def describe(self) -> DeviceInfo:
+        properties = self._answer("cudaGetDeviceProperties", 0)
+        free, total = self._call("cudaMemGetInfo")
+        return DeviceInfo(
+            name=bytes(properties.name).split(b"\0")[0].decode(errors="replace"),
+            compute_capability=f"{properties.major}.{properties.minor}",
+            driver=_version(self._answer("cudaDriverGetVersion")),
+            free=int(free),
+            total=int(total),
+        )
+
+    def allocate(self, nbytes: int) -> int:
+        error, address = self._cuda.cudaMalloc(nbytes)
+        if error == self._cuda.cudaError_t.cudaErrorMemoryAllocation:
+            self._cuda.cudaGetLastError()  # or the next call reports it once more
+            free, total = self._call("cudaMemGetInfo")
+            raise out_of_memory(nbytes, int(free), int(total))
+        self._check("cudaMalloc", error)
+        return int(address)
+
+    def free(self, address: int) -> None:
+        self._call("cudaFree", address)
+
+    def allocate_host(self, nbytes: int) -> int:
+        return int(self._answer("cudaMallocHost", nbytes))
+
+    def free_host(self, address: int) -> None:
+        self._call("cudaFreeHost", address)
+
+    def create_stream(self) -> int:
+        return int(self._answer("cudaStreamCreateWithFlags", self._cuda.cudaStreamNonBlocking))
+
+    def destroy_stream(self, stream: int) -> None:
+        self._call("cudaStreamDestroy", stream)
+
+    def synchronize(self, stream: int) -> None:
+        self._call("cudaStreamSynchronize", stream)
+
+    def upload(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        kind = self._cuda.cudaMemcpyKind.cudaMemcpyHostToDevice
+        self._call("cudaMemcpyAsync", target, source, nbytes, kind, stream)
+
+    def download(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        kind = self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
+        self._call("cudaMemcpyAsync", target, source, nbytes, kind, stream)
+
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        kind = self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+        self._call("cudaMemcpyAsync", target, source, nbytes, kind, stream)
+
+    def copy_2d(
+        self, target: int, target_pitch: int, source: int, source_pitch: int, width: int, height: int, stream: int
+    ) -> None:
+        kind = self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+        self._call("cudaMemcpy2DAsync", target, target_pitch, source, source_pitch, width, height, kind, stream)
+
+    def clear(self, target: int, nbytes: int, stream: int) -> None:
+        self._call("cudaMemsetAsync", target, 0, nbytes, stream)
+
+    def capture(self, stream: int, queue: Callable[[], bool]) -> int | None:
+        mode = self._cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        self._call("cudaStreamBeginCapture", stream, mode)
+        queued = False
+        try:
+            queued = queue()
+        finally:
+            error, graph = self._cuda.cudaStreamEndCapture(stream)
+        if error or not queued:
+            self._cuda.cudaGetLastError()
+            return None
+        error, runnable = self._cuda.cudaGraphInstantiate(graph, 0)
+        self._call("cudaGraphDestroy", graph)
+        if error:
+            self._cuda.cudaGetLastError()
+            return None
+        self._graphs[int(runnable)] = runnable
+        return int(runnable)
+
+    def launch(self, graph: int, stream: int) -> None:
+        self._call("cudaGraphLaunch", self._graphs[graph], stream)
+
+    def destroy_graph(self, graph: int) -> None:
+        self._call("cudaGraphExecDestroy", self._graphs.pop(graph))
+
+    def _answer(self, name: str, *arguments: Any) -> Any:
+        """Of a call with one result."""
+        return self._call(name, *arguments)[0]
+
+    def _call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
+        error, *results = getattr(self._cuda, name)(*arguments)
+        self._check(name, error)
+        return tuple(results)
+
+    def _check(self, name: str, error: Any) -> None:
+        codes = self._cuda.cudaError_t
+        if error == codes.cudaSuccess:
+            return
+        if error == codes.cudaErrorNoDevice:
+            raise BackendError(_NO_GPU)
+        if error == codes.cudaErrorInsufficientDriver:
+            _, driver = self._cuda.cudaDriverGetVersion()
+            _, needed = self._cuda.cudaRuntimeGetVersion()
+            raise no_driver(int(driver), int(needed))
+        _, text = self._cuda.cudaGetErrorString(error)
+        says = text.decode(errors="replace")
+        raise BackendError(f"the GPU failed in {name} ({says}); start again, and look at nvidia-smi if it stays so")
+
+
+_NO_GPU = "the NVIDIA driver sees no GPU; look at nvidia-smi and CUDA_VISIBLE_DEVICES"
+
+
+def no_driver(found: int, needed: int) -> BackendError:
+    """found, needed: CUDA versions as the driver counts them (13000 is 13.0), 0 for no driver. A driver serves every
+    minor version of the majors it knows."""
+    major = needed // 1000
+    release = OLDEST_DRIVER.get(major)
+    hint = f"install driver {release} or newer" if release else f"install a driver for CUDA {major}"
+    if found == 0:
+        return BackendError(f"no NVIDIA driver is installed; {hint}")
+    return BackendError(f"the NVIDIA driver serves CUDA up to {_version(found)}, but {major}.0 is needed; {hint}")
+
+
+def out_of_memory(needed: int, free: int, total: int) -> BackendError:
+    """Bytes: what was asked for, what is left, what the GPU has."""
+    return BackendError(
+        f"the GPU's memory is full: {needed / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB of {total / 1e9:.2f} GB are "
+        "free; lower --context, use an int8 or int4 bundle, build its engines with --weight-streaming, or end the "
+        "process that holds the rest"
+    )
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"

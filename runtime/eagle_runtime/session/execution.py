@@ -1,0 +1,198 @@
+"""One engine of TensorRT with its execution context: shapes, addresses, profiles, graphs, errors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eagle_runtime.engine_file import Profile
+from eagle_runtime.errors import BackendError, RequestError
+from eagle_runtime.manifest import GraphSpec
+from eagle_runtime.session.device import Device
+from eagle_runtime.session.padding import PassShape
+from eagle_runtime.trt_library import Messages
+
+GRAPHS = 64  # captured graphs per engine; a generation of 4096 tokens has about fifty shapes
+
+
+class Execution:
+    """An engine in memory, ready to run once it is started."""
+
+    def __init__(
+        self, trt: Any, runtime: Any, path: Path, spec: GraphSpec, profiles: Sequence[Profile], messages: Messages
+    ) -> None:
+        """path: an engine whose sidecar was checked. runtime: of the library, with the loggers of messages. Raises
+        BackendError if the engine does not load or is not of this graph."""
+        self._trt = trt
+        self._runtime = runtime  # outlives its engines
+        self._spec = spec
+        self._profiles = profiles
+        self._messages = messages
+        messages.errors.clear()
+        engine = runtime.deserialize_cuda_engine(np.memmap(path, np.uint8, "r"))  # mapped: not once more on the host
+        if engine is None:
+            raise self._failure(f"does not load from {path}")
+        self._engine: Any = engine
+        self._context: Any = None
+        self._cache_file: Path | None = None
+        self._runtime_cache: Any = None
+        self._profile: int | None = None
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._addresses: dict[str, int] = {}
+        self._last: PassShape | None = None  # of the pass before, if it was queued without a graph
+        self._graphs: dict[PassShape, int | None] = {}  # None: cannot be captured
+        names = {engine.get_tensor_name(index) for index in range(engine.num_io_tensors)}
+        if wrong := sorted(names ^ (spec.inputs.keys() | spec.outputs.keys())):
+            raise BackendError(
+                f"the engine of {spec.file} has other inputs or outputs than the graph ({wrong[0]}); build it again"
+            )
+
+    def keep_on_gpu(self, nbytes: int) -> None:
+        """Of an engine whose weights can be streamed: how many bytes of them stay on the GPU, at most all."""
+        self._engine.weight_streaming_budget_v2 = max(0, min(nbytes, int(self._engine.streamable_weights_size)))
+
+    @property
+    def scratch_bytes(self) -> int:
+        """What running any profile takes."""
+        return int(self._engine.device_memory_size_v2)
+
+    def start(self, device: Device, scratch: int, nbytes: int, steady: bool, cache_file: Path) -> None:
+        """Create the context. scratch, nbytes: memory that other engines on the stream may share. steady: whether
+        shapes and addresses come again, so that kernels made for them and graphs pay. cache_file: where TensorRT for
+        RTX keeps the kernels it compiles here."""
+        self._device = device
+        trt, engine = self._trt, self._engine
+        managed = trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        self._own_graphs = steady and not hasattr(trt, "CudaGraphStrategy")
+        if hasattr(trt, "CudaGraphStrategy"):  # TensorRT for RTX
+            config = engine.create_runtime_config()
+            config.set_execution_context_allocation_strategy(managed)
+            graphs, kernels = trt.CudaGraphStrategy, trt.DynamicShapesKernelSpecializationStrategy
+            # It compiles kernels per shape, in the background: endless work if every pass has a shape of its own.
+            config.cuda_graph_strategy = graphs.WHOLE_GRAPH_CAPTURE if steady else graphs.DISABLED
+            config.dynamic_shapes_kernel_specialization_strategy = kernels.LAZY if steady else kernels.NONE
+            self._cache_file = cache_file
+            self._runtime_cache = _read_runtime_cache(config, cache_file)
+            self._context = engine.create_execution_context(config)
+        else:
+            self._context = engine.create_execution_context(managed)
+        if self._context is None:
+            raise self._failure("cannot start")
+        if nbytes:
+            self._context.set_device_memory(scratch, nbytes)
+
+    def bind(self, name: str, address: int) -> None:
+        """Where a tensor lies."""
+        if self._addresses.get(name) == address:
+            return
+        self._drop_graphs()  # they hold the old address
+        if not self._context.set_tensor_address(name, address):
+            raise self._failure(f"does not take the address of {name}")
+        self._addresses[name] = address
+
+    def check(self, shape: PassShape) -> int:
+        """The profile that serves a pass. Raises RequestError if there is none."""
+        for index, profile in enumerate(self._profiles):
+            if profile.serves(shape.sizes):
+                return index
+        widest = self._profiles[-1]
+        raise RequestError(
+            f"a pass of {shape.rows} rows, {shape.logit_rows} of them with logits, behind {shape.past} is more than "
+            f"the engine of {self._spec.file} serves ({widest.T[-1]} rows, {widest.R[-1] if widest.R else 0} with "
+            f"logits, behind {widest.P[-1]}); lower --total-token or --context"
+        )
+
+    def run(self, shape: PassShape) -> None:
+        """Queue a pass over what is bound. Raises BackendError, RequestError."""
+        index = self.check(shape)
+        self._messages.errors.clear()
+        if (graph := self._graphs.get(shape)) is not None:
+            self._device.driver.launch(graph, self._device.stream)
+            return
+        self._set_profile(index)
+        self._set_shapes(shape)
+        if self._own_graphs and shape == self._last and shape not in self._graphs and len(self._graphs) < GRAPHS:
+            # The library has settled on this shape in the pass before: now it queues nothing but kernels.
+            graph = self._device.driver.capture(self._device.stream, self._queue)
+            self._graphs[shape] = graph
+            if graph is not None:
+                self._device.driver.launch(graph, self._device.stream)
+                return
+        self._last = shape
+        if not self._queue():
+            raise self._failure("failed")
+
+    def close(self) -> None:
+        """Free the engine; the stream must be idle."""
+        if self._engine is None:
+            return
+        self._drop_graphs()
+        if self._runtime_cache is not None and self._cache_file is not None:
+            _write_runtime_cache(self._runtime_cache, self._cache_file)
+        self._context = self._runtime_cache = self._engine = None
+
+    def _drop_graphs(self) -> None:
+        for graph in self._graphs.values():
+            if graph is not None:
+                self._device.driver.destroy_graph(graph)
+        self._graphs.clear()
+        self._last = None
+
+    def _queue(self) -> bool:
+        return bool(self._context.execute_async_v3(self._device.stream))
+
+    def _set_profile(self, index: int) -> None:
+        if index == self._profile:
+            return
+        if not self._context.set_optimization_profile_async(index, self._device.stream):
+            raise self._failure("does not take its profile")
+        self._profile = index
+        self._shapes.clear()  # those of another profile do not hold
+
+    def _set_shapes(self, shape: PassShape) -> None:
+        for name, tensor in self._spec.inputs.items():
+            wanted = concrete(tensor.shape, shape.sizes)
+            if self._shapes.get(name) == wanted:
+                continue
+            if not self._context.set_input_shape(name, wanted):
+                raise self._failure(f"does not take {name} of shape {list(wanted)}")
+            self._shapes[name] = wanted
+
+    def _failure(self, what: str) -> BackendError:
+        """What TensorRT refused, and why as far as it tells."""
+        return BackendError(
+            f"the engine of {self._spec.file} {what} ({self._messages.cause}); build it again, or free GPU memory"
+        )
+
+
+def concrete(shape: Sequence[int | str], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """A graph's shape with its dimensions filled in."""
+    return tuple(sizes[size] if isinstance(size, str) else size for size in shape)
+
+
+def _read_runtime_cache(config: Any, path: Path) -> Any:
+    """Kernels compiled by earlier runs; what is missing, damaged or of another machine is compiled again."""
+    cache = config.create_runtime_cache()
+    try:
+        content = path.read_bytes()
+    except OSError:
+        content = b""
+    if content and not cache.deserialize(content):
+        cache.reset()
+    return cache if config.set_runtime_cache(cache) else None
+
+
+def _write_runtime_cache(cache: Any, path: Path) -> None:
+    """Beside and renamed. A bundle that cannot be written only costs the next start some time."""
+    content = cache.serialize()
+    beside = path.with_name(f".{path.name}.new")
+    try:
+        beside.write_bytes(memoryview(content))
+        beside.replace(path)
+    except (OSError, TypeError):  # a read-only folder; nothing to serialise
+        with contextlib.suppress(OSError):
+            beside.unlink()

@@ -1,0 +1,269 @@
+"""TensorRT for RTX and TensorRT, one code path: the engines of a bundle, run on this machine's GPU.
+
+Key/value rows, features and hidden states stay on the GPU; token ids, masks and logits cross the bus. A pass comes in
+one of two forms. *Steady*: past rows padded to a multiple of PAST_STEP, new rows written to one place and copied
+behind the cache, so that shapes and addresses repeat and graphs of whole passes can be replayed. *Exact*: no past row
+padded, new rows written straight behind the cache where their size allows; for weights that are streamed from the
+host, which no graph can hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from eagle_runtime.cache import ALIGNMENT
+from eagle_runtime.engine_file import EngineFolder, EngineSpec, find_engines
+from eagle_runtime.manifest import GraphSpec, Manifest, TensorSpec
+from eagle_runtime.session import Array
+from eagle_runtime.session.device import Device, DeviceCache, DeviceRows, cache_rows, in_place, joined_rows
+from eagle_runtime.session.driver import CudaDriver, Driver, out_of_memory
+from eagle_runtime.session.execution import Execution, concrete
+from eagle_runtime.session.padding import PAST_STEP, PassShape, pass_shape, round_up, write_ids, write_mask
+from eagle_runtime.trt_library import listen, load_library
+
+KEPT = ("features", "hidden")  # outputs that stay on the GPU
+MARGIN = 256 << 20  # bytes of GPU memory left to the driver, and to kernels that are compiled here
+
+
+def open_sessions(
+    bundle: Path, manifest: Manifest, library: str, context: int, head_scratch: int
+) -> tuple[TensorRTSession, ...]:
+    """Of the target of a bundle and, if it has one, of its head, on the GPU. library: "tensorrt-rtx" or "tensorrt".
+    context: tokens of prompt and output; head_scratch: rows that the head's cache holds beyond them. manifest: whose
+    hashes the bundle's files have. Raises BackendError, BundleError."""
+    trt = load_library(library)
+    driver = CudaDriver()
+    folder = find_engines(bundle, manifest, library, trt.__version__, driver.describe(), context, head_scratch)
+    return start_sessions(trt, driver, folder, manifest, context, head_scratch)
+
+
+def start_sessions(
+    trt: Any,
+    driver: Driver,
+    folder: EngineFolder,
+    manifest: Manifest,
+    context: int,
+    head_scratch: int,
+    steady: bool = True,
+) -> tuple[TensorRTSession, ...]:
+    """The same with a library, a driver and engines at hand. steady: the form of passes, where weights stay on the
+    GPU; streamed ones always make exact passes."""
+    engines, info = folder.engines, driver.describe()
+    parts = [_Part(manifest.target.graph, engines.target, context, streamed=engines.weight_streaming)]
+    if manifest.head is not None:
+        assert engines.draft is not None, "found for another manifest"
+        parts.append(_Part(manifest.head.graph, engines.draft, context + head_scratch, streamed=False))
+    buffers = sum(part.buffer_bytes for part in parts)
+    resident = sum(part.engine.size for part in parts if not part.streamed)
+    if info.free < buffers + resident:
+        raise out_of_memory(buffers + resident, info.free, info.total)
+    messages = listen(trt)
+    runtime = trt.Runtime(messages.logger)
+    runtime.error_recorder = messages.recorder
+    device = Device(driver, users=len(parts))
+    try:
+        executions = [
+            Execution(trt, runtime, folder.folder / part.engine.file, part.graph, part.engine.profiles, messages)
+            for part in parts
+        ]
+        working = max(execution.scratch_bytes for execution in executions)
+        for part, execution in zip(parts, executions, strict=True):
+            if part.streamed:
+                execution.keep_on_gpu(info.free - buffers - resident - working - MARGIN)
+        nbytes = max(execution.scratch_bytes for execution in executions)
+        scratch = device.reserve(nbytes)  # one for both: they never run at once
+        sessions = []
+        for part, execution in zip(parts, executions, strict=True):
+            kernels = folder.folder / f"{Path(part.engine.file).stem}-{info.compute_capability}.kernels"
+            repeats = steady and not part.streamed
+            execution.start(device, scratch, nbytes, repeats, kernels)
+            past_step = PAST_STEP if repeats else 1
+            sessions.append(TensorRTSession(device, execution, part.graph, part.engine, past_step))
+    except BaseException:
+        for _ in parts:
+            device.release()
+        raise
+    return tuple(sessions)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One of the two graphs with its engine. capacity: rows of its cache. streamed: whether its weights come from
+    the host as they are needed."""
+
+    graph: GraphSpec
+    engine: EngineSpec
+    capacity: int
+    streamed: bool
+
+    @property
+    def buffer_bytes(self) -> int:
+        """GPU memory for the cache and the largest pass's inputs and outputs."""
+        layout = _Layout(self.graph)
+        largest = _most(self.engine)
+        tensors = [*self.graph.inputs.items(), *self.graph.outputs.items()]
+        passing = [spec for name, spec in tensors if not name.startswith("past_key_values.")]
+        cache = layout.halves * cache_rows(self.capacity) * layout.row_bytes
+        return cache + sum(_nbytes(spec, largest) for spec in passing)
+
+
+class _Layout:
+    """Key/value rows of a graph. names: of its past and its new rows, by half: keys of layer i at 2i, values at
+    2i + 1."""
+
+    def __init__(self, graph: GraphSpec) -> None:
+        parts = [f"{layer}.{part}" for layer in range(len(graph.inputs)) for part in ("key", "value")]
+        parts = [part for part in parts if f"past_key_values.{part}" in graph.inputs]
+        self.past = [f"past_key_values.{part}" for part in parts]
+        self.new = [f"present.{part}" for part in parts]
+        self.halves = len(parts)
+        first = graph.inputs[self.past[0]]
+        self.row_bytes = math.prod(int(size) for size in first.shape[2:]) * np.dtype(first.dtype).itemsize
+
+
+class TensorRTSession:
+    """A graph as an engine on the GPU: session.Session."""
+
+    def __init__(
+        self, device: Device, execution: Execution, graph: GraphSpec, engine: EngineSpec, past_step: int
+    ) -> None:
+        """past_step: what past rows are padded to; 1 for exact passes."""
+        self._device = device
+        self._execution: Execution | None = execution
+        self._past_step = past_step
+        self._layout = _Layout(graph)
+        self.inputs: Mapping[str, TensorSpec] = {n: s for n, s in graph.inputs.items() if n not in self._layout.past}
+        self.outputs: Mapping[str, TensorSpec] = {n: s for n, s in graph.outputs.items() if n not in self._layout.new}
+        largest = _most(engine)
+        self._in_place = past_step == 1 and in_place(self._layout.row_bytes)
+        self._feeds = _Feeds(device, {n: s for n, s in self.inputs.items() if n != "features"}, largest)
+        self._places = {n: device.reserve(_nbytes(s, largest)) for n, s in self.outputs.items()}
+        self._host = {n: device.reserve_host(_nbytes(s, largest)) for n, s in self.outputs.items() if n not in KEPT}
+        addresses = {**self._feeds.addresses, **self._places}
+        if "features" in self.inputs:
+            nbytes = _nbytes(self.inputs["features"], largest)
+            self._features = addresses["features"] = device.reserve(nbytes)
+            # A padded row reads what stands here; it may be anything that is a number.
+            device.driver.clear(self._features, nbytes, device.stream)
+        if not self._in_place:
+            self._new_pitch = round_up(largest["T"] * self._layout.row_bytes, ALIGNMENT)
+            self._new = device.reserve(self._layout.halves * self._new_pitch)
+            addresses |= {name: self._new + half * self._new_pitch for half, name in enumerate(self._layout.new)}
+        for name, address in addresses.items():
+            execution.bind(name, address)
+
+    def new_cache(self, capacity: int) -> DeviceCache:
+        return DeviceCache(self._device, self._layout.halves // 2, capacity, self._layout.row_bytes)
+
+    def run(self, feeds: Mapping[str, Any], cache: DeviceCache) -> dict[str, Any]:
+        execution = self._execution
+        assert execution is not None, "the session is closed"
+        rows, columns = feeds["tree_mask"].shape
+        assert rows <= cache.room, "the caller checks capacity before a pass"
+        wanted = len(feeds["logit_rows"]) if "logit_rows" in feeds else 0
+        shape = pass_shape(rows, cache.length, columns, wanted, self._past_step)
+        execution.check(shape)
+        self._feeds.upload(feeds, cache.length, shape)
+        if "features" in feeds:
+            self._take_features(feeds["features"])
+        for half, name in enumerate(self._layout.past):
+            execution.bind(name, cache.address(half))
+        if self._in_place:
+            for half, name in enumerate(self._layout.new):
+                execution.bind(name, cache.address(half, cache.length))
+        execution.run(shape)
+        if not self._in_place:
+            cache.append(self._new, self._new_pitch, rows)
+        results = self._results({"T": rows, "R": wanted})
+        self._device.wait()
+        return results
+
+    def joined(self, parts: Sequence[DeviceRows]) -> DeviceRows:
+        return joined_rows(self._device, parts)
+
+    def close(self) -> None:
+        if self._execution is not None:
+            self._device.wait()
+            self._execution.close()
+            self._execution = None
+            self._device.release()
+
+    def __enter__(self) -> TensorRTSession:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _take_features(self, rows: DeviceRows | Array) -> None:
+        """Copy them to where the engine reads them; rows of the host are waited for, their memory is not ours."""
+        driver, stream = self._device.driver, self._device.stream
+        if isinstance(rows, DeviceRows):
+            driver.copy(self._features, rows.address, rows.nbytes, stream)
+        else:
+            assert rows.flags.c_contiguous and rows.dtype == self.inputs["features"].dtype
+            driver.upload(self._features, rows.ctypes.data, rows.nbytes, stream)
+            self._device.wait()
+
+    def _results(self, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """Queue the downloads. sizes: unpadded; padded rows stand last, so the others lie together."""
+        results: dict[str, Any] = {}
+        for name, spec in self.outputs.items():
+            _, count, width = concrete(spec.shape, sizes)
+            if name in KEPT:
+                results[name] = DeviceRows(self._device, self._places[name], count, width, spec.dtype)
+                continue
+            host = self._host[name][: count * width * np.dtype(spec.dtype).itemsize]
+            self._device.driver.download(host.ctypes.data, self._places[name], host.nbytes, self._device.stream)
+            results[name] = host.view(spec.dtype).reshape(count, width)
+        return results
+
+
+class _Feeds:
+    """The small inputs: one page-locked block on the host, its image on the GPU, one copy per pass."""
+
+    def __init__(self, device: Device, specs: Mapping[str, TensorSpec], largest: Mapping[str, int]) -> None:
+        self._device = device
+        self._specs = specs
+        self._offsets: dict[str, int] = {}
+        end = 0
+        for name in sorted(specs, key=lambda name: name == "tree_mask"):  # the mask, of ever other size, last
+            self._offsets[name] = end
+            end += round_up(_nbytes(specs[name], largest), ALIGNMENT)
+        self._host = device.reserve_host(end)
+        self._place = device.reserve(end)
+        self.addresses = {name: self._place + offset for name, offset in self._offsets.items()}
+
+    def upload(self, feeds: Mapping[str, Any], past: int, shape: PassShape) -> None:
+        """Write the pass's inputs, padded, and queue their copy. The last pass was waited for, so its are done with."""
+        for name, spec in self._specs.items():
+            sizes = concrete(spec.shape, shape.sizes)
+            count = math.prod(sizes)
+            start = self._offsets[name]
+            end = start + count * np.dtype(spec.dtype).itemsize
+            out: npt.NDArray[Any] = self._host[start:end].view(spec.dtype)
+            if name == "tree_mask":
+                write_mask(feeds[name], past, shape, out.reshape(sizes[2:]))
+                last = end
+            else:
+                write_ids(feeds[name], out)
+        self._device.driver.upload(self._place, self._host.ctypes.data, last, self._device.stream)
+
+
+def _most(engine: EngineSpec) -> dict[str, int]:
+    """The largest size of each dimension in any profile."""
+    limits = [{"T": item.T, "P": item.P, "L": item.L, "R": item.R or (0,)} for item in engine.profiles]
+    return {name: max(limit[name][-1] for limit in limits) for name in limits[0]}
+
+
+def _nbytes(spec: TensorSpec, sizes: Mapping[str, int]) -> int:
+    return math.prod(concrete(spec.shape, sizes)) * np.dtype(spec.dtype).itemsize

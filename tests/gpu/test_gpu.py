@@ -1,0 +1,215 @@
+"""On an NVIDIA card, with the shipped pair: every backend is lossless, and says what the CPU and PyTorch say.
+
+pytest -m gpu; tools/gpu_check.sh sets up a machine for it. Backends that are not installed, or do not serve this card,
+are skipped with their reason; CUDA is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from eagle_runtime import BackendError, BundleError, EagleModel, SamplingParams
+from eagle_runtime.drafter import Drafter, DynamicTree, EagleDrafter, Plain
+from eagle_runtime.generate import Cycle, generate
+from eagle_runtime.nvidia import Gpu, first_gpu
+from eagle_runtime.replay import forced_logits
+from eagle_runtime.sampling import Sampler
+from eagle_tools.compare_engines import compare_sessions
+from eagle_tools.questions import read_questions
+
+pytestmark = pytest.mark.gpu
+
+PAIR = Path(__file__).resolve().parents[2] / "tools" / "demo_pair"
+PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 100, 48, 48
+CONTEXT = 512
+TIE = 2**-7  # of the largest logit: what halves, added up in another order, may differ by
+TIES = 0.1  # share of outputs that may part at one
+BACKENDS = ("cuda", "tensorrt-rtx", "tensorrt")
+
+Rows = list[npt.NDArray[np.float32]]
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Gpu:
+    try:
+        return first_gpu()
+    except BackendError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def bundle_on(tmp_path_factory: pytest.TempPathFactory, gpu: Gpu) -> Callable[[str, str], Path]:
+    """backend, precision -> bundle of the shipped pair, with engines where the backend needs them."""
+    base = tmp_path_factory.mktemp("gpu")
+
+    def bundle(backend: str, precision: str) -> Path:
+        folder = base / f"{backend}_{precision}"
+        if not folder.exists():
+            from eagle_export.bundle import export
+            from eagle_export.engines import build_engines
+            from eagle_export.errors import ExportError
+
+            pair = PAIR / "target", PAIR / "eagle3"
+            export(*pair, folder, precision=precision, backend=backend, certify=False)
+            if backend != "cuda":
+                capabilities = [gpu.compute] if backend == "tensorrt-rtx" else None
+                try:
+                    build_engines(folder, backend, capabilities, context=CONTEXT)
+                except (BackendError, ExportError) as error:
+                    (folder / "unbuilt").write_text(str(error))
+        if (folder / "unbuilt").exists():
+            pytest.skip((folder / "unbuilt").read_text())
+        return folder
+
+    return bundle
+
+
+@pytest.fixture(scope="module")
+def model_on(bundle_on: Callable[[str, str], Path]) -> Iterator[Callable[..., EagleModel]]:
+    """backend, precision (fp16) -> loaded bundle."""
+    models: dict[tuple[str, str], EagleModel] = {}
+
+    def model(backend: str, precision: str = "fp16") -> EagleModel:
+        if (backend, precision) not in models:
+            bundle = bundle_on(backend, precision)
+            try:
+                models[backend, precision] = EagleModel.load(bundle, backend=backend, context=CONTEXT)
+            except (BackendError, BundleError) as error:
+                if backend == "cuda":
+                    raise
+                pytest.skip(str(error))
+        return models[backend, precision]
+
+    yield model
+    for loaded in models.values():
+        loaded.close()
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    """The held-out prompts; those beyond their number are first halves of others."""
+    turns = [question.turns[0] for question in read_questions(PAIR / "heldout.jsonl")]
+    return [*turns, *(turn[: len(turn) // 2] for turn in turns)][:PROMPTS]
+
+
+class RecordingSampler(Sampler):
+    """A sampler that also keeps the logits it drew from."""
+
+    def __init__(self, params: SamplingParams, prompt: Sequence[int], vocab_size: int) -> None:
+        super().__init__(params, prompt, vocab_size)
+        self.rows: Rows = []
+
+    def next(self, logits: npt.NDArray[np.float32]) -> int:
+        self.rows.append(logits.copy())
+        return super().next(logits)
+
+
+def decode(
+    model: EagleModel, drafter: Drafter, prompt: list[int], params: SamplingParams
+) -> tuple[list[int], Rows, int]:
+    """Tokens, the logits each was drawn from, and how many drafted ones were accepted."""
+    sampler = RecordingSampler(params, prompt, model.manifest.target.vocab_size)
+    tokens: list[int] = []
+    accepted = 0
+    for event in generate(model._target, drafter, sampler, prompt):
+        accepted += event.step.num_accepted if isinstance(event, Cycle) else 0
+        tokens += event.step.tokens.tolist() if isinstance(event, Cycle) else [event]
+        if len(tokens) >= NEW_TOKENS:
+            break
+    return tokens[:NEW_TOKENS], sampler.rows[:NEW_TOKENS], accepted
+
+
+def check_lossless(model: EagleModel, texts: Sequence[str], temperature: float) -> None:
+    """With drafts and without, token for token; texts may part only where the logits agree but for rounding."""
+    ties, accepted = [], 0
+    for index, text in enumerate(texts):
+        prompt = model.text.encode(text)[:PROMPT_TOKENS]
+        params = SamplingParams(temperature=temperature, seed=index)
+        plain, plain_rows, _ = decode(model, Plain(), prompt, params)
+        eagle, eagle_rows, taken = decode(model, EagleDrafter(model.head, DynamicTree()), prompt, params)
+        accepted += taken
+        if eagle != plain:
+            at = next(i for i, pair in enumerate(zip(plain, eagle, strict=True)) if pair[0] != pair[1])
+            gap = float(np.abs(plain_rows[at] - eagle_rows[at]).max() / np.abs(plain_rows[at]).max())
+            case = f"prompt {index}, T = {temperature}, token {at}: logits differ by {gap:.1e} of the largest"
+            assert gap < TIE, f"not a float tie: {case}"
+            ties.append(case)
+    print(f"{len(texts)} outputs compared, {len(ties)} float ties", *ties, sep="\n")
+    assert accepted > len(texts), "equal because nothing was drafted shows nothing"
+    assert len(ties) <= TIES * len(texts)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_eagle_equals_vanilla(
+    backend: str, temperature: float, model_on: Callable[..., EagleModel], texts: list[str]
+) -> None:
+    check_lossless(model_on(backend), texts, temperature)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_int4_on_cuda_is_lossless(temperature: float, model_on: Callable[..., EagleModel], texts: list[str]) -> None:
+    check_lossless(model_on("cuda", "int4"), texts[:30], temperature)
+
+
+@pytest.mark.parametrize(("backend", "precision"), [*((name, "fp16") for name in BACKENDS), ("cuda", "int4")])
+def test_every_output_is_the_cpus(
+    backend: str,
+    precision: str,
+    bundle_on: Callable[[str, str], Path],
+    model_on: Callable[..., EagleModel],
+    texts: list[str],
+) -> None:
+    model = model_on(backend, precision)
+    prompts = [model.text.encode(text)[:PROMPT_TOKENS] for text in texts[:6]]
+    with EagleModel.load(bundle_on(backend, precision), backend="cpu", context=CONTEXT) as reference:
+        found = compare_sessions(reference.sessions, model.sessions, model.manifest.target.vocab_size, prompts)
+    for each in found:
+        print(each)
+        assert each.largest < 0.05 * each.scale
+        assert each.agreement is None or each.agreement > 0.9
+
+
+def test_cuda_says_what_pytorch_says(model_on: Callable[..., EagleModel], texts: list[str]) -> None:
+    """The same halves on the same card: the greedy continuations of PyTorch, row by row."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    if not torch.cuda.is_available():
+        pytest.skip("this PyTorch was built without CUDA")
+    source = transformers.AutoModelForCausalLM.from_pretrained(
+        PAIR / "target", local_files_only=True, dtype=torch.float16
+    ).to("cuda")
+    model = model_on("cuda")
+    same = []
+    for text in texts[:20]:
+        prompt = model.text.encode(text)[:PROMPT_TOKENS]
+        ids = torch.tensor([prompt], device="cuda")
+        with torch.inference_mode():
+            said = source.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0)
+            rows = source(said[:, :-1]).logits[0, len(prompt) - 1 :].float().cpu().numpy()
+        continuation = said[0, len(prompt) :].tolist()
+        ours = forced_logits(model, prompt, continuation)
+        assert np.abs(ours - rows).max() < 2 * TIE * np.abs(rows).max()
+        same += (ours.argmax(-1) == rows.argmax(-1)).tolist()
+    print(f"{np.mean(same):.2%} of {len(same)} tokens are ranked first by both")
+    assert np.mean(same) > 0.97
+
+
+def test_a_bundle_for_cpus_is_refused_by_name(tmp_path: Path, gpu: Gpu) -> None:
+    """Its int8 products would run on the host, silently."""
+    from eagle_export.bundle import export
+
+    export(PAIR / "target", PAIR / "eagle1", tmp_path / "b", precision="int8", certify=False)
+    with pytest.raises(BackendError, match=r"no CUDA kernels for MatMulIntegerToFloat; export .* --backend cuda"):
+        EagleModel.load(tmp_path / "b", backend="cuda")
+
+
+def test_auto_takes_the_card(bundle_on: Callable[[str, str], Path]) -> None:
+    with EagleModel.load(bundle_on("cuda", "fp16"), context=CONTEXT) as model:
+        assert model.backend == "cuda"
+        assert [name for name, _ in model.passed_over] == ["tensorrt-rtx", "tensorrt"]

@@ -1,0 +1,135 @@
+"""Which engine is chosen, and what is said of those that were not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from eagle_runtime import BackendError, BundleError, EagleModel
+from eagle_runtime.backends import AUTO, BACKENDS, check_name, choose, told, unfit
+from eagle_runtime.cli import main
+from eagle_runtime.manifest import Manifest, read_manifest
+
+
+@pytest.fixture
+def halves(bundle_of: Callable[..., Path], tmp_path: Path) -> Path:
+    """A bundle in fp16 that also has engines of either library."""
+    bundle = tmp_path / "bundle"
+    shutil.copytree(bundle_of("eagle1", "fp16"), bundle)
+    for name in ("tensorrt-rtx-sm89", "tensorrt-sm86"):
+        (bundle / "engines" / name).mkdir(parents=True)
+        (bundle / "engines" / name / "engine.json").touch()
+    return bundle
+
+
+def opening(*works: str) -> tuple[list[str], Callable[[str], str]]:
+    """Backends that were asked, and one who opens those that work."""
+    asked = []
+
+    def open_on(name: str) -> str:
+        asked.append(name)
+        if name not in works:
+            raise (BundleError if name == "tensorrt" else BackendError)(f"no {name} here")
+        return f"open on {name}"
+
+    return asked, open_on
+
+
+@pytest.mark.parametrize("first", range(len(BACKENDS)))
+def test_the_first_that_works_is_taken(first: int, halves: Path) -> None:
+    asked, open_on = opening(*BACKENDS[first:])
+    chosen = choose(AUTO, halves, read_manifest(halves), open_on)
+    assert (chosen.backend, chosen.opened) == (BACKENDS[first], f"open on {BACKENDS[first]}")
+    assert chosen.passed_over == tuple((name, f"no {name} here") for name in BACKENDS[:first])
+    assert asked == list(BACKENDS[: first + 1])
+
+
+def test_where_none_works_all_reasons_are_told(halves: Path) -> None:
+    with pytest.raises(BackendError) as error:
+        choose(AUTO, halves, read_manifest(halves), opening()[1])
+    assert str(error.value) == f"no backend runs {halves}: " + "; ".join(f"{name}: no {name} here" for name in BACKENDS)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_name_is_taken_at_its_word(name: str, halves: Path) -> None:
+    """Nothing else is tried, whether it works or not."""
+    manifest = read_manifest(halves)
+    asked, open_on = opening(name)
+    assert choose(name, halves, manifest, open_on).passed_over == () and asked == [name]
+    asked, open_on = opening()
+    with pytest.raises((BackendError, BundleError), match=f"no {name} here"):
+        choose(name, halves, manifest, open_on)
+    assert asked == [name]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_bundle_for_cpus_goes_straight_there(precision: str, bundle_of: Callable[..., Path]) -> None:
+    bundle = bundle_of("eagle1", precision)
+    asked, open_on = opening("cpu")
+    chosen = choose(AUTO, bundle, read_manifest(bundle), open_on)
+    assert asked == ["cpu"] and [name for name, _ in chosen.passed_over] == list(BACKENDS[:-1])
+    with pytest.raises(BackendError, match=r"^no cpu here$"):
+        choose(AUTO, bundle, read_manifest(bundle), opening()[1])
+
+
+def test_engines_are_for_one_library(halves: Path) -> None:
+    manifest = read_manifest(halves)
+    assert [unfit(name, halves, manifest) for name in BACKENDS] == [None] * 4
+    shutil.rmtree(halves / "engines" / "tensorrt-sm86")
+    assert unfit("tensorrt", halves, manifest) == "the bundle has no engines for it"
+    assert unfit("tensorrt-rtx", halves, manifest) is None
+    (halves / "engines" / "tensorrt-rtx-sm89").rename(halves / "engines" / "tensorrt-sm89")
+    assert unfit("tensorrt-rtx", halves, manifest) is not None and unfit("tensorrt", halves, manifest) is None
+
+
+@pytest.mark.parametrize("name", ["abacus", "", "CUDA", "gpu"])
+def test_unknown_names(name: str) -> None:
+    with pytest.raises(BackendError, match=f"backend {name!r} is unknown; choose auto or one of tensorrt-rtx, "):
+        check_name(name)
+
+
+def test_a_model_says_what_it_runs_on(bundle_of: Callable[..., Path]) -> None:
+    with EagleModel.load(bundle_of("eagle1"), context=64) as model:
+        assert model.backend == "cpu" and [name for name, _ in model.passed_over] == list(BACKENDS[:-1])
+        assert told(model.passed_over).startswith("tensorrt-rtx: the bundle has no engines for it; tensorrt: ")
+    with EagleModel.load(bundle_of("eagle1"), context=64, backend="cpu") as model:
+        assert model.backend == "cpu" and model.passed_over == ()
+
+
+def test_a_bundle_for_cpus_pays_nothing_for_the_walk(bundle_of: Callable[..., Path]) -> None:
+    """No library is imported to find out that it is of no use."""
+    code = (
+        "import sys, json; from eagle_runtime import EagleModel; "
+        f"EagleModel.load({str(bundle_of('eagle1'))!r}).close(); print(json.dumps(sorted(sys.modules)))"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    loaded = set(json.loads(done.stdout))
+    assert "eagle_runtime.session.ort" in loaded
+    sessions = {f"eagle_runtime.session.{name}" for name in ("cuda", "tensorrt", "driver", "ort_device")}
+    assert not loaded & (sessions | {"tensorrt", "tensorrt_rtx", "cuda", "eagle_runtime.nvidia"})
+
+
+def test_the_command_says_what_it_chose_if_asked_to_choose(
+    bundle_of: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [str(bundle_of("eagle1")), "--prompt-ids", "5,6,7", "--max-new-tokens", "3", "--json"]
+    for more, said in (([], 0), (["--backend", "cpu"], 0), (["--backend", "auto"], 1)):
+        assert main([*argv, *more]) == 0
+        err = capsys.readouterr().err
+        assert err.count("\n") == said
+    assert err.startswith("eagle-run: on cpu (tensorrt-rtx: the bundle has no engines for it; tensorrt: ")
+
+
+def test_halves_without_engines_may_be_for_cuda(bundle_of: Callable[..., Path]) -> None:
+    manifest: Manifest = read_manifest(bundle_of("eagle3", "fp16"))
+    asked, open_on = opening("cpu")
+    chosen = choose(AUTO, bundle_of("eagle3", "fp16"), manifest, open_on)
+    assert asked == ["cuda", "cpu"] and chosen.passed_over[-1] == ("cuda", "no cuda here")

@@ -1,0 +1,193 @@
+"""Rows and caches on a (fake) GPU against the same on the host, and padding that changes nothing but shapes."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cuda_fake import FakeDriver
+from eagle_runtime.cache import KVCache
+from eagle_runtime.session.device import Device, DeviceCache, DeviceRows, empty_rows, in_place, joined_rows, runs
+from eagle_runtime.session.padding import PAST_STEP, PassShape, bucket, pass_shape, round_up, write_ids, write_mask
+from eagle_runtime.tree import Bool, additive_mask
+
+WIDTH = 3
+
+
+def on_device(device: Device, values: npt.NDArray[np.floating]) -> DeviceRows:
+    rows = empty_rows(device, len(values), values.shape[1], values.dtype)
+    device.driver.upload(rows.address, values.ctypes.data, values.nbytes, device.stream)
+    device.wait()
+    return rows
+
+
+@pytest.fixture
+def device() -> Device:
+    return Device(FakeDriver())
+
+
+# Rows.
+
+
+def test_rows_are_picked_as_numpy_picks_them(device: Device) -> None:
+    values = np.arange(30, dtype=np.float32).reshape(10, WIDTH)
+    rows = on_device(device, values)
+    assert len(rows) == 10 and np.array_equal(rows, values)
+    for part in (slice(2, 5), slice(-1, None), slice(0, 0), slice(4, 100), slice(None)):
+        assert np.array_equal(rows[part], values[part]) and len(rows[part]) == len(values[part])
+    for index in ([0, 0, 0], [3, 1, 2], [4, 5, 6, 9], [], [9]):
+        picked = np.array(index, np.int64)
+        assert np.array_equal(rows[picked], values[picked])
+        assert np.array_equal(rows[2:][picked[picked < 8]], values[2:][picked[picked < 8]])
+    with pytest.raises(AssertionError, match="no such row"):
+        rows[np.array([10])]
+    assert np.asarray(rows, np.float64).dtype == np.float64
+
+
+def test_picked_rows_are_a_copy_and_slices_are_not(device: Device) -> None:
+    values = np.arange(12, dtype=np.float32).reshape(4, WIDTH)
+    rows = on_device(device, values)
+    picked, part = rows[np.array([1, 2])], rows[1:3]
+    device.driver.clear(rows.address, rows.nbytes, device.stream)
+    assert np.array_equal(picked, values[1:3]) and not np.asarray(part).any()
+
+
+def test_joined_rows(device: Device) -> None:
+    values = np.arange(30, dtype=np.float16).reshape(10, WIDTH)
+    rows = on_device(device, values)
+    whole = joined_rows(device, [rows[7:], rows[:0], rows[np.array([1, 1])], rows])
+    assert np.array_equal(whole, np.concatenate([values[7:], values[[1, 1]], values]))
+    assert whole.dtype == np.float16
+
+
+def test_memory_of_rows_is_used_again_but_not_while_a_slice_needs_it(device: Device) -> None:
+    first = empty_rows(device, 4, WIDTH, np.float32)
+    address, part = first.address, first[1:2]
+    del first
+    assert empty_rows(device, 4, WIDTH, np.float32).address != address
+    del part
+    taken = {empty_rows(device, 4, WIDTH, np.float32).address for _ in range(8)}
+    assert len(taken) <= 2, "rows that nobody holds share their memory"
+
+
+@given(st.lists(st.integers(0, 12), max_size=12))
+def test_runs_are_the_index_in_pieces(index: list[int]) -> None:
+    rows = np.array(index, np.int64)
+    pieces = runs(rows)
+    assert [first + i for _, first, count in pieces for i in range(count)] == index
+    assert [place for place, _, _ in pieces] == np.cumsum([0, *(count for *_, count in pieces)])[:-1].tolist()
+
+
+# The cache.
+
+
+@given(
+    length=st.integers(0, 5),
+    path=st.sets(st.integers(1, 9), max_size=6).map(lambda nodes: [0, *sorted(nodes)]),
+    layers=st.integers(1, 3),
+)
+def test_a_cache_keeps_the_rows_that_one_on_the_host_keeps(length: int, path: list[int], layers: int) -> None:
+    rng = np.random.default_rng(length)
+    device = Device(FakeDriver())
+    host = KVCache(layers, 20, 2, 8)
+    cache = DeviceCache(device, layers, 20, 2 * 8 * 4)
+    host.rows[:] = 0
+    for settled, count in ((0, length), (length, 10)):
+        new = rng.standard_normal((2 * layers, 16, 2, 8)).astype(np.float32)  # T padded to 16
+        host.rows[:, settled : settled + count] = new[:, :count]
+        there = on_device(device, new.reshape(2 * layers, -1))
+        cache.append(there.address, there.row_bytes, count)
+        host.length = cache.length = settled
+        host.advance(count)
+        cache.advance(count)
+    host.truncate(length)
+    cache.truncate(length)
+    kept = np.array(path, np.int64)
+    host.keep(kept)
+    cache.keep(kept)
+    device.wait()
+    for half in range(2 * layers):
+        stored = device.driver.device(cache.address(half), 20 * cache.row_bytes).view(np.float32).reshape(20, 2, 8)  # type: ignore[attr-defined]
+        assert np.array_equal(stored[: host.length], host.rows[half, : host.length])
+
+
+def test_keeping_a_path_takes_one_copy_per_moved_row() -> None:
+    driver = FakeDriver()
+    cache = DeviceCache(Device(driver), 32, 100, 256)
+    cache.advance(7)
+    before = len(driver.calls)
+    cache.keep(np.array([0, 1, 4, 5, 9]))
+    assert [call[0] for call in driver.calls[before:]] == ["copy_2d"] * 3
+    cache.keep(np.array([0, 1, 2]))
+    assert len(driver.calls) == before + 3, "rows that already lie side by side stay"
+
+
+def test_the_memory_of_a_cache_goes_with_it() -> None:
+    driver = FakeDriver()
+    device = Device(driver)
+    used = driver.used
+    cache = DeviceCache(device, 2, 100, 256)
+    assert driver.used - used == 4 * round_up(100 + 64, PAST_STEP) * 256
+    assert cache.address(3) % 256 == 0 and in_place(256) and not in_place(128)
+    del cache
+    assert driver.used == used
+    device.release()
+
+
+# Padding.
+
+
+@given(st.integers(1, 2000))
+def test_buckets_hold_what_they_are_for(rows: int) -> None:
+    assert rows <= bucket(rows) < max(2 * rows, 2) and bucket(rows) - rows < 64
+    assert bucket(bucket(rows)) == bucket(rows) <= bucket(rows + 1)
+
+
+@given(
+    rows=st.integers(1, 40),
+    past=st.integers(0, 700),
+    seen=st.integers(0, 60),
+    step=st.sampled_from([1, 8, PAST_STEP]),
+    data=st.data(),
+)
+def test_a_padded_pass_shows_every_row_what_it_may_see(
+    rows: int, past: int, seen: int, step: int, data: st.DataObject
+) -> None:
+    """As the graphs read a mask: the last columns of all keys, what stands before them is seen."""
+    seen = min(seen, past)
+    rng = np.random.default_rng(data.draw(st.integers(0, 9)))
+    visible = rng.random((rows, seen + rows)) < 0.5
+    visible[np.arange(rows), seen + np.arange(rows)] = True
+    shape = pass_shape(rows, past, seen + rows, rows, step)
+    assert shape.rows == bucket(rows) <= shape.columns <= shape.past + shape.rows and shape.past % step == 0
+    mask = np.empty((shape.rows, shape.columns), np.float16)
+    write_mask(additive_mask(visible, np.float16), past, shape, mask)
+    sees = everything(mask, shape)
+    expected = np.zeros((rows, shape.past + shape.rows), np.bool_)
+    expected[:, : past - seen] = True
+    expected[:, past - seen : past] = visible[:, :seen]
+    expected[:, shape.past : shape.past + rows] = visible[:, seen:]
+    assert np.array_equal(sees[:rows], expected)
+    padded = np.arange(rows, shape.rows)
+    assert sees[padded, shape.past + padded].all() and sees[rows:, shape.past :].sum() == len(padded)
+
+
+def everything(mask: npt.NDArray[np.floating], shape: PassShape) -> Bool:
+    """mask [T, L] -> who sees whom [T, P + T]."""
+    return np.concatenate([np.ones((shape.rows, shape.past + shape.rows - shape.columns)), mask == 0], axis=1) > 0
+
+
+def test_shapes_repeat_while_the_past_grows() -> None:
+    verifying = {pass_shape(60, past, 60, 60, PAST_STEP) for past in range(1, 2049)}
+    growing = {pass_shape(10, past + 10 * i, 10 * i + 10, 0, PAST_STEP) for past in range(1, 2049) for i in range(5)}
+    assert len(verifying) == 2048 // PAST_STEP
+    assert len(growing) <= 2 * (2048 // PAST_STEP + 1)
+
+
+def test_ids_are_padded_with_zeros() -> None:
+    out = np.full(6, -1, np.int64)
+    write_ids(np.array([5, 6, 7]), out)
+    assert out.tolist() == [5, 6, 7, 0, 0, 0]

@@ -1,0 +1,163 @@
+"""Sidecars of engines: what does not fit this machine and this bundle is refused before a library sees it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle_runtime import BackendError, BundleError
+from eagle_runtime.engine_file import SIDECAR, EngineFolder, find_engines, host_platform
+from eagle_runtime.manifest import Manifest, read_manifest, verify_hashes
+from eagle_runtime.session.driver import DeviceInfo
+from trt_fake import VERSION, write_fake_engines
+
+GPU = DeviceInfo("Fake RTX", "8.9", "13.0", 1 << 32, 1 << 32)
+CONTEXT = 300
+
+
+@pytest.fixture
+def bundle(bundle_of: Callable[..., Path], tmp_path: Path) -> Path:
+    shutil.copytree(bundle_of("eagle1"), tmp_path / "bundle")
+    write_fake_engines(tmp_path / "bundle", "tensorrt-rtx", CONTEXT)
+    return tmp_path / "bundle"
+
+
+def find(bundle: Path, library: str = "tensorrt-rtx", **changes: Any) -> EngineFolder:
+    settings: dict[str, Any] = {"version": VERSION, "device": GPU, "context": CONTEXT, "head_scratch": 512} | changes
+    return find_engines(bundle, read_manifest(bundle), library, **settings)
+
+
+def edit(bundle: Path, change: Callable[[dict[str, Any]], None], folder: str = "tensorrt-rtx-sm89") -> None:
+    path = bundle / "engines" / folder / SIDECAR
+    data = json.loads(path.read_text(encoding="utf-8"))
+    change(data)
+    path.write_text(json.dumps(data), encoding="utf-8")
+
+
+def test_what_fits_is_found_and_leaves_the_bundle_whole(bundle: Path) -> None:
+    found = find(bundle)
+    assert found.folder.name == "tensorrt-rtx-sm89" and found.engines.library_version == VERSION
+    verify_hashes(bundle, read_manifest(bundle))  # engines are not among the files that a manifest lists
+
+
+def test_the_sidecar_reads_as_it_was_written(bundle: Path) -> None:
+    found = find(bundle)
+    again = write_fake_engines(bundle, "tensorrt-rtx", CONTEXT)
+    assert found.engines == again.engines == find(bundle).engines
+
+
+def test_no_engines(bundle: Path) -> None:
+    with pytest.raises(BackendError, match=r"no engines for tensorrt; .*engines .*bundle --backend tensorrt --context"):
+        find(bundle, "tensorrt")
+    shutil.rmtree(bundle / "engines")
+    with pytest.raises(BackendError, match=r"tensorrt-rtx --compute-capability 8\.9 --context 300$"):
+        find(bundle)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"device": replace(GPU, compute_capability="8.6")}, "built for compute capability 8.9, but this GPU has 8.6"),
+        ({"version": "1.1"}, "built by tensorrt-rtx 1.0, but 1.1 is installed"),
+        (
+            {"context": 600},
+            r"target.engine serves 512 rows, but a context of 600 needs 600 \(--context 300 needs no new engines\)",
+        ),
+        ({"head_scratch": 2000}, "draft.engine serves 1024 rows, but .*"),
+    ],
+)
+def test_another_machine_or_wish(bundle: Path, changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(BundleError, match=f"^[^;]*tensorrt-rtx-sm89: .*{says}; build the engines again: eagle-export"):
+        find(bundle, **changes)
+
+
+@pytest.mark.parametrize("key", ["gpu", "platform"])
+def test_engines_of_tensorrt_stay_with_their_gpu_and_system(bundle: Path, key: str) -> None:
+    write_fake_engines(bundle, "tensorrt", CONTEXT)
+    here = {"gpu": GPU.name, "platform": host_platform()}
+    edit(bundle, lambda data: data.update(here), "tensorrt-sm89")
+    assert find(bundle, "tensorrt").folder.name == "tensorrt-sm89"
+    edit(bundle, lambda data: data.update({key: "another"}), "tensorrt-sm89")
+    with pytest.raises(BundleError, match=f"built for another, but this is {here[key]}; build"):
+        find(bundle, "tensorrt")
+
+
+@pytest.mark.parametrize("name", ["target", "draft"])
+def test_a_graph_that_was_exported_anew_makes_its_engine_stale(bundle: Path, name: str) -> None:
+    edit(bundle, lambda data: data[name]["graph"].update({f"{name}/model.onnx.data": "0" * 64}))
+    says = f"{name}.engine was built from another {name}/model.onnx{{}} than the bundle now has"
+    with pytest.raises(BundleError, match=says.format(".data")):
+        find(bundle)
+    edit(bundle, lambda data: data[name].update(graph={}))
+    with pytest.raises(BundleError, match=says.format("")):
+        find(bundle)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (flip, "draft.engine does not match its SHA-256 in engine.json"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "does not match"),
+        (Path.unlink, "draft.engine is missing"),
+    ],
+)
+def test_a_damaged_engine(bundle: Path, damage: Callable[[Path], None], says: str) -> None:
+    damage(bundle / "engines/tensorrt-rtx-sm89/draft.engine")
+    with pytest.raises(BundleError, match=f"{says}.*; build the engines again"):
+        find(bundle)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda data: data.update(schema_version=2), "schema_version is 2, this runtime reads 1"),
+        (lambda data: data.pop("context"), "key 'context' is missing"),
+        (lambda data: data.update(more=1), "unknown key 'more'"),
+        (lambda data: data["target"].update(size="big"), "target: size is 'big'"),
+        (lambda data: data["draft"].update(profiles=[]), "draft: profiles need three sizes each"),
+        (lambda data: data["draft"]["profiles"][0].update(T=[1, 2]), "profiles need three sizes each"),
+        (lambda data: data["draft"]["profiles"][0].update(P=[9, 2, 3]), "profiles need three sizes each"),
+        (lambda data: data["target"].update(file="../target.engine"), "target.engine is missing"),
+    ],
+)
+def test_a_sidecar_of_another_form(bundle: Path, change: Callable[[dict[str, Any]], None], says: str) -> None:
+    edit(bundle, change)
+    with pytest.raises(BundleError, match=says) as error:
+        find(bundle)
+    assert str(error.value).count("build the engines again: eagle-export engines") == 1 and "\n" not in str(error.value)
+
+
+def test_a_sidecar_that_is_no_json(bundle: Path) -> None:
+    (bundle / "engines/tensorrt-rtx-sm89" / SIDECAR).write_bytes(b"{\xff")
+    with pytest.raises(BundleError, match="not readable JSON"):
+        find(bundle)
+
+
+def test_of_several_folders_the_fitting_one_is_taken(bundle: Path) -> None:
+    """And if none fits, the one that got farthest says why."""
+    write_fake_engines(bundle, "tensorrt-rtx", CONTEXT, capability="8.6")
+    write_fake_engines(bundle, "tensorrt-rtx", CONTEXT, capability="12.0")
+    assert find(bundle).folder.name == "tensorrt-rtx-sm89"
+    (bundle / "engines/tensorrt-rtx-sm89/target.engine").unlink()
+    with pytest.raises(BundleError, match=r"tensorrt-rtx-sm89: target\.engine is missing"):
+        find(bundle)
+
+
+def test_manifest_and_engines_need_each_other(bundle: Path) -> None:
+    """Control: what is compared are the hashes of the manifest, not of whatever the sidecar says of itself."""
+    manifest: Manifest = read_manifest(bundle)
+    files = {**manifest.files, "target/model.onnx": "1" * 64}
+    with pytest.raises(BundleError, match=r"another target/model\.onnx"):
+        find_engines(bundle, replace(manifest, files=files), "tensorrt-rtx", VERSION, GPU, CONTEXT)

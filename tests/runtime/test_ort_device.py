@@ -1,0 +1,266 @@
+"""Sessions whose rows stay on a device, run with the device "cpu": the code that a GPU runs, against OrtSession."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from eagle_runtime import BackendError, EagleModel
+from eagle_runtime.cache import KVCache
+from eagle_runtime.manifest import GraphSpec, TensorSpec, read_manifest
+from eagle_runtime.model import Target
+from eagle_runtime.session.ort import open_graph
+from eagle_runtime.session.ort_device import KEYS, OrtDeviceSession, check_rows, fill_up
+from eagle_runtime.session.ort_memory import SPARE, OrtCache, OrtMemory, OrtRows
+from eagle_runtime.tree import Tree
+
+KINDS = ("eagle1", "eagle3")
+
+
+def device_model(bundle: Path, context: int = 512, scratch: int = 512) -> EagleModel:
+    """A bundle in the memory of the device "cpu"."""
+    manifest = read_manifest(bundle)
+    memory = OrtMemory()
+    target, head = (
+        OrtDeviceSession(open_graph(bundle / graph.file, threads=1), bundle / graph.file, graph, memory)
+        for graph in (model.graph for model in manifest.models.values())
+    )
+    return EagleModel(bundle, manifest, (target, head), context)
+
+
+@pytest.fixture(scope="module")
+def on_device(bundle_of: Callable[..., Path]) -> Iterator[Callable[[str, str], EagleModel]]:
+    """kind, precision -> loaded model, shared by the tests of this file."""
+    models: dict[tuple[str, str], EagleModel] = {}
+
+    def model(kind: str, precision: str) -> EagleModel:
+        if (kind, precision) not in models:
+            models[kind, precision] = device_model(bundle_of(kind, precision))
+        return models[kind, precision]
+
+    yield model
+    for loaded in models.values():
+        loaded.close()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_the_tokens_are_those_of_the_host(
+    kind: str,
+    precision: str,
+    temperature: float,
+    on_device: Callable[[str, str], EagleModel],
+    model_of: Callable[..., EagleModel],
+    prompts: list[list[int]],
+) -> None:
+    """With drafts of every shape and without, on either memory: passes of every width, filled up and not."""
+    device, host = on_device(kind, precision), model_of(kind, precision)
+    accepted = 0
+    for seed, prompt in enumerate(prompts[:2]):
+        settings: dict[str, Any] = {"max_new_tokens": 24, "temperature": temperature, "seed": seed, "ignore_eos": True}
+        expected = host.generate(prompt, method="vanilla", **settings).token_ids
+        assert device.generate(prompt, method="vanilla", **settings).token_ids == expected
+        for tree in ("dynamic", "static", "chain"):
+            ours, theirs = (model.generate(prompt, tree=tree, **settings) for model in (device, host))
+            assert ours.token_ids == expected
+            assert ours.stats.accepted_per_depth == theirs.stats.accepted_per_depth
+            accepted += sum(ours.stats.accepted_per_depth)
+    assert accepted > 20, "equal because nothing was accepted shows nothing"
+
+
+@pytest.mark.parametrize("nodes", [9, 10, 11, 12])
+def test_filling_rows_reach_no_other_layer(
+    nodes: int, on_device: Callable[[str, str], EagleModel], model_of: Callable[..., EagleModel]
+) -> None:
+    """They stand behind the capacity here; a second pass would meet what they overwrote."""
+    rng = np.random.default_rng(nodes)
+    prompt = rng.integers(0, 256, 30).tolist()
+    tree = Tree(rng.integers(0, 256, nodes), np.arange(-1, nodes - 1), np.zeros(nodes, np.float32))
+    rows = []
+    for model in (on_device("eagle1", "fp32"), model_of("eagle1")):
+        target = Target(model.sessions[0], len(prompt) + nodes)
+        target.prefill(prompt)
+        passes = [(logits.copy(), np.array(features)) for logits, features in (target.verify(tree) for _ in range(2))]
+        rows.append([np.concatenate(parts) for parts in zip(*passes, strict=True)])
+    for ours, theirs in zip(*rows, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-4)
+
+
+def test_up_to_the_last_row_of_the_context(
+    bundle_of: Callable[..., Path], model_of: Callable[..., EagleModel], prompts: list[list[int]]
+) -> None:
+    with device_model(bundle_of("eagle1"), 61) as model:
+        result = model.generate(prompts[0], max_new_tokens=100, ignore_eos=True)
+    assert len(result.token_ids) == 61 - len(prompts[0])
+    whole = model_of("eagle1").generate(prompts[0], max_new_tokens=len(result.token_ids), ignore_eos=True)
+    assert result.token_ids == whole.token_ids
+
+
+def test_a_prompt_of_several_chunks(
+    on_device: Callable[[str, str], EagleModel], model_of: Callable[..., EagleModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose features are joined on the device."""
+    monkeypatch.setattr("eagle_runtime.model.PREFILL_CHUNK", 30)
+    prompt = np.random.default_rng(3).integers(0, 256, 101).tolist()
+    ours, theirs = (
+        model.generate(prompt, max_new_tokens=24) for model in (on_device("eagle3", "fp32"), model_of("eagle3"))
+    )
+    assert ours.token_ids == theirs.token_ids
+    assert ours.stats.accepted_per_depth == theirs.stats.accepted_per_depth
+
+
+def test_scores_are_those_of_the_host(
+    on_device: Callable[[str, str], EagleModel], model_of: Callable[..., EagleModel]
+) -> None:
+    tokens = np.random.default_rng(4).integers(0, 256, 150).tolist()
+    ours, theirs = (
+        np.concatenate([piece.copy() for piece in model.score(tokens)])
+        for model in (on_device("eagle1", "fp32"), model_of("eagle1"))
+    )
+    np.testing.assert_allclose(ours, theirs, atol=2e-4)
+
+
+def test_every_pass_of_several_rows_sees_a_whole_multiple_of_keys(
+    on_device: Callable[[str, str], EagleModel], prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes = []
+    bind = OrtDeviceSession._bind_cache
+
+    def watched(self: Any, device: str, heads: Any, length: int, rows: int, *more: Any) -> None:
+        passes.append((length, rows))
+        bind(self, device, heads, length, rows, *more)
+
+    monkeypatch.setattr(OrtDeviceSession, "_bind_cache", watched)
+    on_device("eagle1", "fp32").generate(prompts[1], max_new_tokens=20, ignore_eos=True)
+    assert {(length + rows) % KEYS for length, rows in passes if rows > 1} == {0}
+    assert any(rows == 1 for _, rows in passes)
+
+
+def rows_on(memory: OrtMemory, values: npt.NDArray[Any]) -> OrtRows:
+    """The rows of an array, copied to the device, with nothing behind them."""
+    value = memory.allocate(values.nbytes)
+    host = np.ctypeslib.as_array((ctypes.c_uint8 * values.nbytes).from_address(value.data_ptr()))
+    host[:] = np.frombuffer(values.tobytes(), np.uint8)
+    return OrtRows(memory, value, len(values), values.shape[1], values.dtype, 0, 0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_rows_are_picked_as_numpy_picks_them(dtype: npt.DTypeLike) -> None:
+    values = np.random.default_rng(1).standard_normal((9, 8)).astype(dtype)
+    rows = rows_on(OrtMemory(), values)
+    np.testing.assert_array_equal(np.asarray(rows), values)
+    assert np.asarray(rows, np.float64).dtype == np.float64
+    for index in (slice(2, 5), slice(-1, None), slice(3, None), np.array([8, 0, 0, 3]), np.array([-1]), np.arange(9)):
+        picked = rows[index]
+        assert len(picked) == len(values[index])
+        np.testing.assert_array_equal(np.asarray(picked), values[index])
+        np.testing.assert_array_equal(
+            np.asarray(picked[1:][np.array([0])]) if len(picked) > 1 else 0,
+            values[index][1:2] if len(picked) > 1 else 0,
+        )
+
+
+def test_picked_rows_are_a_copy_and_slices_share() -> None:
+    values = np.zeros((4, 8), np.float32)
+    rows = rows_on(OrtMemory(), values)
+    copy, shared = rows[np.array([1])], rows[1:2]
+    assert shared.address == rows.address + 32 and copy.address != shared.address
+    np.ctypeslib.as_array((ctypes.c_float * 32).from_address(rows.address))[:] = 5
+    assert np.asarray(copy).max() == 0 and np.asarray(shared).min() == 5
+
+
+def test_spare_rows_are_there_and_finite() -> None:
+    memory = OrtMemory()
+    values = np.arange(24, dtype=np.float32).reshape(3, 8)
+    rows = rows_on(memory, values)
+    with_spare = rows.with_spare(2)
+    assert with_spare is not rows and rows[:1].with_spare(2).address == rows.address
+    behind = OrtRows(memory, with_spare._value, 3 + SPARE, 8, np.float32, 0, 0)
+    np.testing.assert_array_equal(np.asarray(behind), values[[0, 1, 2, *[2] * SPARE]])
+    assert with_spare[:2].with_spare(SPARE + 1).address == with_spare.address
+
+
+def test_parts_are_joined() -> None:
+    memory = OrtMemory()
+    arrays = [np.full((count, 8), count, np.float16) for count in (3, 1, 5)]
+    joined = OrtRows.joined([rows_on(memory, array) for array in arrays])
+    assert len(joined) == 9 and joined.with_spare(SPARE) is joined
+    np.testing.assert_array_equal(np.asarray(joined), np.concatenate(arrays))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_path_is_gathered_as_on_the_host(dtype: npt.DTypeLike) -> None:
+    memory = OrtMemory()
+    layers, capacity, heads, width = 3, 20, 2, 8
+    cache, host = (
+        OrtCache(memory, layers, capacity, heads, width, dtype),
+        KVCache(layers, capacity, heads, width, dtype),
+    )
+    stored = np.ctypeslib.as_array(
+        (ctypes.c_uint8 * (2 * layers * (capacity + SPARE) * cache.row_bytes)).from_address(cache.heads[0])
+    ).view(dtype).reshape(2 * layers, capacity + SPARE, heads, width)  # fmt: skip
+    assert not stored.any()
+    rng = np.random.default_rng(2)
+    stored[:] = rng.standard_normal(stored.shape)
+    host.rows[:] = stored[:, :capacity]
+    behind = stored[:, capacity:].copy()
+    for path in ([0, 2, 3], [0], [0, 1], [0, 5, 6, 7, 11]):
+        for each in (cache, host):
+            each.keep(np.array(path))
+        np.testing.assert_array_equal(stored[:, :capacity], host.rows)
+    assert cache.length == host.length == 11
+    np.testing.assert_array_equal(stored[:, capacity:], behind)
+
+
+def test_filling_rows_see_and_are_seen_by_themselves_alone() -> None:
+    lowest = np.finfo(np.float16).min
+    feeds: dict[str, Any] = {
+        "input_ids": np.array([7, 8]),
+        "position_ids": np.array([3, 4]),
+        "tree_mask": np.array([[0, 0, lowest], [lowest, 0, 0]], np.float16),
+        "features": np.arange(8, dtype=np.float16).reshape(2, 4),
+        "logit_rows": np.array([1]),
+    }
+    assert fill_up(feeds, 0) == feeds
+    filled = fill_up(feeds, 2)
+    assert filled["input_ids"].tolist() == [7, 8, 8, 8] and filled["position_ids"].tolist() == [3, 4, 4, 4]
+    assert (
+        filled["logit_rows"].tolist() == [1] and filled["features"].tolist() == feeds["features"][[0, 1, 1, 1]].tolist()
+    )
+    visible = (filled["tree_mask"] == 0).astype(int)
+    assert visible.tolist() == [[1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 1]]
+    assert filled["tree_mask"].dtype == np.float16 and (filled["tree_mask"][visible == 0] == lowest).all()
+
+
+def test_rows_that_kernels_cannot_read_are_refused() -> None:
+    def spec(heads: int, width: int) -> GraphSpec:
+        past = TensorSpec("float16", (1, "P", heads, width))
+        return GraphSpec("g", {"past_key_values.0.key": past}, {"hidden": TensorSpec("float16", (1, "T", 24))}, {}, {})
+
+    check_rows(Path("g"), spec(1, 8))
+    with pytest.raises(BackendError, match=r"g: a row of past_key_values.0.key takes 12 bytes, and .* multiple of 16"):
+        check_rows(Path("g"), spec(1, 6))
+
+
+def test_memory_that_is_full_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    """By ONNX Runtime itself, asked for more than any machine has."""
+    with pytest.raises(BackendError) as error:
+        OrtMemory().allocate(1 << 50)
+    assert "the memory is full (1125899906.8 MB more were asked for)" in str(error.value)
+    assert all(way in str(error.value) for way in ("--context", "int4", "close the process"))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_closing_frees_the_rows(bundle_of: Callable[..., Path]) -> None:
+    model = device_model(bundle_of("eagle1"), 64)
+    caches = [cache for session in model.sessions for cache in session._caches]  # type: ignore[attr-defined]
+    assert len(caches) == 2
+    model.close()
+    assert [cache._value for cache in caches] == [None, None]

@@ -1,0 +1,380 @@
+"""TensorRT sessions over a fake GPU, on which ONNX Runtime computes: the same tokens as ONNX Runtime alone, and what
+is asked of the driver and the library on the way."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cuda_fake import FakeDriver
+from eagle_runtime import BackendError, BundleError, EagleModel, RequestError
+from eagle_runtime.eagle_model import HEAD_SCRATCH
+from eagle_runtime.manifest import read_manifest
+from eagle_runtime.session import tensorrt
+from eagle_runtime.session.tensorrt import start_sessions
+from eagle_runtime.trt_library import LIBRARIES
+from trt_fake import GraphStrategy, Specialization, Strategy, fake_library, write_fake_engines
+
+CONTEXT = 700
+FORMS = pytest.mark.parametrize("steady", [True, False], ids=["steady", "exact"])
+
+
+class Machine:
+    """A bundle with fake engines, a fake GPU of `total` bytes, a fake library."""
+
+    def __init__(self, bundle: Path, library: str, *, streamed: bool = False, total: int = 1 << 32) -> None:
+        self.bundle = bundle
+        self.driver = FakeDriver(total)
+        self.library = fake_library(self.driver, library)
+        self.folder = write_fake_engines(bundle, library, CONTEXT, streamed=streamed)
+
+    def sessions(self, steady: bool = True) -> Any:
+        manifest = read_manifest(self.bundle)
+        return start_sessions(self.library, self.driver, self.folder, manifest, CONTEXT, HEAD_SCRATCH, steady)
+
+    @contextmanager
+    def model(self, steady: bool = True) -> Iterator[EagleModel]:
+        with EagleModel(self.bundle, read_manifest(self.bundle), self.sessions(steady), CONTEXT) as model:
+            yield model
+
+    @property
+    def target_passes(self) -> list[dict[str, int]]:
+        """Sizes of every pass that the library queued, captured ones included."""
+        return self.library.contexts[0].passes  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def machine_of(bundle_of: Callable[..., Path], tmp_path: Path) -> Callable[..., Machine]:
+    """kind of head, library -> a machine with a copy of the golden bundle."""
+
+    def machine(kind: str = "eagle1", library: str = "tensorrt-rtx", **options: Any) -> Machine:
+        bundle = tmp_path / f"{kind}-{library}"
+        shutil.copytree(bundle_of(kind), bundle)
+        return Machine(bundle, library, **options)
+
+    return machine
+
+
+def told(model: EagleModel, prompt: Any, **settings: Any) -> tuple[tuple[int, ...], list[list[int]]]:
+    """The tokens of a generation, and the nodes of every tree."""
+    trees: list[list[int]] = []
+    settings = {"max_new_tokens": 24, "ignore_eos": True} | settings
+    result = model.generate(prompt, on_cycle=lambda cycle: trees.append(cycle.tree.tokens.tolist()), **settings)
+    return result.token_ids, trees
+
+
+# The output.
+
+
+@FORMS
+@pytest.mark.parametrize(("kind", "library"), [("eagle1", "tensorrt-rtx"), ("eagle3", "tensorrt")])
+def test_tokens_and_trees_are_those_of_onnxruntime(
+    kind: str,
+    library: str,
+    steady: bool,
+    machine_of: Callable[..., Machine],
+    model_of: Callable[..., EagleModel],
+    prompts: list[list[int]],
+) -> None:
+    """With drafts and without, in all shapes of trees, greedily and drawn."""
+    reference = model_of(kind)
+    with machine_of(kind, library).model(steady) as model:
+        for prompt in prompts[:2]:
+            plain = told(reference, prompt, method="vanilla")
+            assert told(model, prompt, method="vanilla") == plain
+            for settings in ({}, {"tree": "static"}, {"total_token": 30, "depth": 3}, {"temperature": 1.0, "seed": 3}):
+                found = told(model, prompt, **settings)
+                assert found == told(reference, prompt, **settings), settings
+                assert found[0] == plain[0] or "seed" in settings
+
+
+@FORMS
+def test_long_prompts_are_read_in_chunks(
+    steady: bool, machine_of: Callable[..., Machine], model_of: Callable[..., EagleModel]
+) -> None:
+    """One of 512 rows, one of the rest, padded; and the context is used up to its last row."""
+    machine = machine_of()
+    prompt = (np.arange(CONTEXT - 12) * 37 % 250).tolist()
+    with machine.model(steady) as model:
+        reference = EagleModel.load(machine.bundle, backend="cpu", context=CONTEXT)
+        for method in ("eagle", "vanilla"):
+            assert told(model, prompt, method=method) == told(reference, prompt, method=method)
+    assert [sizes["T"] for sizes in machine.target_passes[:2]] == [512, 192]
+
+
+def test_rows_may_be_written_in_place(
+    machine_of: Callable[..., Machine],
+    model_of: Callable[..., EagleModel],
+    prompts: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Straight behind the cache, which exact passes do where a row is a multiple of what addresses must be; here both
+    are 128 bytes."""
+    machine = machine_of("eagle3", "tensorrt")
+    machine.library.alignment = 128
+    monkeypatch.setattr(tensorrt, "in_place", lambda row_bytes: row_bytes % 128 == 0)
+    with machine.model(steady=False) as model:
+        for prompt in prompts[:3]:
+            assert told(model, prompt) == told(model_of("eagle3"), prompt)
+    widths = {call[4] for call in machine.driver.named("copy_2d")}
+    assert widths == {128}, "only rows of accepted paths are moved"
+
+
+def test_a_text_is_scored_alike(machine_of: Callable[..., Machine], model_of: Callable[..., EagleModel]) -> None:
+    with machine_of().model() as model:
+        tokens = (np.arange(150) * 11 % 250).tolist()
+        pieces = [np.array(piece) for piece in model.score(tokens, first=70)]
+        expected = [np.array(piece) for piece in model_of("eagle1").score(tokens, first=70)]
+    np.testing.assert_allclose(np.concatenate(pieces), np.concatenate(expected), atol=2e-4)
+
+
+def test_a_target_alone(machine_of: Callable[..., Machine], model_of: Callable[..., EagleModel]) -> None:
+    with machine_of("alone").model() as model:
+        assert len(model.sessions) == 1
+        for prompt in ([5, 6, 7, 8] * 4, [9, 9, 9, 9]):
+            assert told(model, prompt, tree="chain") == told(model_of("alone"), prompt, tree="chain")
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_bundle_is_loaded_with_its_engines(
+    library: str,
+    machine_of: Callable[..., Machine],
+    model_of: Callable[..., EagleModel],
+    prompts: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the name of the backend, all checks included; what the sidecar refuses does not reach the library."""
+    machine = machine_of("eagle1", library)
+    monkeypatch.setattr(tensorrt, "load_library", lambda name: machine.library)
+    monkeypatch.setattr(tensorrt, "CudaDriver", lambda: machine.driver)
+    with EagleModel.load(machine.bundle, backend=library, context=CONTEXT) as model:
+        assert told(model, prompts[0]) == told(model_of("eagle1"), prompts[0])
+    machine.library.contexts.clear()
+    machine.driver.compute_capability = "12.0"
+    with pytest.raises(BundleError, match=r"built for compute capability 8\.9, but this GPU has 12\.0; build"):
+        EagleModel.load(machine.bundle, backend=library, context=CONTEXT)
+    machine.driver.compute_capability = "8.9"
+    with pytest.raises(BundleError, match="--context 700 needs no new engines"):
+        EagleModel.load(machine.bundle, backend=library, context=2000)
+    assert machine.library.contexts == [] and machine.driver.used == 0
+
+
+# What crosses the bus, and what is asked of the library.
+
+
+def test_only_logits_and_guesses_come_back(machine_of: Callable[..., Machine], prompts: list[list[int]]) -> None:
+    machine = machine_of()
+    with machine.model() as model:
+        before = len(machine.driver.calls)
+        cycles: list[Any] = []
+        model.generate(prompts[0], max_new_tokens=24, on_cycle=cycles.append)
+        calls = machine.driver.calls[before:]
+        target, head = model.manifest.target, model.manifest.head
+        assert head is not None
+        downloaded = sum(call[3] for call in calls if call[0] == "download")
+        guesses = head.top_k * (4 + 8)
+        levels = 6  # of a default tree: what follows the settled rows, and five grown ones
+        nodes = sum(cycle.tree.num_nodes for cycle in cycles)
+        settled = sum(len(cycle.step.path) for cycle in cycles[:-1]) + len(prompts[0])
+        grown = 5 * head.top_k * len(cycles)
+        assert downloaded == (1 + nodes) * target.vocab_size * 4 + (settled + grown) * guesses
+        passes = 1 + (1 + levels) * len(cycles)
+        assert sum(call[0] == "upload" for call in calls) == passes, "one copy of all small inputs per pass"
+
+
+def test_steady_passes_set_little_anew(machine_of: Callable[..., Machine], prompts: list[list[int]]) -> None:
+    """A generation asks for few shapes; no address changes, and no shape but where the padded past grows."""
+    machine = machine_of("eagle1", "tensorrt-rtx")
+    with machine.model() as model:
+        cycles: list[Any] = []
+        model.generate(prompts[0], max_new_tokens=60, ignore_eos=True, on_cycle=cycles.append)
+    for context in machine.library.contexts:
+        addresses = [call[1] for call in context.calls if call[0] == "address"]
+        assert len(addresses) == len(set(addresses))
+        shapes = {tuple(sorted(sizes.items())) for sizes in context.passes}
+        assert len(shapes) <= 6 and len(context.passes) > len(cycles)
+        assert all(sizes["P"] % 256 == 0 for sizes in context.passes)
+
+
+def test_exact_passes_follow_the_past(machine_of: Callable[..., Machine], prompts: list[list[int]]) -> None:
+    machine = machine_of()
+    with machine.model(steady=False) as model:
+        model.generate(prompts[0], max_new_tokens=8, ignore_eos=True, method="vanilla")
+    lengths = [sizes["P"] for sizes in machine.target_passes]
+    assert lengths == [0, *range(len(prompts[0]), len(prompts[0]) + 7)]
+    assert all(sizes["L"] == sizes["T"] for sizes in machine.target_passes)
+
+
+@pytest.mark.parametrize("capturable", [True, False])
+def test_repeated_passes_become_graphs(
+    capturable: bool,
+    machine_of: Callable[..., Machine],
+    model_of: Callable[..., EagleModel],
+    prompts: list[list[int]],
+) -> None:
+    """With TensorRT, which leaves that to the caller; what cannot be captured is queued as before."""
+    machine = machine_of("eagle1", "tensorrt")
+    machine.driver.capturable = capturable
+    with machine.model() as model:
+        for _ in range(2):
+            assert told(model, prompts[0]) == told(model_of("eagle1"), prompts[0])
+        captured, launched = machine.driver.named("capture"), machine.driver.named("launch")
+        assert 2 <= len(captured) <= 8
+        assert len(launched) > 5 * len(captured) if capturable else not launched
+    assert len(machine.driver.named("destroy_graph")) == (len(captured) if capturable else 0)
+
+
+def test_a_new_cache_makes_graphs_of_its_own(machine_of: Callable[..., Machine], prompts: list[list[int]]) -> None:
+    """Graphs hold addresses; those of another cache are not launched."""
+    machine = machine_of("eagle1", "tensorrt")
+    manifest, sessions = read_manifest(machine.bundle), machine.sessions()
+    first, second = (EagleModel(machine.bundle, manifest, sessions, CONTEXT) for _ in range(2))
+    expected = told(first, prompts[0])
+    assert told(second, prompts[0]) == expected and told(first, prompts[0]) == expected
+    first.close()
+
+
+def test_tensorrt_for_rtx_captures_by_itself(machine_of: Callable[..., Machine], prompts: list[list[int]]) -> None:
+    machine = machine_of("eagle1", "tensorrt-rtx")
+    for steady in (True, False):
+        machine.library.contexts.clear()
+        with machine.model(steady) as model:
+            told(model, prompts[0])
+        for config in (context.config for context in machine.library.contexts):
+            assert config.strategy is Strategy.USER_MANAGED
+            assert (config.cuda_graph_strategy is GraphStrategy.WHOLE_GRAPH_CAPTURE) == steady
+            lazy = config.dynamic_shapes_kernel_specialization_strategy is Specialization.LAZY
+            assert lazy == steady, "kernels are not compiled for shapes that never come again"
+    assert not machine.driver.named("capture")
+
+
+# Memory.
+
+
+def test_engines_share_scratch_memory_and_closing_frees_all(
+    machine_of: Callable[..., Machine], prompts: list[list[int]]
+) -> None:
+    machine = machine_of()
+    with machine.model() as model:
+        told(model, prompts[0])
+        target, head = machine.library.contexts
+        assert target.scratch == head.scratch is not None
+        assert machine.driver.used > 0 and machine.driver.pinned > 0 and machine.driver.streams
+    model.close()
+    assert machine.driver.used == machine.driver.pinned == 0 and not machine.driver.streams
+
+
+def test_generations_take_no_more_memory(machine_of: Callable[..., Machine], prompts: list[list[int]]) -> None:
+    machine = machine_of()
+    with machine.model() as model:
+        told(model, prompts[0])
+        used = machine.driver.used
+        for _ in range(3):
+            told(model, prompts[0])
+        assert machine.driver.used == used
+
+
+def test_a_full_gpu_is_refused_before_an_engine_is_loaded(machine_of: Callable[..., Machine]) -> None:
+    machine = machine_of("eagle1", "tensorrt-rtx", total=1_000_000)
+    with pytest.raises(
+        BackendError, match=r"memory is full: 0\.\d\d GB are needed, 0\.00 GB of 0\.00 GB are free; lower"
+    ):
+        machine.sessions()
+    assert machine.driver.calls == [] and machine.library.contexts == []
+
+
+def test_memory_that_runs_out_while_starting_is_given_back(machine_of: Callable[..., Machine]) -> None:
+    machine = machine_of()
+    machine.library.scratch = machine.driver.total + 1
+    with pytest.raises(BackendError, match=r"memory is full: 4\.29 GB are needed"):
+        machine.sessions()
+    assert machine.driver.used == machine.driver.pinned == 0 and not machine.driver.streams
+
+
+def test_streamed_weights_leave_room_for_the_rest(machine_of: Callable[..., Machine], prompts: list[list[int]]) -> None:
+    machine = machine_of("eagle1", "tensorrt-rtx", streamed=True)
+    with machine.model() as model:
+        told(model, prompts[0])
+        target, head = machine.library.contexts
+        assert target.engine.weight_streaming_budget_v2 == 1000, "all fit"
+        assert target.config.cuda_graph_strategy is GraphStrategy.DISABLED
+        assert head.config.cuda_graph_strategy is GraphStrategy.WHOLE_GRAPH_CAPTURE
+        assert any(sizes["P"] % 256 for sizes in target.passes) and all(s["P"] % 256 == 0 for s in head.passes)
+    machine.library.contexts.clear()
+    tight = Machine(machine.bundle, "tensorrt-rtx", streamed=True, total=machine.driver.total)
+    tight.driver.total = 200 << 20  # room for the buffers, but none beyond the margin
+    tight.sessions()
+    assert tight.library.contexts[0].engine.weight_streaming_budget_v2 == 0
+
+
+# Kernels compiled here.
+
+
+def test_compiled_kernels_are_kept_beside_the_engines(machine_of: Callable[..., Machine]) -> None:
+    machine = machine_of()
+    files = [machine.folder.folder / f"{name}-8.9.kernels" for name in ("target", "draft")]
+    for starts in (b"1", b"2"):
+        with machine.model():
+            pass
+        assert [file.read_bytes() for file in files] == [starts] * 2
+    files[0].write_bytes(b"\xff damaged")
+    with machine.model():
+        pass
+    assert [file.read_bytes() for file in files] == [b"1", b"3"]
+
+
+def test_a_bundle_that_cannot_be_written_runs_all_the_same(
+    machine_of: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = machine_of()
+
+    def refuse(path: Path, *_: object) -> None:
+        raise PermissionError(30, "Read-only file system")
+
+    with machine.model():
+        monkeypatch.setattr(Path, "write_bytes", refuse)
+    assert not list(machine.folder.folder.glob("*.kernels*"))
+
+
+# What goes wrong.
+
+
+def test_a_failing_pass_tells_the_first_cause(machine_of: Callable[..., Machine]) -> None:
+    machine = machine_of()
+    with machine.model() as model:
+        machine.library.refuse = "execute_async_v3"
+        with pytest.raises(BackendError, match=r"^the engine of target/model.onnx failed \(the kernel was sick\)"):
+            model.generate([1, 2, 3])
+
+
+def test_an_engine_that_does_not_load_tells_why_and_frees_all(machine_of: Callable[..., Machine]) -> None:
+    machine = machine_of()
+    (machine.folder.folder / "draft.engine").write_bytes(b"\x00" * 64)
+    with pytest.raises(
+        BackendError, match=r"draft/model.onnx does not load from .*draft.engine \(the engine is no engine\)"
+    ):
+        machine.sessions()
+    assert machine.driver.used == machine.driver.pinned == 0 and not machine.driver.streams
+
+
+def test_an_engine_of_another_graph_is_refused(machine_of: Callable[..., Machine]) -> None:
+    machine = machine_of()
+    folder = machine.folder.folder
+    shutil.copyfile(folder / "target.engine", folder / "draft.engine")
+    with pytest.raises(BackendError, match=r"engine of draft/model.onnx has other inputs or outputs than the graph"):
+        machine.sessions()
+
+
+def test_a_tree_that_the_engine_has_no_logits_for_is_refused(machine_of: Callable[..., Machine]) -> None:
+    settings = {"total_token": 200, "depth": 8, "draft_top_k": 10}
+    with machine_of().model() as model:
+        with pytest.raises(RequestError, match=r"256 of them with logits.*lower --total-token") as error:
+            model.generate([1, 2, 3], max_new_tokens=300, ignore_eos=True, **settings)
+        assert "\n" not in str(error.value)
+        assert model.generate([1, 2, 3], max_new_tokens=3).token_ids, "the model goes on"

@@ -1,0 +1,209 @@
+"""A bundle of the golden target without a head: decodes by lookup, and every command works on it or says why not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import GOLDEN, HEADS
+from eagle_calib.calibration import Calibration, read_calibration
+from eagle_calib.cli import main as calib_main
+from eagle_export.bundle import export
+from eagle_export.certificate import make_certificate
+from eagle_export.checkpoint import open_checkpoint
+from eagle_export.cli import main as export_main
+from eagle_export.errors import ExportError
+from eagle_runtime import EagleModel
+from eagle_runtime.cli import main as run_main
+from eagle_runtime.cost import Costs, Timings
+from eagle_runtime.drafter import DynamicTree
+from eagle_runtime.errors import RequestError
+from eagle_runtime.generate import Cycle
+from eagle_runtime.manifest import MANIFEST_NAME, read_manifest
+from eagle_runtime.session.ort import OrtSession, open_graph
+from eagle_runtime.session.ort_device import OrtDeviceSession
+from eagle_runtime.session.ort_memory import OrtMemory
+from eagle_tools.acceptance import main as acceptance_main
+from eagle_tools.compare_engines import compare_sessions
+from eagle_tools.doctor import main as doctor_main
+from eagle_tools.precision import NODES, time_models
+from eagle_tools.questions import Question
+
+TARGET = GOLDEN / "target"
+
+
+@pytest.fixture(autouse=True)
+def costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes cost the same here every time, so that trees do not depend on the machine."""
+    monkeypatch.setenv("EAGLE_CACHE", str(tmp_path / "no costs yet"))
+    fixed = Costs(Timings((1, 64), (64,), ((1e-3, 4e-3),)), None)
+    monkeypatch.setattr("eagle_runtime.eagle_model.measure", lambda target, head: fixed)
+
+
+@pytest.fixture(scope="module")
+def bundle(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that takes text."""
+    folder = tmp_path_factory.mktemp("alone") / "bundle"
+    shutil.copytree(bundle_of("alone"), folder)
+    shutil.copyfile(GOLDEN / "byte_tokenizer.json", folder / "tokenizer.json")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def calibration(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("calibration") / "alone"
+    assert calib_main([str(bundle), "-o", str(folder), "--threads", "1", "--max-tokens", "300"]) == 0
+    return folder
+
+
+def only_line(capsys: pytest.CaptureFixture[str]) -> str:
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("tree", [None, "chain"])
+def test_lookup_says_what_the_target_says(
+    tree: str | None, precision: str, model_of: Callable[..., EagleModel], prompts: list[list[int]]
+) -> None:
+    model = model_of("alone", precision)
+    cycles: list[Cycle] = []
+    for prompt in [*prompts[5:7], [5, 6, 7, 8] * 4]:
+        for sampling in ({}, {"temperature": 0.8, "top_p": 0.9, "seed": 7}):
+            settings: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, **sampling}
+            drafted = model.generate(prompt, tree=tree, on_cycle=cycles.append, **settings)
+            assert drafted.token_ids == model.generate(prompt, method="vanilla", **settings).token_ids
+            assert drafted.stats.method == "lookup"
+    assert sum(cycle.step.num_accepted for cycle in cycles) > 20
+
+
+def test_it_has_no_part_of_a_head(bundle: Path, model_of: Callable[..., EagleModel]) -> None:
+    manifest = read_manifest(bundle)
+    assert manifest.head is None and manifest.precision == {"target": "fp32"} and list(manifest.models) == ["target"]
+    assert manifest.target.graph.outputs["features"].shape == (1, "T", manifest.target.hidden_size)
+    assert not (bundle / "draft").exists() and all(not name.startswith("draft/") for name in manifest.files)
+    model = model_of("alone")
+    assert len(model.sessions) == 1 and model.default_method == "lookup"
+    assert model_of("eagle1").default_method == "eagle"
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"method": "eagle"}, "the bundle has no draft head; use method lookup or vanilla, or export"),
+        ({"method": "eagle+lookup"}, "the bundle has no draft head"),
+        ({"tree": DynamicTree()}, "the bundle has no draft head"),
+        ({"tree": "dynamic"}, "method lookup does not draft a dynamic tree"),
+        ({"method": "lookup", "tree": "static"}, "method lookup does not draft a static tree"),
+        ({"method": "eagle3"}, "method is 'eagle3', but must be one of"),
+    ],
+)
+def test_what_needs_a_head_is_refused(settings: dict[str, Any], says: str, model_of: Callable[..., EagleModel]) -> None:
+    with pytest.raises(RequestError, match=says):
+        model_of("alone").stream([5, 6, 7], **settings)
+
+
+def test_the_command_decodes_and_refuses(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [str(bundle), "--prompt", "one two one two one", "--max-new-tokens", "8", "--threads", "1"]
+    assert run_main([*argv, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["stats"]["method"] == "lookup"
+    assert run_main([*argv, "--method", "eagle"]) == 2
+    assert "the bundle has no draft head" in only_line(capsys)
+
+
+@pytest.mark.parametrize("option", ["--draft-precision=int8", "--draft-vocab=40", "--draft-top-k=4"])
+def test_options_of_a_head_are_refused(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert export_main([str(TARGET), "-o", str(tmp_path / "b"), option]) == 2
+    assert "draft precision, vocabulary and top-k are a head's" in only_line(capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_certificate_and_the_doctor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither measures what passes cost: what they say must not depend on the machine."""
+
+    def measured(*_: object) -> None:
+        raise AssertionError("costs were measured")
+
+    monkeypatch.setattr("eagle_runtime.eagle_model.measure", measured)
+    assert export_main([str(TARGET), "-o", str(tmp_path / "b"), "-p", "int8", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["head"] is report["taps"] is report["draft_vocab_size"] is None and report["shared_weights"] == []
+    assert report["warnings"] and all("certificate" not in warning for warning in report["warnings"])
+    assert report["certificate"]["tau"] >= 1 and report["certificate"]["agreement"] > 0.9
+    assert doctor_main([str(tmp_path / "b"), "--backend", "cpu", "--json"]) == 0
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert checks["lossless"]["ok"] and checks["tau"]["ok"] and checks["tau"]["found"] >= 1
+    assert checks["engine"]["says"].startswith("cpu: no draft head, int8, loaded")
+
+
+def test_tau_with_a_head_does_not_depend_on_costs(
+    bundle_of: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the bundle's own trees are sized by them."""
+    folder = Path(shutil.copytree(bundle_of("eagle1"), tmp_path / "b"))
+    data = json.loads((folder / MANIFEST_NAME).read_text())
+    data["tree_defaults"]["tree"] = "cost-aware"
+    (folder / MANIFEST_NAME).write_text(json.dumps(data))
+    monkeypatch.setattr("eagle_runtime.eagle_model.measure", None)
+    assert make_certificate(open_checkpoint(TARGET), folder, read_manifest(folder)).tau > 1.5
+
+
+def test_calibration_sees_prompts_and_looked_up_chains(bundle: Path, calibration: Path) -> None:
+    found: Calibration = read_calibration(calibration)
+    listed = json.loads((calibration / "calibration.json").read_text())
+    assert found.draft == {} and listed["draft"] == []
+    layers = {name for name, spec in read_manifest(bundle).target.graph.weights.items() if len(spec.shape) == 2}
+    assert {name.rpartition(".")[0] for name in found.target} <= {name.rpartition(".")[0] for name in layers}
+    assert len(found.target) >= 7 * 8 + 1
+    tokens = listed["tokens"]
+    assert tokens["prefilled"] == 300
+    decoded = int(np.sum(found.token_counts)) - tokens["prefilled"]
+    assert tokens["verified"] > decoded, "a chain that was rejected has more nodes than it brought tokens"
+
+
+@pytest.mark.parametrize("precision", ["int8-static", "int4"])
+def test_calibrated_precisions(precision: str, calibration: Path, tmp_path: Path, prompts: list[list[int]]) -> None:
+    done = export(TARGET, None, tmp_path / "b", precision=precision, calibration=calibration, certify=False)
+    assert done.shared == () and done.manifest.precision == {"target": precision}
+    with EagleModel.load(done.bundle, threads=1) as model:
+        nodes: list[int] = []
+        for prompt in prompts[5:7]:
+            settings: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
+            drafted = model.generate(
+                prompt, tree="chain", on_cycle=lambda cycle: nodes.append(cycle.tree.num_nodes), **settings
+            )
+            assert drafted.token_ids == model.generate(prompt, method="vanilla", **settings).token_ids
+        assert max(nodes) == 7
+
+
+def test_a_calibration_of_the_target_alone_is_none_of_a_pair(calibration: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="the calibration lacks layer"):
+        export(TARGET, GOLDEN / HEADS["eagle1"], tmp_path / "b", precision="int8-static", calibration=calibration)
+
+
+def test_engines_are_compared_without_a_head(bundle: Path) -> None:
+    graph = read_manifest(bundle).target.graph
+    with OrtSession(bundle / graph.file, graph, 1) as host:
+        device = OrtDeviceSession(open_graph(bundle / graph.file, threads=1), bundle / graph.file, graph, OrtMemory())
+        found = compare_sessions((host,), (device,), 256, [[5, 17, 3, 60]])
+    assert [(each.graph, each.output) for each in found] == [("target", "logits"), ("target", "features")]
+    assert all(each.largest <= 1e-4 * each.scale for each in found)
+
+
+def test_tools(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "one two three, one two three, one two three, one two"
+    with EagleModel.load(bundle, threads=1) as model:
+        (speed,) = time_models([model], [Question(0, (text,))], 24)
+    assert speed.target_passes <= speed.new_tokens and speed.passes[NODES] and speed.passes[1]
+    (tmp_path / "q.jsonl").write_text(json.dumps({"question_id": 1, "turns": [text]}))
+    assert acceptance_main([str(bundle), "--prompts", str(tmp_path / "q.jsonl")]) == 2
+    assert "has no draft head to measure" in only_line(capsys)

@@ -1,0 +1,137 @@
+"""Two engines of one bundle side by side: the same passes on the same inputs, and what their outputs differ by.
+
+The passes are those of decoding: a prompt, a tree behind it, and behind a path of that tree another one; for the head
+the prompt and two levels of a growing tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from eagle_runtime.model import Features, Guess, Head, Scratch, Target
+from eagle_runtime.session import Session
+from eagle_runtime.tree import Int, Tree
+
+NODES = 15  # of a compared tree
+CHILDREN = 4  # of a compared level
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Of one output over all passes. largest: difference of two numbers; scale: the largest number of the reference.
+    agreement: share of rows that rank the same token first; None for rows that rank none."""
+
+    graph: str
+    output: str
+    largest: float
+    scale: float
+    agreement: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """What a pass put out. best [n]: the token that each row ranks first."""
+
+    graph: str
+    output: str
+    values: Array
+    best: Int | None = None
+
+
+def compare_sessions(
+    reference: Sequence[Session],
+    other: Sequence[Session],
+    vocab_size: int,
+    prompts: Sequence[Sequence[int]],
+    seed: int = 0,
+) -> list[Difference]:
+    """What the sessions of a bundle (target and, if it has one, head) differ by from others of the same bundle, output
+    by output. Both heads are given the reference's features, so that no difference counts twice."""
+    rng = np.random.default_rng(seed)
+    capacity = max(map(len, prompts)) + 2 * NODES
+    targets = [Target(sessions[0], capacity) for sessions in (reference, other)]
+    heads = [Head(session, capacity, 2 * CHILDREN) for sessions in (reference, other) for session in sessions[1:]]
+    tallies: dict[tuple[str, str], _Tally] = {}
+    for prompt in prompts:
+        trees = [_random_tree(rng, vocab_size) for _ in range(2)]
+        levels = rng.integers(0, vocab_size, (2, CHILDREN))
+        ours, theirs = (_target_rows(target, prompt, trees) for target in targets)
+        features = ours[1].values
+        for head, rows in zip(heads, (ours, theirs), strict=False):  # none without a head
+            rows.extend(_head_rows(head, prompt, features, levels))
+        for one, two in zip(ours, theirs, strict=True):
+            tallies.setdefault((one.graph, one.output), _Tally()).add(one, two)
+    return [tally.difference(*key) for key, tally in tallies.items()]
+
+
+class _Tally:
+    """Of one output."""
+
+    def __init__(self) -> None:
+        self._largest = self._scale = 0.0
+        self._same: list[bool] = []
+
+    def add(self, one: _Rows, two: _Rows) -> None:
+        """one: the reference's."""
+        difference = np.abs(one.values.astype(np.float64) - two.values)
+        self._largest = max(self._largest, float(np.where(np.isnan(difference), np.inf, difference).max()))
+        self._scale = max(self._scale, float(np.abs(one.values).max()))
+        if one.best is not None and two.best is not None:
+            self._same += (one.best == two.best).tolist()
+
+    def difference(self, graph: str, output: str) -> Difference:
+        agreement = float(np.mean(self._same)) if self._same else None
+        return Difference(graph, output, self._largest, self._scale, agreement)
+
+
+def _target_rows(target: Target, prompt: Sequence[int], trees: Sequence[Tree]) -> list[_Rows]:
+    logits, features = target.prefill(prompt)
+    found = _verified(logits[None], features)
+    for tree in trees:
+        found += _verified(*target.verify(tree))
+        target.cache.keep(_path(tree))
+    return found
+
+
+def _verified(logits: Array, features: Features) -> list[_Rows]:
+    best = logits.argmax(-1).astype(np.int64)
+    return [_Rows("target", "logits", logits.copy(), best), _Rows("target", "features", np.array(features))]
+
+
+def _head_rows(head: Head, prompt: Sequence[int], features: Array, levels: Int) -> list[_Rows]:
+    """features [n, Hd]: of the prompt; levels [2, CHILDREN]: tokens to grow."""
+    head.cache.truncate(0)
+    found = _guessed(head.observe([*prompt[1:], int(levels[0, 0])], features))
+    hidden = np.repeat(features[-1:], CHILDREN, 0)
+    nested = np.arange(CHILDREN)[::-1] // 2  # two children under either of the two last of the level before
+    with Scratch(head) as scratch:
+        for tokens, parents in zip(levels, (np.full(CHILDREN, -1), nested), strict=True):
+            found += _guessed(scratch.feed(tokens, hidden, parents))
+    return found
+
+
+def _guessed(guess: Guess) -> list[_Rows]:
+    return [
+        _Rows("draft", "log_probs", guess.log_probs, guess.tokens[:, 0]),
+        _Rows("draft", "hidden", np.array(guess.hidden)),
+    ]
+
+
+def _random_tree(rng: np.random.Generator, vocab_size: int) -> Tree:
+    parents = np.array([-1, *(int(rng.integers(0, node)) for node in range(1, NODES))])
+    return Tree(rng.integers(0, vocab_size, NODES), parents, np.zeros(NODES, np.float32))
+
+
+def _path(tree: Tree) -> Int:
+    """From the root to the last node."""
+    path = [tree.num_nodes - 1]
+    while path[0]:
+        path.insert(0, int(tree.parents[path[0]]))
+    return np.array(path, np.int64)

@@ -1,0 +1,198 @@
+"""What tools/gpu_check.sh runs on a machine with an NVIDIA card: the tests that need one, the certificates on every
+backend, and the bench beside PyTorch.
+
+    python tools/gpu_check.py OUT [--pairs demo grown] [--count N]
+
+Every step is a process of its own, whose output goes to OUT/<step>.log; one that fails is noted, those that need what
+it should have made are left out, and the others go on. OUT/report.md names the hardware and has all tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from eagle_runtime.command import Parser, run_command
+from eagle_runtime.nvidia import Gpu, first_gpu
+from eagle_tools.engines import find_engines
+
+ROOT = Path(__file__).resolve().parents[1]
+DEMO = ROOT / "tools" / "demo_pair"
+HELDOUT = DEMO / "heldout.jsonl"
+HEADS = ("eagle1", "eagle3")
+SHAPE = "--layers 16 --hidden 2048 --heads 32 --kv-heads 8 --head-dim 64 --intermediate 8192 --vocab 32000"
+RTX_CARDS = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")  # compute capabilities that TensorRT for RTX builds for
+TIMED = "eager,compiled"  # of PyTorch
+NEW_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A process. argv: what Python runs. makes: a folder or file that it leaves; needs: those of earlier steps."""
+
+    name: str
+    argv: tuple[str, ...]
+    needs: tuple[Path, ...] = ()
+    makes: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """status: of the process, None if it was left out. 1 of a check or a bench: outputs differ."""
+
+    name: str
+    status: int | None
+    seconds: float
+
+    @property
+    def word(self) -> str:
+        """Of the report."""
+        return {None: "left out", 0: "ok"}.get(self.status, f"FAILED ({self.status})")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status: 0, 1 if something differs or fails, 2 without a card."""
+    fine = True
+
+    def check(args: argparse.Namespace) -> None:
+        nonlocal fine
+        gpu, out = first_gpu(), args.out.resolve()
+        works = [name for name, found in find_engines().items() if found.works]
+        steps = list(plan(out, gpu, works, args.pairs, args.count))
+        outcomes = []
+        for outcome in run(steps, out):
+            outcomes.append(outcome)
+            write_report(out, gpu, outcomes, done=len(outcomes) == len(steps))
+        fine = all(outcome.status == 0 for outcome in outcomes)
+        print(f"gpu_check: {'all well' if fine else 'NOT all well'}; see {out / 'report.md'}")
+
+    stopped = "interrupted; report.md tells of the finished steps"
+    return run_command(_parser(), argv, check, extra="cuda,export,calib,bench", interrupted=stopped) or int(not fine)
+
+
+def plan(out: Path, gpu: Gpu, works: Sequence[str], pairs: Sequence[str], count: int) -> Iterator[Step]:
+    """All steps. works: backends whose libraries are there. CUDA's are checked whether they are or not."""
+    libraries = [name for name in ("tensorrt-rtx", "tensorrt") if name in works]
+    if gpu.compute not in RTX_CARDS and "tensorrt-rtx" in libraries:
+        libraries.remove("tensorrt-rtx")
+    yield Step("machine", ("-m", "eagle_tools.doctor", "--json"))
+    yield Step("tests", ("-m", "pytest", "-m", "gpu", "-rs", "-s", "--rootdir", str(ROOT), str(ROOT / "tests" / "gpu")))
+    for pair in pairs:
+        folder = DEMO if pair == "demo" else out / "grown"
+        if pair == "grown":
+            heads = [str(DEMO / head) for head in HEADS]
+            argv = (str(ROOT / "tools" / "grow.py"), str(DEMO / "target"), *heads, "-o", str(folder))
+            yield Step("grow", (*argv, "--dtype", "fp16", *SHAPE.split()), makes=folder)
+        for head in HEADS:
+            yield from _pair_steps(out, f"{pair}-{head}", folder, head, libraries, count, gpu)
+
+
+def _pair_steps(
+    out: Path, name: str, folder: Path, head: str, libraries: Sequence[str], count: int, gpu: Gpu
+) -> Iterator[Step]:
+    """Of one target with one head. Its fp16 bundle serves all engines."""
+    needs = () if folder == DEMO else (folder,)
+    target = folder / "target"
+    fp16, int4 = out / f"{name}-fp16", out / f"{name}-int4"
+    source = ("-m", "eagle_export.cli", str(target), str(folder / head))
+    for bundle, precision in ((fp16, "fp16"), (int4, "int4")):
+        options = ("-o", str(bundle), "-p", precision, "--backend", "cuda")
+        yield Step(f"export-{bundle.name}", (*source, *options), needs, bundle)
+    bundles = {"cuda": [fp16, int4]}
+    if libraries:
+        plain, calibration = out / f"{name}-fp32", out / f"{name}-calibration"
+        yield Step(f"export-{plain.name}", (*source, "-o", str(plain), "--no-certificate"), needs, plain)
+        calibrate = ("-m", "eagle_calib.cli", str(plain), "-o", str(calibration))
+        yield Step(f"calibrate-{name}", calibrate, (plain,), calibration)
+    for library in libraries:
+        int8 = out / f"{name}-int8-{library}"
+        calibrated = ("-o", str(int8), "-p", "int8", "--backend", library, "--calibration", str(calibration))
+        yield Step(f"export-{int8.name}", (*source, *calibrated), (*needs, calibration), int8)
+        bundles[library] = [fp16, int8]
+        for bundle in bundles[library]:
+            build = ("-m", "eagle_export.cli", "engines", str(bundle), "--backend", library)
+            capability = ("--compute-capability", gpu.compute) if library == "tensorrt-rtx" else ()
+            yield Step(f"engines-{bundle.name}-{library}", (*build, *capability), (bundle,))
+    for backend, folders in bundles.items():
+        for bundle in folders:
+            doctor = ("-m", "eagle_tools.doctor", str(bundle), "--backend", backend, "--json")
+            yield Step(f"doctor-{bundle.name}-{backend}", doctor, (bundle,))
+        bench = ("-m", "eagle_tools.bench", *map(str, folders), "--backend", backend, "--prompts", str(HELDOUT))
+        files = [("--output", f"bench-{name}-{backend}.jsonl"), ("--markdown", f"bench-{name}-{backend}.md")]
+        more = [word for option, file in files for word in (option, str(out / file))]
+        more += ["--count", str(count), "--methods", "vanilla,eagle", "--max-new-tokens", str(NEW_TOKENS)]
+        if backend == "cuda" and head == HEADS[-1]:
+            more += ["--vs-pytorch", str(target), "--pytorch-methods", TIMED]
+        yield Step(f"bench-{name}-{backend}", (*bench, *more), tuple(folders))
+
+
+def run(steps: Sequence[Step], out: Path) -> Iterator[Outcome]:
+    """Run one after the other; a line for each on stdout."""
+    for step in steps:
+        started = time.perf_counter()
+        status = None
+        if all(path.exists() for path in step.needs):
+            with (out / f"{step.name}.log").open("w", encoding="utf-8") as log:
+                argv = [sys.executable, *step.argv]
+                done = subprocess.run(argv, stdout=log, stderr=subprocess.STDOUT, cwd=out, check=False)
+            status = done.returncode
+            if status == 0 and step.makes is not None and not step.makes.exists():
+                status = 1
+        outcome = Outcome(step.name, status, time.perf_counter() - started)
+        print(f"{outcome.name:45} {outcome.word:12} {outcome.seconds:7.1f} s", flush=True)
+        yield outcome
+
+
+def write_report(out: Path, gpu: Gpu, outcomes: Sequence[Outcome], done: bool) -> None:
+    """report.json and report.md of the steps so far."""
+    fine = done and all(outcome.status == 0 for outcome in outcomes)
+    steps = [{**dataclasses.asdict(outcome), "log": f"{outcome.name}.log"} for outcome in outcomes]
+    report = {"gpu": dataclasses.asdict(gpu), "ok": fine, "finished": done, "steps": steps}
+    (out / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    (out / "report.md").write_text(page(out, gpu, outcomes, done), encoding="utf-8")
+
+
+def page(out: Path, gpu: Gpu, outcomes: Sequence[Outcome], done: bool) -> str:
+    """Markdown: the card, what became of every step, what the engines say, and the tables of the bench."""
+    failed = sum(outcome.status != 0 for outcome in outcomes)
+    verdict = "all well" if not failed else f"{failed} of {len(outcomes)} steps differ, fail or were left out"
+    lines = [f"# eagle-edge on {gpu.name}", "", f"{gpu}.", "", verdict + ("." if done else " so far."), ""]
+    lines += ["| step | outcome | seconds |", "|---|---|---|"]
+    lines += [f"| {outcome.name} | {outcome.word} | {outcome.seconds:.1f} |" for outcome in outcomes]
+    for outcome in outcomes:
+        if outcome.name.startswith("doctor-"):
+            lines += ["", f"## {outcome.name}", "", *_checks(out / f"{outcome.name}.log")]
+        table = out / f"{outcome.name}.md"
+        if outcome.name.startswith("bench-") and table.is_file():
+            lines += ["", f"## {outcome.name}", "", table.read_text(encoding="utf-8").rstrip()]
+    return "\n".join(lines) + "\n"
+
+
+def _checks(log: Path) -> list[str]:
+    """What eagle-doctor --json said, a line per check; the log's end if it is none."""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else "left out"
+    try:
+        checks = json.loads(text.strip().splitlines()[-1])["checks"]
+    except (ValueError, KeyError, IndexError, TypeError):
+        return ["```", *text.strip().splitlines()[-5:], "```"]
+    words = {True: "ok", False: "DIFFERS", None: "-"}
+    return [f"- {check['name']}: {words[check['ok']]}; {check['says']}" for check in checks]
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="gpu_check", description="Check eagle-edge on this machine's NVIDIA card.")
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder for the report; it exists")
+    parser.add_argument("--pairs", nargs="+", choices=["demo", "grown"], default=["demo", "grown"])
+    parser.add_argument("--count", type=int, default=16, metavar="N", help="prompts of a bench (default 16)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
