@@ -471,7 +471,7 @@ def test_an_older_bundle_is_replaced(
     assert report["bundle"] == str(work.bundle)
     assert [path.name for path in work.bundle.parent.iterdir()] == ["bundle"]
     manifest = read_manifest(work.bundle)
-    assert (manifest.head.kind, manifest.target.num_layers) == ("eagle1", 1)
+    assert manifest.head is not None and (manifest.head.kind, manifest.target.num_layers) == ("eagle1", 1)
     assert {path.relative_to(work.bundle).as_posix() for path in work.bundle.rglob("*") if path.is_file()} == {
         MANIFEST_NAME,
         *manifest.files,

@@ -17,7 +17,8 @@ from conftest import GOLDEN, HEADS
 from eagle_export.bundle import export
 from eagle_export.errors import ExportError
 from eagle_export.recipes import RECIPES, Pass, apply
-from eagle_export.recipes.int4 import int4_blocks, packed_blocks, quantised_blocks
+from eagle_export.recipes.blocks import MIDDLE, compensated, rounded
+from eagle_export.recipes.int4 import int4_blocks, packed
 from eagle_export.recipes.int8 import int8_per_token, per_column
 from eagle_runtime import EagleModel
 from eagle_runtime.manifest import read_manifest
@@ -106,31 +107,47 @@ def test_one_scale_for_all_rows_would_not_be_lossless(weight: Array, rows: Array
 def test_int4_follows_the_weight_as_four_bits_can(weight: Array, rows: Array) -> None:
     model = linear_model(weight)
     assert int4_blocks(model, block=32, accuracy=1) == {"w": "int4 in blocks of 32"}
-    levels, scale = quantised_blocks(weight, 32)
-    assert levels.min() == 0 and levels.max() == 15
-    rounded = ((levels.astype(np.float32) - 8) * scale[..., None]).reshape(160, 192).T
-    np.testing.assert_allclose(session(model)(rows), rows @ rounded, atol=2e-3)  # unpacked as it was packed
-    error = np.square(rounded - weight).mean() / np.square(weight).mean()
+    blocks = rounded(weight, 32, asymmetric=True)
+    assert blocks.level.min() == 0 and blocks.level.max() == 15
+    np.testing.assert_allclose(session(model)(rows), rows @ blocks.values(), atol=2e-3)  # unpacked as it was packed
+    error = np.square(blocks.values() - weight).mean() / np.square(weight).mean()
     assert error < 0.009  # 16 levels over 2.1 standard deviations either way: 0.0075
 
 
-def test_the_scale_search_beats_the_scale_of_the_largest_value(weight: Array) -> None:
+@pytest.mark.parametrize("asymmetric", [False, True])
+def test_the_scale_search_beats_the_scale_of_the_largest_value(weight: Array, asymmetric: bool) -> None:
     rows = weight.T.reshape(160, 6, 32)
     plain = np.abs(rows).max(-1, keepdims=True) / 7
     plain_error = np.square(np.rint(rows / plain) * plain - rows).mean()
-    levels, scale = quantised_blocks(weight, 32)
-    error = np.square((levels.astype(np.float32) - 8) * scale[..., None] - rows).mean()
+    error = np.square(rounded(weight, 32, asymmetric).values() - weight).mean()
     assert error < 0.85 * plain_error
 
 
 def test_blocks_are_filled_up_and_zeros_stay_zero() -> None:
     weight = np.zeros((40, 2), np.float32)
     weight[:, 1] = np.linspace(-1, 1, 40)
-    levels, scale = quantised_blocks(weight, 32)
-    assert levels.shape == (2, 2, 32) and (levels[0] == 8).all() and (levels[1, 1, 8:] == 8).all()
-    packed, flat = packed_blocks(weight, 32)
-    assert packed.shape == (2, 2, 16) and flat.tolist() == scale.ravel().tolist()
-    assert (packed[..., 0] & 15 == levels[..., 0]).all() and (packed[..., 0] >> 4 == levels[..., 1]).all()
+    blocks = rounded(weight, 32, asymmetric=False)
+    assert blocks.level.shape == (40, 2) and blocks.step.shape == (2, 2)
+    assert not blocks.values()[:, 0].any()
+    levels, steps, zeros = packed(blocks)
+    assert levels.shape == (2, 2, 16) and steps.tolist() == blocks.step.T.ravel().tolist()
+    assert (levels[0, :, 0] & 15 == blocks.level[[0, 32], 0]).all() and levels[1, 0, 0] >> 4 == blocks.level[1, 1]
+    assert (zeros == MIDDLE | MIDDLE << 4).all()
+
+
+@pytest.mark.parametrize("asymmetric", [False, True])
+def test_compensated_levels_err_less_on_inputs_that_were_not_recorded(weight: Array, asymmetric: bool) -> None:
+    """Channels that go together, as those of a trained model do: what one weight is rounded off by, others make up."""
+    rng = np.random.default_rng(6)
+    inputs = (rng.normal(size=(1024, 24)) @ rng.normal(size=(24, 192)) + rng.normal(size=(1024, 192))).astype(
+        np.float32
+    )
+    exact = inputs @ weight
+    errors = [
+        np.square(inputs[512:] @ blocks.values() - exact[512:]).mean()
+        for blocks in (rounded(weight, 32, asymmetric), compensated(weight, inputs[:512], 32, asymmetric))
+    ]
+    assert errors[1] < 0.6 * errors[0]
 
 
 def test_a_column_of_zeros_has_a_scale() -> None:
@@ -172,7 +189,8 @@ def test_a_pass_that_finds_nothing_is_an_error(weight: Array) -> None:
 def test_every_large_weight_is_changed_and_listed(kind: str, precision: str, bundle_of: Callable[..., Path]) -> None:
     manifest = read_manifest(bundle_of(kind, precision))
     assert manifest.precision == {"target": precision, "draft": precision}
-    for graph, layers in ((manifest.target.graph, 8), (manifest.head.graph, 1)):
+    for name, layers in (("target", 8), ("draft", 1)):
+        graph = manifest.models[name].graph
         kept = {name for name, spec in graph.weights.items() if spec.dtype == "float32" and len(spec.shape) > 1}
         assert kept == set(), "a matrix stayed in fp32"
         linears = [name for name, done in graph.recipe.items() if "int" in done]

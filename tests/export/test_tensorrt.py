@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 
 from conftest import GOLDEN, HEADS
 from eagle_export.bundle import export
+from eagle_export.kernels import read_kernels
 from eagle_export.trace import OPSET
 from eagle_runtime.manifest import read_manifest
-from trt_kernels import read_kernels
 from trt_network import CAPABILITIES, DRAFT_SIZES, TARGET_SIZES, Network
 
 # A Llama of about a billion parameters, but for its number of layers and its vocabulary.
@@ -141,6 +141,7 @@ def ones(size: int) -> torch.Tensor:
 def check_bundle(bundle: Path) -> None:
     """Both graphs are sound and build for every capability, each attention as one kernel in halves."""
     manifest = read_manifest(bundle)
+    assert manifest.head is not None
     graphs = (
         (manifest.target.graph.file, manifest.target.num_layers, TARGET_SIZES),
         (manifest.head.graph.file, manifest.head.num_layers, DRAFT_SIZES),
@@ -150,7 +151,7 @@ def check_bundle(bundle: Path) -> None:
         network = Network(bundle / file, sizes)
         for capability in CAPABILITIES:
             kernels = network.build(capability)
-            assert kernels, (file, capability, network.log.errors)
+            assert kernels, (file, capability, network.errors)
             fused = [kernel for kernel in kernels if kernel.is_fused_attention]
             assert len(fused) == num_layers, (file, capability, [kernel.name for kernel in kernels])
             assert {kernel.reads | kernel.writes for kernel in fused} == {frozenset({"Half"})}, (file, capability)
@@ -201,8 +202,8 @@ def test_log_of_another_form_is_refused(messages: list[str], complaint: str) -> 
 def test_fp32_attention_does_not_build(bundle_of: Callable[..., Path]) -> None:
     """Control: why there is an fp16 graph at all, and that a failed build is seen."""
     network = Network(bundle_of("eagle1") / "draft/model.onnx", DRAFT_SIZES)
-    assert network.build("SM86") == []
-    assert any("not supported by a dedicated kernel" in error for error in network.log.errors)
+    assert network.build("8.6") == []
+    assert any("not supported by a dedicated kernel" in error for error in network.errors)
 
 
 def test_unfused_attention_is_seen(bundle_of: Callable[..., Path], tmp_path: Path) -> None:
@@ -212,7 +213,7 @@ def test_unfused_attention_is_seen(bundle_of: Callable[..., Path], tmp_path: Pat
         if node.op_type == "Attention":
             node.attributes.add(ir.AttrInt64("TRT_decomposable", 1))
     ir.save(model, tmp_path / "model.onnx", external_data="model.onnx.data")
-    kernels = Network(tmp_path / "model.onnx", DRAFT_SIZES).build("SM86")
+    kernels = Network(tmp_path / "model.onnx", DRAFT_SIZES).build("8.6")
     assert any(kernel.kind == "gemm" for kernel in kernels)
     assert not any(kernel.is_fused_attention for kernel in kernels)
 
@@ -227,9 +228,9 @@ def test_capability_is_obeyed(tmp_path: Path) -> None:
     graph = ir.Graph([x], back.outputs, nodes=[quantize, back], initializers=[scale], opset_imports={"": OPSET})
     ir.save(ir.Model(graph, ir_version=11), tmp_path / "model.onnx")
     network = Network(tmp_path / "model.onnx", {})
-    assert network.build("SM86") == []
-    assert any("fp8" in error for error in network.log.errors)
-    assert network.build("SM89") != []
+    assert network.build("8.6") == []
+    assert any("fp8" in error for error in network.errors)
+    assert network.build("8.9") != []
 
 
 def _foreign(model: ir.Model, attention: ir.Node) -> None:

@@ -13,8 +13,8 @@ import pytest
 from conftest import GOLDEN, HEADS
 from eagle_calib.calibrate import calibrate
 from eagle_export.bundle import export
+from eagle_export.kernels import Kernel
 from eagle_runtime.manifest import read_manifest
-from trt_kernels import Kernel
 from trt_network import CAPABILITIES, DRAFT_SIZES, TARGET_SIZES, Network
 
 KINDS = sorted(HEADS)
@@ -58,6 +58,7 @@ def test_every_product_is_quantised(kind: str, precision: str, calibrations: dic
         certify=False,
     )
     manifest = read_manifest(bundle)
+    assert manifest.head is not None
     # q, k, v as one product and gate, up as another; then the LM head, and fc in the head's graph or EAGLE-3's target.
     eagle3 = kind == "eagle3"
     graphs = (
@@ -79,7 +80,7 @@ def test_every_product_is_quantised(kind: str, precision: str, calibrations: dic
 def test_halves_are_seen(bundle_of: Callable[..., Path], tmp_path: Path) -> None:
     """Control: a graph whose weights stayed in halves does not pass."""
     bundle = bundle_of("eagle1", "fp16")
-    found = products(Network(bundle / "draft/model.onnx", DRAFT_SIZES).build("SM86"))
+    found = products(Network(bundle / "draft/model.onnx", DRAFT_SIZES).build("8.6"))
     assert len(found) == 6 and not any(weight_types(name, kernel) for kernel in found for name in ("int8", "int4"))
 
 

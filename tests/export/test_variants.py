@@ -216,6 +216,7 @@ def test_bundle_equals_the_papers(name: str, tmp_path: Path) -> None:
     target = make_target(variant, tmp_path / "target")
     weights = make_head(variant, tmp_path / "head", target)
     done = export(tmp_path / "target", tmp_path / "head", tmp_path / "bundle")
+    assert done.manifest.head is not None
     assert done.manifest.head.kind == variant.kind
     assert done.manifest.head.taps == variant.taps
     assert done.manifest.target.eos_token_ids == (1, 7)
@@ -238,8 +239,8 @@ def test_bundle_equals_the_papers(name: str, tmp_path: Path) -> None:
         logits, found = model._target.prefill(PROMPT)
         np.testing.assert_allclose(logits, out.logits[0, -1], atol=1e-4)
         np.testing.assert_allclose(found, features, atol=1e-4)
-        guess = model._head.observe(ids, found)
-        with Scratch(model._head) as scratch:
+        guess = model.head.observe(ids, found)
+        with Scratch(model.head) as scratch:
             following = scratch.feed(np.array([11]), guess.hidden, np.array([-1]))
     for ours, reference in ((guess, log_probs[-1]), (following, next_log_probs[-1])):
         best = reference.topk(ours.tokens.shape[1])

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import onnx_ir as ir
 
 from eagle_calib.calibration import Calibration, Observed
 from eagle_export.errors import ExportError
 from eagle_export.recipes.attention import exact_attention
 from eagle_export.recipes.embedding import embedding_fp16
-from eagle_export.recipes.graph import Linear, is_lm_head
+from eagle_export.recipes.graph import Linear, fed_by_norm, is_lm_head, narrows
 from eagle_export.recipes.int4 import int4_blocks, int4_dequantized
 from eagle_export.recipes.int8 import int8_per_token
 from eagle_export.recipes.qdq import int8_static, int8_weights
@@ -45,11 +46,20 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What an export does to its two graphs, traced in a type."""
+    """What an export does to its graphs, traced in a type. passes: of "target" and, where there is a head, "draft"."""
 
     traced: str
-    target: tuple[Pass, ...]
-    draft: tuple[Pass, ...]
+    passes: dict[str, tuple[Pass, ...]]
+
+
+def _sturdy(linear: Linear) -> bool:
+    """What int4 stores in four bits: q, gate and up. The others cost more for each byte saved: o and down write what
+    all later layers read, k and v are few and serve several query heads, and the LM head tells the tokens apart."""
+    return fed_by_norm(linear) and not narrows(linear) and not is_lm_head(linear)
+
+
+def _sensitive(linear: Linear) -> bool:
+    return not _sturdy(linear)
 
 
 def _not_lm_head(linear: Linear) -> bool:
@@ -60,22 +70,22 @@ EXACT = Pass("exact attention", exact_attention)
 EMBEDDING = Pass("embedding fp16", embedding_fp16)
 PER_TOKEN = Pass("int8 per token", int8_per_token)
 WEIGHTS = Pass("int8 weights", int8_weights)
-PER_TOKEN_LM_HEAD = Pass("int8 lm_head", partial(int8_per_token, wanted=is_lm_head))
-WEIGHTS_LM_HEAD = Pass("int8 lm_head", partial(int8_weights, wanted=is_lm_head))
+SENSITIVE_PER_TOKEN = Pass("int8 per token", partial(int8_per_token, wanted=_sensitive))
+SENSITIVE_WEIGHTS = Pass("int8 weights", partial(int8_weights, wanted=_sensitive))
 
 
-def _static(observed: Observations | None) -> Pass:
+def _static(observed: Observations | None, zero: np.int8 | np.uint8) -> Pass:
     assert observed is not None, "planned with a calibration"
-    return Pass("int8 static", partial(int8_static, observed=observed))
+    return Pass("int8 static", partial(int8_static, observed=observed, zero=zero))
 
 
-def _nbits(observed: Observations | None) -> Pass:
+def _nbits(observed: Observations | None, wanted: Callable[[Linear], bool]) -> Pass:
     blocks = partial(int4_blocks, block=INT4_BLOCK, accuracy=FP32_COMPUTE)
-    return Pass("int4 blocks", partial(blocks, wanted=_not_lm_head, observed=observed))
+    return Pass("int4 blocks", partial(blocks, wanted=wanted, observed=observed))
 
 
 def _dequantized(observed: Observations | None) -> Pass:
-    return Pass("int4 blocks", partial(int4_dequantized, block=INT4_BLOCK, wanted=_not_lm_head, observed=observed))
+    return Pass("int4 blocks", partial(int4_dequantized, block=INT4_BLOCK, wanted=_sturdy, observed=observed))
 
 
 # A target's exact attention makes quantised decoding the same to the bit with and without drafts. A head's precision
@@ -84,32 +94,40 @@ CPU = {
     "fp32": Recipe("fp32"),
     "fp16": Recipe("fp16"),
     "int8": Recipe("fp32", lambda _: (EMBEDDING, PER_TOKEN), target=(EXACT,)),
-    "int8-static": Recipe("fp32", lambda seen: (EMBEDDING, _static(seen)), calibrated=True, target=(EXACT,)),
+    "int8-static": Recipe(
+        "fp32", lambda seen: (EMBEDDING, _static(seen, np.uint8(128))), calibrated=True, target=(EXACT,)
+    ),
     "int8-weight": Recipe("fp32", lambda _: (EMBEDDING, WEIGHTS), target=(EXACT,)),
-    "int4": Recipe("fp32", lambda seen: (EMBEDDING, _nbits(seen), PER_TOKEN_LM_HEAD), target=(EXACT,)),
+    "int4": Recipe("fp32", lambda seen: (EMBEDDING, _nbits(seen, _sturdy), SENSITIVE_PER_TOKEN), target=(EXACT,)),
 }
 TENSORRT = {
     "fp16": Recipe("fp16"),
-    "int8": Recipe("fp16", lambda seen: (_static(seen),), calibrated=True),
+    "int8": Recipe("fp16", lambda seen: (_static(seen, np.int8(0)),), calibrated=True),
     "int8-weight": Recipe("fp16", lambda _: (WEIGHTS,)),
-    "int4": Recipe("fp16", lambda seen: (_dequantized(seen), WEIGHTS_LM_HEAD)),
+    "int4": Recipe("fp16", lambda seen: (_dequantized(seen), SENSITIVE_WEIGHTS)),
 }
-RECIPES = {"cpu": CPU, "tensorrt-rtx": TENSORRT, "tensorrt": TENSORRT}
+CUDA = {
+    "fp32": Recipe("fp32"),
+    "fp16": Recipe("fp16"),
+    "int4": Recipe("fp16", lambda seen: (_nbits(seen, _not_lm_head),)),
+}
+RECIPES = {"cpu": CPU, "tensorrt-rtx": TENSORRT, "tensorrt": TENSORRT, "cuda": CUDA}
 
 
 def plan(
     backend: str,
     precision: str,
-    draft_precision: str,
+    draft_precision: str | None,
     calibration: Calibration | None,
     draft_vocab: int | None = None,
 ) -> Plan:
-    """The passes for a pair. draft_vocab: tokens that the head keeps, None for all that it knows.
+    """The passes for a target and its head. draft_precision: None for a target alone. draft_vocab: tokens that the head
+    keeps, None for all that it knows.
 
     Raises ExportError for a precision that the backend cannot run, precisions that do not mix, and a calibration that
     is missing."""
     recipes = RECIPES[backend]
-    for name in (precision, draft_precision):
+    for name in (precision, draft_precision or precision):
         if name not in recipes:
             raise ExportError(f"backend {backend} does not run {name}; choose one of {', '.join(recipes)}")
         if recipes[name].calibrated and calibration is None:
@@ -117,7 +135,12 @@ def plan(
                 f"{name} for backend {backend} needs the ranges of its inputs; export in fp32, run eagle-calib on the "
                 "bundle and give its folder with --calibration"
             )
-    target, draft = recipes[precision], recipes[draft_precision]
+    seen = (None, None) if calibration is None else (calibration.target, calibration.draft)
+    target = recipes[precision]
+    passes = {"target": target.target + target.passes(seen[0])}
+    if draft_precision is None:
+        return Plan(target.traced, passes)
+    draft = recipes[draft_precision]
     if target.traced != draft.traced:
         raise ExportError(
             f"a target in {precision} hands {target.traced} features to its head, which a head in {draft_precision} "
@@ -131,8 +154,7 @@ def plan(
                 "and give its folder with --calibration"
             )
         trim = (Pass("draft vocabulary", partial(trim_vocabulary, size=draft_vocab, counts=calibration.token_counts)),)
-    seen = (None, None) if calibration is None else (calibration.target, calibration.draft)
-    return Plan(target.traced, target.target + target.passes(seen[0]), trim + draft.passes(seen[1]))
+    return Plan(target.traced, {**passes, "draft": trim + draft.passes(seen[1])})
 
 
 def apply(passes: tuple[Pass, ...], model: ir.Model) -> dict[str, str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,25 @@ def is_lm_head(linear: Linear) -> bool:
     return out.name == "logits" or any(use.node.op_type == "LogSoftmax" for use in out.uses())
 
 
+def fed_by_product(linear: Linear) -> bool:
+    """Whether its input is one activation times another, as down's is: a few values of a row are then far larger than
+    the others."""
+    producer = linear.x.producer()
+    return producer is not None and producer.op_type == "Mul"
+
+
+def fed_by_norm(linear: Linear) -> bool:
+    """Whether its input is normalised, as that of q, k, v, gate and up is."""
+    producer = linear.x.producer()
+    return producer is not None and producer.op_type == "RMSNormalization"
+
+
+def narrows(linear: Linear) -> bool:
+    """Whether it puts out less than it reads, as k and v do where several query heads read them."""
+    k, n = linear.shape
+    return n < k
+
+
 def lazy_weight(
     model: ir.Model, name: str, dtype: ir.DataType, shape: tuple[int, ...], read: Callable[[], Array]
 ) -> ir.Value:
@@ -93,9 +113,17 @@ def lazy_weight(
     return _register(graph, name, tensor)
 
 
-def part(quantise: Callable[[Array], tuple[Array, ...]], read: Callable[[], Array], index: int) -> Callable[[], Array]:
-    """One of the arrays that a weight is stored as, computed when called."""
-    return lambda: quantise(read())[index]
+def pieces(compute: Callable[[], tuple[Array, ...]], count: int) -> tuple[Callable[[], Array], ...]:
+    """Readers of the `count` arrays that `compute` returns. It runs when one of them is first read; each is let go as
+    it is read, and what is read again is computed again."""
+    held: dict[int, Array] = {}
+
+    def read(index: int) -> Array:
+        if index not in held:
+            held.update(enumerate(compute()))
+        return held.pop(index)
+
+    return tuple(partial(read, index) for index in range(count))
 
 
 def constant(model: ir.Model, name: str, array: Array) -> ir.Value:
@@ -105,12 +133,22 @@ def constant(model: ir.Model, name: str, array: Array) -> ir.Value:
     return _register(model.graph, name, ir.tensor(array, name=name))
 
 
-def insert(before: ir.Node, op: str, inputs: list[ir.Value | None], domain: str = "", **attributes: Any) -> ir.Value:
+def insert(
+    before: ir.Node, op: str, inputs: Sequence[ir.Value | None], domain: str = "", **attributes: Any
+) -> ir.Value:
     """A new node before another one; returns its output."""
     node = ir.node(op, inputs, attributes, domain=domain)
     assert isinstance(before.graph, ir.Graph)
     before.graph.insert_before(before, node)
     return node.outputs[0]
+
+
+def insert_split(before: ir.Node, value: ir.Value, parts: int) -> tuple[ir.Value, ...]:
+    """A value cut into equal parts along its last axis."""
+    node = ir.node("Split", [value], {"axis": -1, "num_outputs": parts}, num_outputs=parts)
+    assert isinstance(before.graph, ir.Graph)
+    before.graph.insert_before(before, node)
+    return tuple(node.outputs)
 
 
 def replace(node: ir.Node, value: ir.Value) -> None:

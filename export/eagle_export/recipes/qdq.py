@@ -1,8 +1,9 @@
 """int8 as QuantizeLinear and DequantizeLinear nodes, which TensorRT and ONNX Runtime fuse into int8 products.
 
 Static W8A8: one scale for all of a layer's input, from calibration, and one per column of its weight; symmetric, as
-TensorRT demands. Every MatMul gets a DequantizeLinear of its own, else ONNX Runtime does not fuse it. Weight-only:
-the weight's pair alone; the product is in floats.
+TensorRT demands. Every MatMul gets a DequantizeLinear of its own, else ONNX Runtime does not fuse it. Weight-only: the
+weight's alone; the product is in floats. down and the LM head are weight-only in a static graph too: few values of
+down's input are large, and other ones in every row, so that one scale for all rows loses most of them.
 """
 
 from __future__ import annotations
@@ -13,33 +14,53 @@ import numpy as np
 import onnx_ir as ir
 
 from eagle_calib.calibration import Observed
-from eagle_export.recipes.graph import Array, Linear, constant, insert, lazy_weight, linears, part, replace
+from eagle_export.recipes.graph import (
+    Array,
+    Linear,
+    constant,
+    fed_by_product,
+    insert,
+    is_lm_head,
+    lazy_weight,
+    linears,
+    pieces,
+    replace,
+)
 from eagle_export.recipes.int8 import LEVELS, per_column
-from eagle_export.recipes.smooth import inputs_of, smooth, smoothquant_sizes
+from eagle_export.recipes.smooth import inputs_of, smooth
 
 CLIPS = np.linspace(0.3, 1.0, 15, dtype=np.float32)  # shares of the largest input tried as range
 
 
-def int8_static(
-    model: ir.Model, observed: Mapping[str, Observed], wanted: Callable[[Linear], bool] = lambda _: True
-) -> dict[str, str]:
-    """Quantise inputs and weights of every wanted layer. Returns weight name -> what was done; raises ExportError for
-    a layer without calibration."""
+def int8_static(model: ir.Model, observed: Mapping[str, Observed], zero: np.int8 | np.uint8) -> dict[str, str]:
+    """Quantise weights of all layers, and inputs of all but down and the LM head. Returns weight name -> what was done;
+    raises ExportError for a layer without calibration.
+
+    zero: what a zero of the inputs is stored as. 0 of int8 is all that TensorRT takes; of int8 inputs that several
+    layers read ONNX Runtime's CPU provider fuses none, of uint8 with 128 in the middle every one."""
     changed = {}
-    factors = smooth(model, observed, _simulated, smoothquant_sizes)
-    ranges: dict[ir.Value, float] = {}
-    for linear in filter(wanted, linears(model)):
+    factors = smooth(model, observed, _simulated)
+    read: dict[ir.Value, tuple[ir.Value, ir.Value, float]] = {}
+    for linear, static in [(linear, _is_static(linear)) for linear in linears(model)]:
         node, x, name = linear.node, linear.x, linear.name
-        if x not in ranges:
-            ranges[x] = best_range(*inputs_of(linear, observed, factors))
-        scale = _scalar(model, f"{name}.input_scale", ranges[x] / LEVELS, x)
-        zero = constant(model, "int8_zero", np.array(0, np.int8))
-        quantised = insert(node, "QuantizeLinear", [x, scale, zero])
-        read = insert(node, "DequantizeLinear", [quantised, scale, zero])
-        how = ", smoothed" if name in factors else ""
-        changed[name] = f"int8 per column, activations int8 within {ranges[x]:.4g}{how}"
-        replace(node, insert(node, "MatMul", [read, _weight(model, linear)]))
+        changed[name] = "int8 per column"
+        if not static:
+            replace(node, insert(node, "MatMul", [x, _weight(model, linear)]))
+            continue
+        middle = constant(model, f"{zero.dtype}_zero", np.array(zero))
+        if x not in read:
+            limit = best_range(*inputs_of(linear, observed, factors))
+            scale = _scalar(model, f"{name}.input_scale", limit / LEVELS, x)
+            read[x] = insert(node, "QuantizeLinear", [x, scale, middle]), scale, limit
+        quantised, scale, limit = read[x]
+        values = insert(node, "DequantizeLinear", [quantised, scale, middle])
+        changed[name] += f", activations int8 within {limit:.4g}" + (", smoothed" if name in factors else "")
+        replace(node, insert(node, "MatMul", [values, _weight(model, linear)]))
     return changed
+
+
+def _is_static(linear: Linear) -> bool:
+    return not (fed_by_product(linear) or is_lm_head(linear))
 
 
 def int8_weights(model: ir.Model, wanted: Callable[[Linear], bool] = lambda _: True) -> dict[str, str]:
@@ -60,17 +81,17 @@ def best_range(x: Array, absmax: Array) -> float:
 
 
 def _weight(model: ir.Model, linear: Linear) -> ir.Value:
-    name, (k, n), read = linear.name, linear.shape, linear.reader()
-    weight = lazy_weight(model, f"{name}.int8", ir.DataType.INT8, (k, n), part(per_column, read, 0))
-    dtype = linear.x.dtype
+    name, (k, n), read, dtype = linear.name, linear.shape, linear.reader(), linear.x.dtype
     assert dtype is not None
-
-    def columns() -> Array:
-        scale: Array = per_column(read())[1].astype(dtype.numpy())
-        return scale
-
+    values, columns = pieces(lambda: _columns(read(), dtype), 2)
+    weight = lazy_weight(model, f"{name}.int8", ir.DataType.INT8, (k, n), values)
     scale = lazy_weight(model, f"{name}.scale", dtype, (n,), columns)
     return insert(linear.node, "DequantizeLinear", [weight, scale], axis=1)
+
+
+def _columns(weight: Array, dtype: ir.DataType) -> tuple[Array, Array]:
+    values, scale = per_column(weight)
+    return values, scale.astype(dtype.numpy())
 
 
 def _scalar(model: ir.Model, name: str, value: float, like: ir.Value) -> ir.Value:

@@ -3,9 +3,9 @@
     x @ W = (x / s) @ (s * W)        s [K], one factor per input channel
 
 The division costs nothing where what computes x ends in a product: a norm's weight takes it, or the columns of the
-layer before. SmoothQuant (arXiv 2211.10438) evens out activations so that one scale fits all of them; AWQ (arXiv
-2306.00978) makes the weights that meet large activations finer. Both take s from a family with one exponent; here the
-exponent is searched, layer by layer, for the smallest error on recorded inputs of the very quantisation that follows.
+layer before. SmoothQuant (arXiv 2211.10438) evens out activations so that one scale fits all of them, with factors from
+a family with one exponent; here the exponent is searched, layer by layer, for the smallest error on recorded inputs of
+the very quantisation that follows.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from eagle_export.errors import ExportError
 from eagle_export.recipes.graph import KEPT, Array, Linear, is_lm_head, linears
 
 EXPONENTS = np.linspace(0.0, 1.0, 11, dtype=np.float32)
+ROWS = 256  # of the recorded inputs that the search looks at
 SMALLEST, LARGEST = np.float32(1e-3), np.float32(1e3)  # of a factor
 
 # Inputs [n, K] divided by s and a weight [K, N] times s -> the output [n, N] as the quantised layer computes it.
 Simulate = Callable[[Array, Array], Array]
-# Inputs [n, K], largest absolute input per channel [K], weights [K, all N] -> the sizes whose power is s: [K].
-Sizes = Callable[[Array, Array, Array], Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +40,13 @@ class Group:
     width: int = 1
 
 
-def smooth(model: ir.Model, observed: Mapping[str, Observed], simulate: Simulate, sizes: Sizes) -> dict[str, Array]:
+def smooth(model: ir.Model, observed: Mapping[str, Observed], simulate: Simulate) -> dict[str, Array]:
     """Scale every group of layers for which it helps. Returns weight name -> factors [K] of its inputs' channels.
 
     observed: weight name -> inputs of its layer. Raises ExportError for a layer that is missing there."""
     found: dict[str, Array] = {}
     for group in groups(model):
-        factors = best_factors(group, observed, simulate, sizes)
+        factors = best_factors(group, observed, simulate)
         if factors is None:
             continue
         shared = factors.reshape(-1, group.repeats, group.width)[:, 0].ravel()
@@ -71,8 +70,9 @@ def inputs_of(linear: Linear, observed: Mapping[str, Observed], factors: Mapping
             f"the calibration of layer {name!r} is {len(seen.channel_absmax)} wide, the layer {k}; run eagle-calib on "
             "a bundle of this very pair"
         )
-    scale = factors.get(name, np.float32(1))
-    return np.asarray(seen.sample, np.float32) / scale, np.asarray(seen.channel_absmax, np.float32) / scale
+    if name not in factors:
+        return seen.sample, seen.channel_absmax
+    return seen.sample / factors[name], seen.channel_absmax / factors[name]
 
 
 def groups(model: ir.Model) -> list[Group]:
@@ -98,10 +98,6 @@ def _group(x: ir.Value, layers: tuple[Linear, ...], weights: Mapping[ir.Node, Li
         norm = node.inputs[1]
         assert norm is not None
         return Group(layers, norm, 0) if len(norm.uses()) == 1 else None
-    if node.op_type == "Mul":  # down: silu(gate) * up
-        ups = [weights.get(producer) for value in node.inputs if value and (producer := value.producer())]
-        up = next((linear for linear in ups if linear is not None), None)
-        return Group(layers, up.weight, 1) if up is not None and len(up.node.outputs[0].uses()) == 1 else None
     attention = _only_input(_only_input(node, "Reshape"), "Transpose")
     if attention is None or attention.op_type != "Attention":
         return None
@@ -131,10 +127,11 @@ def _only_input(node: ir.Node | None, op: str) -> ir.Node | None:
     return node.inputs[0].producer()
 
 
-def best_factors(group: Group, observed: Mapping[str, Observed], simulate: Simulate, sizes: Sizes) -> Array | None:
+def best_factors(group: Group, observed: Mapping[str, Observed], simulate: Simulate) -> Array | None:
     """Factors [K] of the exponent with the smallest squared error on the recorded inputs; None where no factors are
     better than 1."""
     x, absmax = inputs_of(group.layers[0], observed, {})
+    x = x[:ROWS]
     weights = [layer.reader()() for layer in group.layers]
     wanted = [x @ weight for weight in weights]
 
@@ -142,7 +139,7 @@ def best_factors(group: Group, observed: Mapping[str, Observed], simulate: Simul
         outputs = (simulate(x / factors, weight * factors[:, None]) for weight in weights)
         return float(sum(np.square(out - want).sum() for out, want in zip(outputs, wanted, strict=True)))
 
-    heads = sizes(x, absmax, np.concatenate(weights, 1)).reshape(-1, group.repeats, group.width)
+    heads = channel_sizes(absmax, np.concatenate(weights, 1)).reshape(-1, group.repeats, group.width)
     size = np.repeat(heads.max(1, keepdims=True), group.repeats, axis=1).ravel()
     best, least = None, error(np.ones_like(size))
     for exponent in EXPONENTS[1:]:
@@ -152,15 +149,11 @@ def best_factors(group: Group, observed: Mapping[str, Observed], simulate: Simul
     return best
 
 
-def smoothquant_sizes(x: Array, absmax: Array, weight: Array) -> Array:
-    """Largest input of a channel over its largest weight: at exponent 1/2 both end up equal."""
+def channel_sizes(absmax: Array, weight: Array) -> Array:
+    """[K], whose power is s: largest input of a channel over its largest weight [K, all N]. At exponent 1/2 both end up
+    equal."""
     ratio: Array = _positive(absmax) / _positive(np.abs(weight).max(1))
     return ratio
-
-
-def awq_sizes(x: Array, absmax: Array, weight: Array) -> Array:
-    """Mean absolute input of a channel."""
-    return _positive(np.abs(x).mean(0))
 
 
 def _positive(sizes: Array) -> Array:

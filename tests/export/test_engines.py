@@ -1,0 +1,268 @@
+"""Engines of a bundle as TensorRT for RTX builds them here, which needs no GPU: what is written, what is refused, and
+that nothing is left of what was broken off."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import HEADS
+from eagle_export import engines as module
+from eagle_export.bundle import export
+from eagle_export.cli import LIBRARIES, main
+from eagle_export.engines import build_engines, profiles_of
+from eagle_export.errors import ExportError
+from eagle_runtime import BackendError, trt_library
+from eagle_runtime.engine_file import find_engines
+from eagle_runtime.manifest import file_sha256, read_manifest, verify_hashes
+from eagle_runtime.session.driver import DeviceInfo
+from eagle_runtime.session.padding import PAST_STEP, pass_shape
+from eagle_tools.demo import PAIR
+from grow import Shape, grow
+
+if sys.platform == "linux" and platform.machine() == "x86_64":
+    import tensorrt_rtx as trt
+else:  # not every platform has the wheel
+    trt = pytest.importorskip("tensorrt_rtx")
+
+LARGE = Shape(16, 2048, 32, 8, 64, 8192)  # Llama-3.2-1B but for the vocabulary
+
+
+@pytest.fixture
+def bundle(bundle_of: Callable[..., Path], tmp_path: Path) -> Path:
+    """The golden pair in halves, without engines."""
+    return Path(shutil.copytree(bundle_of("eagle1", "fp16"), tmp_path / "bundle"))
+
+
+@pytest.fixture(scope="module", params=sorted(HEADS))
+def built(
+    request: pytest.FixtureRequest, bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, module.Built]:
+    """A bundle and the engines built of it for three GPUs."""
+    folder = tmp_path_factory.mktemp(request.param) / "bundle"
+    shutil.copytree(bundle_of(request.param, "fp16"), folder)
+    return folder, build_engines(folder, "tensorrt-rtx", ["12.0", "8.6", "8.9", "8.6"], context=1000)
+
+
+def test_engines_and_sidecar(built: tuple[Path, module.Built]) -> None:
+    bundle, done = built
+    manifest = read_manifest(bundle)
+    verify_hashes(bundle, manifest)  # the bundle is as good as before
+    assert done.folder == bundle / "engines" / "tensorrt-rtx-sm86-sm89-sm120"
+    assert {path.name for path in done.folder.iterdir()} == {"target.engine", "draft.engine", "engine.json"}
+    assert [path.name for path in done.folder.parent.iterdir()] == [done.folder.name]
+    for capability in ("8.6", "8.9", "12.0"):
+        device = DeviceInfo("any", capability, "13.0", 0, 0)
+        found = find_engines(bundle, manifest, "tensorrt-rtx", trt.__version__, device, 1000, 512)
+        assert found.folder == done.folder and found.engines == done.engines
+    for name, spec in done.engines.specs.items():
+        assert file_sha256(done.folder / spec.file) == spec.sha256
+        assert spec.graph == {file: digest for file, digest in manifest.files.items() if file.startswith(f"{name}/")}
+        assert len(spec.graph) == 2 and not spec.in_place, "rows of 64 bytes"
+
+
+def test_attention_is_fused_in_every_layer(built: tuple[Path, module.Built]) -> None:
+    """And a decoder layer takes no more kernels than it should, LM head and all."""
+    bundle, done = built
+    manifest = read_manifest(bundle)
+    target, draft = done.built
+    assert target.spec.fused_attention == target.layers == manifest.target.num_layers
+    assert draft.spec.fused_attention == draft.layers == 1
+    assert target.spec.kernels is not None and draft.spec.kernels is not None
+    assert target.spec.kernels / target.layers <= 13
+    assert draft.spec.kernels <= 22
+
+
+def test_engines_load_as_far_as_they_can_without_a_gpu(built: tuple[Path, module.Built]) -> None:
+    """The library takes the file through the same buffer as on a GPU, and its complaint is the missing driver."""
+    _, done = built
+    messages = trt_library.listen(trt)
+    runtime = trt.Runtime(messages.logger)
+    runtime.error_recorder = messages.recorder
+    engine = runtime.deserialize_cuda_engine(np.memmap(done.folder / "draft.engine", np.uint8, "r"))
+    assert engine is not None or "CUDA" in messages.cause or "driver" in messages.cause, messages.errors
+    content = bytearray((done.folder / "draft.engine").read_bytes())
+    content[:8] = b"\0" * 8
+    messages.errors.clear()
+    assert runtime.deserialize_cuda_engine(bytes(content)) is None and messages.errors
+
+
+# Sizes.
+
+
+@pytest.mark.parametrize("kind", sorted(HEADS))
+@pytest.mark.parametrize("context", [2, 100, 1000, 2048])
+def test_profiles_serve_every_pass_of_decoding(kind: str, context: int, bundle_of: Callable[..., Path]) -> None:
+    """Whatever the past, passes are padded into one of the two; trees and levels of the default size into the first."""
+    profiles = profiles_of(read_manifest(bundle_of(kind)), context)
+    for past in {0, 1, context // 2, context - 1}:
+        for rows in {1, 2, 60, 128, 512} & set(range(1, context - past + 1)):
+            for step in (1, PAST_STEP):
+                shape = pass_shape(rows, past, rows, min(rows, 128), step).sizes
+                serving = [index for index, profile in enumerate(profiles["target"]) if profile.serves(shape)]
+                assert serving and (serving[0] == 0) == (rows <= 64)
+                observed = pass_shape(rows, past, rows, 0, step).sizes
+                assert any(profile.serves(observed) for profile in profiles["draft"])
+        for scratch in (0, 10, 50, 502):
+            shape = pass_shape(10, past + scratch, scratch + 10, 0, PAST_STEP).sizes
+            assert profiles["draft"][0].serves(shape), "levels of a default tree"
+    assert not profiles["target"][-1].serves({"T": 1, "P": context + PAST_STEP, "L": 1, "R": 1})
+    tuned = [limit for part in profiles.values() for item in part for limit in (item.T, item.P, item.L)]
+    assert all(least <= 1 and middle == most for least, middle, most in tuned)
+
+
+# What is refused.
+
+
+def test_fp32_is_refused(bundle_of: Callable[..., Path], tmp_path: Path) -> None:
+    bundle = Path(shutil.copytree(bundle_of("eagle1"), tmp_path / "bundle"))
+    with pytest.raises(ExportError, match=r"computes in float32.*export it with -p fp16 --backend tensorrt-rtx"):
+        build_engines(bundle, "tensorrt-rtx")
+    assert not (bundle / "engines").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--compute-capability", "9.0"], r"9\.0 is none that tensorrt_rtx compiles for; choose of 7\.5, 8\.0, 8\.6"),
+        (["--compute-capability", "89"], "89 is none that"),
+        (["--context", "1"], "context is 1, but this model serves 2 to 2048 tokens"),
+        (["--context", "4096"], "context is 4096, but this model serves 2 to 2048 tokens"),
+        (["--backend", "tensorrt", "--compute-capability", "8.9"], "tensorrt builds for the GPU that is present"),
+    ],
+)
+def test_what_cannot_be_built_is_told_at_once(
+    bundle: Path, arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["engines", str(bundle), "--backend", "tensorrt-rtx", *arguments]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("eagle-export engines: ") and told.count("\n") == 1
+    assert re.search(says, told), told
+    assert not (bundle / "engines").exists()
+
+
+def test_a_graph_that_was_altered_is_refused(bundle: Path) -> None:
+    with (bundle / "target/model.onnx.data").open("r+b") as file:
+        file.write(b"\1\2\3")
+    with pytest.raises(Exception, match=r"model\.onnx\.data does not match its SHA-256"):
+        build_engines(bundle, "tensorrt-rtx")
+
+
+def test_a_library_that_is_not_installed(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    with pytest.raises(BackendError, match=r"tensorrt.*pip install 'eagle-edge\[tensorrt\]'"):
+        build_engines(bundle, "tensorrt")
+
+
+# Interruptions.
+
+
+def test_a_build_that_fails_leaves_the_older_engines(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_engines(bundle, "tensorrt-rtx", ["8.9"], context=64)
+    files = {path: path.read_bytes() for path in bundle.rglob("*") if path.is_file()}
+
+    def fail(path: Path) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "file_sha256", fail)
+    with pytest.raises(ExportError, match=r"the disk is full\); nothing was left behind"):
+        build_engines(bundle, "tensorrt-rtx", ["8.9"], context=128)
+    assert {path: path.read_bytes() for path in bundle.rglob("*") if path.is_file()} == files
+
+
+def test_a_stopped_build_leaves_nothing(bundle: Path) -> None:
+    """Also while the library is at work, where no signal reaches Python by itself."""
+    code = (
+        "import sys, threading, os, signal, time\n"
+        "from eagle_export import network\n"
+        "monitor = network.progress_monitor\n"
+        "def spied(trt, report, stop):\n"
+        "    def seen(phase, done, steps):\n"
+        "        if done == 3: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return monitor(trt, seen, stop)\n"
+        "network.progress_monitor = spied\n"
+        "from eagle_export.cli import main\n"
+        f"sys.exit(main(['engines', {str(bundle)!r}, '--backend', 'tensorrt-rtx']))\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=300)
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    assert done.stderr == "eagle-export engines: interrupted; nothing was left behind\n"
+    assert not (bundle / "engines").exists()
+
+
+# The command.
+
+
+def test_the_command_reports(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And puts new engines in the place of older ones."""
+    older = bundle / "engines/tensorrt-rtx-sm89"
+    older.mkdir(parents=True)
+    (older / "older.engine").touch()
+    arguments = ["--compute-capability", "8.9", "--context", "64", "--weight-streaming", "--json"]
+    assert main(["engines", str(bundle), "--backend", "tensorrt-rtx", *arguments]) == 0
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert report["compute_capabilities"] == ["8.9"] and report["context"] == 64 and report["weight_streaming"]
+    assert report["engines"]["target"]["fused_attention"] == 8
+    assert {path.name for path in older.iterdir()} == {"target.engine", "draft.engine", "engine.json"}
+    assert set(LIBRARIES) == set(trt_library.LIBRARIES)
+
+
+def test_the_command_tells_a_line_per_engine(
+    built: tuple[Path, module.Built], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle, done = built
+    monkeypatch.setattr(module, "build_engines", lambda *arguments, **settings: done)
+    assert main(["engines", str(bundle), "--backend", "tensorrt-rtx"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[0] for line in lines] == [str(done.folder / f"{n}.engine") for n in ("target", "draft")]
+    assert re.search(r" s, \d+\.\d MB, \d+ kernels for 8 decoder layers, attention fused in 8$", lines[0])
+
+
+def test_bundles_are_exported_as_before(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Only a first argument that says `engines` is taken for the other command."""
+    assert main([str(tmp_path / "engines"), str(tmp_path), "-o", str(tmp_path / "b")]) == 2
+    assert capsys.readouterr().err.startswith("eagle-export: ")
+
+
+@pytest.mark.slow
+def test_a_billion_parameters_are_built_in_two_minutes_and_eight_gigabytes(tmp_path: Path) -> None:
+    """16 layers of 2048, in halves, for three GPUs at once."""
+    grow(PAIR / "target", [PAIR / "eagle1"], tmp_path / "grown", LARGE, "fp16")
+    export(
+        tmp_path / "grown/target",
+        tmp_path / "grown/eagle1",
+        tmp_path / "bundle",
+        precision="fp16",
+        backend="tensorrt-rtx",
+        certify=False,
+    )
+    shutil.rmtree(tmp_path / "grown")
+    code = (
+        "import resource, sys; from eagle_export.cli import main; "
+        f"assert main(['engines', {str(tmp_path / 'bundle')!r}, '--backend', 'tensorrt-rtx', '--json']) == 0; "
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    report, peak = done.stdout.splitlines()
+    engines = json.loads(report)["engines"]
+    seconds = sum(engine["seconds"] for engine in engines.values())
+    print(f"{seconds:.0f} s, {int(peak) / 1e9:.1f} GB: {engines}")
+    assert engines["target"]["fused_attention"] == 16 and engines["target"]["kernels"] <= 13 * 16
+    assert engines["target"]["in_place"] and engines["draft"]["in_place"]
+    assert engines["target"]["bytes"] < 1.1 * (tmp_path / "bundle/target/model.onnx.data").stat().st_size
+    assert int(peak) < 8e9 and seconds < 120
+    shutil.rmtree(tmp_path)
