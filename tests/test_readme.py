@@ -15,6 +15,7 @@ from eagle_calib import cli as calib_cli
 from eagle_export import cli as export_cli
 from eagle_runtime import cli as run_cli
 from eagle_tools import demo, doctor
+from eagle_tools.bench import cli as bench_cli
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -71,7 +72,9 @@ def test_links() -> None:
 
 def test_every_option_of_the_readme_exists() -> None:
     known = {
-        option for cli in (export_cli, run_cli, calib_cli, doctor) for option in cli._parser()._option_string_actions
+        option
+        for cli in (export_cli, run_cli, calib_cli, doctor, bench_cli)
+        for option in cli._parser()._option_string_actions
     }
     mentioned = set(re.findall(r"`[^`\n]*?(--[a-z-]+)", README)) | set(re.findall(r" (--[a-z-]+)", README))
     assert mentioned <= known
