@@ -143,7 +143,8 @@ def test_the_sample_is_spread_over_all_rows() -> None:
     np.testing.assert_array_equal(sample, two.observed().sample)
     assert sample.shape == (SAMPLE_ROWS, 3) and len(np.unique(sample[:, 0])) == SAMPLE_ROWS
     tenths, _ = np.histogram(sample[:, 0], 10, (0, 20_000))
-    assert tenths.min() >= 10 and tenths.max() <= 45  # 25.6 each, give or take four deviations
+    expected, deviation = SAMPLE_ROWS / 10, np.sqrt(SAMPLE_ROWS * 0.1 * 0.9)
+    assert np.abs(tenths - expected).max() <= 4 * deviation
     few = Statistics("x", 3)
     few.add(rows[:5])
     np.testing.assert_array_equal(few.observed().sample, rows[:5])

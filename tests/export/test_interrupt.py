@@ -126,7 +126,7 @@ def test_ctrl_c_while_tracing(golden: Path, out: Path) -> None:
 
     def tracing() -> bool:
         nonlocal shown
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # nothing to read yet, or nobody is left to write
             shown += os.read(ours, 1 << 16)
         return b"tracing target and head" in shown
 
