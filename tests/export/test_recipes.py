@@ -22,7 +22,6 @@ from eagle_export.recipes.int4 import int4_blocks, packed
 from eagle_export.recipes.int8 import int8_per_token, per_column
 from eagle_runtime import EagleModel
 from eagle_runtime.manifest import read_manifest
-from eagle_runtime.tree import Tree
 
 Array = npt.NDArray[Any]
 
@@ -224,31 +223,6 @@ def test_int8_takes_a_quarter_of_the_bytes(bundle_of: Callable[..., Path]) -> No
         for precision in ("fp32", "int8", "int4")
     ]
     assert sizes[1] < 0.35 * sizes[0] and sizes[2] < sizes[1]
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_int8_logits_are_the_same_to_the_bit_in_any_tree(bundle_of: Callable[..., Path], threads: int) -> None:
-    """Each node of a tree, against its path decoded one token at a time."""
-    rng = np.random.default_rng(5)
-    with EagleModel.load(bundle_of("eagle3", "int8"), threads=threads) as model:
-        target = model._target
-        for nodes in (2, 9, 60):
-            prompt = rng.integers(0, 256, 37 + nodes).tolist()
-            parents = np.array([-1, *(int(rng.integers(0, node)) for node in range(1, nodes))])
-            tree = Tree(rng.integers(0, 256, nodes), parents, np.zeros(nodes, np.float32))
-            target.prefill(prompt)
-            logits, features = (np.array(rows) for rows in target.verify(tree))
-            for node in {0, nodes // 2, nodes - 1}:
-                path = [node]
-                while path[0]:
-                    path.insert(0, int(parents[path[0]]))
-                target.prefill(prompt)
-                for step in path:
-                    one = Tree(tree.tokens[[step]], np.array([-1]), np.zeros(1, np.float32))
-                    alone, feature = target.verify(one)
-                    target.cache.keep(np.array([0]))
-                np.testing.assert_array_equal(alone[0], logits[node])
-                np.testing.assert_array_equal(np.asarray(feature)[0], features[node])
 
 
 def test_head_and_target_may_differ_in_precision(tmp_path: Path, prompts: list[list[int]]) -> None:

@@ -1,47 +1,223 @@
-"""Attention whose output does not depend on which other rows share the pass.
+"""Attention whose output does not depend on which other rows share the pass, at the price of plain products.
 
-A token verified in a tree and the same token decoded alone attend to the same keys, but at other columns and beside
-other masked ones, so a sum in fp32 is rounded in another order and differs in its last bit. Behind an int8 layer such a
-bit can turn one rounding and with it a near tie of two tokens. In fp64 the two sums agree to 1e-16, hence to the last
-bit once rounded to fp32 (except for one value in 1e8): quantised decoding with and without drafts is equal, bit by bit.
+A token verified in a tree and the same token decoded alone attend to the same keys, but some of them at other columns
+and beside masked ones, so a sum in fp32 is rounded in another order and differs in its last bit. Behind an int8 layer
+such a bit can turn one rounding and with it a near tie of two tokens. Three facts make the sums equal:
+
+- A score is a sum over the width of one head. ONNX Runtime's products add it up in one sequence, whichever column the
+  key is at (up to a width of WIDEST; wider ones are summed in fp64), as long as a product has two rows or more.
+- Keys RECENT or more positions before the query are in the cache in either case, at the same columns: weighted sums
+  over them are in fp32, and the columns behind them, hidden by a weight of zero, add nothing. They are cut into as
+  many products as keep ONNX Runtime from dividing one among threads, which would change the sequence.
+- Newer keys, and the two parts together, are summed in fp64, where orders agree to 1e-16, hence to the last bit once
+  rounded to fp32 (except for one value in 1e8).
+
+Past and new keys are multiplied where they lie, with no copy of the cache. ONNX Runtime divides by zero in a product
+with an empty one, so that passes without a past have a branch of their own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 
-from eagle_export.recipes.graph import constant, insert, replace
+from eagle_export.errors import ExportError
+from eagle_export.recipes.graph import MICROSOFT, constant, insert, replace
+
+RECENT = 64  # positions; a tree is never deeper
+COLUMNS = 16  # ONNX Runtime's smallest share of a product's columns
+THREADS = 16  # the most that it divides a product among
+WIDEST = 128  # values of a head that it sums in one sequence, however many columns there are
+HIDDEN = np.array(np.finfo(np.float32).min, np.float32)
+END = 2**62
 
 
 def exact_attention(model: ir.Model) -> dict[str, str]:
-    """Replace every Attention node by products and a softmax in fp64. Returns node name -> what was done."""
+    """Replace every Attention node by products that are equal to the bit in any tree. Returns node name -> what was
+    done; raises ExportError for a node that does not read a cache."""
     changed = {}
-    masks: dict[ir.Value, ir.Value] = {}
-    for node in list(model.graph):
-        if node.op_type != "Attention":
-            continue
-        q, k, v, mask = (value for value in node.inputs[:4] if value is not None)
-        assert q.shape is not None and k.shape is not None
-        heads, kv_heads, width = q.shape[1], k.shape[1], q.shape[3]
-        assert isinstance(heads, int) and isinstance(kv_heads, int) and isinstance(width, int)
+    masks: dict[ir.Value, _Columns] = {}
+    for node in [node for node in model.graph if node.op_type == "Attention"]:
+        part = _part(model, node)
+        mask = node.inputs[3]
+        assert mask is not None
         if mask not in masks:
-            masks[mask] = insert(node, "Cast", [mask], to=int(ir.DataType.DOUBLE))
-
-        def reshaped(value: ir.Value, *dims: int, before: ir.Node = node) -> ir.Value:
-            name = "shape_" + "_".join(map(str, dims))
-            return insert(before, "Reshape", [value, constant(model, name, np.array(dims, np.int64))])
-
-        def double(value: ir.Value, before: ir.Node = node) -> ir.Value:
-            return insert(before, "Cast", [value], to=int(ir.DataType.DOUBLE))
-
-        # The query heads of one key head lie side by side: their rows become rows of one product.
-        grouped = reshaped(double(q), 1, kv_heads, -1, width)
-        keys = double(insert(node, "Transpose", [k], perm=[0, 1, 3, 2]))
-        scores = reshaped(insert(node, "MatMul", [grouped, keys]), 1, heads, -1, 0)
-        weights = insert(node, "Softmax", [insert(node, "Add", [scores, masks[mask]])], axis=-1)
-        mixed = insert(node, "MatMul", [reshaped(weights, 1, kv_heads, -1, 0), double(v)])
-        out = insert(node, "Cast", [reshaped(mixed, 1, heads, -1, width)], to=int(ir.DataType.FLOAT))
-        changed[str(node.outputs[0].name)] = "fp64"
-        replace(node, out)
+            masks[mask] = _columns(model, node, mask, part)
+        columns = masks[mask]
+        name = str(node.outputs[0].name)
+        some = _branch(f"{name}.some_past", partial(_attend, model, part, columns, True))
+        none = _branch(f"{name}.no_past", partial(_attend, model, part, columns, False))
+        changed[name] = "settled keys in fp32, recent ones in fp64"
+        replace(node, insert(node, "If", [columns.has_past], then_branch=some, else_branch=none))
     return changed
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one node attends with. q [1, heads, T, width]; keys and values, past and new [1, P or T, kv_heads, width]"""
+
+    q: ir.Value
+    past: tuple[ir.Value, ir.Value]
+    new: tuple[ir.Value, ir.Value]
+    heads: int
+    kv_heads: int
+    width: int
+
+    @property
+    def single(self) -> bool:
+        """Whether a key serves one query head, so that a pass of one token would be a product of one row."""
+        return self.heads == self.kv_heads
+
+    @property
+    def cut(self) -> int:
+        """Values of a head in one product: many, yet few enough that there are THREADS products."""
+        cuts = [cut for cut in range(COLUMNS, self.width + 1, COLUMNS) if self.width % cut == 0]
+        many = [cut for cut in cuts if self.kv_heads * self.width // cut >= THREADS]
+        return max(many, default=min(cuts, default=self.width))
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """What all layers with one mask share. Biases are added to scores [kv_heads, R, columns], where the R rows are T
+    for each query head of a key's: `settled` [R, P] hides recent keys, `recent` [R, P up to RECENT] all others, `new`
+    [R, T] what the tree's mask hides; a target's hides new keys alone.
+
+    ones [P, COLUMNS]; values: the shape of past values cut into pieces."""
+
+    has_past: ir.Value
+    settled: ir.Value
+    recent: ir.Value
+    new: ir.Value
+    ones: ir.Value
+    values: ir.Value
+
+
+def _part(model: ir.Model, node: ir.Node) -> _Part:
+    q, *cached = node.inputs[:3]
+    pairs = []
+    for value in cached:
+        turned = None if value is None else value.producer()
+        joined = None if turned is None or turned.inputs[0] is None else turned.inputs[0].producer()
+        if joined is None or joined.op_type != "Concat" or joined.inputs[0] not in model.graph.inputs:
+            raise ExportError(f"attention {node.name} does not read its keys from the cache; report this as a bug")
+        past, new = joined.inputs
+        assert past is not None and new is not None
+        pairs.append((past, new))
+    assert q is not None and q.shape is not None and cached[0] is not None and cached[0].shape is not None
+    heads, kv_heads, width = q.shape[1], cached[0].shape[1], q.shape[3]
+    assert isinstance(heads, int) and isinstance(kv_heads, int) and isinstance(width, int)
+    past_pair, new_pair = zip(*pairs, strict=True)
+    return _Part(q, past_pair, new_pair, heads, kv_heads, width)
+
+
+def _columns(model: ir.Model, node: ir.Node, mask: ir.Value, part: _Part) -> _Columns:
+    op = partial(insert, node)
+    ints = partial(_ints, model)
+    past_rows = op("Shape", [part.past[0]], start=1, end=2)
+    positions = next(value for value in model.graph.inputs if value.name == "position_ids")
+    columns = op("Range", [_scalar(model, 0), op("Squeeze", [past_rows]), _scalar(model, 1)])
+    old = op("Less", [columns, op("Sub", [op("Reshape", [positions, ints(-1, 1)]), ints(RECENT)])])
+    shown, hidden = constant(model, "shown", np.array(0, np.float32)), constant(model, "hidden", HIDDEN)
+
+    def of_rows(bias: ir.Value) -> ir.Value:
+        """[T, columns] -> [R, columns]"""
+        if part.single:
+            return op("Concat", [bias, op("Slice", [bias, ints(0), ints(1), ints(0)])], axis=0)
+        return op("Tile", [bias, ints(part.heads // part.kv_heads, 1)])
+
+    rows_of_mask = op("Squeeze", [mask, ints(0, 1)])
+    recent = op("Where", [old, hidden, shown])
+    return _Columns(
+        has_past=op("Greater", [op("Squeeze", [past_rows]), _scalar(model, 0)]),
+        settled=of_rows(op("Where", [old, shown, hidden])),
+        recent=of_rows(op("Slice", [recent, ints(-RECENT), ints(END), ints(1)])),
+        new=of_rows(op("Slice", [rows_of_mask, past_rows, ints(END), ints(1)])),
+        ones=op(
+            "ConstantOfShape",
+            [op("Concat", [past_rows, ints(COLUMNS)], axis=0)],
+            value=ir.tensor(np.ones(1, np.float32)),
+        ),
+        values=op("Concat", [past_rows, ints(part.kv_heads, part.width // part.cut, part.cut)], axis=0),
+    )
+
+
+def _attend(model: ir.Model, part: _Part, columns: _Columns, past: bool, tape: ir.tape.Tape) -> ir.Value:
+    """past: whether there is one."""
+    ints = partial(_ints, model)
+
+    def op(name: str, *inputs: ir.Value, domain: str = "", **attributes: Any) -> ir.Value:
+        return tape.op(name, inputs, attributes, domain=domain)
+
+    def double(value: ir.Value) -> ir.Value:
+        return op("Cast", value, to=int(ir.DataType.DOUBLE))
+
+    def single(value: ir.Value) -> ir.Value:
+        return op("Cast", value, to=int(ir.DataType.FLOAT))
+
+    def scores(keys: ir.Value) -> ir.Value:
+        """[kv_heads, R, columns]"""
+        if part.width > WIDEST:
+            return single(_fused(op, double(q), double(keys), rotated=True))
+        return _fused(op, q, keys, rotated=True)
+
+    def greatest(value: ir.Value) -> ir.Value:
+        return op("ReduceMax", value, ints(-1), keepdims=1)
+
+    def weights(value: ir.Value) -> ir.Value:
+        return op("Exp", op("Sub", value, top))
+
+    q = op("Reshape", part.q, ints(part.kv_heads, -1, part.width))
+    if part.single:
+        q = op("Concat", q, op("Slice", q, ints(0), ints(1), ints(1)), axis=1)
+    new_keys, new_values = (op("Squeeze", value, ints(0)) for value in part.new)
+    latest = op("Add", scores(new_keys), columns.new)
+    top = greatest(latest)
+    if not past:
+        recent, values = latest, new_values
+    else:
+        keys, old_values = (op("Squeeze", value, ints(0)) for value in part.past)
+        old = scores(keys)
+        top = op("Max", top, greatest(old))
+        settled = weights(op("Add", old, columns.settled))
+        cut = op("Reshape", old_values, columns.values)
+        pieces = _fused(op, op("Unsqueeze", settled, ints(1)), cut)  # [kv_heads, pieces, R, cut]
+        settled_sum = op("Reshape", op("Transpose", pieces, perm=[0, 2, 1, 3]), ints(part.kv_heads, -1, part.width))
+        settled_total = op("Slice", op("MatMul", settled, columns.ones), ints(0), ints(1), ints(2))
+        last = op("Add", op("Slice", old, ints(-RECENT), ints(END), ints(2)), columns.recent)
+        recent = op("Concat", last, latest, axis=-1)
+        values = op("Concat", op("Slice", old_values, ints(-RECENT), ints(END), ints(0)), new_values, axis=0)
+    recent = double(weights(recent))
+    total_sum = _fused(op, recent, double(values))
+    total = op("ReduceSum", recent, ints(-1), keepdims=1)
+    if past:
+        total_sum = op("Add", total_sum, double(settled_sum))
+        total = op("Add", total, double(settled_total))
+    mixed = op("Reshape", single(op("Div", total_sum, total)), ints(1, part.heads, -1, part.width))
+    return op("Slice", mixed, ints(0), ints(-1), ints(2)) if part.single else mixed
+
+
+def _fused(op: Callable[..., ir.Value], left: ir.Value, right: ir.Value, rotated: bool = False) -> ir.Value:
+    """[heads, ..., R, K] times [K, heads, ..., N], or [N, heads, K] if rotated: the right one as it lies in a cache."""
+    return op("FusedMatMul", left, right, domain=MICROSOFT, transBatchB=1, transB=int(rotated))
+
+
+def _branch(name: str, body: Callable[[ir.tape.Tape], ir.Value]) -> ir.Graph:
+    tape = ir.tape.Tape()
+    result = body(tape)
+    for index, node in enumerate(tape.nodes):
+        node.name = node.outputs[0].name = f"{name}.{index}"  # unique in the whole model
+    return ir.Graph([], [result], nodes=tape.nodes, name=name)
+
+
+def _ints(model: ir.Model, *values: int) -> ir.Value:
+    name = "ints_" + "_".join(map(str, values))
+    return constant(model, name, np.array(values, np.int64))
+
+
+def _scalar(model: ir.Model, value: int) -> ir.Value:
+    return constant(model, f"int_{value}", np.array(value, np.int64))
