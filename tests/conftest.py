@@ -17,6 +17,12 @@ GOLDEN = Path(__file__).parent / "golden"
 HEADS = {"eagle1": "head_eagle1", "eagle3": "head_eagle3_dv44"}
 
 
+@pytest.fixture(scope="session", autouse=True)
+def measured_costs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What passes cost is measured by the tests, not read from the user's own cache."""
+    os.environ["EAGLE_CACHE"] = str(tmp_path_factory.mktemp("costs"))
+
+
 @pytest.fixture(scope="session")
 def golden() -> Path:
     """The folder of reference models and traces."""

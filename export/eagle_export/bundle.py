@@ -184,7 +184,7 @@ def _manifest(
     config = pair.config
     specs = {name: _graph_spec(GRAPH_FILES[name], graph, decisions[name]) for name, graph in graphs.items()}
     head = None if pair.head is None else _head_spec(pair.head.config, specs["draft"], top_k, draft_vocab)
-    trees = TreeDefaults(tree="cost-aware") if head is None else TreeDefaults()
+    trees = TreeDefaults()
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return Manifest(
         schema_version=SCHEMA_VERSION,

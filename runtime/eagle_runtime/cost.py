@@ -28,10 +28,10 @@ from eagle_runtime.tree import Tree
 Seconds = npt.NDArray[np.float64]
 
 LARGEST = 64  # nodes of a tree whose size follows the costs
-TARGET_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, LARGEST)
+TARGET_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, LARGEST)
 HEAD_ROWS = (1, 4, 10, 32)
 CONTEXTS = (64, 2048)  # rows before a pass; less where the model serves less
-ROUNDS = 3  # of which the fastest counts: what else the machine does only ever adds
+ROUNDS = 2  # of which the fastest counts: what else the machine does only ever adds
 MAX_S = 20.0  # no further round is begun after this
 
 

@@ -48,15 +48,20 @@ class TreeShape(Protocol):
         """first: the guess for the children of the root (T = 1)."""
 
 
+def check_children(head: Head, children: int) -> None:
+    """Raises RequestError for more children per node than a head tells."""
+    if children > head.top_k:
+        raise RequestError(
+            f"the tree asks for {children} children per node, but the bundle's head computes {head.top_k}; "
+            "lower --draft-top-k"
+        )
+
+
 class EagleDrafter:
     """An EAGLE-1/2/3 head grown into a tree of some shape. One object per generation: it starts with an empty cache."""
 
     def __init__(self, head: Head, shape: TreeShape) -> None:
-        if shape.children > head.top_k:
-            raise RequestError(
-                f"the tree asks for {shape.children} children per node, but the bundle's head computes "
-                f"{head.top_k}; lower --draft-top-k"
-            )
+        check_children(head, shape.children)
         if shape.scratch > head.scratch:
             raise RequestError(
                 f"growing the tree takes {shape.scratch} rows, but the head has room for {head.scratch}; "

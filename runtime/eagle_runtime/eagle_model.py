@@ -15,7 +15,16 @@ from typing import Any, Literal
 from eagle_runtime.backends import PassedOver, check_name, choose, open_sessions
 from eagle_runtime.cost import Costs, fingerprint, measure, read_costs, write_costs
 from eagle_runtime.cost_aware import CostAwareDrafter
-from eagle_runtime.drafter import Drafter, DynamicTree, EagleDrafter, Plain, StaticTree, TreeShape, chain
+from eagle_runtime.drafter import (
+    Drafter,
+    DynamicTree,
+    EagleDrafter,
+    Plain,
+    StaticTree,
+    TreeShape,
+    chain,
+    check_children,
+)
 from eagle_runtime.errors import RequestError
 from eagle_runtime.experience import Experience
 from eagle_runtime.generate import Cycle, generate
@@ -188,9 +197,11 @@ class EagleModel:
         prompt: text, token ids, or chat messages ({"role", "content"} dicts, through the bundle's template).
         max_new_tokens: the output also ends where the context is full. method: "vanilla" decodes without a draft,
         "lookup" without the head, "eagle+lookup" with both; the tokens are the same. None: "eagle", or "lookup" where
-        there is no head. tree, total_token, depth, draft_top_k: see manifest.TreeDefaults; None takes the bundle's;
-        tree may also be a TreeShape of your own. seed: None draws one (reported in the stats). on_cycle: called after
-        every verification. sampling: the fields of SamplingParams. Raises RequestError before any work."""
+        there is no head. tree, total_token, depth, draft_top_k: see manifest.TreeDefaults; None takes the bundle's, and
+        a dynamic tree where total_token or depth is given; tree may also be a TreeShape of your own. A cost-aware tree
+        measures what passes cost, once on a machine (see `costs`). seed: None draws one (reported in the stats).
+        on_cycle: called after every verification. sampling: the fields of SamplingParams. Raises RequestError before
+        any work."""
         params = _sampling_params(sampling, secrets.randbits(32) if seed is None else seed)
         tokens = self._checked_prompt(prompt)
         if max_new_tokens < 1:
@@ -315,13 +326,16 @@ class EagleModel:
         if tree is not None and not isinstance(tree, str):
             return EagleDrafter(self.head, tree)
         defaults = self.manifest.tree_defaults
+        sized = total is not None or depth is not None
         total = defaults.total_token if total is None else total
         depth = defaults.depth if depth is None else depth
         if top_k is None:
             top_k = defaults.draft_top_k if head is None else min(defaults.draft_top_k, head.top_k)
+        elif head is not None:
+            check_children(head, top_k)
         # Checked whatever the shape, so that a wrong number never passes unnoticed.
         dynamic, line = DynamicTree(total, depth, top_k), chain(min(depth + 1, total - 1))
-        kind = tree or ("cost-aware" if method != "eagle" else defaults.tree)
+        kind = tree or ("cost-aware" if method != "eagle" else "dynamic" if sized else defaults.tree)
         if kind not in typing.get_args(TreeKind):
             raise RequestError(f"tree is {kind!r}, but must be one of {', '.join(typing.get_args(TreeKind))}")
         if kind == "cost-aware":

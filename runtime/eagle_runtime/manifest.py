@@ -83,9 +83,10 @@ class HeadSpec:
 
 @dataclass(frozen=True, slots=True)
 class TreeDefaults:
-    """total_token counts the root; depth is growth passes, so depth + 1 levels below the root (EAGLE's names)."""
+    """total_token counts the root; depth is growth passes, so depth + 1 levels below the root (EAGLE's names). The two
+    are of the fixed trees; a cost-aware one has no size of its own."""
 
-    tree: TreeKind = "dynamic"
+    tree: TreeKind = "cost-aware"
     total_token: int = 60
     depth: int = 5
     draft_top_k: int = 10

@@ -64,7 +64,8 @@ def machine_of(bundle_of: Callable[..., Path], tmp_path: Path) -> Callable[..., 
 def told(model: EagleModel, prompt: Any, **settings: Any) -> tuple[tuple[int, ...], list[list[int]]]:
     """The tokens of a generation, and the nodes of every tree."""
     trees: list[list[int]] = []
-    settings = {"max_new_tokens": 24, "ignore_eos": True} | settings
+    tree = {"tree": "dynamic"} if settings.get("method", "eagle") == "eagle" else {}
+    settings = {"max_new_tokens": 24, "ignore_eos": True} | tree | settings
     result = model.generate(prompt, on_cycle=lambda cycle: trees.append(cycle.tree.tokens.tolist()), **settings)
     return result.token_ids, trees
 
@@ -173,7 +174,7 @@ def test_only_logits_and_guesses_come_back(machine_of: Callable[..., Machine], p
     with machine.model() as model:
         before = len(machine.driver.calls)
         cycles: list[Any] = []
-        model.generate(prompts[0], max_new_tokens=24, on_cycle=cycles.append)
+        model.generate(prompts[0], tree="dynamic", max_new_tokens=24, on_cycle=cycles.append)
         calls = machine.driver.calls[before:]
         target, head = model.manifest.target, model.manifest.head
         assert head is not None
@@ -193,7 +194,7 @@ def test_steady_passes_set_little_anew(machine_of: Callable[..., Machine], promp
     machine = machine_of("eagle1", "tensorrt-rtx")
     with machine.model() as model:
         cycles: list[Any] = []
-        model.generate(prompts[0], max_new_tokens=60, ignore_eos=True, on_cycle=cycles.append)
+        model.generate(prompts[0], tree="dynamic", max_new_tokens=60, ignore_eos=True, on_cycle=cycles.append)
     for context in machine.library.contexts:
         addresses = [call[1] for call in context.calls if call[0] == "address"]
         assert len(addresses) == len(set(addresses))
