@@ -30,11 +30,13 @@ def accept(tree: Tree, logits: npt.NDArray[np.float32], sampler: Sampler) -> Ste
 
     logits [N, V]: the target's, one row per node. Lossless for any tree: every token emitted is literally a
     sample of the target given its own prefix, whatever the drafter proposed."""
+    edges = list(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
+    children = {edge: node for node, edge in reversed(list(enumerate(edges)))}  # of equal siblings the first
     path, tokens = [0], []
     while True:
         token = sampler.next(logits[path[-1]])
         tokens.append(token)
-        children = np.flatnonzero((tree.parents == path[-1]) & (tree.tokens == token))
-        if len(children) == 0:
+        child = children.get((path[-1], token))
+        if child is None:
             return Step(np.array(path, np.int64), np.array(tokens, np.int64))
-        path.append(int(children[0]))
+        path.append(child)

@@ -62,7 +62,8 @@ class Cache(ABC):
 
 
 class KVCache(Cache):
-    """On the host. rows [2 * layers, capacity, kv_heads, head_dim]: keys of layer i at 2i, values at 2i + 1."""
+    """On the host. rows [2 * layers, capacity, kv_heads, head_dim]: keys of layer i at 2i, values at 2i + 1; heads: the
+    addresses of each."""
 
     def __init__(
         self, layers: int, capacity: int, kv_heads: int, head_dim: int, dtype: npt.DTypeLike = np.float32
@@ -70,6 +71,7 @@ class KVCache(Cache):
         super().__init__(capacity)
         self.layers = layers
         self.rows = aligned_empty((2 * layers, capacity, kv_heads, head_dim), dtype)
+        self.heads = [self.rows.ctypes.data + index * self.rows.strides[0] for index in range(2 * layers)]
 
     def gather(self, path: Int) -> None:
         self.rows[:, self.length : self.length + len(path)] = self.rows[:, self.length + path]

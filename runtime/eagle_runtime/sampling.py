@@ -131,12 +131,13 @@ class Sampler:
 
     def next(self, logits: npt.NDArray[np.float32]) -> int:
         """Draw the token of the next position from the target's logits [V] and add it to the history."""
-        if not np.isfinite(logits.max()):  # NaN wins every maximum
+        likeliest = int(logits.argmax())
+        if not math.isfinite(logits[likeliest]):  # NaN wins every maximum
             raise EagleError(
                 f"the target's logits at position {self.position} are not finite; the model's weights or its "
                 "precision do not fit (try fp32)"
             )
-        token = int(np.argmax(logits)) if self._plain and self.params.temperature == 0 else self._draw(logits)
+        token = likeliest if self._plain and self.params.temperature == 0 else self._draw(logits)
         self._seen[token] = True
         self._counts[token] += 1
         self.position += 1

@@ -123,13 +123,16 @@ class BoundSession:
         new = {name for name in spec.outputs if name.startswith("present.")}
         self.inputs: Mapping[str, TensorSpec] = {n: s for n, s in spec.inputs.items() if n not in past}
         self.outputs: Mapping[str, TensorSpec] = {n: s for n, s in spec.outputs.items() if n not in new}
+        self._feeds = {name: (tensor.shape, np.dtype(tensor.dtype)) for name, tensor in self.inputs.items()}
         self._layers = len(past) // 2
         self._row = past["past_key_values.0.key"]
         self._buffers: dict[str, Array] = {}
+        self._results: dict[str, Array] = {}
 
     def close(self) -> None:
         del self._binding, self._session
         self._buffers.clear()
+        self._results.clear()
 
     def __enter__(self: S) -> S:
         return self
@@ -141,15 +144,15 @@ class BoundSession:
 
     def _bind_feed(self, name: str, value: Array, sizes: dict[str, int]) -> None:
         """Bind a host array; notes the value of every symbolic dimension it fixes."""
-        spec = self.inputs[name]
-        assert value.flags.c_contiguous and value.dtype == spec.dtype, name
-        shape = (1,) * (len(spec.shape) - value.ndim) + value.shape
-        for dim, size in zip(spec.shape, shape, strict=True):
+        dims, dtype = self._feeds[name]
+        assert value.flags.c_contiguous and value.dtype == dtype, name
+        shape = (1,) * (len(dims) - value.ndim) + value.shape
+        for dim, size in zip(dims, shape, strict=True):
             if isinstance(dim, str):
                 assert sizes.setdefault(dim, size) == size, f"{name}: {dim} is {size} and {sizes[dim]}"
             else:
                 assert dim == size, name
-        self._binding.bind_input(name, "cpu", 0, value.dtype.type, shape, value.ctypes.data)
+        self._binding.bind_input(name, "cpu", 0, dtype.type, shape, value.ctypes.data)
 
     def _bind_cache(
         self, device: str, heads: Sequence[int], length: int, rows: int, row_bytes: int, dtype: npt.DTypeLike
@@ -166,13 +169,16 @@ class BoundSession:
             self._binding.bind_output(f"present.{name}", device, 0, kind, new_shape, tail)
 
     def _bind_output(self, name: str, sizes: Mapping[str, int]) -> Array:
-        """Bind an output to a host buffer, which is returned without the axis of the batch."""
+        """Bind an output to a host buffer, which is returned without the axis of the batch. What is bound stays bound
+        while passes ask for the same shape."""
         spec = self.outputs[name]
         shape = tuple(sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape)
+        if name in self._results and self._results[name].shape == shape[1:]:
+            return self._results[name]
         count = int(np.prod(shape, dtype=np.int64))
         if name not in self._buffers or self._buffers[name].size < count:
             self._buffers[name] = aligned_empty((count,), spec.dtype)
-        result = self._buffers[name][:count].reshape(shape[1:])
+        result = self._results[name] = self._buffers[name][:count].reshape(shape[1:])
         self._binding.bind_output(name, "cpu", 0, result.dtype.type, shape, result.ctypes.data)
         return result
 
@@ -194,8 +200,7 @@ class OrtSession(BoundSession):
         sizes: dict[str, int] = {}
         for name in self.inputs:
             self._bind_feed(name, feeds[name], sizes)
-        heads = [buffer.ctypes.data for buffer in cache.rows]
-        self._bind_cache("cpu", heads, cache.length, rows, cache.rows.strides[1], cache.rows.dtype)
+        self._bind_cache("cpu", cache.heads, cache.length, rows, cache.rows.strides[1], cache.rows.dtype)
         results = {name: self._bind_output(name, sizes) for name in self.outputs}
         run_graph(self._session, self._binding)
         return results
