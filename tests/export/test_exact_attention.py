@@ -46,9 +46,12 @@ def assert_equal_alone(model: EagleModel, prompt: list[int], tree: Tree) -> None
 
 
 @pytest.mark.parametrize("threads", [1, 8])
-def test_int8_logits_are_the_same_to_the_bit_in_any_tree(bundle_of: Callable[..., Path], threads: int) -> None:
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_logits_are_the_same_to_the_bit_in_any_tree(
+    bundle_of: Callable[..., Path], precision: str, threads: int
+) -> None:
     rng = np.random.default_rng(5)
-    with EagleModel.load(bundle_of("eagle3", "int8"), threads=threads) as model:
+    with EagleModel.load(bundle_of("eagle3", precision), threads=threads) as model:
         for length in (1, 39, 70, LONG):  # no past but the root's, none settled, a few, many
             for nodes, chain in ((2, False), (30, False), (60, False), (40, True)):
                 assert_equal_alone(model, rng.integers(0, 256, length).tolist(), random_tree(rng, nodes, chain))

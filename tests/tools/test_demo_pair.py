@@ -99,7 +99,7 @@ def test_grown_to_a_billion_parameters_it_says_and_drafts_the_same(bundles: dict
             tokens, passes = 0, 0
             with EagleModel.load(bundle, context=512) as model:
                 for row, text in zip(ids, texts[0], strict=True):
-                    result = model.generate(row, max_new_tokens=NEW_TOKENS)
+                    result = model.generate(row, tree="dynamic", max_new_tokens=NEW_TOKENS)
                     assert list(result.token_ids) == text
                     tokens, passes = tokens + result.stats.new_tokens - 1, passes + result.stats.target_passes
             taus.append(tokens / passes)

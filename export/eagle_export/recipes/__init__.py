@@ -19,8 +19,8 @@ from eagle_export.recipes.int8 import int8_per_token
 from eagle_export.recipes.qdq import int8_static, int8_weights
 from eagle_export.recipes.vocabulary import trim_vocabulary
 
-INT4_BLOCK = 32  # 128 is a little smaller and clearly less exact
-FP32_COMPUTE = 1  # MatMulNBits: its int8 kernels round differently for one row and for many
+INT4_BLOCK = 32  # 128 is a little smaller, clearly less exact, and summed differently for one row and for many
+INT8_COMPUTE = 4  # accuracy level of MatMulNBits: with blocks of 32, a row's result is the same beside any others
 
 Observations = Mapping[str, Observed]
 
@@ -80,7 +80,7 @@ def _static(observed: Observations | None, zero: np.int8 | np.uint8) -> Pass:
 
 
 def _nbits(observed: Observations | None, wanted: Callable[[Linear], bool]) -> Pass:
-    blocks = partial(int4_blocks, block=INT4_BLOCK, accuracy=FP32_COMPUTE)
+    blocks = partial(int4_blocks, block=INT4_BLOCK, accuracy=INT8_COMPUTE)
     return Pass("int4 blocks", partial(blocks, wanted=wanted, observed=observed))
 
 
@@ -95,14 +95,14 @@ CPU = {
     "fp16": Recipe("fp16"),
     "int8": Recipe("fp32", lambda _: (EMBEDDING, PER_TOKEN), target=(EXACT,)),
     "int8-static": Recipe(
-        "fp32", lambda seen: (EMBEDDING, _static(seen, np.uint8(128))), calibrated=True, target=(EXACT,)
+        "fp32", lambda seen: (EMBEDDING, _static(seen, np.uint8(128)), PER_TOKEN), calibrated=True, target=(EXACT,)
     ),
     "int8-weight": Recipe("fp32", lambda _: (EMBEDDING, WEIGHTS), target=(EXACT,)),
     "int4": Recipe("fp32", lambda seen: (EMBEDDING, _nbits(seen, _sturdy), SENSITIVE_PER_TOKEN), target=(EXACT,)),
 }
 TENSORRT = {
     "fp16": Recipe("fp16"),
-    "int8": Recipe("fp16", lambda seen: (_static(seen, np.int8(0)),), calibrated=True),
+    "int8": Recipe("fp16", lambda seen: (_static(seen, np.int8(0)), WEIGHTS), calibrated=True),
     "int8-weight": Recipe("fp16", lambda _: (WEIGHTS,)),
     "int4": Recipe("fp16", lambda seen: (_dequantized(seen), SENSITIVE_WEIGHTS)),
 }

@@ -2,8 +2,8 @@
 
 Static W8A8: one scale for all of a layer's input, from calibration, and one per column of its weight; symmetric, as
 TensorRT demands. Every MatMul gets a DequantizeLinear of its own, else ONNX Runtime does not fuse it. Weight-only: the
-weight's alone; the product is in floats. down and the LM head are weight-only in a static graph too: few values of
-down's input are large, and other ones in every row, so that one scale for all rows loses most of them.
+weight's alone; the product is in floats. down and the LM head are left to another pass: few values of down's input are
+large, and other ones in every row, so that one scale for all rows loses most of them.
 """
 
 from __future__ import annotations
@@ -33,20 +33,16 @@ CLIPS = np.linspace(0.3, 1.0, 15, dtype=np.float32)  # shares of the largest inp
 
 
 def int8_static(model: ir.Model, observed: Mapping[str, Observed], zero: np.int8 | np.uint8) -> dict[str, str]:
-    """Quantise weights of all layers, and inputs of all but down and the LM head. Returns weight name -> what was done;
-    raises ExportError for a layer without calibration.
+    """Quantise weights and inputs of all layers but down and the LM head. Returns weight name -> what was done; raises
+    ExportError for a layer without calibration.
 
     zero: what a zero of the inputs is stored as. 0 of int8 is all that TensorRT takes; of int8 inputs that several
     layers read ONNX Runtime's CPU provider fuses none, of uint8 with 128 in the middle every one."""
     changed = {}
     factors = smooth(model, observed, _simulated)
     read: dict[ir.Value, tuple[ir.Value, ir.Value, float]] = {}
-    for linear, static in [(linear, _is_static(linear)) for linear in linears(model)]:
+    for linear in [linear for linear in linears(model) if not (fed_by_product(linear) or is_lm_head(linear))]:
         node, x, name = linear.node, linear.x, linear.name
-        changed[name] = "int8 per column"
-        if not static:
-            replace(node, insert(node, "MatMul", [x, _weight(model, linear)]))
-            continue
         middle = constant(model, f"{zero.dtype}_zero", np.array(zero))
         if x not in read:
             limit = best_range(*inputs_of(linear, observed, factors))
@@ -54,13 +50,11 @@ def int8_static(model: ir.Model, observed: Mapping[str, Observed], zero: np.int8
             read[x] = insert(node, "QuantizeLinear", [x, scale, middle]), scale, limit
         quantised, scale, limit = read[x]
         values = insert(node, "DequantizeLinear", [quantised, scale, middle])
-        changed[name] += f", activations int8 within {limit:.4g}" + (", smoothed" if name in factors else "")
+        changed[name] = f"int8 per column, activations int8 within {limit:.4g}" + (
+            ", smoothed" if name in factors else ""
+        )
         replace(node, insert(node, "MatMul", [values, _weight(model, linear)]))
     return changed
-
-
-def _is_static(linear: Linear) -> bool:
-    return not (fed_by_product(linear) or is_lm_head(linear))
 
 
 def int8_weights(model: ir.Model, wanted: Callable[[Linear], bool] = lambda _: True) -> dict[str, str]:

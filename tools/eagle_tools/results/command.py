@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> bool:
     from eagle_tools.bench.machine import physical_cores
     from eagle_tools.questions import read_questions
     from eagle_tools.results.pairs import HELDOUT, grown, shipped
-    from eagle_tools.results.stages import Sizes, finish, stages_of
+    from eagle_tools.results.stages import Sizes, finish, kept, stages_of
     from eagle_tools.results.tables import results
 
     if min(args.count, args.sweep_count) < 1:
@@ -51,6 +51,7 @@ def run(args: argparse.Namespace) -> bool:
         pairs = [shipped() if name == "demo" else grown(args.work, reporter.say) for name in args.pairs]
         stages = [stage for pair in pairs for stage in stages_of(pair, args.work, questions, sizes, reporter.say)]
         wanted = [stage for stage in stages if args.only is None or args.only in stage.name]
+        wanted.sort(key=lambda stage: kept(stage, rows) is None)  # those that are there come first
         for number, stage in enumerate(wanted, 1):
             reporter.say(f"{stage.name}, stage {number} of {len(wanted)}")
             finished[stage.name] = finish(stage, rows, reporter)

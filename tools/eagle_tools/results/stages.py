@@ -113,21 +113,27 @@ def long_questions(text: Text, questions: Sequence[Question], count: int) -> tup
     return tuple(found)
 
 
+def kept(stage: Stage, folder: Path) -> Finished | None:
+    """The stage as an earlier run of the very same left it. folder: of rows."""
+    rows, record = (folder / f"{stage.name}.{kind}" for kind in ("jsonl", "json"))
+    if not (record.is_file() and rows.is_file()):
+        return None
+    known = json.loads(record.read_text(encoding="utf-8"))
+    return Finished(read_rows(rows), **known) if known.pop("signature") == signature_of(stage.plan) else None
+
+
 def finish(stage: Stage, folder: Path, reporter: Reporter) -> Finished:
-    """The stage's rows: from an earlier run of the very same, else measured. folder: of rows."""
+    """The stage's rows, measured unless they were kept. folder: of rows."""
+    if (before := kept(stage, folder)) is not None:
+        return before
     rows, record, part = (folder / f"{stage.name}.{kind}" for kind in ("jsonl", "json", "part.jsonl"))
-    signature = signature_of(stage.plan)
-    if record.is_file() and rows.is_file():
-        known = json.loads(record.read_text(encoding="utf-8"))
-        if known.pop("signature") == signature:
-            return Finished(read_rows(rows), **known)
     part.unlink(missing_ok=True)
     outcome = execute(dataclasses.replace(stage.plan, rows=part), reporter)
     part.replace(rows)
     peaks = {peak_name(s.setup): s.peak.host for s in outcome.summaries if s.peak is not None}
     found = Finished(outcome.rows, outcome.facts, outcome.notes, outcome.differing, peaks)
     known = {key: value for key, value in dataclasses.asdict(found).items() if key != "rows"}
-    record.write_text(json.dumps({"signature": signature, **known}, indent=1), encoding="utf-8")
+    record.write_text(json.dumps({"signature": signature_of(stage.plan), **known}, indent=1), encoding="utf-8")
     return found
 
 
