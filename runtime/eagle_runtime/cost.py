@@ -30,6 +30,7 @@ Seconds = npt.NDArray[np.float64]
 LARGEST = 64  # nodes of a tree whose size follows the costs
 TARGET_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, LARGEST)
 HEAD_ROWS = (1, 4, 10, 32)
+BEFORE = 4  # rows of the head in the pass before a verification
 CONTEXTS = (64, 2048)  # rows before a pass; less where the model serves less
 ROUNDS = 2  # of which the fastest counts: what else the machine does only ever adds
 MAX_S = 20.0  # no further round is begun after this
@@ -58,31 +59,44 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Of verification passes, and of passes of the head; None without one."""
+    """Of verification passes, and of passes of the head; None without one.
+
+    plain: of verifications of one row that follow each other, which take less than behind a pass of the head, whose
+    threads and weights come in between; None: as in `target`."""
 
     target: Timings
     head: Timings | None
+    plain: Timings | None = None
+
+    def plain_at(self, context: int) -> float:
+        """Seconds of a token without drafts."""
+        return float((self.plain or self.target).at(context)[1])
 
 
 def measure(target: Target, head: Head | None) -> Costs:
     """Time passes of both graphs; their caches are empty afterwards. Takes about 60 verifications."""
     _, features = target.prefill([0])
-    found = Costs(_target_timings(target), None if head is None else _head_timings(head, features))
-    target.cache.truncate(0)
-    return found
 
-
-def _target_timings(target: Target) -> Timings:
-    def one_pass(rows: int) -> None:
+    def verify(rows: int) -> None:
         parents = np.zeros(rows, np.int64)
         parents[0] = -1
         target.verify(Tree(np.zeros(rows, np.int64), parents, np.zeros(rows, np.float32)))
 
-    return _timings(target.cache, one_pass, TARGET_ROWS)
+    if head is None:
+        found = Costs(_timings(target.cache, verify, TARGET_ROWS), None)
+    else:
+        draft = _draft_pass(head, features)
+        rows = tuple(count for count in HEAD_ROWS if count <= head.scratch)
+        plain = _timings(target.cache, verify, (1,))
+        behind = _timings(target.cache, verify, TARGET_ROWS, before=lambda: draft(min(BEFORE, head.scratch)))
+        found = Costs(behind, _timings(head.cache, draft, rows), plain)
+        head.cache.truncate(0)
+    target.cache.truncate(0)
+    return found
 
 
-def _head_timings(head: Head, features: Features) -> Timings:
-    """features [1, Hd]: any."""
+def _draft_pass(head: Head, features: Features) -> Callable[[int], None]:
+    """A function that runs one pass of the head over some rows. features [1, Hd]: any."""
     head.cache.truncate(0)
     hidden = head.observe([0], features).hidden
 
@@ -91,12 +105,13 @@ def _head_timings(head: Head, features: Features) -> Timings:
         with Scratch(head) as scratch:
             scratch.feed(zeros, hidden[zeros], zeros - 1)
 
-    found = _timings(head.cache, one_pass, tuple(rows for rows in HEAD_ROWS if rows <= head.scratch))
-    head.cache.truncate(0)
-    return found
+    return one_pass
 
 
-def _timings(cache: Cache, one_pass: Callable[[int], None], rows: tuple[int, ...]) -> Timings:
+def _timings(
+    cache: Cache, one_pass: Callable[[int], None], rows: tuple[int, ...], before: Callable[[], None] = lambda: None
+) -> Timings:
+    """before: what comes before each pass in use; it is not timed."""
     room = cache.capacity - max(rows)
     contexts = tuple(sorted({min(context, room) for context in CONTEXTS if room > 0} or {0}))
     rows = tuple(count for count in rows if count <= cache.capacity)
@@ -109,6 +124,7 @@ def _timings(cache: Cache, one_pass: Callable[[int], None], rows: tuple[int, ...
             cache.truncate(0)
             cache.advance(context)  # whatever these rows hold, they take the same time
             for r, count in enumerate(rows):
+                before()
                 begun = time.perf_counter()
                 one_pass(count)
                 if number > 0:  # the first round warms up
@@ -146,11 +162,15 @@ def cache_folder() -> Path:
     return base / "eagle-edge"
 
 
+NAMES = ("target", "head", "plain")  # fields of Costs
+
+
 def read_costs(key: str) -> Costs | None:
     """What was measured before under a fingerprint; None if nothing was, or it cannot be read."""
     try:
         data = json.loads((cache_folder() / f"costs-{key}.json").read_text(encoding="utf-8"))
-        return Costs(_from_json(data["target"]), None if data["head"] is None else _from_json(data["head"]))
+        target, *others = (None if data[name] is None else _from_json(data[name]) for name in NAMES)
+        return None if target is None else Costs(target, *others)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -126,7 +126,8 @@ class CostAwareDrafter:
             spent = self._draft(pool, copy, tokens, verify)
         if copy is not None:
             copy.append_to(pool)
-        self._last = _chosen(pool, tokens[-1], verify, spent, len(tokens), drafted)
+        plain = self._costs.plain_at(len(tokens))
+        self._last = _chosen(pool, tokens[-1], verify, plain, spent, len(tokens), drafted)
         return self._last.tree
 
     def _copy(self, tokens: Sequence[int], most: int) -> Copy | None:
@@ -222,7 +223,7 @@ class CostAwareDrafter:
 
 class _Draft(NamedTuple):
     """A tree as it was handed out: what each node's drafter said of it (as in Experience.learn), the tokens there were,
-    whether the head took part, and the cost of all passes in verifications of one token."""
+    whether the head took part, and the cost of all passes in tokens without drafts."""
 
     tree: Tree
     log_probs: Float
@@ -244,14 +245,16 @@ def best_size(chances: Seconds, verify: Seconds, spent: float) -> tuple[int, flo
     return nodes + 1, float(rates[nodes])
 
 
-def _chosen(pool: Pool, root: int, verify: Seconds, spent: float, length: int, drafted: bool) -> _Draft:
+def _chosen(pool: Pool, root: int, verify: Seconds, plain: float, spent: float, length: int, drafted: bool) -> _Draft:
+    """plain: seconds of a token without drafts."""
     nothing, none = np.full(1, np.nan, np.float32), np.zeros(1, np.int64)
     if pool.size == 0:
-        return _Draft(root_only(root), nothing, none, length, drafted, 1.0 + spent / verify[0])
+        cost = float((spent + verify[0]) / plain) if drafted else 1.0
+        return _Draft(root_only(root), nothing, none, length, drafted, cost)
     values = np.concatenate(pool.values)
     nodes, _ = best_size(np.exp(values), verify, spent)
     kept = np.sort(best_first(values, nodes - 1))
     tree = subtree(root, np.concatenate(pool.tokens), np.concatenate(pool.parents), values, kept)
     log_probs = np.concatenate([nothing, np.concatenate(pool.log_probs)[kept]])
     matches = np.concatenate([none, np.concatenate(pool.matches)[kept]])
-    return _Draft(tree, log_probs, matches, length, drafted, float((spent + verify[nodes - 1]) / verify[0]))
+    return _Draft(tree, log_probs, matches, length, drafted, float((spent + verify[nodes - 1]) / plain))

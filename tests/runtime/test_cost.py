@@ -60,7 +60,9 @@ def test_both_graphs_are_measured(bundle_of: Callable[..., Path]) -> None:
         assert costs.target.contexts == (64, 192)
         assert np.all(np.array(costs.target.seconds) > 0) and np.all(np.array(costs.head.seconds) > 0)
         assert model._target.cache.length == model.head.cache.length == 0
-        assert measure(model._target, None).head is None
+        assert costs.plain is not None and costs.plain.rows == (1,) and costs.plain_at(64) > 0
+        alone = measure(model._target, None)
+        assert alone.head is alone.plain is None and alone.plain_at(64) == alone.target.at(64)[1]
 
 
 def test_a_small_context_is_measured_as_far_as_it_goes(bundle_of: Callable[..., Path]) -> None:
@@ -77,6 +79,9 @@ def test_costs_are_kept_and_read_back(cache: Path) -> None:
     assert read_costs(key) == some_costs()
     assert [path.suffix for path in cache.iterdir()] == [".json"]
     assert fingerprint(["another bundle", "cpu"]) != key
+    with_head = Costs(some_costs().target, some_costs().target, Timings((1,), (64,), ((0.5,),)))
+    write_costs(key, with_head)
+    assert read_costs(key) == with_head and with_head.plain_at(9) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -86,9 +91,9 @@ def test_costs_are_kept_and_read_back(cache: Path) -> None:
         "{",
         "[]",
         '{"target": {}}',
-        '{"target": {"rows": [1], "contexts": [1], "seconds": [[0]]}, "head": null}',
-        '{"target": {"rows": [1, 2], "contexts": [1], "seconds": [[1.0]]}, "head": null}',
-        '{"target": {"rows": [1], "contexts": [1], "seconds": [["x"]]}, "head": null}',
+        '{"target": {"rows": [1], "contexts": [1], "seconds": [[0]]}, "head": null, "plain": null}',
+        '{"target": {"rows": [1, 2], "contexts": [1], "seconds": [[1.0]]}, "head": null, "plain": null}',
+        '{"target": {"rows": [1], "contexts": [1], "seconds": [["x"]]}, "head": null, "plain": null}',
     ],
 )
 def test_what_cannot_be_read_is_as_good_as_nothing(cache: Path, text: str) -> None:
