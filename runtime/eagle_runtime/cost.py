@@ -162,15 +162,12 @@ def cache_folder() -> Path:
     return base / "eagle-edge"
 
 
-NAMES = ("target", "head", "plain")  # fields of Costs
-
-
 def read_costs(key: str) -> Costs | None:
     """What was measured before under a fingerprint; None if nothing was, or it cannot be read."""
     try:
         data = json.loads((cache_folder() / f"costs-{key}.json").read_text(encoding="utf-8"))
-        target, *others = (None if data[name] is None else _from_json(data[name]) for name in NAMES)
-        return None if target is None else Costs(target, *others)
+        head, plain = (None if data[name] is None else _from_json(data[name]) for name in ("head", "plain"))
+        return Costs(_from_json(data["target"]), head, plain)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

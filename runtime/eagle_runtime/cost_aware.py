@@ -249,8 +249,7 @@ def _chosen(pool: Pool, root: int, verify: Seconds, plain: float, spent: float, 
     """plain: seconds of a token without drafts."""
     nothing, none = np.full(1, np.nan, np.float32), np.zeros(1, np.int64)
     if pool.size == 0:
-        cost = float((spent + verify[0]) / plain) if drafted else 1.0
-        return _Draft(root_only(root), nothing, none, length, drafted, cost)
+        return _Draft(root_only(root), nothing, none, length, drafted, 1.0)  # the head always adds a level
     values = np.concatenate(pool.values)
     nodes, _ = best_size(np.exp(values), verify, spent)
     kept = np.sort(best_first(values, nodes - 1))
