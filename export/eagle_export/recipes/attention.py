@@ -54,6 +54,8 @@ def exact_attention(model: ir.Model) -> dict[str, str]:
         none = _branch(f"{name}.no_past", partial(_attend, model, part, columns, False))
         changed[name] = "settled keys in fp32, recent ones in fp64"
         replace(node, insert(node, "If", [columns.has_past], then_branch=some, else_branch=none))
+    if changed:
+        model.opset_imports[MICROSOFT] = 1
     return changed
 
 
