@@ -127,13 +127,14 @@ def finish(stage: Stage, folder: Path, reporter: Reporter) -> Finished:
     if (before := kept(stage, folder)) is not None:
         return before
     rows, record, part = (folder / f"{stage.name}.{kind}" for kind in ("jsonl", "json", "part.jsonl"))
+    signature = signature_of(stage.plan)
     part.unlink(missing_ok=True)
     outcome = execute(dataclasses.replace(stage.plan, rows=part), reporter)
     part.replace(rows)
     peaks = {peak_name(s.setup): s.peak.host for s in outcome.summaries if s.peak is not None}
     found = Finished(outcome.rows, outcome.facts, outcome.notes, outcome.differing, peaks)
     known = {key: value for key, value in dataclasses.asdict(found).items() if key != "rows"}
-    record.write_text(json.dumps({"signature": signature_of(stage.plan), **known}, indent=1), encoding="utf-8")
+    record.write_text(json.dumps({"signature": signature, **known}, indent=1), encoding="utf-8")
     return found
 
 
