@@ -81,7 +81,7 @@ def test_every_product_is_quantised(head: str, precision: str, calibrations: dic
     )
     for file, attentions, counts, sizes in graphs:
         network = Network(bundle / file, sizes)
-        for capability in CAPABILITIES if eagle3 else CAPABILITIES[:1]:
+        for capability in CAPABILITIES:
             kernels = network.build(capability)
             assert Counter(map(kind, products(kernels))) == counts, (file, capability, products(kernels))
             assert sum(kernel.is_fused_attention for kernel in kernels) == attentions
