@@ -18,7 +18,7 @@ from eagle_train.batches import step_indices
 from eagle_train.cli import main
 from eagle_train.data import Example, TextReader, Windows, write_windows
 from eagle_train.errors import TrainError
-from eagle_train.head import choose_vocabulary
+from eagle_train.head import choose_vocabulary, coverage
 
 EOS = 1
 CHAT = (
@@ -203,14 +203,15 @@ def test_digest_tells_data_apart(tmp_path: Path) -> None:
 
 def test_draft_vocabulary_keeps_the_frequent_and_the_special() -> None:
     counts = np.array([0, 7, 3, 0, 3, 9])
-    vocabulary, coverage = choose_vocabulary(counts, 3, [0])
+    vocabulary = choose_vocabulary(counts, 3, [0])
     assert vocabulary is not None
     assert vocabulary.ids.tolist() == [0, 1, 5]
     assert vocabulary.member.tolist() == [True, True, False, False, False, True]
-    assert coverage == pytest.approx(16 / 22)
-    tied, _ = choose_vocabulary(counts, 4, [0])
+    assert coverage(counts, vocabulary) == pytest.approx(16 / 22)
+    tied = choose_vocabulary(counts, 4, [0])
     assert tied is not None and tied.ids.tolist() == [0, 1, 2, 5]
-    assert choose_vocabulary(counts, None, []) == (None, 1.0)
+    assert choose_vocabulary(counts, None, []) is None
+    assert coverage(counts, None) == 1.0
     for size in (1, 7):
         with pytest.raises(TrainError, match="--draft-vocab"):
             choose_vocabulary(counts, size, [0, 3])

@@ -28,6 +28,7 @@ from eagle_train.config import TrainConfig
 from eagle_train.trainer import Job, train_head
 
 TARGET = GOLDEN / "target"
+HEADS = {"eagle1": GOLDEN / "head_eagle1", "eagle3": GOLDEN / "head_eagle3_dv44"}
 QUICK = ["--threads", "1", "--device", "cpu", "--batch-size", "8", "--seq-len", "48", "--draft-vocab", "64"]
 
 
@@ -103,6 +104,28 @@ def test_a_short_run_learns_to_draft(kind: str, answers: Path, tmp_path: Path, p
     assert measured["event"] == "eval"
     assert len(measured["n_alpha"]) == len(measured["overlap"]) == 7
     assert measured["tau"] > 1.2
+
+
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
+def test_a_given_head_is_trained_on(kind: str, answers: Path, tmp_path: Path) -> None:
+    """--init starts from the published weights, maps and vocabulary, and the first step already knows what they do."""
+    given = HEADS[kind]
+    arguments = ["head", str(TARGET), "--kind", kind, "--data", str(answers), "--init", str(given), *QUICK[:-2]]
+    assert main([*arguments, "-o", str(tmp_path / "same"), "--steps", "0"]) == 0
+    before, after = (open_pair(TARGET, folder).head for folder in (given, tmp_path / "same"))
+    assert before is not None and after is not None
+    assert (before.d2t is None) == (after.d2t is None)
+    if before.d2t is not None and after.d2t is not None:
+        assert torch.equal(before.d2t, after.d2t)
+    for name, stored in after.checkpoint.tensors.items():
+        assert torch.equal(
+            stored.read().float(), before.checkpoint.tensors[name].read().to(stored.read().dtype).float()
+        )
+    assert main([*arguments, "-o", str(tmp_path / "more"), "--steps", "2", "--log-every", "1"]) == 0
+    assert train(kind, answers, tmp_path / "new", "--steps", "2", "--log-every", "1") == 0
+    first, untrained = (log_of(tmp_path / name)[1]["loss"] for name in ("more", "new"))
+    assert first < untrained
+    assert not same_weights(tmp_path / "same", tmp_path / "more")
 
 
 @pytest.mark.slow
@@ -298,6 +321,10 @@ def test_what_is_refused(answers: Path, tmp_path: Path, capsys: pytest.CaptureFi
     one = ["--steps", "1"]
     both = [str(TARGET), "--kind", "eagle1"]
     assert "--steps or --minutes" in refused(*both, *data, "-o", new)
+    init = ["--init", str(HEADS["eagle3"]), *data, "-o", new, *one]
+    assert "--kind eagle3" in refused(*both, *init)
+    assert "drafts from" in refused(str(TARGET), "--kind", "eagle3", *init)  # QUICK wants 64
+    assert "is not a folder" in refused(*both, "--init", str(tmp_path / "nowhere"), *data, "-o", new, *one)
     assert "7 or more" in refused(str(six_layers(tmp_path / "six")), "--kind", "eagle3", *data, "-o", new, *one)
     binary = tmp_path / "binary.txt"
     binary.write_bytes(b"\x89PNG\r\n\xff")

@@ -54,6 +54,7 @@ def _head(args: argparse.Namespace) -> None:
         eval_data=tuple(map(Path, args.eval_data)),
         pattern=args.glob,
         cache=None if args.cache is None else Path(args.cache),
+        init=None if args.init is None else Path(args.init),
         device=args.device,
         resume=args.resume,
     )
@@ -104,6 +105,7 @@ def _add_head(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--glob", default="**/*", metavar="PATTERN", help="which files of a folder, as in **/*.py")
     parser.add_argument("--eval-data", nargs="+", default=[], metavar="FILE", help="held-out text to measure on")
     parser.add_argument("--cache", metavar="DIR", help="keep the target's features there: large, but no pass of it")
+    parser.add_argument("--init", metavar="HEAD", help="a trained head to go on from, such as that of the base model")
     parser.add_argument("--resume", action="store_true", help="go on from HEAD's checkpoint")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of the CPU (default: torch's)")

@@ -7,9 +7,11 @@ in its checkpoint.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +24,8 @@ from torch import Tensor
 from eagle_export.graphs import build_head
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
+from eagle_export.pair import open_pair
+from eagle_runtime.manifest import HeadKind, file_sha256
 from eagle_train.config import Inputs
 from eagle_train.errors import TrainError
 from eagle_train.objective import Vocabulary
@@ -31,10 +35,56 @@ from eagle_train.ttt import Head
 DEFAULT_DRAFT_VOCAB = 32000
 
 
-def choose_vocabulary(
-    counts: npt.NDArray[np.int64], size: int | None, always: Sequence[int]
-) -> tuple[Vocabulary | None, float]:
-    """The draft vocabulary, and the share of the tokens under loss that it covers.
+@dataclass(frozen=True, slots=True)
+class GivenHead:
+    """A trained head to go on from. weights: its own tensors by name, the vocabulary's maps aside. digest: sha256 over
+    its files."""
+
+    shape: HeadConfig
+    vocabulary: Vocabulary | None
+    weights: Mapping[str, Tensor]
+    digest: str
+
+
+def read_head(folder: Path, target: FrozenTarget, kind: HeadKind, draft_vocab: int | None) -> GivenHead:
+    """Open a head of this target (or of one it was fine-tuned from) to train it further.
+
+    Raises ExportError if it does not fit the target, TrainError if it is of another kind or vocabulary than asked for,
+    or has parts that save_head would lose."""
+    part = open_pair(target.checkpoint.folder, folder).head
+    assert part is not None
+    shape = part.config
+    if shape.kind != kind:
+        raise TrainError(f"{folder} is an {shape.kind} head; train it on with --kind {shape.kind}")
+    if draft_vocab not in (None, shape.draft_vocab_size):
+        raise TrainError(
+            f"{folder} drafts from {shape.draft_vocab_size} tokens, not {draft_vocab}; leave --draft-vocab out, or "
+            "start without --init"
+        )
+    new = target.head_config(kind, shape.draft_vocab_size)
+    for name in ("num_layers", "hidden_size", "target_hidden_size", "qkv_bias", "taps"):
+        if getattr(shape, name) != getattr(new, name):
+            raise TrainError(
+                f"{folder} has {name} {getattr(shape, name)}, but heads trained here have {getattr(new, name)}; start "
+                "without --init"
+            )
+    if part.own_embedding or shape.rope["rope_parameters"]["rope_type"] != "default":
+        what = "an embedding of its own" if part.own_embedding else "scaled rotation"
+        raise TrainError(f"{folder} has {what}, which heads trained here have not; start without --init")
+    vocabulary = None
+    if part.d2t is not None:
+        ids = part.d2t + torch.arange(shape.draft_vocab_size)
+        member = torch.zeros(shape.vocab_size, dtype=torch.bool)
+        member[ids] = True
+        vocabulary = Vocabulary(ids, member)
+    weights = {name: tensor.read().float() for name, tensor in part.checkpoint.tensors.items()}
+    paths = sorted({tensor.file for tensor in part.checkpoint.tensors.values()})
+    digest = hashlib.sha256("".join(map(file_sha256, paths)).encode()).hexdigest()
+    return GivenHead(shape, vocabulary, weights, digest)
+
+
+def choose_vocabulary(counts: npt.NDArray[np.int64], size: int | None, always: Sequence[int]) -> Vocabulary | None:
+    """The draft vocabulary.
 
     counts [V]: how often each id carries loss. The most frequent ids are kept, ties by the lower id, after those in
     `always` (stop and special tokens). None if the whole vocabulary is kept. Raises TrainError."""
@@ -47,19 +97,32 @@ def choose_vocabulary(
             f"{vocab} (the target's vocabulary); change --draft-vocab"
         )
     if size == vocab:
-        return None, 1.0
+        return None
     rank = counts.copy()
     rank[always] = counts.sum() + 1
     kept = np.sort(np.argsort(-rank, kind="stable")[:size])
     member = torch.zeros(vocab, dtype=torch.bool)
     member[kept] = True
-    return Vocabulary(torch.from_numpy(kept), member), float(counts[kept].sum() / max(1, counts.sum()))
+    return Vocabulary(torch.from_numpy(kept), member)
 
 
-def new_head(shape: HeadConfig, target: FrozenTarget, vocabulary: Vocabulary | None, inputs: Inputs, seed: int) -> Head:
-    """An untrained head on the target's device, with the target's frozen embedding (and LM head, EAGLE-1).
+def coverage(counts: npt.NDArray[np.int64], vocabulary: Vocabulary | None) -> float:
+    """Share of the tokens under loss (counts [V]) that the draft vocabulary has, 0 to 1."""
+    return 1.0 if vocabulary is None else float(counts[vocabulary.ids.numpy()].sum() / max(1, counts.sum()))
 
-    EAGLE-3's own LM head and last norm begin as the target's: the rows of the draft vocabulary."""
+
+def new_head(
+    shape: HeadConfig,
+    target: FrozenTarget,
+    vocabulary: Vocabulary | None,
+    inputs: Inputs,
+    seed: int,
+    weights: Mapping[str, Tensor] | None = None,
+) -> Head:
+    """A head on the target's device, with the target's frozen embedding (and LM head, EAGLE-1): untrained, or with the
+    `weights` of a given one.
+
+    An untrained EAGLE-3 head's own LM head and last norm begin as the target's: the rows of the draft vocabulary."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = build_head(shape)
@@ -68,12 +131,17 @@ def new_head(shape: HeadConfig, target: FrozenTarget, vocabulary: Vocabulary | N
     head.embed_tokens = model.model.embed_tokens
     if isinstance(head, Eagle1Head):
         head.lm_head = model.lm_head
-        _cut_inputs(head, shape.hidden_size, inputs)
     else:
         with torch.no_grad():
             rows = model.lm_head.weight if vocabulary is None else model.lm_head.weight[vocabulary.ids]
             head.lm_head.weight.copy_(rows)
             cast(Tensor, head.norm.weight).copy_(model.model.norm.weight)
+    if weights is not None:
+        with torch.no_grad():
+            for name, parameter in trained(head).items():
+                parameter.copy_(weights[name])
+    if isinstance(head, Eagle1Head):
+        _cut_inputs(head, shape.hidden_size, inputs)
     return head
 
 

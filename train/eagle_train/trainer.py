@@ -16,7 +16,6 @@ from accelerate import PartialState  # type: ignore[import-untyped]
 from accelerate.utils import reduce as reduce_over_processes  # type: ignore[import-untyped]
 from torch import Tensor
 
-from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_train.batches import OnlineTeacher, Teacher, gather, step_generator, step_indices
 from eagle_train.cache import CachedTeacher
@@ -24,7 +23,7 @@ from eagle_train.checkpoint import Progress, load_checkpoint, save_checkpoint
 from eagle_train.config import BETAS, CLIP, TrainConfig
 from eagle_train.data import TextReader, Windows, open_windows, special_ids, write_windows
 from eagle_train.errors import TrainError
-from eagle_train.head import choose_vocabulary, new_head, save_head, trained
+from eagle_train.head import GivenHead, choose_vocabulary, coverage, new_head, read_head, save_head, trained
 from eagle_train.metrics import Acceptance, Tally
 from eagle_train.objective import Batch, Taught, Vocabulary, eagle1_objective, eagle3_objective, measure
 from eagle_train.target import FrozenTarget
@@ -37,7 +36,8 @@ TELL_EVERY_S = 5.0
 @dataclass(frozen=True, slots=True)
 class Job:
     """What to train on and where. output: folder of the head; beside the head's files it gets training/ with the
-    checkpoint and the log. cache: folder for the target's features, or None to compute them every time."""
+    checkpoint and the log. cache: folder for the target's features, or None to compute them every time. init: folder of
+    a trained head to go on from, or None to start from nothing."""
 
     target: Path
     data: tuple[Path, ...]
@@ -45,6 +45,7 @@ class Job:
     eval_data: tuple[Path, ...] = ()
     pattern: str = "**/*"
     cache: Path | None = None
+    init: Path | None = None
     device: str | None = None
     resume: bool = False
 
@@ -59,9 +60,10 @@ def train_head(job: Job, config: TrainConfig, clock: Callable[[], float] = time.
         raise TrainError(f"device {job.device} is not there; leave --device out to use what is")
     _check_output(job)
     target = FrozenTarget(job.target, device)
-    target.head_config(config.kind, target.vocab_size)  # an unsuitable target is refused before any long work
+    target.head_config(config.kind, target.vocab_size)  # what does not fit is refused before any long work
+    given = None if job.init is None else read_head(job.init, target, config.kind, config.draft_vocab)
     try:
-        found = _prepare(job, config, target, processes, clock).loop()
+        found = _prepare(job, config, target, given, processes, clock).loop()
         processes.wait_for_everyone()
         if processes.is_main_process:  # made again from the data files when needed
             for name in ("data", "eval"):
@@ -79,7 +81,12 @@ def train_head(job: Job, config: TrainConfig, clock: Callable[[], float] = time.
 
 
 def _prepare(
-    job: Job, config: TrainConfig, target: FrozenTarget, processes: PartialState, clock: Callable[[], float]
+    job: Job,
+    config: TrainConfig,
+    target: FrozenTarget,
+    given: GivenHead | None,
+    processes: PartialState,
+    clock: Callable[[], float],
 ) -> Run:
     """Cut the data into windows, choose the draft vocabulary, build or reload the head."""
     work = job.output / WORK
@@ -99,19 +106,22 @@ def _prepare(
     processes.wait_for_everyone()
     windows = open_windows(work / "data")
     held_out = open_windows(work / "eval") if job.eval_data else None
-    vocabulary, coverage = None, 1.0
-    if config.kind == "eagle3":
-        always = (*target.eos, *special_ids(job.target))
-        vocabulary, coverage = choose_vocabulary(windows.loss_counts(target.vocab_size), config.draft_vocab, always)
+    counts = windows.loss_counts(target.vocab_size)
+    if given is not None:
+        vocabulary = given.vocabulary
+    elif config.kind == "eagle3":
+        vocabulary = choose_vocabulary(counts, config.draft_vocab, (*target.eos, *special_ids(job.target)))
+    else:
+        vocabulary = None
     size = target.vocab_size if vocabulary is None else len(vocabulary.ids)
-    shape = target.head_config(config.kind, size)
-    run = Run(job, config, target, shape, vocabulary, windows, held_out, processes, clock)
+    covered = coverage(counts, vocabulary)
+    run = Run(job, config, target, given, vocabulary, windows, held_out, processes, clock)
     if processes.is_main_process:
         _say(
             f"{len(windows)} windows, {len(windows.ids)} tokens, {int(windows.mask.sum())} under loss"
-            + (f"; draft vocabulary of {size} covers {coverage:.2%} of them" if vocabulary is not None else "")
+            + (f"; draft vocabulary of {size} covers {covered:.2%} of them" if vocabulary is not None else "")
         )
-        run.log({"event": "start", "windows": len(windows), "draft_vocab": size, "coverage": coverage})
+        run.log({"event": "start", "windows": len(windows), "draft_vocab": size, "coverage": covered})
     return run
 
 
@@ -123,13 +133,15 @@ class Run:
         job: Job,
         config: TrainConfig,
         target: FrozenTarget,
-        shape: HeadConfig,
+        given: GivenHead | None,
         vocabulary: Vocabulary | None,
         windows: Windows,
         held_out: Windows | None,
         processes: PartialState,
         clock: Callable[[], float],
     ) -> None:
+        size = target.vocab_size if vocabulary is None else len(vocabulary.ids)
+        shape = target.head_config(config.kind, size) if given is None else given.shape
         self._job, self._config, self._target, self._shape = job, config, target, shape
         self._windows, self._held_out, self._processes, self._clock = windows, held_out, processes, clock
         self._device = target.device
@@ -140,10 +152,12 @@ class Run:
             "data": windows.digest,
             "target": target.fingerprint(),
             "processes": processes.num_processes,
+            "init": None if given is None else given.digest,
         }
         if job.cache is not None:
             self._teacher = CachedTeacher(job.cache, target, shape.taps, windows, self._identity["target"])
-        self._head = new_head(shape, target, vocabulary, config.inputs, config.seed)
+        weights = None if given is None else given.weights
+        self._head = new_head(shape, target, vocabulary, config.inputs, config.seed, weights)
         self._parameters = trained(self._head)
         self._peak = config.peak_lr(target.hidden_size)
         self._optimizer = torch.optim.AdamW(self._parameters.values(), lr=self._peak, betas=BETAS, weight_decay=0.0)
