@@ -43,9 +43,11 @@ EOS = "<|endoftext|>"
 HELD_OUT = 3  # percent of the files
 PROMPTS, PROMPT_TOKENS = 80, (40, 120)
 
-# Left out of the text: tests, tables of numbers, other people's packages, what a build generated.
-SKIPPED_FOLDERS = {"__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test", "encodings"}
+# Left out of the text: tables of numbers, other people's packages, what a build generated.
+SKIPPED_FOLDERS = {"__pycache__", "site-packages", "dist-packages", "encodings"}
 SKIPPED_FOLDERS |= {"pydoc_data", "lib-dynload", "_bundled"}
+TEST_FOLDERS = {"test", "tests", "idle_test"}  # most of the text, and the plainest: the tokenizer learns from the rest
+LONGEST = 600_000  # characters of a file; longer ones are tables
 
 KINDS = ("eagle1", "eagle3")
 ANSWERS, ANSWER_TOKENS = 1600, 192  # prompts that the target goes on from, tokens at most of each answer
@@ -99,7 +101,7 @@ def make_data(work: Path, out: Path) -> None:
     held_out: list[tuple[str, str]] = []
     for path, text in sources():
         (held_out if is_held_out(path) else train).append((path, text))
-    tokenizer = train_tokenizer([text for _, text in train])
+    tokenizer = train_tokenizer([text for path, text in train if TEST_FOLDERS.isdisjoint(Path(path).parts)])
     tokenizer.save(str(target / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": EOS, "model_max_length": 2048}
     write_json(target / "tokenizer_config.json", settings)
@@ -125,12 +127,18 @@ def make_data(work: Path, out: Path) -> None:
 
 
 def sources() -> Iterator[tuple[str, str]]:
-    """(relative path, text) of the standard library's modules, in one order everywhere."""
+    """(relative path, text) of the standard library's modules and their tests, in one order everywhere."""
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root)
         if SKIPPED_FOLDERS.isdisjoint(name.parts[:-1]) and not name.name.startswith("_sysconfigdata"):
-            yield name.as_posix(), path.read_text(encoding="utf-8")
+            try:
+                text = path.read_text(encoding="utf-8")
+                ast.parse(text)
+            except (UnicodeDecodeError, SyntaxError, ValueError):  # tests hold files that are meant to be wrong
+                continue
+            if len(text) < LONGEST:
+                yield name.as_posix(), text
 
 
 def is_held_out(path: str) -> bool:

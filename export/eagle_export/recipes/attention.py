@@ -13,7 +13,7 @@ such a bit can turn one rounding and with it a near tie of two tokens. Three fac
   rounded to fp32 (except for one value in 1e8).
 
 Past and new keys are multiplied where they lie, with no copy of the cache. ONNX Runtime divides by zero in a product
-with an empty one, so that passes without a past have a branch of their own.
+with an empty one, so a pass without a past must be given a row that its mask hides (the runtime's CPU session does).
 """
 
 from __future__ import annotations
@@ -48,12 +48,8 @@ def exact_attention(model: ir.Model) -> dict[str, str]:
         assert mask is not None
         if mask not in masks:
             masks[mask] = _columns(model, node, mask, part)
-        columns = masks[mask]
-        name = str(node.outputs[0].name)
-        some = _branch(f"{name}.some_past", partial(_attend, model, part, columns, True))
-        none = _branch(f"{name}.no_past", partial(_attend, model, part, columns, False))
-        changed[name] = "settled keys in fp32, recent ones in fp64"
-        replace(node, insert(node, "If", [columns.has_past], then_branch=some, else_branch=none))
+        changed[str(node.outputs[0].name)] = "settled keys in fp32, recent ones in fp64"
+        replace(node, _attend(model, node, part, masks[mask]))
     if changed:
         model.opset_imports[MICROSOFT] = 1
     return changed
@@ -86,12 +82,11 @@ class _Part:
 @dataclass(frozen=True, slots=True)
 class _Columns:
     """What all layers with one mask share. Biases are added to scores [kv_heads, R, columns], where the R rows are T
-    for each query head of a key's: `settled` [R, P] hides recent keys, `recent` [R, P up to RECENT] all others, `new`
-    [R, T] what the tree's mask hides; a target's hides new keys alone.
+    for each query head of a key's: `settled` [R, P] hides recent keys, `recent` [R, P up to RECENT] all others, and
+    both, like `new` [R, T], what the tree's mask hides.
 
     ones [P, COLUMNS]; values: the shape of past values cut into pieces."""
 
-    has_past: ir.Value
     settled: ir.Value
     recent: ir.Value
     new: ir.Value
@@ -124,7 +119,9 @@ def _columns(model: ir.Model, node: ir.Node, mask: ir.Value, part: _Part) -> _Co
     positions = next(value for value in model.graph.inputs if value.name == "position_ids")
     columns = op("Range", [_scalar(model, 0), op("Squeeze", [past_rows]), _scalar(model, 1)])
     old = op("Less", [columns, op("Sub", [op("Reshape", [positions, ints(-1, 1)]), ints(RECENT)])])
-    shown, hidden = constant(model, "shown", np.array(0, np.float32)), constant(model, "hidden", HIDDEN)
+    hidden = constant(model, "hidden", HIDDEN)
+    rows_of_mask = op("Squeeze", [mask, ints(0, 1)])
+    behind = op("Slice", [rows_of_mask, ints(0), past_rows, ints(1)])
 
     def of_rows(bias: ir.Value) -> ir.Value:
         """[T, columns] -> [R, columns]"""
@@ -132,11 +129,9 @@ def _columns(model: ir.Model, node: ir.Node, mask: ir.Value, part: _Part) -> _Co
             return op("Concat", [bias, op("Slice", [bias, ints(0), ints(1), ints(0)])], axis=0)
         return op("Tile", [bias, ints(part.heads // part.kv_heads, 1)])
 
-    rows_of_mask = op("Squeeze", [mask, ints(0, 1)])
-    recent = op("Where", [old, hidden, shown])
+    recent = op("Where", [old, hidden, behind])
     return _Columns(
-        has_past=op("Greater", [op("Squeeze", [past_rows]), _scalar(model, 0)]),
-        settled=of_rows(op("Where", [old, shown, hidden])),
+        settled=of_rows(op("Where", [old, behind, hidden])),
         recent=of_rows(op("Slice", [recent, ints(-RECENT), ints(END), ints(1)])),
         new=of_rows(op("Slice", [rows_of_mask, past_rows, ints(END), ints(1)])),
         ones=op(
@@ -148,12 +143,12 @@ def _columns(model: ir.Model, node: ir.Node, mask: ir.Value, part: _Part) -> _Co
     )
 
 
-def _attend(model: ir.Model, part: _Part, columns: _Columns, past: bool, tape: ir.tape.Tape) -> ir.Value:
-    """past: whether there is one."""
+def _attend(model: ir.Model, node: ir.Node, part: _Part, columns: _Columns) -> ir.Value:
+    """What `node` computes, by nodes put before it."""
     ints = partial(_ints, model)
 
     def op(name: str, *inputs: ir.Value, domain: str = "", **attributes: Any) -> ir.Value:
-        return tape.op(name, inputs, attributes, domain=domain)
+        return insert(node, name, inputs, domain, **attributes)
 
     def double(value: ir.Value) -> ir.Value:
         return op("Cast", value, to=int(ir.DataType.DOUBLE))
@@ -176,29 +171,28 @@ def _attend(model: ir.Model, part: _Part, columns: _Columns, past: bool, tape: i
     q = op("Reshape", part.q, ints(part.kv_heads, -1, part.width))
     if part.single:
         q = op("Concat", q, op("Slice", q, ints(0), ints(1), ints(1)), axis=1)
-    new_keys, new_values = (op("Squeeze", value, ints(0)) for value in part.new)
-    latest = op("Add", scores(new_keys), columns.new)
-    top = greatest(latest)
-    if not past:
-        recent, values = latest, new_values
-    else:
-        keys, old_values = (op("Squeeze", value, ints(0)) for value in part.past)
-        old = scores(keys)
-        top = op("Max", top, greatest(old))
-        settled = weights(op("Add", old, columns.settled))
-        cut = op("Reshape", old_values, columns.values)
-        pieces = _fused(op, op("Unsqueeze", settled, ints(1)), cut)  # [kv_heads, pieces, R, cut]
-        settled_sum = op("Reshape", op("Transpose", pieces, perm=[0, 2, 1, 3]), ints(part.kv_heads, -1, part.width))
-        settled_total = op("Slice", op("MatMul", settled, columns.ones), ints(0), ints(1), ints(2))
-        last = op("Add", op("Slice", old, ints(-RECENT), ints(END), ints(2)), columns.recent)
-        recent = op("Concat", last, latest, axis=-1)
-        values = op("Concat", op("Slice", old_values, ints(-RECENT), ints(END), ints(0)), new_values, axis=0)
+    (keys, new_keys), (values, new_values) = (
+        [op("Squeeze", value, ints(0)) for value in pair] for pair in zip(part.past, part.new, strict=True)
+    )
+    past_scores = scores(keys)
+    settled = op("Add", past_scores, columns.settled)
+    last = op("Add", op("Slice", past_scores, ints(-RECENT), ints(END), ints(2)), columns.recent)
+    recent = op("Concat", last, op("Add", scores(new_keys), columns.new), axis=-1)
+    top = op("Max", greatest(settled), greatest(recent))
+
+    settled = weights(settled)
+    cut = op("Reshape", values, columns.values)
+    pieces = _fused(op, op("Unsqueeze", settled, ints(1)), cut)  # [kv_heads, pieces, R, cut]
+    settled_sum = op("Reshape", op("Transpose", pieces, perm=[0, 2, 1, 3]), ints(part.kv_heads, -1, part.width))
+    settled_total = op("Slice", op("MatMul", settled, columns.ones), ints(0), ints(1), ints(2))
+
     recent = double(weights(recent))
-    total_sum = _fused(op, recent, double(values))
-    total = op("ReduceSum", recent, ints(-1), keepdims=1)
-    if past:
-        total_sum = op("Add", total_sum, double(settled_sum))
-        total = op("Add", total, double(settled_total))
+    recent_values = op("Concat", op("Slice", values, ints(-RECENT), ints(END), ints(0)), new_values, axis=0)
+    recent_sum = _fused(op, recent, double(recent_values))
+    recent_total = op("ReduceSum", recent, ints(-1), keepdims=1)
+
+    total_sum = op("Add", recent_sum, double(settled_sum))
+    total = op("Add", recent_total, double(settled_total))
     mixed = op("Reshape", single(op("Div", total_sum, total)), ints(1, part.heads, -1, part.width))
     return op("Slice", mixed, ints(0), ints(-1), ints(2)) if part.single else mixed
 
@@ -206,14 +200,6 @@ def _attend(model: ir.Model, part: _Part, columns: _Columns, past: bool, tape: i
 def _fused(op: Callable[..., ir.Value], left: ir.Value, right: ir.Value, rotated: bool = False) -> ir.Value:
     """[heads, ..., R, K] times [K, heads, ..., N], or [N, heads, K] if rotated: the right one as it lies in a cache."""
     return op("FusedMatMul", left, right, domain=MICROSOFT, transBatchB=1, transB=int(rotated))
-
-
-def _branch(name: str, body: Callable[[ir.tape.Tape], ir.Value]) -> ir.Graph:
-    tape = ir.tape.Tape()
-    result = body(tape)
-    for index, node in enumerate(tape.nodes):
-        node.name = node.outputs[0].name = f"{name}.{index}"  # unique in the whole model
-    return ir.Graph([], [result], nodes=tape.nodes, name=name)
 
 
 def _ints(model: ir.Model, *values: int) -> ir.Value:

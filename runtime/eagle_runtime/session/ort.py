@@ -18,6 +18,7 @@ from eagle_runtime.cache import KVCache, aligned_empty
 from eagle_runtime.errors import BackendError
 from eagle_runtime.manifest import GraphSpec, TensorSpec
 from eagle_runtime.session import Array
+from eagle_runtime.tree import additive_mask
 
 try:
     import onnxruntime as ort
@@ -189,24 +190,44 @@ class OrtSession(BoundSession):
     def __init__(self, path: Path, spec: GraphSpec, threads: int | None = None, model: bytes | None = None) -> None:
         """threads, model: as in open_graph."""
         super().__init__(open_graph(path, CPU, threads, model), path, spec)
+        self._blank = np.zeros(self._row_shape, self._row.dtype)
 
     def new_cache(self, capacity: int) -> KVCache:
-        kv_heads, head_dim = int(self._row.shape[2]), int(self._row.shape[3])
+        kv_heads, head_dim = self._row_shape
         return KVCache(self._layers, capacity, kv_heads, head_dim, self._row.dtype)
 
     def run(self, feeds: Mapping[str, Any], cache: KVCache) -> dict[str, Array]:
         rows = len(feeds["input_ids"])
         assert rows <= cache.room, "the caller checks capacity before a pass"
+        if not cache.length:  # products with an empty past crash some graphs, so it is one row that no row sees
+            mask: Array = feeds["tree_mask"]
+            unseen = additive_mask(np.zeros((rows, 1), np.bool_), mask.dtype)
+            feeds = {**feeds, "tree_mask": np.concatenate([unseen, mask], axis=1)}
         sizes: dict[str, int] = {}
         for name in self.inputs:
             self._bind_feed(name, feeds[name], sizes)
         self._bind_cache("cpu", cache.heads, cache.length, rows, cache.rows.strides[1], cache.rows.dtype)
+        if not cache.length:
+            self._bind_blank()
         results = {name: self._bind_output(name, sizes) for name in self.outputs}
         run_graph(self._session, self._binding)
         return results
 
     def joined(self, parts: Sequence[Array]) -> Array:
         return np.concatenate(parts)
+
+    @property
+    def _row_shape(self) -> tuple[int, int]:
+        """Key/value heads, and the width of one."""
+        return int(self._row.shape[2]), int(self._row.shape[3])
+
+    def _bind_blank(self) -> None:
+        """In place of a past without rows, one row of zeros."""
+        shape = (1, 1, *self._blank.shape)
+        for layer in range(self._layers):
+            for part in ("key", "value"):
+                name = f"past_key_values.{layer}.{part}"
+                self._binding.bind_input(name, "cpu", 0, self._blank.dtype.type, shape, self._blank.ctypes.data)
 
 
 def _specs(values: list[Any]) -> dict[str, TensorSpec]:
