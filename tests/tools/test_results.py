@@ -181,7 +181,7 @@ def test_the_page_has_the_papers_tables() -> None:
         "| 1 | EAGLE-3 | 5.00x (5.00-5.00) | 2.00 |",
         "| 0 | EAGLE-1, chain | - | - |",
         "| w/o value | 2.20x (2.20-2.20) | 2.00 | 2.20x (2.20-2.20) | 2.00 |",
-        "| eagle-edge | int8 | cost-aware | 40.0 (40.0-40.0) | 8.00x (8.00-8.00) | 5.00x (5.00-5.00) | "
+        "| eagle-edge, EAGLE-1 head | int8 | cost-aware | 40.0 (40.0-40.0) | 8.00x (8.00-8.00) | 5.00x (5.00-5.00) | "
         "2.00 | 500 | - | 1/1 |",
         "| PyTorch | fp32 | eager | 5.0 (5.0-5.0) | 1.00x (1.00-1.00) | 0.62x (0.62-0.62) | 2.00 | 500 | 1000 | 1/1 |",
         "- PyTorch compiled, fp32: skipped",

@@ -113,7 +113,8 @@ def pytorch_table(found: Finished) -> str:
     theirs = _speeds(rows, fastest)
     lines = []
     for s in summaries:
-        where = "PyTorch" if s.setup.backend == PYTORCH else "eagle-edge"
+        head = "EAGLE-3 head" if "eagle3" in s.setup.bundle else "EAGLE-1 head"
+        where = "PyTorch" if s.setup.backend == PYTORCH else f"eagle-edge, {head}"
         cells = [where, s.setup.precision, s.setup.method, estimate_text(s.tok_s), ratio_text(s.vs_pytorch)]
         cells += [ratio_text(paired_ratio(_speeds(rows, s), theirs)), f"{s.tau:.2f}", f"{1e3 * s.ttft_s:.0f}"]
         peak = found.peaks.get(peak_name(s.setup))
