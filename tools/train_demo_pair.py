@@ -72,6 +72,7 @@ def main(argv: list[str] | None = None) -> int:
         stage.add_argument("-o", "--out", type=Path, default=PAIR, help="folder of the pair (default: %(default)s)")
     for name in ("target", "heads"):
         parsers[name].add_argument("--minutes", type=float, default=60, help="training time, all runs together")
+    parsers["heads"].add_argument("--init", type=Path, metavar="PAIR", help="go on from the heads of an earlier pair")
     parsers["target"].add_argument("--workers", type=int, default=os.cpu_count(), help="processes, one core each")
     parsers["scaling"].add_argument("--tokens", type=int, default=400_000, help="training tokens of the last point")
     args = parser.parse_args(argv)
@@ -83,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
         elif args.stage == "answers":
             write_answers(args.work, args.out)
         elif args.stage == "heads":
-            train_heads(args.work, args.out, args.minutes)
+            train_heads(args.work, args.out, args.minutes, args.init)
         else:
             measure_scaling(args.work, args.out, args.tokens)
     except EagleError as error:
@@ -200,11 +201,13 @@ def write_answers(work: Path, out: Path) -> None:
     in_parallel(runs, work)
 
 
-def train_heads(work: Path, out: Path, minutes: float) -> None:
-    """Both heads at once with eagle-train, that many minutes each. Continues what is in `work`."""
+def train_heads(work: Path, out: Path, minutes: float, init: Path | None) -> None:
+    """Both heads at once with eagle-train, that many minutes each. Continues what is in `work`; starts from nothing,
+    or from the heads in the folder `init`."""
     runs = []
     for kind in KINDS:
-        arguments = head_arguments(kind, out, [work / "greedy.jsonl", work / "sampled.jsonl"], work / kind)
+        data = [work / "greedy.jsonl", work / "sampled.jsonl"]
+        arguments = head_arguments(kind, out, data, work / kind, None if init is None else init / kind)
         arguments += ["--minutes", str(minutes), "--eval-data", str(work / "heldout.jsonl")]
         if (work / kind / "training").is_dir():
             arguments.append("--resume")
@@ -263,12 +266,14 @@ def answers(work: Path) -> list[list[str]]:
     return [path.read_text(encoding="utf-8").splitlines(keepends=True) for path in paths]
 
 
-def head_arguments(kind: str, out: Path, data: list[Path], folder: Path) -> list[str]:
-    """Arguments of eagle-train, its budget aside."""
+def head_arguments(kind: str, out: Path, data: list[Path], folder: Path, init: Path | None = None) -> list[str]:
+    """Arguments of eagle-train, its budget aside. init: a head to go on from, with its draft vocabulary."""
     arguments = ["head", str(out / "target"), "--kind", kind, "-o", str(folder), "--data", *map(str, data)]
     arguments += ["--seq-len", str(SEQUENCE), "--batch-size", str(HEAD_BATCH[kind])]
     if kind == "eagle3":
         arguments += ["--draft-vocab", str(DRAFT_VOCAB), "--ttt-steps", str(TTT_STEPS)]
+    if init is not None:
+        arguments += ["--init", str(init)]
     return arguments
 
 
