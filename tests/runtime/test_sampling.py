@@ -22,7 +22,7 @@ from transformers.generation.logits_process import (
 )
 
 from eagle_runtime.errors import EagleError, RequestError
-from eagle_runtime.sampling import Row, Sampler, SamplingParams, uniform
+from eagle_runtime.sampling import Row, Sampler, SamplingParams, arrivals
 
 VOCAB = 40
 
@@ -93,10 +93,29 @@ def test_draw_depends_on_seed_and_position_only() -> None:
     assert [other.next(logits) for _ in range(8)] != run
 
 
-def test_uniform_numbers_are_uniform() -> None:
-    numbers = np.sort([uniform(seed, position) for seed in range(40) for position in range(100)])
-    # Kolmogorov-Smirnov: 1.95 / sqrt(n) is the 0.1 % point
-    assert np.abs(numbers - np.arange(len(numbers)) / len(numbers)).max() < 1.95 / math.sqrt(len(numbers))
+def test_arrivals_are_exponential_and_those_of_the_position() -> None:
+    for numbers in (
+        np.concatenate([arrivals(seed, position, 4) for seed in range(40) for position in range(25)]),
+        np.array([arrivals(seed, position, 7)[6] for seed in range(40) for position in range(100)]),
+    ):
+        shares = np.sort(1 - np.exp(-numbers))
+        # Kolmogorov-Smirnov: 1.95 / sqrt(n) is the 0.1 % point
+        assert np.abs(shares - np.arange(len(shares)) / len(shares)).max() < 1.95 / math.sqrt(len(shares))
+    longer = arrivals(3, 7, 50)
+    assert np.array_equal(longer[:20], arrivals(3, 7, 20))
+    assert not np.isin(longer, np.concatenate([arrivals(3, 8, 50), arrivals(4, 7, 50)])).any()
+
+
+def test_rounding_hardly_ever_changes_a_draw() -> None:
+    """Logits of a large vocabulary with the noise of another order of summation draw the same tokens."""
+    rng = np.random.default_rng(1)
+    params, parted = SamplingParams(temperature=1.0, seed=11), 0
+    one, other = (Sampler(params, [0], 20000) for _ in range(2))
+    for _ in range(1000):
+        logits = rng.normal(scale=2.0, size=20000).astype(np.float32)
+        noise = rng.normal(scale=1e-5, size=20000).astype(np.float32)
+        parted += one.next(logits) != other.next(logits + noise)
+    assert parted == 0  # on a cumulative distribution about 7
 
 
 @pytest.mark.parametrize(

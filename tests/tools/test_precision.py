@@ -86,7 +86,8 @@ def test_speeds_are_of_all_prompts_and_tau_is_that_of_the_generations(models: li
         assert len(speed.vanilla) == len(speed.eagle) == len(QUESTIONS)
         assert len(speed.passes[1]) >= sum(s.new_tokens - 1 for s in stats)  # the last trees may be a root alone
         assert len(speed.passes[NODES]) >= 8
-        assert min(*speed.vanilla, *speed.eagle, *speed.passes[1], *speed.passes[NODES]) > 0
+        assert len(speed.drafts) == len(speed.passes[NODES])
+        assert min(*speed.vanilla, *speed.eagle, *speed.drafts, *speed.passes[1], *speed.passes[NODES]) > 0
 
 
 def test_command_prints_the_table_and_writes_everything(
@@ -107,7 +108,7 @@ def test_command_prints_the_table_and_writes_everything(
     rows = [json.loads(line) for line in (out / "precision.jsonl").read_text().splitlines()]
     assert rows[1]["bytes"] < 0.5 * rows[0]["bytes"]
     assert rows[0]["perplexity_change"] == 0 != rows[1]["perplexity_change"]
-    assert all(row["tau"] > 1.5 and row["pass_16_ms"] > row["pass_1_ms"] > 0 for row in rows)
+    assert all(row["tau"] > 1.5 and row["pass_16_ms"] > row["pass_1_ms"] > 0 < row["draft_ms"] for row in rows)
     assert (out / "precision.png").read_bytes().startswith(PNG)
 
 
@@ -144,9 +145,9 @@ def test_command_refuses_before_the_work(
 
 
 def test_table_and_plot_of_what_could_not_be_timed(tmp_path: Path) -> None:
-    row = Row("a", "int8, head fp32", 2_500_000, 0.00123, 0.987, 12.5, -1.0, None, None, None, None, None)
+    row = Row("a", "int8, head fp32", 2_500_000, 0.00123, 0.987, 12.5, -1.0, None, None, None, None, None, None)
     line = table([row]).splitlines()[2]
-    assert line == "| a | int8, head fp32 | 2.5 | 0.0012 | 98.70% | 12.500 | -1.00 % | - | - | - | - | - |"
+    assert line == "| a | int8, head fp32 | 2.5 | 0.0012 | 98.70% | 12.500 | -1.00 % | - | - | - | - | - | - |"
     precision_plot([row], tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes().startswith(PNG)
 

@@ -9,6 +9,7 @@ prints a table and writes it to FOLDER/precision.md, its rows to precision.jsonl
     perplexity   of the text, and its change against the reference
     tau          tokens per pass of the target, greedy, dynamic trees of 16 nodes; looked up chains without a head
     tok/s        of decoding, vanilla and with the bundle's own tree, median over the prompts
+    drafting     of one such tree: all passes of the head for it, median
     pass of n    of the target over n tokens, median
 
 All bundles are loaded at once and take turns, prompt by prompt, so that whatever else the machine does meets all alike.
@@ -67,11 +68,13 @@ class Closeness:
 
 @dataclass(slots=True)
 class Speed:
-    """Tokens per second of every prompt, seconds of every pass by its tokens, and the counts behind tau."""
+    """Tokens per second of every prompt, seconds of every pass by its tokens and of drafting every tree of NODES, and
+    the counts behind tau."""
 
     vanilla: list[float] = field(default_factory=list)
     eagle: list[float] = field(default_factory=list)
     passes: dict[int, list[float]] = field(default_factory=lambda: {1: [], NODES: []})
+    drafts: list[float] = field(default_factory=list)
     new_tokens: int = 0
     target_passes: int = 0
 
@@ -79,6 +82,8 @@ class Speed:
         """Note a verification, if it is of a size that is asked for."""
         if cycle.tree.num_nodes in self.passes:
             self.passes[cycle.tree.num_nodes].append(cycle.verify_s)
+        if cycle.tree.num_nodes == NODES:
+            self.drafts.append(cycle.draft_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,7 @@ class Row:
     tau: float | None
     vanilla_tokens_per_s: float | None
     eagle_tokens_per_s: float | None
+    draft_ms: float | None
     pass_1_ms: float | None
     pass_16_ms: float | None
 
@@ -172,6 +178,7 @@ def rows_of(
                 tau=speed.new_tokens / speed.target_passes if speed.target_passes else None,
                 vanilla_tokens_per_s=_median(speed.vanilla),
                 eagle_tokens_per_s=_median(speed.eagle),
+                draft_ms=_median(speed.drafts, 1e3),
                 pass_1_ms=_median(speed.passes[1], 1e3),
                 pass_16_ms=_median(speed.passes[NODES], 1e3),
             )
@@ -186,13 +193,13 @@ def _median(values: Sequence[float], unit: float = 1.0) -> float | None:
 def table(rows: Sequence[Row]) -> str:
     """Markdown."""
     titles = ["bundle", "precision", "MB", "KL", "top-1", "perplexity", "change", "tau", "vanilla tok/s"]
-    titles += ["drafted tok/s", "pass of 1, ms", f"pass of {NODES}, ms"]
+    titles += ["drafted tok/s", "drafting, ms", "pass of 1, ms", f"pass of {NODES}, ms"]
     lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     for row in rows:
         cells = [row.bundle, row.precision, f"{row.bytes / 1e6:.1f}", f"{row.kl:.2g}", f"{row.agreement:.2%}"]
         cells += [f"{row.perplexity:.3f}", f"{row.perplexity_change:+.2f} %", _cell(row.tau, 2)]
         cells += [_cell(row.vanilla_tokens_per_s, 1), _cell(row.eagle_tokens_per_s, 1)]
-        cells += [_cell(row.pass_1_ms, 2), _cell(row.pass_16_ms, 2)]
+        cells += [_cell(row.draft_ms, 2), _cell(row.pass_1_ms, 2), _cell(row.pass_16_ms, 2)]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
