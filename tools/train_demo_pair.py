@@ -23,6 +23,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -135,7 +136,9 @@ def sources() -> Iterator[tuple[str, str]]:
         if SKIPPED_FOLDERS.isdisjoint(name.parts[:-1]) and not name.name.startswith("_sysconfigdata"):
             try:
                 text = path.read_text(encoding="utf-8")
-                ast.parse(text)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # of what the text escapes
+                    ast.parse(text)
             except (UnicodeDecodeError, SyntaxError, ValueError):  # tests hold files that are meant to be wrong
                 continue
             if len(text) < LONGEST:
