@@ -325,6 +325,12 @@ def test_what_is_refused(answers: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert "--kind eagle3" in refused(*both, *init)
     assert "drafts from" in refused(str(TARGET), "--kind", "eagle3", *init)  # QUICK wants 64
     assert "is not a folder" in refused(*both, "--init", str(tmp_path / "nowhere"), *data, "-o", new, *one)
+    torn = tmp_path / "torn"
+    shutil.copytree(HEADS["eagle1"], torn)
+    kept = load_file(torn / "model.safetensors")
+    save_file({n: w for n, w in kept.items() if "up_proj" not in n}, torn / "model.safetensors", {"format": "pt"})
+    assert "up_proj" in refused(*both, "--init", str(torn), *data, "-o", new, *one)
+    assert not Path(new).exists()
     assert "7 or more" in refused(str(six_layers(tmp_path / "six")), "--kind", "eagle3", *data, "-o", new, *one)
     binary = tmp_path / "binary.txt"
     binary.write_bytes(b"\x89PNG\r\n\xff")

@@ -7,11 +7,9 @@ in its checkpoint.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,8 +22,8 @@ from torch import Tensor
 from eagle_export.graphs import build_head
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
-from eagle_export.pair import open_pair
-from eagle_runtime.manifest import HeadKind, file_sha256
+from eagle_export.pair import HeadPart, open_pair
+from eagle_runtime.manifest import HeadKind
 from eagle_train.config import Inputs
 from eagle_train.errors import TrainError
 from eagle_train.objective import Vocabulary
@@ -35,28 +33,17 @@ from eagle_train.ttt import Head
 DEFAULT_DRAFT_VOCAB = 32000
 
 
-@dataclass(frozen=True, slots=True)
-class GivenHead:
-    """A trained head to go on from. weights: its own tensors by name, the vocabulary's maps aside. digest: sha256 over
-    its files."""
-
-    shape: HeadConfig
-    vocabulary: Vocabulary | None
-    weights: Mapping[str, Tensor]
-    digest: str
-
-
-def read_head(folder: Path, target: FrozenTarget, kind: HeadKind, draft_vocab: int | None) -> GivenHead:
+def read_head(folder: Path, target: FrozenTarget, kind: HeadKind, draft_vocab: int | None) -> HeadPart:
     """Open a head of this target (or of one it was fine-tuned from) to train it further.
 
-    Raises ExportError if it does not fit the target, TrainError if it is of another kind or vocabulary than asked for,
-    or has parts that save_head would lose."""
+    Raises ExportError if it does not fit the target or is incomplete, TrainError if it is of
+    another kind or vocabulary than asked for, or has parts that save_head would lose."""
     part = open_pair(target.checkpoint.folder, folder).head
     assert part is not None
     shape = part.config
     if shape.kind != kind:
         raise TrainError(f"{folder} is an {shape.kind} head; train it on with --kind {shape.kind}")
-    if draft_vocab not in (None, shape.draft_vocab_size):
+    if kind == "eagle3" and draft_vocab not in (None, shape.draft_vocab_size):
         raise TrainError(
             f"{folder} drafts from {shape.draft_vocab_size} tokens, not {draft_vocab}; leave --draft-vocab out, or "
             "start without --init"
@@ -71,16 +58,19 @@ def read_head(folder: Path, target: FrozenTarget, kind: HeadKind, draft_vocab: i
     if part.own_embedding or shape.rope["rope_parameters"]["rope_type"] != "default":
         what = "an embedding of its own" if part.own_embedding else "scaled rotation"
         raise TrainError(f"{folder} has {what}, which heads trained here have not; start without --init")
-    vocabulary = None
-    if part.d2t is not None:
-        ids = part.d2t + torch.arange(shape.draft_vocab_size)
-        member = torch.zeros(shape.vocab_size, dtype=torch.bool)
-        member[ids] = True
-        vocabulary = Vocabulary(ids, member)
-    weights = {name: tensor.read().float() for name, tensor in part.checkpoint.tensors.items()}
-    paths = sorted({tensor.file for tensor in part.checkpoint.tensors.values()})
-    digest = hashlib.sha256("".join(map(file_sha256, paths)).encode()).hexdigest()
-    return GivenHead(shape, vocabulary, weights, digest)
+    borrowed = {"embed_tokens.weight"} | ({"lm_head.weight"} if kind == "eagle1" else set())
+    with torch.device("meta"):
+        parameters = dict(cast(torch.nn.Module, build_head(shape)).named_parameters())
+    for name in parameters.keys() - borrowed:
+        part.checkpoint.require(name, tuple(parameters[name].shape))
+    return part
+
+
+def vocabulary_of(part: HeadPart) -> Vocabulary | None:
+    """The draft vocabulary that a head came with; None if it is the target's own."""
+    if part.d2t is None:
+        return None
+    return Vocabulary.of(part.d2t + torch.arange(len(part.d2t)), part.config.vocab_size)
 
 
 def choose_vocabulary(counts: npt.NDArray[np.int64], size: int | None, always: Sequence[int]) -> Vocabulary | None:
@@ -101,9 +91,7 @@ def choose_vocabulary(counts: npt.NDArray[np.int64], size: int | None, always: S
     rank = counts.copy()
     rank[always] = counts.sum() + 1
     kept = np.sort(np.argsort(-rank, kind="stable")[:size])
-    member = torch.zeros(vocab, dtype=torch.bool)
-    member[kept] = True
-    return Vocabulary(torch.from_numpy(kept), member)
+    return Vocabulary.of(torch.from_numpy(kept), vocab)
 
 
 def coverage(counts: npt.NDArray[np.int64], vocabulary: Vocabulary | None) -> float:
@@ -117,10 +105,10 @@ def new_head(
     vocabulary: Vocabulary | None,
     inputs: Inputs,
     seed: int,
-    weights: Mapping[str, Tensor] | None = None,
+    given: HeadPart | None = None,
 ) -> Head:
     """A head on the target's device, with the target's frozen embedding (and LM head, EAGLE-1): untrained, or with the
-    `weights` of a given one.
+    weights of a given one, as read_head returns it.
 
     An untrained EAGLE-3 head's own LM head and last norm begin as the target's: the rows of the draft vocabulary."""
     with torch.random.fork_rng(devices=[]):
@@ -136,10 +124,10 @@ def new_head(
             rows = model.lm_head.weight if vocabulary is None else model.lm_head.weight[vocabulary.ids]
             head.lm_head.weight.copy_(rows)
             cast(Tensor, head.norm.weight).copy_(model.model.norm.weight)
-    if weights is not None:
+    if given is not None:
         with torch.no_grad():
             for name, parameter in trained(head).items():
-                parameter.copy_(weights[name])
+                parameter.copy_(given.checkpoint.tensors[name].read())
     if isinstance(head, Eagle1Head):
         _cut_inputs(head, shape.hidden_size, inputs)
     return head

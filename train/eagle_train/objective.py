@@ -52,6 +52,13 @@ class Vocabulary:
     ids: Tensor
     member: Tensor
 
+    @staticmethod
+    def of(ids: Tensor, vocab: int) -> Vocabulary:
+        """ids [Vd] of a target's vocabulary of that many."""
+        member = torch.zeros(vocab, dtype=torch.bool)
+        member[ids] = True
+        return Vocabulary(ids, member)
+
     def to(self, device: torch.device) -> Vocabulary:
         return Vocabulary(self.ids.to(device), self.member.to(device))
 

@@ -91,12 +91,8 @@ class FrozenTarget:
         return out
 
     def fingerprint(self) -> str:
-        """sha256 over config and weight files: changes with anything that features depend on."""
-        digest = hashlib.sha256()
-        files = {tensor.file for tensor in self.checkpoint.tensors.values()}
-        for path in [self.checkpoint.folder / "config.json", *sorted(files)]:
-            digest.update(file_sha256(path).encode())
-        return digest.hexdigest()
+        """Changes with anything that features depend on."""
+        return fingerprint(self.checkpoint)
 
     def head_config(self, kind: HeadKind, draft_vocab_size: int) -> HeadConfig:
         """The shape of a head for this target: its own widths, one layer, plain rotation by its rope_theta.
@@ -125,6 +121,15 @@ class FrozenTarget:
             fc_bias=False,
             taps=default_taps(int(config.num_hidden_layers)) if kind == "eagle3" else (),
         )
+
+
+def fingerprint(checkpoint: Checkpoint) -> str:
+    """sha256 over config and weight files."""
+    digest = hashlib.sha256()
+    files = {tensor.file for tensor in checkpoint.tensors.values()}
+    for path in [checkpoint.folder / "config.json", *sorted(files)]:
+        digest.update(file_sha256(path).encode())
+    return digest.hexdigest()
 
 
 def _open_llama(folder: Path) -> Checkpoint:

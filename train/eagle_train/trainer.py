@@ -16,17 +16,19 @@ from accelerate import PartialState  # type: ignore[import-untyped]
 from accelerate.utils import reduce as reduce_over_processes  # type: ignore[import-untyped]
 from torch import Tensor
 
+from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
+from eagle_export.pair import HeadPart
 from eagle_train.batches import OnlineTeacher, Teacher, gather, step_generator, step_indices
 from eagle_train.cache import CachedTeacher
 from eagle_train.checkpoint import Progress, load_checkpoint, save_checkpoint
 from eagle_train.config import BETAS, CLIP, TrainConfig
 from eagle_train.data import TextReader, Windows, open_windows, special_ids, write_windows
 from eagle_train.errors import TrainError
-from eagle_train.head import GivenHead, choose_vocabulary, coverage, new_head, read_head, save_head, trained
+from eagle_train.head import choose_vocabulary, coverage, new_head, read_head, save_head, trained, vocabulary_of
 from eagle_train.metrics import Acceptance, Tally
 from eagle_train.objective import Batch, Taught, Vocabulary, eagle1_objective, eagle3_objective, measure
-from eagle_train.target import FrozenTarget
+from eagle_train.target import FrozenTarget, fingerprint
 
 WORK, CHECKPOINT, LOG = "training", "checkpoint.safetensors", "log.jsonl"
 EVAL_WINDOWS = 64
@@ -84,7 +86,7 @@ def _prepare(
     job: Job,
     config: TrainConfig,
     target: FrozenTarget,
-    given: GivenHead | None,
+    given: HeadPart | None,
     processes: PartialState,
     clock: Callable[[], float],
 ) -> Run:
@@ -108,14 +110,15 @@ def _prepare(
     held_out = open_windows(work / "eval") if job.eval_data else None
     counts = windows.loss_counts(target.vocab_size)
     if given is not None:
-        vocabulary = given.vocabulary
+        vocabulary = vocabulary_of(given)
     elif config.kind == "eagle3":
         vocabulary = choose_vocabulary(counts, config.draft_vocab, (*target.eos, *special_ids(job.target)))
     else:
         vocabulary = None
     size = target.vocab_size if vocabulary is None else len(vocabulary.ids)
+    shape = target.head_config(config.kind, size) if given is None else given.config
     covered = coverage(counts, vocabulary)
-    run = Run(job, config, target, given, vocabulary, windows, held_out, processes, clock)
+    run = Run(job, config, target, shape, given, vocabulary, windows, held_out, processes, clock)
     if processes.is_main_process:
         _say(
             f"{len(windows)} windows, {len(windows.ids)} tokens, {int(windows.mask.sum())} under loss"
@@ -133,15 +136,14 @@ class Run:
         job: Job,
         config: TrainConfig,
         target: FrozenTarget,
-        given: GivenHead | None,
+        shape: HeadConfig,
+        given: HeadPart | None,
         vocabulary: Vocabulary | None,
         windows: Windows,
         held_out: Windows | None,
         processes: PartialState,
         clock: Callable[[], float],
     ) -> None:
-        size = target.vocab_size if vocabulary is None else len(vocabulary.ids)
-        shape = target.head_config(config.kind, size) if given is None else given.shape
         self._job, self._config, self._target, self._shape = job, config, target, shape
         self._windows, self._held_out, self._processes, self._clock = windows, held_out, processes, clock
         self._device = target.device
@@ -152,12 +154,11 @@ class Run:
             "data": windows.digest,
             "target": target.fingerprint(),
             "processes": processes.num_processes,
-            "init": None if given is None else given.digest,
+            "init": None if given is None else fingerprint(given.checkpoint),
         }
         if job.cache is not None:
             self._teacher = CachedTeacher(job.cache, target, shape.taps, windows, self._identity["target"])
-        weights = None if given is None else given.weights
-        self._head = new_head(shape, target, vocabulary, config.inputs, config.seed, weights)
+        self._head = new_head(shape, target, vocabulary, config.inputs, config.seed, given)
         self._parameters = trained(self._head)
         self._peak = config.peak_lr(target.hidden_size)
         self._optimizer = torch.optim.AdamW(self._parameters.values(), lr=self._peak, betas=BETAS, weight_decay=0.0)
