@@ -29,13 +29,14 @@ CONFIG = LlamaConfig(
     num_attention_heads=4,
     num_key_value_heads=2,
     head_dim=64,
-    max_position_embeddings=2048,
+    max_position_embeddings=4096,
     rms_norm_eps=1e-5,
     tie_word_embeddings=True,
     bos_token_id=0,
     eos_token_id=0,
 )
 SEQUENCE, BATCH = 512, 4  # tokens of a row, rows of a step (of all processes together)
+LONG, LONG_FROM, LONG_EVERY = 4096, 0.6, 4  # long rows: tokens, from which share of the time on, in which steps
 MUON_RATE, MOMENTUM, ADAM_RATE = 0.01, 0.95, 3e-3  # the learning rates are those after warm-up
 WARM_UP = 0.02  # share of the time
 EVALUATE_S, SAVE_S = 600.0, 240.0  # seconds between held-out losses and between checkpoints
@@ -69,13 +70,13 @@ def train_worker(rank: int, workers: int, rendezvous: Path, work: Path, out: Pat
     model = new_model()
     optimizers = make_optimizers(model)
     peaks = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
-    step, elapsed = 0, 0.0
+    step, tokens, elapsed = 0, 0, 0.0
     if saved.is_file():
         state = torch.load(saved, weights_only=True)
         model.load_state_dict(state["model"])
         for optimizer, stored in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(stored)
-        step, elapsed = state["step"], state["elapsed"]
+        step, tokens, elapsed = state["step"], state["tokens"], state["elapsed"]
     params = sum(parameter.numel() for parameter in model.parameters())
     if rank == 0:
         log(journal, machine() | {"workers": workers, "params": params, "train_tokens": len(train), "step": step})
@@ -89,31 +90,33 @@ def train_worker(rank: int, workers: int, rendezvous: Path, work: Path, out: Pat
         rate = schedule(elapsed / seconds)
         for group, peak in zip((g for optimizer in optimizers for g in optimizer.param_groups), peaks, strict=True):
             group["lr"] = peak * rate
-        starts = np.random.default_rng(step).integers(0, len(train) - SEQUENCE - 1, BATCH)
-        loss = next_token_loss(model, windows(train, starts[rank::workers]))
+        is_long = elapsed / seconds >= LONG_FROM and step % LONG_EVERY == 0
+        length, rows = (LONG, workers) if is_long else (SEQUENCE, BATCH)
+        starts = np.random.default_rng(step).integers(0, len(train) - length - 1, rows)
+        loss = next_token_loss(model, windows(train, starts[rank::workers], length))
         model.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         average_gradients(model)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
-        step += 1
+        step, tokens = step + 1, tokens + length * rows
         if rank > 0:
             continue
-        done = {"step": step, "tokens": step * BATCH * SEQUENCE, "seconds": round(elapsed, 1)}
+        done = {"step": step, "tokens": tokens, "seconds": round(elapsed, 1)}
         if step % 20 == 0:
             log(journal, done | {"loss": round(loss.item(), 4), "rate": round(rate, 4)})
         if elapsed - evaluated_at > EVALUATE_S:
             evaluated_at = elapsed
-            log(journal, done | {"held_out_loss": held_out_loss(model, held_out)})
+            log(journal, done | held_out_losses(model, held_out))
         if elapsed - saved_at > SAVE_S:
             saved_at = elapsed
-            save_state(saved, model, optimizers, step, elapsed)
+            save_state(saved, model, optimizers, step, tokens, elapsed)
     distributed.destroy_process_group()
     if rank == 0:
-        save_state(saved, model, optimizers, step, elapsed)
-        done = {"step": step, "tokens": step * BATCH * SEQUENCE, "seconds": round(elapsed, 1), "params": params}
-        log(journal, done | {"held_out_loss": held_out_loss(model, held_out), "done": True})
+        save_state(saved, model, optimizers, step, tokens, elapsed)
+        done = {"step": step, "tokens": tokens, "seconds": round(elapsed, 1), "params": params}
+        log(journal, done | held_out_losses(model, held_out) | {"done": True})
         model.half().save_pretrained(out)
         (out / "model.safetensors").chmod(0o644)  # safetensors writes for the owner alone
 
@@ -202,25 +205,28 @@ def schedule(share: float) -> float:
     return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (share - WARM_UP) / (1 - WARM_UP)))
 
 
-def windows(tokens: Ids, starts: npt.NDArray[np.int64]) -> torch.Tensor:
-    """[rows, SEQUENCE + 1] ids from each start on."""
-    return torch.from_numpy(tokens[starts[:, None] + np.arange(SEQUENCE + 1)].astype(np.int64))
+def windows(tokens: Ids, starts: npt.NDArray[np.int64], length: int) -> torch.Tensor:
+    """[rows, length + 1] ids from each start on."""
+    return torch.from_numpy(tokens[starts[:, None] + np.arange(length + 1)].astype(np.int64))
 
 
 def next_token_loss(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy in nats; ids [rows, SEQUENCE + 1]."""
+    """Mean cross-entropy in nats; ids [rows, length + 1]."""
     logits = model(ids[:, :-1], use_cache=False).logits
     return functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
 
 @torch.no_grad()
-def held_out_loss(model: LlamaForCausalLM, tokens: Ids) -> float:
-    """Mean cross-entropy over all held-out text, in windows side by side."""
+def held_out_losses(model: LlamaForCausalLM, tokens: Ids) -> dict[str, float]:
+    """Mean cross-entropy over the held-out text, in windows side by side of either length."""
     model.eval()
-    starts = np.arange(0, len(tokens) - SEQUENCE - 1, SEQUENCE)
-    losses = [float(next_token_loss(model, windows(tokens, starts[i : i + 1]))) for i in range(len(starts))]
+    means = {}
+    for name, length in (("held_out_loss", SEQUENCE), ("held_out_long_loss", LONG)):
+        starts = np.arange(0, len(tokens) - length - 1, length)
+        losses = [float(next_token_loss(model, windows(tokens, starts[i : i + 1], length))) for i in range(len(starts))]
+        means[name] = round(float(np.mean(losses)), 4)
     model.train()
-    return round(float(np.mean(losses)), 4)
+    return means
 
 
 def read_tokens(path: Path) -> Ids:
@@ -230,11 +236,16 @@ def read_tokens(path: Path) -> Ids:
 
 
 def save_state(
-    path: Path, model: LlamaForCausalLM, optimizers: tuple[torch.optim.Optimizer, ...], step: int, elapsed: float
+    path: Path,
+    model: LlamaForCausalLM,
+    optimizers: tuple[torch.optim.Optimizer, ...],
+    step: int,
+    tokens: int,
+    elapsed: float,
 ) -> None:
     """Beside the old one and renamed, so that an interruption leaves one of them whole."""
     state = {"model": model.state_dict(), "optimizers": [optimizer.state_dict() for optimizer in optimizers]}
-    torch.save(state | {"step": step, "elapsed": elapsed}, path.with_suffix(".new"))
+    torch.save(state | {"step": step, "tokens": tokens, "elapsed": elapsed}, path.with_suffix(".new"))
     path.with_suffix(".new").replace(path)
 
 

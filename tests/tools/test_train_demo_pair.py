@@ -65,7 +65,7 @@ def test_held_out_prompts_were_not_trained_on() -> None:
 def work(tmp_path: Path) -> Path:
     """Token files of a text that is easy to learn."""
     for name in ("train", "heldout"):
-        np.tile(np.arange(7, dtype=np.uint16), 300).tofile(tmp_path / f"{name}.bin")
+        np.tile(np.arange(7, dtype=np.uint16), 700).tofile(tmp_path / f"{name}.bin")
     return tmp_path
 
 

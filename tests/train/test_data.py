@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import GOLDEN, load_trace
-from eagle_train.batches import step_indices
+from eagle_train.batches import Order
 from eagle_train.cli import main
 from eagle_train.data import Example, TextReader, Windows, write_windows
 from eagle_train.errors import TrainError
@@ -219,10 +219,20 @@ def test_draft_vocabulary_keeps_the_frequent_and_the_special() -> None:
 
 @given(st.integers(1, 20), st.integers(1, 7), st.integers(1, 3), st.integers(0, 5))
 def test_every_epoch_visits_every_window_once(count: int, batch: int, ranks: int, seed: int) -> None:
-    steps = -(-count * 2 // (batch * ranks))
-    order = [i for s in range(steps) for r in range(ranks) for i in step_indices(count, seed, s, batch, r, ranks)]
+    lengths = np.random.default_rng(seed).integers(3, 9, count)
+    orders = [Order(lengths, batch, seed, rank, ranks) for rank in range(ranks)]
+    order = [i for s in range(-(-count * 2 // (batch * ranks))) for own in orders for i in own.windows(s)]
     assert sorted(order[:count]) == list(range(count))
     assert sorted(order[count : 2 * count]) == list(range(count))
+
+
+def test_batches_hold_windows_of_like_length_in_no_order_of_length() -> None:
+    lengths = np.random.default_rng(0).integers(10, 500, 1024)
+    order = Order(lengths, 8, 0)
+    batches = np.array([lengths[order.windows(step)] for step in range(128)])
+    padded = batches.max(1).sum() * 8 / batches.sum()
+    assert padded < 1.05 < lengths.reshape(128, 8).max(1).sum() * 8 / lengths.sum()
+    assert abs(np.corrcoef(np.arange(128), batches.mean(1))[0, 1]) < 0.3
 
 
 def answer(target: Path, prompts: Path, out: Path, *options: str) -> int:

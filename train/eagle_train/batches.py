@@ -14,6 +14,8 @@ from eagle_train.data import Windows
 from eagle_train.objective import Batch, Taught
 from eagle_train.target import FrozenTarget
 
+POOL = 64  # batches of a shuffled epoch that are sorted by length together
+
 
 class Teacher(Protocol):
     """Features and logits of windows: computed now, or read from a cache."""
@@ -47,19 +49,36 @@ def gather(windows: Windows, indices: Sequence[int], device: torch.device) -> Ba
     return Batch(torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device))
 
 
-def step_indices(count: int, seed: int, step: int, batch_size: int, rank: int, ranks: int) -> list[int]:
-    """Windows of a step, drawn without replacement from one shuffled epoch after another; a function of its
-    arguments alone. Several processes take neighbouring parts."""
-    first = (step * ranks + rank) * batch_size
-    return [int(_epoch(count, seed, at // count)[at % count]) for at in range(first, first + batch_size)]
+class Order:
+    """Which windows each step takes: one shuffled epoch after another, a function of the arguments alone.
+
+    Windows of about the same length stand together, so that little of a batch is padding: each POOL batches of the
+    shuffled epoch are sorted by length, and the batches then shuffled. Several processes take neighbouring batches."""
+
+    def __init__(
+        self, lengths: npt.NDArray[np.int64], batch_size: int, seed: int, rank: int = 0, ranks: int = 1
+    ) -> None:
+        self._lengths, self._batch, self._seed, self._rank, self._ranks = lengths, batch_size, seed, rank, ranks
+        self._epoch = lru_cache(maxsize=2)(self._shuffled)
+
+    def windows(self, step: int) -> list[int]:
+        """Indices of this process's windows."""
+        count = len(self._lengths)
+        first = (step * self._ranks + self._rank) * self._batch
+        return [int(self._epoch(at // count)[at % count]) for at in range(first, first + self._batch)]
+
+    def _shuffled(self, epoch: int) -> npt.NDArray[np.int64]:
+        rng = np.random.default_rng([self._seed, epoch])
+        order = rng.permutation(len(self._lengths))
+        together = self._batch * self._ranks
+        for start in range(0, len(order), POOL * together):
+            part = order[start : start + POOL * together]
+            part[:] = part[np.argsort(self._lengths[part], kind="stable")]
+        batches = [order[start : start + together] for start in range(0, len(order), together)]
+        return np.concatenate([batches[index] for index in rng.permutation(len(batches))])
 
 
 def step_generator(seed: int, step: int, rank: int, device: torch.device) -> torch.Generator:
     """Random numbers of a step, a function of its arguments alone."""
     state = np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0]
     return torch.Generator(device).manual_seed(int(state) >> 1)
-
-
-@lru_cache(maxsize=2)
-def _epoch(count: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    return np.random.default_rng([seed, epoch]).permutation(count)

@@ -33,21 +33,16 @@ from eagle_train.ttt import Head
 DEFAULT_DRAFT_VOCAB = 32000
 
 
-def read_head(folder: Path, target: FrozenTarget, kind: HeadKind, draft_vocab: int | None) -> HeadPart:
+def read_head(folder: Path, target: FrozenTarget, kind: HeadKind) -> HeadPart:
     """Open a head of this target (or of one it was fine-tuned from) to train it further.
 
-    Raises ExportError if it does not fit the target or is incomplete, TrainError if it is of
-    another kind or vocabulary than asked for, or has parts that save_head would lose."""
+    Raises ExportError if it does not fit the target or is incomplete, TrainError if it is of another kind than asked
+    for or has parts that save_head would lose."""
     part = open_pair(target.checkpoint.folder, folder).head
     assert part is not None
     shape = part.config
     if shape.kind != kind:
         raise TrainError(f"{folder} is an {shape.kind} head; train it on with --kind {shape.kind}")
-    if kind == "eagle3" and draft_vocab not in (None, shape.draft_vocab_size):
-        raise TrainError(
-            f"{folder} drafts from {shape.draft_vocab_size} tokens, not {draft_vocab}; leave --draft-vocab out, or "
-            "start without --init"
-        )
     new = target.head_config(kind, shape.draft_vocab_size)
     for name in ("num_layers", "hidden_size", "target_hidden_size", "qkv_bias", "taps"):
         if getattr(shape, name) != getattr(new, name):
@@ -110,7 +105,8 @@ def new_head(
     """A head on the target's device, with the target's frozen embedding (and LM head, EAGLE-1): untrained, or with the
     weights of a given one, as read_head returns it.
 
-    An untrained EAGLE-3 head's own LM head and last norm begin as the target's: the rows of the draft vocabulary."""
+    An untrained EAGLE-3 head's own LM head and last norm begin as the target's: the rows of the draft vocabulary. So do
+    the rows of tokens that the given head did not know."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = build_head(shape)
@@ -121,16 +117,27 @@ def new_head(
         head.lm_head = model.lm_head
     else:
         with torch.no_grad():
-            rows = model.lm_head.weight if vocabulary is None else model.lm_head.weight[vocabulary.ids]
-            head.lm_head.weight.copy_(rows)
+            head.lm_head.weight.copy_(_lm_head_rows(model.lm_head.weight, vocabulary, given))
             cast(Tensor, head.norm.weight).copy_(model.model.norm.weight)
     if given is not None:
         with torch.no_grad():
             for name, parameter in trained(head).items():
-                parameter.copy_(given.checkpoint.tensors[name].read())
+                if name != "lm_head.weight":
+                    parameter.copy_(given.checkpoint.tensors[name].read())
     if isinstance(head, Eagle1Head):
         _cut_inputs(head, shape.hidden_size, inputs)
     return head
+
+
+def _lm_head_rows(target_rows: Tensor, vocabulary: Vocabulary | None, given: HeadPart | None) -> Tensor:
+    """[V', H] of the draft vocabulary: the target's [V, H], in place of which the given head's stand where it has
+    them."""
+    rows = target_rows.clone()
+    if given is not None:
+        known = vocabulary_of(given)
+        ids = slice(None) if known is None else known.ids
+        rows[ids] = given.checkpoint.tensors["lm_head.weight"].read().to(rows)
+    return rows if vocabulary is None else rows[vocabulary.ids]
 
 
 def trained(head: Head) -> dict[str, Tensor]:

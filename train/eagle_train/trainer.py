@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import PartialState  # type: ignore[import-untyped]
 from accelerate.utils import reduce as reduce_over_processes  # type: ignore[import-untyped]
@@ -19,7 +21,7 @@ from torch import Tensor
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.pair import HeadPart
-from eagle_train.batches import OnlineTeacher, Teacher, gather, step_generator, step_indices
+from eagle_train.batches import OnlineTeacher, Order, Teacher, gather, step_generator
 from eagle_train.cache import CachedTeacher
 from eagle_train.checkpoint import Progress, load_checkpoint, save_checkpoint
 from eagle_train.config import BETAS, CLIP, TrainConfig
@@ -63,7 +65,7 @@ def train_head(job: Job, config: TrainConfig, clock: Callable[[], float] = time.
     _check_output(job)
     target = FrozenTarget(job.target, device)
     target.head_config(config.kind, target.vocab_size)  # what does not fit is refused before any long work
-    given = None if job.init is None else read_head(job.init, target, config.kind, config.draft_vocab)
+    given = None if job.init is None else read_head(job.init, target, config.kind)
     try:
         found = _prepare(job, config, target, given, processes, clock).loop()
         processes.wait_for_everyone()
@@ -109,14 +111,16 @@ def _prepare(
     windows = open_windows(work / "data")
     held_out = open_windows(work / "eval") if job.eval_data else None
     counts = windows.loss_counts(target.vocab_size)
-    if given is not None:
-        vocabulary = vocabulary_of(given)
-    elif config.kind == "eagle3":
-        vocabulary = choose_vocabulary(counts, config.draft_vocab, (*target.eos, *special_ids(job.target)))
-    else:
+    if config.kind == "eagle1":
         vocabulary = None
+    elif given is not None and config.draft_vocab is None:
+        vocabulary = vocabulary_of(given)
+    else:
+        vocabulary = choose_vocabulary(counts, config.draft_vocab, (*target.eos, *special_ids(job.target)))
     size = target.vocab_size if vocabulary is None else len(vocabulary.ids)
-    shape = target.head_config(config.kind, size) if given is None else given.config
+    shape = target.head_config(config.kind, size)
+    if given is not None:
+        shape = dataclasses.replace(given.config, draft_vocab_size=size)
     covered = coverage(counts, vocabulary)
     run = Run(job, config, target, shape, given, vocabulary, windows, held_out, processes, clock)
     if processes.is_main_process:
@@ -148,6 +152,9 @@ class Run:
         self._windows, self._held_out, self._processes, self._clock = windows, held_out, processes, clock
         self._device = target.device
         self._vocabulary = None if vocabulary is None else vocabulary.to(self._device)
+        self._order = Order(
+            np.diff(windows.starts), config.batch_size, config.seed, processes.process_index, processes.num_processes
+        )
         self._teacher: Teacher = OnlineTeacher(target, shape.taps)
         self._identity = {
             **config.fixed(),
@@ -219,11 +226,8 @@ class Run:
         return float(reduce_over_processes(seconds, "mean"))
 
     def _step(self, tally: Tally) -> tuple[Tensor, dict[str, Tensor]]:
-        config, rank = self._config, self._processes.process_index
-        step = self._progress.step
-        indices = step_indices(
-            len(self._windows), config.seed, step, config.batch_size, rank, self._processes.num_processes
-        )
+        config, step = self._config, self._progress.step
+        indices = self._order.windows(step)
         batch = gather(self._windows, indices, self._device)
         taught = self._teacher.teach(self._windows, indices, batch)
         for group in self._optimizer.param_groups:
