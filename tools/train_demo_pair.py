@@ -37,7 +37,7 @@ from eagle_runtime.errors import EagleError
 from eagle_tools.acceptance import measure
 from eagle_tools.plots import scaling_plot
 from eagle_tools.questions import read_questions
-from small_llama import CONFIG, SEQUENCE, TrainError, log, machine, train_target
+from small_llama import CONFIG, TrainError, log, machine, train_target
 
 PAIR = Path(__file__).parent / "demo_pair"
 EOS = "<|endoftext|>"
@@ -51,9 +51,10 @@ TEST_FOLDERS = {"test", "tests", "idle_test"}  # most of the text, and the plain
 LONGEST = 600_000  # characters of a file; longer ones are tables
 
 KINDS = ("eagle1", "eagle3")
-ANSWERS, ANSWER_TOKENS = 1600, 192  # prompts that the target goes on from, tokens at most of each answer
+GREEDY, SAMPLED, ANSWER_TOKENS = 1600, 2400, 192  # prompts that the target goes on from, most tokens of an answer
+FAR, FAR_TOKENS = 64, 3328  # windows of training text by which the heads learn to draft far into a text
 HEAD_BATCH = {"eagle1": 8, "eagle3": 2}  # answers per step: unrolled heads learn slowly, so they step often
-DRAFT_VOCAB, TTT_STEPS = 2048, 5  # EAGLE-3: tokens that the head knows, unrolled steps
+DRAFT_VOCAB, TTT_STEPS = 3072, 5  # EAGLE-3: tokens that the head knows, unrolled steps
 SHARES, SCALING_PROMPTS, SCALING_TOKENS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1), 16, 64  # of the scaling plot
 
 
@@ -105,7 +106,11 @@ def make_data(work: Path, out: Path) -> None:
         (held_out if is_held_out(path) else train).append((path, text))
     tokenizer = train_tokenizer([text for path, text in train if TEST_FOLDERS.isdisjoint(Path(path).parts)])
     tokenizer.save(str(target / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": EOS, "model_max_length": 2048}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": EOS,
+        "model_max_length": CONFIG.max_position_embeddings,
+    }
     write_json(target / "tokenizer_config.json", settings)
     eos = tokenizer.token_to_id(EOS)
     counts = {}
@@ -116,16 +121,22 @@ def make_data(work: Path, out: Path) -> None:
         with (work / f"{name}.jsonl").open("w", encoding="utf-8") as file:  # for eagle-train
             file.writelines(json.dumps({"ids": row}) + "\n" for row in rows)
         counts[name] = {"files": len(texts), "characters": sum(len(text) for _, text in texts), "tokens": len(ids)}
-    with (work / "prompts.jsonl").open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps({"prompt": prompt}) + "\n" for prompt in openings(tokenizer, train)[:ANSWERS])
+    prompts = openings(tokenizer, train)
+    for name, part in (("greedy", prompts[:GREEDY]), ("sampled", prompts[GREEDY : GREEDY + SAMPLED])):
+        with (work / f"{name}-prompts.jsonl").open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps({"prompt": prompt}) + "\n" for prompt in part)
+    ids = np.fromfile(work / "train.bin", np.uint16)
+    with (work / "far.jsonl").open("w", encoding="utf-8") as file:
+        for start in np.linspace(0, len(ids) - FAR_TOKENS, FAR).astype(int):
+            file.write(json.dumps({"ids": ids[start : start + FAR_TOKENS].tolist()}) + "\n")
     known = [text for _, text in train]  # some functions stand in two files
     unseen = (prompt for prompt in openings(tokenizer, held_out) if not any(prompt in text for text in known))
-    prompts = list(itertools.islice(unseen, PROMPTS))
+    held_out_prompts = list(itertools.islice(unseen, PROMPTS))
     with (out / "heldout.jsonl").open("w", encoding="utf-8") as file:
-        for number, prompt in enumerate(prompts):
+        for number, prompt in enumerate(held_out_prompts):
             row = {"question_id": number, "category": "python", "turns": [prompt]}
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    log(work / "data.log.jsonl", machine() | counts | {"prompts": len(prompts)})
+    log(work / "data.log.jsonl", machine() | counts | {"prompts": len(held_out_prompts)})
 
 
 def sources() -> Iterator[tuple[str, str]]:
@@ -191,15 +202,9 @@ def write_answers(work: Path, out: Path) -> None:
     Both halves at once, each with half of the cores."""
     runs = []
     for name, temperature in (("greedy", "0"), ("sampled", "1")):
-        arguments = [
-            "generate",
-            str(out / "target"),
-            "--data",
-            str(work / "prompts.jsonl"),
-            "--temperature",
-            temperature,
-        ]
-        arguments += ["-o", str(work / f"{name}.jsonl"), "--max-new-tokens", str(ANSWER_TOKENS), "--batch-size", "64"]
+        arguments = ["generate", str(out / "target"), "--data", str(work / f"{name}-prompts.jsonl")]
+        arguments += ["--temperature", temperature, "-o", str(work / f"{name}.jsonl")]
+        arguments += ["--max-new-tokens", str(ANSWER_TOKENS), "--batch-size", "64"]
         runs.append((name, arguments))
     in_parallel(runs, work)
 
@@ -209,7 +214,7 @@ def train_heads(work: Path, out: Path, minutes: float, init: Path | None) -> Non
     or from the heads in the folder `init`."""
     runs = []
     for kind in KINDS:
-        data = [work / "greedy.jsonl", work / "sampled.jsonl"]
+        data = [work / "greedy.jsonl", work / "sampled.jsonl", work / "far.jsonl"]
         arguments = head_arguments(kind, out, data, work / kind, None if init is None else init / kind)
         arguments += ["--minutes", str(minutes), "--eval-data", str(work / "heldout.jsonl")]
         if (work / kind / "training").is_dir():
@@ -225,7 +230,7 @@ def train_heads(work: Path, out: Path, minutes: float, init: Path | None) -> Non
 def measure_scaling(work: Path, out: Path, largest: int) -> None:
     """tau of heads trained once over 1/16, 1/8 ... 1/1 of `largest` tokens, greedy, dynamic tree, held-out prompts:
     work/scaling.jsonl and work/scaling.png."""
-    rows = [line for pair in zip(*answers(work), strict=True) for line in pair]  # alike parts of both
+    rows = [line for pair in zip(*answers(work), strict=False) for line in pair]  # alike parts of both
     runs, sizes = [], {}
     for share in SHARES:
         tokens, count = 0, 0
@@ -272,7 +277,7 @@ def answers(work: Path) -> list[list[str]]:
 def head_arguments(kind: str, out: Path, data: list[Path], folder: Path, init: Path | None = None) -> list[str]:
     """Arguments of eagle-train, its budget aside. init: a head to go on from, with its draft vocabulary."""
     arguments = ["head", str(out / "target"), "--kind", kind, "-o", str(folder), "--data", *map(str, data)]
-    arguments += ["--seq-len", str(SEQUENCE), "--batch-size", str(HEAD_BATCH[kind])]
+    arguments += ["--seq-len", str(FAR_TOKENS), "--batch-size", str(HEAD_BATCH[kind])]
     if kind == "eagle3":
         arguments += ["--draft-vocab", str(DRAFT_VOCAB), "--ttt-steps", str(TTT_STEPS)]
     if init is not None:
