@@ -37,7 +37,7 @@ from eagle_runtime.manifest import (
 from eagle_runtime.text import Text
 
 GRAPH_FILES = {"target": "target/model.onnx", "draft": "draft/model.onnx"}
-TOP_K = 10  # children per node that a head's graph computes unless more or fewer are asked for
+TOP_K = 64  # tokens that a head's graph names per row unless more or fewer are asked for; drawing wants many
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 TOOLS = ("eagle-edge", "torch", "transformers", "onnx", "onnx-ir", "onnxscript")
 
@@ -70,10 +70,10 @@ def export(
 
     backend, precision: keys of recipes.RECIPES. draft_precision: of the head, None for the target's. calibration:
     folder that eagle-calib wrote for these models. draft_vocab: most frequent tokens that the head keeps, None for all
-    it knows. draft_top_k: children per node that the head's graph computes, so the most a tree may ask for, None for
-    TOP_K. certify: compare the finished bundle with the source and note the outcome in its manifest; where that cannot
-    be done the export goes on with a warning. An existing bundle is replaced in the end; any other existing folder is
-    refused. Raises ExportError or CalibrationError, and then, as when interrupted, leaves nothing behind."""
+    it knows. draft_top_k: tokens that the head's graph names per row, so the most children a tree's node may have, None
+    for TOP_K. certify: compare the finished bundle with the source and note the outcome in its manifest; where that
+    cannot be done the export goes on with a warning. An existing bundle is replaced in the end; any other existing
+    folder is refused. Raises ExportError or CalibrationError, and then, as when interrupted, leaves nothing behind."""
     if draft_top_k is not None and draft_top_k < 1:
         raise ExportError(f"draft top-k is {draft_top_k}, but must be 1 or more")
     precisions = {"target": precision}
@@ -97,7 +97,7 @@ def export(
             )
         top_k = TOP_K if draft_top_k is None else draft_top_k
         if pair.head is not None:
-            top_k = min(top_k, pair.head.config.draft_vocab_size)
+            top_k = min(top_k, draft_vocab or top_k, pair.head.config.draft_vocab_size)
         progress.update(task, description="tracing")
         graphs = build_graphs(pair, recipe.traced, top_k)
         decisions = {name: apply(recipe.passes[name], graph) for name, graph in graphs.items()}

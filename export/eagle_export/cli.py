@@ -164,7 +164,7 @@ def _parser() -> Parser:
         "--draft-top-k",
         type=int,
         metavar="K",
-        help="most children per node a tree may ask for (default 10)",
+        help="tokens the head names per row: most children of a tree's node; drawing wants many (default 64)",
     )
     parser.add_argument(
         "--no-certificate", dest="certify", action="store_false", help="do not compare the bundle with the source"

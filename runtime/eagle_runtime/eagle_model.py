@@ -15,6 +15,7 @@ from typing import Any, Literal
 from eagle_runtime.backends import PassedOver, check_name, choose, open_sessions
 from eagle_runtime.cost import Costs, fingerprint, measure, read_costs, write_costs
 from eagle_runtime.cost_aware import CostAwareDrafter
+from eagle_runtime.coupling import Coupling, Trust
 from eagle_runtime.drafter import (
     Drafter,
     DynamicTree,
@@ -207,11 +208,11 @@ class EagleModel:
         if max_new_tokens < 1:
             raise RequestError(f"max_new_tokens is {max_new_tokens}, but must be 1 or more")
         method = self.default_method if method is None else method
-        drafter = self._drafter(method, tree, total_token, depth, draft_top_k, params.temperature == 0)
+        sampler = Sampler(params, tokens, self.manifest.target.vocab_size)
+        drafter = self._drafter(method, tree, total_token, depth, draft_top_k, sampler)
         stop = frozenset(stop_token_ids) | (
             frozenset() if ignore_eos else frozenset(self.manifest.target.eos_token_ids)
         )
-        sampler = Sampler(params, tokens, self.manifest.target.vocab_size)
         limit = min(max_new_tokens, self.context - len(tokens))
         self._generation += 1
         return self._decode(self._generation, tokens, drafter, sampler, _Ending(stop, limit), method, on_cycle)
@@ -316,15 +317,22 @@ class EagleModel:
         total: int | None,
         depth: int | None,
         top_k: int | None,
-        greedy: bool,
+        sampler: Sampler,
     ) -> Drafter:
         if method == "vanilla":
             return Plain()
         if method not in typing.get_args(Method):
             raise RequestError(f"method is {method!r}, but must be one of {', '.join(typing.get_args(Method))}")
+        greedy = sampler.params.temperature == 0
         head = None if method == "lookup" else self.head
+
+        def fixed(shape: TreeShape, head: Head) -> Drafter:
+            return EagleDrafter(head if greedy else head.coupled(Coupling(sampler, Trust())), shape)
+
         if tree is not None and not isinstance(tree, str):
-            return EagleDrafter(self.head, tree)
+            if head is None or method != "eagle":
+                raise RequestError(f"method {method} takes no tree shape of your own; leave tree out")
+            return fixed(tree, head)
         defaults = self.manifest.tree_defaults
         sized = total is not None or depth is not None
         total = defaults.total_token if total is None else total
@@ -340,13 +348,15 @@ class EagleModel:
             raise RequestError(f"tree is {kind!r}, but must be one of {', '.join(typing.get_args(TreeKind))}")
         if kind == "cost-aware":
             experience = self._experience.setdefault((method, greedy), Experience())
+            if head is not None and not greedy:
+                head = head.coupled(Coupling(sampler, experience.trust))
             return CostAwareDrafter(head, self.costs(), experience, top_k=top_k, copies=method != "eagle")
         if method == "lookup" and kind == "chain":
             return LookupDrafter(len(line.choices))
         if head is None or method != "eagle":
             raise RequestError(f"method {method} does not draft a {kind} tree; leave the tree to it")
         shapes: dict[str, TreeShape] = {"dynamic": dynamic, "static": StaticTree(EAGLE1_CHOICES), "chain": line}
-        return EagleDrafter(head, shapes[kind])
+        return fixed(shapes[kind], head)
 
 
 @dataclass

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from eagle_runtime.coupling import Trust
 from eagle_runtime.tree import Float, Int, Tree
 
 # A head's probabilities are corrected in these bins, by accepted / expected; PRIOR counts as much as seen evidence.
@@ -34,6 +35,7 @@ class Experience:
         self._tried_matches = np.full(len(MATCHED), PRIOR)
         self._accepted_matches = PRIOR * MATCHED
         self.pace = Pace()
+        self.trust = Trust()
 
     def corrected(self, log_probs: Float) -> Float:
         """A head's log-probabilities of children given that their parent is accepted -> the target's, as counted."""

@@ -67,8 +67,8 @@ class TargetSpec:
 
 @dataclass(frozen=True, slots=True)
 class HeadSpec:
-    """The draft head. hidden_size: width of its features and of its own hidden state. top_k: children per row
-    computed in the graph. taps: indices of the target's hidden_states feeding an EAGLE-3 head, else empty."""
+    """The draft head. hidden_size: width of its features and of its own hidden state. top_k: tokens that the
+    graph names per row. taps: indices of the target's hidden_states feeding an EAGLE-3 head, else empty."""
 
     kind: HeadKind
     hidden_size: int

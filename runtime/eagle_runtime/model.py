@@ -5,6 +5,7 @@ Shapes: T rows of one pass, N tree nodes, V vocabulary, Hd width of features, k 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from eagle_runtime.coupling import Coupling
 from eagle_runtime.session import Array, Rows, Session
 from eagle_runtime.tree import Bool, Float, Int, Tree, additive_mask, ancestor_mask, node_depths
 
@@ -106,6 +108,13 @@ class Head:
         self.top_k = int(session.outputs["token_ids"].shape[2])
         self._mask_dtype = session.inputs["tree_mask"].dtype
         self._feature_dtype = session.inputs["features"].dtype
+        self._coupling: Coupling | None = None
+
+    def coupled(self, coupling: Coupling) -> Head:
+        """This head, with the same cache, guessing what will be drawn with those random numbers."""
+        other = copy.copy(self)
+        other._coupling = coupling
+        return other
 
     @property
     def scratch(self) -> int:
@@ -127,7 +136,18 @@ class Head:
             positions = self.cache.length + row_numbers(len(ids))
             guess = self._run(ids, features[start : start + len(ids)], positions, causal(len(ids)))
             self.cache.advance(len(ids))
-        return Guess(guess.tokens[-1:], guess.log_probs[-1:], guess.hidden[-1:])
+        last = Guess(guess.tokens[-1:], guess.log_probs[-1:], guess.hidden[-1:])
+        if self._coupling is not None:
+            self._coupling.learn(tokens[0])
+        return self.decided(last, self.cache.length + 1, awaited=True)
+
+    def decided(self, guess: Guess, position: int, *, awaited: bool = False) -> Guess:
+        """A guess of the tokens at one absolute position, by the random numbers there if these are known. awaited: the
+        first token observed next is what came of it."""
+        if self._coupling is None:
+            return guess
+        tokens, log_probs = self._coupling.decide(guess.tokens, guess.log_probs, position, awaited=awaited)
+        return Guess(tokens, log_probs, guess.hidden)
 
     def _run(self, tokens: Int, features: Features, positions: Int, visible: Bool) -> Guess:
         """T rows; visible [T, L] says which of the last L rows (these T included) each may see."""
@@ -168,13 +188,14 @@ class Scratch:
         nested = parents >= 0
         rows[nested, :fed] = self._visible[parents[nested]]
         rows[np.arange(new), fed + np.arange(new)] = True
-        # The root's children stand at the position right after the settled rows, each level one further.
-        positions = np.full(new, self._settled + self._depth, np.int64)
-        guess = self._head._run(tokens, hidden, positions, rows)
+        # The root's children are fed at the position right after the settled rows, each level one further; a row holds
+        # a feature and the token after it, so what it guesses stands two further on.
+        position = self._settled + self._depth
+        guess = self._head._run(tokens, hidden, np.full(new, position, np.int64), rows)
         self._head.cache.advance(new)
         self._visible = np.block([[self._visible, np.zeros((fed, new), np.bool_)], [rows]])
         self._depth += 1
-        return guess
+        return self._head.decided(guess, position + 2)
 
     def __enter__(self) -> Scratch:
         return self

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from eagle_runtime.errors import EagleError, RequestError
 
 Row = npt.NDArray[np.float64]
 TINY = np.finfo(np.float64).tiny
+KEPT = 16  # positions whose random numbers are kept: a drafter looks at them some passes before they are used
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +131,14 @@ class Sampler:
         self._bias = np.array(list(params.logit_bias.values()), np.float64)
         if np.any((self._bias_ids < 0) | (self._bias_ids >= vocab_size)):
             raise RequestError(f"logit_bias names a token outside the vocabulary of {vocab_size}")
+        self._arrivals = lru_cache(maxsize=KEPT)(partial(arrivals, params.seed, count=vocab_size))
         self._plain = len(self._bias_ids) == 0 and (
             params.repetition_penalty == 1 and params.presence_penalty == 0 and params.frequency_penalty == 0
         )
+
+    def arrivals(self, position: int) -> Row:
+        """What decides at an absolute position; not computed again for another look soon."""
+        return self._arrivals(position)
 
     def next(self, logits: npt.NDArray[np.float32]) -> int:
         """Draw the token of the next position from the target's logits [V] and add it to the history."""
@@ -156,7 +163,7 @@ class Sampler:
         # difference (Daliri et al., arXiv 2408.07978). A point on the cumulative distribution would meet the shifted
         # edges of all tokens: hundreds of times as often.
         rates = np.exp(scores - scores.max())
-        return int(np.argmax(rates / arrivals(self.params.seed, self.position, len(scores))))
+        return int(np.argmax(rates / self.arrivals(self.position)))
 
     @np.errstate(over="ignore", invalid="ignore")  # what overflows is refused below
     def process(self, logits: npt.NDArray[np.float32]) -> Row:

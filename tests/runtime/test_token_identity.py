@@ -19,9 +19,11 @@ from conftest import load_trace
 from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.cost import Costs, Timings
 from eagle_runtime.cost_aware import CostAwareDrafter
+from eagle_runtime.coupling import Coupling, Trust
 from eagle_runtime.drafter import Drafter, DynamicTree, EagleDrafter, Plain, StaticTree, chain
 from eagle_runtime.experience import Experience
 from eagle_runtime.generate import Cycle, generate
+from eagle_runtime.model import Head
 from eagle_runtime.sampling import Sampler
 from eagle_runtime.tree import EAGLE1_CHOICES
 
@@ -36,13 +38,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 # As measured on a desktop processor; what was learned in one output stays for the next, as in a model.
 COSTS = Costs(Timings((1, 16, 64), (64,), ((0.05, 0.062, 0.13),)), Timings((1, 32), (64,), ((0.003, 0.005),)))
 EXPERIENCE = Experience()
-DRAFTERS: dict[str, tuple[str, Callable[[EagleModel], Drafter]]] = {
-    "dynamic": ("eagle1", lambda model: EagleDrafter(model.head, DynamicTree(24, 3, 5))),
-    "static": ("eagle1", lambda model: EagleDrafter(model.head, StaticTree(EAGLE1_CHOICES))),
-    "chain": ("eagle1", lambda model: EagleDrafter(model.head, chain(5))),
-    "eagle3": ("eagle3", lambda model: EagleDrafter(model.head, DynamicTree(24, 3, 5))),
-    "cost-aware": ("eagle3", lambda model: CostAwareDrafter(model.head, COSTS, EXPERIENCE)),
-    "eagle+lookup": ("eagle1", lambda model: CostAwareDrafter(model.head, COSTS, EXPERIENCE, copies=True)),
+DRAFTERS: dict[str, tuple[str, Callable[[Head], Drafter]]] = {
+    "dynamic": ("eagle1", lambda head: EagleDrafter(head, DynamicTree(24, 3, 5))),
+    "static": ("eagle1", lambda head: EagleDrafter(head, StaticTree(EAGLE1_CHOICES))),
+    "chain": ("eagle1", lambda head: EagleDrafter(head, chain(5))),
+    "eagle3": ("eagle3", lambda head: EagleDrafter(head, DynamicTree(24, 3, 5))),
+    "cost-aware": ("eagle3", lambda head: CostAwareDrafter(head, COSTS, EXPERIENCE)),
+    "eagle+lookup": ("eagle1", lambda head: CostAwareDrafter(head, COSTS, EXPERIENCE, copies=True)),
 }
 NEW_TOKENS = 32
 
@@ -72,10 +74,12 @@ def some_prompts(count: int) -> list[list[int]]:
 
 
 def decode(
-    model: EagleModel, drafter: Drafter, params: SamplingParams, prompt: list[int]
+    model: EagleModel, build: Callable[[Head], Drafter], params: SamplingParams, prompt: list[int]
 ) -> tuple[list[int], list[npt.NDArray[np.float32]], int]:
     """NEW_TOKENS tokens, the logits each was drawn from, and how many drafted tokens were accepted on the way."""
     sampler = RecordingSampler(params, prompt, model.manifest.target.vocab_size)
+    coupled = params.temperature > 0
+    drafter = build(model.head.coupled(Coupling(sampler, Trust())) if coupled else model.head)
     tokens: list[int] = []
     accepted = 0
     for event in generate(model._target, drafter, sampler, prompt):
@@ -101,10 +105,10 @@ def check_identity(
         enumerate(prompts), temperatures, SETTINGS.items()
     ):
         params = SamplingParams(temperature=temperature, seed=1000 + index, **options)
-        plain, plain_rows, _ = decode(model_of("eagle1", precision), Plain(), params, prompt)
+        plain, plain_rows, _ = decode(model_of("eagle1", precision), lambda _: Plain(), params, prompt)
         for name, (kind, build) in DRAFTERS.items():
             model = model_of(kind, precision)
-            tokens, rows, taken = decode(model, build(model), params, prompt)
+            tokens, rows, taken = decode(model, build, params, prompt)
             compared += 1
             accepted[name] += taken
             if tokens == plain:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,11 @@ from safetensors import safe_open
 from transformers import LlamaForCausalLM
 
 from eagle_export.bundle import export
-from eagle_runtime import EagleModel
+from eagle_runtime import EagleModel, SamplingParams
+from eagle_runtime.coupling import Coupling, Trust
+from eagle_runtime.drafter import DynamicTree, EagleDrafter
+from eagle_runtime.generate import Cycle, generate
+from eagle_runtime.sampling import Sampler
 from eagle_tools.acceptance import measure
 from eagle_tools.demo import PAIR
 from eagle_tools.questions import read_questions
@@ -65,6 +70,24 @@ def test_a_few_prompts_are_drafted_about_as_the_card_says(head: str, bundles: di
     with EagleModel.load(bundles[head]) as model:
         tau = measure(model, head, questions, "dynamic", 0.0, 64).tau
     assert tau == pytest.approx(card(head, "dynamic", 0), rel=0.25)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_knowing_the_random_numbers_saves_passes(head: str, bundles: dict[str, Path]) -> None:
+    passes = {True: 0, False: 0}
+    with EagleModel.load(bundles[head], threads=1) as model:
+        prompts = [model.text.encode(question.turns[0]) for question in read_questions(PAIR / "heldout.jsonl", 6)]
+        for coupled, (seed, prompt) in itertools.product(passes, enumerate(prompts)):
+            sampler = Sampler(SamplingParams(temperature=1.0, seed=seed), prompt, model.manifest.target.vocab_size)
+            draft = model.head.coupled(Coupling(sampler, Trust())) if coupled else model.head
+            emitted = 0
+            for event in generate(model._target, EagleDrafter(draft, DynamicTree()), sampler, prompt):
+                if isinstance(event, Cycle):
+                    passes[coupled] += 1
+                    emitted += len(event.step.tokens)
+                    if emitted > 96:
+                        break
+    assert passes[True] < 0.92 * passes[False]
 
 
 @pytest.mark.slow

@@ -1,0 +1,106 @@
+"""Drafts chosen with the random numbers that will decide: sure where the head is right, true chances where it errs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from eagle_runtime import SamplingParams
+from eagle_runtime.coupling import NEVER, WEIGHTS, Coupling, Trust, log_softmax
+from eagle_runtime.sampling import Sampler
+
+VOCAB = 50
+FILTERS: list[dict[str, Any]] = [{}, {"top_p": 0.8}, {"top_k": 5}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.7}]
+
+
+class Full(Trust):
+    """Of a head that errs by Gumbel noise at most."""
+
+    @property
+    def weight(self) -> float:
+        return 1.0
+
+
+def candidates(logits: npt.NDArray[np.float32], count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """What a head names: logits [V] -> tokens [1, count] and log-probabilities [1, count], best first."""
+    tokens = np.argsort(-logits, kind="stable")[None, :count]
+    log_probs = logits - np.log(np.exp(logits).sum())
+    return tokens, log_probs[tokens].astype(np.float32)
+
+
+def logits_of(seed: int, spread: float = 2.0) -> npt.NDArray[np.float32]:
+    return (spread * np.random.default_rng(seed).standard_normal(VOCAB)).astype(np.float32)
+
+
+@pytest.mark.parametrize("filters", FILTERS)
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
+def test_a_head_that_is_right_knows_every_token(temperature: float, filters: dict[str, Any]) -> None:
+    for seed in range(40):
+        params = SamplingParams(temperature=temperature, seed=seed, **filters)
+        logits, sampler = logits_of(seed), Sampler(params, [0] * seed, VOCAB)
+        drafted, chances = Coupling(sampler, Full()).decide(*candidates(logits, VOCAB), seed)
+        assert sorted(drafted[0]) == list(range(VOCAB)) and np.all(np.diff(chances[0]) <= 0)
+        assert np.exp(chances).sum() == pytest.approx(1, abs=1e-5)
+        assert drafted[0, 0] == sampler.next(logits)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_chances_are_frequencies(noise: float) -> None:
+    """The head names 40 tokens of 50 and errs by Gumbel noise, or says what the target says of each context on the mean
+    of contexts that look alike to it. What it holds likely is drawn as often as it says, once the weight is learned."""
+    trust, rng = Trust(), np.random.default_rng(1)
+    said, came, listed, in_list = [], [], 0.0, 0
+    for seed in range(4000):
+        sampler, guess = Sampler(SamplingParams(temperature=1.0, seed=seed), [0], VOCAB), logits_of(seed)
+        coupling = Coupling(sampler, trust)
+        drafted, chances = coupling.decide(*candidates(guess, 40), 1, awaited=True)
+        one_hot = np.full(VOCAB, -100.0)
+        one_hot[rng.choice(VOCAB, p=np.exp(log_softmax(guess[None].astype(np.float64))[0]))] = 0
+        token = sampler.next((guess + rng.gumbel(size=VOCAB) if noise else one_hot).astype(np.float32))
+        coupling.learn(token)
+        if seed < 200:
+            continue
+        said.append(np.exp(chances[0]))
+        came.append(drafted[0] == token)
+        listed, in_list = listed + float(said[-1].sum()), in_list + int(token in drafted)
+    assert trust.weight == (1 if noise else 0)
+    confidence, outcome = np.concatenate(said), np.concatenate(came)
+    for low, high in ((0.05, 0.15), (0.15, 0.3), (0.3, 0.5), (0.5, 0.7), (0.7, 1.0)):
+        inside = (confidence > low) & (confidence <= high)
+        assert inside.sum() > 100 and confidence[inside].mean() == pytest.approx(outcome[inside].mean(), abs=0.07)
+    assert listed == pytest.approx(in_list, rel=0.03)
+
+
+def test_the_weight_follows_the_text() -> None:
+    trust = Trust()
+    assert 0 < trust.weight < 1
+    for wanted in (1.0, 0.0, 0.6):
+        for _ in range(200):
+            trust.learn(-np.abs(WEIGHTS - wanted))
+        assert trust.weight == pytest.approx(wanted)
+    trust.learn(np.full(len(WEIGHTS), np.nan))
+    assert trust.weight == pytest.approx(0.6)
+
+
+def test_more_candidates_never_hurt_the_best_guess() -> None:
+    right = dict.fromkeys((1, 4, 16, VOCAB), 0)
+    for seed in range(500):
+        logits, sampler = logits_of(seed), Sampler(SamplingParams(temperature=1.0, seed=seed), [0], VOCAB)
+        token = sampler.next(logits)
+        for count in right:
+            right[count] += Coupling(sampler, Full()).decide(*candidates(logits, count), 1)[0][0, 0] == token
+    assert right[1] < right[4] < right[16] < right[VOCAB] == 500
+
+
+def test_what_cannot_be_drawn_stays_finite_and_what_a_head_computes_wrong_stays_last() -> None:
+    tokens, log_probs = candidates(logits_of(0), 8)
+    one = Coupling(Sampler(SamplingParams(temperature=1.0, top_k=1), [0], VOCAB), Trust())
+    _, chances = one.decide(tokens, log_probs, 3)
+    assert chances[0, 0] == 0 and np.all(chances[0, 1:] == NEVER)
+    two = np.concatenate([log_probs, np.full_like(log_probs, np.nan)])
+    every = Coupling(Sampler(SamplingParams(temperature=1.0), [0], VOCAB), Trust())
+    drafted, chances = every.decide(np.repeat(tokens, 2, 0), two, 3)
+    assert np.isfinite(chances[0]).all() and sorted(drafted[1]) == sorted(tokens[0])
