@@ -174,7 +174,7 @@ REQUESTS: list[tuple[list[str], str]] = [
     ([*IDS, "--context", "1"], "context is 1"),
     ([*IDS, "--context", "-1"], "context is -1"),
     ([*IDS, "--max-new-tokens", "0"], "max_new_tokens is 0"),
-    ([*IDS, "--draft-top-k", "65"], "65 children per node, but the bundle's head computes 64"),
+    ([*IDS, "--draft-top-k", "65"], "65 children per node, but the bundle's head computes 44"),
     ([*IDS, "--draft-top-k", "0"], "draft_top_k is 0"),
     ([*IDS, "--total-token", "1"], "total_token is 1"),
     ([*IDS, "--total-token", "-7"], "total_token is -7"),
