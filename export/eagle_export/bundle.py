@@ -76,6 +76,8 @@ def export(
     folder is refused. Raises ExportError or CalibrationError, and then, as when interrupted, leaves nothing behind."""
     if draft_top_k is not None and draft_top_k < 1:
         raise ExportError(f"draft top-k is {draft_top_k}, but must be 1 or more")
+    if draft_vocab is not None and draft_vocab < 1:
+        raise ExportError(f"draft vocabulary is {draft_vocab}, but must be 1 or more")
     precisions = {"target": precision}
     if draft is not None:
         precisions["draft"] = draft_precision or precision
@@ -95,9 +97,9 @@ def export(
             warnings.append(
                 f"{target} has no tokenizer.json; the bundle decodes token ids only (eagle-run --prompt-ids)"
             )
-        top_k = TOP_K if draft_top_k is None else draft_top_k
+        top_k = min(TOP_K, draft_vocab or TOP_K) if draft_top_k is None else draft_top_k
         if pair.head is not None:
-            top_k = min(top_k, draft_vocab or top_k, pair.head.config.draft_vocab_size)
+            top_k = min(top_k, pair.head.config.draft_vocab_size)
         progress.update(task, description="tracing")
         graphs = build_graphs(pair, recipe.traced, top_k)
         decisions = {name: apply(recipe.passes[name], graph) for name, graph in graphs.items()}

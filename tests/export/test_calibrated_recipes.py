@@ -307,8 +307,18 @@ def test_trimmed_vocabulary_is_lossless_and_listed(
             assert drafted <= set(kept.tolist())
 
 
-@pytest.mark.parametrize(("size", "words"), [(9, "from 10 to 255"), (256, "from 10 to 255"), (0, "from 10 to 255")])
-def test_vocabulary_of_a_wrong_size(size: int, words: str, calibrations: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("size", "top_k", "words"),
+    [
+        (9, 10, "from 10 to 255"),
+        (256, None, "from 64 to 255"),
+        (0, None, "vocabulary is 0"),
+        (-3, 4, "vocabulary is -3"),
+    ],
+)
+def test_vocabulary_of_a_wrong_size(
+    size: int, top_k: int | None, words: str, calibrations: dict[str, Path], tmp_path: Path
+) -> None:
     with pytest.raises(ExportError, match=words):
         export(
             GOLDEN / "target",
@@ -316,6 +326,7 @@ def test_vocabulary_of_a_wrong_size(size: int, words: str, calibrations: dict[st
             tmp_path / "b",
             calibration=calibrations["eagle1"],
             draft_vocab=size,
+            draft_top_k=top_k,
             certify=False,
         )
     assert not list(tmp_path.iterdir())

@@ -243,7 +243,7 @@ def test_bundle_equals_the_papers(name: str, tmp_path: Path) -> None:
         with Scratch(model.head) as scratch:
             following = scratch.feed(np.array([11]), guess.hidden, np.array([-1]))
     for ours, reference in ((guess, log_probs[-1]), (following, next_log_probs[-1])):
-        best = reference.topk(ours.tokens.shape[1])
-        np.testing.assert_allclose(ours.log_probs[0], best.values, atol=1e-4)
+        best = reference.topk(10)
+        np.testing.assert_allclose(ours.log_probs[0, :10], best.values, atol=1e-4)
         offset = weights["d2t"][best.indices] if variant.draft_vocab < 64 else 0
-        assert ours.tokens[0].tolist() == (best.indices + offset).tolist()
+        assert ours.tokens[0, :10].tolist() == (best.indices + offset).tolist()
