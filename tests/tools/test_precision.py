@@ -108,7 +108,8 @@ def test_command_prints_the_table_and_writes_everything(
     rows = [json.loads(line) for line in (out / "precision.jsonl").read_text().splitlines()]
     assert rows[1]["bytes"] < 0.5 * rows[0]["bytes"]
     assert rows[0]["perplexity_change"] == 0 != rows[1]["perplexity_change"]
-    assert all(row["tau"] > 1.5 and row["pass_16_ms"] > row["pass_1_ms"] > 0 < row["draft_ms"] for row in rows)
+    assert all(row["tau"] > 1.5 and row["draft_ms"] > 0 for row in rows)
+    assert all(row["pass_16_ms"] > row["pass_1_ms"] > 0 for row in rows)
     assert (out / "precision.png").read_bytes().startswith(PNG)
 
 

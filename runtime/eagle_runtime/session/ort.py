@@ -155,17 +155,32 @@ class BoundSession:
                 assert dim == size, name
         self._binding.bind_input(name, "cpu", 0, dtype.type, shape, value.ctypes.data)
 
+    @property
+    def _row_shape(self) -> tuple[int, int]:
+        """Key/value heads, and the width of one."""
+        return int(self._row.shape[2]), int(self._row.shape[3])
+
     def _bind_cache(
-        self, device: str, heads: Sequence[int], length: int, rows: int, row_bytes: int, dtype: npt.DTypeLike
+        self,
+        device: str,
+        heads: Sequence[int],
+        length: int,
+        rows: int,
+        row_bytes: int,
+        dtype: npt.DTypeLike,
+        blank: int | None = None,
     ) -> None:
         """heads: addresses of the keys of layer 0, its values, the keys of layer 1, ... on `device`. `past` is bound
-        to the first `length` rows there and the new rows right behind, so that a pass appends without copying."""
+        to the first `length` rows there and the new rows right behind, so that a pass appends without copying. blank:
+        the address of a row that stands for a past without rows."""
         kind = np.dtype(dtype).type
-        past_shape = (1, length, *self._row.shape[2:])
-        new_shape = (1, rows, *self._row.shape[2:])
+        hidden = length == 0 and blank is not None
+        past_shape = (1, 1 if hidden else length, *self._row_shape)
+        new_shape = (1, rows, *self._row_shape)
         names = (f"{layer}.{part}" for layer in range(self._layers) for part in ("key", "value"))
         for name, head in zip(names, heads, strict=True):
-            self._binding.bind_input(f"past_key_values.{name}", device, 0, kind, past_shape, head)
+            past = blank if hidden else head
+            self._binding.bind_input(f"past_key_values.{name}", device, 0, kind, past_shape, past)
             tail = head + length * row_bytes
             self._binding.bind_output(f"present.{name}", device, 0, kind, new_shape, tail)
 
@@ -193,8 +208,7 @@ class OrtSession(BoundSession):
         self._blank = np.zeros(self._row_shape, self._row.dtype)
 
     def new_cache(self, capacity: int) -> KVCache:
-        kv_heads, head_dim = self._row_shape
-        return KVCache(self._layers, capacity, kv_heads, head_dim, self._row.dtype)
+        return KVCache(self._layers, capacity, *self._row_shape, self._row.dtype)
 
     def run(self, feeds: Mapping[str, Any], cache: KVCache) -> dict[str, Array]:
         rows = len(feeds["input_ids"])
@@ -206,28 +220,14 @@ class OrtSession(BoundSession):
         sizes: dict[str, int] = {}
         for name in self.inputs:
             self._bind_feed(name, feeds[name], sizes)
-        self._bind_cache("cpu", cache.heads, cache.length, rows, cache.rows.strides[1], cache.rows.dtype)
-        if not cache.length:
-            self._bind_blank()
+        row_bytes, blank = cache.rows.strides[1], self._blank.ctypes.data
+        self._bind_cache("cpu", cache.heads, cache.length, rows, row_bytes, cache.rows.dtype, blank)
         results = {name: self._bind_output(name, sizes) for name in self.outputs}
         run_graph(self._session, self._binding)
         return results
 
     def joined(self, parts: Sequence[Array]) -> Array:
         return np.concatenate(parts)
-
-    @property
-    def _row_shape(self) -> tuple[int, int]:
-        """Key/value heads, and the width of one."""
-        return int(self._row.shape[2]), int(self._row.shape[3])
-
-    def _bind_blank(self) -> None:
-        """In place of a past without rows, one row of zeros."""
-        shape = (1, 1, *self._blank.shape)
-        for layer in range(self._layers):
-            for part in ("key", "value"):
-                name = f"past_key_values.{layer}.{part}"
-                self._binding.bind_input(name, "cpu", 0, self._blank.dtype.type, shape, self._blank.ctypes.data)
 
 
 def _specs(values: list[Any]) -> dict[str, TensorSpec]:

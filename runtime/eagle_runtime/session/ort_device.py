@@ -36,8 +36,7 @@ class OrtDeviceSession(BoundSession):
         check_rows(path, spec)
 
     def new_cache(self, capacity: int) -> OrtCache:
-        kv_heads, head_dim = int(self._row.shape[2]), int(self._row.shape[3])
-        cache = OrtCache(self._memory, self._layers, capacity, kv_heads, head_dim, self._row.dtype)
+        cache = OrtCache(self._memory, self._layers, capacity, *self._row_shape, self._row.dtype)
         self._caches.append(cache)
         return cache
 
