@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.cache import Cache
-from eagle_runtime.model import Features, Head, Scratch, Target
+from eagle_runtime.model import Features, Head, Target
 from eagle_runtime.tree import Tree
 
 Seconds = npt.NDArray[np.float64]
@@ -33,6 +33,7 @@ HEAD_ROWS = (1, 4, 10, 32)
 BEFORE = 4  # rows of the head in the pass before a verification
 CONTEXTS = (64, 2048)  # rows before a pass; less where the model serves less
 ROUNDS = 2  # of which the fastest counts: what else the machine does only ever adds
+MEASURED = "levels and trees"  # to be changed with what is timed
 MAX_S = 20.0  # no further round is begun after this
 
 
@@ -59,7 +60,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Of verification passes, and of passes of the head; None without one.
+    """Of verifying a tree, and of growing one by a level; None without a head. Both with the host's own work.
 
     plain: of verifications of one row that follow each other, which take less than behind a pass of the head, whose
     threads and weights come in between; None: as in `target`."""
@@ -73,8 +74,25 @@ class Costs:
         return float((self.plain or self.target).at(context)[1])
 
 
-def measure(target: Target, head: Head | None) -> Costs:
-    """Time passes of both graphs; their caches are empty afterwards. Takes about 60 verifications."""
+class Drafting(Protocol):
+    """What drafting does beside the verification, as often as asked, so that it can be timed."""
+
+    @property
+    def head(self) -> Head: ...
+
+    def begin(self, features: Features) -> None:
+        """To be called first. features [1, Hd]: any."""
+
+    def level(self, rows: int) -> None:
+        """A level of a tree below `rows` nodes: the pass of the head and the host's work."""
+
+    def tree(self) -> None:
+        """The host's work on a tree, whatever its size."""
+
+
+def measure(target: Target, drafting: Drafting | None) -> Costs:
+    """Time passes of both graphs and the work between them; the caches are empty afterwards. Takes about 60
+    verifications."""
     _, features = target.prefill([0])
 
     def verify(rows: int) -> None:
@@ -82,30 +100,25 @@ def measure(target: Target, head: Head | None) -> Costs:
         parents[0] = -1
         target.verify(Tree(np.zeros(rows, np.int64), parents, np.zeros(rows, np.float32)))
 
-    if head is None:
+    if drafting is None:
         found = Costs(_timings(target.cache, verify, TARGET_ROWS), None)
     else:
-        draft = _draft_pass(head, features)
+        head = drafting.head
+        head.cache.truncate(0)
+        drafting.begin(features)
+
+        def verify_tree(rows: int) -> None:
+            drafting.tree()
+            verify(rows)
+
         rows = tuple(count for count in HEAD_ROWS if count <= head.scratch)
         plain = _timings(target.cache, verify, (1,))
-        behind = _timings(target.cache, verify, TARGET_ROWS, before=lambda: draft(min(BEFORE, head.scratch)))
-        found = Costs(behind, _timings(head.cache, draft, rows), plain)
+        before = min(BEFORE, head.scratch)
+        behind = _timings(target.cache, verify_tree, TARGET_ROWS, before=lambda: drafting.level(before))
+        found = Costs(behind, _timings(head.cache, drafting.level, rows), plain)
         head.cache.truncate(0)
     target.cache.truncate(0)
     return found
-
-
-def _draft_pass(head: Head, features: Features) -> Callable[[int], None]:
-    """A function that runs one pass of the head over some rows. features [1, Hd]: any."""
-    head.cache.truncate(0)
-    hidden = head.observe([0], features).hidden
-
-    def one_pass(rows: int) -> None:
-        zeros = np.zeros(rows, np.int64)
-        with Scratch(head) as scratch:
-            scratch.feed(zeros, hidden[zeros], zeros - 1)
-
-    return one_pass
 
 
 def _timings(
@@ -134,7 +147,7 @@ def _timings(
 
 def fingerprint(facts: Iterable[str]) -> str:
     """What measured costs are kept under: equal for equal facts on a machine that looks the same."""
-    machine = [sys.platform, processor_name(), str(os.cpu_count())]
+    machine = [MEASURED, sys.platform, processor_name(), str(os.cpu_count())]
     return hashlib.sha256("\n".join([*machine, *facts]).encode()).hexdigest()[:32]
 
 

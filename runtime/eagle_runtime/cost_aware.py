@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eagle_runtime.cost import LARGEST, Costs, Seconds
+from eagle_runtime.cost import LARGEST, Costs, Seconds, Timings
 from eagle_runtime.experience import Experience
 from eagle_runtime.lookup import LONGEST, Suffixes
 from eagle_runtime.model import Features, Guess, Head, Scratch
@@ -27,6 +27,7 @@ DEEPEST = 10  # levels below the root that the head grows at most
 LONGEST_COPY = 24  # looked up tokens
 WEIGHT = 0.05  # of a level in the running means of its nodes' best children
 BEST_CHILD, SECOND_CHILD = 0.6, 0.15  # those means before any level was seen
+USUAL = 4  # nodes of a level that usually have children
 NEVER = np.float32(-1e9)  # log-chance of what a head that computes NaN says
 
 
@@ -219,6 +220,42 @@ class CostAwareDrafter:
         self._experience.learn(last.tree, np.array(path), last.log_probs, last.matches)
         if last.drafted:
             self._experience.pace.note(len(new), last.cost)
+
+
+class Rehearsal:
+    """Growing trees to no end but to be timed (cost.Drafting)."""
+
+    def __init__(self, head: Head) -> None:
+        self.head = head
+
+    def begin(self, features: Features) -> None:
+        flat = Timings((1, LARGEST), (1,), ((1.0, 1.0),))
+        self._seconds = flat.at(1)
+        self._drafter = CostAwareDrafter(self.head, Costs(flat, flat), Experience())
+        self._first = self.head.observe([0], features)
+        self._pool = Pool()
+        nodes = np.zeros(USUAL, np.int64)
+        for frontier in (nodes[:1] - 1, nodes):  # two levels
+            tokens, log_probs = self._first.tokens[nodes], self._first.log_probs[nodes]
+            self._add(
+                self._pool, Guess(tokens[: len(frontier)], log_probs[: len(frontier)], self._first.hidden), frontier
+            )
+
+    def level(self, rows: int) -> None:
+        nodes = np.zeros(rows, np.int64)
+        with Scratch(self.head) as scratch:
+            guess = scratch.feed(nodes, self._first.hidden[nodes], nodes - 1)
+        self._add(Pool(), guess, nodes - 1)
+
+    def tree(self) -> None:
+        draft = _chosen(self._pool, 0, self._seconds, 1.0, 1.0, 1, True)
+        self._drafter._last = draft
+        self._drafter._learn([0, int(draft.tree.tokens[1])])
+
+    def _add(self, pool: Pool, guess: Guess, frontier: Int) -> None:
+        drafter, seconds = self._drafter, self._seconds
+        values = drafter._add_level(pool, None, guess, frontier, np.zeros(len(frontier), np.float32))
+        drafter._worth_growing(pool, None, values[best_first(values, drafter._top_k)], seconds, 1.0, seconds)
 
 
 class _Draft(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from eagle_runtime.backends import PassedOver, check_name, choose, open_sessions
 from eagle_runtime.cost import Costs, fingerprint, measure, read_costs, write_costs
-from eagle_runtime.cost_aware import CostAwareDrafter
+from eagle_runtime.cost_aware import CostAwareDrafter, Rehearsal
 from eagle_runtime.coupling import Coupling, Trust
 from eagle_runtime.drafter import (
     Drafter,
@@ -236,7 +236,7 @@ class EagleModel:
             self._costs = None if measure_again else read_costs(key)
             if self._costs is None:
                 self._generation += 1
-                self._costs = measure(self._target, self._head)
+                self._costs = measure(self._target, None if self._head is None else Rehearsal(self._head))
                 write_costs(key, self._costs)
         return self._costs
 
@@ -330,9 +330,10 @@ class EagleModel:
             return EagleDrafter(head if greedy else head.coupled(Coupling(sampler, Trust())), shape)
 
         if tree is not None and not isinstance(tree, str):
-            if head is None or method != "eagle":
+            grown_by = self.head
+            if method != "eagle":
                 raise RequestError(f"method {method} takes no tree shape of your own; leave tree out")
-            return fixed(tree, head)
+            return fixed(tree, grown_by)
         defaults = self.manifest.tree_defaults
         sized = total is not None or depth is not None
         total = defaults.total_token if total is None else total
