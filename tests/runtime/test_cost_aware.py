@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from eagle_runtime import EagleModel
 from eagle_runtime.cost import LARGEST, Costs, Timings
 from eagle_runtime.cost_aware import CostAwareDrafter, best_size
+from eagle_runtime.drafter import DynamicTree
 from eagle_runtime.errors import RequestError
 from eagle_runtime.experience import LONGEST_REST, SHORTEST_REST, Experience, Pace
 from eagle_runtime.generate import Cycle, generate
@@ -216,6 +217,8 @@ def test_methods_of_a_model(model: EagleModel, method: str, tree: str | None, te
 def test_shapes_that_a_method_does_not_draft(model: EagleModel, method: str, tree: str) -> None:
     with pytest.raises(RequestError, match=f"does not draft a {tree} tree"):
         model.generate([1, 2, 3], method=method, tree=tree)
+    with pytest.raises(RequestError, match=f"{method} takes no tree shape of your own"):
+        model.generate([1, 2, 3], method=method, tree=DynamicTree(8, 2, 2))
 
 
 def test_a_fixed_chain_may_be_looked_up(model: EagleModel) -> None:
