@@ -217,7 +217,7 @@ def test_methods_of_a_model(model: EagleModel, method: str, tree: str | None, te
 def test_shapes_that_a_method_does_not_draft(model: EagleModel, method: str, tree: str) -> None:
     with pytest.raises(RequestError, match=f"does not draft a {tree} tree"):
         model.generate([1, 2, 3], method=method, tree=tree)
-    with pytest.raises(RequestError, match=f"{method} takes no tree shape of your own"):
+    with pytest.raises(RequestError, match="takes no tree shape of your own"):
         model.generate([1, 2, 3], method=method, tree=DynamicTree(8, 2, 2))
 
 
