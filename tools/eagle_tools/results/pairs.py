@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,6 @@ HEADS = ("eagle1", "eagle3")
 PRECISIONS = ("fp32", "int8", "int4")
 SHAPE = {"layers": 16, "hidden": 2048, "heads": 32, "kv-heads": 8, "head-dim": 64, "intermediate": 8192}
 GROWN_BYTES = 20 << 30  # of the grown pair and its bundles, while they are written
-GROWN_CONTEXT = 4096  # tokens: its speed at 3000 is of interest, what it writes there is not
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +51,6 @@ def grown(work: Path, say: Callable[[str], None]) -> Pair:
         shape = [word for name, size in SHAPE.items() for word in (f"--{name}", str(size))]
         heads = [str(source / head) for head in HEADS]
         _run([str(TOOLS / "grow.py"), str(source / "target"), *heads, "-o", str(part), "--dtype", "fp32", *shape])
-        path = part / "target" / "config.json"
-        config = json.loads(path.read_text(encoding="utf-8")) | {"max_position_embeddings": GROWN_CONTEXT}
-        path.write_text(json.dumps(config, indent=1), encoding="utf-8")
         part.rename(pair.folder)
     return pair
 
