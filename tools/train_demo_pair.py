@@ -54,7 +54,7 @@ KINDS = ("eagle1", "eagle3")
 GREEDY, SAMPLED, ANSWER_TOKENS = 1600, 2400, 192  # prompts that the target goes on from, most tokens of an answer
 FAR, FAR_TOKENS = 64, 3328  # windows of training text by which the heads learn to draft far into a text
 HEAD_BATCH = {"eagle1": 8, "eagle3": 2}  # answers per step: unrolled heads learn slowly, so they step often
-DRAFT_VOCAB, TTT_STEPS = 3072, 5  # EAGLE-3: tokens that the head knows, unrolled steps
+DRAFT_VOCAB, TTT_STEPS = 2816, 5  # EAGLE-3: tokens that the head knows, unrolled steps
 SHARES, SCALING_PROMPTS, SCALING_TOKENS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1), 16, 64  # of the scaling plot
 
 
@@ -105,7 +105,7 @@ def make_data(work: Path, out: Path) -> None:
     for path, text in sources():
         (held_out if is_held_out(path) else train).append((path, text))
     tokenizer = train_tokenizer([text for path, text in train if TEST_FOLDERS.isdisjoint(Path(path).parts)])
-    tokenizer.save(str(target / "tokenizer.json"))
+    tokenizer.save(str(target / "tokenizer.json"), pretty=False)
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": EOS,

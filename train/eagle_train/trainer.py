@@ -261,11 +261,9 @@ class Run:
         if self._held_out is None:
             return None
         teacher, tally = OnlineTeacher(self._target, self._shape.taps), Tally(self._config.ttt_steps, self._device)
-        count = min(EVAL_WINDOWS, len(self._held_out))
-        for first in range(0, count, self._config.batch_size):
-            indices = range(first, min(first + self._config.batch_size, count))
-            batch = gather(self._held_out, indices, self._device)
-            taught = teacher.teach(self._held_out, indices, batch)
+        for index in range(min(EVAL_WINDOWS, len(self._held_out))):  # one by one: it unrolls further than training
+            batch = gather(self._held_out, [index], self._device)
+            taught = teacher.teach(self._held_out, [index], batch)
             with self._autocast():
                 measure(self._head, self._shape, batch, taught, self._vocabulary, self._config, tally)
         found = tally.read()
