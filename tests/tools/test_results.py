@@ -108,6 +108,7 @@ def test_prompts_that_repeat_and_prompts_that_are_long(bundle: Path) -> None:
     assert len({q.id for q in found}) == len({q.turns for q in found}) == 6
     for q, length in zip(found, [length for length in LONG for _ in range(3)], strict=True):
         assert len(text.encode(q.turns[0])) == pytest.approx(length, rel=0.02)
+    assert all(long.turns[0].endswith(short.turns[0]) for short, long in zip(found[:3], found[3:], strict=True))
 
 
 def test_what_cannot_be_made_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,7 @@ def stages_of(
     repeat = ("vanilla", "lookup:chain", "lookup", "dynamic", "cost-aware", "eagle+lookup")
     found.append(stage("repeat", Plan(((int8, repeat),), again)))
     if read_manifest(int8).target.context > max(LONG) + sizes.max_new_tokens:
-        long = long_questions(Text(int8), questions, 1 + sizes.sweep_count // 2)
+        long = long_questions(Text(int8), questions, 1 + sizes.sweep_count)
         found.append(stage("long", Plan(((int8, ("vanilla", "dynamic", "cost-aware")),), long)))
     return found
 
@@ -104,16 +104,17 @@ def repeating(question: Question) -> Question:
 
 
 def long_questions(text: Text, questions: Sequence[Question], count: int) -> tuple[Question, ...]:
-    """`count` prompts of each length in LONG, cut from all the questions' texts in a row."""
+    """`count` prompts of each length in LONG, cut from all the questions' texts in a row: the short ones are the ends
+    of the long ones, so that both are gone on from at the same places."""
     whole = "\n\n".join(question.turns[0] for question in questions)
     per_token = len(whole) / len(text.encode(whole))
-    found = []
-    for length in LONG:
-        for index in range(count):
-            start = index * (len(whole) - int(length * per_token)) // max(count, 1)
-            piece = whole[start : start + int(length * per_token)]
-            found.append(Question(f"{length}-{index}", (piece,), f"{length} tokens"))
-    return tuple(found)
+    short, long = (int(length * per_token) for length in LONG)
+    ends = [min(len(whole), long) + index * max(0, len(whole) - long) // max(1, count - 1) for index in range(count)]
+    return tuple(
+        Question(f"{length}-{number}", (whole[max(0, end - characters) : end],), f"{length} tokens")
+        for length, characters in zip(LONG, (short, long), strict=True)
+        for number, end in enumerate(ends)
+    )
 
 
 def kept(stage: Stage, folder: Path) -> Finished | None:
