@@ -275,7 +275,7 @@ def answers(work: Path) -> list[list[str]]:
 
 
 def head_arguments(kind: str, out: Path, data: list[Path], folder: Path, init: Path | None = None) -> list[str]:
-    """Arguments of eagle-train, its budget aside. init: a head to go on from, with its draft vocabulary."""
+    """Arguments of eagle-train, its budget aside. init: a head to go on from."""
     arguments = ["head", str(out / "target"), "--kind", kind, "-o", str(folder), "--data", *map(str, data)]
     arguments += ["--seq-len", str(FAR_TOKENS), "--batch-size", str(HEAD_BATCH[kind])]
     if kind == "eagle3":

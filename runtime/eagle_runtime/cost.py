@@ -80,9 +80,6 @@ class Drafting(Protocol):
     @property
     def head(self) -> Head: ...
 
-    def begin(self, features: Features) -> None:
-        """To be called first. features [1, Hd]: any."""
-
     def level(self, rows: int) -> None:
         """A level of a tree below `rows` nodes: the pass of the head and the host's work."""
 
@@ -90,9 +87,11 @@ class Drafting(Protocol):
         """The host's work on a tree, whatever its size."""
 
 
-def measure(target: Target, drafting: Drafting | None) -> Costs:
+def measure(target: Target, rehearse: Callable[[Features], Drafting] | None) -> Costs:
     """Time passes of both graphs and the work between them; the caches are empty afterwards. Takes about 60
-    verifications."""
+    verifications.
+
+    rehearse: begins drafting from any features [1, Hd]; None without a head."""
     _, features = target.prefill([0])
 
     def verify(rows: int) -> None:
@@ -100,12 +99,11 @@ def measure(target: Target, drafting: Drafting | None) -> Costs:
         parents[0] = -1
         target.verify(Tree(np.zeros(rows, np.int64), parents, np.zeros(rows, np.float32)))
 
-    if drafting is None:
+    if rehearse is None:
         found = Costs(_timings(target.cache, verify, TARGET_ROWS), None)
     else:
+        drafting = rehearse(features)
         head = drafting.head
-        head.cache.truncate(0)
-        drafting.begin(features)
 
         def verify_tree(rows: int) -> None:
             drafting.tree()

@@ -225,21 +225,17 @@ class CostAwareDrafter:
 class Rehearsal:
     """Growing trees to no end but to be timed (cost.Drafting)."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: Head, features: Features) -> None:
+        """features [1, Hd]: any of the target's."""
         self.head = head
-
-    def begin(self, features: Features) -> None:
         flat = Timings((1, LARGEST), (1,), ((1.0, 1.0),))
         self._seconds = flat.at(1)
         self._drafter = CostAwareDrafter(self.head, Costs(flat, flat), Experience())
         self._first = self.head.observe([0], features)
         self._pool = Pool()
+        self._add(self._pool, self._first, np.array([-1], np.int64))
         nodes = np.zeros(USUAL, np.int64)
-        for frontier in (nodes[:1] - 1, nodes):  # two levels
-            tokens, log_probs = self._first.tokens[nodes], self._first.log_probs[nodes]
-            self._add(
-                self._pool, Guess(tokens[: len(frontier)], log_probs[: len(frontier)], self._first.hidden), frontier
-            )
+        self._add(self._pool, Guess(self._first.tokens[nodes], self._first.log_probs[nodes], self._first.hidden), nodes)
 
     def level(self, rows: int) -> None:
         nodes = np.zeros(rows, np.int64)

@@ -8,6 +8,7 @@ import time
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -236,7 +237,7 @@ class EagleModel:
             self._costs = None if measure_again else read_costs(key)
             if self._costs is None:
                 self._generation += 1
-                self._costs = measure(self._target, None if self._head is None else Rehearsal(self._head))
+                self._costs = measure(self._target, None if self._head is None else partial(Rehearsal, self._head))
                 write_costs(key, self._costs)
         return self._costs
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,7 @@ def test_a_disturbed_measurement_does_not_make_smaller_trees_dearer() -> None:
 
 def test_both_graphs_are_measured(bundle_of: Callable[..., Path]) -> None:
     with EagleModel.load(bundle_of("eagle3"), backend="cpu", threads=1, context=256) as model:
-        costs = measure(model._target, Rehearsal(model.head))
+        costs = measure(model._target, partial(Rehearsal, model.head))
         assert costs.head is not None
         assert costs.target.rows == TARGET_ROWS and costs.head.rows == HEAD_ROWS
         assert costs.target.contexts == (64, 192)
@@ -68,7 +69,7 @@ def test_both_graphs_are_measured(bundle_of: Callable[..., Path]) -> None:
 
 def test_a_small_context_is_measured_as_far_as_it_goes(bundle_of: Callable[..., Path]) -> None:
     with EagleModel.load(bundle_of("eagle1"), backend="cpu", threads=1, context=20) as model:
-        costs = measure(model._target, Rehearsal(model.head))
+        costs = measure(model._target, partial(Rehearsal, model.head))
         assert costs.target.contexts == (0,) and costs.target.rows == (1, 2, 4, 8, 16)
         assert np.all(costs.target.at(5) > 0)
 

@@ -118,8 +118,9 @@ def _prepare(
     else:
         vocabulary = choose_vocabulary(counts, config.draft_vocab, (*target.eos, *special_ids(job.target)))
     size = target.vocab_size if vocabulary is None else len(vocabulary.ids)
-    shape = target.head_config(config.kind, size)
-    if given is not None:
+    if given is None:
+        shape = target.head_config(config.kind, size)
+    else:
         shape = dataclasses.replace(given.config, draft_vocab_size=size)
     covered = coverage(counts, vocabulary)
     run = Run(job, config, target, shape, given, vocabulary, windows, held_out, processes, clock)
