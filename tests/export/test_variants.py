@@ -215,7 +215,7 @@ def test_bundle_equals_the_papers(name: str, tmp_path: Path) -> None:
     variant = VARIANTS[name]
     target = make_target(variant, tmp_path / "target")
     weights = make_head(variant, tmp_path / "head", target)
-    done = export(tmp_path / "target", tmp_path / "head", tmp_path / "bundle")
+    done = export(tmp_path / "target", tmp_path / "head", tmp_path / "bundle", draft_top_k=10)
     assert done.manifest.head is not None
     assert done.manifest.head.kind == variant.kind
     assert done.manifest.head.taps == variant.taps
@@ -243,7 +243,7 @@ def test_bundle_equals_the_papers(name: str, tmp_path: Path) -> None:
         with Scratch(model.head) as scratch:
             following = scratch.feed(np.array([11]), guess.hidden, np.array([-1]))
     for ours, reference in ((guess, log_probs[-1]), (following, next_log_probs[-1])):
-        best = reference.topk(10)
-        np.testing.assert_allclose(ours.log_probs[0, :10], best.values, atol=1e-4)
+        best = reference.topk(ours.tokens.shape[1])
+        np.testing.assert_allclose(ours.log_probs[0], best.values, atol=1e-4)
         offset = weights["d2t"][best.indices] if variant.draft_vocab < 64 else 0
-        assert ours.tokens[0, :10].tolist() == (best.indices + offset).tolist()
+        assert ours.tokens[0].tolist() == (best.indices + offset).tolist()
