@@ -202,9 +202,11 @@ class FakeHead(_FakeSession):
 
 
 def paired_history(rows: Float) -> Float:
-    """What a head's rows [2, n, 2] say: the first feature's token, then the token of every row, one position on.
+    """What a head's rows [2, n, 2] say: the first feature's token, then the token of every row, one position on. It
+    is counted from the first feature, which may lie deep in a text.
 
     A row whose feature is not that of the token before it gets an impossible position, so it is another history."""
+    rows = rows - np.array([[[0, rows[0, 0, 1]]], [[0, 0]]], np.float32)
     history = np.concatenate([rows[0, :1], rows[1] + np.array([0, 1], np.float32)]).T
     torn = np.any(rows[0] != history[:, :-1].T, axis=1)
     history[1, 1:][torn] = -1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,12 @@ import pytest
 
 from eagle_runtime import SamplingParams
 from eagle_runtime.coupling import NEVER, WEIGHTS, Coupling, Trust, log_softmax
+from eagle_runtime.drafter import EagleDrafter, chain
+from eagle_runtime.generate import Cycle, generate
+from eagle_runtime.model import WINDOW, Head, Target
 from eagle_runtime.sampling import Sampler
+from eagle_runtime.tree import Float
+from fakes import FakeHead, FakeTarget
 
 VOCAB = 50
 FILTERS: list[dict[str, Any]] = [{}, {"top_p": 0.8}, {"top_k": 5}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.7}]
@@ -104,3 +110,27 @@ def test_what_cannot_be_drawn_stays_finite_and_what_a_head_computes_wrong_stays_
     every = Coupling(Sampler(SamplingParams(temperature=1.0), [0], VOCAB), Trust())
     drafted, chances = every.decide(np.repeat(tokens, 2, 0), two, 3)
     assert np.isfinite(chances[0]).all() and sorted(drafted[1]) == sorted(tokens[0])
+
+
+@pytest.mark.parametrize("read", [3, WINDOW + 40])
+def test_numbers_are_those_of_the_position_in_the_whole_text(read: int) -> None:
+    """Also where the head began to read in the middle of the prompt: it says what the target says, so that it knows
+    what will be drawn. Its chain of three is accepted whole in every cycle."""
+    language = Always(VOCAB)
+    prompt = [n % VOCAB for n in range(read)]
+    sampler = Sampler(SamplingParams(temperature=1.0, seed=4), prompt, VOCAB)
+    head = Head(FakeHead(language, top_k=VOCAB), 600, 8).coupled(Coupling(sampler, Full()))
+    drafter = EagleDrafter(head, chain(3))
+    events = itertools.islice(generate(Target(FakeTarget(language), 600), drafter, sampler, prompt), 30)
+    cycles = [event for event in events if isinstance(event, Cycle)]
+    assert [cycle.step.num_accepted for cycle in cycles] == [3] * 29
+
+
+class Always:
+    """Says the same of every token, whatever was before."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def logits(self, history: Float) -> Float:
+        return logits_of(1, spread=1.0)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from eagle_runtime.drafter import DynamicTree, EagleDrafter, Plain, StaticTree, TreeShape, chain
 from eagle_runtime.errors import RequestError
-from eagle_runtime.model import PREFILL_CHUNK, Guess, Head, Scratch, Target
+from eagle_runtime.model import PREFILL_CHUNK, WINDOW, Guess, Head, Scratch, Target
 from eagle_runtime.tree import (
     EAGLE1_CHOICES,
     Tree,
@@ -289,15 +289,26 @@ def test_guesses_outlive_the_next_pass() -> None:
 def test_long_prompts_are_read_in_pieces() -> None:
     """A prompt of more than one chunk gives what the same rows give in one."""
     prompt = (np.arange(PREFILL_CHUNK + 90) % VOCAB).tolist()
-    language, draft = Table(VOCAB, 0, 1.0), Table(VOCAB, 1, 1.0)
+    language = Table(VOCAB, 0, 1.0)
     logits, features = Target(FakeTarget(language), 1024).prefill(prompt)
     np.testing.assert_array_equal(logits, language.logits(history_of(prompt)))
     np.testing.assert_array_equal(features, history_of(prompt).T)
 
+
+@pytest.mark.parametrize("first", [0, 5])
+@pytest.mark.parametrize("count", [1, WINDOW, WINDOW + 1, 2 * WINDOW + 90])
+def test_the_head_reads_the_end_of_what_is_long(first: int, count: int) -> None:
+    """Into an empty cache, or behind `first` rows: what more than a window holds makes it forget what was before."""
+    draft = Table(VOCAB, 1, 1.0)
+    text = (np.arange(first + count + 1) % VOCAB).tolist()
+    features = history_of(text[:-1]).T
     head = Head(FakeHead(draft, top_k=3), 1024, 0)
-    guess = head.observe([*prompt[1:], 4], features)
-    assert guess.tokens[0].tolist() == [token for token, _ in likeliest(draft, [*prompt, 4], 3)]
-    assert head.cache.length == len(prompt)
+    if first:
+        head.observe(text[1 : first + 1], features[:first])
+    guess = head.observe(text[first + 1 :], features[first:])
+    read = text if count <= WINDOW else text[-WINDOW - 1 :]
+    assert guess.tokens[0].tolist() == [token for token, _ in likeliest(draft, read, 3)]
+    assert head.cache.length == len(read) - 1
 
 
 @pytest.mark.parametrize(
