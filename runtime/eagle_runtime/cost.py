@@ -7,13 +7,15 @@ context, and in between taken as straight lines.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
+import itertools
 import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,9 +34,10 @@ TARGET_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, LARGEST)
 HEAD_ROWS = (1, 4, 10, 32)
 BEFORE = 4  # rows of the head in the pass before a verification
 CONTEXTS = (64, 2048)  # rows before a pass; less where the model serves less
-ROUNDS = 2  # of which the fastest counts: what else the machine does only ever adds
-MEASURED = "levels and trees"  # to be changed with what is timed
+ROUNDS = 2  # at least; the fastest pass counts, since what else the machine does only ever adds
+ENOUGH_S = 2.0  # further rounds are begun before this, as short passes need
 MAX_S = 20.0  # no further round is begun after this
+MEASURED = "sampled drafts, in turns"  # to be changed with what is timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,27 +50,35 @@ class Timings:
 
     def at(self, context: int) -> Seconds:
         """[LARGEST + 1] seconds of a pass over 0, 1, 2 ... rows behind `context` others."""
-        counts = np.arange(LARGEST + 1)
-        # A pass over more rows never takes less; where it seems to, the smaller one was disturbed.
-        lines = [np.interp(counts, self.rows, np.minimum.accumulate(line[::-1])[::-1]) for line in self.seconds]
-        if len(lines) == 1:
-            return lines[0]
-        (short, long), (near, far) = self.contexts, lines
-        slope = np.maximum(far - near, 0) / (long - short)
-        seconds: Seconds = near + slope * max(0, context - short)
+        near, slope = _line(self)
+        seconds: Seconds = near + slope * max(0, context - self.contexts[0])
         return seconds
+
+
+@functools.lru_cache(maxsize=16)
+def _line(timings: Timings) -> tuple[Seconds, Seconds]:
+    """[LARGEST + 1] seconds of passes behind the shorter context, and seconds more for each row before them."""
+    counts = np.arange(LARGEST + 1)
+    # A pass over more rows never takes less; where it seems to, the smaller one was disturbed.
+    near, *far = (np.interp(counts, timings.rows, np.minimum.accumulate(line[::-1])[::-1]) for line in timings.seconds)
+    if not far:
+        return near, np.zeros_like(near)
+    short, long = timings.contexts
+    return near, np.maximum(far[0] - near, 0) / (long - short)
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
     """Of verifying a tree, and of growing one by a level; None without a head. Both with the host's own work.
 
-    plain: of verifications of one row that follow each other, which take less than behind a pass of the head, whose
-    threads and weights come in between; None: as in `target`."""
+    A pass takes less behind one of the same graph than behind the other, whose threads and weights come in between.
+    plain: of verifications of one row that follow each other; None: as in `target`. first: of the pass of the head that
+    follows a verification, and reads the rows that it accepted; None: as in `head`."""
 
     target: Timings
     head: Timings | None
     plain: Timings | None = None
+    first: Timings | None = None
 
     def plain_at(self, context: int) -> float:
         """Seconds of a token without drafts."""
@@ -80,15 +91,18 @@ class Drafting(Protocol):
     @property
     def head(self) -> Head: ...
 
+    def read(self, rows: int) -> None:
+        """The first level of a tree, from `rows` verified ones: the pass of the head and the host's work."""
+
     def level(self, rows: int) -> None:
-        """A level of a tree below `rows` nodes: the pass of the head and the host's work."""
+        """A level of a tree below `rows` nodes, likewise."""
 
     def tree(self) -> None:
         """The host's work on a tree, whatever its size."""
 
 
 def measure(target: Target, rehearse: Callable[[Features], Drafting] | None) -> Costs:
-    """Time passes of both graphs and the work between them; the caches are empty afterwards. Takes about 60
+    """Time passes of both graphs and the work between them; the caches are empty afterwards. Takes about 90
     verifications.
 
     rehearse: begins drafting from any features [1, Hd]; None without a head."""
@@ -100,47 +114,70 @@ def measure(target: Target, rehearse: Callable[[Features], Drafting] | None) -> 
         target.verify(Tree(np.zeros(rows, np.int64), parents, np.zeros(rows, np.float32)))
 
     if rehearse is None:
-        found = Costs(_timings(target.cache, verify, TARGET_ROWS), None)
+        alone = _Series(target.cache, verify, TARGET_ROWS, lambda: verify(1))
+        _run_rounds([alone])
+        found = Costs(alone.timings(), None)
     else:
         drafting = rehearse(features)
         head = drafting.head
+        rows = tuple(count for count in HEAD_ROWS if count <= head.scratch)
+        before = min(BEFORE, head.scratch)
 
         def verify_tree(rows: int) -> None:
             drafting.tree()
             verify(rows)
 
-        rows = tuple(count for count in HEAD_ROWS if count <= head.scratch)
-        plain = _timings(target.cache, verify, (1,))
-        before = min(BEFORE, head.scratch)
-        behind = _timings(target.cache, verify_tree, TARGET_ROWS, before=lambda: drafting.level(before))
-        found = Costs(behind, _timings(head.cache, drafting.level, rows), plain)
+        behind = _Series(target.cache, verify_tree, TARGET_ROWS, lambda: drafting.level(before))
+        levels = _Series(head.cache, drafting.level, rows, lambda: drafting.level(before))
+        plain = _Series(target.cache, verify, (1,), lambda: verify(1))
+        first = _Series(head.cache, drafting.read, rows, lambda: verify(1))
+        _run_rounds([behind, levels, plain, first])
+        found = Costs(behind.timings(), levels.timings(), plain.timings(), first.timings())
         head.cache.truncate(0)
     target.cache.truncate(0)
     return found
 
 
-def _timings(
-    cache: Cache, one_pass: Callable[[int], None], rows: tuple[int, ...], before: Callable[[], None] = lambda: None
-) -> Timings:
-    """before: what comes before each pass in use; it is not timed."""
-    room = cache.capacity - max(rows)
-    contexts = tuple(sorted({min(context, room) for context in CONTEXTS if room > 0} or {0}))
-    rows = tuple(count for count in rows if count <= cache.capacity)
-    best = np.full((len(contexts), len(rows)), np.inf)
-    started = time.perf_counter()
-    for number in range(1 + ROUNDS):
-        if number > 1 and time.perf_counter() - started > MAX_S:
-            break
-        for c, context in enumerate(contexts):
-            cache.truncate(0)
-            cache.advance(context)  # whatever these rows hold, they take the same time
-            for r, count in enumerate(rows):
-                before()
+class _Series:
+    """Passes over several numbers of rows, at both ends of a cache, and the least time that each took so far."""
+
+    def __init__(
+        self, cache: Cache, one_pass: Callable[[int], None], rows: tuple[int, ...], before: Callable[[], None]
+    ) -> None:
+        """before: what comes before each pass in use; it is not timed."""
+        self._cache = cache
+        self._pass = one_pass
+        self._before = before
+        room = cache.capacity - max(rows)
+        self._contexts = tuple(sorted({min(context, room) for context in CONTEXTS if room > 0} or {0}))
+        self._rows = tuple(count for count in rows if count <= cache.capacity)
+        self._best = np.full((len(self._contexts), len(self._rows)), np.inf)
+
+    def run(self, *, timed: bool) -> None:
+        """Every pass once. timed: whether it counts."""
+        for c, context in enumerate(self._contexts):
+            self._cache.truncate(0)
+            self._cache.advance(context)  # whatever these rows hold, they take the same time
+            for r, count in enumerate(self._rows):
+                self._before()
                 begun = time.perf_counter()
-                one_pass(count)
-                if number > 0:  # the first round warms up
-                    best[c, r] = min(best[c, r], time.perf_counter() - begun)
-    return Timings(rows, contexts, tuple(tuple(line) for line in best.tolist()))
+                self._pass(count)
+                if timed:
+                    self._best[c, r] = min(self._best[c, r], time.perf_counter() - begun)
+
+    def timings(self) -> Timings:
+        return Timings(self._rows, self._contexts, tuple(tuple(line) for line in self._best.tolist()))
+
+
+def _run_rounds(series: Sequence[_Series]) -> None:
+    """In turns, so that a slow moment of the machine does not make one kind of pass look dear beside the others."""
+    started = time.perf_counter()
+    for number in itertools.count():
+        spent = time.perf_counter() - started
+        if (number > ROUNDS and spent > ENOUGH_S) or (number > 1 and spent > MAX_S):
+            return
+        for one in series:
+            one.run(timed=number > 0)  # the first round warms up
 
 
 def fingerprint(facts: Iterable[str]) -> str:
@@ -177,8 +214,8 @@ def read_costs(key: str) -> Costs | None:
     """What was measured before under a fingerprint; None if nothing was, or it cannot be read."""
     try:
         data = json.loads((cache_folder() / f"costs-{key}.json").read_text(encoding="utf-8"))
-        head, plain = (None if data[name] is None else _from_json(data[name]) for name in ("head", "plain"))
-        return Costs(_from_json(data["target"]), head, plain)
+        names = ("head", "plain", "first")
+        return Costs(_from_json(data["target"]), *(None if data[n] is None else _from_json(data[n]) for n in names))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

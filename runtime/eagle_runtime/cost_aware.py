@@ -71,6 +71,11 @@ class Copy:
         """Log-chances of the tokens that are not in the pool."""
         return self.values[self.met :]
 
+    def gain(self, verify: Seconds, plain: float) -> float:
+        """Tokens that it promises by itself for the cost of one. verify[n - 1]: seconds for n nodes; plain: of a token
+        without drafts."""
+        return best_size(np.exp(self.values), verify, 0.0)[1] * plain
+
     def meet(self, tokens: Int, parents: Int, values: Float, matches: Int, first: int) -> None:
         """A new level of the pool, beginning at index `first`: if one of its nodes is the chain's next token, it is
         worth at least what the match says, in place."""
@@ -111,23 +116,27 @@ class CostAwareDrafter:
         self._suffixes = Suffixes() if copies else None
         self._unread: list[Features] = []  # rows that the head has not observed
         self._children = np.array([BEST_CHILD, SECOND_CHILD])
-        self._last: _Draft | None = None
+        self._last: _Draft | None = None  # None: the last tree was bare
+        self._began = False  # whether the head has read the prompt
         if head is not None:
             head.cache.truncate(0)
 
     def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
         self._learn(tokens)
-        most = min(max_nodes, LARGEST)
-        verify = self._costs.target.at(len(tokens))[1 : most + 1]
-        pool, copy, spent = Pool(), self._copy(tokens, most - 1), 0.0
-        drafted = self._head is not None and not self._experience.pace.rests()
         if self._head is not None:
             self._unread.append(features)
-        if drafted:
-            spent = self._draft(pool, copy, tokens, verify)
+        most = min(max_nodes, LARGEST)
+        pace, copy = self._experience.pace, self._copy(tokens, most - 1)
+        rests = self._head is None or pace.rests()
+        if rests and copy is None:
+            return root_only(tokens[-1])
+        verify = self._costs.target.at(len(tokens))[1 : most + 1]
+        plain = self._costs.plain_at(len(tokens))
+        drafted = not rests and (copy is None or copy.gain(verify, plain) <= pace.gain)
+        pool = Pool()
+        spent = self._draft(pool, copy, tokens, verify) if drafted else 0.0
         if copy is not None:
             copy.append_to(pool)
-        plain = self._costs.plain_at(len(tokens))
         self._last = _chosen(pool, tokens[-1], verify, plain, spent, len(tokens), drafted)
         return self._last.tree
 
@@ -145,12 +154,14 @@ class CostAwareDrafter:
         """Grow the pool with the head while that pays; returns the seconds that its passes are taken to cost."""
         head, k = self._head, self._top_k
         assert head is not None and self._costs.head is not None
-        seconds = self._costs.head.at(len(tokens))
+        seconds = self._costs.head.at(head.cache.length)
+        first = (self._costs.first or self._costs.head).at(head.cache.length)
         features = self._unread[0] if len(self._unread) == 1 else head.joined(self._unread)
         self._unread = []
         guess = head.observe(tokens[len(tokens) - len(features) :], features)
         # The prompt is read once; what it cost says nothing about drafts.
-        spent = float(seconds[1 if self._last is None else min(len(features), LARGEST)])
+        spent = float(first[min(len(features), LARGEST) if self._began else 1])
+        self._began = True
         frontier = np.array([-1])
         above = np.zeros(1, np.float32)
         scratch_rows = np.array([-1])
@@ -207,7 +218,7 @@ class CostAwareDrafter:
 
     def _learn(self, tokens: Sequence[int]) -> None:
         """What became of the last tree, from the tokens that came since."""
-        last = self._last
+        last, self._last = self._last, None
         if last is None:
             return
         new = tokens[last.length :]
@@ -228,6 +239,7 @@ class Rehearsal:
     def __init__(self, head: Head, features: Features) -> None:
         """features [1, Hd]: any of the target's."""
         self.head = head
+        self._features = features
         flat = Timings((1, LARGEST), (1,), ((1.0, 1.0),))
         self._seconds = flat.at(1)
         self._drafter = CostAwareDrafter(self.head, Costs(flat, flat), Experience())
@@ -236,6 +248,12 @@ class Rehearsal:
         self._add(self._pool, self._first, np.array([-1], np.int64))
         nodes = np.zeros(USUAL, np.int64)
         self._add(self._pool, Guess(self._first.tokens[nodes], self._first.log_probs[nodes], self._first.hidden), nodes)
+
+    def read(self, rows: int) -> None:
+        settled = self.head.cache.length
+        guess = self.head.observe([0] * rows, self._features[np.zeros(rows, np.int64)])
+        self.head.cache.truncate(settled)
+        self._add(Pool(), guess, np.array([-1], np.int64))
 
     def level(self, rows: int) -> None:
         nodes = np.zeros(rows, np.int64)
@@ -281,8 +299,6 @@ def best_size(chances: Seconds, verify: Seconds, spent: float) -> tuple[int, flo
 def _chosen(pool: Pool, root: int, verify: Seconds, plain: float, spent: float, length: int, drafted: bool) -> _Draft:
     """plain: seconds of a token without drafts."""
     nothing, none = np.full(1, np.nan, np.float32), np.zeros(1, np.int64)
-    if pool.size == 0:
-        return _Draft(root_only(root), nothing, none, length, drafted, 1.0)  # the head always adds a level
     values = np.concatenate(pool.values)
     nodes, _ = best_size(np.exp(values), verify, spent)
     kept = np.sort(best_first(values, nodes - 1))

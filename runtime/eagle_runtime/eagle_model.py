@@ -32,7 +32,7 @@ from eagle_runtime.experience import Experience
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.lookup import LookupDrafter
 from eagle_runtime.manifest import Manifest, TreeKind, read_manifest, verify_hashes
-from eagle_runtime.model import Head, Target
+from eagle_runtime.model import Features, Head, Target
 from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.session import Session
 from eagle_runtime.text import Message, Text
@@ -231,15 +231,22 @@ class EagleModel:
 
     def costs(self, *, measure_again: bool = False) -> Costs:
         """What passes cost on this machine: as measured before for this bundle, backend and machine, or measured now,
-        which takes about 60 passes and ends any stream of this model. The tree "cost-aware" calls this."""
+        which takes about 90 passes and ends any stream of this model. The tree "cost-aware" calls this."""
         if self._costs is None or measure_again:
             key = fingerprint([*self.manifest.files.values(), self.backend, str(self.threads), str(self.context)])
             self._costs = None if measure_again else read_costs(key)
             if self._costs is None:
                 self._generation += 1
-                self._costs = measure(self._target, None if self._head is None else partial(Rehearsal, self._head))
+                self._costs = measure(self._target, self._rehearsal())
                 write_costs(key, self._costs)
         return self._costs
+
+    def _rehearsal(self) -> Callable[[Features], Rehearsal] | None:
+        """Drafting at temperature 1, the dearer kind: it looks at random numbers too."""
+        if self._head is None:
+            return None
+        sampler = Sampler(SamplingParams(temperature=1.0), [], self.manifest.target.vocab_size)
+        return partial(Rehearsal, self._head.coupled(Coupling(sampler, Trust())))
 
     def close(self) -> None:
         """Free the engines; a second call does nothing."""

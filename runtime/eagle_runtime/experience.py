@@ -20,8 +20,9 @@ FADE = 0.995  # per verification: a text changes as it goes on
 # Chance that a looked up token is accepted, by how many tokens before it matched, until counts say otherwise.
 MATCHED = np.array([0.0, 0.0, 0.25, 0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.82, 0.84, 0.86, 0.88, 0.9, 0.92, 0.94])
 
-# Verifications with the head before it may rest, and those it then rests for.
-PATIENCE, SHORTEST_REST, LONGEST_REST = 4, 8, 128
+# What drafts of the head may lose, in verifications of one token: at first, in a trial after a rest, and for each
+# verification that it rests; and the most of what they have won that is set against later losses.
+CREDIT, TRIAL, SHARE, SAVED = 4.0, 2.0, 0.02, 12.0
 WEIGHT = 0.15  # of the newest verification in running sums
 
 
@@ -69,32 +70,31 @@ class Experience:
 
 
 class Pace:
-    """Whether the head's drafts have paid of late. Where they have not it rests, twice as long each time, and is tried
-    again after."""
+    """Whether the head may draft: an account in verifications of one token, which drafts pay the tokens into that they
+    brought, and the cost of all passes out of. Overdrawn, the head rests, and every verification without it saves a
+    little towards another trial. So whatever the text, drafts lose at most about CREDIT, and SHARE of the rest."""
 
     def __init__(self) -> None:
+        self._balance = CREDIT
+        self._rests = False
         self._tokens = 0.0  # running sums over verifications with drafts of the head: tokens emitted,
-        self._cost = 0.0  # and what they cost, in verifications of one token
-        self._count = 0
-        self._rest = 0
-        self._next_rest = SHORTEST_REST
+        self._cost = 0.0  # and what they cost
 
     def rests(self) -> bool:
         """Whether the head rests in the verification that comes now; to be asked once for each."""
-        if self._rest == 0:
-            return False
-        self._rest -= 1
-        return True
+        if self._rests:
+            self._balance += SHARE
+            self._rests = self._balance < TRIAL
+        return self._rests
 
     def note(self, tokens: int, cost: float) -> None:
         """A verification with drafts of the head. cost: of all passes, in verifications of one token."""
+        self._balance = min(self._balance + tokens - cost, SAVED)
+        self._rests = self._balance < 0
         self._tokens = (1 - WEIGHT) * self._tokens + tokens
         self._cost = (1 - WEIGHT) * self._cost + cost
-        self._count += 1
-        if self._count < PATIENCE:
-            return
-        if self._tokens < self._cost:
-            self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST_REST)
-            self._tokens = self._cost = self._count = 0
-        elif self._tokens > 1.1 * self._cost:
-            self._next_rest = SHORTEST_REST
+
+    @property
+    def gain(self) -> float:
+        """Tokens that the head's drafts brought of late for the cost of one; infinite before the first."""
+        return self._tokens / self._cost if self._cost else np.inf

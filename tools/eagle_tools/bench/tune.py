@@ -29,7 +29,7 @@ def tune_table(measured: Measured) -> str:
     """Markdown: milliseconds by rows of a pass, and how many times those of one row."""
     parts = []
     for name, costs in measured:
-        for model, timings in (("target", costs.target), ("head", costs.head)):
+        for model, timings in _graphs(costs):
             if timings is not None:
                 parts.append(f"{name}, {model}:\n\n{_table(timings)}")
     return "\n".join(parts)
@@ -39,12 +39,16 @@ def tune_chart(measured: Measured) -> str:
     """SVG: milliseconds over rows, a line per model and context."""
     lines = {}
     for name, costs in measured:
-        for model, timings in (("target", costs.target), ("head", costs.head)):
+        for model, timings in _graphs(costs):
             if timings is not None:
                 for context, seconds in zip(timings.contexts, timings.seconds, strict=True):
                     points = [(rows, 1e3 * s) for rows, s in zip(timings.rows, seconds, strict=True)]
                     lines[f"{name}, {model} behind {context} tokens"] = points
     return line_chart(lines, "rows of a pass", "milliseconds")
+
+
+def _graphs(costs: Costs) -> tuple[tuple[str, Timings | None], ...]:
+    return ("target", costs.target), ("head, first level", costs.first), ("head, further levels", costs.head)
 
 
 def _table(timings: Timings) -> str:
