@@ -91,7 +91,7 @@ def test_it_has_no_part_of_a_head(bundle: Path, model_of: Callable[..., EagleMod
     assert not (bundle / "draft").exists() and all(not name.startswith("draft/") for name in manifest.files)
     model = model_of("alone")
     assert len(model.sessions) == 1 and model.default_method == "lookup"
-    assert model_of("eagle1").default_method == "eagle"
+    assert model_of("eagle1").default_method == "eagle+lookup"
 
 
 @pytest.mark.parametrize(

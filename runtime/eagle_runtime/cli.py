@@ -173,7 +173,11 @@ def _parser() -> Parser:
     source.add_argument("--prompt-ids", type=_ids, metavar="1,2,3", help="token ids")
     source.add_argument("--prompt-file", metavar="F", help="UTF-8 text file")
     parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N")
-    parser.add_argument("--method", choices=typing.get_args(Method), help="default: eagle, or lookup without a head")
+    parser.add_argument(
+        "--method",
+        choices=typing.get_args(Method),
+        help="default: eagle+lookup, without a head lookup, where a tree is asked for eagle",
+    )
     parser.add_argument(
         "--backend",
         metavar="B",

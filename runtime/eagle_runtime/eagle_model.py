@@ -168,8 +168,11 @@ class EagleModel:
 
     @property
     def default_method(self) -> Method:
-        """How to decode if nothing else is asked for."""
-        return "lookup" if self._head is None else "eagle"
+        """How to decode if nothing else is asked for: by all that drafts here, or by the head alone where the bundle
+        asks for a tree that only a head grows."""
+        if self._head is None:
+            return "lookup"
+        return "eagle+lookup" if self.manifest.tree_defaults.tree == "cost-aware" else "eagle"
 
     def generate(self, prompt: Prompt, **settings: Any) -> Result:
         """Decode to the end; settings as in `stream`."""
@@ -198,17 +201,19 @@ class EagleModel:
 
         prompt: text, token ids, or chat messages ({"role", "content"} dicts, through the bundle's template).
         max_new_tokens: the output also ends where the context is full. method: "vanilla" decodes without a draft,
-        "lookup" without the head, "eagle+lookup" with both; the tokens are the same. None: "eagle", or "lookup" where
-        there is no head. tree, total_token, depth, draft_top_k: see manifest.TreeDefaults; None takes the bundle's, and
-        a dynamic tree where total_token or depth is given; tree may also be a TreeShape of your own. A cost-aware tree
-        measures what passes cost, once on a machine (see `costs`). seed: None draws one (reported in the stats).
-        on_cycle: called after every verification. sampling: the fields of SamplingParams. Raises RequestError before
-        any work."""
+        "lookup" without the head, "eagle" without lookup, "eagle+lookup" with both; the tokens are the same. None:
+        `default_method`, or "eagle" where a tree is asked for that only the head grows. tree, total_token, depth,
+        draft_top_k: see manifest.TreeDefaults; None takes the bundle's, and a dynamic tree where total_token or depth
+        is given; tree may also be a TreeShape of your own. A cost-aware tree measures what passes cost, once on a
+        machine (see `costs`). seed: None draws one (reported in the stats). on_cycle: called after every verification.
+        sampling: the fields of SamplingParams. Raises RequestError before any work."""
         params = _sampling_params(sampling, secrets.randbits(32) if seed is None else seed)
         tokens = self._checked_prompt(prompt)
         if max_new_tokens < 1:
             raise RequestError(f"max_new_tokens is {max_new_tokens}, but must be 1 or more")
-        method = self.default_method if method is None else method
+        if method is None:
+            shaped = tree not in (None, "cost-aware") or total_token is not None or depth is not None
+            method = "eagle" if shaped and self._head is not None else self.default_method
         sampler = Sampler(params, tokens, self.manifest.target.vocab_size)
         drafter = self._drafter(method, tree, total_token, depth, draft_top_k, sampler)
         stop = frozenset(stop_token_ids) | (

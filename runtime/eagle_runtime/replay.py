@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from eagle_runtime.eagle_model import EagleModel, Method, Result
-from eagle_runtime.manifest import GoldenPrompt, TreeKind
+from eagle_runtime.eagle_model import EagleModel, Result
+from eagle_runtime.manifest import GoldenPrompt
 from eagle_runtime.text import Text
 from eagle_runtime.tree import Float
 
@@ -19,7 +20,6 @@ GOLDEN_TEXTS = (
     "A baker sells 12 loaves in the morning and 7 in the afternoon. 12 + 7 =",
     'def fibonacci(n):\n    """Return the n-th Fibonacci number."""\n    ',
 )
-TREES: dict[Method, TreeKind] = {"eagle": "dynamic", "lookup": "chain"}  # that no measured cost has a say in
 RANDOM_IDS = 16  # of each prompt where there is no tokenizer
 
 
@@ -49,11 +49,14 @@ def forced_logits(model: EagleModel, prompt: Sequence[int], continuation: Sequen
     return np.concatenate([piece.copy() for piece in model.score(tokens, first=len(prompt) - 1)])
 
 
-def replay(model: EagleModel, prompts: Sequence[Sequence[int]], method: Method) -> list[Result]:
-    """Decode greedily from every prompt; with drafts, in trees of the bundle's own size that are the same on every
-    machine."""
-    settings = {"method": method, "tree": TREES.get(method), "max_new_tokens": GOLDEN_TOKENS, "seed": 0}
-    return [model.generate(list(prompt), **settings) for prompt in prompts]
+def replay(model: EagleModel, prompts: Sequence[Sequence[int]], *, drafts: bool) -> list[Result]:
+    """Decode greedily from every prompt, with or without drafts. No measured cost has a say in these: the head's are
+    trees of the bundle's own size, without a head they are looked up chains."""
+    settings: dict[str, Any] = {"method": "vanilla"}
+    if drafts:
+        has_head = model.manifest.head is not None
+        settings = {"method": "eagle", "tree": "dynamic"} if has_head else {"method": "lookup", "tree": "chain"}
+    return [model.generate(list(prompt), max_new_tokens=GOLDEN_TOKENS, seed=0, **settings) for prompt in prompts]
 
 
 def mean_tau(results: Sequence[Result]) -> float:

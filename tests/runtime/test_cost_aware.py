@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -224,6 +225,23 @@ def test_methods_of_a_model(model: EagleModel, method: str, tree: str | None, te
         found = model.generate(prompt, method=method, tree=tree, **settings)
         assert found.token_ids == wanted.token_ids
         assert found.stats.method == method
+
+
+@pytest.mark.parametrize(
+    ("asked", "method"),
+    [
+        ({}, "eagle+lookup"),
+        ({"tree": "cost-aware"}, "eagle+lookup"),
+        ({"draft_top_k": 3}, "eagle+lookup"),
+        ({"tree": "dynamic"}, "eagle"),
+        ({"tree": "chain"}, "eagle"),
+        ({"total_token": 8}, "eagle"),
+        ({"depth": 2}, "eagle"),
+        ({"tree": DynamicTree(8, 2, 2)}, "eagle"),
+    ],
+)
+def test_what_drafts_unless_it_is_named(model: EagleModel, asked: dict[str, Any], method: str) -> None:
+    assert model.generate([1, 2, 3], max_new_tokens=2, **asked).stats.method == method
 
 
 @pytest.mark.parametrize("tree", ["dynamic", "static"])

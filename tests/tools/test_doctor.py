@@ -161,9 +161,9 @@ def test_fewer_tokens_per_pass_are_told_but_no_fault(bundle: Path, capsys: pytes
 
 def test_other_tokens_with_drafts_than_without_are_a_fault(model_of: Callable[..., EagleModel]) -> None:
     model = model_of("eagle1")
-    plain = replay(model, [[5, 6, 7], [80, 90]], "vanilla")
-    assert _lossless(plain, replay(model, [[5, 6, 7], [80, 90]], "eagle")).ok is True
-    check = _lossless(plain, replay(model, [[5, 6, 7], [80, 91]], "eagle"))
+    plain = replay(model, [[5, 6, 7], [80, 90]], drafts=False)
+    assert _lossless(plain, replay(model, [[5, 6, 7], [80, 90]], drafts=True)).ok is True
+    check = _lossless(plain, replay(model, [[5, 6, 7], [80, 91]], drafts=True))
     assert check.ok is False and check.fatal and check.says.startswith("1 of 2 ")
 
 
@@ -171,7 +171,7 @@ def test_texts_that_part_at_a_tie_are_no_fault(model_of: Callable[..., EagleMode
     """A tie is a gap that rounding explains: the second likeliest token instead of the first, here and there."""
     model = model_of("eagle1")
     prompts = [[5, 6, 7], [80, 90]]
-    plain = replay(model, prompts, "vanilla")
+    plain = replay(model, prompts, drafts=False)
     assert _ties(model, prompts, plain, plain) == 0
     rows = forced_logits(model, prompts[0], plain[0].token_ids)
     gaps = np.diff(np.sort(rows, axis=-1)[:, -2:])[:, 0] / np.abs(rows).max(-1)

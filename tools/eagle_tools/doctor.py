@@ -138,7 +138,7 @@ def _check_model(model: EagleModel, manifest: Manifest, reference: EagleModel | 
         prompts = golden_prompts(model.text, manifest.target.vocab_size, model.context)
     else:
         prompts = [list(golden.prompt) for golden in certificate.prompts]
-    plain, eagle = replay(model, prompts, "vanilla"), replay(model, prompts, model.default_method)
+    plain, eagle = replay(model, prompts, drafts=False), replay(model, prompts, drafts=True)
     yield _lossless(plain, eagle, _ties(model, prompts, plain, eagle))
     if certificate is not None:
         yield from _as_certified(model, certificate)
