@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from eagle_runtime.cost import LARGEST, Costs, Seconds, Timings
-from eagle_runtime.experience import Experience
+from eagle_runtime.experience import Experience, Gain
 from eagle_runtime.lookup import LONGEST, Suffixes
 from eagle_runtime.model import Features, Guess, Head, Scratch
 from eagle_runtime.tree import Float, Int, Tree, best_first, root_only, subtree
@@ -116,6 +116,7 @@ class CostAwareDrafter:
         self._suffixes = Suffixes() if copies else None
         self._unread: list[Features] = []  # rows that the head has not observed
         self._children = np.array([BEST_CHILD, SECOND_CHILD])
+        self._gain = Gain()
         self._last: _Draft | None = None  # None: the last tree was bare
         self._began = False  # whether the head has read the prompt
         if head is not None:
@@ -126,13 +127,13 @@ class CostAwareDrafter:
         if self._head is not None:
             self._unread.append(features)
         most = min(max_nodes, LARGEST)
-        pace, copy = self._experience.pace, self._copy(tokens, most - 1)
-        rests = self._head is None or pace.rests()
+        copy = self._copy(tokens, most - 1)
+        rests = self._head is None or self._experience.pace.rests()
         if rests and copy is None:
             return root_only(tokens[-1])
         verify = self._costs.target.at(len(tokens))[1 : most + 1]
         plain = self._costs.plain_at(len(tokens))
-        drafted = not rests and (copy is None or copy.gain(verify, plain) <= pace.gain)
+        drafted = not rests and (copy is None or copy.gain(verify, plain) <= self._gain.rate)
         pool = Pool()
         spent = self._draft(pool, copy, tokens, verify) if drafted else 0.0
         if copy is not None:
@@ -231,6 +232,7 @@ class CostAwareDrafter:
         self._experience.learn(last.tree, np.array(path), last.log_probs, last.matches)
         if last.drafted:
             self._experience.pace.note(len(new), last.cost)
+            self._gain.note(len(new), last.cost)
 
 
 class Rehearsal:

@@ -23,7 +23,8 @@ MATCHED = np.array([0.0, 0.0, 0.25, 0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.82, 0
 # What drafts of the head may lose, in verifications of one token: at first, in a trial after a rest, and for each
 # verification that it rests; and the most of what they have won that is set against later losses.
 CREDIT, TRIAL, SHARE, SAVED = 4.0, 2.0, 0.02, 12.0
-WEIGHT = 0.15  # of the newest verification in running sums
+
+WEIGHT = 0.15  # of the newest verification in a Gain's running sums
 
 
 class Experience:
@@ -77,8 +78,6 @@ class Pace:
     def __init__(self) -> None:
         self._balance = CREDIT
         self._rests = False
-        self._tokens = 0.0  # running sums over verifications with drafts of the head: tokens emitted,
-        self._cost = 0.0  # and what they cost
 
     def rests(self) -> bool:
         """Whether the head rests in the verification that comes now; to be asked once for each."""
@@ -91,10 +90,21 @@ class Pace:
         """A verification with drafts of the head. cost: of all passes, in verifications of one token."""
         self._balance = min(self._balance + tokens - cost, SAVED)
         self._rests = self._balance < 0
+
+
+class Gain:
+    """What the head's drafts brought in the text at hand: tokens for the cost of one, over the last verifications."""
+
+    def __init__(self) -> None:
+        self._tokens = 0.0  # running sums: tokens emitted,
+        self._cost = 0.0  # and what they cost, in verifications of one token
+
+    def note(self, tokens: int, cost: float) -> None:
+        """A verification with drafts of the head."""
         self._tokens = (1 - WEIGHT) * self._tokens + tokens
         self._cost = (1 - WEIGHT) * self._cost + cost
 
     @property
-    def gain(self) -> float:
-        """Tokens that the head's drafts brought of late for the cost of one; infinite before the first."""
+    def rate(self) -> float:
+        """Infinite before the first verification."""
         return self._tokens / self._cost if self._cost else np.inf

@@ -92,8 +92,8 @@ def stages_of(
     repeat = ("vanilla", "lookup:chain", "lookup", "dynamic", "cost-aware", "eagle+lookup")
     found.append(stage("repeat", Plan(((int8, repeat),), again)))
     if read_manifest(int8).target.context > max(LONG) + sizes.max_new_tokens:
-        long = long_questions(Text(int8), questions, 1 + sizes.sweep_count)
-        found.append(stage("long", Plan(((int8, ("vanilla", "dynamic", "cost-aware")),), long)))
+        long = long_questions(Text(int8), questions, sizes.count)
+        found.append(stage("long", Plan(((int8, ("vanilla", "dynamic", *adaptive)),), long)))
     return found
 
 
