@@ -176,7 +176,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--method",
         choices=typing.get_args(Method),
-        help="default: eagle+lookup, without a head lookup, where a tree is asked for eagle",
+        help="default: eagle+lookup; eagle where a tree is named; lookup without a head",
     )
     parser.add_argument(
         "--backend",

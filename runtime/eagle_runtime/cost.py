@@ -32,12 +32,13 @@ Seconds = npt.NDArray[np.float64]
 LARGEST = 64  # nodes of a tree whose size follows the costs
 TARGET_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, LARGEST)
 HEAD_ROWS = (1, 4, 10, 32)
+FIRST_ROWS = (1, 4, 16, LARGEST)  # verified rows that the head reads: many behind a rest
 BEFORE = 4  # rows of the head in the pass before a verification
 CONTEXTS = (64, 2048)  # rows before a pass; less where the model serves less
 ROUNDS = 2  # at least; the fastest pass counts, since what else the machine does only ever adds
 ENOUGH_S = 2.0  # further rounds are begun before this, as short passes need
 MAX_S = 20.0  # no further round is begun after this
-MEASURED = "sampled drafts, in turns"  # to be changed with what is timed
+MEASURED = "sampled drafts and rests, in turns"  # to be changed with what is timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ def measure(target: Target, rehearse: Callable[[Features], Drafting] | None) -> 
         behind = _Series(target.cache, verify_tree, TARGET_ROWS, lambda: drafting.level(before))
         levels = _Series(head.cache, drafting.level, rows, lambda: drafting.level(before))
         plain = _Series(target.cache, verify, (1,), lambda: verify(1))
-        first = _Series(head.cache, drafting.read, rows, lambda: verify(1))
+        first = _Series(head.cache, drafting.read, FIRST_ROWS, lambda: verify(1))
         _run_rounds([behind, levels, plain, first])
         found = Costs(behind.timings(), levels.timings(), plain.timings(), first.timings())
         head.cache.truncate(0)

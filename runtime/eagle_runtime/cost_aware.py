@@ -20,7 +20,7 @@ import numpy as np
 from eagle_runtime.cost import LARGEST, Costs, Seconds, Timings
 from eagle_runtime.experience import Experience, Gain
 from eagle_runtime.lookup import LONGEST, Suffixes
-from eagle_runtime.model import Features, Guess, Head, Scratch
+from eagle_runtime.model import WINDOW, Features, Guess, Head, Scratch
 from eagle_runtime.tree import Float, Int, Tree, best_first, root_only, subtree
 
 DEEPEST = 10  # levels below the root that the head grows at most
@@ -160,8 +160,9 @@ class CostAwareDrafter:
         features = self._unread[0] if len(self._unread) == 1 else head.joined(self._unread)
         self._unread = []
         guess = head.observe(tokens[len(tokens) - len(features) :], features)
-        # The prompt is read once; what it cost says nothing about drafts.
-        spent = float(first[min(len(features), LARGEST) if self._began else 1])
+        # The prompt is read once; what it cost says nothing about drafts. What a rest left unread does.
+        read = min(len(features), WINDOW) if self._began else 1
+        spent = float(first[min(read, LARGEST)]) * max(1.0, read / LARGEST)
         self._began = True
         frontier = np.array([-1])
         above = np.zeros(1, np.float32)

@@ -19,7 +19,7 @@ from eagle_runtime.drafter import DynamicTree
 from eagle_runtime.errors import RequestError
 from eagle_runtime.experience import CREDIT, SHARE, TRIAL, Experience, Pace
 from eagle_runtime.generate import Cycle, generate
-from eagle_runtime.model import Head, Target
+from eagle_runtime.model import WINDOW, Head, Target
 from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.tree import Tree
 from fakes import Blend, FakeHead, FakeTarget, Language, Table
@@ -196,6 +196,26 @@ def test_drafts_that_pay_again_never_rest() -> None:
     for _ in range(20):
         pace.note(3, 1.5)
         assert not pace.rests()
+
+
+def test_what_a_rest_left_unread_is_paid_for() -> None:
+    """Behind a rest the head reads all tokens since its last draft at once, which the draft then counts."""
+    per_row = 0.01
+    costs = Costs(CHEAP.target, CHEAP.head, None, Timings((1, LARGEST), (64,), ((per_row, LARGEST * per_row),)))
+    experience = Experience()
+    drafter = CostAwareDrafter(Head(FakeHead(GOOD, top_k=4), 600, 200), costs, experience, top_k=4)
+    rested, paid = 0, []
+    for event in generate(Target(FakeTarget(TARGET), 600), drafter, Sampler(SamplingParams(), [1], VOCAB), [1]):
+        if not isinstance(event, Cycle):
+            continue
+        if drafter._last is None:
+            rested += 1
+            continue
+        paid.append(drafter._last.cost)
+        if len(paid) == 2:
+            break
+        experience.pace.note(0, CREDIT + 6)
+    assert 100 < rested < 500 and paid[1] > paid[0] + 0.8 * min(rested, WINDOW) * per_row
 
 
 def test_a_copy_that_promises_more_spares_the_head() -> None:
