@@ -118,7 +118,6 @@ class CostAwareDrafter:
         self._children = np.array([BEST_CHILD, SECOND_CHILD])
         self._gain = Gain()
         self._last: _Draft | None = None  # None: the last tree was bare
-        self._began = False  # whether the head has read the prompt
         if head is not None:
             head.cache.truncate(0)
 
@@ -159,11 +158,10 @@ class CostAwareDrafter:
         first = (self._costs.first or self._costs.head).at(head.cache.length)
         features = self._unread[0] if len(self._unread) == 1 else head.joined(self._unread)
         self._unread = []
-        guess = head.observe(tokens[len(tokens) - len(features) :], features)
         # The prompt is read once; what it cost says nothing about drafts. What a rest left unread does.
-        read = min(len(features), WINDOW) if self._began else 1
+        read = min(len(features), WINDOW) if head.cache.length else 1
+        guess = head.observe(tokens[len(tokens) - len(features) :], features)
         spent = float(first[min(read, LARGEST)]) * max(1.0, read / LARGEST)
-        self._began = True
         frontier = np.array([-1])
         above = np.zeros(1, np.float32)
         scratch_rows = np.array([-1])
