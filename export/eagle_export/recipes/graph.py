@@ -143,9 +143,9 @@ def insert(
     return node.outputs[0]
 
 
-def insert_split(before: ir.Node, value: ir.Value, parts: int) -> tuple[ir.Value, ...]:
-    """A value cut into equal parts along its last axis."""
-    node = ir.node("Split", [value], {"axis": -1, "num_outputs": parts}, num_outputs=parts)
+def insert_split(before: ir.Node, value: ir.Value, parts: int, axis: int) -> tuple[ir.Value, ...]:
+    """A value cut into equal parts along an axis."""
+    node = ir.node("Split", [value], {"axis": axis, "num_outputs": parts}, num_outputs=parts)
     assert isinstance(before.graph, ir.Graph)
     before.graph.insert_before(before, node)
     return tuple(node.outputs)

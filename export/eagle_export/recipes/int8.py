@@ -9,13 +9,15 @@ A row's result depends on that row alone. DynamicQuantizeMatMul is as fast but t
 a token's logits would depend on which other tokens share its tree.
 
 Where one scale per row is too coarse the input is cut into parts, each with scales of its own and a product of its
-own; their sum is made in a fixed order. It costs products of fewer columns and, per part, two more passes over the
-output: little for a layer that narrows, much for a large vocabulary.
+own; their sum is made in a fixed order, as the product of a row's few scales with its few sums. It costs products of
+fewer columns and, per part, two more passes over the output: little for a layer that narrows, much for a large
+vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -36,35 +38,39 @@ from eagle_export.recipes.graph import (
 )
 
 LEVELS = 127
-TINY = np.float32(1e-30)  # a row of zeros divides by this
 PRODUCT_PARTS, LM_HEAD_PARTS = 8, 2
 
-Row = tuple[ir.Value, ir.Value]  # quantised rows [..., k] and the scale [..., 1] of each
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Quantised rows. parts: [1, T, K], or several [1, T, 1, K / parts]; scales [1, T, 1], or [1, T, 1, parts]"""
+
+    parts: tuple[ir.Value, ...]
+    scales: ir.Value
 
 
 def int8_per_token(model: ir.Model, wanted: Callable[[Linear], bool] = lambda _: True) -> dict[str, str]:
     """Quantise every wanted linear layer. Returns weight name -> what was done."""
     changed = {}
-    rows: dict[tuple[ir.Value, int], list[Row]] = {}  # layers of one input share its quantised form
+    rows: dict[tuple[ir.Value, int], _Rows] = {}  # layers of one input share its quantised form
     # Counted first: what feeds a layer is no longer to be seen when it was replaced.
     for linear, parts in [(linear, parts_of(linear)) for linear in filter(wanted, linears(model))]:
         node, x, (k, n), name, read = linear.node, linear.x, linear.shape, linear.name, linear.reader()
         if (x, parts) not in rows:
             rows[x, parts] = _quantised_rows(model, node, x, parts)
         arrays = pieces(_split_columns(read, parts), 2 * parts)
-        total: ir.Value | None = None
-        for index, (q, scale) in enumerate(rows[x, parts]):
+        sums, scales = [], rows[x, parts].scales
+        for index, q in enumerate(rows[x, parts].parts):
             end = f".{index}" if parts > 1 else ""
             weight = lazy_weight(model, f"{name}.int8{end}", ir.DataType.INT8, (k // parts, n), arrays[2 * index])
             columns = lazy_weight(model, f"{name}.scale{end}", ir.DataType.FLOAT, (n,), arrays[2 * index + 1])
             inputs = [q, weight, _step(model), columns, _middle(model)]
-            y = insert(node, "Mul", [insert(node, "MatMulIntegerToFloat", inputs, MICROSOFT), scale])
-            total = y if total is None else insert(node, "Add", [total, y])
-        assert total is not None
+            sums.append(insert(node, "MatMulIntegerToFloat", inputs, MICROSOFT))
+        out = _scaled(model, node, sums, scales)
         changed[name] = "int8 per column, activations int8 per token"
         if parts > 1:
             changed[name] += f", each in {parts} parts"
-        replace(node, total)
+        replace(node, out)
     if changed:
         model.opset_imports[MICROSOFT] = 1
     return changed
@@ -88,20 +94,26 @@ def _split_columns(read: Callable[[], Array], parts: int) -> Callable[[], tuple[
     return lambda: tuple(array for part in np.split(read(), parts) for array in per_column(part))
 
 
-def _quantised_rows(model: ir.Model, before: ir.Node, x: ir.Value, parts: int) -> list[Row]:
-    """One for each part of the rows."""
+def _quantised_rows(model: ir.Model, before: ir.Node, x: ir.Value, parts: int) -> _Rows:
+    """The largest value of a row of zeros is zero: what it then divides to is any number, to be multiplied by zero."""
     if parts > 1:
         x = insert(before, "Reshape", [x, constant(model, f"shape_parts_{parts}", np.array([0, 0, parts, -1]))])
     last = constant(model, "axis_last", np.array([-1], np.int64))
-    largest = insert(before, "ReduceMax", [insert(before, "Abs", [x]), last], keepdims=1)
-    scale = insert(before, "Max", [largest, constant(model, "int8_tiny", np.array(TINY))])
+    scale = insert(before, "ReduceMax", [insert(before, "Abs", [x]), last], keepdims=1)
     unit = insert(before, "Div", [x, scale])
     q = insert(before, "QuantizeLinear", [unit, _step(model), _middle(model)])
     if parts == 1:
-        return [(q, scale)]
-    rows = constant(model, "shape_rows", np.array([0, 0, -1]))
-    flat = (insert(before, "Reshape", [value, rows]) for value in (q, scale))
-    return list(zip(*(insert_split(before, value, parts) for value in flat), strict=True))
+        return _Rows((q,), scale)
+    beside = constant(model, "shape_beside", np.array([0, 0, 1, -1]))
+    return _Rows(insert_split(before, q, parts, axis=2), insert(before, "Reshape", [scale, beside]))
+
+
+def _scaled(model: ir.Model, before: ir.Node, sums: list[ir.Value], scales: ir.Value) -> ir.Value:
+    """The products of the parts, each times its scale, added up: [1, T, N]"""
+    if len(sums) == 1:
+        return insert(before, "Mul", [sums[0], scales])
+    total = insert(before, "MatMul", [scales, insert(before, "Concat", sums, axis=2)])
+    return insert(before, "Reshape", [total, constant(model, "shape_rows", np.array([0, 0, -1]))])
 
 
 def _step(model: ir.Model) -> ir.Value:
