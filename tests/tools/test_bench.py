@@ -22,6 +22,7 @@ from eagle_tools.bench.cycles import Recorder
 from eagle_tools.bench.memory import Job, JobError, Peak, peak_of
 from eagle_tools.bench.rows import Asked, Row, Setup, read_rows, row_of
 from eagle_tools.questions import Question
+from eagle_tools.ties import NEAR
 
 QUESTIONS = (
     Question(0, ("Q: Ann has 3 apples and gets 4 more.",), "apples"),
@@ -167,6 +168,11 @@ def test_a_loss_is_loud(
     assert said.startswith("eagle-bench: NOT LOSSLESS: chain on pair (fp32, cpu, T = 0), prompt 7: token 3 is ")
     assert said.count("\n") == 1 and re.search(r"\| chain \|.* \| 1/2 \|$", printed, re.M)
 
+    monkeypatch.setitem(NEAR, "float32", 10.0)  # as if rounding had set the two tokens apart
+    assert bench(bundle, prompts, "--max-new-tokens", 8, "--methods", "vanilla,eagle,chain") == 0
+    printed, said = capsys.readouterr()
+    assert not said and "- equal but for rounding: chain on pair (fp32, cpu, T = 0), prompt 7: token 3 is " in printed
+
 
 def test_what_is_wrong_is_said_before_the_work(
     bundle: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -252,7 +258,7 @@ def test_all_answer_a_prompt_before_any_sees_the_next_and_take_turns_to_begin(bu
     log: list[tuple[str, int | str, int]] = []
     with EagleModel.load(bundle, threads=1) as model:
         three = [Question(number, ("text",)) for number in range(4)]
-        rows = list(interleave([Noted(name, log) for name in "abc"], model, three, 30))
+        rows = [row for _, row in interleave([Noted(name, log) for name in "abc"], model, three, 30)]
     assert log[:3] == [(name, 0, 8) for name in "abc"]  # the warm-up
     order = ["abc", "bca", "cab", "abc"]
     assert log[3:] == [(name, number, 30) for number, names in enumerate(order) for name in names]
@@ -276,14 +282,14 @@ def test_a_chat_goes_on_from_the_first_contenders_answer(bundle: Path, tmp_path:
             ("q/3", "[user]one[assistant]re q[user]two[assistant]re q/2[user]three[assistant]"),
         ]
         log: list[tuple[str, int | str, int]] = []
-        rows = list(interleave([Noted(name, log) for name in "ab"], model, [question], 30))
+        rows = [row for _, row in interleave([Noted(name, log) for name in "ab"], model, [question], 30)]
         # The second turn is begun by b, and still follows a's answer.
         assert [(row.method, row.prompt_id) for row in rows][2:4] == [("b", "q/2"), ("a", "q/2")]
         assert (
             rows[2].prompt_tokens == rows[3].prompt_tokens == len("[user]one[assistant]answer to q[user]two[assistant]")
         )
         ours = bundle_contenders(model, "chat", ["vanilla", "eagle"], [0.0, 1.0], 0, False)
-        real = list(interleave(ours, model, [Question("q", ("one", "two"))], 12))
+        real = [row for _, row in interleave(ours, model, [Question("q", ("one", "two"))], 12)]
         assert len(real) == 8 and len({row.token_ids for row in real}) <= 4
 
 
@@ -299,7 +305,7 @@ def test_the_recorder_keeps_the_first_prompts_last_generation(bundle: Path) -> N
     with EagleModel.load(bundle, threads=1) as model:
         ours = bundle_contenders(model, "pair", ["vanilla", "eagle", "8/2/4"], [0.0], 0, False, recorder)
         questions = [Question(number, (f"Q: {number}",)) for number in range(4)]
-        rows = list(interleave(ours, model, questions, 16))
+        rows = [row for _, row in interleave(ours, model, questions, 16)]
         data = recorder.data(model.text)
     assert [(run["setup"], run["prompt_id"]) for run in data["runs"]] == [
         ("pair · fp32 · eagle · T = 0", n) for n in (0, 1)

@@ -14,19 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-import numpy as np
-
 from eagle_runtime import BackendError, BundleError, EagleModel, Result
 from eagle_runtime.backends import BACKENDS, PassedOver, told, unfit
 from eagle_runtime.command import Parser, run_command
 from eagle_runtime.manifest import Certificate, Manifest, bundle_file, file_sha256, read_manifest
-from eagle_runtime.replay import compare, forced_logits, golden_prompts, mean_tau, replay
+from eagle_runtime.replay import compare, golden_prompts, mean_tau, replay
 from eagle_tools.compare_engines import Difference, compare_sessions
 from eagle_tools.engines import find_engines, nvidia_gpu
+from eagle_tools.ties import is_tie
 
 AGREEMENT_LOST = 0.005  # of all tokens: a bundle that ranks fewer of the source's first is not what was certified
 TAU_LOST = 0.05  # of tau: near ties fall otherwise on other processors, and cost no more than this
-NEAR = {"float32": 1e-5, "float16": 2**-8}  # of the largest logit: two that rounding alone sets apart
 FAR = 0.05  # of an output's largest number: what rounding alone does not explain
 
 
@@ -168,16 +166,8 @@ def _lossless(plain: Sequence[Result], eagle: Sequence[Result], ties: int = 0) -
 
 def _ties(model: EagleModel, prompts: Sequence[Sequence[int]], plain: Sequence[Result], eagle: Sequence[Result]) -> int:
     """How many texts part at a token that the target ranks as high as the other way's, but for rounding."""
-    near = NEAR[model.sessions[0].inputs["tree_mask"].dtype]
-    ties = 0
-    for prompt, one, other in zip(prompts, plain, eagle, strict=True):
-        both = list(zip(one.token_ids, other.token_ids, strict=False))
-        parted = next((index for index, (left, right) in enumerate(both) if left != right), None)
-        if parted is not None:
-            row = forced_logits(model, prompt, one.token_ids[: parted + 1])[-1]
-            left, right = both[parted]
-            ties += int(abs(float(row[left] - row[right])) <= near * float(np.abs(row).max()))
-    return ties
+    texts = zip(prompts, plain, eagle, strict=True)
+    return sum(is_tie(model, prompt, one.token_ids, other.token_ids) for prompt, one, other in texts)
 
 
 def _as_certified(model: EagleModel, certificate: Certificate) -> Iterator[Check]:

@@ -130,9 +130,9 @@ def interleave(
     questions: Sequence[Question],
     max_new_tokens: int,
     told: Callable[[Setup], None] = lambda setup: None,
-) -> Iterator[Row]:
-    """Rows of every contender on every prompt: after a warm-up each, all answer one prompt before any sees the next,
-    another beginning each time.
+) -> Iterator[tuple[Asked, Row]]:
+    """Prompts, and rows of every contender on each: after a warm-up each, all answer one prompt before any sees the
+    next, another beginning each time.
 
     model: encodes. A later turn follows the first contender's answer for all, so that all are asked the same. told:
     before each run."""
@@ -151,5 +151,5 @@ def interleave(
                 row = contenders[index].run(asked, max_new_tokens)
                 if index == 0 and model.text.chat:
                     answers.append(answer_text(model, row))
-                yield row
+                yield asked, row
             number += 1

@@ -6,28 +6,30 @@ from collections.abc import Iterator, Sequence
 
 from eagle_tools.bench.methods import VANILLA
 from eagle_tools.bench.rows import Row
+from eagle_tools.ties import first_difference
 
 PYTORCH = "pytorch"
 
 
-def mismatches(rows: Sequence[Row]) -> Iterator[str]:
-    """One sentence for each row of a bundle whose tokens are not those of vanilla on the same bundle, temperature and
-    prompt. Without vanilla, of the first method there."""
+def parted(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
+    """Each row of a bundle whose tokens are not those of vanilla on the same bundle, temperature and prompt, with
+    vanilla's. Without vanilla, with the first method's there."""
     references: dict[tuple[object, ...], Row] = {}
     for row in sorted(rows, key=lambda row: row.method != VANILLA):  # stable: vanilla first, then as they came
         if row.backend == PYTORCH:
             continue
         reference = references.setdefault(_case(row), row)
         if row.token_ids != reference.token_ids:
-            at = first_difference(row.token_ids, reference.token_ids)
-            where = f"{row.method} on {row.bundle} ({row.precision}, {row.backend}, T = {row.temperature:g})"
-            what = f"token {at} is {_token(row, at)}, {reference.method} has {_token(reference, at)}"
-            yield f"NOT LOSSLESS: {where}, prompt {row.prompt_id}: {what}"
+            yield row, reference
 
 
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int:
-    """Index of the first token that differs, or the shorter length."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+def told(row: Row, reference: Row, tie: bool) -> str:
+    """A sentence about rows that parted. tie: whether rounding alone decided."""
+    at = first_difference(row.token_ids, reference.token_ids)
+    where = f"{row.method} on {row.bundle} ({row.precision}, {row.backend}, T = {row.temperature:g})"
+    what = f"token {at} is {_token(row, at)}, {reference.method} has {_token(reference, at)}"
+    verdict = "equal but for rounding" if tie else "NOT LOSSLESS"
+    return f"{verdict}: {where}, prompt {row.prompt_id}: {what}"
 
 
 def agreement(rows: Sequence[Row], others: Sequence[Row]) -> tuple[int, int]:

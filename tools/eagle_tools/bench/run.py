@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,13 @@ from eagle_tools.bench import machine
 from eagle_tools.bench import pytorch as hf
 from eagle_tools.bench.contenders import Contender, bundle_contenders, first_turns, interleave
 from eagle_tools.bench.cycles import Recorder
-from eagle_tools.bench.identity import PYTORCH, mismatches
+from eagle_tools.bench.identity import PYTORCH, parted, told
 from eagle_tools.bench.memory import Job, JobError, Peak, peak_of
 from eagle_tools.bench.methods import VANILLA, settings_of
 from eagle_tools.bench.plan import Plan, bundle_names, check, check_length
 from eagle_tools.bench.rows import Asked, Row, RowFile, Setup
 from eagle_tools.bench.summary import Summary, memory_key, summarise
+from eagle_tools.ties import is_tie
 
 
 class Reporter:
@@ -38,8 +39,8 @@ class Reporter:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """differing: a sentence per output that is not vanilla's. facts: of machine and prompts. notes: what was left out,
-    or stands out. cycles: for the page."""
+    """differing: a sentence per output that is not vanilla's, nor would be but for rounding. facts: of machine and
+    prompts. notes: what was left out, or stands out. cycles: for the page."""
 
     rows: list[Row]
     summaries: list[Summary]
@@ -59,6 +60,7 @@ class Measured:
     weights: dict[tuple[str, ...], int]
     cycles: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -69,7 +71,7 @@ def execute(plan: Plan, reporter: Reporter) -> Outcome:
     found = _decode(plan, rows_file, reporter)
     peaks = measure_peaks(plan, list(found.weights), found, reporter)
     summaries = summarise(found.rows, peaks, found.weights, found.bandwidth)
-    return Outcome(found.rows, summaries, list(mismatches(found.rows)), _facts(plan, found), found.notes, found.cycles)
+    return Outcome(found.rows, summaries, found.differing, _facts(plan, found), found.notes, found.cycles)
 
 
 def _decode(plan: Plan, rows_file: RowFile | None, reporter: Reporter) -> Measured:
@@ -91,15 +93,29 @@ def _decode(plan: Plan, rows_file: RowFile | None, reporter: Reporter) -> Measur
         weights = {memory_key(contender.setup): contender.pass_bytes for contender in contenders}
         found = Measured(asked, chat, bandwidth, weights, {"tokens": {}, "runs": []}, notes=notes)
         reporter.expect("decoding", len(contenders) * (prompts + 1))
-        for row in interleave(
+        prompt_ids = {}
+        for prompt, row in interleave(
             contenders, models[0], plan.questions, plan.max_new_tokens, lambda setup: reporter.step(_name(setup))
         ):
+            prompt_ids[row.prompt_id] = prompt.token_ids
             found.rows.append(row)
             if rows_file is not None:
                 rows_file.add(row)
+        _compare(plan, models, prompt_ids, found)
         if recorder is not None:
             found.cycles = recorder.data(models[0].text)
     return found
+
+
+def _compare(
+    plan: Plan, models: Sequence[EagleModel], prompts: Mapping[int | str, Sequence[int]], found: Measured
+) -> None:
+    """Tell every output apart from vanilla's: as a note where rounding alone decided. prompts: ids by prompt_id."""
+    by_name = dict(zip(bundle_names([bundle for bundle, _ in plan.bundles]), models, strict=True))
+    for row, reference in parted(found.rows):
+        prompt, one, other = prompts[row.prompt_id], row.token_ids, reference.token_ids
+        tie = is_tie(by_name[row.bundle], prompt, one, other, temperature=row.temperature, seed=plan.seed)
+        (found.notes if tie else found.differing).append(told(row, reference, tie))
 
 
 def _our_contenders(
