@@ -94,6 +94,7 @@ def test_stages_of_a_pair(bundle: Path, tmp_path: Path) -> None:
         assert (plan.max_new_tokens, plan.threads, plan.backend) == (16, 1, "cpu")
     assert stages["demo-methods-int8"].temperatures == (0.0, 1.0)
     assert [q.id for q in stages["demo-sweep-int4"].questions] == [0, 1]
+    assert [len(stages[f"demo-{name}"].questions) for name in ("methods-int4", "pytorch", "repeat")] == [3, 6, 6]
     assert "no-value" in stages["demo-methods-int8"].bundles[0][1]
     assert "no-value" not in stages["demo-methods-fp32"].bundles[0][1]
     assert stages["demo-pytorch"].pytorch == GOLDEN / "target"
@@ -177,6 +178,8 @@ def test_the_page_has_the_papers_tables() -> None:
     page = tables.results([("demo", "The shipped pair")], stages, "make bench")
     for line in (
         "- A machine",
+        "### Beside PyTorch (1 prompts)",
+        "### Long context (int8, 1 prompts of each length)",
         "- NOT LOSSLESS: x",
         "| 0 | EAGLE-2 | 2.50x (2.50-2.50) | 2.00 |",
         "| 1 | EAGLE-3 | 5.00x (5.00-5.00) | 2.00 |",

@@ -76,7 +76,13 @@ def _parser() -> Parser:
     parser.add_argument("--work", type=Path, default=ROOT / ".bench", metavar="FOLDER", help="of pairs, bundles, rows")
     parser.add_argument("--pairs", nargs="+", choices=["demo", "grown"], default=["demo", "grown"])
     parser.add_argument("--only", metavar="TEXT", help="stages with this in their name, like int8 or grown-pytorch")
-    parser.add_argument("--count", type=int, default=8, metavar="N", help="prompts of a stage (default 8)")
+    parser.add_argument(
+        "--count",
+        type=int,
+        default=8,
+        metavar="N",
+        help="prompts of a table of methods (default 8); twice as many of PyTorch, repeating text and long context",
+    )
     parser.add_argument("--sweep-count", type=int, default=3, metavar="N", help="prompts of a sweep (default 3)")
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="per prompt (default 64)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of one pass, on all sides (default: cores)")

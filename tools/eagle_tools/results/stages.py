@@ -25,6 +25,7 @@ ABLATION = "int8"  # precision of Table 3
 BEST = "int8"  # precision that both heads are set beside PyTorch in
 LONG = (128, 3000)  # tokens of prompt
 REPEATED = 3  # a third of a text follows the text itself
+MORE = 2  # times as many prompts where few methods are compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured. count: prompts of a stage; sweep_count: of the sweep, which has many contenders."""
+    """How much is measured. count: prompts of a table of methods; MORE times as many of the comparison with PyTorch, on
+    repeating text and on long context; sweep_count: of the sweep, which has many contenders."""
 
     count: int
     sweep_count: int
@@ -67,7 +69,7 @@ def stages_of(
         for precision in PRECISIONS
         for head in ("eagle1", "eagle3")
     }
-    asked = tuple(questions[: sizes.count])
+    asked, more = tuple(questions[: sizes.count]), tuple(questions[: MORE * sizes.count])
 
     def stage(name: str, plan: Plan) -> Stage:
         plan = dataclasses.replace(plan, max_new_tokens=sizes.max_new_tokens, threads=sizes.threads, backend="cpu")
@@ -81,18 +83,18 @@ def stages_of(
     adaptive = ("cost-aware", "eagle+lookup")
     ours = [(bundles["eagle1", precision], ("vanilla", *adaptive)) for precision in PRECISIONS]
     ours.append((bundles["eagle3", BEST], ("vanilla", *adaptive)))
-    found.append(stage("pytorch", Plan(tuple(ours), asked, pytorch=pair.target)))
+    found.append(stage("pytorch", Plan(tuple(ours), more, pytorch=pair.target)))
     for precision in PRECISIONS:
         shapes = ("vanilla", "dynamic", "cost-aware", *sweep())
         found.append(
             stage(f"sweep-{precision}", Plan(((bundles["eagle1", precision], shapes),), asked[: sizes.sweep_count]))
         )
     int8 = bundles["eagle1", "int8"]
-    again = tuple(repeating(question) for question in asked)
+    again = tuple(repeating(question) for question in more)
     repeat = ("vanilla", "lookup:chain", "lookup", "dynamic", "cost-aware", "eagle+lookup")
     found.append(stage("repeat", Plan(((int8, repeat),), again)))
     if read_manifest(int8).target.context > max(LONG) + sizes.max_new_tokens:
-        long = long_questions(Text(int8), questions, sizes.count)
+        long = long_questions(Text(int8), questions, len(more))
         found.append(stage("long", Plan(((int8, ("vanilla", "dynamic", *adaptive)),), long)))
     return found
 

@@ -61,19 +61,23 @@ def _sections(name: str, stages: Stages) -> Iterable[str]:
         yield f"### What value and reranking bring (in the form of EAGLE-2's Table 3; {ABLATION})"
         yield ablation_table(by_precision[ABLATION].rows)
     if found := stages.get(f"{name}-pytorch"):
-        yield "### Beside PyTorch"
+        yield f"### Beside PyTorch ({_prompts(found.rows)} prompts)"
         yield pytorch_table(found)
         yield "\n".join(f"- {note}" for note in found.notes)
     sweeps = {p: stages[f"{name}-sweep-{p}"] for p in PRECISIONS if f"{name}-sweep-{p}" in stages}
     if sweeps:
-        yield "### Tree sizes"
+        yield f"### Tree sizes (prompts: {min(_prompts(finished.rows) for finished in sweeps.values())})"
         yield sweep_table({precision: finished.rows for precision, finished in sweeps.items()})
     if found := stages.get(f"{name}-repeat"):
-        yield "### Text that repeats itself (int8)"
+        yield f"### Text that repeats itself (int8, {_prompts(found.rows)} prompts)"
         yield versus_table(found.rows, ("dynamic", "cost-aware"))
     if found := stages.get(f"{name}-long"):
-        yield "### Long context (int8)"
+        yield f"### Long context (int8, {_prompts(found.rows) // len(LONG)} prompts of each length)"
         yield long_table(found.rows)
+
+
+def _prompts(rows: Sequence[Row]) -> int:
+    return len({row.prompt_id for row in rows})
 
 
 def methods_table(found: Mapping[str, Finished]) -> str:
