@@ -35,10 +35,10 @@ HEAD_ROWS = (1, 4, 10, 32)
 FIRST_ROWS = (1, 4, 16, LARGEST)  # verified rows that the head reads: many behind a rest
 BEFORE = 4  # rows of the head in the pass before a verification
 CONTEXTS = (64, 2048)  # rows before a pass; less where the model serves less
-ROUNDS = 2  # at least; the fastest pass counts, since what else the machine does only ever adds
+ROUNDS = 4  # at least; the fastest pass counts, since what else the machine does only ever adds
 ENOUGH_S = 2.0  # further rounds are begun before this, as short passes need
 MAX_S = 20.0  # no further round is begun after this
-MEASURED = "sampled drafts and rests, in turns"  # to be changed with what is timed
+MEASURED = "sampled drafts and rests, in four turns"  # to be changed with what is timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Drafting(Protocol):
 
 
 def measure(target: Target, rehearse: Callable[[Features], Drafting] | None) -> Costs:
-    """Time passes of both graphs and the work between them; the caches are empty afterwards. Takes about 90
+    """Time passes of both graphs and the work between them; the caches are empty afterwards. Takes about 150
     verifications.
 
     rehearse: begins drafting from any features [1, Hd]; None without a head."""
