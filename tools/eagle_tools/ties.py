@@ -19,6 +19,11 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
+def computes_in(model: EagleModel) -> str:
+    """Type of the target's activations: a key of NEAR."""
+    return model.sessions[0].inputs["tree_mask"].dtype
+
+
 def is_tie(
     model: EagleModel,
     prompt: Sequence[int],
@@ -39,5 +44,5 @@ def is_tie(
     scores = logits.astype(np.float64)
     if temperature > 0:
         scores -= temperature * np.log(arrivals(seed, len(prompt) + at, len(scores)))
-    near = NEAR[model.sessions[0].inputs["tree_mask"].dtype] * float(np.abs(logits).max())
+    near = NEAR[computes_in(model)] * float(np.abs(logits).max())
     return abs(float(scores[one[at]] - scores[other[at]])) <= near

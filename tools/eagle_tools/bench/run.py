@@ -21,7 +21,7 @@ from eagle_tools.bench.methods import VANILLA, settings_of
 from eagle_tools.bench.plan import Plan, bundle_names, check, check_length
 from eagle_tools.bench.rows import Asked, Row, RowFile, Setup
 from eagle_tools.bench.summary import Summary, memory_key, summarise
-from eagle_tools.ties import is_tie
+from eagle_tools.ties import computes_in, is_tie
 
 
 class Reporter:
@@ -39,8 +39,8 @@ class Reporter:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """differing: a sentence per output that is not vanilla's, nor would be but for rounding. facts: of machine and
-    prompts. notes: what was left out, or stands out. cycles: for the page."""
+    """differing: a sentence per output that is not vanilla's, fp16's ties left out. facts: of machine and prompts.
+    notes: what was left out, or stands out. cycles: for the page."""
 
     rows: list[Row]
     summaries: list[Summary]
@@ -110,11 +110,13 @@ def _decode(plan: Plan, rows_file: RowFile | None, reporter: Reporter) -> Measur
 def _compare(
     plan: Plan, models: Sequence[EagleModel], prompts: Mapping[int | str, Sequence[int]], found: Measured
 ) -> None:
-    """Tell every output apart from vanilla's: as a note where rounding alone decided. prompts: ids by prompt_id."""
+    """Note every output that is not vanilla's: as a fault, or in fp16 as a tie where rounding alone decided. All other
+    precisions are held to the very token. prompts: ids by prompt_id."""
     by_name = dict(zip(bundle_names([bundle for bundle, _ in plan.bundles]), models, strict=True))
     for row, reference in parted(found.rows):
-        prompt, one, other = prompts[row.prompt_id], row.token_ids, reference.token_ids
-        tie = is_tie(by_name[row.bundle], prompt, one, other, temperature=row.temperature, seed=plan.seed)
+        model, prompt, both = by_name[row.bundle], prompts[row.prompt_id], (row.token_ids, reference.token_ids)
+        halves = computes_in(model) == "float16"
+        tie = halves and is_tie(model, prompt, *both, temperature=row.temperature, seed=plan.seed)
         (found.notes if tie else found.differing).append(told(row, reference, tie))
 
 
