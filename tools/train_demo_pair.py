@@ -3,7 +3,7 @@
     python tools/train_demo_pair.py data -w WORK                 # tokenizer, token files, held-out prompts
     python tools/train_demo_pair.py target -w WORK --minutes 60  # the same command continues an interrupted run
     python tools/train_demo_pair.py answers -w WORK              # what the target writes, for the heads to learn from
-    python tools/train_demo_pair.py heads -w WORK --minutes 30   # both heads, with eagle-train
+    python tools/train_demo_pair.py heads -w WORK --minutes 30   # both heads, with eagle-train; keeps 10 GB of features
     python tools/train_demo_pair.py scaling -w WORK              # tau against training tokens, as a plot
 
 Every machine with Python has the text, so anyone can repeat the training; the text differs a little from one Python
@@ -51,10 +51,11 @@ TEST_FOLDERS = {"test", "tests", "idle_test"}  # most of the text, and the plain
 LONGEST = 600_000  # characters of a file; longer ones are tables
 
 KINDS = ("eagle1", "eagle3")
-GREEDY, SAMPLED, ANSWER_TOKENS = 1600, 2400, 192  # prompts that the target goes on from, most tokens of an answer
+GREEDY, SAMPLED, ANSWER_TOKENS = 4000, 3200, 192  # prompts that the target goes on from, most tokens of an answer
 FAR, FAR_TOKENS = 64, 3328  # windows of training text by which the heads learn to draft far into a text
 HEAD_BATCH = {"eagle1": 8, "eagle3": 2}  # answers per step: unrolled heads learn slowly, so they step often
 DRAFT_VOCAB, TTT_STEPS = 2816, 5  # EAGLE-3: tokens that the head knows, unrolled steps
+CLASSIFICATION = 1.0  # weight of EAGLE-1's cross-entropy once the head tells features well
 SHARES, SCALING_PROMPTS, SCALING_TOKENS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1), 16, 64  # of the scaling plot
 
 
@@ -75,6 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     for name in ("target", "heads"):
         parsers[name].add_argument("--minutes", type=float, default=60, help="training time, all runs together")
     parsers["heads"].add_argument("--init", type=Path, metavar="PAIR", help="go on from the heads of an earlier pair")
+    parsers["heads"].add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="default: both")
     parsers["target"].add_argument("--workers", type=int, default=os.cpu_count(), help="processes, one core each")
     parsers["scaling"].add_argument("--tokens", type=int, default=400_000, help="training tokens of the last point")
     args = parser.parse_args(argv)
@@ -86,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
         elif args.stage == "answers":
             write_answers(args.work, args.out)
         elif args.stage == "heads":
-            train_heads(args.work, args.out, args.minutes, args.init)
+            train_heads(args.work, args.out, args.minutes, args.init, args.kinds)
         else:
             measure_scaling(args.work, args.out, args.tokens)
     except EagleError as error:
@@ -209,19 +211,22 @@ def write_answers(work: Path, out: Path) -> None:
     in_parallel(runs, work)
 
 
-def train_heads(work: Path, out: Path, minutes: float, init: Path | None) -> None:
-    """Both heads at once with eagle-train, that many minutes each. Continues what is in `work`; starts from nothing,
+def train_heads(work: Path, out: Path, minutes: float, init: Path | None, kinds: Sequence[str] = KINDS) -> None:
+    """These heads at once with eagle-train, that many minutes each. Continues what is in `work`; starts from nothing,
     or from the heads in the folder `init`."""
     runs = []
-    for kind in KINDS:
+    for kind in kinds:
         data = [work / "greedy.jsonl", work / "sampled.jsonl", work / "far.jsonl"]
         arguments = head_arguments(kind, out, data, work / kind, None if init is None else init / kind)
         arguments += ["--minutes", str(minutes), "--eval-data", str(work / "heldout.jsonl")]
+        arguments += ["--cache", str(work / "cache")]
+        if init is not None and kind == "eagle1":
+            arguments += ["--classification", str(CLASSIFICATION)]
         if (work / kind / "training").is_dir():
             arguments.append("--resume")
         runs.append((kind, arguments))
     in_parallel(runs, work)
-    for kind in KINDS:
+    for kind in kinds:
         (out / kind).mkdir(exist_ok=True)
         for name in ("config.json", "model.safetensors"):
             shutil.copyfile(work / kind / name, out / kind / name)

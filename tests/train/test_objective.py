@@ -160,7 +160,7 @@ def test_later_tokens_and_padding_change_nothing_before_them() -> None:
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
 
 
-def by_hand_eagle1(x: Tensor, f: Tensor, logits: Tensor, teacher: Tensor, mask: Tensor) -> float:
+def by_hand_eagle1(x: Tensor, f: Tensor, logits: Tensor, teacher: Tensor, mask: Tensor, weight: float = 0.1) -> float:
     total, count = 0.0, 0
     for row in range(len(x)):
         if not mask[row]:
@@ -172,19 +172,19 @@ def by_hand_eagle1(x: Tensor, f: Tensor, logits: Tensor, teacher: Tensor, mask: 
             regression += 0.5 * gap * gap if gap < 1 else gap - 0.5
         scale = math.log(sum(math.exp(z) for z in logits[row].tolist()))
         entropy = sum(p * (scale - z) for p, z in zip(teacher[row].tolist(), logits[row].tolist(), strict=True))
-        total += regression / x.shape[1] + 0.1 * entropy
+        total += regression / x.shape[1] + weight * entropy
     return total / max(1, count)
 
 
-@given(st.integers(0, 10_000), st.integers(1, 6), st.booleans())
+@given(st.integers(0, 10_000), st.integers(1, 6), st.booleans(), st.sampled_from([0.0, 0.1, 1.0]))
 @settings(max_examples=25, deadline=None)
-def test_eagle1_loss_equals_a_loop(seed: int, rows: int, empty: bool) -> None:
+def test_eagle1_loss_equals_a_loop(seed: int, rows: int, empty: bool, weight: float) -> None:
     torch.manual_seed(seed)
     x, f, logits = torch.randn(rows, 5) * 2, torch.randn(rows, 5) * 2, torch.randn(rows, 4) * 3
     teacher, mask = torch.randn(rows, 4).softmax(-1), (torch.rand(rows) < 0.6) & (not empty)
-    total, regression, classification = eagle1_loss(x, f, logits, teacher, mask)
-    assert total.item() == pytest.approx(by_hand_eagle1(x, f, logits, teacher, mask), rel=1e-4, abs=1e-6)
-    assert total.item() == pytest.approx(float(regression) + 0.1 * float(classification), rel=1e-5)
+    total, regression, classification = eagle1_loss(x, f, logits, teacher, mask, weight)
+    assert total.item() == pytest.approx(by_hand_eagle1(x, f, logits, teacher, mask, weight), rel=1e-4, abs=1e-6)
+    assert total.item() == pytest.approx(float(regression) + weight * float(classification), rel=1e-5)
 
 
 def random_batch(seed: int, width: int) -> tuple[Batch, Taught]:
@@ -200,7 +200,7 @@ def test_eagle1_rows_are_paired_as_in_decoding() -> None:
     noise = torch.randn(2, 8, 24) * 0.05
     tally = Tally(1, torch.device("cpu"))
     assert isinstance(head, Eagle1Head)
-    loss, _ = eagle1_objective(head, config, batch, taught, noise, "feature+shifted", tally)
+    loss, _ = eagle1_objective(head, config, batch, taught, noise, TrainConfig("eagle1", steps=1), tally)
     losses, right = [], []
     with torch.no_grad():
         (hidden,) = unroll(head, config, taught.features + noise, batch.ids, 1)

@@ -39,6 +39,7 @@ def _head(args: argparse.Namespace) -> None:
         draft_vocab=args.draft_vocab,
         seed=args.seed,
         noise=args.noise,
+        classification=args.classification,
         inputs=args.inputs,
         recompute=args.recompute,
         save_every=args.save_every,
@@ -122,6 +123,13 @@ def _add_head(parser: argparse.ArgumentParser) -> None:
     learning.add_argument("--ttt-steps", type=int, default=7, metavar="J", help="unrolled steps (default 7)")
     learning.add_argument("--draft-vocab", type=int, metavar="N", help="tokens an EAGLE-3 head knows (default 32000)")
     learning.add_argument("--noise", type=float, default=0.1, metavar="X", help="on EAGLE-1's features (default 0.1)")
+    learning.add_argument(
+        "--classification",
+        type=float,
+        default=0.1,
+        metavar="X",
+        help="weight of EAGLE-1's cross-entropy beside the regression of features (default 0.1)",
+    )
     learning.add_argument(
         "--inputs",
         default="feature+shifted",

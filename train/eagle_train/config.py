@@ -15,7 +15,6 @@ Inputs = Literal["feature+shifted", "feature+unshifted", "feature", "token"]
 INPUTS: tuple[Inputs, ...] = ("feature+shifted", "feature+unshifted", "feature", "token")
 
 DECAY = 0.8  # weight of step j of training-time test is DECAY**j (EAGLE-3)
-CLASSIFICATION = 0.1  # weight of EAGLE-1's cross-entropy beside the regression
 CLIP = 0.5  # largest norm of the gradient
 BETAS = (0.9, 0.95)  # AdamW
 
@@ -25,7 +24,8 @@ class TrainConfig:
     """steps, minutes: the budget; the first to be used up ends the run. seq_len: most tokens of a window. lr: peak
     learning rate, None for one by the target's width. warmup: steps of rising rate. ttt_steps: unrolled steps, trained
     for EAGLE-3 and measured for both kinds. draft_vocab: logits of an EAGLE-3 head, None for at most 32000. noise:
-    half width of the uniform noise on EAGLE-1's features. save_every, log_every: steps."""
+    half width of the uniform noise on EAGLE-1's features. classification: weight of EAGLE-1's cross-entropy beside the
+    regression (EAGLE: 0.1; 1 suits a head that already tells features well). save_every, log_every: steps."""
 
     kind: HeadKind
     steps: int | None = None
@@ -38,6 +38,7 @@ class TrainConfig:
     draft_vocab: int | None = None
     seed: int = 0
     noise: float = 0.1
+    classification: float = 0.1
     inputs: Inputs = "feature+shifted"
     recompute: bool = False
     save_every: int = 500
@@ -58,8 +59,8 @@ class TrainConfig:
             raise TrainError(f"inputs is {self.inputs!r}, but must be one of {', '.join(INPUTS)}")
         if self.kind == "eagle3" and self.inputs != "feature+shifted":
             raise TrainError("the input ablation is EAGLE-1's; train with --kind eagle1 or without --inputs")
-        if self.warmup < 0 or self.noise < 0 or self.seed < 0:
-            raise TrainError("warmup, noise and seed must be 0 or more")
+        if self.warmup < 0 or self.noise < 0 or self.classification < 0 or self.seed < 0:
+            raise TrainError("warmup, noise, classification and seed must be 0 or more")
 
     def fixed(self) -> dict[str, Any]:
         """The settings that a resumed run must share; budget and bookkeeping may change."""

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from eagle_train.config import CLASSIFICATION
-
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Mean of values [...] where mask [...] is set; 0 where nothing is."""
@@ -28,15 +26,15 @@ def restricted_teacher(logits: Tensor, kept: Tensor | None) -> Tensor:
 
 
 def eagle1_loss(
-    hidden: Tensor, features: Tensor, logits: Tensor, teacher: Tensor, mask: Tensor
+    hidden: Tensor, features: Tensor, logits: Tensor, teacher: Tensor, mask: Tensor, weight: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """SmoothL1 (beta 1, mean over H) + 0.1 soft cross-entropy, each the mean over masked rows.
+    """SmoothL1 (beta 1, mean over H) + weight times soft cross-entropy, each the mean over masked rows.
 
     hidden [..., H] approximates features [..., H]; logits [..., V] of hidden, teacher [..., V] probabilities of
     features; mask [...]. Returns total, regression, classification."""
     regression = masked_mean(functional.smooth_l1_loss(hidden, features, reduction="none").mean(-1), mask)
     classification = masked_mean(soft_cross_entropy(logits, teacher), mask)
-    return regression + CLASSIFICATION * classification, regression, classification
+    return regression + weight * classification, regression, classification
 
 
 def overlap(logits: Tensor, target_logits: Tensor, kept: Tensor | None) -> Tensor:

@@ -64,16 +64,16 @@ class Vocabulary:
 
 
 def eagle1_objective(
-    head: Eagle1Head, shape: HeadConfig, batch: Batch, taught: Taught, noise: Tensor, inputs: Inputs, tally: Tally
+    head: Eagle1Head, shape: HeadConfig, batch: Batch, taught: Taught, noise: Tensor, config: TrainConfig, tally: Tally
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and its parts. noise [B, T, H] is added to the features that the head reads, not to those it must find."""
-    offset = token_offset(inputs)
+    offset = token_offset(config.inputs)
     (hidden,) = unroll(head, shape, taught.features + noise, batch.ids, 1, offset=offset)
     logits = head.logits(hidden).float()
     counted = batch.counted(0)
     next_features, next_logits = taught.features[:, 1:].float(), taught.logits[:, 1:]
     total, regression, classification = eagle1_loss(
-        hidden.float(), next_features, logits, next_logits.softmax(-1), counted
+        hidden.float(), next_features, logits, next_logits.softmax(-1), counted, config.classification
     )
     with torch.no_grad():
         tally.add(0, logits.argmax(-1) == next_logits.argmax(-1), torch.ones_like(counted), counted)

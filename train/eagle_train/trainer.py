@@ -251,7 +251,7 @@ class Run:
             generator = step_generator(config.seed, step, self._processes.process_index, self._device)
             noise = torch.rand(taught.features.shape, generator=generator, device=self._device)
             noise = (2 * noise - 1) * config.noise
-            return eagle1_objective(self._head, self._shape, batch, taught, noise, config.inputs, tally)
+            return eagle1_objective(self._head, self._shape, batch, taught, noise, config, tally)
         return eagle3_objective(self._head, self._shape, batch, taught, self._vocabulary, config, tally)
 
     def _autocast(self) -> torch.autocast:
