@@ -20,7 +20,7 @@ from eagle_export.destination import check_destination, check_space, disk_errors
 from eagle_export.errors import ExportError
 from eagle_export.heads.config import HeadConfig
 from eagle_export.pair import Pair, build_graphs, open_pair
-from eagle_export.recipes import apply, plan
+from eagle_export.recipes import apply, draft_precision_beside, plan
 from eagle_export.weights import num_bytes, save
 from eagle_runtime.errors import BundleError
 from eagle_runtime.manifest import (
@@ -68,19 +68,20 @@ def export(
 ) -> Exported:
     """Export a target and a head (Hugging Face folders) as a bundle folder. draft: None for the target alone.
 
-    backend, precision: keys of recipes.RECIPES. draft_precision: of the head, None for the target's. calibration:
-    folder that eagle-calib wrote for these models. draft_vocab: most frequent tokens that the head keeps, None for all
-    it knows. draft_top_k: tokens that the head's graph names per row, so the most children a tree's node may have, None
-    for TOP_K. certify: compare the finished bundle with the source and note the outcome in its manifest; where that
-    cannot be done the export goes on with a warning. An existing bundle is replaced in the end; any other existing
-    folder is refused. Raises ExportError or CalibrationError, and then, as when interrupted, leaves nothing behind."""
+    backend, precision: keys of recipes.RECIPES. draft_precision: of the head, None for what suits the target's.
+    calibration: folder that eagle-calib wrote for these models. draft_vocab: most frequent tokens that the head keeps,
+    None for all it knows. draft_top_k: tokens that the head's graph names per row, so the most children a tree's node
+    may have, None for TOP_K. certify: compare the finished bundle with the source and note the outcome in its manifest;
+    where that cannot be done the export goes on with a warning. An existing bundle is replaced in the end; any other
+    existing folder is refused. Raises ExportError or CalibrationError, and then, as when interrupted, leaves nothing
+    behind."""
     if draft_top_k is not None and draft_top_k < 1:
         raise ExportError(f"draft top-k is {draft_top_k}, but must be 1 or more")
     if draft_vocab is not None and draft_vocab < 1:
         raise ExportError(f"draft vocabulary is {draft_vocab}, but must be 1 or more")
     precisions = {"target": precision}
     if draft is not None:
-        precisions["draft"] = draft_precision or precision
+        precisions["draft"] = draft_precision or draft_precision_beside(backend, precision)
     elif (draft_precision, draft_vocab, draft_top_k) != (None, None, None):
         raise ExportError("draft precision, vocabulary and top-k are a head's; give one, or leave them out")
     observed = None if calibration is None else read_calibration(calibration)

@@ -154,7 +154,11 @@ def _parser() -> Parser:
     )
     parser.add_argument("-o", "--output", required=True, metavar="BUNDLE", help="folder to write")
     parser.add_argument("-p", "--precision", choices=PRECISIONS, default="fp32", help="of the target")
-    parser.add_argument("--draft-precision", choices=PRECISIONS, help="of the head (default: the target's)")
+    parser.add_argument(
+        "--draft-precision",
+        choices=PRECISIONS,
+        help="of the head (default: the target's, but int4 for an int8 target on a CPU)",
+    )
     parser.add_argument("--backend", choices=BACKENDS, default="cpu", help="engine the bundle is for (default cpu)")
     parser.add_argument("--calibration", metavar="CALIB", help="folder that eagle-calib wrote for these models")
     parser.add_argument(

@@ -204,7 +204,7 @@ def test_a_pass_that_finds_nothing_is_an_error(weight: Array) -> None:
 @pytest.mark.parametrize("kind", sorted(HEADS))
 def test_every_large_weight_is_changed_and_listed(kind: str, precision: str, bundle_of: Callable[..., Path]) -> None:
     manifest = read_manifest(bundle_of(kind, precision))
-    assert manifest.precision == {"target": precision, "draft": precision}
+    assert manifest.precision == {"target": precision, "draft": "int4"}  # int8's head too, unless told
     for name, layers in (("target", 8), ("draft", 1)):
         graph = manifest.models[name].graph
         kept = {name for name, spec in graph.weights.items() if spec.dtype == "float32" and len(spec.shape) > 1}
@@ -212,8 +212,10 @@ def test_every_large_weight_is_changed_and_listed(kind: str, precision: str, bun
         linears = [name for name, done in graph.recipe.items() if "int" in done]
         assert len(linears) >= 7 * layers + 1
         by_block = {weight.split(".")[-2] for weight, done in graph.recipe.items() if "blocks" in done}
-        four_bits = {"q_proj", "gate_proj", "up_proj"} if name == "target" else {"gate_proj", "up_proj"}
-        assert by_block == (four_bits if precision == "int4" else set())
+        every = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+        every |= {"fc"} if kind == "eagle1" else set()  # EAGLE-3's is the target graph's last step
+        target = {"q_proj", "gate_proj", "up_proj"} if precision == "int4" else set()
+        assert by_block == (every if name == "draft" else target)
         assert any(done == "fp16" for done in graph.recipe.values())  # the embedding
 
 

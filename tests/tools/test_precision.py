@@ -102,8 +102,8 @@ def test_command_prints_the_table_and_writes_everything(
     printed, said = capsys.readouterr()
     assert said == ""
     assert printed == (out / "precision.md").read_text()
-    lines = re.findall(r"^\| (\w+) \| (\w+) \| [\d.]+ \| ([\d.e-]+) \| ([\d.]+)% \|", printed, re.M)
-    assert [line[:2] for line in lines] == [("fp32", "fp32"), ("int8", "int8")]
+    lines = re.findall(r"^\| (\w+) \| ([\w, ]+) \| [\d.]+ \| ([\d.e-]+) \| ([\d.]+)% \|", printed, re.M)
+    assert [line[:2] for line in lines] == [("fp32", "fp32"), ("int8", "int8, head int4")]
     assert lines[0][2:] == ("0", "100.00") and 0 < float(lines[1][2]) < 0.1 and float(lines[1][3]) > 90
     rows = [json.loads(line) for line in (out / "precision.jsonl").read_text().splitlines()]
     assert rows[1]["bytes"] < 0.5 * rows[0]["bytes"]

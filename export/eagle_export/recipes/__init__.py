@@ -19,7 +19,8 @@ from eagle_export.recipes.int8 import int8_per_token
 from eagle_export.recipes.qdq import int8_static, int8_weights
 from eagle_export.recipes.vocabulary import trim_vocabulary
 
-INT4_BLOCK = 32  # 128 is a little smaller, clearly less exact, and summed differently for one row and for many
+INT4_BLOCK = 32  # 128 is a little smaller, clearly less exact, and summed differently for one row and for many,
+HEAD_BLOCK = 128  # which a head may be: it takes two thirds of the time, for a hundredth of what is accepted
 INT8_COMPUTE = 4  # accuracy level of MatMulNBits: with blocks of 32, a row's result is the same beside any others
 
 Observations = Mapping[str, Observed]
@@ -36,12 +37,15 @@ class Pass:
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """traced: the type that the graph is traced in. passes: given the calibration of the graph. calibrated: whether
-    there must be one. target: passes for the target alone, before the others."""
+    there must be one. target: passes for the target alone, before the others. draft: those of a head, None: `passes`.
+    beside: precision of the head of such a target unless told, None: the same."""
 
     traced: str
     passes: Callable[[Observations | None], tuple[Pass, ...]] = lambda _: ()
     calibrated: bool = False
     target: tuple[Pass, ...] = ()
+    draft: Callable[[Observations | None], tuple[Pass, ...]] | None = None
+    beside: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ EMBEDDING = Pass("embedding fp16", embedding_fp16)
 PER_TOKEN = Pass("int8 per token", int8_per_token)
 WEIGHTS = Pass("int8 weights", int8_weights)
 SENSITIVE_PER_TOKEN = Pass("int8 per token", partial(int8_per_token, wanted=_sensitive))
+LM_HEAD_PER_TOKEN = Pass("int8 per token", partial(int8_per_token, wanted=is_lm_head))
 SENSITIVE_WEIGHTS = Pass("int8 weights", partial(int8_weights, wanted=_sensitive))
 
 
@@ -79,8 +84,8 @@ def _static(observed: Observations | None, zero: np.int8 | np.uint8) -> Pass:
     return Pass("int8 static", partial(int8_static, observed=observed, zero=zero))
 
 
-def _nbits(observed: Observations | None, wanted: Callable[[Linear], bool]) -> Pass:
-    blocks = partial(int4_blocks, block=INT4_BLOCK, accuracy=INT8_COMPUTE)
+def _nbits(observed: Observations | None, wanted: Callable[[Linear], bool], block: int = INT4_BLOCK) -> Pass:
+    blocks = partial(int4_blocks, block=block, accuracy=INT8_COMPUTE)
     return Pass("int4 blocks", partial(blocks, wanted=wanted, observed=observed))
 
 
@@ -93,12 +98,17 @@ def _dequantized(observed: Observations | None) -> Pass:
 CPU = {
     "fp32": Recipe("fp32"),
     "fp16": Recipe("fp16"),
-    "int8": Recipe("fp32", lambda _: (EMBEDDING, PER_TOKEN), target=(EXACT,)),
+    "int8": Recipe("fp32", lambda _: (EMBEDDING, PER_TOKEN), target=(EXACT,), beside="int4"),
     "int8-static": Recipe(
         "fp32", lambda seen: (EMBEDDING, _static(seen, np.uint8(128)), PER_TOKEN), calibrated=True, target=(EXACT,)
     ),
     "int8-weight": Recipe("fp32", lambda _: (EMBEDDING, WEIGHTS), target=(EXACT,)),
-    "int4": Recipe("fp32", lambda seen: (EMBEDDING, _nbits(seen, _sturdy), SENSITIVE_PER_TOKEN), target=(EXACT,)),
+    "int4": Recipe(
+        "fp32",
+        lambda seen: (EMBEDDING, _nbits(seen, _sturdy), SENSITIVE_PER_TOKEN),
+        target=(EXACT,),
+        draft=lambda seen: (EMBEDDING, _nbits(seen, _not_lm_head, HEAD_BLOCK), LM_HEAD_PER_TOKEN),
+    ),
 }
 TENSORRT = {
     "fp16": Recipe("fp16"),
@@ -112,6 +122,12 @@ CUDA = {
     "int4": Recipe("fp16", lambda seen: (_nbits(seen, _not_lm_head),)),
 }
 RECIPES = {"cpu": CPU, "tensorrt-rtx": TENSORRT, "tensorrt": TENSORRT, "cuda": CUDA}
+
+
+def draft_precision_beside(backend: str, precision: str) -> str:
+    """Precision of a head whose own was not named, by its target's."""
+    recipe = RECIPES[backend].get(precision)
+    return precision if recipe is None or recipe.beside is None else recipe.beside
 
 
 def plan(
@@ -154,7 +170,7 @@ def plan(
                 "and give its folder with --calibration"
             )
         trim = (Pass("draft vocabulary", partial(trim_vocabulary, size=draft_vocab, counts=calibration.token_counts)),)
-    return Plan(target.traced, {**passes, "draft": trim + draft.passes(seen[1])})
+    return Plan(target.traced, {**passes, "draft": trim + (draft.draft or draft.passes)(seen[1])})
 
 
 def apply(passes: tuple[Pass, ...], model: ir.Model) -> dict[str, str]:
