@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from eagle_runtime.cost import LARGEST, Costs, Seconds, Timings
-from eagle_runtime.experience import Experience, Gain
-from eagle_runtime.lookup import LONGEST, Suffixes
+from eagle_runtime.experience import DENIED, NAMED, UNASKED, Experience, Gain, match_of
+from eagle_runtime.lookup import Suffixes
 from eagle_runtime.model import WINDOW, Features, Guess, Head, Scratch
 from eagle_runtime.tree import Float, Int, Tree, best_first, root_only, subtree
 
@@ -33,8 +33,8 @@ NEVER = np.float32(-1e9)  # log-chance of what a head that computes NaN says
 
 class Pool:
     """Candidates under the root, parents before children. Log-chances [M] of the whole path down to each; parents [M]
-    in the pool, -1 under the root; log_probs [M]: what the head said given the parent, NaN: nothing; matches [M]: the
-    length of the match that a looked up token follows, 0 for others."""
+    in the pool, -1 under the root; log_probs [M]: what the head said given the parent, NaN: nothing; matches [M]: what
+    a looked up token counts as (experience.match_of), 0 for others."""
 
     def __init__(self) -> None:
         self.tokens: list[Int] = []
@@ -58,11 +58,12 @@ class Copy:
     """A looked up chain that the head's tree may run along: `met` of its tokens are nodes of the pool so far, `at`
     being the last of them (-1: the root)."""
 
-    def __init__(self, tokens: Sequence[int], length: int, chances: Float) -> None:
-        """length: of the match. chances [n]: log-chance of each token given the one before."""
+    def __init__(self, tokens: Sequence[int], length: int, experience: Experience) -> None:
+        """length: of the match."""
+        self._experience = experience
         self.tokens = np.array(tokens, np.int64)
-        self.matches = np.minimum(length + np.arange(len(tokens)), LONGEST)
-        self.values: Float = np.cumsum(chances, dtype=np.float32)
+        self.matches = match_of(length + np.arange(len(tokens)), UNASKED)
+        self.values: Float = np.cumsum(experience.matched(self.matches), dtype=np.float32)
         self.met = 0
         self.at = -1
 
@@ -78,15 +79,21 @@ class Copy:
 
     def meet(self, tokens: Int, parents: Int, values: Float, matches: Int, first: int) -> None:
         """A new level of the pool, beginning at index `first`: if one of its nodes is the chain's next token, it is
-        worth at least what the match says, in place."""
-        if self.met == len(self.tokens):
+        worth at least what the match says, in place. If the head did not name that token, the chain is worth less."""
+        children = parents == self.at
+        if self.met == len(self.tokens) or not children.any():
             return
-        found = np.flatnonzero((parents == self.at) & (tokens == self.tokens[self.met]))
+        found = np.flatnonzero(children & (tokens == self.tokens[self.met]))
+        asked = match_of(self.matches[self.met], NAMED if len(found) else DENIED)
+        before, now = self._experience.matched(np.array([self.matches[self.met], asked]))
+        self.matches[self.met] = asked
+        self.values[self.met :] += now - before
         if len(found) == 0:
             return
         node = found[0]
-        values[node] = max(values[node], self.values[self.met])
-        matches[node] = self.matches[self.met]
+        matches[node] = asked
+        self.values[self.met :] += max(np.float32(0), values[node] - self.values[self.met])
+        values[node] = self.values[self.met]
         self.at = first + int(node)
         self.met += 1
 
@@ -148,7 +155,7 @@ class CostAwareDrafter:
         if length == 0:
             return None
         copied = self._suffixes.continuation(place, min(most, LONGEST_COPY))
-        return Copy(copied, length, self._experience.matched(length, len(copied)))
+        return Copy(copied, length, self._experience)
 
     def _draft(self, pool: Pool, copy: Copy | None, tokens: Sequence[int], verify: Seconds) -> float:
         """Grow the pool with the head while that pays; returns the seconds that its passes are taken to cost."""

@@ -19,12 +19,21 @@ FADE = 0.995  # per verification: a text changes as it goes on
 
 # Chance that a looked up token is accepted, by how many tokens before it matched, until counts say otherwise.
 MATCHED = np.array([0.0, 0.0, 0.25, 0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.82, 0.84, 0.86, 0.88, 0.9, 0.92, 0.94])
+# These are counted by what the head says of the token: it was not asked, has it among its likeliest, or has not.
+UNASKED, NAMED, DENIED = range(3)
+OF_DENIED = 0.4  # is left of a chance, until counts say otherwise
 
 # What drafts of the head may lose, in verifications of one token: at first, in a trial after a rest, and for each
 # verification that it rests; and the most of what they have won that is set against later losses.
 CREDIT, TRIAL, SHARE, SAVED = 4.0, 2.0, 0.02, 12.0
 
 WEIGHT = 0.15  # of the newest verification in a Gain's running sums
+
+
+def match_of(lengths: Int, verdict: int) -> Int:
+    """What looked up tokens are counted as: by the tokens that matched before each, 2 or more, and UNASKED, NAMED or
+    DENIED."""
+    return verdict * len(MATCHED) + np.minimum(lengths, len(MATCHED) - 1)
 
 
 class Experience:
@@ -34,8 +43,8 @@ class Experience:
         bins = len(EDGES) + 1
         self._expected = np.zeros(bins)
         self._accepted = np.zeros(bins)
-        self._tried_matches = np.full(len(MATCHED), PRIOR)
-        self._accepted_matches = PRIOR * MATCHED
+        self._tried_matches = np.full(3 * len(MATCHED), PRIOR)
+        self._accepted_matches = PRIOR * np.concatenate([MATCHED, MATCHED, OF_DENIED * MATCHED])
         self.pace = Pace()
         self.trust = Trust()
 
@@ -45,16 +54,15 @@ class Experience:
         corrected: Float = np.minimum(log_probs + ratio[np.searchsorted(EDGES, log_probs)], CERTAIN)
         return corrected
 
-    def matched(self, length: int, count: int) -> Float:
-        """Log-chance of each of `count` looked up tokens behind a match of `length` tokens, given the one before."""
-        lengths = np.minimum(length + np.arange(count), len(MATCHED) - 1)
-        chance = self._accepted_matches[lengths] / self._tried_matches[lengths]
+    def matched(self, matches: Int) -> Float:
+        """Log-chances of looked up tokens given the one before. matches: as match_of returns them."""
+        chance = self._accepted_matches[matches] / self._tried_matches[matches]
         log_chance: Float = np.log(np.clip(chance, 1e-3, 0.995)).astype(np.float32)
         return log_chance
 
     def learn(self, tree: Tree, path: Int, log_probs: Float, matches: Int) -> None:
         """Count a verified tree. path: what was accepted of it, root first. log_probs [N]: what the head said of each
-        node given its parent, NaN where it said nothing; matches [N]: the length of the match behind each, 0: none."""
+        node given its parent, NaN where it said nothing; matches [N]: as match_of returns them, 0: not looked up."""
         for counts in (self._expected, self._accepted, self._tried_matches, self._accepted_matches):
             counts *= FADE
         taken = np.zeros(tree.num_nodes + 1, np.bool_)  # the last slot serves the root's parent, -1
@@ -66,8 +74,9 @@ class Experience:
         self._accepted += np.bincount(bins, taken[drafted], len(self._accepted))
         matched = np.flatnonzero(seen & (matches > 0))
         if len(matched):
-            self._tried_matches += np.bincount(matches[matched], minlength=len(MATCHED))
-            self._accepted_matches += np.bincount(matches[matched], taken[matched], len(MATCHED))
+            kinds = len(self._tried_matches)
+            self._tried_matches += np.bincount(matches[matched], minlength=kinds)
+            self._accepted_matches += np.bincount(matches[matched], taken[matched], kinds)
 
 
 class Pace:

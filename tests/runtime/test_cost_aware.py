@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from eagle_runtime import EagleModel
 from eagle_runtime.cost import LARGEST, Costs, Timings
-from eagle_runtime.cost_aware import CostAwareDrafter, best_size
+from eagle_runtime.cost_aware import Copy, CostAwareDrafter, Pool, best_size
 from eagle_runtime.drafter import DynamicTree
 from eagle_runtime.errors import RequestError
-from eagle_runtime.experience import CREDIT, SHARE, TRIAL, Experience, Pace
+from eagle_runtime.experience import CREDIT, DENIED, NAMED, OF_DENIED, SHARE, TRIAL, Experience, Pace, match_of
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.model import WINDOW, Head, Target
 from eagle_runtime.sampling import Sampler, SamplingParams
@@ -169,12 +169,39 @@ def test_an_overconfident_head_is_believed_less() -> None:
 
 def test_matches_are_believed_as_they_come_true() -> None:
     experience = Experience()
-    before = np.exp(experience.matched(3, 2))
+    kinds = np.array([3, 4, match_of(np.array([3]), NAMED)[0]])
+    before = np.exp(experience.matched(kinds))
     tree = Tree(np.array([0, 1]), np.array([-1, 0]), np.zeros(2, np.float32))
     for _ in range(300):
         experience.learn(tree, np.array([0]), np.full(2, np.nan, np.float32), np.array([0, 3]))
-    after = np.exp(experience.matched(3, 2))
-    assert after[0] < 0.05 < before[0] and after[1] == pytest.approx(before[1])
+    after = np.exp(experience.matched(kinds))
+    assert after[0] < 0.05 < before[0] and after[1:] == pytest.approx(before[1:])
+
+
+@pytest.mark.parametrize("said", [0.1, 0.9])
+def test_a_copy_that_the_head_names_is_worth_the_better_of_both(said: float) -> None:
+    copy = Copy([7, 8, 9], 4, Experience())
+    before = copy.values.copy()
+    values, matches = np.log(np.array([0.05, said], np.float32)), np.zeros(2, np.int64)
+    copy.meet(np.array([3, 7]), np.array([-1, -1]), values, matches, 0)
+    assert np.exp(values) == pytest.approx([0.05, max(said, np.exp(before[0]))], rel=1e-5)
+    assert matches.tolist() == [0, match_of(np.array([4]), NAMED)[0]] and (copy.met, copy.at) == (1, 1)
+    assert copy.rest - values[1] == pytest.approx(before[1:] - before[0], abs=1e-6)
+
+
+def test_a_copy_that_the_head_does_not_name_is_worth_less() -> None:
+    copy, pool = Copy([7, 8, 9], 4, Experience()), Pool()
+    before = copy.values.copy()
+    level = (np.array([3, 5]), np.array([-1, -1]), np.log(np.array([0.5, 0.3], np.float32)))
+    matches = np.zeros(2, np.int64)
+    copy.meet(*level, matches, 0)
+    pool.add(*level, level[2], matches)
+    assert copy.values - before == pytest.approx(np.log(np.full(3, OF_DENIED)), abs=1e-6)
+    copy.meet(np.array([7]), np.array([0]), np.zeros(1, np.float32), np.zeros(1, np.int64), 2)  # 7, but behind 3
+    assert not matches.any() and copy.values - before == pytest.approx(np.log(np.full(3, OF_DENIED)), abs=1e-6)
+    copy.append_to(pool)
+    assert pool.matches[1].tolist() == [match_of(np.array([4]), DENIED)[0], 5, 6]
+    assert pool.parents[1].tolist() == [-1, 2, 3]
 
 
 def test_drafts_lose_no_more_than_they_may() -> None:
