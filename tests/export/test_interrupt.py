@@ -85,10 +85,15 @@ def _handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def start(*argv: object, stdout: int = subprocess.PIPE, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
-    """eagle-export as a process of its own."""
+    """eagle-export as a process of its own, which heeds Ctrl-C even where this one runs in the background and does
+    not."""
     command = [sys.executable, "-m", "eagle_export.cli", *map(str, argv)]
     env = {**os.environ, "TERM": "xterm"}  # what the progress line asks of a terminal
-    return subprocess.Popen(command, text=True, env=env, stdout=stdout, stderr=stderr)
+
+    def heed() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    return subprocess.Popen(command, text=True, env=env, stdout=stdout, stderr=stderr, preexec_fn=heed)
 
 
 def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
