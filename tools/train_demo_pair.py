@@ -55,7 +55,10 @@ GREEDY, SAMPLED, ANSWER_TOKENS = 4000, 3200, 192  # prompts that the target goes
 FAR, FAR_TOKENS = 64, 3328  # windows of training text by which the heads learn to draft far into a text
 HEAD_BATCH = {"eagle1": 8, "eagle3": 2}  # answers per step: unrolled heads learn slowly, so they step often
 DRAFT_VOCAB, TTT_STEPS = 2816, 5  # EAGLE-3: tokens that the head knows, unrolled steps
-CLASSIFICATION = 1.0  # weight of EAGLE-1's cross-entropy once the head tells features well
+# Of a head that goes on from an earlier one: the weight of EAGLE-1's cross-entropy once the head tells features well;
+# EAGLE-3's answers per step and unrolled steps, since its later steps gain from the first being right.
+CLASSIFICATION = 1.0
+LATER_BATCH, LATER_TTT_STEPS = 8, 3
 SHARES, SCALING_PROMPTS, SCALING_TOKENS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1), 16, 64  # of the scaling plot
 
 
@@ -211,7 +214,7 @@ def write_answers(work: Path, out: Path) -> None:
     in_parallel(runs, work)
 
 
-def train_heads(work: Path, out: Path, minutes: float, init: Path | None, kinds: Sequence[str] = KINDS) -> None:
+def train_heads(work: Path, out: Path, minutes: float, init: Path | None, kinds: Sequence[str]) -> None:
     """These heads at once with eagle-train, that many minutes each. Continues what is in `work`; starts from nothing,
     or from the heads in the folder `init`."""
     runs = []
@@ -220,8 +223,6 @@ def train_heads(work: Path, out: Path, minutes: float, init: Path | None, kinds:
         arguments = head_arguments(kind, out, data, work / kind, None if init is None else init / kind)
         arguments += ["--minutes", str(minutes), "--eval-data", str(work / "heldout.jsonl")]
         arguments += ["--cache", str(work / "cache")]
-        if init is not None and kind == "eagle1":
-            arguments += ["--classification", str(CLASSIFICATION)]
         if (work / kind / "training").is_dir():
             arguments.append("--resume")
         runs.append((kind, arguments))
@@ -282,11 +283,14 @@ def answers(work: Path) -> list[list[str]]:
 def head_arguments(kind: str, out: Path, data: list[Path], folder: Path, init: Path | None = None) -> list[str]:
     """Arguments of eagle-train, its budget aside. init: a head to go on from."""
     arguments = ["head", str(out / "target"), "--kind", kind, "-o", str(folder), "--data", *map(str, data)]
-    arguments += ["--seq-len", str(FAR_TOKENS), "--batch-size", str(HEAD_BATCH[kind])]
+    batch, unrolled = (HEAD_BATCH[kind], TTT_STEPS) if init is None else (LATER_BATCH, LATER_TTT_STEPS)
+    arguments += ["--seq-len", str(FAR_TOKENS), "--batch-size", str(batch)]
     if kind == "eagle3":
-        arguments += ["--draft-vocab", str(DRAFT_VOCAB), "--ttt-steps", str(TTT_STEPS)]
+        arguments += ["--draft-vocab", str(DRAFT_VOCAB), "--ttt-steps", str(unrolled)]
     if init is not None:
         arguments += ["--init", str(init)]
+        if kind == "eagle1":
+            arguments += ["--classification", str(CLASSIFICATION)]
     return arguments
 
 
