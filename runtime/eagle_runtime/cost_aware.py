@@ -28,7 +28,7 @@ LONGEST_COPY = 24  # looked up tokens
 WEIGHT = 0.05  # of a level in the running means of its nodes' best children
 BEST_CHILD, SECOND_CHILD = 0.6, 0.15  # those means before any level was seen
 USUAL = 4  # nodes of a level that usually have children
-NEVER = np.float32(-1e9)  # log-chance of what a head that computes NaN says
+OF_NAN = np.float32(-1e9)  # log-chance of what a head that computes NaN says
 
 
 class Pool:
@@ -193,7 +193,7 @@ class CostAwareDrafter:
         """Add the children of pool nodes `frontier`, whose log-chances are `above`; returns their log-chances."""
         k = self._top_k
         said = guess.log_probs[:, :k]
-        log_probs = np.where(np.isnan(said), NEVER, said)
+        log_probs = np.where(np.isnan(said), OF_NAN, said)
         corrected = self._experience.corrected(log_probs)
         values = (above[:, None] + corrected).ravel()
         tokens, parents = guess.tokens[:, :k].ravel(), np.repeat(frontier, k)

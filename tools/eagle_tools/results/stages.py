@@ -22,7 +22,7 @@ from eagle_tools.results.pairs import PRECISIONS, Pair, bundle_of
 SPECULATIVE = ("lookup:chain", "lookup", "chain", "static", "dynamic", "cost-aware", "eagle+lookup")
 EAGLE3 = ("vanilla", "dynamic", "cost-aware")
 ABLATION = "int8"  # precision of Table 3
-BEST = "int8"  # precision that both heads are set beside PyTorch in
+BOTH_HEADS = "int8"  # precision in which EAGLE-3 too is set beside PyTorch
 LONG = (128, 3000)  # tokens of prompt
 REPEATED = 3  # a third of a text follows the text itself
 MORE = 2  # times as many prompts where few methods are compared
@@ -82,7 +82,7 @@ def stages_of(
         found.append(stage(f"methods-{precision}", Plan(both, asked, (0.0, 1.0))))
     adaptive = ("cost-aware", "eagle+lookup")
     ours = [(bundles["eagle1", precision], ("vanilla", *adaptive)) for precision in PRECISIONS]
-    ours.append((bundles["eagle3", BEST], ("vanilla", *adaptive)))
+    ours.append((bundles["eagle3", BOTH_HEADS], ("vanilla", *adaptive)))
     found.append(stage("pytorch", Plan(tuple(ours), more, pytorch=pair.target)))
     for precision in PRECISIONS:
         shapes = ("vanilla", "dynamic", "cost-aware", *sweep())
