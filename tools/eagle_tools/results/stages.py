@@ -107,15 +107,16 @@ def repeating(question: Question) -> Question:
 
 def long_questions(text: Text, questions: Sequence[Question], count: int) -> tuple[Question, ...]:
     """`count` prompts of each length in LONG, cut from all the questions' texts in a row: the short ones are the ends
-    of the long ones, so that both are gone on from at the same places."""
+    of the long ones, so that both are gone on from at the same places. The lengths take turns, as methods do."""
     whole = "\n\n".join(question.turns[0] for question in questions)
     per_token = len(whole) / len(text.encode(whole))
-    short, long = (int(length * per_token) for length in LONG)
-    ends = [min(len(whole), long) + index * max(0, len(whole) - long) // max(1, count - 1) for index in range(count)]
+    sizes = [int(length * per_token) for length in LONG]
+    longest = min(len(whole), max(sizes))
+    ends = [longest + index * (len(whole) - longest) // max(1, count - 1) for index in range(count)]
     return tuple(
         Question(f"{length}-{number}", (whole[max(0, end - characters) : end],), f"{length} tokens")
-        for length, characters in zip(LONG, (short, long), strict=True)
         for number, end in enumerate(ends)
+        for length, characters in zip(LONG, sizes, strict=True)
     )
 
 

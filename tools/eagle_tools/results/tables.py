@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
-from eagle_tools.bench.estimate import paired_ratio
+from eagle_tools.bench.estimate import median_of, paired_ratio
 from eagle_tools.bench.identity import PYTORCH
 from eagle_tools.bench.methods import SHAPE
 from eagle_tools.bench.rows import Row
@@ -159,17 +159,28 @@ def versus_table(rows: Sequence[Row], others: Sequence[str]) -> str:
 
 
 def long_table(rows: Sequence[Row]) -> str:
-    """Speed behind a long prompt over that behind a short one; per pass too, since what is accepted changes."""
-    short, long = (f"{length} tokens" for length in LONG)
+    """Speed behind long prompts over that behind short ones that end alike; per pass too, since what is accepted
+    changes with the text."""
+    names = [f"{length} tokens" for length in LONG]
     lines = []
     for method in dict.fromkeys(row.method for row in rows):
-        mine = {c: [row for row in rows if row.method == method and row.category == c] for c in (short, long)}
-        speeds = [median(row.tok_s for row in mine[c]) for c in (short, long)]
-        passes = [1e3 * median(row.decode_s / max(1, row.target_passes) for row in mine[c]) for c in (short, long)]
-        cells = [method, f"{speeds[0]:.1f}", f"{speeds[1]:.1f}", f"{speeds[1] / speeds[0]:.2f}x"]
-        lines.append([*cells, f"{passes[0]:.1f}", f"{passes[1]:.1f}", f"{passes[1] / passes[0]:.2f}x"])
-    titles = ["method", f"tok/s behind {short}", f"behind {long}", "ratio"]
+        both = [[row for row in rows if (row.method, row.category) == (method, name)] for name in names]
+        speeds = [{_place(row): row.tok_s for row in mine} for mine in both]
+        passes = [{_place(row): 1e3 * row.decode_s / max(1, row.target_passes) for row in mine} for mine in both]
+        cells = [method, *(estimate_text(median_of(list(mine.values()))) for mine in speeds)]
+        cells += [
+            ratio_text(paired_ratio(speeds[1], speeds[0])),
+            *(f"{median(row.tau for row in mine):.2f}" for mine in both),
+        ]
+        cells += [f"{median(mine.values()):.1f}" for mine in passes]
+        lines.append([*cells, ratio_text(paired_ratio(passes[1], passes[0]))])
+    titles = ["method", f"tok/s behind {names[0]}", f"behind {names[1]}", "ratio", "tau, short", "long"]
     return _table([*titles, "ms per cycle, short", "long", "ratio"], lines)
+
+
+def _place(row: Row) -> str:
+    """Which of the places in the text a prompt of either length ends at."""
+    return str(row.prompt_id).partition("-")[2]
 
 
 def _summaries(rows: Sequence[Row]) -> list[Summary]:
