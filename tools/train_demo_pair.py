@@ -283,14 +283,15 @@ def answers(work: Path) -> list[list[str]]:
 def head_arguments(kind: str, out: Path, data: list[Path], folder: Path, init: Path | None = None) -> list[str]:
     """Arguments of eagle-train, its budget aside. init: a head to go on from."""
     arguments = ["head", str(out / "target"), "--kind", kind, "-o", str(folder), "--data", *map(str, data)]
-    batch, unrolled = (HEAD_BATCH[kind], TTT_STEPS) if init is None else (LATER_BATCH, LATER_TTT_STEPS)
+    batch, unrolled = HEAD_BATCH[kind], TTT_STEPS
+    if init is not None:
+        batch, unrolled = LATER_BATCH, LATER_TTT_STEPS
+        arguments += ["--init", str(init)]
     arguments += ["--seq-len", str(FAR_TOKENS), "--batch-size", str(batch)]
     if kind == "eagle3":
         arguments += ["--draft-vocab", str(DRAFT_VOCAB), "--ttt-steps", str(unrolled)]
-    if init is not None:
-        arguments += ["--init", str(init)]
-        if kind == "eagle1":
-            arguments += ["--classification", str(CLASSIFICATION)]
+    elif init is not None:
+        arguments += ["--classification", str(CLASSIFICATION)]
     return arguments
 
 

@@ -164,16 +164,19 @@ def long_table(rows: Sequence[Row]) -> str:
     names = [f"{length} tokens" for length in LONG]
     lines = []
     for method in dict.fromkeys(row.method for row in rows):
-        both = [[row for row in rows if (row.method, row.category) == (method, name)] for name in names]
-        speeds = [{_place(row): row.tok_s for row in mine} for mine in both]
-        passes = [{_place(row): 1e3 * row.decode_s / max(1, row.target_passes) for row in mine} for mine in both]
-        cells = [method, *(estimate_text(median_of(list(mine.values()))) for mine in speeds)]
-        cells += [
-            ratio_text(paired_ratio(speeds[1], speeds[0])),
-            *(f"{median(row.tau for row in mine):.2f}" for mine in both),
+        mine = [row for row in rows if row.method == method]
+        both = [{_place(row): row for row in mine if row.category == name} for name in names]
+        speeds = [{place: row.tok_s for place, row in side.items()} for side in both]
+        passes = [
+            {place: 1e3 * row.decode_s / max(1, row.target_passes) for place, row in side.items()} for side in both
         ]
-        cells += [f"{median(mine.values()):.1f}" for mine in passes]
-        lines.append([*cells, ratio_text(paired_ratio(passes[1], passes[0]))])
+        cells = [method]
+        cells += [estimate_text(median_of(list(side.values()))) for side in speeds]
+        cells += [ratio_text(paired_ratio(speeds[1], speeds[0]))]
+        cells += [f"{median(row.tau for row in side.values()):.2f}" for side in both]
+        cells += [f"{median(side.values()):.1f}" for side in passes]
+        cells += [ratio_text(paired_ratio(passes[1], passes[0]))]
+        lines.append(cells)
     titles = ["method", f"tok/s behind {names[0]}", f"behind {names[1]}", "ratio", "tau, short", "long"]
     return _table([*titles, "ms per cycle, short", "long", "ratio"], lines)
 
