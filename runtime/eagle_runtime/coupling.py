@@ -10,10 +10,18 @@ How much better depends on the head. Where it is unsure because the target is, t
 because it does not know what the target knows, they say little. Hence a weight w between 0 and 1, learned as text is
 emitted: of tokens with probability q_i and number e_i, i is drawn with chance (q_i / e_i^w) / sum_j (q_j / e_j^w).
 
+At temperature 0 the target's likeliest token wins, which a head would know that knew the target's probabilities. Its
+errors do not shrink with the temperature: if they are Gumbel noise of scale s on its logits, i wins with chance
+q_i^(1/s) / sum_j q_j^(1/s), so chances are never surer than those of temperature s = SUREST. Measured on 2600 tokens of
+48 prompts that the heads of tools/demo_pair guessed: the mean log-likelihood of what came is -0.94 (EAGLE-1) and -0.96
+(EAGLE-3) by what the head says, -0.56 and -0.65 at 0.5, within 0.01 of the best for either.
+
 Shapes: T rows, K candidates per row, W weights.
 """
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import numpy as np
 
@@ -21,6 +29,7 @@ from eagle_runtime.sampling import Row, Sampler
 from eagle_runtime.tree import Float, Int
 
 EULER = 0.5772156649  # mean of a Gumbel variable, such as -log(number)
+SUREST = 0.5  # temperature that a head's guess is never surer than at
 NEVER = -60.0  # log-chance of a token that cannot be drawn; finite, so that sums and differences stay numbers
 WEIGHTS = np.linspace(0, 1, 6)
 PRIOR = -2 * np.abs(WEIGHTS - 0.5)  # log-likelihoods before any text
@@ -45,8 +54,31 @@ class Trust:
             self._log_likelihoods = FADE * self._log_likelihoods + np.maximum(log_likelihoods, SURPRISE)
 
 
+class Foresight(Protocol):
+    """Turns what a head holds likely into what will be emitted."""
+
+    def decide(self, tokens: Int, log_probs: Float, position: int, *, awaited: bool = False) -> tuple[Int, Float]:
+        """A head's candidates for the token of `position` [T, K], best first -> the same candidates and the
+        log-chances that they will stand there, best first. awaited: the next call of `learn` tells the first row's
+        outcome."""
+
+    def learn(self, token: int) -> None:
+        """The token that was emitted where the last awaited guess was of."""
+
+
+class Greedy:
+    """Of decoding at temperature 0: what the target will hold likeliest."""
+
+    def decide(self, tokens: Int, log_probs: Float, position: int, *, awaited: bool = False) -> tuple[Int, Float]:
+        chances = log_softmax(at_temperature(log_probs.astype(np.float64), SUREST))[:, :-1]
+        return tokens, np.clip(chances, NEVER, 0).astype(np.float32)
+
+    def learn(self, token: int) -> None:
+        """Nothing depends on it."""
+
+
 class Coupling:
-    """Turns what a head holds likely into what will be drawn. One object per generation."""
+    """Of decoding at a temperature above 0: what will be drawn. One object per generation."""
 
     def __init__(self, sampler: Sampler, trust: Trust) -> None:
         """sampler: draws the tokens, at a temperature above 0. trust: learns from this generation."""
@@ -55,14 +87,14 @@ class Coupling:
         self._open: tuple[Int, Row, Row] | None = None  # tokens, scores, numbers of a guess whose outcome is awaited
 
     def decide(self, tokens: Int, log_probs: Float, position: int, *, awaited: bool = False) -> tuple[Int, Float]:
-        """A head's candidates for the token of `position` [T, K], best first -> the same candidates and their
-        log-chances to be drawn there, best first. awaited: the next call of `learn` tells the first row's outcome.
-
-        The temperature and the filters apply to the candidates as they will to the target's logits; penalties and
-        biases do not. All other tokens together count as one, its number being that of a mean winner."""
+        """As in Foresight. The temperature and the filters apply to the candidates as they will to the target's
+        logits; penalties and biases do not. All other tokens together count as one, its number being that of a mean
+        winner."""
         scores = self._filtered(log_probs.astype(np.float64))
         mean = np.full((len(tokens), 1), EULER)
         numbers = np.concatenate([-np.log(self._sampler.arrivals(position)[tokens]), mean], 1)
+        if (sure := self._sampler.params.temperature / SUREST) < 1:
+            scores, numbers = sure * scores, sure * numbers
         if awaited:
             self._open = tokens[0], scores[0], numbers[0]
         chances = log_softmax(scores + self._trust.weight * numbers)[:, :-1]
@@ -84,13 +116,8 @@ class Coupling:
         """log_probs [T, K] -> log-weights [T, K + 1] of the candidates, and of all other tokens together, after
         temperature, top-k, top-p and min-p; -inf where nothing is left."""
         params, count = self._sampler.params, log_probs.shape[1]
-        left = 1 - np.exp(log_probs).sum(1, keepdims=True)
-        others = np.where(left > ROUNDING, np.log(np.maximum(left, ROUNDING)), -np.inf)
-        if params.temperature != 1:
-            # Each of the others weighs less than the last candidate, so together they weigh at most this (or, above
-            # temperature 1, at least).
-            others = others + (1 / params.temperature - 1) * log_probs[:, -1:]
-        scores = log_probs / params.temperature
+        weights = at_temperature(log_probs, params.temperature)
+        scores, others = weights[:, :-1], weights[:, -1:]
         if params.top_k > 0:
             scores[:, params.top_k :] = -np.inf
             if params.top_k <= count:
@@ -105,6 +132,18 @@ class Coupling:
             others = np.where(scores[:, -1:] < least, -np.inf, others)
             scores = np.where(scores < least, -np.inf, scores)
         return np.concatenate([scores, others], 1)
+
+
+def at_temperature(log_probs: Row, temperature: float) -> Row:
+    """log_probs [T, K] of a row's likeliest tokens, best first -> log-weights [T, K + 1] of these at a temperature,
+    and of all other tokens together; -inf where nothing is left."""
+    left = 1 - np.exp(log_probs).sum(1, keepdims=True)
+    others = np.where(left > ROUNDING, np.log(np.maximum(left, ROUNDING)), -np.inf)
+    if temperature != 1:
+        # Each of the others weighs less than the last candidate, so together they weigh at most this (or, above
+        # temperature 1, at least).
+        others = others + (1 / temperature - 1) * log_probs[:, -1:]
+    return np.concatenate([log_probs / temperature, others], 1)
 
 
 def log_softmax(scores: Row) -> Row:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from eagle_runtime.backends import PassedOver, check_name, choose, open_sessions
 from eagle_runtime.cost import Costs, fingerprint, measure, read_costs, write_costs
 from eagle_runtime.cost_aware import CostAwareDrafter, Rehearsal
-from eagle_runtime.coupling import Coupling, Trust
+from eagle_runtime.coupling import Coupling, Greedy, Trust
 from eagle_runtime.drafter import (
     Drafter,
     DynamicTree,
@@ -362,8 +362,8 @@ class EagleModel:
             raise RequestError(f"tree is {kind!r}, but must be one of {', '.join(typing.get_args(TreeKind))}")
         if kind == "cost-aware":
             experience = self._experience.setdefault((method, greedy), Experience())
-            if head is not None and not greedy:
-                head = head.coupled(Coupling(sampler, experience.trust))
+            if head is not None:
+                head = head.coupled(Greedy() if greedy else Coupling(sampler, experience.trust))
             return CostAwareDrafter(head, self.costs(), experience, top_k=top_k, copies=method != "eagle")
         if method == "lookup" and kind == "chain":
             return LookupDrafter(len(line.choices))

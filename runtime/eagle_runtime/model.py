@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from eagle_runtime.coupling import Coupling
+from eagle_runtime.coupling import Foresight
 from eagle_runtime.session import Array, Rows, Session
 from eagle_runtime.tree import Bool, Float, Int, Tree, additive_mask, ancestor_mask, node_depths
 
@@ -115,13 +115,13 @@ class Head:
         self.top_k = int(session.outputs["token_ids"].shape[2])
         self._mask_dtype = session.inputs["tree_mask"].dtype
         self._feature_dtype = session.inputs["features"].dtype
-        self._coupling: Coupling | None = None
+        self._foresight: Foresight | None = None
         self._unread = 0  # tokens before that of the first row
 
-    def coupled(self, coupling: Coupling) -> Head:
-        """This head, with the same cache, guessing what will be drawn with those random numbers."""
+    def coupled(self, foresight: Foresight) -> Head:
+        """This head, with the same cache, guessing what will be emitted in place of what is likely."""
         other = copy.copy(self)
-        other._coupling = coupling
+        other._foresight = foresight
         return other
 
     @property
@@ -140,8 +140,8 @@ class Head:
         tokens [n]: the token after each feature row, the root last; features [n, Hd]: the target's. Into an empty cache
         come the prompt's; of more than WINDOW rows the last are read, and all before them forgotten."""
         assert len(tokens) == len(features) > 0
-        if self._coupling is not None:
-            self._coupling.learn(tokens[0])
+        if self._foresight is not None:
+            self._foresight.learn(tokens[0])
         if self.cache.length == 0:
             self._unread = 0
         if (skipped := len(tokens) - WINDOW) > 0:
@@ -155,12 +155,12 @@ class Head:
         return self.decided(last, self.cache.length, awaited=True)
 
     def decided(self, guess: Guess, row: int, *, awaited: bool = False) -> Guess:
-        """A guess of the tokens that the settled row `row` will hold, by their random numbers if these are known.
+        """A guess of the tokens that the settled row `row` will hold, as far as that can be foreseen.
         awaited: the first token observed next is what came of it."""
-        if self._coupling is None:
+        if self._foresight is None:
             return guess
         position = self._unread + row + 1
-        tokens, log_probs = self._coupling.decide(guess.tokens, guess.log_probs, position, awaited=awaited)
+        tokens, log_probs = self._foresight.decide(guess.tokens, guess.log_probs, position, awaited=awaited)
         return Guess(tokens, log_probs, guess.hidden)
 
     def _run(self, tokens: Int, features: Features, positions: Int, visible: Bool) -> Guess:
