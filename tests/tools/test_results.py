@@ -20,7 +20,7 @@ from eagle_tools.bench.rows import Row
 from eagle_tools.bench.run import Reporter
 from eagle_tools.questions import Question
 from eagle_tools.results import main, pairs, tables
-from eagle_tools.results.pairs import Pair, bundle_of, grown, shipped
+from eagle_tools.results.pairs import HEADS, Pair, bundle_of, drop_older, grown, shipped
 from eagle_tools.results.stages import (
     LONG,
     Finished,
@@ -50,6 +50,33 @@ class Listener(Reporter):
 
     def step(self, what: str) -> None:
         self.steps.append(what)
+
+
+def test_what_came_of_an_earlier_shipped_pair_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "source"
+    for name in ("target", *HEADS):
+        (source / name).mkdir(parents=True)
+        (source / name / "model.safetensors").write_bytes(name.encode())
+    monkeypatch.setattr(pairs, "shipped", lambda: Pair("demo", source, ""))
+    made = [tmp_path / "grown" / "target", tmp_path / "bundles" / "demo-eagle1-int8"]
+    kept = tmp_path / "rows" / "demo-pytorch.jsonl"
+
+    def make() -> None:
+        for folder in (*made, kept.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        kept.touch()
+
+    make()
+    drop_older(tmp_path, print)
+    assert not any(folder.parent.exists() for folder in made) and capsys.readouterr().out.count("removing") == 2
+    make()
+    drop_older(tmp_path, print)
+    assert all(folder.exists() for folder in made)
+    (source / "eagle3" / "model.safetensors").write_bytes(b"another round")
+    drop_older(tmp_path, print)
+    assert not any(folder.parent.exists() for folder in made) and kept.exists()
 
 
 def test_a_finished_stage_is_not_run_again_and_another_is(

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> bool:
     from eagle_tools.bench.cli import check_output, progress, write_text
     from eagle_tools.bench.machine import physical_cores
     from eagle_tools.questions import read_questions
-    from eagle_tools.results.pairs import HELDOUT, grown, shipped
+    from eagle_tools.results.pairs import HELDOUT, drop_older, grown, shipped
     from eagle_tools.results.stages import Sizes, finish, kept, stages_of
     from eagle_tools.results.tables import results
 
@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> bool:
     questions = read_questions(HELDOUT)
     finished = {}
     with progress() as reporter:
+        drop_older(args.work, reporter.say)
         pairs = [shipped() if name == "demo" else grown(args.work, reporter.say) for name in args.pairs]
         stages = [stage for pair in pairs for stage in stages_of(pair, args.work, questions, sizes, reporter.say)]
         wanted = [stage for stage in stages if args.only is None or args.only in stage.name]

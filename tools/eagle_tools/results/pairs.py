@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import subprocess
 import sys
@@ -36,6 +37,20 @@ class Pair:
 def shipped() -> Pair:
     """The pair in tools/demo_pair."""
     return Pair("demo", TOOLS / "demo_pair", "The shipped pair: 5.6 M parameters, 8 layers x 256")
+
+
+def drop_older(work: Path, say: Callable[[str], None]) -> None:
+    """Remove a grown pair and bundles in `work` that were made from other weights than the shipped pair has now."""
+    digest = hashlib.sha256()
+    for file in sorted(file for folder in ("target", *HEADS) for file in (shipped().folder / folder).iterdir()):
+        digest.update(file.name.encode() + file.read_bytes())
+    stamp = work / "shipped_pair.sha256"
+    if not stamp.is_file() or stamp.read_text(encoding="utf-8") != digest.hexdigest():
+        for folder in (work / "grown", work / "bundles"):
+            if folder.is_dir():
+                say(f"removing {folder}: it was made from an earlier shipped pair")
+                shutil.rmtree(folder)
+        stamp.write_text(digest.hexdigest(), encoding="utf-8")
 
 
 def grown(work: Path, say: Callable[[str], None]) -> Pair:
