@@ -70,7 +70,8 @@ class Greedy:
     """Of decoding at temperature 0: what the target will hold likeliest."""
 
     def decide(self, tokens: Int, log_probs: Float, position: int, *, awaited: bool = False) -> tuple[Int, Float]:
-        chances = log_softmax(at_temperature(log_probs.astype(np.float64), SUREST))[:, :-1]
+        scores = np.concatenate(at_temperature(log_probs.astype(np.float64), SUREST), 1)
+        chances = log_softmax(scores)[:, :-1]
         return tokens, np.clip(chances, NEVER, 0).astype(np.float32)
 
     def learn(self, token: int) -> None:
@@ -116,8 +117,7 @@ class Coupling:
         """log_probs [T, K] -> log-weights [T, K + 1] of the candidates, and of all other tokens together, after
         temperature, top-k, top-p and min-p; -inf where nothing is left."""
         params, count = self._sampler.params, log_probs.shape[1]
-        weights = at_temperature(log_probs, params.temperature)
-        scores, others = weights[:, :-1], weights[:, -1:]
+        scores, others = at_temperature(log_probs, params.temperature)
         if params.top_k > 0:
             scores[:, params.top_k :] = -np.inf
             if params.top_k <= count:
@@ -134,16 +134,16 @@ class Coupling:
         return np.concatenate([scores, others], 1)
 
 
-def at_temperature(log_probs: Row, temperature: float) -> Row:
-    """log_probs [T, K] of a row's likeliest tokens, best first -> log-weights [T, K + 1] of these at a temperature,
-    and of all other tokens together; -inf where nothing is left."""
+def at_temperature(log_probs: Row, temperature: float) -> tuple[Row, Row]:
+    """log_probs [T, K] of a row's likeliest tokens, best first -> log-weights [T, K] of these at a temperature, and
+    [T, 1] of all other tokens together; -inf where nothing is left."""
     left = 1 - np.exp(log_probs).sum(1, keepdims=True)
     others = np.where(left > ROUNDING, np.log(np.maximum(left, ROUNDING)), -np.inf)
     if temperature != 1:
         # Each of the others weighs less than the last candidate, so together they weigh at most this (or, above
         # temperature 1, at least).
         others = others + (1 / temperature - 1) * log_probs[:, -1:]
-    return np.concatenate([log_probs / temperature, others], 1)
+    return log_probs / temperature, others
 
 
 def log_softmax(scores: Row) -> Row:

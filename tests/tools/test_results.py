@@ -77,6 +77,12 @@ def test_what_came_of_an_earlier_shipped_pair_is_made_again(
     (source / "eagle3" / "model.safetensors").write_bytes(b"another round")
     drop_older(tmp_path, print)
     assert not any(folder.parent.exists() for folder in made) and kept.exists()
+    mine = tmp_path / "bundles" / "mine"
+    make()
+    mine.mkdir()
+    (tmp_path / "shipped_pair.sha256").unlink()
+    drop_older(tmp_path, print)
+    assert mine.exists() and not any(folder.exists() for folder in made)
 
 
 def test_a_finished_stage_is_not_run_again_and_another_is(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 import shutil
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle_runtime.errors import BundleError, RequestError
-from eagle_runtime.manifest import read_manifest
+from eagle_runtime.manifest import file_sha256, read_manifest
 
 TOOLS = Path(__file__).resolve().parents[2]
 HELDOUT = TOOLS / "demo_pair" / "heldout.jsonl"
@@ -41,16 +41,20 @@ def shipped() -> Pair:
 
 def drop_older(work: Path, say: Callable[[str], None]) -> None:
     """Remove a grown pair and bundles in `work` that were made from other weights than the shipped pair has now."""
-    digest = hashlib.sha256()
-    for file in sorted(file for folder in ("target", *HEADS) for file in (shipped().folder / folder).iterdir()):
-        digest.update(file.name.encode() + file.read_bytes())
+    files = (file for folder in ("target", *HEADS) for file in sorted((shipped().folder / folder).iterdir()))
+    sums = "".join(f"{file_sha256(file)}  {file.parent.name}/{file.name}\n" for file in files)
     stamp = work / "shipped_pair.sha256"
-    if not stamp.is_file() or stamp.read_text(encoding="utf-8") != digest.hexdigest():
-        for folder in (work / "grown", work / "bundles"):
+    if not stamp.is_file() or stamp.read_text(encoding="utf-8") != sums:
+        # Only what `grown` and `bundle_of` write: the folder may hold bundles of the user's own.
+        bundles = work / "bundles"
+        ours = itertools.product(("demo", "grown"), HEADS, PRECISIONS)
+        for folder in (work / "grown", *(bundles / "-".join(words) for words in ours)):
             if folder.is_dir():
                 say(f"removing {folder}: it was made from an earlier shipped pair")
                 shutil.rmtree(folder)
-        stamp.write_text(digest.hexdigest(), encoding="utf-8")
+        if bundles.is_dir() and not any(bundles.iterdir()):
+            bundles.rmdir()
+        stamp.write_text(sums, encoding="utf-8")
 
 
 def grown(work: Path, say: Callable[[str], None]) -> Pair:
