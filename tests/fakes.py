@@ -168,11 +168,12 @@ class FakeHead(_FakeSession):
                 "features": TensorSpec("float32", (1, "T", 2)),
                 "position_ids": TensorSpec("int64", (1, "T")),
                 "tree_mask": TensorSpec("float32", (1, 1, "T", "L")),
+                "logit_rows": TensorSpec("int64", ("R",)),
             },
             {
-                "log_probs": TensorSpec("float32", (1, "T", top_k)),
-                "token_ids": TensorSpec("int64", (1, "T", top_k)),
-                "hidden": TensorSpec("float32", (1, "T", 2)),
+                "log_probs": TensorSpec("float32", (1, "R", top_k)),
+                "token_ids": TensorSpec("int64", (1, "R", top_k)),
+                "hidden": TensorSpec("float32", (1, "R", 2)),
             },
         )
 
@@ -180,12 +181,13 @@ class FakeHead(_FakeSession):
         tokens, positions = feeds["input_ids"], feeds["position_ids"]
         pairs = np.array([tokens, positions]).T
         rows, visible = self._append(feeds["features"], pairs, feeds["tree_mask"], cache)
-        guesses = [self._guess(rows[:, seen]) for seen in visible]
+        wanted = feeds["logit_rows"]
+        guesses = [self._guess(rows[:, seen]) for seen in visible[wanted]]
         return self._hand_out(
             {
                 "token_ids": np.array([ids for ids, _ in guesses]),
                 "log_probs": np.array([log_probs for _, log_probs in guesses]),
-                "hidden": (pairs + np.array([0, 1])).astype(np.float32),
+                "hidden": (pairs[wanted] + np.array([0, 1])).astype(np.float32),
             }
         )
 

@@ -22,7 +22,7 @@ else:  # not every platform has the wheel
 CAPABILITIES = ("8.6", "8.9", "12.0")
 # Smallest and largest size of each dynamic dimension. A head's mask also covers the scratch rows of earlier levels.
 TARGET_SIZES = {"T": (1, 64), "P": (0, 448), "L": (1, 64), "R": (1, 64)}
-DRAFT_SIZES = {"T": (1, 64), "P": (0, 448), "L": (1, 128)}
+DRAFT_SIZES = {"T": (1, 64), "P": (0, 448), "L": (1, 128), "R": (1, 64)}
 
 
 class Network:

@@ -2,6 +2,7 @@
 
     python tools/train_demo_pair.py data -w WORK                 # tokenizer, token files, held-out prompts
     python tools/train_demo_pair.py target -w WORK --minutes 60  # the same command continues an interrupted run
+    python tools/train_demo_pair.py edits -w WORK                # prompts whose answers repeat what stands in them
     python tools/train_demo_pair.py answers -w WORK              # what the target writes, for the heads to learn from
     python tools/train_demo_pair.py heads -w WORK --minutes 30   # both heads, with eagle-train; keeps 10 GB of features
     python tools/train_demo_pair.py scaling -w WORK              # tau against training tokens, as a plot
@@ -18,12 +19,15 @@ import contextlib
 import hashlib
 import itertools
 import json
+import keyword
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +47,8 @@ PAIR = Path(__file__).parent / "demo_pair"
 EOS = "<|endoftext|>"
 HELD_OUT = 3  # percent of the files
 PROMPTS, PROMPT_TOKENS = 80, (40, 120)
+EDITED_TOKENS = 64  # of the answer that stands in an edit
+DISTINCT = 0.6  # share of its pairs of neighbouring tokens that must differ: a small model often goes round in circles
 
 # Left out of the text: tables of numbers, other people's packages, what a build generated.
 SKIPPED_FOLDERS = {"__pycache__", "site-packages", "dist-packages", "encodings"}
@@ -69,6 +75,7 @@ def main(argv: list[str] | None = None) -> int:
     for name, text in (
         ("data", "tokenizer, token files, prompts"),
         ("target", "the small Llama"),
+        ("edits", "prompts whose answers repeat what stands in them"),
         ("answers", "text that the target writes, for the heads"),
         ("heads", "both heads"),
         ("scaling", "tau of heads trained on less, as a plot"),
@@ -88,6 +95,8 @@ def main(argv: list[str] | None = None) -> int:
             make_data(args.work, args.out)
         elif args.stage == "target":
             train_target(args.work, args.out / "target", args.minutes * 60, args.workers)
+        elif args.stage == "edits":
+            make_edits(args.work, args.out)
         elif args.stage == "answers":
             write_answers(args.work, args.out)
         elif args.stage == "heads":
@@ -199,6 +208,36 @@ def openings(tokenizer: Tokenizer, files: list[tuple[str, str]]) -> list[str]:
             if len(tokenizer.encode(prompt).ids) >= low:
                 starts.append(prompt.rstrip() + "\n")
     return sorted(set(starts), key=lambda text: hashlib.sha256(text.encode()).digest())
+
+
+def make_edits(work: Path, out: Path) -> None:
+    """Write out/edits.jsonl: held-out prompts, each with what the target makes of it, and the prompt again under
+    another name, as somebody begins to write who changes a name. Prompts whose answer goes round in circles are left
+    out."""
+    work.mkdir(parents=True, exist_ok=True)
+    bundle = work / "edits.bundle"
+    if bundle.exists():
+        shutil.rmtree(bundle)
+    export(out / "target", None, bundle, certify=False)
+    rows = []
+    with EagleModel.load(bundle) as model:
+        for question in read_questions(out / "heldout.jsonl"):
+            text = question.turns[0]
+            answer = model.generate(text, max_new_tokens=EDITED_TOKENS, temperature=0)
+            pairs = list(itertools.pairwise(answer.token_ids))
+            if len(set(pairs)) > DISTINCT * EDITED_TOKENS:
+                prompt = f"{text}{(answer.text or '').rstrip()}\n\n\n{renamed(text)}"
+                rows.append({"question_id": question.id, "category": "edit", "turns": [prompt]})
+    with (out / "edits.jsonl").open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def renamed(text: str) -> str:
+    """Code with its most frequent name of four letters or more changed, but for `self`."""
+    names = [name for name in re.findall(r"[A-Za-z_]\w{3,}", text) if not keyword.iskeyword(name) and name != "self"]
+    if not names:
+        return text
+    return re.sub(rf"\b{Counter(names).most_common(1)[0][0]}\b", "other", text)
 
 
 def write_answers(work: Path, out: Path) -> None:

@@ -144,21 +144,18 @@ def profiles_of(manifest: Manifest, context: int) -> dict[str, tuple[Profile, ..
     head_past = round_up(context + HEAD_SCRATCH, PAST_STEP)
 
     def profile(name: str, rows: int, most_past: int, covered: int, logit_rows: int) -> Profile:
-        logits = (1, logit_rows, logit_rows) if logit_rows else ()
         columns = rows + covered
+        logits = (1, logit_rows, logit_rows)
         return Profile(name, (1, rows, rows), (0, most_past, most_past), (1, columns, columns), logits)
 
-    wide = max(chunk, nodes)
-    found = {
-        "target": (
-            profile("tree", nodes, past, PAST_STEP, nodes),
-            profile("prefill", wide, past, PAST_STEP, min(wide, max(LOGIT_ROWS, nodes))),
-        ),
-        "draft": (
-            profile("tree", level, head_past, scratch, 0),
-            profile("prefill", max(chunk, level), head_past, scratch, 0),
-        ),
-    }
+    def both(tree: int, most_past: int, covered: int) -> tuple[Profile, Profile]:
+        wide = max(chunk, tree)
+        return (
+            profile("tree", tree, most_past, covered, tree),
+            profile("prefill", wide, most_past, covered, min(wide, max(LOGIT_ROWS, tree))),
+        )
+
+    found = {"target": both(nodes, past, PAST_STEP), "draft": both(level, head_past, scratch)}
     return {name: found[name] for name in manifest.models}
 
 

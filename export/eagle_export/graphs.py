@@ -64,7 +64,8 @@ class TargetGraph(nn.Module):
 
 
 class DraftGraph(nn.Module):
-    """A head with the k likeliest next tokens of every row, so that ten numbers leave the graph, not a vocabulary."""
+    """A head with the k likeliest next tokens of the rows asked for, so that ten numbers leave the graph, not a
+    vocabulary. Of all other rows it computes keys and values alone: reading a text costs a fraction of drafting."""
 
     d2t: Tensor | None  # [Vd, 1], offset from draft to target id; None where both are the same
 
@@ -75,10 +76,16 @@ class DraftGraph(nn.Module):
         self.register_buffer("d2t", None)
 
     def forward(
-        self, input_ids: Tensor, features: Tensor, position_ids: Tensor, tree_mask: Tensor, past: list[Rows]
+        self,
+        input_ids: Tensor,
+        features: Tensor,
+        position_ids: Tensor,
+        tree_mask: Tensor,
+        logit_rows: Tensor,
+        past: list[Rows],
     ) -> tuple[Tensor, Tensor, Tensor, list[Rows]]:
-        """-> log_probs [1,T,k] fp32, token_ids [1,T,k] (target ids), hidden [1,T,Hd], new rows per layer."""
-        hidden, new = self.head(input_ids, features, position_ids, full_mask(tree_mask, past), past)
+        """-> log_probs [1,R,k] fp32, token_ids [1,R,k] (target ids), hidden [1,R,Hd], new rows per layer."""
+        hidden, new = self.head(input_ids, features, position_ids, full_mask(tree_mask, past), past, logit_rows)
         # Scores in fp32 whatever the weights: halves round probabilities near 1 together and plant ties.
         scores = self.head.logits(hidden).float().log_softmax(-1)
         log_probs, ids = scores.topk(self.top_k)

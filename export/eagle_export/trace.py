@@ -76,11 +76,11 @@ def trace_target(module: nn.Module, layout: Layout, expected: Expected) -> ir.Mo
 
 def trace_draft(module: nn.Module, feature_size: int, layout: Layout, expected: Expected) -> ir.Model:
     """DraftGraph -> ONNX with the contract's names; raises ExportError if the trace went wrong."""
-    names = ["input_ids", "features", "position_ids", "tree_mask"]
+    names = ["input_ids", "features", "position_ids", "tree_mask", "logit_rows"]
     t, mask = EXAMPLE["T"], _example_mask(layout)
     features = torch.zeros(1, t, feature_size, dtype=layout.dtype)
-    args = (torch.zeros(1, t, dtype=torch.int64), features, torch.arange(t)[None], mask)
-    dims = ({1: "T"}, {1: "T"}, {1: "T"}, {2: "T", 3: "L"})
+    args = (torch.zeros(1, t, dtype=torch.int64), features, torch.arange(t)[None], mask, torch.arange(EXAMPLE["R"]))
+    dims = ({1: "T"}, {1: "T"}, {1: "T"}, {2: "T", 3: "L"}, {0: "R"})
     return _trace(module, names, args, dims, ["log_probs", "token_ids", "hidden"], layout, expected)
 
 

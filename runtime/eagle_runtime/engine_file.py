@@ -28,8 +28,7 @@ SIDECAR_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Sizes (least, tuned for, most) of the graph's dimensions that one set of kernels serves. R is empty where the
-    graph has no such dimension."""
+    """Sizes (least, tuned for, most) of the graph's dimensions that one set of kernels serves."""
 
     name: str
     T: tuple[int, ...]
@@ -38,9 +37,9 @@ class Profile:
     R: tuple[int, ...]
 
     def serves(self, sizes: typing.Mapping[str, int]) -> bool:
-        """sizes: of T, P, L, R; R counts only where the graph has it."""
+        """sizes: of T, P, L, R."""
         limits = {"T": self.T, "P": self.P, "L": self.L, "R": self.R}
-        return all(not limit or limit[0] <= sizes[name] <= limit[-1] for name, limit in limits.items())
+        return all(limit[0] <= sizes[name] <= limit[-1] for name, limit in limits.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +150,7 @@ def read_sidecar(path: Path, command: str) -> EngineSet:
         what, _, _ = str(error).partition(";")
         raise BundleError(f"{what}; build the engines again: {command}") from None
     for name, spec in engines.specs.items():
-        limits = [limit for item in spec.profiles for limit in (item.T, item.P, item.L, item.R or item.T)]
+        limits = [limit for item in spec.profiles for limit in (item.T, item.P, item.L, item.R)]
         if not limits or any(len(limit) != 3 or list(limit) != sorted(limit) for limit in limits):
             raise BundleError(f"{path}: {name}: profiles need three sizes each; build the engines again: {command}")
     return engines

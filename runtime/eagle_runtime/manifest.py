@@ -21,7 +21,7 @@ from typing import Any, Literal
 from eagle_runtime.errors import BundleError
 
 MANIFEST_NAME = "eagle_config.json"
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 HeadKind = Literal["eagle1", "eagle3"]
 TreeKind = Literal["dynamic", "static", "chain", "cost-aware"]
@@ -188,12 +188,13 @@ def _check_graphs(manifest: Manifest, where: str) -> None:
     target, head = manifest.target, manifest.head
     features: Shape = (1, "T", target.hidden_size if head is None else head.hidden_size)
     inputs: dict[str, Shape] = {"input_ids": (1, "T"), "position_ids": (1, "T"), "tree_mask": (1, 1, "T", "L")}
+    inputs["logit_rows"] = ("R",)
     tables: list[tuple[str, TargetSpec | HeadSpec, dict[str, Shape], dict[str, Shape]]] = [
-        ("target", target, {"logit_rows": ("R",)}, {"logits": (1, "R", target.vocab_size), "features": features})
+        ("target", target, {}, {"logits": (1, "R", target.vocab_size), "features": features})
     ]
     if head is not None:
-        guesses: Shape = (1, "T", head.top_k)
-        outputs_of_head = {"log_probs": guesses, "token_ids": guesses, "hidden": features}
+        guesses: Shape = (1, "R", head.top_k)
+        outputs_of_head = {"log_probs": guesses, "token_ids": guesses, "hidden": (1, "R", head.hidden_size)}
         tables.append(("head", head, {"features": features}, outputs_of_head))
     for name, spec, more, outputs in tables:
         layers = range(min(spec.num_layers, len(spec.graph.inputs)))  # of a wild number, one too many is enough

@@ -149,10 +149,10 @@ class Head:
             self.cache.truncate(0)
             tokens, features = tokens[skipped:], features[skipped:]
         ids = np.array(tokens, np.int64)
-        guess = self._run(ids, features, self.cache.length + row_numbers(len(ids)), causal(len(ids)))
+        numbers = row_numbers(len(ids))
+        guess = self._run(ids, features, self.cache.length + numbers, causal(len(ids)), numbers[-1:])
         self.cache.advance(len(ids))
-        last = Guess(guess.tokens[-1:], guess.log_probs[-1:], guess.hidden[-1:])
-        return self.decided(last, self.cache.length, awaited=True)
+        return self.decided(guess, self.cache.length, awaited=True)
 
     def decided(self, guess: Guess, row: int, *, awaited: bool = False) -> Guess:
         """A guess of the tokens that the settled row `row` will hold, as far as that can be foreseen.
@@ -163,8 +163,9 @@ class Head:
         tokens, log_probs = self._foresight.decide(guess.tokens, guess.log_probs, position, awaited=awaited)
         return Guess(tokens, log_probs, guess.hidden)
 
-    def _run(self, tokens: Int, features: Features, positions: Int, visible: Bool) -> Guess:
-        """T rows; visible [T, L] says which of the last L rows (these T included) each may see."""
+    def _run(self, tokens: Int, features: Features, positions: Int, visible: Bool, wanted: Int) -> Guess:
+        """T rows; visible [T, L] says which of the last L rows (these T included) each may see; wanted [R]: the rows
+        whose guesses are returned."""
         if isinstance(features, np.ndarray):
             features = np.ascontiguousarray(features, self._feature_dtype)
         out: dict[str, Any] = self._session.run(
@@ -173,6 +174,7 @@ class Head:
                 "features": features,
                 "position_ids": positions,
                 "tree_mask": additive_mask(visible, self._mask_dtype),
+                "logit_rows": wanted,
             },
             self.cache,
         )
@@ -205,7 +207,7 @@ class Scratch:
         # The root's children are fed at the position right after the settled rows, each level one further; what they
         # guess would be settled in the row after theirs.
         position = self._settled + self._depth
-        guess = self._head._run(tokens, hidden, np.full(new, position, np.int64), rows)
+        guess = self._head._run(tokens, hidden, np.full(new, position, np.int64), rows, row_numbers(new))
         self._head.cache.advance(new)
         self._visible = np.block([[self._visible, np.zeros((fed, new), np.bool_)], [rows]])
         self._depth += 1

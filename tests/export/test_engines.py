@@ -113,13 +113,13 @@ def test_profiles_serve_every_pass_of_decoding(kind: str, context: int, bundle_o
                 shape = pass_shape(rows, past, rows, min(rows, 128), step).sizes
                 serving = [index for index, profile in enumerate(profiles["target"]) if profile.serves(shape)]
                 assert serving and (serving[0] == 0) == (rows <= 64)
-                observed = pass_shape(rows, past, rows, 0, step).sizes
+                observed = pass_shape(rows, past, rows, 1, step).sizes
                 assert any(profile.serves(observed) for profile in profiles["draft"])
         for scratch in (0, 10, 50, 502):
-            shape = pass_shape(10, past + scratch, scratch + 10, 0, PAST_STEP).sizes
+            shape = pass_shape(10, past + scratch, scratch + 10, 10, PAST_STEP).sizes
             assert profiles["draft"][0].serves(shape), "levels of a default tree"
     assert not profiles["target"][-1].serves({"T": 1, "P": context + PAST_STEP, "L": 1, "R": 1})
-    tuned = [limit for part in profiles.values() for item in part for limit in (item.T, item.P, item.L)]
+    tuned = [limit for part in profiles.values() for item in part for limit in (item.T, item.P, item.L, item.R)]
     assert all(least <= 1 and middle == most for least, middle, most in tuned)
 
 

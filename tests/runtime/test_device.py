@@ -182,7 +182,7 @@ def everything(mask: npt.NDArray[np.floating], shape: PassShape) -> Bool:
 
 def test_shapes_repeat_while_the_past_grows() -> None:
     verifying = {pass_shape(60, past, 60, 60, PAST_STEP) for past in range(1, 2049)}
-    growing = {pass_shape(10, past + 10 * i, 10 * i + 10, 0, PAST_STEP) for past in range(1, 2049) for i in range(5)}
+    growing = {pass_shape(10, past + 10 * i, 10 * i + 10, 10, PAST_STEP) for past in range(1, 2049) for i in range(5)}
     assert len(verifying) == 2048 // PAST_STEP
     assert len(growing) <= 2 * (2048 // PAST_STEP + 1)
 

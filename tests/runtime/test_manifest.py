@@ -59,16 +59,17 @@ def tensors(shapes: dict[str, Shape], rows: str, letter: str, layers: int) -> di
 
 def little_bundle(folder: Path) -> Manifest:
     """A folder that is a bundle as far as its manifest goes: 2 layers, 1 in the head, files of a few bytes."""
-    ids: dict[str, Shape] = {"input_ids": (1, "T"), "position_ids": (1, "T"), "tree_mask": (1, 1, "T", "L")}
+    ids: dict[str, Shape] = {"input_ids": (1, "T"), "position_ids": (1, "T"), "logit_rows": ("R",)}
+    ids["tree_mask"] = (1, 1, "T", "L")
     weights = {"model.norm.weight": TensorSpec("float32", (8,))}
     target = GraphSpec(
         file=FILES[0],
-        inputs=tensors({**ids, "logit_rows": ("R",)}, "past_key_values", "P", layers=2),
+        inputs=tensors(ids, "past_key_values", "P", layers=2),
         outputs=tensors({"logits": (1, "R", 50), "features": (1, "T", 8)}, "present", "T", layers=2),
         weights=weights,
         recipe={"model.layers.0.mlp.up_proj.weight": "int8"},
     )
-    guesses: dict[str, Shape] = {"log_probs": (1, "T", 3), "token_ids": (1, "T", 3), "hidden": (1, "T", 8)}
+    guesses: dict[str, Shape] = {"log_probs": (1, "R", 3), "token_ids": (1, "R", 3), "hidden": (1, "R", 8)}
     head = GraphSpec(
         file=FILES[2],
         inputs=tensors({**ids, "features": (1, "T", 8)}, "past_key_values", "P", layers=1),
@@ -81,7 +82,7 @@ def little_bundle(folder: Path) -> Manifest:
         (folder / name).write_text(f"content of {name}")
     golden = GoldenPrompt((5, 6), (7, 1), (TopTokens((7, 8), (1.5, -0.25)), TopTokens((1,), (3.0,))))
     manifest = Manifest(
-        schema_version=3,
+        schema_version=4,
         precision={"target": "fp32", "draft": "fp32"},
         target=TargetSpec("llama", 8, 50, 2, 2, 4, 64, (1, 2), target),
         head=HeadSpec("eagle3", 8, 20, 1, 2, 4, 3, (2, 4, 5), head),
@@ -244,10 +245,10 @@ def test_no_json(bundle: Path, text: str) -> None:
     assert str(bundle / MANIFEST_NAME) in str(caught.value)
 
 
-@pytest.mark.parametrize("version", [0, 2, 4, "3", None, 2.5, [3]])
+@pytest.mark.parametrize("version", [0, 2, 5, "3", None, 2.5, [3]])
 def test_another_version(bundle: Path, version: object) -> None:
     message = refusal(bundle, {**stored(bundle), "schema_version": version})
-    assert f"schema_version is {version!r}" in message and "reads 3" in message
+    assert f"schema_version is {version!r}" in message and "reads 4" in message
 
 
 def test_a_bundle_without_a_certificate(bundle: Path) -> None:

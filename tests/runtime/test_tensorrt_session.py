@@ -182,9 +182,8 @@ def test_only_logits_and_guesses_come_back(machine_of: Callable[..., Machine], p
         guesses = head.top_k * (4 + 8)
         levels = 6  # of a default tree: what follows the settled rows, and five grown ones
         nodes = sum(cycle.tree.num_nodes for cycle in cycles)
-        settled = sum(len(cycle.step.path) for cycle in cycles[:-1]) + len(prompts[0])
-        grown = 5 * model.manifest.tree_defaults.draft_top_k * len(cycles)
-        assert downloaded == (1 + nodes) * target.vocab_size * 4 + (settled + grown) * guesses
+        rows = (1 + 5 * model.manifest.tree_defaults.draft_top_k) * len(cycles)  # one of the settled, and five levels
+        assert downloaded == (1 + nodes) * target.vocab_size * 4 + rows * guesses
         passes = 1 + (1 + levels) * len(cycles)
         assert sum(call[0] == "upload" for call in calls) == passes, "one copy of all small inputs per pass"
 

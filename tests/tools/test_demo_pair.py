@@ -33,6 +33,7 @@ def test_it_is_small_and_in_halves() -> None:
     assert sum(path.stat().st_size for path in files) <= 16_000_000
     assert {path.relative_to(PAIR).as_posix() for path in files} == {
         "README.md",
+        "edits.jsonl",
         "heldout.jsonl",
         "target/config.json",
         "target/generation_config.json",

@@ -33,6 +33,7 @@ from eagle_tools.results.stages import (
     stages_of,
 )
 
+EDITS = [Question(n, (f"x = {n}\n\ny = {n}\n",), "edit") for n in range(9)]
 WORDS = [Question(n, (f"def word_{n}(a, b):\n    return a + {n} * b\n" * 9,)) for n in range(40)]
 
 
@@ -119,15 +120,22 @@ def test_stages_of_a_pair(bundle: Path, tmp_path: Path) -> None:
             folder = tmp_path / "work" / "bundles" / f"demo-{head}-{precision}"
             shutil.copytree(bundle, folder)
     sizes = Sizes(3, 2, 16, 1)
-    stages = {stage.name: stage.plan for stage in stages_of(pair, tmp_path / "work", WORDS, sizes, print)}
+    stages = {stage.name: stage.plan for stage in stages_of(pair, tmp_path / "work", WORDS, EDITS, sizes, print)}
     methods = [f"demo-methods-{p}" for p in ("fp32", "int8", "int4")]
     sweeps = [f"demo-sweep-{p}" for p in ("fp32", "int8", "int4")]
-    assert list(stages) == [*methods, "demo-pytorch", *sweeps, "demo-repeat"]  # the context is too short for "long"
+    assert list(stages) == [
+        *methods,
+        "demo-pytorch",
+        *sweeps,
+        "demo-repeat",
+        "demo-edit",
+    ]  # the context is too short for "long"
     for plan in stages.values():
         assert (plan.max_new_tokens, plan.threads, plan.backend) == (16, 1, "cpu")
     assert stages["demo-methods-int8"].temperatures == (0.0, 1.0)
     assert [q.id for q in stages["demo-sweep-int4"].questions] == [0, 1]
     assert [len(stages[f"demo-{name}"].questions) for name in ("methods-int4", "pytorch", "repeat")] == [3, 6, 6]
+    assert stages["demo-edit"].questions == tuple(EDITS[:6])
     assert "no-value" in stages["demo-methods-int8"].bundles[0][1]
     assert "no-value" not in stages["demo-methods-fp32"].bundles[0][1]
     assert stages["demo-pytorch"].pytorch == GOLDEN / "target"
@@ -210,6 +218,7 @@ def test_the_page_has_the_papers_tables() -> None:
         "demo-pytorch": finished(*beside, notes=["PyTorch compiled, fp32: skipped"]),
         "demo-sweep-int8": finished(*sweep),
         "demo-repeat": finished(*repeat),
+        "demo-edit": finished(*repeat),
         "demo-long": finished(*long, differing=["NOT LOSSLESS: x"]),
     }
     page = tables.results([("demo", "The shipped pair")], stages, "make bench")
@@ -217,6 +226,8 @@ def test_the_page_has_the_papers_tables() -> None:
         "- A machine",
         "### Beside PyTorch (1 prompts)",
         "### Long context (int8, 3 prompts of each length)",
+        "### Text that repeats itself (int8, 1 prompts)",
+        "### Code that is written again with an edit (int8, 1 prompts)",
         "- NOT LOSSLESS: x",
         "| 0 | EAGLE-2 | 2.50x (2.50-2.50) | 2.00 |",
         "| 1 | EAGLE-3 | 5.00x (5.00-5.00) | 2.00 |",

@@ -93,3 +93,21 @@ def test_a_run_that_fails_is_named(tmp_path: Path) -> None:
         train_demo_pair.in_parallel(
             [("broken", ["generate", str(tmp_path), "--data", "none.jsonl", "-o", str(tmp_path / "o")])], tmp_path
         )
+
+
+def test_an_edit_holds_a_text_its_continuation_and_the_text_under_another_name(tmp_path: Path) -> None:
+    assert train_demo_pair.renamed("def count(self, x):\n    return self.count + x.counter") == (
+        "def other(self, x):\n    return self.other + x.counter"
+    )
+    assert train_demo_pair.renamed("if self: pass") == "if self: pass"
+    shipped = (train_demo_pair.PAIR / "edits.jsonl").read_text(encoding="utf-8").splitlines()
+    prompts = [question.turns[0] for question in read_questions(train_demo_pair.PAIR / "heldout.jsonl")]
+    for edit in read_questions(train_demo_pair.PAIR / "edits.jsonl"):
+        text = prompts[int(edit.id)]
+        assert edit.turns[0].startswith(text) and edit.turns[0].endswith("\n\n\n" + train_demo_pair.renamed(text))
+    (tmp_path / "target").symlink_to(train_demo_pair.PAIR / "target", target_is_directory=True)
+    first = (train_demo_pair.PAIR / "heldout.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:6]
+    (tmp_path / "heldout.jsonl").write_text("".join(first), encoding="utf-8")
+    assert train_demo_pair.main(["edits", "-w", str(tmp_path / "work"), "-o", str(tmp_path)]) == 0
+    made = (tmp_path / "edits.jsonl").read_text(encoding="utf-8").splitlines()
+    assert 0 < len(made) < 6 and made == shipped[: len(made)]

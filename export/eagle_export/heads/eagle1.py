@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from eagle_export.heads.config import HeadConfig
-from eagle_export.heads.layers import Attention, Rows, mlp, rms_norm, rotary
+from eagle_export.heads.layers import Attention, Rows, mlp, rms_norm, rotary, wanted
 
 
 class Eagle1Layer(nn.Module):
@@ -29,10 +29,12 @@ class Eagle1Layer(nn.Module):
         self.post_attention_layernorm = rms_norm(config)
         self.index = index
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor, past: Rows) -> tuple[Tensor, Rows]:
+    def forward(
+        self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor, past: Rows, rows: Tensor | None
+    ) -> tuple[Tensor, Rows]:
         normed = self.input_layernorm(x) if self.index > 0 else x
-        attended, new = self.self_attn(normed, rope, mask, past)
-        x = x + attended
+        attended, new = self.self_attn(normed, rope, mask, past, rows)
+        x = wanted(x, rows) + attended
         return x + self.mlp(self.post_attention_layernorm(x)), new
 
 
@@ -48,14 +50,21 @@ class Eagle1Head(nn.Module):
         self.rotary_emb = rotary(config)
 
     def forward(
-        self, input_ids: Tensor, features: Tensor, position_ids: Tensor, mask: Tensor, past: list[Rows]
+        self,
+        input_ids: Tensor,
+        features: Tensor,
+        position_ids: Tensor,
+        mask: Tensor,
+        past: list[Rows],
+        wanted_rows: Tensor | None = None,
     ) -> tuple[Tensor, list[Rows]]:
-        """input_ids [1,T], features [1,T,H], mask [1,1,T,P+T] -> hidden [1,T,H] and each layer's new rows."""
+        """input_ids [1,T], features [1,T,H], mask [1,1,T,P+T] -> hidden of the wanted rows, all if None, [1,R,H], and
+        each layer's new rows."""
         x = self.fc(torch.cat([self.embed_tokens(input_ids), features], -1))
         rope = self.rotary_emb(x, position_ids)
         new = []
-        for layer, rows in zip(self.layers, past, strict=True):
-            x, added = layer(x, rope, mask, rows)
+        for number, (layer, rows) in enumerate(zip(self.layers, past, strict=True), 1):
+            x, added = layer(x, rope, mask, rows, wanted_rows if number == len(past) else None)
             new.append(added)
         return x, new
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from eagle_export.heads.config import HeadConfig
-from eagle_export.heads.layers import Attention, Rows, mlp, rms_norm, rotary
+from eagle_export.heads.layers import Attention, Rows, mlp, rms_norm, rotary, wanted
 
 
 class Eagle3Layer(nn.Module):
@@ -31,11 +31,17 @@ class Eagle3Layer(nn.Module):
         self.post_attention_layernorm = rms_norm(config)
 
     def forward(
-        self, embedded: Tensor, hidden: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor, past: Rows
+        self,
+        embedded: Tensor,
+        hidden: Tensor,
+        rope: tuple[Tensor, Tensor],
+        mask: Tensor,
+        past: Rows,
+        rows: Tensor | None,
     ) -> tuple[Tensor, Rows]:
         paired = torch.cat([self.input_layernorm(embedded), self.hidden_norm(hidden)], -1)
-        attended, new = self.self_attn(paired, rope, mask, past)
-        x = hidden + attended
+        attended, new = self.self_attn(paired, rope, mask, past, rows)
+        x = wanted(hidden, rows) + attended
         return x + self.mlp(self.post_attention_layernorm(x)), new
 
 
@@ -52,11 +58,18 @@ class Eagle3Head(nn.Module):
         self.rotary_emb = rotary(config)
 
     def forward(
-        self, input_ids: Tensor, features: Tensor, position_ids: Tensor, mask: Tensor, past: list[Rows]
+        self,
+        input_ids: Tensor,
+        features: Tensor,
+        position_ids: Tensor,
+        mask: Tensor,
+        past: list[Rows],
+        wanted_rows: Tensor | None = None,
     ) -> tuple[Tensor, list[Rows]]:
-        """input_ids [1,T], features [1,T,Hd] (fc of the taps, or own hidden), mask [1,1,T,P+T] -> hidden, new rows."""
+        """input_ids [1,T], features [1,T,Hd] (fc of the taps, or own hidden), mask [1,1,T,P+T] -> hidden of the wanted
+        rows, all if None, [1,R,Hd], and the new rows."""
         rope = self.rotary_emb(features, position_ids)
-        hidden, new = self.midlayer(self.embed_tokens(input_ids), features, rope, mask, past[0])
+        hidden, new = self.midlayer(self.embed_tokens(input_ids), features, rope, mask, past[0], wanted_rows)
         return hidden, [new]
 
     def logits(self, hidden: Tensor) -> Tensor:

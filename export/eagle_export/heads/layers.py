@@ -1,6 +1,7 @@
 """The decoder layer of a draft head, from transformers' own Llama parts.
 
-Shapes: T rows, P past rows, X width fed to attention, H hidden, Hq/Hkv query/key heads, D head_dim.
+Shapes: T rows, of which R are wanted, P past rows, X width fed to attention, H hidden, Hq/Hkv query/key heads, D
+head_dim.
 """
 
 from __future__ import annotations
@@ -26,13 +27,20 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(width, kv, bias=config.qkv_bias)
         self.o_proj = nn.Linear(q, config.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor, past: Rows) -> tuple[Tensor, Rows]:
-        """x [1, T, X], mask additive [1, 1, T, P + T] -> output [1, T, H] and the T new rows."""
+    def forward(
+        self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor, past: Rows, rows: Tensor | None = None
+    ) -> tuple[Tensor, Rows]:
+        """x [1, T, X], mask additive [1, 1, T, P + T], rows [R] as in `wanted` -> output [1, R, H] and the T new
+        rows."""
         q, k, v = (
-            project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
+            project(source).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for project, source in ((self.q_proj, wanted(x, rows)), (self.k_proj, x), (self.v_proj, x))
         )
-        q, k = modeling_llama.apply_rotary_pos_emb(q, k, *rope)
+        if rows is None:
+            q, k = modeling_llama.apply_rotary_pos_emb(q, k, *rope)
+        else:  # the function turns two at once; what is not used leaves no trace
+            q, _ = modeling_llama.apply_rotary_pos_emb(q, q, *(wanted(table, rows) for table in rope))
+            _, k = modeling_llama.apply_rotary_pos_emb(k, k, *rope)
         new = (k.transpose(1, 2), v.transpose(1, 2))
         keys, values = (torch.cat(pair, 1).transpose(1, 2) for pair in zip(past, new, strict=True))
         # Scaled here and not in the operator: TensorRT would otherwise rescale the whole cached key.
@@ -40,11 +48,17 @@ class Attention(nn.Module):
             q * self.head_dim**-0.5,
             keys,
             values,
-            attn_mask=mask,
+            attn_mask=wanted(mask, rows, 2),
             scale=1.0,
             enable_gqa=q.shape[1] != keys.shape[1],
         )
         return self.o_proj(out.transpose(1, 2).flatten(2)), new
+
+
+def wanted(x: Tensor, rows: Tensor | None, axis: int = 1) -> Tensor:
+    """Those of the T rows of x whose output is wanted, [R]; None: all of them. Of the others a layer needs keys and
+    values alone, as long as no layer comes after it."""
+    return x if rows is None else x.index_select(axis, rows)
 
 
 def rms_norm(config: HeadConfig) -> nn.Module:

@@ -102,7 +102,7 @@ class Execution:
         widest = self._profiles[-1]
         raise RequestError(
             f"a pass of {shape.rows} rows, {shape.logit_rows} of them with logits, behind {shape.past} is more than "
-            f"the engine of {self._spec.file} serves ({widest.T[-1]} rows, {widest.R[-1] if widest.R else 0} with "
+            f"the engine of {self._spec.file} serves ({widest.T[-1]} rows, {widest.R[-1]} with "
             f"logits, behind {widest.P[-1]}); lower --total-token or --context"
         )
 

@@ -56,11 +56,11 @@ class OrtDeviceSession(BoundSession):
         self._bind_cache(device, cache.heads, cache.length, total, cache.row_bytes, self._row.dtype)
         results: dict[str, Any] = {name: self._bind_output(name, sizes) for name in self.outputs if name != kept}
         run_graph(self._session, self._binding)
-        for name in {"log_probs", "token_ids"} & results.keys():
-            results[name] = results[name][:count]
         value = self._binding.get_outputs()[0]  # in the order in which they were bound first
         spec = self.outputs[kept]
-        results[kept] = OrtRows(self._memory, value, count, int(spec.shape[2]), spec.dtype, 0, total - count)
+        wanted = count if spec.shape[1] == "T" else sizes["R"]  # filling rows are none of those whose logits are
+        spare = sizes[str(spec.shape[1])] - wanted
+        results[kept] = OrtRows(self._memory, value, wanted, int(spec.shape[2]), spec.dtype, 0, spare)
         return results
 
     def joined(self, parts: Sequence[OrtRows]) -> OrtRows:

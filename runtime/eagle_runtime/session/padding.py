@@ -53,7 +53,7 @@ def pass_shape(rows: int, past: int, columns: int, logit_rows: int, past_step: i
     covered = round_up(padded_past - free, past_step)
     if past_step > 1:  # also where nothing happens to be padded, for the shape to be the usual one
         covered = min(padded_past, max(covered, past_step))
-    return PassShape(padded, padded_past, covered + padded, bucket(logit_rows) if logit_rows else 0)
+    return PassShape(padded, padded_past, covered + padded, bucket(logit_rows))
 
 
 def write_mask(mask: npt.NDArray[np.floating], past: int, shape: PassShape, out: npt.NDArray[np.floating]) -> None:

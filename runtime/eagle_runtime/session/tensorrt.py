@@ -168,7 +168,7 @@ class TensorRTSession:
         assert execution is not None, "the session is closed"
         rows, columns = feeds["tree_mask"].shape
         assert rows <= cache.room, "the caller checks capacity before a pass"
-        wanted = len(feeds["logit_rows"]) if "logit_rows" in feeds else 0
+        wanted = len(feeds["logit_rows"])
         shape = pass_shape(rows, cache.length, columns, wanted, self._past_step)
         execution.check(shape)
         self._feeds.upload(feeds, cache.length, shape)
@@ -261,7 +261,7 @@ class _Feeds:
 
 def _most(engine: EngineSpec) -> dict[str, int]:
     """The largest size of each dimension in any profile."""
-    limits = [{"T": item.T, "P": item.P, "L": item.L, "R": item.R or (0,)} for item in engine.profiles]
+    limits = [{"T": item.T, "P": item.P, "L": item.L, "R": item.R} for item in engine.profiles]
     return {name: max(limit[name][-1] for limit in limits) for name in limits[0]}
 
 

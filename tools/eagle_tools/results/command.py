@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> bool:
     from eagle_tools.bench.cli import check_output, progress, write_text
     from eagle_tools.bench.machine import physical_cores
     from eagle_tools.questions import read_questions
-    from eagle_tools.results.pairs import HELDOUT, drop_older, grown, shipped
+    from eagle_tools.results.pairs import EDITS, HELDOUT, drop_older, grown, shipped
     from eagle_tools.results.stages import Sizes, finish, kept, stages_of
     from eagle_tools.results.tables import results
 
@@ -45,12 +45,12 @@ def run(args: argparse.Namespace) -> bool:
         raise RequestError(f"{rows} cannot be made ({error.strerror}); give another --work") from None
     threads = physical_cores() if args.threads is None else args.threads
     sizes = Sizes(args.count, args.sweep_count, args.max_new_tokens, threads)
-    questions = read_questions(HELDOUT)
+    questions, edits = read_questions(HELDOUT), read_questions(EDITS)
     finished = {}
     with progress() as reporter:
         drop_older(args.work, reporter.say)
         pairs = [shipped() if name == "demo" else grown(args.work, reporter.say) for name in args.pairs]
-        stages = [stage for pair in pairs for stage in stages_of(pair, args.work, questions, sizes, reporter.say)]
+        stages = [s for pair in pairs for s in stages_of(pair, args.work, questions, edits, sizes, reporter.say)]
         wanted = [stage for stage in stages if args.only is None or args.only in stage.name]
         wanted.sort(key=lambda stage: kept(stage, rows) is None)  # those that are there come first
         for number, stage in enumerate(wanted, 1):
@@ -82,7 +82,7 @@ def _parser() -> Parser:
         type=int,
         default=8,
         metavar="N",
-        help="prompts of a table of methods (default 8); twice as many of PyTorch, repeating text and long context",
+        help="prompts of a table of methods (default 8); twice as many of PyTorch, repeats, edits and long context",
     )
     parser.add_argument("--sweep-count", type=int, default=3, metavar="N", help="prompts of a sweep (default 3)")
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="per prompt (default 64)")

@@ -14,7 +14,7 @@ from eagle_runtime.errors import BundleError, RequestError
 from eagle_runtime.manifest import file_sha256, read_manifest
 
 TOOLS = Path(__file__).resolve().parents[2]
-HELDOUT = TOOLS / "demo_pair" / "heldout.jsonl"
+HELDOUT, EDITS = TOOLS / "demo_pair" / "heldout.jsonl", TOOLS / "demo_pair" / "edits.jsonl"
 HEADS = ("eagle1", "eagle3")
 PRECISIONS = ("fp32", "int8", "int4")
 SHAPE = {"layers": 16, "hidden": 2048, "heads": 32, "kv-heads": 8, "head-dim": 64, "intermediate": 8192}

@@ -52,7 +52,7 @@ class Finished:
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """How much is measured. count: prompts of a table of methods; MORE times as many of the comparison with PyTorch, on
-    repeating text and on long context; sweep_count: of the sweep, which has many contenders."""
+    repeating and edited text and on long context; sweep_count: of the sweep, which has many contenders."""
 
     count: int
     sweep_count: int
@@ -61,9 +61,15 @@ class Sizes:
 
 
 def stages_of(
-    pair: Pair, work: Path, questions: Sequence[Question], sizes: Sizes, say: Callable[[str], None]
+    pair: Pair,
+    work: Path,
+    questions: Sequence[Question],
+    edits: Sequence[Question],
+    sizes: Sizes,
+    say: Callable[[str], None],
 ) -> list[Stage]:
-    """All runs about a pair; its bundles are exported where they are missing."""
+    """All runs about a pair; its bundles are exported where they are missing. edits: prompts whose answers repeat what
+    stands in them."""
     bundles = {
         (head, precision): bundle_of(pair, head, precision, work, say)
         for precision in PRECISIONS
@@ -93,6 +99,7 @@ def stages_of(
     again = tuple(repeating(question) for question in more)
     repeat = ("vanilla", "lookup:chain", "lookup", "dynamic", "cost-aware", "eagle+lookup")
     found.append(stage("repeat", Plan(((int8, repeat),), again)))
+    found.append(stage("edit", Plan(((int8, repeat),), tuple(edits[: len(more)]))))
     if read_manifest(int8).target.context > max(LONG) + sizes.max_new_tokens:
         long = long_questions(Text(int8), questions, len(more))
         found.append(stage("long", Plan(((int8, ("vanilla", "dynamic", *adaptive)),), long)))

@@ -68,9 +68,10 @@ def _sections(name: str, stages: Stages) -> Iterable[str]:
     if sweeps:
         yield f"### Tree sizes (prompts: {min(_prompts(finished.rows) for finished in sweeps.values())})"
         yield sweep_table({precision: finished.rows for precision, finished in sweeps.items()})
-    if found := stages.get(f"{name}-repeat"):
-        yield f"### Text that repeats itself (int8, {_prompts(found.rows)} prompts)"
-        yield versus_table(found.rows, ("dynamic", "cost-aware"))
+    for stage, title in (("repeat", "Text that repeats itself"), ("edit", "Code that is written again with an edit")):
+        if found := stages.get(f"{name}-{stage}"):
+            yield f"### {title} (int8, {_prompts(found.rows)} prompts)"
+            yield versus_table(found.rows, ("dynamic", "cost-aware"))
     if found := stages.get(f"{name}-long"):
         yield f"### Long context (int8, {_prompts(found.rows) // len(LONG)} prompts of each length)"
         yield long_table(found.rows)
