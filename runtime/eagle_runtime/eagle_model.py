@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import secrets
 import time
@@ -55,7 +56,8 @@ class Stats:
     the prompt's pass, so neither counts. tau_untrimmed: also counts accepted tokens that a stop or max_new_tokens
     cut off the last pass, as EAGLE's authors do. target_passes: verification passes. accepted_per_depth[d]: passes
     that accepted at least d + 1 drafted tokens. Seconds: prefill until the first token, decode after it, of which
-    draft, verify and host. tokens_per_s: emitted after the first, per second of decode."""
+    draft, verify and host; what a stream's consumer does between two pieces is no part of them. tokens_per_s: emitted
+    after the first, per second of decode."""
 
     method: str
     seed: int
@@ -151,6 +153,19 @@ class EagleModel:
         model = chosen.opened
         model.backend, model.passed_over, model.threads = chosen.backend, chosen.passed_over, threads
         return model
+
+    def twin(self) -> EagleModel:
+        """This model once more: the same engines, caches of its own. A model serves one generation at a time; those of
+        twins may take turns, piece by piece, though not in two threads at once. What passes cost and what drafts
+        taught is common to them, and closing one closes all. Raises RequestError on other backends than cpu, whose
+        engines are tied to one cache."""
+        if self.backend != "cpu":
+            raise RequestError(f"a model on {self.backend} has no twins; load the bundle once more")
+        other = copy.copy(self)
+        target, *heads = self._sessions
+        other._target = Target(target, self.context)
+        other._head = Head(heads[0], self.context, HEAD_SCRATCH) if heads else None
+        return other
 
     @property
     def sessions(self) -> tuple[Session, ...]:
@@ -281,6 +296,7 @@ class EagleModel:
         emitted: list[int] = []
         cycles: list[Cycle] = []
         started = first_at = time.perf_counter()
+        elsewhere = 0.0  # seconds in which the consumer had its turn
         for event in generate(self._target, drafter, sampler, prompt):
             if isinstance(event, Cycle):
                 cycles.append(event)
@@ -295,9 +311,11 @@ class EagleModel:
             text = decoder.feed(new) if decoder is not None else ""
             if ending.reason is not None:
                 break
+            left = time.perf_counter()
             yield Piece(text, tuple(new))
+            elsewhere += time.perf_counter() - left
             self._check_turn(generation)
-        times = (first_at - started, time.perf_counter() - first_at)
+        times = (first_at - started, time.perf_counter() - first_at - elsewhere)
         stats = _stats(method, sampler.params.seed, len(prompt), len(emitted), cycles, times)
         if decoder is not None:
             text += decoder.finish()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +136,32 @@ def test_an_abandoned_stream_leaves_the_model_usable(
     assert list(result.token_ids) == recorded["first_64"][:52]
     with pytest.raises(RequestError, match="another generation"):
         next(stream)
+
+
+def test_twins_take_turns_and_emit_what_each_would_alone(
+    model_of: Callable[..., EagleModel], recorded: dict[str, Any]
+) -> None:
+    model, prompt = model_of("eagle1"), recorded["prompt_ids"]
+    prompts = [prompt, prompt[: len(prompt) // 2], prompt[3:]]
+    alone = [model.generate(tokens, **SMALL).token_ids for tokens in prompts]
+    streams = [
+        m.stream(tokens, **SMALL) for m, tokens in zip([model, model.twin(), model.twin()], prompts, strict=True)
+    ]
+    together: list[list[int]] = [[], [], []]
+    for pieces in zip_longest(*streams):
+        for tokens, piece in zip(together, pieces, strict=True):
+            tokens += piece.token_ids if piece is not None else ()
+    assert [tuple(tokens) for tokens in together] == alone and len(set(alone)) > 1
+
+
+def test_the_time_that_a_consumer_takes_is_not_decoding(
+    model_of: Callable[..., EagleModel], recorded: dict[str, Any]
+) -> None:
+    pieces = []
+    for piece in model_of("eagle1").stream(recorded["prompt_ids"], max_new_tokens=6, method="vanilla"):
+        time.sleep(0.2)
+        pieces.append(piece)
+    assert len(pieces) == 6 and pieces[-1].result is not None and pieces[-1].result.stats.decode_s < 0.5
 
 
 def test_seeds_replay_and_are_reported(model_of: Callable[..., EagleModel], recorded: dict[str, Any]) -> None:

@@ -156,6 +156,8 @@ def test_a_bundle_is_loaded_with_its_engines(
     monkeypatch.setattr(tensorrt, "CudaDriver", lambda: machine.driver)
     with EagleModel.load(machine.bundle, backend=library, context=CONTEXT) as model:
         assert told(model, prompts[0]) == told(model_of("eagle1"), prompts[0])
+        with pytest.raises(RequestError, match=f"a model on {library} has no twins"):
+            model.twin()
     machine.library.contexts.clear()
     machine.driver.compute_capability = "12.0"
     with pytest.raises(BundleError, match=r"built for compute capability 8\.9, but this GPU has 12\.0; build"):

@@ -6,7 +6,8 @@ import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Generator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from conftest import GOLDEN
 from eagle_runtime import EagleModel
 from eagle_runtime.manifest import MANIFEST_NAME, file_sha256
 from eagle_tools.bench import main, run
-from eagle_tools.bench.contenders import bundle_contenders, first_turns, interleave, turns
+from eagle_tools.bench.contenders import bundle_contenders, by_turns, first_turns, interleave, turns
 from eagle_tools.bench.cycles import Recorder
 from eagle_tools.bench.memory import Job, JobError, Peak, peak_of
 from eagle_tools.bench.rows import Asked, Row, Setup, read_rows, row_of
@@ -263,10 +264,11 @@ class Noted:
         self.setup = Setup(name, "fp32", "cpu", "b", 0.0)
         self._log = log
 
-    def run(self, asked: Asked, max_new_tokens: int) -> Row:
+    def run(self, asked: Asked, max_new_tokens: int, place: int = 0) -> Generator[int, None, Row]:
         self._log.append((self.setup.method, asked.id, max_new_tokens))
         text = tuple(byte + BYTES for byte in f"answer to {asked.id}".encode())
         figures = (len(asked.token_ids), len(text), 1, 0.1, 0.1, 1.0, 1.0, (), 0.1, 0.1, 0.1)
+        yield len(text)
         return Row(*self.setup[:4], asked.id, asked.category, 0.0, *figures, text)  # type: ignore[arg-type]
 
 
@@ -279,6 +281,41 @@ def test_all_answer_a_prompt_before_any_sees_the_next_and_take_turns_to_begin(bu
     order = ["abc", "bca", "cab", "abc"]
     assert log[3:] == [(name, number, 30) for number, names in enumerate(order) for name in names]
     assert [(row.method, row.prompt_id) for row in rows] == [entry[:2] for entry in log[3:]]
+
+
+def test_it_is_the_turn_of_the_run_with_the_fewest_tokens() -> None:
+    log = []
+
+    def run(name: str, counts: tuple[int, ...]) -> Generator[int, None, Row]:
+        for count in counts:
+            log.append(name)
+            yield count
+        return None  # type: ignore[return-value]
+
+    ended = [which for which, _ in by_turns([run("a", (1, 2, 3, 4)), run("b", (1, 3, 4)), run("c", (4,))])]
+    assert "".join(log) == "abcabaab" and sorted(ended) == [0, 1, 2]
+
+
+def test_methods_on_the_cpu_take_turns_cycle_by_cycle_and_keep_their_own_time(bundle: Path) -> None:
+    order: list[str] = []
+    with EagleModel.load(bundle, threads=1) as model:
+        ours = bundle_contenders(
+            model, "pair", ["vanilla", "dynamic"], [0.0], 0, True, lambda setup, _: lambda _: order.append(setup.method)
+        )
+        two = [Question(number, (f"Q: {number} apples",)) for number in range(2)]
+        started = time.perf_counter()
+        rows = [row for _, row in interleave(ours, model, two, 24, together=2)]
+        wall = time.perf_counter() - started
+        for row in rows:
+            alone = model.generate(
+                two[int(row.prompt_id)].turns[0], max_new_tokens=24, method="vanilla", ignore_eos=True
+            )
+            assert row.token_ids == alone.token_ids and row.new_tokens == 24
+    cycles = "".join(method[0] for method in order[-sum(row.target_passes for row in rows) :])
+    fewest = min(row.target_passes for row in rows if row.method == "dynamic")
+    assert len(re.findall("v+d+", cycles)) >= fewest > 3
+    assert all(row.decode_s >= row.draft_s + row.verify_s + row.host_s for row in rows)  # type: ignore[operator]
+    assert sum(row.prefill_s + row.decode_s for row in rows) < wall
 
 
 def test_a_chat_goes_on_from_the_first_contenders_answer(bundle: Path, tmp_path: Path) -> None:

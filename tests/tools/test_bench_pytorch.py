@@ -34,7 +34,7 @@ def test_modes_emit_the_same_tokens_as_ours(model: PytorchModel, model_of: Calla
     ours = model_of("eagle1").generate(list(REPEATED), method="vanilla", max_new_tokens=32, ignore_eos=True)
     assert len(ours.token_ids) == 32
     for mode in ("eager", "prompt-lookup", "assisted"):
-        row = PytorchContender(model, TARGET, mode).run(Asked(5, "c", REPEATED), 32)
+        row = PytorchContender(model, TARGET, mode).answer(Asked(5, "c", REPEATED), 32)
         assert row.token_ids == ours.token_ids
         assert (row.new_tokens, row.prompt_tokens, row.prompt_id) == (32, len(REPEATED), 5)
         assert row.prefill_s > 0 and row.tok_s * row.decode_s == pytest.approx(row.tau * row.target_passes)
@@ -52,7 +52,7 @@ def test_the_clock_sees_every_pass_and_what_it_gave(model: PytorchModel) -> None
         assert [passes.started, *passes.times] == sorted([passes.started, *passes.times])
         assert (set(passes.counts) == {1}) == (mode == "eager")
     # A target that drafts for itself gives many tokens with the prompt's pass; they are no speed of decoding.
-    row = PytorchContender(model, TARGET, "assisted").run(Asked(5, "c", REPEATED), 40)
+    row = PytorchContender(model, TARGET, "assisted").answer(Asked(5, "c", REPEATED), 40)
     assert passes.counts[0] > 1 and row.tau == pytest.approx((40 - passes.counts[0]) / (len(passes.counts) - 1))
 
 
@@ -137,7 +137,7 @@ def test_compiled_emits_the_same_and_compiles_once() -> None:
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     for prompt in (REPEATED, REPEATED[:20], REPEATED + REPEATED[:9]):
         asked = Asked(0, "", prompt)
-        assert compiled.run(asked, 24).token_ids == eager.run(asked, 24).token_ids
+        assert compiled.answer(asked, 24).token_ids == eager.answer(asked, 24).token_ids
     assert graphs > 0 and torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
 
 

@@ -130,11 +130,9 @@ def progress() -> Iterator[Any]:
                 if self.task is not None:
                     bars.remove_task(self.task)
                 self.task = bars.add_task(what, total=count, now="")
-                self.begun = 0
 
             def step(self, what: str) -> None:
-                bars.update(self.task, completed=self.begun, now=what)
-                self.begun += 1
+                bars.update(self.task, advance=1, now=what)
 
         yield Bars()
 

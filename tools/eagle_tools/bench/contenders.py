@@ -1,9 +1,11 @@
-"""What is compared, and the order it runs in: prompt by prompt, so that the noise of a machine meets all alike."""
+"""What is compared, and the order it runs in: on the CPU by turns of a pass, else of a prompt, so that the noise of a
+machine meets all alike."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import zip_longest
 from typing import Protocol
 
 from eagle_runtime import EagleModel
@@ -15,7 +17,7 @@ from eagle_tools.bench.rows import Asked, Row, Setup, precision_name, row_of
 from eagle_tools.questions import Question
 
 WARM_UP = 8  # tokens
-PAUSE = 0.05  # seconds: threads of the engine before go on spinning for some milliseconds
+PAUSE = 0.05  # seconds: threads of another engine may go on spinning for some milliseconds
 
 Watch = Callable[[Setup, Asked], Callable[[Cycle], None] | None]
 
@@ -26,8 +28,9 @@ class Contender(Protocol):
     setup: Setup
     pass_bytes: int
 
-    def run(self, asked: Asked, max_new_tokens: int) -> Row:
-        """Answer greedily, or with the seed it was given."""
+    def run(self, asked: Asked, max_new_tokens: int, place: int = 0) -> Generator[int, None, Row]:
+        """Answer greedily, or with the seed it was given; yields how many tokens there are wherever others may have
+        their turn. place: another for each answer of this contender that takes turns with this one."""
 
 
 class BundleContender:
@@ -46,6 +49,7 @@ class BundleContender:
         self.setup = setup
         self.pass_bytes = pass_bytes(model.manifest.target.graph)
         self._model = model
+        self._twins: list[EagleModel] = []
         self._settings = {**settings, "temperature": setup.temperature, "seed": seed, "ignore_eos": ignore_eos}
         self._watch = watch
 
@@ -58,14 +62,29 @@ class BundleContender:
                 where = f"{self.setup.bundle}, method {self.setup.method}, prompt {prompt.id}"
                 raise RequestError(f"{where}: {error}") from None
 
-    def run(self, asked: Asked, max_new_tokens: int) -> Row:
-        result = self._model.generate(
+    def run(self, asked: Asked, max_new_tokens: int, place: int = 0) -> Generator[int, None, Row]:
+        model = self._model_at(place)
+        count = 0
+        for piece in model.stream(
             asked.token_ids,
             max_new_tokens=max_new_tokens,
             on_cycle=None if self._watch is None else self._watch(self.setup, asked),
             **self._settings,
-        )
-        return row_of(self.setup, asked, result)
+        ):
+            if piece.result is not None:
+                return row_of(self.setup, asked, piece.result)
+            count += len(piece.token_ids)
+            if model is not self._model:
+                yield count
+        raise AssertionError("a stream ends with a result")
+
+    def _model_at(self, place: int) -> EagleModel:
+        """A twin that nobody else has, where there are any."""
+        if self._model.backend != "cpu":
+            return self._model
+        while len(self._twins) <= place:
+            self._twins.append(self._model.twin())
+        return self._twins[place]
 
 
 def bundle_contenders(
@@ -129,27 +148,57 @@ def interleave(
     model: EagleModel,
     questions: Sequence[Question],
     max_new_tokens: int,
+    together: int = 1,
     told: Callable[[Setup], None] = lambda setup: None,
 ) -> Iterator[tuple[Asked, Row]]:
     """Prompts, and rows of every contender on each: after a warm-up each, all answer one prompt before any sees the
     next, another beginning each time.
 
-    model: encodes. A later turn follows the first contender's answer for all, so that all are asked the same. told:
-    before each run."""
+    model: encodes. together: prompts that are answered by turns too, as those of two lengths that are compared. A later
+    turn of a talk follows the first contender's answer for all, so that all are asked the same. told: after each
+    run."""
     asked = first_turns(model, questions[:1])[0]
     for contender in contenders:
+        list(by_turns([contender.run(asked, min(WARM_UP, max_new_tokens))]))
         told(contender.setup)
-        contender.run(asked, min(WARM_UP, max_new_tokens))
     number = 0
-    for question in questions:
-        answers: list[str] = []
-        for asked in turns(model, question, answers):
+    for start in range(0, len(questions), together):
+        some = questions[start : start + together]
+        answers: list[list[str]] = [[] for _ in some]
+        for prompts in zip_longest(
+            *(turns(model, question, said) for question, said in zip(some, answers, strict=True))
+        ):
             first = number % len(contenders)
-            for index in (*range(first, len(contenders)), *range(first)):
-                told(contenders[index].setup)
-                time.sleep(PAUSE)
-                row = contenders[index].run(asked, max_new_tokens)
+            order = [
+                (place, asked, index)
+                for place, asked in enumerate(prompts)
+                if asked is not None
+                for index in (*range(first, len(contenders)), *range(first))
+            ]
+            rows: dict[int, Row] = {}
+            for which, row in by_turns([contenders[i].run(asked, max_new_tokens, place) for place, asked, i in order]):
+                rows[which] = row
+                told(row.setup)
+            for which, (place, asked, index) in enumerate(order):
                 if index == 0 and model.text.chat:
-                    answers.append(answer_text(model, row))
-                yield asked, row
+                    answers[place].append(answer_text(model, rows[which]))
+                yield asked, rows[which]
             number += 1
+
+
+def by_turns(runs: Sequence[Generator[int, None, Row]]) -> Iterator[tuple[int, Row]]:
+    """Each run's number and row, as they end. It is always the turn of the run with the fewest tokens, so that all
+    that runs at once goes on over the same time."""
+    tokens = dict.fromkeys(range(len(runs)), 0)
+    while tokens:
+        which = min(tokens, key=tokens.__getitem__)
+        begins = tokens[which] == 0
+        if begins:
+            time.sleep(PAUSE)
+        try:
+            tokens[which] = next(runs[which])
+        except StopIteration as end:
+            del tokens[which]
+            yield which, end.value
+        if begins:
+            time.sleep(PAUSE)

@@ -20,8 +20,8 @@ SPARE = 64  # tokens: an answer may be written in more than it was sampled in
 @dataclass(frozen=True, slots=True)
 class Plan:
     """bundles: each with the methods it must run; wanted: more methods, for every bundle that can run them. pytorch:
-    the checkpoint to compare with, in `modes`; assistant: of its assisted mode. rows: where to write them. record:
-    cycles, for the page."""
+    the checkpoint to compare with, in `modes`; assistant: of its assisted mode. together: questions that take turns.
+    rows: where to write them. record: cycles, for the page."""
 
     bundles: tuple[tuple[Path, tuple[str, ...]], ...]
     questions: tuple[Question, ...]
@@ -35,6 +35,7 @@ class Plan:
     pytorch: Path | None = None
     modes: tuple[str, ...] = hf.MODES
     assistant: Path | None = None
+    together: int = 1
     rows: Path | None = None
     record: bool = False
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,14 @@ class PytorchContender:
         self._model = model
         self._mode = mode
 
-    def run(self, asked: Asked, max_new_tokens: int) -> Row:
+    def run(self, asked: Asked, max_new_tokens: int, place: int = 0) -> Generator[int, None, Row]:
+        """As of Contender, in one turn: nothing comes between two passes of `generate`."""
+        row = self.answer(asked, max_new_tokens)
+        yield row.new_tokens
+        return row
+
+    def answer(self, asked: Asked, max_new_tokens: int) -> Row:
+        """The row of one generation."""
         new, passes = self._model.generate(self._mode, asked.token_ids, max_new_tokens)
         decode_s = passes.times[-1] - passes.times[0]
         later, count = len(new) - passes.counts[0], len(passes.counts) - 1
@@ -172,7 +179,7 @@ def pytorch_contenders(
         if mode == "compiled":
             started = time.perf_counter()
             try:
-                contender.run(asked, COMPILE_STEPS)
+                contender.answer(asked, COMPILE_STEPS)
             except Exception as error:  # whatever torch.compile, its backend or the compiler may raise
                 say(f"PyTorch compiled, {model.precision}: skipped, torch.compile failed ({_first_line(error)})")
                 continue

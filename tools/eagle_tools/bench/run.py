@@ -34,7 +34,7 @@ class Reporter:
         """`count` steps of one kind follow."""
 
     def step(self, what: str) -> None:
-        """One of them begins."""
+        """One of them is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,12 @@ def _decode(plan: Plan, rows_file: RowFile | None, reporter: Reporter) -> Measur
         reporter.expect("decoding", len(contenders) * (prompts + 1))
         prompt_ids = {}
         for prompt, row in interleave(
-            contenders, models[0], plan.questions, plan.max_new_tokens, lambda setup: reporter.step(_name(setup))
+            contenders,
+            models[0],
+            plan.questions,
+            plan.max_new_tokens,
+            plan.together,
+            lambda setup: reporter.step(_name(setup)),
         ):
             prompt_ids[row.prompt_id] = prompt.token_ids
             found.rows.append(row)
@@ -183,11 +188,11 @@ def measure_peaks(
     reporter.expect("measuring memory", len(jobs))
     found = {}
     for which, job in jobs.items():
-        reporter.step(f"{job.folder} {job.precision}")
         try:
             found[which] = peak_of(job)
         except JobError as error:
             measured.notes.append(str(error))
+        reporter.step(f"{job.folder} {job.precision}")
     return {key: found[which] for key, which in shared.items() if which in found}
 
 

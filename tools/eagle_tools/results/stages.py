@@ -102,7 +102,7 @@ def stages_of(
     found.append(stage("edit", Plan(((int8, repeat),), tuple(edits[: len(more)]))))
     if read_manifest(int8).target.context > max(LONG) + sizes.max_new_tokens:
         long = long_questions(Text(int8), questions, len(more))
-        found.append(stage("long", Plan(((int8, ("vanilla", "dynamic", *adaptive)),), long)))
+        found.append(stage("long", Plan(((int8, ("vanilla", "dynamic", *adaptive)),), long, together=len(LONG))))
     return found
 
 
