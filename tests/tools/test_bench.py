@@ -8,6 +8,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Generator
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from conftest import GOLDEN
 from eagle_runtime import EagleModel
 from eagle_runtime.manifest import MANIFEST_NAME, file_sha256
-from eagle_tools.bench import main, run
+from eagle_tools.bench import contenders, main, run
 from eagle_tools.bench.contenders import bundle_contenders, by_turns, first_turns, interleave, turns
 from eagle_tools.bench.cycles import Recorder
 from eagle_tools.bench.memory import Job, JobError, Peak, peak_of
@@ -292,11 +293,12 @@ def test_it_is_the_turn_of_the_run_with_the_fewest_tokens() -> None:
             yield count
         return None  # type: ignore[return-value]
 
-    ended = [which for which, _ in by_turns([run("a", (1, 2, 3, 4)), run("b", (1, 3, 4)), run("c", (4,))])]
+    ended = [which for which, _ in by_turns([run("a", (1, 2, 3, 4)), run("b", (1, 3, 4)), run("c", (4,))], 0)]
     assert "".join(log) == "abcabaab" and sorted(ended) == [0, 1, 2]
 
 
-def test_methods_on_the_cpu_take_turns_cycle_by_cycle_and_keep_their_own_time(bundle: Path) -> None:
+def test_methods_on_the_cpu_take_turns_and_keep_their_own_time(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contenders, "by_turns", partial(by_turns, turn=0))
     order: list[str] = []
     with EagleModel.load(bundle, threads=1) as model:
         ours = bundle_contenders(

@@ -1,5 +1,5 @@
-"""What is compared, and the order it runs in: on the CPU by turns of a pass, else of a prompt, so that the noise of a
-machine meets all alike."""
+"""What is compared, and the order it runs in: on the CPU by turns of a tenth of a second, else of a prompt, so that
+the noise of a machine meets all alike."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from eagle_tools.bench.rows import Asked, Row, Setup, precision_name, row_of
 from eagle_tools.questions import Question
 
 WARM_UP = 8  # tokens
+TURN = 0.1  # seconds at least: a small model finds its weights in the processor's caches again, as it would alone
 PAUSE = 0.05  # seconds: threads of another engine may go on spinning for some milliseconds
 
 Watch = Callable[[Setup, Asked], Callable[[Cycle], None] | None]
@@ -186,17 +187,20 @@ def interleave(
             number += 1
 
 
-def by_turns(runs: Sequence[Generator[int, None, Row]]) -> Iterator[tuple[int, Row]]:
-    """Each run's number and row, as they end. It is always the turn of the run with the fewest tokens, so that all
-    that runs at once goes on over the same time."""
+def by_turns(runs: Sequence[Generator[int, None, Row]], turn: float = TURN) -> Iterator[tuple[int, Row]]:
+    """Each run's number and row, as they end. After `turn` seconds it is the turn of the run with the fewest tokens,
+    so that all go on over the same time."""
     tokens = dict.fromkeys(range(len(runs)), 0)
     while tokens:
         which = min(tokens, key=tokens.__getitem__)
         begins = tokens[which] == 0
         if begins:
             time.sleep(PAUSE)
+        ends = time.perf_counter() + turn
         try:
             tokens[which] = next(runs[which])
+            while time.perf_counter() < ends:
+                tokens[which] = next(runs[which])
         except StopIteration as end:
             del tokens[which]
             yield which, end.value
