@@ -35,10 +35,10 @@ HEAD_ROWS = (1, 4, 10, 32)
 FIRST_ROWS = (1, 4, 16, LARGEST)  # verified rows that the head reads: many behind a rest
 BEFORE = 4  # rows of the head in the pass before a verification
 CONTEXTS = (64, 2048)  # rows before a pass; less where the model serves less
-ROUNDS = 4  # at least; the fastest pass counts, since what else the machine does only ever adds
+ROUNDS = 4  # at least
 ENOUGH_S = 2.0  # further rounds are begun before this, as short passes need
 MAX_S = 20.0  # no further round is begun after this
-MEASURED = "sampled drafts and rests, in four turns"  # to be changed with what is timed
+MEASURED = "sampled drafts and rests, in four turns, medians of shares"  # to be changed with what is timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,7 @@ def measure(target: Target, rehearse: Callable[[Features], Drafting] | None) -> 
 
     if rehearse is None:
         alone = _Series(target.cache, verify, TARGET_ROWS, lambda: verify(1))
-        _run_rounds([alone])
-        found = Costs(alone.timings(), None)
+        found = Costs(_measured([alone])[0], None)
     else:
         drafting = rehearse(features)
         head = drafting.head
@@ -132,15 +131,14 @@ def measure(target: Target, rehearse: Callable[[Features], Drafting] | None) -> 
         levels = _Series(head.cache, drafting.level, rows, lambda: drafting.level(before))
         plain = _Series(target.cache, verify, (1,), lambda: verify(1))
         first = _Series(head.cache, drafting.read, FIRST_ROWS, lambda: verify(1))
-        _run_rounds([behind, levels, plain, first])
-        found = Costs(behind.timings(), levels.timings(), plain.timings(), first.timings())
+        found = Costs(*_measured([behind, levels, plain, first]))
         head.cache.truncate(0)
     target.cache.truncate(0)
     return found
 
 
 class _Series:
-    """Passes over several numbers of rows, at both ends of a cache, and the least time that each took so far."""
+    """Passes over several numbers of rows, at both ends of a cache."""
 
     def __init__(
         self, cache: Cache, one_pass: Callable[[int], None], rows: tuple[int, ...], before: Callable[[], None]
@@ -152,10 +150,10 @@ class _Series:
         room = cache.capacity - max(rows)
         self._contexts = tuple(sorted({min(context, room) for context in CONTEXTS if room > 0} or {0}))
         self._rows = tuple(count for count in rows if count <= cache.capacity)
-        self._best = np.full((len(self._contexts), len(self._rows)), np.inf)
 
-    def run(self, *, timed: bool) -> None:
-        """Every pass once. timed: whether it counts."""
+    def run(self) -> Seconds:
+        """[contexts, rows] seconds of a pass."""
+        seconds = np.zeros((len(self._contexts), len(self._rows)))
         for c, context in enumerate(self._contexts):
             self._cache.truncate(0)
             self._cache.advance(context)  # whatever these rows hold, they take the same time
@@ -163,22 +161,32 @@ class _Series:
                 self._before()
                 begun = time.perf_counter()
                 self._pass(count)
-                if timed:
-                    self._best[c, r] = min(self._best[c, r], time.perf_counter() - begun)
+                seconds[c, r] = time.perf_counter() - begun
+        return seconds
 
-    def timings(self) -> Timings:
-        return Timings(self._rows, self._contexts, tuple(tuple(line) for line in self._best.tolist()))
+    def timings(self, seconds: Seconds) -> Timings:
+        return Timings(self._rows, self._contexts, tuple(tuple(line) for line in seconds.tolist()))
 
 
-def _run_rounds(series: Sequence[_Series]) -> None:
-    """In turns, so that a slow moment of the machine does not make one kind of pass look dear beside the others."""
+def _measured(series: Sequence[_Series]) -> list[Timings]:
+    """Rounds of all series in turns. Of a pass counts the median of its shares in the rounds' time, since a machine
+    that is slower in one round than in the next is so for all passes."""
+    rounds: list[list[Seconds]] = []
     started = time.perf_counter()
     for number in itertools.count():
         spent = time.perf_counter() - started
         if (number > ROUNDS and spent > ENOUGH_S) or (number > 1 and spent > MAX_S):
-            return
-        for one in series:
-            one.run(timed=number > 0)  # the first round warms up
+            break
+        found = [one.run() for one in series]
+        if number > 0:  # the first round warms up
+            rounds.append(found)
+    totals = [sum(float(seconds.sum()) for seconds in found) for found in rounds]
+    usual = float(np.median(totals))
+    shares = [[seconds / total for seconds in found] for found, total in zip(rounds, totals, strict=True)]
+    return [
+        one.timings(usual * np.median(np.stack(mine), axis=0))
+        for one, mine in zip(series, zip(*shares, strict=True), strict=True)
+    ]
 
 
 def fingerprint(facts: Iterable[str]) -> str:
