@@ -66,7 +66,8 @@ def _sections(name: str, stages: Stages) -> Iterable[str]:
         yield "\n".join(f"- {note}" for note in found.notes)
     sweeps = {p: stages[f"{name}-sweep-{p}"] for p in PRECISIONS if f"{name}-sweep-{p}" in stages}
     if sweeps:
-        yield f"### Tree sizes (prompts: {min(_prompts(finished.rows) for finished in sweeps.values())})"
+        counts = sorted({_prompts(finished.rows) for finished in sweeps.values()})
+        yield f"### Tree sizes (prompts: {' to '.join(map(str, counts))})"
         yield sweep_table({precision: finished.rows for precision, finished in sweeps.items()})
     for stage, title in (("repeat", "Text that repeats itself"), ("edit", "Code that is written again with an edit")):
         if found := stages.get(f"{name}-{stage}"):
