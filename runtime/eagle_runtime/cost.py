@@ -180,13 +180,10 @@ def _measured(series: Sequence[_Series]) -> list[Timings]:
         found = [one.run() for one in series]
         if number > 0:  # the first round warms up
             rounds.append(found)
-    totals = [sum(float(seconds.sum()) for seconds in found) for found in rounds]
-    usual = float(np.median(totals))
-    shares = [[seconds / total for seconds in found] for found, total in zip(rounds, totals, strict=True)]
-    return [
-        one.timings(usual * np.median(np.stack(mine), axis=0))
-        for one, mine in zip(series, zip(*shares, strict=True), strict=True)
-    ]
+    stacks = [np.stack(mine) for mine in zip(*rounds, strict=True)]  # of each series [rounds, contexts, rows]
+    totals = np.sum([stack.sum((1, 2), keepdims=True) for stack in stacks], axis=0)
+    usual = np.median(totals)
+    return [one.timings(usual * np.median(stack / totals, axis=0)) for one, stack in zip(series, stacks, strict=True)]
 
 
 def fingerprint(facts: Iterable[str]) -> str:

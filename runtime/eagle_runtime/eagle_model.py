@@ -108,9 +108,7 @@ class EagleModel:
         self.passed_over: PassedOver = ()
         self.text = Text(bundle)
         self._sessions = list(sessions)
-        target, *heads = sessions
-        self._target = Target(target, context)
-        self._head = Head(heads[0], context, HEAD_SCRATCH) if heads else None
+        self._make_caches()
         self._generation = 0
         self._costs: Costs | None = None
         self._experience: dict[tuple[str, bool], Experience] = {}
@@ -154,6 +152,11 @@ class EagleModel:
         model.backend, model.passed_over, model.threads = chosen.backend, chosen.passed_over, threads
         return model
 
+    def _make_caches(self) -> None:
+        target, *heads = self._sessions
+        self._target = Target(target, self.context)
+        self._head = Head(heads[0], self.context, HEAD_SCRATCH) if heads else None
+
     def twin(self) -> EagleModel:
         """This model once more: the same engines, caches of its own. A model serves one generation at a time; those of
         twins may take turns, piece by piece, though not in two threads at once. What passes cost and what drafts
@@ -162,9 +165,7 @@ class EagleModel:
         if self.backend != "cpu":
             raise RequestError(f"a model on {self.backend} has no twins; load the bundle once more")
         other = copy.copy(self)
-        target, *heads = self._sessions
-        other._target = Target(target, self.context)
-        other._head = Head(heads[0], self.context, HEAD_SCRATCH) if heads else None
+        other._make_caches()
         return other
 
     @property

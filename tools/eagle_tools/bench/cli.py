@@ -220,7 +220,7 @@ def _parser() -> Parser:
     pytorch.add_argument("--assistant", type=Path, metavar="FOLDER", help="small model for PyTorch's assisted mode")
     output = parser.add_argument_group("output")
     output.add_argument(
-        "--output", type=Path, metavar="FILE", help="write a JSON line per prompt and method as it comes"
+        "--output", type=Path, metavar="FILE", help="write a JSON line per method, prompt by prompt"
     )
     output.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables")
     output.add_argument("--html", type=Path, metavar="FILE", help="write one page: plots and a viewer of the cycles")

@@ -93,7 +93,8 @@ def precision_name(manifest: Manifest) -> str:
 
 
 class RowFile:
-    """A new JSONL file that every row is in as soon as it is known, so that a run that is stopped keeps them."""
+    """A new JSONL file that the rows of a prompt are in as soon as all have answered it, so that a run that is stopped
+    keeps them."""
 
     def __init__(self, path: Path) -> None:
         """Raises RequestError if the file has content, which would be lost or mixed with another run's, or cannot be
