@@ -219,9 +219,7 @@ def _parser() -> Parser:
     pytorch.add_argument("--pytorch-methods", metavar="A,B", help=f"default {MODES}")
     pytorch.add_argument("--assistant", type=Path, metavar="FOLDER", help="small model for PyTorch's assisted mode")
     output = parser.add_argument_group("output")
-    output.add_argument(
-        "--output", type=Path, metavar="FILE", help="write a JSON line per method, prompt by prompt"
-    )
+    output.add_argument("--output", type=Path, metavar="FILE", help="write a JSON line per method, prompt by prompt")
     output.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables")
     output.add_argument("--html", type=Path, metavar="FILE", help="write one page: plots and a viewer of the cycles")
     output.add_argument("--json", action="store_true", help="print one JSON object at the end")
