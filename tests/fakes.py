@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from eagle_runtime.cache import KVCache
+from eagle_runtime.cache import Cache, KVCache
 from eagle_runtime.manifest import TensorSpec
 from eagle_runtime.session import Array, Session
 from eagle_runtime.tree import Bool, Float
@@ -76,6 +76,12 @@ class Blend:
     def logits(self, history: Float) -> Float:
         mixed: Float = np.float32(self._share) * self._one.logits(history) + self._other.logits(history)
         return mixed
+
+
+def rows_of(cache: Cache) -> Array:
+    """All rows of a cache that lies row by row: [2 * layers, capacity, kv_heads, head_dim]."""
+    assert isinstance(cache, KVCache)
+    return cache.rows
 
 
 class _FakeSession(ABC):

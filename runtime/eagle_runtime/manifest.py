@@ -13,7 +13,7 @@ import json
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from typing import Any, Literal
 from eagle_runtime.errors import BundleError
 
 MANIFEST_NAME = "eagle_config.json"
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 HeadKind = Literal["eagle1", "eagle3"]
 TreeKind = Literal["dynamic", "static", "chain", "cost-aware"]
@@ -199,10 +199,9 @@ def _check_graphs(manifest: Manifest, where: str) -> None:
     for name, spec, more, outputs in tables:
         layers = range(min(spec.num_layers, len(spec.graph.inputs)))  # of a wild number, one too many is enough
         rows = [f"{layer}.{part}" for layer in layers for part in ("key", "value")]
-        past = {f"past_key_values.{row}": (1, "P", spec.num_kv_heads, spec.head_dim) for row in rows}
         new = {f"present.{row}": (1, "T", spec.num_kv_heads, spec.head_dim) for row in rows}
         for part, wanted, specs in (
-            ("inputs", {**inputs, **more, **past}, spec.graph.inputs),
+            ("inputs", {**inputs, **more, **_past_shapes(spec, rows)}, spec.graph.inputs),
             ("outputs", {**outputs, **new}, spec.graph.outputs),
         ):
             found = {key: tensor.shape for key, tensor in specs.items()}
@@ -211,6 +210,25 @@ def _check_graphs(manifest: Manifest, where: str) -> None:
                     f"{where}: {name}: graph: {part}: {wrong[0]!r} is {_listed(found.get(wrong[0]))}, but the sizes "
                     f"given for the models make it {_listed(wanted.get(wrong[0]))}; export the bundle again"
                 )
+
+
+def _past_shapes(spec: TargetSpec | HeadSpec, rows: Sequence[str]) -> dict[str, Shape]:
+    """Of the past keys and values named by `rows`, and of the mask where it goes with them."""
+    pieces = pieces_of(spec.graph)
+    if pieces is None or spec.head_dim % pieces:
+        return {f"past_key_values.{row}": (1, "P", spec.num_kv_heads, spec.head_dim) for row in rows}
+    keys: Shape = (spec.num_kv_heads, "C", spec.head_dim)
+    values: Shape = (spec.num_kv_heads, pieces, "C", spec.head_dim // pieces)
+    past = {f"past_key_values.{row}": keys if row.endswith("key") else values for row in rows}
+    return {**past, "tree_mask": (1, 1, "T", "T")}
+
+
+def pieces_of(graph: GraphSpec) -> int | None:
+    """Into how many pieces the past values of a head are cut, where a graph's past lies by heads (keys [kv_heads, C,
+    head_dim], values [kv_heads, pieces, C, head_dim / pieces]); None where it lies row by row."""
+    values = graph.inputs.get("past_key_values.0.value")
+    pieces = values.shape[1] if values is not None and len(values.shape) == 4 else None
+    return pieces if isinstance(pieces, int) and pieces > 0 else None
 
 
 def _check_certificate(manifest: Manifest, where: str) -> None:

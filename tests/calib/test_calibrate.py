@@ -27,11 +27,12 @@ from eagle_calib.observe import SAMPLE_ROWS, ObservingSession, Statistics
 from eagle_calib.ranges import Histogram, clipping_ranges
 from eagle_calib.texts import read_windows
 from eagle_export.recipes.graph import linears
-from eagle_runtime.cache import KVCache
+from eagle_runtime.cache import Cache, KVCache
 from eagle_runtime.manifest import MANIFEST_NAME, GraphSpec, file_sha256, read_manifest
 from eagle_runtime.session import Array
 from eagle_runtime.session.ort import OrtSession
 from eagle_runtime.text import Text
+from fakes import rows_of
 
 MAX_TOKENS = WINDOW + 64
 ARGUMENTS = ("--threads", "1", "--max-tokens", str(MAX_TOKENS))
@@ -75,7 +76,7 @@ class Recorder:
         self._all = ort.InferenceSession(str(path.with_name("all.onnx")), options)
         self._kept: dict[str, list[Float]] = {tensor: [] for tensor in self.layers.values()}
 
-    def new_cache(self, capacity: int) -> KVCache:
+    def new_cache(self, capacity: int) -> Cache:
         return self._session.new_cache(capacity)
 
     def run(self, feeds: Mapping[str, Any], cache: KVCache) -> dict[str, Array]:
@@ -223,7 +224,7 @@ def test_the_graph_works_as_without_an_observer(bundles: dict[str, Path]) -> Non
         wanted, found = plain.run(feeds, caches[0]), watched.run(feeds, caches[1])
         assert wanted.keys() == found.keys()
         pairs: list[tuple[Any, Any]] = [(found[name], wanted[name]) for name in wanted]
-        for one, other in [*pairs, (caches[1].rows, caches[0].rows)]:
+        for one, other in [*pairs, (rows_of(caches[1]), rows_of(caches[0]))]:
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 

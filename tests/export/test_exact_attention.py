@@ -87,7 +87,7 @@ def test_heads_of_any_shape(kv_heads: int, width: int, tmp_path: Path) -> None:
     graph = ir.load(folder / "model.onnx")
     assert len(exact_attention(graph)) == config.num_hidden_layers
     ir.save(graph, folder / "exact.onnx")
-    with OrtSession(folder / "exact.onnx", read_manifest(tmp_path / "fp32").target.graph, threads=1) as session:
+    with OrtSession(folder / "exact.onnx", read_manifest(tmp_path / "int8").target.graph, threads=1) as session:
         target = Target(session, capacity=512)
         with torch.no_grad():
             expected = source(torch.tensor([prompt])).logits[0].numpy()

@@ -16,6 +16,7 @@ from eagle_export.heads.config import HeadConfig
 from eagle_runtime.manifest import read_manifest
 from eagle_runtime.session.ort import OrtSession
 from eagle_runtime.tree import additive_mask
+from fakes import rows_of
 
 WIDTH, ROWS, PAST = 16, 7, 3
 
@@ -74,5 +75,5 @@ def test_the_graph_guesses_what_it_is_asked_for(kind: str, bundle_of: Callable[.
     assert every["token_ids"].shape == (ROWS, head.top_k) and some["hidden"].shape == (2, head.hidden_size)
     np.testing.assert_array_equal(some["token_ids"], every["token_ids"][rows])
     pairs: list[tuple[Any, Any]] = [(some[name], every[name][rows]) for name in ("log_probs", "hidden")]
-    for one, other in [*pairs, (caches[1].rows, caches[0].rows)]:
+    for one, other in [*pairs, (rows_of(caches[1]), rows_of(caches[0]))]:
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)

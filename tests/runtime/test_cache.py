@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from eagle_runtime.cache import ALIGNMENT, KVCache, aligned_empty
+from eagle_runtime.cache import ALIGNMENT, STEP, ByHeadCache, Cache, KVCache, aligned_empty
 
-LAYERS, CAPACITY, HEADS, WIDTH = 2, 12, 2, 3
+LAYERS, CAPACITY, HEADS, WIDTH = 2, 12, 2, 4
+MANY = 3 * STEP - 10
+PIECES = 2
 
 
 @given(
@@ -32,18 +35,25 @@ def test_aligned_empty_is_an_array_on_a_boundary(shape: tuple[int, ...], dtype: 
 class CacheMachine(RuleBasedStateMachine):
     """Any order of passes and cuts leaves the rows that a list would hold."""
 
+    cache: Cache
+
     def __init__(self) -> None:
         super().__init__()
-        self.cache = KVCache(LAYERS, CAPACITY, HEADS, WIDTH, np.float16)
         self.expected: list[int] = []
         self.tags = itertools.count(1)
 
+    @abstractmethod
+    def new_rows(self, count: int) -> npt.NDArray[np.generic]:
+        """Where a session writes `count` new rows [2 * layers, count, heads, width]."""
+
+    @abstractmethod
+    def settled(self) -> npt.NDArray[np.generic]:
+        """[2 * layers, length, heads, width]"""
+
     def write(self, count: int) -> list[int]:
-        """What a session does: `count` new rows behind the settled ones, each marked in every layer."""
+        """What a session does: `count` new rows, each marked in every layer."""
         tags = [next(self.tags) for _ in range(count)]
-        start = self.cache.length
-        for row, tag in enumerate(tags):
-            self.cache.rows[:, start + row] = mark(tag)
+        self.new_rows(count)[:] = marks(tags)
         return tags
 
     @precondition(lambda self: self.cache.room > 0)
@@ -57,7 +67,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.cache.room > 0)
     @rule(data=st.data())
     def keep(self, data: st.DataObject) -> None:
-        written = self.write(data.draw(st.integers(1, self.cache.room)))
+        written = self.write(data.draw(st.integers(1, min(self.cache.room, CAPACITY))))
         path = [0, *sorted(data.draw(st.sets(st.integers(1, len(written) - 1))))] if len(written) > 1 else [0]
         self.cache.keep(np.array(path))
         self.expected += [written[node] for node in path]
@@ -71,19 +81,65 @@ class CacheMachine(RuleBasedStateMachine):
     @invariant()
     def rows_are_those_of_the_list(self) -> None:
         assert self.cache.length == len(self.expected)
-        assert self.cache.room == CAPACITY - len(self.expected)
-        for row, tag in enumerate(self.expected):
-            np.testing.assert_array_equal(self.cache.rows[:, row], mark(tag))
+        assert self.cache.room == self.cache.capacity - len(self.expected)
+        np.testing.assert_array_equal(self.settled(), marks(self.expected))
 
 
-def mark(tag: int) -> npt.NDArray[np.float16]:
-    """A row's content [2 * layers, heads, width]: no two rows, layers or halves alike."""
-    layers = np.arange(2 * LAYERS, dtype=np.float16)[:, None, None]
-    return np.broadcast_to(layers / 8 + tag, (2 * LAYERS, HEADS, WIDTH)).astype(np.float16)
+class RowsMachine(CacheMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache: KVCache = KVCache(LAYERS, CAPACITY, HEADS, WIDTH, np.float64)
+
+    def new_rows(self, count: int) -> npt.NDArray[np.generic]:
+        return self.cache.rows[:, self.cache.length : self.cache.length + count]
+
+    def settled(self) -> npt.NDArray[np.generic]:
+        return self.cache.rows[:, : self.cache.length]
 
 
-TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)
+class ByHeadMachine(CacheMachine):
+    """Of many rows, so that they are laid out anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache: ByHeadCache = ByHeadCache(LAYERS, MANY, HEADS, WIDTH, PIECES, np.float32)
+
+    def new_rows(self, count: int) -> npt.NDArray[np.generic]:
+        self.cache.expect(count)
+        return self.cache.written
+
+    def settled(self) -> npt.NDArray[np.generic]:
+        keys = np.moveaxis(self.cache.keys, 1, 2)
+        values = np.moveaxis(self.cache.values, 3, 1).reshape(keys.shape)
+        both = np.stack([keys, values], 1).reshape(2 * LAYERS, *keys.shape[1:])
+        return both[:, : self.cache.length]
+
+    @invariant()
+    def columns_behind_the_rows_hold_zeros(self) -> None:
+        assert self.cache.columns >= max(1, self.cache.length)
+        for half in (self.cache.keys, self.cache.values):
+            assert half.flags.c_contiguous == (LAYERS == 1) and half[0].flags.c_contiguous
+            assert half.ctypes.data % ALIGNMENT == 0
+            assert not half[..., self.cache.length :, :].any()
+
+
+def marks(tags: list[int]) -> npt.NDArray[np.float64]:
+    """The content of rows [2 * layers, rows, heads, width]: no two rows, layers, halves, heads or columns alike."""
+    places = np.arange(2 * LAYERS * HEADS * WIDTH).reshape(2 * LAYERS, 1, HEADS, WIDTH) / 64
+    return places + np.array(tags, np.float64)[:, None, None]
+
+
+TestRows, TestByHead = RowsMachine.TestCase, ByHeadMachine.TestCase
+TestRows.settings = TestByHead.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)
+
+
+def test_a_cache_by_heads_is_made_small_again() -> None:
+    cache = ByHeadCache(LAYERS, 20 * STEP, HEADS, WIDTH, PIECES)
+    assert cache.columns == STEP
+    cache.pretend(18 * STEP)
+    assert (cache.length, cache.columns) == (18 * STEP, 20 * STEP)
+    cache.truncate(0)
+    assert (cache.length, cache.columns) == (0, STEP)
 
 
 def test_keys_and_values_of_a_layer_lie_side_by_side() -> None:

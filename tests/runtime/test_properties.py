@@ -12,15 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_runtime.cache import Cache, KVCache
 from eagle_runtime.drafter import DynamicTree, EagleDrafter, StaticTree, TreeShape, chain
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.manifest import Manifest, read_manifest
 from eagle_runtime.model import Guess, Head, Scratch, Target
 from eagle_runtime.sampling import Sampler, SamplingParams
-from eagle_runtime.session import Array
 from eagle_runtime.session.ort import OrtSession
 from eagle_runtime.tree import EAGLE1_CHOICES, Int, Tree, ancestor_mask, node_depths, root_only
+from fakes import rows_of
 
 CAPACITY = 128
 SCRATCH = 64
@@ -74,12 +73,6 @@ def trees(draw: st.DrawFn) -> Tree:
     parents = [-1, *(draw(st.integers(0, node - 1)) for node in range(1, size))]
     tokens = [draw(tokens_of_the_pair) for _ in range(size)]
     return Tree(np.array(tokens, np.int64), np.array(parents, np.int64), np.zeros(size, np.float32))
-
-
-def rows_of(cache: Cache) -> Array:
-    """The key/value rows of a cache on the host."""
-    assert isinstance(cache, KVCache)
-    return cache.rows
 
 
 def path_to(node: int, parents: Int) -> list[int]:

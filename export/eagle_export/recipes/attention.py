@@ -12,8 +12,10 @@ such a bit can turn one rounding and with it a near tie of two tokens. Three fac
 - Newer keys, and the two parts together, are summed in fp64, where orders agree to 1e-16, hence to the last bit once
   rounded to fp32 (except for one value in 1e8).
 
-Past and new keys are multiplied where they lie, with no copy of the cache. ONNX Runtime divides by zero in a product
-with an empty one, so a pass without a past must be given a row that its mask hides (the runtime's CPU session does).
+Past keys and values are given as the products read them: all rows of a head, or of a piece of one, lie together, which
+a product reads about twice as fast as rows in which heads alternate. More columns may be given than there are rows, so
+that a cache can grow by steps: the first new token's position says how many rows there are, and what is behind them is
+hidden, but must be finite. There must be at least one column, since ONNX Runtime divides by zero in an empty product.
 """
 
 from __future__ import annotations
@@ -27,37 +29,39 @@ import numpy as np
 import onnx_ir as ir
 
 from eagle_export.errors import ExportError
-from eagle_export.recipes.graph import MICROSOFT, constant, insert, replace
+from eagle_export.recipes.graph import MICROSOFT, constant, insert, replace, split
 
 RECENT = 64  # positions; a tree is never deeper
 COLUMNS = 16  # ONNX Runtime's smallest share of a product's columns
 THREADS = 16  # the most that it divides a product among
 WIDEST = 128  # values of a head that it sums in one sequence, however many columns there are
-HIDDEN = np.array(np.finfo(np.float32).min, np.float32)
-END = 2**62
+HIDDEN, SEEN = np.float32(np.finfo(np.float32).min), np.float32(0)
 
 
 def exact_attention(model: ir.Model) -> dict[str, str]:
-    """Replace every Attention node by products that are equal to the bit in any tree. Returns node name -> what was
-    done; raises ExportError for a node that does not read a cache."""
+    """Replace every Attention node by products that are equal to the bit in any tree, and lay its past out by heads:
+    keys [kv_heads, C, width], values [kv_heads, pieces, C, width / pieces], C >= 1 columns; tree_mask becomes [1, 1, T,
+    T]. Returns node name -> what was done; raises ExportError for a node that does not read a cache."""
     changed = {}
-    masks: dict[ir.Value, _Columns] = {}
+    columns: _Columns | None = None
     for node in [node for node in model.graph if node.op_type == "Attention"]:
         part = _part(model, node)
-        mask = node.inputs[3]
-        assert mask is not None
-        if mask not in masks:
-            masks[mask] = _columns(model, node, mask, part)
+        columns = columns or _columns(model, node, part)
         changed[str(node.outputs[0].name)] = "settled keys in fp32, recent ones in fp64"
-        replace(node, _attend(model, node, part, masks[mask]))
+        replace(node, _attend(model, node, part, columns))
+        keys, values = part.past
+        keys.shape = ir.Shape([part.kv_heads, "C", part.width])
+        values.shape = ir.Shape([part.kv_heads, part.width // part.cut, "C", part.cut])
     if changed:
+        _input(model, "tree_mask").shape = ir.Shape([1, 1, "T", "T"])
         model.opset_imports[MICROSOFT] = 1
     return changed
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one node attends with. q [1, heads, T, width]; keys and values, past and new [1, P or T, kv_heads, width]"""
+    """What one node attends with. q [1, heads, T, width]; keys and values: past as exact_attention lays them out, new
+    [1, T, kv_heads, width]"""
 
     q: ir.Value
     past: tuple[ir.Value, ir.Value]
@@ -81,17 +85,20 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """What all layers with one mask share. Biases are added to scores [kv_heads, R, columns], where the R rows are T
-    for each query head of a key's: `settled` [R, P] hides recent keys, `recent` [R, P up to RECENT] all others, and
-    both, like `new` [R, T], what the tree's mask hides.
+    """What all layers share. The last RECENT rows of the past, if it has as many, stand in the columns from `start` to
+    `end`. Biases are added to scores [kv_heads, R, columns], where the R rows are T for each query head of a key's:
+    `settled` [R, C] hides recent keys, `recent` [R, start to end] all others, and `new` [R, T] what the tree's mask
+    hides.
 
-    ones [P, COLUMNS]; values: the shape of past values cut into pieces."""
+    start, end [1]; sizes [2]: columns of recent and of new; ones [C, COLUMNS]"""
 
+    start: ir.Value
+    end: ir.Value
+    sizes: ir.Value
     settled: ir.Value
     recent: ir.Value
     new: ir.Value
     ones: ir.Value
-    values: ir.Value
 
 
 def _part(model: ir.Model, node: ir.Node) -> _Part:
@@ -112,16 +119,19 @@ def _part(model: ir.Model, node: ir.Node) -> _Part:
     return _Part(q, past_pair, new_pair, heads, kv_heads, width)
 
 
-def _columns(model: ir.Model, node: ir.Node, mask: ir.Value, part: _Part) -> _Columns:
+def _columns(model: ir.Model, node: ir.Node, part: _Part) -> _Columns:
     op = partial(insert, node)
     ints = partial(_ints, model)
-    past_rows = op("Shape", [part.past[0]], start=1, end=2)
-    positions = next(value for value in model.graph.inputs if value.name == "position_ids")
-    columns = op("Range", [_scalar(model, 0), op("Squeeze", [past_rows]), _scalar(model, 1)])
-    old = op("Less", [columns, op("Sub", [op("Reshape", [positions, ints(-1, 1)]), ints(RECENT)])])
-    hidden = constant(model, "hidden", HIDDEN)
-    rows_of_mask = op("Squeeze", [mask, ints(0, 1)])
-    behind = op("Slice", [rows_of_mask, ints(0), past_rows, ints(1)])
+    hidden, seen = (constant(model, name, np.array(bias)) for name, bias in (("hidden", HIDDEN), ("seen", SEEN)))
+    zero, one = _scalar(model, 0), _scalar(model, 1)
+    positions, mask = _input(model, "position_ids"), _input(model, "tree_mask")
+    length = op("Slice", [op("Reshape", [positions, ints(-1)]), ints(0), ints(1), ints(0)])
+    start, end = op("Max", [op("Sub", [length, ints(RECENT)]), ints(0)]), op("Max", [length, ints(1)])
+    first = op("Sub", [op("Reshape", [positions, ints(-1, 1)]), ints(RECENT)])  # [T, 1], of the recent positions
+    columns = op("Shape", [part.past[0]], start=1, end=2)
+    window = op("Range", [op("Squeeze", [start]), op("Squeeze", [end]), one])
+    old = op("Less", [op("Range", [zero, op("Squeeze", [columns]), one]), op("Min", [first, length])])
+    near = op("And", [op("GreaterOrEqual", [window, first]), op("Less", [window, length])])
 
     def of_rows(bias: ir.Value) -> ir.Value:
         """[T, columns] -> [R, columns]"""
@@ -129,17 +139,18 @@ def _columns(model: ir.Model, node: ir.Node, mask: ir.Value, part: _Part) -> _Co
             return op("Concat", [bias, op("Slice", [bias, ints(0), ints(1), ints(0)])], axis=0)
         return op("Tile", [bias, ints(part.heads // part.kv_heads, 1)])
 
-    recent = op("Where", [old, hidden, behind])
     return _Columns(
-        settled=of_rows(op("Where", [old, behind, hidden])),
-        recent=of_rows(op("Slice", [recent, ints(-RECENT), ints(END), ints(1)])),
-        new=of_rows(op("Slice", [rows_of_mask, past_rows, ints(END), ints(1)])),
+        start=start,
+        end=end,
+        sizes=op("Concat", [op("Sub", [end, start]), op("Shape", [mask], start=3, end=4)], axis=0),
+        settled=of_rows(op("Where", [old, seen, hidden])),
+        recent=of_rows(op("Where", [near, seen, hidden])),
+        new=of_rows(op("Squeeze", [mask, ints(0, 1)])),
         ones=op(
             "ConstantOfShape",
-            [op("Concat", [past_rows, ints(COLUMNS)], axis=0)],
+            [op("Concat", [columns, ints(COLUMNS)], axis=0)],
             value=ir.tensor(np.ones(1, np.float32)),
         ),
-        values=op("Concat", [past_rows, ints(part.kv_heads, part.width // part.cut, part.cut)], axis=0),
     )
 
 
@@ -156,11 +167,11 @@ def _attend(model: ir.Model, node: ir.Node, part: _Part, columns: _Columns) -> i
     def single(value: ir.Value) -> ir.Value:
         return op("Cast", value, to=int(ir.DataType.FLOAT))
 
-    def scores(keys: ir.Value) -> ir.Value:
+    def scores(keys: ir.Value, **lie: int) -> ir.Value:
         """[kv_heads, R, columns]"""
         if part.width > WIDEST:
-            return single(_fused(op, double(q), double(keys), rotated=True))
-        return _fused(op, q, keys, rotated=True)
+            return single(_product(op, double(q), double(keys), transB=1, **lie))
+        return _product(op, q, keys, transB=1, **lie)
 
     def greatest(value: ir.Value) -> ir.Value:
         return op("ReduceMax", value, ints(-1), keepdims=1)
@@ -168,38 +179,44 @@ def _attend(model: ir.Model, node: ir.Node, part: _Part, columns: _Columns) -> i
     def weights(value: ir.Value) -> ir.Value:
         return op("Exp", op("Sub", value, top))
 
+    def by_pieces(value: ir.Value) -> ir.Value:
+        """[kv_heads, R, columns] -> [kv_heads, 1, R, columns]"""
+        return op("Unsqueeze", value, ints(1))
+
     q = op("Reshape", part.q, ints(part.kv_heads, -1, part.width))
     if part.single:
         q = op("Concat", q, op("Slice", q, ints(0), ints(1), ints(1)), axis=1)
-    (keys, new_keys), (values, new_values) = (
-        [op("Squeeze", value, ints(0)) for value in pair] for pair in zip(part.past, part.new, strict=True)
-    )
+    keys, values = part.past
+    new_keys, new_values = (op("Squeeze", value, ints(0)) for value in part.new)
     past_scores = scores(keys)
     settled = op("Add", past_scores, columns.settled)
-    last = op("Add", op("Slice", past_scores, ints(-RECENT), ints(END), ints(2)), columns.recent)
-    recent = op("Concat", last, op("Add", scores(new_keys), columns.new), axis=-1)
+    last = op("Add", op("Slice", past_scores, columns.start, columns.end, ints(2)), columns.recent)
+    recent = op("Concat", last, op("Add", scores(new_keys, transBatchB=1), columns.new), axis=-1)
     top = op("Max", greatest(settled), greatest(recent))
 
     settled = weights(settled)
-    cut = op("Reshape", values, columns.values)
-    pieces = _fused(op, op("Unsqueeze", settled, ints(1)), cut)  # [kv_heads, pieces, R, cut]
-    settled_sum = op("Reshape", op("Transpose", pieces, perm=[0, 2, 1, 3]), ints(part.kv_heads, -1, part.width))
+    settled_sum = _product(op, by_pieces(settled), values)  # [kv_heads, pieces, R, cut]
     settled_total = op("Slice", op("MatMul", settled, columns.ones), ints(0), ints(1), ints(2))
 
     recent = double(weights(recent))
-    recent_values = op("Concat", op("Slice", values, ints(-RECENT), ints(END), ints(0)), new_values, axis=0)
-    recent_sum = _fused(op, recent, double(recent_values))
-    recent_total = op("ReduceSum", recent, ints(-1), keepdims=1)
-
-    total_sum = op("Add", recent_sum, double(settled_sum))
-    total = op("Add", recent_total, double(settled_total))
+    last, new = split(node, recent, columns.sizes, axis=-1)
+    last_values = double(op("Slice", values, columns.start, columns.end, ints(2)))
+    past_sum = op("Add", _product(op, by_pieces(last), last_values), double(settled_sum))
+    past_sum = op("Reshape", op("Transpose", past_sum, perm=[0, 2, 1, 3]), ints(part.kv_heads, -1, part.width))
+    total_sum = op("Add", past_sum, _product(op, new, double(new_values), transBatchB=1))
+    total = op("Add", op("ReduceSum", recent, ints(-1), keepdims=1), double(settled_total))
     mixed = op("Reshape", single(op("Div", total_sum, total)), ints(1, part.heads, -1, part.width))
     return op("Slice", mixed, ints(0), ints(-1), ints(2)) if part.single else mixed
 
 
-def _fused(op: Callable[..., ir.Value], left: ir.Value, right: ir.Value, rotated: bool = False) -> ir.Value:
-    """[heads, ..., R, K] times [K, heads, ..., N], or [N, heads, K] if rotated: the right one as it lies in a cache."""
-    return op("FusedMatMul", left, right, domain=MICROSOFT, transBatchB=1, transB=int(rotated))
+def _product(op: Callable[..., ir.Value], left: ir.Value, right: ir.Value, **lie: int) -> ir.Value:
+    """[heads, ..., R, K] times [heads, ..., K, N]. lie: how the right one lies instead: transB=1, [heads, ..., N, K];
+    transBatchB=1, the heads behind its first axis, as in new rows."""
+    return op("FusedMatMul", left, right, domain=MICROSOFT, **lie)
+
+
+def _input(model: ir.Model, name: str) -> ir.Value:
+    return next(value for value in model.graph.inputs if value.name == name)
 
 
 def _ints(model: ir.Model, *values: int) -> ir.Value:

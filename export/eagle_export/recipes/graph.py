@@ -151,6 +151,14 @@ def insert_split(before: ir.Node, value: ir.Value, parts: int, axis: int) -> tup
     return tuple(node.outputs)
 
 
+def split(before: ir.Node, value: ir.Value, sizes: ir.Value, axis: int) -> tuple[ir.Value, ...]:
+    """A value cut in two. sizes [2], computed in the graph"""
+    node = ir.node("Split", [value, sizes], {"axis": axis}, num_outputs=2)
+    assert isinstance(before.graph, ir.Graph)
+    before.graph.insert_before(before, node)
+    return tuple(node.outputs)
+
+
 def replace(node: ir.Node, value: ir.Value) -> None:
     """Let `value` stand for the only output of a node, name and all, and remove the node with what fed it alone."""
     (old,) = node.outputs

@@ -14,11 +14,10 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from eagle_runtime.cache import KVCache, aligned_empty
+from eagle_runtime.cache import ByHeadCache, KVCache, aligned_empty
 from eagle_runtime.errors import BackendError
-from eagle_runtime.manifest import GraphSpec, TensorSpec
+from eagle_runtime.manifest import GraphSpec, TensorSpec, pieces_of
 from eagle_runtime.session import Array
-from eagle_runtime.tree import additive_mask
 
 try:
     import onnxruntime as ort
@@ -126,7 +125,7 @@ class BoundSession:
         self.outputs: Mapping[str, TensorSpec] = {n: s for n, s in spec.outputs.items() if n not in new}
         self._feeds = {name: (tensor.shape, np.dtype(tensor.dtype)) for name, tensor in self.inputs.items()}
         self._layers = len(past) // 2
-        self._row = past["past_key_values.0.key"]
+        self._row = spec.outputs["present.0.key"]
         self._buffers: dict[str, Array] = {}
         self._results: dict[str, Array] = {}
 
@@ -168,19 +167,15 @@ class BoundSession:
         rows: int,
         row_bytes: int,
         dtype: npt.DTypeLike,
-        blank: int | None = None,
     ) -> None:
         """heads: addresses of the keys of layer 0, its values, the keys of layer 1, ... on `device`. `past` is bound
-        to the first `length` rows there and the new rows right behind, so that a pass appends without copying. blank:
-        the address of a row that stands for a past without rows."""
+        to the first `length` rows there and the new rows right behind, so that a pass appends without copying."""
         kind = np.dtype(dtype).type
-        hidden = length == 0 and blank is not None
-        past_shape = (1, 1 if hidden else length, *self._row_shape)
+        past_shape = (1, length, *self._row_shape)
         new_shape = (1, rows, *self._row_shape)
         names = (f"{layer}.{part}" for layer in range(self._layers) for part in ("key", "value"))
         for name, head in zip(names, heads, strict=True):
-            past = blank if hidden else head
-            self._binding.bind_input(f"past_key_values.{name}", device, 0, kind, past_shape, past)
+            self._binding.bind_input(f"past_key_values.{name}", device, 0, kind, past_shape, head)
             tail = head + length * row_bytes
             self._binding.bind_output(f"present.{name}", device, 0, kind, new_shape, tail)
 
@@ -205,26 +200,43 @@ class OrtSession(BoundSession):
     def __init__(self, path: Path, spec: GraphSpec, threads: int | None = None, model: bytes | None = None) -> None:
         """threads, model: as in open_graph."""
         super().__init__(open_graph(path, CPU, threads, model), path, spec)
-        self._blank = np.zeros(self._row_shape, self._row.dtype)
+        self._pieces = pieces_of(spec)
+        self._bound: tuple[int, ...] = ()
 
-    def new_cache(self, capacity: int) -> KVCache:
-        return KVCache(self._layers, capacity, *self._row_shape, self._row.dtype)
+    def new_cache(self, capacity: int) -> KVCache | ByHeadCache:
+        if self._pieces is None:
+            return KVCache(self._layers, capacity, *self._row_shape, self._row.dtype)
+        return ByHeadCache(self._layers, capacity, *self._row_shape, self._pieces, self._row.dtype)
 
-    def run(self, feeds: Mapping[str, Any], cache: KVCache) -> dict[str, Array]:
+    def run(self, feeds: Mapping[str, Any], cache: KVCache | ByHeadCache) -> dict[str, Array]:
         rows = len(feeds["input_ids"])
         assert rows <= cache.room, "the caller checks capacity before a pass"
-        if not cache.length:  # products with an empty past crash some graphs, so it is one row that no row sees
-            mask: Array = feeds["tree_mask"]
-            unseen = additive_mask(np.zeros((rows, 1), np.bool_), mask.dtype)
-            feeds = {**feeds, "tree_mask": np.concatenate([unseen, mask], axis=1)}
         sizes: dict[str, int] = {}
         for name in self.inputs:
             self._bind_feed(name, feeds[name], sizes)
-        row_bytes, blank = cache.rows.strides[1], self._blank.ctypes.data
-        self._bind_cache("cpu", cache.heads, cache.length, rows, row_bytes, cache.rows.dtype, blank)
+        if isinstance(cache, ByHeadCache):
+            self._bind_by_head(cache, rows)
+        else:
+            self._bind_cache("cpu", cache.heads, cache.length, rows, cache.rows.strides[1], cache.rows.dtype)
         results = {name: self._bind_output(name, sizes) for name in self.outputs}
         run_graph(self._session, self._binding)
         return results
+
+    def _bind_by_head(self, cache: ByHeadCache, rows: int) -> None:
+        """What is bound stays bound while a cache is laid out in the same way and passes have as many rows."""
+        cache.expect(rows)
+        keys, values, new = cache.keys, cache.values, cache.written
+        bound = (keys.ctypes.data, cache.columns, new.ctypes.data, rows)
+        if bound == self._bound:
+            return
+        kind = keys.dtype.type
+        for layer in range(self._layers):
+            for half, (part, past) in enumerate((("key", keys[layer]), ("value", values[layer]))):
+                name = f"{layer}.{part}"
+                self._binding.bind_input(f"past_key_values.{name}", "cpu", 0, kind, past.shape, past.ctypes.data)
+                fresh = new[2 * layer + half]
+                self._binding.bind_output(f"present.{name}", "cpu", 0, kind, (1, *fresh.shape), fresh.ctypes.data)
+        self._bound = bound
 
     def joined(self, parts: Sequence[Array]) -> Array:
         return np.concatenate(parts)
