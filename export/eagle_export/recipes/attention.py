@@ -13,7 +13,7 @@ such a bit can turn one rounding and with it a near tie of two tokens. Three fac
   rounded to fp32 (except for one value in 1e8).
 
 Past keys and values are given as the products read them: all rows of a head, or of a piece of one, lie together, which
-a product reads about twice as fast as rows in which heads alternate. More columns may be given than there are rows, so
+a product reads up to twice as fast as rows in which heads alternate. More columns may be given than there are rows, so
 that a cache can grow by steps: the first new token's position says how many rows there are, and what is behind them is
 hidden, but must be finite. There must be at least one column, since ONNX Runtime divides by zero in an empty product.
 """
