@@ -111,16 +111,20 @@ class ByHeadCache(Cache):
         self._row = (kv_heads, head_dim)
         self._passing = aligned_empty((0,), dtype)
         self.written = self._passing.reshape(2 * layers, 0, *self._row)
-        self.columns = 0
+        self._halves = self._laid_out(0)
         self._lay_out(1)
 
     @property
     def keys(self) -> npt.NDArray[np.generic]:
-        return self._half(0)[:, :, 0]
+        return self._halves[0][:, :, 0]
 
     @property
     def values(self) -> npt.NDArray[np.generic]:
-        return self._half(1)
+        return self._halves[1]
+
+    @property
+    def columns(self) -> int:
+        return int(self._halves[0].shape[3])
 
     def expect(self, rows: int) -> None:
         """Make `written` as large as a pass of `rows` rows needs it."""
@@ -135,41 +139,38 @@ class ByHeadCache(Cache):
         if end > self.columns:
             self._lay_out(end)
         rows = self.written[:, path]
-        for half in (0, 1):
-            new = rows[half::2].reshape(self.layers, len(path), *self._shapes[half])
-            self._half(half)[:, :, :, self.length : end] = np.moveaxis(new, 1, 3)
+        for half, shape, new in zip(self._halves, self._shapes, (rows[0::2], rows[1::2]), strict=True):
+            half[:, :, :, self.length : end] = np.moveaxis(new.reshape(self.layers, len(path), *shape), 1, 3)
 
     def truncate(self, length: int) -> None:
         before = self.length
         super().truncate(length)
         if length == 0:
-            self.columns = 0
             self._lay_out(1)
         else:
-            for half in (0, 1):
-                self._half(half)[:, :, :, length:before] = 0
+            for half in self._halves:
+                half[:, :, :, length:before] = 0
 
     def pretend(self, length: int) -> None:
-        self.truncate(0)
+        super().truncate(0)
         self._lay_out(max(length, 1))
         super().pretend(length)
 
-    def _half(self, half: int, columns: int | None = None) -> npt.NDArray[np.generic]:
-        """[layers, kv_heads, pieces, columns, width] of keys (0) or values (1): they lie at the start of what
-        is kept for them."""
-        heads, pieces, width = self._shapes[half]
-        columns = self.columns if columns is None else columns
-        flat = self._store[half::2, : heads * pieces * columns * width]
-        return flat.reshape(self.layers, heads, pieces, columns, width)
+    def _laid_out(self, columns: int) -> tuple[npt.NDArray[np.generic], ...]:
+        """Keys and values [layers, kv_heads, pieces, columns, width]: they lie at the start of what is kept for
+        them."""
+        found = []
+        for half, (heads, pieces, width) in enumerate(self._shapes):
+            flat = self._store[half::2, : heads * pieces * columns * width]
+            found.append(flat.reshape(self.layers, heads, pieces, columns, width))
+        return tuple(found)
 
     def _lay_out(self, rows: int) -> None:
         """Make room for that many rows, and then some."""
         columns = min(-(-(rows + rows // SPARE) // STEP) * STEP, self._most)
-        for half in (0, 1):
-            old, new = self._half(half), self._half(half, columns)
-            heads, pieces, _ = self._shapes[half]
+        before, self._halves = self._halves, self._laid_out(columns)
+        for old, new, (heads, pieces, _) in zip(before, self._halves, self._shapes, strict=True):
             for head in reversed(range(heads)):  # what lies furthest moves first, so that nothing is overwritten
                 for piece in reversed(range(pieces)):
                     new[:, head, piece, : self.length] = old[:, head, piece, : self.length]
                     new[:, head, piece, self.length :] = 0
-        self.columns = columns

@@ -29,7 +29,7 @@ import numpy as np
 import onnx_ir as ir
 
 from eagle_export.errors import ExportError
-from eagle_export.recipes.graph import MICROSOFT, constant, insert, replace, split
+from eagle_export.recipes.graph import MICROSOFT, constant, insert, insert_split, replace
 
 RECENT = 64  # positions; a tree is never deeper
 COLUMNS = 16  # ONNX Runtime's smallest share of a product's columns
@@ -199,7 +199,7 @@ def _attend(model: ir.Model, node: ir.Node, part: _Part, columns: _Columns) -> i
     settled_total = op("Slice", op("MatMul", settled, columns.ones), ints(0), ints(1), ints(2))
 
     recent = double(weights(recent))
-    last, new = split(node, recent, columns.sizes, axis=-1)
+    last, new = insert_split(node, recent, 2, axis=-1, sizes=columns.sizes)
     last_values = double(op("Slice", values, columns.start, columns.end, ints(2)))
     past_sum = op("Add", _product(op, by_pieces(last), last_values), double(settled_sum))
     past_sum = op("Reshape", op("Transpose", past_sum, perm=[0, 2, 1, 3]), ints(part.kv_heads, -1, part.width))

@@ -143,17 +143,12 @@ def insert(
     return node.outputs[0]
 
 
-def insert_split(before: ir.Node, value: ir.Value, parts: int, axis: int) -> tuple[ir.Value, ...]:
-    """A value cut into equal parts along an axis."""
-    node = ir.node("Split", [value], {"axis": axis, "num_outputs": parts}, num_outputs=parts)
-    assert isinstance(before.graph, ir.Graph)
-    before.graph.insert_before(before, node)
-    return tuple(node.outputs)
-
-
-def split(before: ir.Node, value: ir.Value, sizes: ir.Value, axis: int) -> tuple[ir.Value, ...]:
-    """A value cut in two. sizes [2], computed in the graph"""
-    node = ir.node("Split", [value, sizes], {"axis": axis}, num_outputs=2)
+def insert_split(
+    before: ir.Node, value: ir.Value, parts: int, axis: int, sizes: ir.Value | None = None
+) -> tuple[ir.Value, ...]:
+    """A value cut along an axis into equal parts, or into parts of `sizes` [parts]."""
+    inputs, attributes = ([value], {"num_outputs": parts}) if sizes is None else ([value, sizes], {})
+    node = ir.node("Split", inputs, {"axis": axis, **attributes}, num_outputs=parts)
     assert isinstance(before.graph, ir.Graph)
     before.graph.insert_before(before, node)
     return tuple(node.outputs)
