@@ -28,7 +28,7 @@ LONGEST_COPY = 24  # looked up tokens
 WEIGHT = 0.05  # of a level in the running means of its nodes' best children
 BEST_CHILD, SECOND_CHILD = 0.6, 0.15  # those means before any level was seen
 USUAL = 4  # nodes of a level that usually have children
-OF_NAN = np.float32(-1e9)  # log-chance of what a head that computes NaN says
+OF_NAN = np.float32(-1e9)  # log-chance of what a head that computes NaN says; all others are above it
 
 
 class Pool:
@@ -192,15 +192,14 @@ class CostAwareDrafter:
     def _add_level(self, pool: Pool, copy: Copy | None, guess: Guess, frontier: Int, above: Float) -> Float:
         """Add the children of pool nodes `frontier`, whose log-chances are `above`; returns their log-chances."""
         k = self._top_k
-        said = guess.log_probs[:, :k]
-        log_probs = np.where(np.isnan(said), OF_NAN, said)
+        log_probs = np.fmax(guess.log_probs[:, :k], OF_NAN)
         corrected = self._experience.corrected(log_probs)
         values = (above[:, None] + corrected).ravel()
         tokens, parents = guess.tokens[:, :k].ravel(), np.repeat(frontier, k)
         matches = np.zeros(len(values), np.int64)
         if copy is not None:
             copy.meet(tokens, parents, values, matches, pool.size)
-        seen = np.exp(corrected[:, :2]).mean(0)
+        seen = np.exp(corrected[:, :2]).sum(0) / len(corrected)
         self._children[: len(seen)] += WEIGHT * (seen - self._children[: len(seen)])
         pool.add(tokens, parents, values, log_probs.ravel(), matches)
         return values

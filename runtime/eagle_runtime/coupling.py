@@ -70,9 +70,14 @@ class Greedy:
     """Of decoding at temperature 0: what the target will hold likeliest."""
 
     def decide(self, tokens: Int, log_probs: Float, position: int, *, awaited: bool = False) -> tuple[Int, Float]:
-        scores = np.concatenate(at_temperature(log_probs.astype(np.float64), SUREST), 1)
-        chances = log_softmax(scores)[:, :-1]
-        return tokens, np.clip(chances, NEVER, 0).astype(np.float32)
+        # As log_softmax of at_temperature, in half as many steps: probabilities to the power 1 / SUREST, by their sum.
+        said = log_probs.astype(np.float64)
+        likely = np.exp(said)
+        left = 1 - likely.sum(1, keepdims=True)
+        others = (left > ROUNDING) * left * likely[:, -1:] ** (1 / SUREST - 1)
+        total = (likely ** (1 / SUREST)).sum(1, keepdims=True) + others
+        chances = said / SUREST - np.log(total)
+        return tokens, np.minimum(np.maximum(chances, NEVER), 0).astype(np.float32)
 
     def learn(self, token: int) -> None:
         """Nothing depends on it."""

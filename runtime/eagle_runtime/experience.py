@@ -43,6 +43,7 @@ class Experience:
         bins = len(EDGES) + 1
         self._expected = np.zeros(bins)
         self._accepted = np.zeros(bins)
+        self._ratios = np.zeros(bins, np.float32)  # log-ratios of these, the prior included
         self._tried_matches = np.full(3 * len(MATCHED), PRIOR)
         self._accepted_matches = PRIOR * np.concatenate([MATCHED, MATCHED, OF_DENIED * MATCHED])
         self.pace = Pace()
@@ -50,8 +51,7 @@ class Experience:
 
     def corrected(self, log_probs: Float) -> Float:
         """A head's log-probabilities of children given that their parent is accepted -> the target's, as counted."""
-        ratio = np.log((self._accepted + PRIOR) / (self._expected + PRIOR)).astype(np.float32)
-        corrected: Float = np.minimum(log_probs + ratio[np.searchsorted(EDGES, log_probs)], CERTAIN)
+        corrected: Float = np.minimum(log_probs + self._ratios[np.searchsorted(EDGES, log_probs)], CERTAIN)
         return corrected
 
     def matched(self, matches: Int) -> Float:
@@ -72,6 +72,7 @@ class Experience:
         bins = np.searchsorted(EDGES, log_probs[drafted])
         self._expected += np.bincount(bins, np.exp(log_probs[drafted]), len(self._expected))
         self._accepted += np.bincount(bins, taken[drafted], len(self._accepted))
+        self._ratios = np.log((self._accepted + PRIOR) / (self._expected + PRIOR)).astype(np.float32)
         matched = np.flatnonzero(seen & (matches > 0))
         if len(matched):
             kinds = len(self._tried_matches)

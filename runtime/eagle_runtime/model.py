@@ -21,7 +21,8 @@ PREFILL_CHUNK = 512  # rows of one prefill pass: bounds the T x T mask and the a
 WINDOW = 256  # rows that the head reads in one go
 SCORE_CHUNK = 64  # rows of one scoring pass: bounds the logits, of which every row is wanted
 
-Features = npt.NDArray[np.floating] | Rows
+Floating = npt.NDArray[np.floating]
+Features = Floating | Rows
 
 
 def row_numbers(count: int) -> Int:
@@ -113,7 +114,10 @@ class Head:
         self._scratch = scratch
         self.cache = session.new_cache(capacity + scratch)
         self.top_k = int(session.outputs["token_ids"].shape[2])
-        self._mask_dtype = session.inputs["tree_mask"].dtype
+        dtype = session.inputs["tree_mask"].dtype
+        self._causal = additive_mask(causal(WINDOW), dtype)
+        # Additive masks of scratch rows among each other; the last row sees none of them.
+        self._sights = additive_mask(np.zeros((scratch + 1, scratch), np.bool_), dtype)
         self._feature_dtype = session.inputs["features"].dtype
         self._foresight: Foresight | None = None
         self._unread = 0  # tokens before that of the first row
@@ -150,7 +154,8 @@ class Head:
             tokens, features = tokens[skipped:], features[skipped:]
         ids = np.array(tokens, np.int64)
         numbers = row_numbers(len(ids))
-        guess = self._run(ids, features, self.cache.length + numbers, causal(len(ids)), numbers[-1:])
+        mask = self._causal[: len(ids), : len(ids)]
+        guess = self._run(ids, features, self.cache.length + numbers, mask, numbers[-1:])
         self.cache.advance(len(ids))
         return self.decided(guess, self.cache.length, awaited=True)
 
@@ -163,23 +168,32 @@ class Head:
         tokens, log_probs = self._foresight.decide(guess.tokens, guess.log_probs, position, awaited=awaited)
         return Guess(tokens, log_probs, guess.hidden)
 
-    def _run(self, tokens: Int, features: Features, positions: Int, visible: Bool, wanted: Int) -> Guess:
-        """T rows; visible [T, L] says which of the last L rows (these T included) each may see; wanted [R]: the rows
-        whose guesses are returned."""
+    def sights(self, parents: Int, fed: int) -> Floating:
+        """Additive masks [T, fed + T] of new scratch rows behind `fed` others: each sees what its parent sees, and
+        itself. parents [T]: scratch rows, -1 for those that see no other. Valid until the next call."""
+        end = fed + len(parents)
+        self._sights[fed:end, :end] = self._sights[parents, :end]
+        rows = np.arange(fed, end)
+        self._sights[rows, rows] = 0
+        return self._sights[fed:end, :end]
+
+    def _run(self, tokens: Int, features: Features, positions: Int, mask: Floating, wanted: Int) -> Guess:
+        """T rows; mask [T, L], additive, says which of the last L rows (these T included) each may see; wanted [R]: the
+        rows whose guesses are returned."""
         if isinstance(features, np.ndarray):
-            features = np.ascontiguousarray(features, self._feature_dtype)
+            features = features.astype(self._feature_dtype, copy=False)
         out: dict[str, Any] = self._session.run(
             {
                 "input_ids": tokens,
                 "features": features,
                 "position_ids": positions,
-                "tree_mask": additive_mask(visible, self._mask_dtype),
+                "tree_mask": mask,
                 "logit_rows": wanted,
             },
             self.cache,
         )
         # A log-probability that rounds above 0 would let a child outrank its parent; NaN stays last in ranking.
-        log_probs = np.minimum(out["log_probs"].astype(np.float32), np.float32(0))
+        log_probs: Float = np.minimum(out["log_probs"], 0, dtype=np.float32)
         return Guess(out["token_ids"].copy(), log_probs, self._session.joined([out["hidden"]]))
 
 
@@ -193,25 +207,22 @@ class Scratch:
     def __init__(self, head: Head) -> None:
         self._head = head
         self._settled = head.cache.length
-        self._visible = np.zeros((0, 0), np.bool_)  # [rows fed, rows fed]
+        self._fed = 0
         self._depth = 0
 
     def feed(self, tokens: Int, hidden: Features, parents: Int) -> Guess:
         """One level of the tree: tokens [T], the hidden state each follows from [T, Hd], and the scratch row of
         each one's parent [T], -1 under the root. Scratch rows count up in the order fed."""
-        fed, new = len(self._visible), len(tokens)
-        rows = np.zeros((new, fed + new), np.bool_)
-        nested = parents >= 0
-        rows[nested, :fed] = self._visible[parents[nested]]
-        rows[np.arange(new), fed + np.arange(new)] = True
+        head, new = self._head, len(tokens)
         # The root's children are fed at the position right after the settled rows, each level one further; what they
         # guess would be settled in the row after theirs.
         position = self._settled + self._depth
-        guess = self._head._run(tokens, hidden, np.full(new, position, np.int64), rows, row_numbers(new))
-        self._head.cache.advance(new)
-        self._visible = np.block([[self._visible, np.zeros((fed, new), np.bool_)], [rows]])
+        mask = head.sights(parents, self._fed)
+        guess = head._run(tokens, hidden, np.full(new, position, np.int64), mask, row_numbers(new))
+        head.cache.advance(new)
+        self._fed += new
         self._depth += 1
-        return self._head.decided(guess, position + 1)
+        return head.decided(guess, position + 1)
 
     def __enter__(self) -> Scratch:
         return self

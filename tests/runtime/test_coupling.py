@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from eagle_runtime import SamplingParams
-from eagle_runtime.coupling import NEVER, SUREST, WEIGHTS, Coupling, Greedy, Trust, log_softmax
+from eagle_runtime.coupling import NEVER, SUREST, WEIGHTS, Coupling, Greedy, Trust, at_temperature, log_softmax
 from eagle_runtime.drafter import EagleDrafter, chain
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.model import WINDOW, Head, Target
@@ -134,6 +134,14 @@ def test_what_cannot_be_drawn_stays_finite_and_what_a_head_computes_wrong_stays_
     assert np.isfinite(chances[0]).all() and sorted(drafted[1]) == sorted(tokens[0])
     drafted, chances = Greedy().decide(np.repeat(tokens, 2, 0), two, 3)
     assert np.isfinite(chances[0]).all() and np.isnan(chances[1]).all() and np.array_equal(drafted[1], tokens[0])
+
+
+@pytest.mark.parametrize("count", [1, 8, VOCAB])
+def test_greedy_chances_are_probabilities_at_another_temperature(count: int) -> None:
+    tokens, log_probs = candidates(logits_of(0), count)
+    _, chances = Greedy().decide(tokens, log_probs, 3)
+    scores = np.concatenate(at_temperature(log_probs.astype(np.float64), SUREST), 1)
+    np.testing.assert_allclose(chances, log_softmax(scores)[:, :-1], rtol=1e-5)
 
 
 @pytest.mark.parametrize("read", [3, WINDOW + 40])

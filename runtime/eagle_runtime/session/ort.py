@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -123,15 +124,20 @@ class BoundSession:
         new = {name for name in spec.outputs if name.startswith("present.")}
         self.inputs: Mapping[str, TensorSpec] = {n: s for n, s in spec.inputs.items() if n not in past}
         self.outputs: Mapping[str, TensorSpec] = {n: s for n, s in spec.outputs.items() if n not in new}
-        self._feeds = {name: (tensor.shape, np.dtype(tensor.dtype)) for name, tensor in self.inputs.items()}
         self._layers = len(past) // 2
         self._row = spec.outputs["present.0.key"]
+        halves = [f"{layer}.{part}" for layer in range(self._layers) for part in ("key", "value")]
+        self._past_names = [f"past_key_values.{half}" for half in halves]
+        self._new_names = [f"present.{half}" for half in halves]
         self._buffers: dict[str, Array] = {}
+        self._fed: dict[str, Array] = {}  # what inputs and outputs are bound to
         self._results: dict[str, Array] = {}
+        self._sizes: dict[str, int] = {}  # of symbolic dimensions, in the pass at hand
 
     def close(self) -> None:
         del self._binding, self._session
         self._buffers.clear()
+        self._fed.clear()
         self._results.clear()
 
     def __enter__(self: S) -> S:
@@ -142,17 +148,28 @@ class BoundSession:
     ) -> None:
         self.close()
 
-    def _bind_feed(self, name: str, value: Array, sizes: dict[str, int]) -> None:
-        """Bind a host array; notes the value of every symbolic dimension it fixes."""
-        dims, dtype = self._feeds[name]
-        assert value.flags.c_contiguous and value.dtype == dtype, name
-        shape = (1,) * (len(dims) - value.ndim) + value.shape
-        for dim, size in zip(dims, shape, strict=True):
-            if isinstance(dim, str):
-                assert sizes.setdefault(dim, size) == size, f"{name}: {dim} is {size} and {sizes[dim]}"
-            else:
-                assert dim == size, name
-        self._binding.bind_input(name, "cpu", 0, dtype.type, shape, value.ctypes.data)
+    def _feed(self, name: str, value: Array) -> None:
+        """Copy a host array to where an input is bound, which stays bound while passes feed the same shape; notes the
+        value of every symbolic dimension that it fixes."""
+        fed = self._fed.get(name)
+        if fed is None or fed.shape != value.shape:
+            spec = self.inputs[name]
+            shape = (1,) * (len(spec.shape) - value.ndim) + value.shape
+            for dim, size in zip(spec.shape, shape, strict=True):
+                if isinstance(dim, str):
+                    self._sizes[dim] = size
+                else:
+                    assert dim == size, name
+            fed = self._fed[name] = self._buffer(name, spec, value.shape)
+            self._binding.bind_input(name, "cpu", 0, fed.dtype.type, shape, fed.ctypes.data)
+        np.copyto(fed, value, "no")
+
+    def _buffer(self, name: str, spec: TensorSpec, shape: tuple[int, ...]) -> Array:
+        """Host memory of that shape: the same as before where that suffices."""
+        count = math.prod(shape)
+        if name not in self._buffers or self._buffers[name].size < count:
+            self._buffers[name] = aligned_empty((count,), spec.dtype)
+        return self._buffers[name][:count].reshape(shape)
 
     @property
     def _row_shape(self) -> tuple[int, int]:
@@ -173,25 +190,20 @@ class BoundSession:
         kind = np.dtype(dtype).type
         past_shape = (1, length, *self._row_shape)
         new_shape = (1, rows, *self._row_shape)
-        names = (f"{layer}.{part}" for layer in range(self._layers) for part in ("key", "value"))
-        for name, head in zip(names, heads, strict=True):
-            self._binding.bind_input(f"past_key_values.{name}", device, 0, kind, past_shape, head)
-            tail = head + length * row_bytes
-            self._binding.bind_output(f"present.{name}", device, 0, kind, new_shape, tail)
+        for past, new, head in zip(self._past_names, self._new_names, heads, strict=True):
+            self._binding.bind_input(past, device, 0, kind, past_shape, head)
+            self._binding.bind_output(new, device, 0, kind, new_shape, head + length * row_bytes)
 
-    def _bind_output(self, name: str, sizes: Mapping[str, int]) -> Array:
+    def _bind_output(self, name: str) -> Array:
         """Bind an output to a host buffer, which is returned without the axis of the batch. What is bound stays bound
         while passes ask for the same shape."""
-        spec = self.outputs[name]
-        shape = tuple(sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape)
-        if name in self._results and self._results[name].shape == shape[1:]:
-            return self._results[name]
-        count = int(np.prod(shape, dtype=np.int64))
-        if name not in self._buffers or self._buffers[name].size < count:
-            self._buffers[name] = aligned_empty((count,), spec.dtype)
-        result = self._results[name] = self._buffers[name][:count].reshape(shape[1:])
-        self._binding.bind_output(name, "cpu", 0, result.dtype.type, shape, result.ctypes.data)
-        return result
+        spec, sizes = self.outputs[name], self._sizes
+        shape = tuple([sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape])
+        bound = self._results.get(name)
+        if bound is None or bound.shape != shape[1:]:
+            bound = self._results[name] = self._buffer(name, spec, shape[1:])
+            self._binding.bind_output(name, "cpu", 0, bound.dtype.type, shape, bound.ctypes.data)
+        return bound
 
 
 class OrtSession(BoundSession):
@@ -201,7 +213,8 @@ class OrtSession(BoundSession):
         """threads, model: as in open_graph."""
         super().__init__(open_graph(path, CPU, threads, model), path, spec)
         self._pieces = pieces_of(spec)
-        self._bound: tuple[int, ...] = ()
+        self._past: tuple[int, ...] = ()  # what the halves of a cache by heads are bound to
+        self._new: tuple[int, ...] = ()
 
     def new_cache(self, capacity: int) -> KVCache | ByHeadCache:
         if self._pieces is None:
@@ -211,32 +224,31 @@ class OrtSession(BoundSession):
     def run(self, feeds: Mapping[str, Any], cache: KVCache | ByHeadCache) -> dict[str, Array]:
         rows = len(feeds["input_ids"])
         assert rows <= cache.room, "the caller checks capacity before a pass"
-        sizes: dict[str, int] = {}
         for name in self.inputs:
-            self._bind_feed(name, feeds[name], sizes)
+            self._feed(name, feeds[name])
         if isinstance(cache, ByHeadCache):
             self._bind_by_head(cache, rows)
         else:
             self._bind_cache("cpu", cache.heads, cache.length, rows, cache.rows.strides[1], cache.rows.dtype)
-        results = {name: self._bind_output(name, sizes) for name in self.outputs}
+        results = {name: self._bind_output(name) for name in self.outputs}
         run_graph(self._session, self._binding)
         return results
 
     def _bind_by_head(self, cache: ByHeadCache, rows: int) -> None:
-        """What is bound stays bound while a cache is laid out in the same way and passes have as many rows."""
+        """What is bound stays bound while a cache is laid out in the same way, and while passes have as many rows."""
         cache.expect(rows)
         keys, values, new = cache.keys, cache.values, cache.written
-        bound = (keys.ctypes.data, cache.columns, new.ctypes.data, rows)
-        if bound == self._bound:
-            return
-        kind = keys.dtype.type
-        for layer in range(self._layers):
-            for half, (part, past) in enumerate((("key", keys[layer]), ("value", values[layer]))):
-                name = f"{layer}.{part}"
-                self._binding.bind_input(f"past_key_values.{name}", "cpu", 0, kind, past.shape, past.ctypes.data)
-                fresh = new[2 * layer + half]
-                self._binding.bind_output(f"present.{name}", "cpu", 0, kind, (1, *fresh.shape), fresh.ctypes.data)
-        self._bound = bound
+        kind = new.dtype.type
+        if (past := (keys.ctypes.data, values.ctypes.data, cache.columns)) != self._past:
+            self._past = past
+            for layer, names in enumerate(zip(self._past_names[0::2], self._past_names[1::2], strict=True)):
+                for name, half in zip(names, (keys[layer], values[layer]), strict=True):
+                    self._binding.bind_input(name, "cpu", 0, kind, half.shape, half.ctypes.data)
+        if (fresh := (new.ctypes.data, rows)) != self._new:
+            self._new = fresh
+            shape = (1, *new.shape[1:])
+            for half, name in enumerate(self._new_names):
+                self._binding.bind_output(name, "cpu", 0, kind, shape, new.ctypes.data + half * new.strides[0])
 
     def joined(self, parts: Sequence[Array]) -> Array:
         return np.concatenate(parts)
