@@ -34,13 +34,11 @@ TARGET_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, LARGEST)
 HEAD_ROWS = (1, 4, 10, 32)
 FIRST_ROWS = (1, 4, 16, LARGEST)  # verified rows that the head reads: many behind a rest
 BEFORE = 4  # rows of the head in the pass before a verification
-SETTLED_S = 0.05  # of plain passes in a row: behind drafts those of a small target take twice as long at first
 CONTEXTS = (64, 2048)  # rows before a pass; less where the model serves less
 ROUNDS = 4  # at least
 ENOUGH_S = 2.0  # further rounds are begun before this, as short passes need
 MAX_S = 20.0  # no further round is begun after this
-# To be changed with what is timed.
-MEASURED = "sampled drafts and settled rests, in four turns, medians of shares"
+MEASURED = "sampled drafts and rests, in four turns, medians of shares"  # to be changed with what is timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +127,9 @@ def measure(target: Target, rehearse: Callable[[Features], Drafting] | None) -> 
             drafting.tree()
             verify(rows)
 
-        def settle() -> None:
-            verify(1)
-            begun = time.perf_counter()
-            while time.perf_counter() - begun < SETTLED_S:
-                verify(1)
-
         behind = _Series(target.cache, verify_tree, TARGET_ROWS, lambda: drafting.level(before))
         levels = _Series(head.cache, drafting.level, rows, lambda: drafting.level(before))
-        plain = _Series(target.cache, verify, (1,), settle)
+        plain = _Series(target.cache, verify, (1,), lambda: verify(1))
         first = _Series(head.cache, drafting.read, FIRST_ROWS, lambda: verify(1))
         found = Costs(*_measured([behind, levels, plain, first]))
         head.cache.truncate(0)
