@@ -181,7 +181,7 @@ class Head:
         """T rows; mask [T, L], additive, says which of the last L rows (these T included) each may see; wanted [R]: the
         rows whose guesses are returned."""
         if isinstance(features, np.ndarray):
-            features = features.astype(self._feature_dtype, copy=False)
+            features = np.ascontiguousarray(features, self._feature_dtype)
         out: dict[str, Any] = self._session.run(
             {
                 "input_ids": tokens,
@@ -207,7 +207,6 @@ class Scratch:
     def __init__(self, head: Head) -> None:
         self._head = head
         self._settled = head.cache.length
-        self._fed = 0
         self._depth = 0
 
     def feed(self, tokens: Int, hidden: Features, parents: Int) -> Guess:
@@ -217,10 +216,9 @@ class Scratch:
         # The root's children are fed at the position right after the settled rows, each level one further; what they
         # guess would be settled in the row after theirs.
         position = self._settled + self._depth
-        mask = head.sights(parents, self._fed)
+        mask = head.sights(parents, head.cache.length - self._settled)
         guess = head._run(tokens, hidden, np.full(new, position, np.int64), mask, row_numbers(new))
         head.cache.advance(new)
-        self._fed += new
         self._depth += 1
         return head.decided(guess, position + 1)
 

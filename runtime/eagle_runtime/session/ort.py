@@ -130,9 +130,8 @@ class BoundSession:
         self._past_names = [f"past_key_values.{half}" for half in halves]
         self._new_names = [f"present.{half}" for half in halves]
         self._buffers: dict[str, Array] = {}
-        self._fed: dict[str, Array] = {}  # what inputs and outputs are bound to
-        self._results: dict[str, Array] = {}
-        self._sizes: dict[str, int] = {}  # of symbolic dimensions, in the pass at hand
+        self._fed: dict[str, tuple[Array, dict[str, int]]] = {}  # what inputs are bound to, and the sizes that it fixes
+        self._results: dict[str, Array] = {}  # what outputs are bound to
 
     def close(self) -> None:
         del self._binding, self._session
@@ -148,20 +147,21 @@ class BoundSession:
     ) -> None:
         self.close()
 
-    def _feed(self, name: str, value: Array) -> None:
+    def _feed(self, name: str, value: Array, sizes: dict[str, int]) -> None:
         """Copy a host array to where an input is bound, which stays bound while passes feed the same shape; notes the
-        value of every symbolic dimension that it fixes."""
-        fed = self._fed.get(name)
+        value of every symbolic dimension it fixes."""
+        fed, fixed = self._fed.get(name, (None, {}))
         if fed is None or fed.shape != value.shape:
             spec = self.inputs[name]
             shape = (1,) * (len(spec.shape) - value.ndim) + value.shape
-            for dim, size in zip(spec.shape, shape, strict=True):
-                if isinstance(dim, str):
-                    self._sizes[dim] = size
-                else:
-                    assert dim == size, name
-            fed = self._fed[name] = self._buffer(name, spec, value.shape)
+            dims = list(zip(spec.shape, shape, strict=True))
+            assert all(dim == size for dim, size in dims if not isinstance(dim, str)), name
+            fed = self._buffer(name, spec, value.shape)
+            fixed = {dim: size for dim, size in dims if isinstance(dim, str)}
+            self._fed[name] = fed, fixed
             self._binding.bind_input(name, "cpu", 0, fed.dtype.type, shape, fed.ctypes.data)
+        for dim, size in fixed.items():
+            assert sizes.setdefault(dim, size) == size, f"{name}: {dim} is {size} and {sizes[dim]}"
         np.copyto(fed, value, "no")
 
     def _buffer(self, name: str, spec: TensorSpec, shape: tuple[int, ...]) -> Array:
@@ -194,10 +194,10 @@ class BoundSession:
             self._binding.bind_input(past, device, 0, kind, past_shape, head)
             self._binding.bind_output(new, device, 0, kind, new_shape, head + length * row_bytes)
 
-    def _bind_output(self, name: str) -> Array:
+    def _bind_output(self, name: str, sizes: Mapping[str, int]) -> Array:
         """Bind an output to a host buffer, which is returned without the axis of the batch. What is bound stays bound
         while passes ask for the same shape."""
-        spec, sizes = self.outputs[name], self._sizes
+        spec = self.outputs[name]
         shape = tuple([sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape])
         bound = self._results.get(name)
         if bound is None or bound.shape != shape[1:]:
@@ -224,13 +224,14 @@ class OrtSession(BoundSession):
     def run(self, feeds: Mapping[str, Any], cache: KVCache | ByHeadCache) -> dict[str, Array]:
         rows = len(feeds["input_ids"])
         assert rows <= cache.room, "the caller checks capacity before a pass"
+        sizes: dict[str, int] = {}
         for name in self.inputs:
-            self._feed(name, feeds[name])
+            self._feed(name, feeds[name], sizes)
         if isinstance(cache, ByHeadCache):
             self._bind_by_head(cache, rows)
         else:
             self._bind_cache("cpu", cache.heads, cache.length, rows, cache.rows.strides[1], cache.rows.dtype)
-        results = {name: self._bind_output(name) for name in self.outputs}
+        results = {name: self._bind_output(name, sizes) for name in self.outputs}
         run_graph(self._session, self._binding)
         return results
 

@@ -44,17 +44,17 @@ class OrtDeviceSession(BoundSession):
         count = len(feeds["input_ids"])
         assert count <= cache.room, "the caller checks capacity before a pass"
         filled = fill_up(feeds, -(cache.length + count) % KEYS if count > 1 else 0)
-        total = len(filled["input_ids"])
-        for name in self.inputs:
+        sizes: dict[str, int] = {}
+        for name in self.inputs:  # input_ids come first: they fix T
             if isinstance(filled[name], OrtRows):
-                self._bind_rows(name, filled[name], total)
+                self._bind_rows(name, filled[name], sizes["T"])
             else:
-                self._feed(name, filled[name])
-        device, sizes = self._memory.device, self._sizes
+                self._feed(name, filled[name], sizes)
+        device, total = self._memory.device, sizes["T"]
         kept = next(name for name in self.outputs if name in ROWS)
         self._binding.bind_output(kept, device)  # memory of its own in every pass
         self._bind_cache(device, cache.heads, cache.length, total, cache.row_bytes, self._row.dtype)
-        results: dict[str, Any] = {name: self._bind_output(name) for name in self.outputs if name != kept}
+        results: dict[str, Any] = {name: self._bind_output(name, sizes) for name in self.outputs if name != kept}
         run_graph(self._session, self._binding)
         value = self._binding.get_outputs()[0]  # in the order in which they were bound first
         spec = self.outputs[kept]
