@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from eagle_runtime.cache import Cache
 from eagle_runtime.model import Features, Head, Target
+from eagle_runtime.processor import processor_features, processor_name
 from eagle_runtime.tree import Tree
 
 Seconds = npt.NDArray[np.float64]
@@ -187,19 +188,8 @@ def _measured(series: Sequence[_Series]) -> list[Timings]:
 
 def fingerprint(facts: Iterable[str]) -> str:
     """What measured costs are kept under: equal for equal facts on a machine that looks the same."""
-    machine = [MEASURED, sys.platform, processor_name(), str(os.cpu_count())]
+    machine = [MEASURED, sys.platform, processor_name(), *processor_features(), str(os.cpu_count())]
     return hashlib.sha256("\n".join([*machine, *facts]).encode()).hexdigest()[:32]
-
-
-def processor_name() -> str:
-    """As the system calls it; the mere architecture where it does not say."""
-    import platform
-
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def cache_folder() -> Path:

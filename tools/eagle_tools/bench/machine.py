@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from eagle_runtime.manifest import GraphSpec
+from eagle_runtime.processor import processor_name
 from eagle_tools.engines import nvidia_gpu
 
 SAMPLE_BYTES = 1 << 29  # read per try, in all: more than most caches hold
@@ -84,7 +85,7 @@ def _bits(dtype: str) -> int:
 def describe(threads: int) -> list[str]:
     """The machine in a few phrases: processor, threads, GPU, versions."""
     gpu = nvidia_gpu()
-    names = [f"{_processor()}, {threads} thread{'s' if threads > 1 else ''}", *([gpu.says] if gpu.works else [])]
+    names = [f"{processor_name()}, {threads} thread{'s' if threads > 1 else ''}", *([gpu.says] if gpu.works else [])]
     versions = []
     for package in (
         "eagle-edge",
@@ -100,13 +101,3 @@ def describe(threads: int) -> list[str]:
         except metadata.PackageNotFoundError:
             continue
     return [*names, f"{platform.system()}, Python {platform.python_version()}", *versions]
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return " ".join(line.partition(":")[2].split())
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
