@@ -8,7 +8,6 @@ import secrets
 import time
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +33,7 @@ from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.lookup import LookupDrafter
 from eagle_runtime.manifest import Manifest, TreeKind, read_manifest, verify_hashes
 from eagle_runtime.model import Features, Head, Target
+from eagle_runtime.result import Ending, Piece, Result, stats_of
 from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.session import Session
 from eagle_runtime.text import Message, Text
@@ -41,59 +41,10 @@ from eagle_runtime.tree import EAGLE1_CHOICES, Float
 
 Prompt = str | Sequence[int] | Sequence[Message]
 Method = Literal["eagle", "eagle+lookup", "lookup", "vanilla"]
-FinishReason = Literal["stop", "length"]
 
 DEFAULT_CONTEXT = 4096  # tokens; a model trained on 128k would otherwise reserve tens of gigabytes of cache
 HEAD_SCRATCH = 512  # rows the head may use to grow one tree
 MAX_THREADS = 256  # beyond the cores they only wait for each other; thousands take minutes to start
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """Figures of one generation.
-
-    tau: tokens emitted per target pass, the target's own included (1 without a draft); the first token comes from
-    the prompt's pass, so neither counts. tau_untrimmed: also counts accepted tokens that a stop or max_new_tokens
-    cut off the last pass, as EAGLE's authors do. target_passes: verification passes. accepted_per_depth[d]: passes
-    that accepted at least d + 1 drafted tokens. Seconds: prefill until the first token, decode after it, of which
-    draft, verify and host; what a stream's consumer does between two pieces is no part of them. tokens_per_s: emitted
-    after the first, per second of decode."""
-
-    method: str
-    seed: int
-    prompt_tokens: int
-    new_tokens: int
-    target_passes: int
-    tau: float
-    tau_untrimmed: float
-    accepted_per_depth: tuple[int, ...]
-    prefill_s: float
-    decode_s: float
-    draft_s: float
-    verify_s: float
-    host_s: float
-    tokens_per_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A finished generation. text is None if the bundle has no tokenizer. token_ids include the stop token.
-
-    finish_reason: "stop" at an end-of-sequence or stop token, "length" at max_new_tokens or a full context."""
-
-    text: str | None
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    stats: Stats
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What one cycle adds. The last piece of a stream carries the result."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    result: Result | None = None
 
 
 class EagleModel:
@@ -237,7 +188,7 @@ class EagleModel:
         )
         limit = min(max_new_tokens, self.context - len(tokens))
         self._generation += 1
-        return self._decode(self._generation, tokens, drafter, sampler, _Ending(stop, limit), method, on_cycle)
+        return self._decode(self._generation, tokens, drafter, sampler, Ending(stop, limit), method, on_cycle)
 
     def score(self, tokens: Sequence[int], first: int = 0) -> Iterator[Float]:
         """What the target alone says of a text: the logits after tokens[first], tokens[first + 1], ... in pieces
@@ -288,7 +239,7 @@ class EagleModel:
         prompt: list[int],
         drafter: Drafter,
         sampler: Sampler,
-        ending: _Ending,
+        ending: Ending,
         method: Method,
         on_cycle: Callable[[Cycle], None] | None,
     ) -> Iterator[Piece]:
@@ -317,7 +268,7 @@ class EagleModel:
             elsewhere += time.perf_counter() - left
             self._check_turn(generation)
         times = (first_at - started, time.perf_counter() - first_at - elsewhere)
-        stats = _stats(method, sampler.params.seed, len(prompt), len(emitted), cycles, times)
+        stats = stats_of(method, sampler.params.seed, len(prompt), len(emitted), cycles, times)
         if decoder is not None:
             text += decoder.finish()
         whole = decoder.text if decoder is not None else None
@@ -392,57 +343,8 @@ class EagleModel:
         return fixed(shapes[kind], head)
 
 
-@dataclass
-class _Ending:
-    """Where the output stops: at a stop token or at `limit` tokens, also in the middle of an accepted run."""
-
-    stop: frozenset[int]
-    limit: int
-    reason: FinishReason | None = None
-
-    def cut(self, new: list[int], emitted: int) -> list[int]:
-        """The part of `new` that is emitted after `emitted` earlier tokens; sets `reason` if the output ends in it."""
-        for index, token in enumerate(new):
-            if token in self.stop:
-                self.reason = "stop"
-            elif emitted + index + 1 == self.limit:
-                self.reason = "length"
-            if self.reason is not None:
-                return new[: index + 1]
-        return new
-
-
 def _sampling_params(sampling: dict[str, Any], seed: int) -> SamplingParams:
     known = {field.name for field in dataclasses.fields(SamplingParams)}
     if unknown := sorted(set(sampling) - known):
         raise RequestError(f"unknown setting {unknown[0]!r}; sampling takes {', '.join(sorted(known))}")
     return SamplingParams(seed=seed, **sampling)
-
-
-def _stats(
-    method: str,
-    seed: int,
-    prompt_tokens: int,
-    new_tokens: int,
-    cycles: list[Cycle],
-    times: tuple[float, float],
-) -> Stats:
-    passes = len(cycles)
-    accepted = [cycle.step.num_accepted for cycle in cycles]
-    prefill_s, decode_s = times
-    return Stats(
-        method=method,
-        seed=seed,
-        prompt_tokens=prompt_tokens,
-        new_tokens=new_tokens,
-        target_passes=passes,
-        tau=(new_tokens - 1) / passes if passes else 1.0,
-        tau_untrimmed=(sum(accepted) + passes) / passes if passes else 1.0,
-        accepted_per_depth=tuple(sum(a > d for a in accepted) for d in range(max(accepted, default=0))),
-        prefill_s=prefill_s,
-        decode_s=decode_s,
-        draft_s=sum(cycle.draft_s for cycle in cycles),
-        verify_s=sum(cycle.verify_s for cycle in cycles),
-        host_s=sum(cycle.host_s for cycle in cycles),
-        tokens_per_s=(new_tokens - 1) / decode_s if passes and decode_s > 0 else 0.0,
-    )

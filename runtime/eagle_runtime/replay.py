@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from eagle_runtime.eagle_model import EagleModel, Result
+from eagle_runtime.eagle_model import EagleModel
 from eagle_runtime.manifest import GoldenPrompt
+from eagle_runtime.result import Result
 from eagle_runtime.text import Text
 from eagle_runtime.tree import Float
 

@@ -1,0 +1,108 @@
+"""What a generation gives: its pieces, its end, and its figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from eagle_runtime.generate import Cycle
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Figures of one generation.
+
+    tau: tokens emitted per target pass, the target's own included (1 without a draft); the first token comes from
+    the prompt's pass, so neither counts. tau_untrimmed: also counts accepted tokens that a stop or max_new_tokens
+    cut off the last pass, as EAGLE's authors do. target_passes: verification passes. accepted_per_depth[d]: passes
+    that accepted at least d + 1 drafted tokens. Seconds: prefill until the first token, decode after it, of which
+    draft, verify and host; what a stream's consumer does between two pieces is no part of them. tokens_per_s: emitted
+    after the first, per second of decode."""
+
+    method: str
+    seed: int
+    prompt_tokens: int
+    new_tokens: int
+    target_passes: int
+    tau: float
+    tau_untrimmed: float
+    accepted_per_depth: tuple[int, ...]
+    prefill_s: float
+    decode_s: float
+    draft_s: float
+    verify_s: float
+    host_s: float
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished generation. text is None if the bundle has no tokenizer. token_ids include the stop token.
+
+    finish_reason: "stop" at an end-of-sequence or stop token, "length" at max_new_tokens or a full context."""
+
+    text: str | None
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: Stats
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one cycle adds. The last piece of a stream carries the result."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    result: Result | None = None
+
+
+@dataclass
+class Ending:
+    """Where the output stops: at a stop token or at `limit` tokens, also in the middle of an accepted run."""
+
+    stop: frozenset[int]
+    limit: int
+    reason: FinishReason | None = None
+
+    def cut(self, new: list[int], emitted: int) -> list[int]:
+        """The part of `new` that is emitted after `emitted` earlier tokens; sets `reason` if the output ends in it."""
+        for index, token in enumerate(new):
+            if token in self.stop:
+                self.reason = "stop"
+            elif emitted + index + 1 == self.limit:
+                self.reason = "length"
+            if self.reason is not None:
+                return new[: index + 1]
+        return new
+
+
+def stats_of(
+    method: str,
+    seed: int,
+    prompt_tokens: int,
+    new_tokens: int,
+    cycles: list[Cycle],
+    times: tuple[float, float],
+) -> Stats:
+    """Of a generation's cycles. times: seconds of prefill and of decode."""
+    passes = len(cycles)
+    accepted = [cycle.step.num_accepted for cycle in cycles]
+    prefill_s, decode_s = times
+    return Stats(
+        method=method,
+        seed=seed,
+        prompt_tokens=prompt_tokens,
+        new_tokens=new_tokens,
+        target_passes=passes,
+        tau=(new_tokens - 1) / passes if passes else 1.0,
+        tau_untrimmed=(sum(accepted) + passes) / passes if passes else 1.0,
+        accepted_per_depth=tuple(sum(a > d for a in accepted) for d in range(max(accepted, default=0))),
+        prefill_s=prefill_s,
+        decode_s=decode_s,
+        draft_s=sum(cycle.draft_s for cycle in cycles),
+        verify_s=sum(cycle.verify_s for cycle in cycles),
+        host_s=sum(cycle.host_s for cycle in cycles),
+        tokens_per_s=(new_tokens - 1) / decode_s if passes and decode_s > 0 else 0.0,
+    )
