@@ -8,16 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import itertools
-import json
-import os
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,8 +19,8 @@ import numpy.typing as npt
 
 from eagle_runtime.cache import Cache
 from eagle_runtime.model import Features, Head, Target
-from eagle_runtime.processor import processor_features, processor_name
 from eagle_runtime.tree import Tree
+from eagle_runtime.user_cache import machine_key, read_json, write_json
 
 Seconds = npt.NDArray[np.float64]
 
@@ -188,43 +182,22 @@ def _measured(series: Sequence[_Series]) -> list[Timings]:
 
 def fingerprint(facts: Iterable[str]) -> str:
     """What measured costs are kept under: equal for equal facts on a machine that looks the same."""
-    machine = [MEASURED, sys.platform, processor_name(), *processor_features(), str(os.cpu_count())]
-    return hashlib.sha256("\n".join([*machine, *facts]).encode()).hexdigest()[:32]
-
-
-def cache_folder() -> Path:
-    """Where this user's programs keep what can be made again: EAGLE_CACHE, or the platform's own place."""
-    if named := os.environ.get("EAGLE_CACHE"):
-        return Path(named)
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "eagle-edge"
+    return machine_key([MEASURED, *facts])
 
 
 def read_costs(key: str) -> Costs | None:
     """What was measured before under a fingerprint; None if nothing was, or it cannot be read."""
+    data = read_json(f"costs-{key}.json")
     try:
-        data = json.loads((cache_folder() / f"costs-{key}.json").read_text(encoding="utf-8"))
         names = ("head", "plain", "first")
         return Costs(_from_json(data["target"]), *(None if data[n] is None else _from_json(data[n]) for n in names))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return None
 
 
 def write_costs(key: str, costs: Costs) -> None:
-    """Keep costs for later runs. A folder that cannot be written only means that they measure again."""
-    folder = cache_folder()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, encoding="utf-8", suffix=".new", delete=False) as file:
-            json.dump(dataclasses.asdict(costs), file)
-        Path(file.name).replace(folder / f"costs-{key}.json")
-    except OSError:
-        return
+    """Keep costs for later runs."""
+    write_json(f"costs-{key}.json", dataclasses.asdict(costs))
 
 
 def _from_json(data: dict[str, Any]) -> Timings:

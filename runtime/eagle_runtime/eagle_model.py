@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from eagle_runtime.backends import PassedOver, check_name, choose, open_sessions
 from eagle_runtime.cost import Costs, fingerprint, measure, read_costs, write_costs
@@ -28,6 +28,7 @@ from eagle_runtime.drafter import (
     check_children,
 )
 from eagle_runtime.errors import RequestError
+from eagle_runtime.exact_rows import PaddedSession, RowCheck, check_rows
 from eagle_runtime.experience import Experience
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.lookup import LookupDrafter
@@ -57,6 +58,7 @@ class EagleModel:
         self.backend = "cpu"
         self.threads: int | None = None
         self.passed_over: PassedOver = ()
+        self.row_check: RowCheck | None = None
         self.text = Text(bundle)
         self._sessions = list(sessions)
         self._make_caches()
@@ -80,7 +82,8 @@ class EagleModel:
         machine can run; `model.backend` says which it is, `model.passed_over` why none of those before it. context:
         tokens of prompt and output together that buffers are made for; None takes the model's own, at most 4096.
         threads: of one pass on the CPU; None takes the physical cores. check_hashes: read every file once to compare
-        its SHA-256 (about a second per gigabyte). Raises BundleError, BackendError, RequestError."""
+        its SHA-256 (about a second per gigabyte). On the CPU a quantised target's rows are checked once per machine
+        (exact_rows; some 170 rows): `model.row_check`. Raises BundleError, BackendError, RequestError."""
         folder = Path(bundle)
         manifest = read_manifest(folder)
         longest = manifest.target.context
@@ -96,7 +99,10 @@ class EagleModel:
 
         def open_on(name: str) -> EagleModel:
             sessions = open_sessions(name, folder, manifest, context, HEAD_SCRATCH, threads)
-            return cls(folder, manifest, sessions, context)
+            model = cls(folder, manifest, sessions, context)
+            if name == "cpu":
+                model.row_check = check_rows(cast(PaddedSession, sessions[0]), manifest, threads)
+            return model
 
         chosen = choose(backend, folder, manifest, open_on)
         model = chosen.opened
@@ -302,8 +308,8 @@ class EagleModel:
         top_k: int | None,
         sampler: Sampler,
     ) -> Drafter:
-        if method == "vanilla":
-            return Plain()
+        if method == "vanilla" or (self.row_check is not None and self.row_check.padding is None):
+            return Plain()  # in the latter case drafts would change the output
         if method not in typing.get_args(Method):
             raise RequestError(f"method is {method!r}, but must be one of {', '.join(typing.get_args(Method))}")
         greedy = sampler.params.temperature == 0

@@ -15,3 +15,7 @@ class BackendError(EagleError):
 
 class RequestError(EagleError):
     """A prompt or a decoding setting that cannot be served."""
+
+
+class EagleWarning(UserWarning):
+    """Something that works, but not as one would expect: said once, in one sentence."""

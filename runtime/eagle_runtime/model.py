@@ -41,6 +41,7 @@ class Target:
     def __init__(self, session: Session, capacity: int) -> None:
         self._session = session
         self.cache = session.new_cache(capacity)
+        self.vocab_size = int(session.outputs["logits"].shape[2])
         self._mask_dtype = session.inputs["tree_mask"].dtype
 
     def prefill(self, prompt: Sequence[int]) -> tuple[Float, Features]:

@@ -18,13 +18,13 @@ from eagle_runtime.cost import (
     TARGET_ROWS,
     Costs,
     Timings,
-    cache_folder,
     fingerprint,
     measure,
     read_costs,
     write_costs,
 )
 from eagle_runtime.cost_aware import Rehearsal
+from eagle_runtime.user_cache import cache_folder
 
 
 @pytest.fixture

@@ -16,8 +16,9 @@ from eagle_runtime.cache import KVCache
 from eagle_runtime.manifest import GraphSpec, TensorSpec, read_manifest
 from eagle_runtime.model import Target
 from eagle_runtime.session.ort import open_graph
-from eagle_runtime.session.ort_device import KEYS, OrtDeviceSession, check_rows, fill_up
+from eagle_runtime.session.ort_device import KEYS, OrtDeviceSession, check_rows
 from eagle_runtime.session.ort_memory import SPARE, OrtCache, OrtMemory, OrtRows
+from eagle_runtime.session.row_padding import fill_up
 from eagle_runtime.tree import Tree
 
 KINDS = ("eagle1", "eagle3")

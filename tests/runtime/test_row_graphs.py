@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from eagle_runtime.session import row_graphs
+from eagle_runtime.session import onnx_bytes, row_graphs
 
 
 @pytest.mark.parametrize("graph", [row_graphs.allocate, row_graphs.pick, row_graphs.move])
@@ -40,6 +40,6 @@ def test_what_they_compute() -> None:
 def test_long_fields() -> None:
     """Lengths of more than seven bits."""
     names = [f"{'x' * 200}{i}" for i in range(3)]
-    model = row_graphs._model([row_graphs._node("Sum", names, "y")], dict.fromkeys(names, (1, 1)), {"y": (1, 1)})
+    model = onnx_bytes.model([onnx_bytes.node("Sum", names, "y")], dict.fromkeys(names, (1, 1)), {"y": (1, 1)})
     parsed = onnx.load_model_from_string(model)
     assert [value.name for value in parsed.graph.input] == names and parsed.SerializeToString() == model

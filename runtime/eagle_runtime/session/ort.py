@@ -4,8 +4,10 @@ onnxruntime."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,8 +20,11 @@ import numpy.typing as npt
 from eagle_runtime.cache import ByHeadCache, KVCache, aligned_empty
 from eagle_runtime.errors import BackendError
 from eagle_runtime.manifest import GraphSpec, TensorSpec, pieces_of
-from eagle_runtime.session import Array
+from eagle_runtime.session import Array, onnx_bytes
+from eagle_runtime.session.row_padding import RowPadding, fill_up
 
+# From 1.32 on it sends usage data unless told not to, and keeps a number of the machine in the user's cache folder.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 try:
     import onnxruntime as ort
 except ImportError:
@@ -30,6 +35,8 @@ ASSIGNMENT = "session.record_ep_graph_assignment_info"
 # Each session has threads of its own, which would go on spinning for some 50 ms after a pass and take cores from the
 # other graph's: a verification behind a draft took 1.4 times as long.
 STOP_SPINNING = "session.force_spinning_stop"
+# Products of unsigned by signed bytes as products of unsigned bytes, whose sums have 32 bits on every processor.
+EXACT_BYTES = "session.x64quantprecision"
 DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int64)": "int64"}
 
 Providers = Sequence[tuple[str, Mapping[str, str]]]
@@ -38,10 +45,16 @@ CPU: Providers = (("CPUExecutionProvider", {}),)
 S = TypeVar("S", bound="BoundSession")
 
 
-def open_graph(path: Path, providers: Providers = CPU, threads: int | None = None, model: bytes | None = None) -> Any:
+def open_graph(
+    path: Path,
+    providers: Providers = CPU,
+    threads: int | None = None,
+    model: bytes | None = None,
+    config: Mapping[str, str] | None = None,
+) -> Any:
     """An InferenceSession on these providers and no others. threads: of one pass; None leaves the choice to ONNX
     Runtime (physical cores). model: what to run in place of the file at `path`: a graph whose weights, if it has any
-    outside, are beside that file. Raises BackendError."""
+    outside, are beside that file. config: further entries of the session's configuration. Raises BackendError."""
     options = ort.SessionOptions()
     options.log_severity_level = 4  # what it says of a failure stands in the exception too
     options.add_session_config_entry(STOP_SPINNING, "1")
@@ -51,11 +64,25 @@ def open_graph(path: Path, providers: Providers = CPU, threads: int | None = Non
         options.add_session_config_entry(WEIGHTS_FOLDER, str(path.parent))
     if len(providers) > 1:
         options.add_session_config_entry(ASSIGNMENT, "1")
+    for name, value in (config or {}).items():
+        options.add_session_config_entry(name, value)
     try:
         # With its fallback on, it would print to stdout and go on with the CPU alone.
         return ort.InferenceSession(model or str(path), options, providers=list(providers), enable_fallback=False)
     except Exception as error:  # onnxruntime raises a dozen kinds without a common base
         raise engine_error(f"load {path}", error) from None
+
+
+@functools.cache
+def byte_products_saturate() -> bool:
+    """Returns whether products of unsigned by signed bytes go wrong on this processor: those of x86 processors without
+    VNNI add pairs of them in 16 bits. Found out by one product of the largest numbers there are."""
+    matrices = {"a": (onnx_bytes.UINT8, 2), "b": (onnx_bytes.INT8, 2)}
+    node = onnx_bytes.node("MatMulInteger", ["a", "b"], "y")
+    product = onnx_bytes.model([node], matrices, {"y": (onnx_bytes.INT32, 2)})
+    feeds = {"a": np.full((4, 64), 255, np.uint8), "b": np.full((64, 16), 127, np.int8)}
+    (sums,) = open_graph(Path("byte_product"), threads=1, model=product).run(None, feeds)
+    return bool(np.any(sums != 255 * 127 * 64))
 
 
 def run_graph(session: Any, binding: Any) -> None:
@@ -118,6 +145,8 @@ class BoundSession:
             raise BackendError(
                 f"{path}: the manifest lists other inputs or outputs than the graph; export the bundle again"
             )
+        self.path = path
+        self.version = f"onnxruntime {ort.__version__}"
         self._session = session
         self._binding = session.io_binding()
         past = {name: s for name, s in spec.inputs.items() if name.startswith("past_key_values.")}
@@ -207,11 +236,16 @@ class BoundSession:
 
 
 class OrtSession(BoundSession):
-    """A graph on ONNX Runtime's CPU provider, with its cache in the host's memory."""
+    """A graph on ONNX Runtime's CPU provider, with its cache in the host's memory.
+
+    padding: rows that forward passes are given, so that kernels treat all rows alike (see exact_rows)."""
 
     def __init__(self, path: Path, spec: GraphSpec, threads: int | None = None, model: bytes | None = None) -> None:
         """threads, model: as in open_graph."""
-        super().__init__(open_graph(path, CPU, threads, model), path, spec)
+        bytes_multiplied = any(weight.dtype == "int8" for weight in spec.weights.values())
+        config = {EXACT_BYTES: "1"} if bytes_multiplied and byte_products_saturate() else {}
+        super().__init__(open_graph(path, CPU, threads, model, config), path, spec)
+        self.padding = RowPadding()
         self._pieces = pieces_of(spec)
         self._past: tuple[int, ...] = ()  # what the halves of a cache by heads are bound to
         self._new: tuple[int, ...] = ()
@@ -222,8 +256,13 @@ class OrtSession(BoundSession):
         return ByHeadCache(self._layers, capacity, *self._row_shape, self._pieces, self._row.dtype)
 
     def run(self, feeds: Mapping[str, Any], cache: KVCache | ByHeadCache) -> dict[str, Array]:
-        rows = len(feeds["input_ids"])
-        assert rows <= cache.room, "the caller checks capacity before a pass"
+        count, wanted = len(feeds["input_ids"]), len(feeds["logit_rows"])
+        assert count <= cache.room, "the caller checks capacity before a pass"
+        rows, logit_rows = self.padding.rows(count), self.padding.rows(wanted)
+        if (rows, logit_rows) != (count, wanted):
+            numbers = feeds["logit_rows"]
+            feeds = fill_up(feeds, rows - count)
+            feeds["logit_rows"] = np.concatenate([numbers, np.repeat(numbers[-1:], logit_rows - wanted)])
         sizes: dict[str, int] = {}
         for name in self.inputs:
             self._feed(name, feeds[name], sizes)
@@ -233,7 +272,15 @@ class OrtSession(BoundSession):
             self._bind_cache("cpu", cache.heads, cache.length, rows, cache.rows.strides[1], cache.rows.dtype)
         results = {name: self._bind_output(name, sizes) for name in self.outputs}
         run_graph(self._session, self._binding)
+        if (rows, logit_rows) != (count, wanted):
+            kept = {"T": count, "R": wanted}
+            results = {name: value[: kept[str(self.outputs[name].shape[1])]] for name, value in results.items()}
         return results
+
+    @property
+    def exact(self) -> bool:
+        """Whether the graph was made for rows whose bits do not depend on which others share the forward pass."""
+        return self._pieces is not None
 
     def _bind_by_head(self, cache: ByHeadCache, rows: int) -> None:
         """What is bound stays bound while a cache is laid out in the same way, and while passes have as many rows."""

@@ -11,10 +11,9 @@ import numpy as np
 
 from eagle_runtime.errors import BackendError
 from eagle_runtime.manifest import GraphSpec
-from eagle_runtime.session import Array
 from eagle_runtime.session.ort import BoundSession, run_graph
 from eagle_runtime.session.ort_memory import OrtCache, OrtMemory, OrtRows
-from eagle_runtime.tree import additive_mask
+from eagle_runtime.session.row_padding import fill_up
 
 KEYS = 4  # memory-efficient attention with a mask takes a whole multiple of so many keys
 VECTOR = 16  # bytes that CUDA kernels read at once, from addresses that are a multiple of it
@@ -89,23 +88,3 @@ def check_rows(path: Path, spec: GraphSpec) -> None:
                     f"{path}: a row of {name} takes {size} bytes, and GPUs need a multiple of {VECTOR}; "
                     "run this bundle with --backend cpu"
                 )
-
-
-def fill_up(feeds: Mapping[str, Any], more: int) -> dict[str, Any]:
-    """Feeds with `more` rows behind the last, like it but for what they see: in tree_mask [T, L] each gets a column of
-    its own, which no other row sees, and it sees no other."""
-    if not more:
-        return dict(feeds)
-    mask: Array = feeds["tree_mask"]
-    rows, columns = mask.shape
-    wider = additive_mask(np.zeros((rows + more, columns + more), np.bool_), mask.dtype)
-    wider[:rows, :columns] = mask
-    wider[rows + np.arange(more), columns + np.arange(more)] = 0
-    filled = {**feeds, "tree_mask": wider}
-    for name in {"input_ids", "position_ids", "features"} & feeds.keys():
-        value = feeds[name]
-        if isinstance(value, OrtRows):
-            filled[name] = value.with_spare(more)
-        else:
-            filled[name] = np.concatenate([value, np.repeat(value[-1:], more, axis=0)])
-    return filled

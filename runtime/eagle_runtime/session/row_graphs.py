@@ -1,27 +1,20 @@
-"""The three graphs that move rows about on a device, as ONNX files in bytes: a few lines of protobuf take the place of
-a dependency on onnx. Everything is moved as words of four bytes, whatever the rows hold."""
+"""The three graphs that move rows about on a device, as ONNX files in bytes. Everything is moved as words of four
+bytes, whatever the rows hold."""
 
 from __future__ import annotations
 
-IR_VERSION, OPSET = 8, 18
-FLOAT, INT64 = 1, 7  # TensorProto.DataType
-# Field numbers of onnx.proto.
-MODEL_IR, MODEL_GRAPH, MODEL_OPSET, OPSET_VERSION = 1, 7, 8, 2
-GRAPH_NODE, GRAPH_NAME, GRAPH_INPUT, GRAPH_OUTPUT = 1, 2, 11, 12
-NODE_INPUT, NODE_OUTPUT, NODE_OP, NODE_ATTRIBUTE = 1, 2, 4, 5
-ATTRIBUTE_NAME, ATTRIBUTE_INT, ATTRIBUTE_TYPE, ATTRIBUTE_IS_INT = 1, 3, 20, 2
-VALUE_NAME, VALUE_TYPE, TYPE_TENSOR, TENSOR_ELEMENT, TENSOR_SHAPE, SHAPE_DIM, DIM_NAME = 1, 2, 1, 1, 2, 1, 2
+from eagle_runtime.session.onnx_bytes import FLOAT, INT64, model, node
 
 
 def allocate() -> bytes:
     """shape [1] int64 -> words: zeros of that shape, in memory that the engine allocates."""
-    return _model([_node("ConstantOfShape", ["shape"], "words")], {"shape": (INT64, 1)}, {"words": (FLOAT, 1)})
+    return model([node("ConstantOfShape", ["shape"], "words")], {"shape": (INT64, 1)}, {"words": (FLOAT, 1)})
 
 
 def pick() -> bytes:
     """rows [n, W], index [m] int64 -> picked [m, W]."""
-    node = _node("Gather", ["rows", "index"], "picked", axis=0)
-    return _model([node], {"rows": (FLOAT, 2), "index": (INT64, 1)}, {"picked": (FLOAT, 2)})
+    gather = node("Gather", ["rows", "index"], "picked", axis=0)
+    return model([gather], {"rows": (FLOAT, 2), "index": (INT64, 1)}, {"picked": (FLOAT, 2)})
 
 
 def move() -> bytes:
@@ -29,49 +22,8 @@ def move() -> bytes:
     written at places. Bound to the address of the cache, settled changes it in place: all that is read is copied
     first."""
     nodes = [
-        _node("Gather", ["cache", "index"], "picked", axis=1),
-        _node("ScatterND", ["cache", "places", "picked"], "settled"),
+        node("Gather", ["cache", "index"], "picked", axis=1),
+        node("ScatterND", ["cache", "places", "picked"], "settled"),
     ]
     inputs = {"cache": (FLOAT, 3), "index": (INT64, 1), "places": (INT64, 3)}
-    return _model(nodes, inputs, {"settled": (FLOAT, 3)})
-
-
-def _model(nodes: list[bytes], inputs: dict[str, tuple[int, int]], outputs: dict[str, tuple[int, int]]) -> bytes:
-    """inputs, outputs: name -> element type and number of dimensions, all of them symbolic."""
-    graph = b"".join(_field(GRAPH_NODE, node) for node in nodes) + _field(GRAPH_NAME, b"rows")
-    for number, values in ((GRAPH_INPUT, inputs), (GRAPH_OUTPUT, outputs)):
-        graph += b"".join(_field(number, _value(name, *kind)) for name, kind in values.items())
-    opset = _field(OPSET_VERSION, OPSET)
-    return _field(MODEL_IR, IR_VERSION) + _field(MODEL_GRAPH, graph) + _field(MODEL_OPSET, opset)
-
-
-def _node(op: str, inputs: list[str], output: str, **attributes: int) -> bytes:
-    node = b"".join(_field(NODE_INPUT, name.encode()) for name in inputs)
-    node += _field(NODE_OUTPUT, output.encode()) + _field(NODE_OP, op.encode())
-    for name, value in attributes.items():
-        attribute = _field(ATTRIBUTE_NAME, name.encode()) + _field(ATTRIBUTE_INT, value)
-        node += _field(NODE_ATTRIBUTE, attribute + _field(ATTRIBUTE_TYPE, ATTRIBUTE_IS_INT))
-    return node
-
-
-def _value(name: str, element: int, rank: int) -> bytes:
-    dims = (_field(SHAPE_DIM, _field(DIM_NAME, f"{name}_{axis}".encode())) for axis in range(rank))
-    tensor = _field(TENSOR_ELEMENT, element) + _field(TENSOR_SHAPE, b"".join(dims))
-    return _field(VALUE_NAME, name.encode()) + _field(VALUE_TYPE, _field(TYPE_TENSOR, tensor))
-
-
-def _field(number: int, value: int | bytes) -> bytes:
-    """A field of a protobuf message: a number, or a string or message of some length."""
-    if isinstance(value, int):
-        return _varint(number << 3) + _varint(value)
-    return _varint(number << 3 | 2) + _varint(len(value)) + value
-
-
-def _varint(number: int) -> bytes:
-    """Seven bits per byte, the lowest first; the top bit says that more follow."""
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
+    return model(nodes, inputs, {"settled": (FLOAT, 3)})

@@ -1,0 +1,135 @@
+"""Whether a token's logits come out equal to the bit alone and in a tree: checked on the graph itself, not trusted.
+
+Quantised targets for CPUs are exported so that a row's result does not depend on which rows share its forward pass
+(eagle_export.recipes.attention). That holds as far as the kernels of the processor at hand treat every number of rows
+alike, and some do not: with AVX2 alone, ONNX Runtime's 4-bit products add up one row in another order than two. So the
+check decodes a few tokens one by one, verifies the same tokens in trees of several sizes, and compares bits. Where they
+differ it looks for the least padding with which they do not; where there is none, drafts would change the output, and
+decoding goes without them.
+
+The outcome is kept in the user's cache folder for the same graph, engine, number of threads and processor.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+import numpy as np
+
+from eagle_runtime.errors import EagleWarning
+from eagle_runtime.manifest import Manifest
+from eagle_runtime.model import Target
+from eagle_runtime.session import Session
+from eagle_runtime.session.row_padding import RowPadding
+from eagle_runtime.tree import Int, Tree, node_depths, root_only
+from eagle_runtime.user_cache import machine_key, read_json, write_json
+
+CHECKED = (2, 3, 6, 17, 64)  # rows of the trees compared: both parities, and sizes at which kernels change their tiling
+PAST = 72  # rows before them: more than the 64 whose keys exact attention sums in fp64
+DEPTH = 4  # tokens decoded one by one
+# From the cheapest: none, at least two, even numbers, whole multiples of what kernels take at once.
+PADDINGS = (RowPadding(), RowPadding(2), RowPadding(2, 2), RowPadding(4, 4), RowPadding(16, 16))
+VERSION = "1"  # to be changed with what is compared
+
+
+@dataclass(frozen=True, slots=True)
+class RowCheck:
+    """How a target's rows come out equal. padding: None if no padding makes them equal."""
+
+    padding: RowPadding | None
+
+    def __str__(self) -> str:
+        if self.padding is None:
+            return "rows differ by which others share their forward pass on this processor; drafts are off"
+        if self.padding == RowPadding():
+            return "rows are equal to the bit alone and in trees"
+        if self.padding.multiple == 1:
+            return f"rows are equal to the bit where {self.padding.least} or more share a pass; fewer are padded"
+        return f"rows are equal to the bit in whole multiples of {self.padding.multiple}; others are padded"
+
+
+class PaddedSession(Session, Protocol):
+    """A session that pads forward passes as it is told (session.ort.OrtSession). version: of its engine."""
+
+    padding: RowPadding
+    path: Path
+    version: str
+
+    @property
+    def exact(self) -> bool: ...
+
+
+def check_rows(session: PaddedSession, manifest: Manifest, threads: int | None) -> RowCheck | None:
+    """Find the padding of a target's session, as kept or by looking, and set it. Returns None for a graph that was not
+    made for equal rows.
+
+    manifest: of the bundle, threads: of a forward pass: what the outcome is kept under, beside engine and processor.
+    Warns (EagleWarning) when it finds that rows need padding, or that none helps."""
+    if not session.exact:
+        return None
+    folder = PurePosixPath(manifest.target.graph.file).parent
+    digests = [digest for file, digest in manifest.files.items() if PurePosixPath(file).parent == folder]
+    name = f"rows-{machine_key([VERSION, session.version, str(threads), *digests])}.json"
+    check = _read(name)
+    if check is None:
+        check = find_padding(session)
+        write_json(name, asdict(check))
+        if check.padding != RowPadding():
+            warnings.warn(f"{session.path}: {check}", EagleWarning, stacklevel=3)
+    session.padding = check.padding or RowPadding()
+    return check
+
+
+def find_padding(session: PaddedSession) -> RowCheck:
+    """The least of PADDINGS with which rows are equal. Takes 5 forward passes and 164 rows each; leaves the session's
+    padding changed."""
+    for padding in PADDINGS:
+        session.padding = padding
+        if equal_rows(Target(session, PAST + max(CHECKED))):
+            return RowCheck(padding)
+    return RowCheck(None)
+
+
+def equal_rows(target: Target) -> bool:
+    """Returns whether logits and features of DEPTH tokens are the same, to the bit, decoded one by one and verified in
+    trees of CHECKED nodes that repeat them. target: of an empty cache with room for PAST rows and the largest tree."""
+    vocab_size = target.vocab_size
+    tokens = np.random.default_rng(0).integers(0, vocab_size, PAST + DEPTH)
+    target.prefill(tokens[:PAST].tolist())
+    chain = tokens[PAST:]
+    alone = []
+    for token in chain.tolist():
+        logits, features = target.verify(root_only(token))
+        alone.append((logits[0].copy(), np.array(features[:1])[0]))
+        target.cache.keep(np.zeros(1, np.int64))
+    target.cache.truncate(PAST)
+    for nodes in CHECKED:
+        tree = repeated_chain(chain, nodes)
+        logits, features = target.verify(tree)
+        rows = np.asarray(features)
+        for node, depth in enumerate(node_depths(tree.parents).tolist()):
+            one, feature = alone[depth]
+            if not (np.array_equal(logits[node], one) and np.array_equal(rows[node], feature)):
+                return False
+    return True
+
+
+def repeated_chain(chain: Int, nodes: int) -> Tree:
+    """A tree of `nodes` nodes: the first token of the chain [D], and under it the others as often as there is room."""
+    rest = len(chain) - 1
+    numbers = np.arange(nodes)
+    depths = np.where(numbers == 0, 0, 1 + (numbers - 1) % rest)
+    parents = np.where(depths == 1, 0, numbers - 1)
+    parents[0] = -1
+    return Tree(chain[depths], parents.astype(np.int64), np.zeros(nodes, np.float32))
+
+
+def _read(name: str) -> RowCheck | None:
+    data = read_json(name)
+    try:
+        return RowCheck(None if data["padding"] is None else RowPadding(**data["padding"]))
+    except (KeyError, TypeError):
+        return None
