@@ -44,7 +44,18 @@ def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
                 from eagle_export.bundle import export
 
                 head = None if kind == "alone" else GOLDEN / HEADS[kind]
-                export(GOLDEN / "target", head, folder, precision=precision, certify=False)
+                observed = calibration(kind) if precision == "int8-static" else None
+                export(GOLDEN / "target", head, folder, precision=precision, certify=False, calibration=observed)
+        return folder
+
+    def calibration(kind: str) -> Path:
+        """Of the texts of the reference traces."""
+        from eagle_calib.calibrate import calibrate
+
+        texts = [row["prompt_ids"] + row["first_64"] for row in load_trace("eagle2_tt16_d3_k4")["prompts"]]
+        data, folder = shared / f"text_{kind}.jsonl", shared / f"calibration_{kind}"
+        data.write_text("".join(json.dumps({"ids": ids}) + "\n" for ids in texts), encoding="utf-8")
+        calibrate(bundle(kind), folder, data=data, threads=1)
         return folder
 
     return bundle

@@ -13,7 +13,17 @@ import numpy as np
 
 from eagle_runtime.errors import RequestError
 from eagle_runtime.model import Features, Guess, Head, Scratch
-from eagle_runtime.tree import Int, Tree, best_first, choice_parents, node_depths, rerank, root_only
+from eagle_runtime.tree import (
+    MAX_DEPTH,
+    MAX_NODES,
+    Int,
+    Tree,
+    best_first,
+    choice_parents,
+    node_depths,
+    rerank,
+    root_only,
+)
 
 
 class Drafter(Protocol):
@@ -88,11 +98,13 @@ class DynamicTree:
     top_k: int = 10
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("total_token", self.num_nodes, 2), ("depth", self.depth, 0), ("draft_top_k", self.top_k, 1)
-        ):  # fmt: skip
-            if value < least:
-                raise RequestError(f"{name} is {value}, but must be {least} or more")
+        for name, value, least, most in (
+            ("total_token", self.num_nodes, 2, MAX_NODES),
+            ("depth", self.depth, 0, MAX_DEPTH - 1),
+            ("draft_top_k", self.top_k, 1, MAX_NODES),
+        ):
+            if not least <= value <= most:
+                raise RequestError(f"{name} is {value}, but must be {least} to {most}")
 
     @property
     def children(self) -> int:
@@ -175,6 +187,6 @@ class StaticTree:
 
 def chain(num_drafted: int) -> StaticTree:
     """A tree without branches: num_drafted tokens in a row."""
-    if num_drafted < 1:
-        raise RequestError(f"a chain of {num_drafted} tokens drafts nothing; it must be 1 or more")
+    if not 1 <= num_drafted <= MAX_DEPTH:
+        raise RequestError(f"a chain of {num_drafted} tokens cannot be drafted; it must be 1 to {MAX_DEPTH}")
     return StaticTree(tuple((0,) * length for length in range(1, num_drafted + 1)))

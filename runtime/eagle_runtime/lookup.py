@@ -8,7 +8,7 @@ import numpy as np
 
 from eagle_runtime.errors import RequestError
 from eagle_runtime.model import Features
-from eagle_runtime.tree import Tree, root_only
+from eagle_runtime.tree import MAX_DEPTH, Tree, root_only
 
 SHORTEST = 2  # tokens that a match must have
 LONGEST = 16  # a longer match is not told from one of this length
@@ -56,8 +56,8 @@ class LookupDrafter:
     """A chain of what followed the longest earlier match. One object per generation."""
 
     def __init__(self, num_drafted: int = 10) -> None:
-        if num_drafted < 1:
-            raise RequestError(f"a lookup of {num_drafted} tokens drafts nothing; it must be 1 or more")
+        if not 1 <= num_drafted <= MAX_DEPTH:
+            raise RequestError(f"{num_drafted} tokens cannot be drafted by lookup; it must be 1 to {MAX_DEPTH}")
         self._num_drafted = num_drafted
         self._suffixes = Suffixes()
 

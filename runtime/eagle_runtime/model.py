@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.coupling import Foresight
+from eagle_runtime.errors import RequestError
 from eagle_runtime.session import Array, Rows, Session
-from eagle_runtime.tree import Bool, Float, Int, Tree, additive_mask, ancestor_mask, node_depths
+from eagle_runtime.tree import MAX_DEPTH, MAX_NODES, Bool, Float, Int, Tree, additive_mask, ancestor_mask, node_depths
 
 PREFILL_CHUNK = 512  # rows of one prefill pass: bounds the T x T mask and the activations
 WINDOW = 256  # rows that the head reads in one go
@@ -59,8 +60,15 @@ class Target:
     def verify(self, tree: Tree) -> tuple[Float, Features]:
         """One pass over all nodes; returns logits [N, V] and features [N, Hd], valid until the next pass.
 
-        The tree's rows stand behind the cache until `cache.keep(path)` settles the accepted ones."""
-        positions = self.cache.length + node_depths(tree.parents)
+        The tree's rows stand behind the cache until `cache.keep(path)` settles the accepted ones. Raises RequestError
+        for a tree of more than MAX_NODES nodes or MAX_DEPTH levels, in which rows would not be exact."""
+        depths = node_depths(tree.parents)
+        if tree.num_nodes > MAX_NODES or depths.max() > MAX_DEPTH:
+            raise RequestError(
+                f"the tree has {tree.num_nodes} nodes and is {depths.max()} levels deep, but a forward pass verifies "
+                f"at most {MAX_NODES} and {MAX_DEPTH}; draft a smaller one"
+            )
+        positions = self.cache.length + depths
         rows = row_numbers(tree.num_nodes)
         out = self._run(tree.tokens, positions, ancestor_mask(tree.parents), rows)
         return out["logits"], out["features"]

@@ -18,7 +18,7 @@ from eagle_runtime import EagleModel
 from eagle_runtime.manifest import read_manifest
 from eagle_runtime.model import Target
 from eagle_runtime.session.ort import OrtSession
-from eagle_runtime.tree import Tree
+from eagle_runtime.tree import MAX_DEPTH, Tree
 
 LONG = 330  # more than one block of ONNX Runtime's products
 
@@ -47,14 +47,14 @@ def assert_equal_alone(model: EagleModel, prompt: list[int], tree: Tree) -> None
 
 
 @pytest.mark.parametrize("threads", [1, 2, 8])
-@pytest.mark.parametrize("precision", ["int8", "int4"])
+@pytest.mark.parametrize("precision", ["int8", "int8-static", "int8-weight", "int4"])
 def test_logits_are_the_same_to_the_bit_in_any_tree(
     bundle_of: Callable[..., Path], precision: str, threads: int
 ) -> None:
     rng = np.random.default_rng(5)
     with EagleModel.load(bundle_of("eagle3", precision), threads=threads) as model:
         for length in (1, 39, 70, LONG):  # no past but the root's, none settled, a few, many
-            for nodes, chain in ((2, False), (9, False), (60, False), (40, True)):
+            for nodes, chain in ((2, False), (9, False), (60, False), (MAX_DEPTH + 1, True)):
                 assert_equal_alone(model, rng.integers(0, 256, length).tolist(), random_tree(rng, nodes, chain))
 
 

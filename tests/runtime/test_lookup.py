@@ -71,7 +71,7 @@ def test_a_draft_is_a_chain_of_the_size_that_is_allowed(max_nodes: int) -> None:
 
 
 def test_a_lookup_of_nothing_is_refused() -> None:
-    with pytest.raises(RequestError, match="drafts nothing"):
+    with pytest.raises(RequestError, match="0 tokens cannot be drafted"):
         LookupDrafter(0)
 
 

@@ -123,6 +123,10 @@ def check_bundle(bundle: Path, backend: str | None = None, context: int | None =
                 continue
             says = f"{name}: {_names(manifest)}, loaded in {time.perf_counter() - started:.1f} s"
             yield Check("engine", True, says, backend=name)
+            if model.row_check is not None:
+                yield Check(
+                    "rows", model.row_check.padding is not None, str(model.row_check), backend=name, fatal=False
+                )
             for check in _check_model(model, manifest, reference):
                 yield dataclasses.replace(check, backend=name)
     if len(passed_over) == len(BACKENDS):

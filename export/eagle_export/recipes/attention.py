@@ -30,8 +30,9 @@ import onnx_ir as ir
 
 from eagle_export.errors import ExportError
 from eagle_export.recipes.graph import MICROSOFT, constant, insert, insert_split, replace
+from eagle_runtime.tree import MAX_DEPTH
 
-RECENT = 64  # positions; a tree is never deeper
+RECENT = MAX_DEPTH  # positions; no deeper tree is verified
 COLUMNS = 16  # ONNX Runtime's smallest share of a product's columns
 THREADS = 16  # the most that it divides a product among
 WIDEST = 128  # values of a head that it sums in one sequence, however many columns there are

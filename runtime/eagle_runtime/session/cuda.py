@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from eagle_runtime.errors import BackendError
-from eagle_runtime.manifest import GraphSpec, HeadSpec, Manifest, TargetSpec
+from eagle_runtime.manifest import GraphSpec, HeadSpec, Manifest, TargetSpec, pieces_of
 from eagle_runtime.nvidia import Gpu, first_gpu
 from eagle_runtime.session import Session
 from eagle_runtime.session.ort import (
@@ -41,6 +41,7 @@ CONTEXT = 400_000_000  # bytes that CUDA and its libraries take beside all data,
 def open_sessions(bundle: Path, manifest: Manifest, context: int, head_scratch: int) -> tuple[Session, ...]:
     """Of the target of a bundle and, if it has one, of its head, on the first GPU. context: tokens of prompt and
     output; head_scratch: rows that the head's cache holds beyond them. Raises BackendError."""
+    check_graphs(bundle, manifest)
     gpu = first_gpu()
     check_provider(available_providers())
     check_libraries(preload_libraries())
@@ -57,6 +58,18 @@ def _open(bundle: Path, graph: GraphSpec, memory: OrtMemory) -> OrtDeviceSession
     session = open_graph(path, PROVIDERS, threads=1)  # the host's part is a handful of shapes
     check_placed(path, session.get_providers(), operators(session))
     return OrtDeviceSession(session, path, graph, memory)
+
+
+def check_graphs(bundle: Path, manifest: Manifest) -> None:
+    """Raises BackendError for graphs whose layers are products of bytes, or whose past lies head by head, as those for
+    CPUs are: the provider would run them on the host, or not at all."""
+    for name, model in manifest.models.items():
+        stored = {weight.dtype for weight in model.graph.weights.values()}
+        if "int8" in stored or pieces_of(model.graph) is not None:
+            raise BackendError(
+                f"{bundle}: the {name} graph's int8 products are those for CPUs; "
+                "export the bundle with --backend cuda, or run it with --backend cpu"
+            )
 
 
 def check_provider(available: Sequence[str]) -> None:

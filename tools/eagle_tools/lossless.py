@@ -1,0 +1,151 @@
+"""Whether drafts change what is emitted, on this processor: many generations with drafts and without, token by token.
+
+    python -m eagle_tools.lossless BUNDLE [BUNDLE ...] --runs 2000
+
+Every run takes a prompt, sampling settings and a way to draft at random, decodes with and without drafts from one seed,
+and compares the tokens. Prompts are pieces of the certificate's texts, or random ids. Needs what the runtime needs and
+nothing else, so that it runs wherever bundles do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eagle_runtime import EagleModel
+from eagle_runtime.command import Parser, run_command
+from eagle_runtime.errors import RequestError
+from eagle_runtime.processor import processor_name
+from eagle_tools.ties import is_tie
+
+LONGEST_PROMPT = 160  # tokens; exact attention treats the newest 64 positions in another way than those before
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"top_p": 0.9},
+    {"top_k": 5},
+    {"min_p": 0.1},
+    {"repetition_penalty": 1.2},
+    {"presence_penalty": 0.4, "frequency_penalty": 0.2},
+)
+TEMPERATURES = (0.0, 0.6, 1.0, 1.4)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one bundle. differ: runs whose tokens differ. ties: those of them where two logits are equal but for rounding,
+    as fp32 allows. tau: mean tokens per forward pass of the target with drafts. rows: what was found of its rows."""
+
+    bundle: str
+    precision: str
+    processor: str
+    runs: int
+    differ: int
+    ties: int
+    tau: float
+    rows: str
+    seconds: float
+
+
+def compare_runs(bundle: Path, runs: int, new_tokens: int, threads: int | None, seed: int) -> Outcome:
+    """Decode `runs` times with drafts and without. Raises EagleError if the bundle cannot be run."""
+    started = time.perf_counter()
+    random = np.random.default_rng(seed)
+    differ = ties = drafted_tokens = passes = 0
+    with EagleModel.load(bundle, backend="cpu", threads=threads) as model:
+        for number in range(runs):
+            prompt = some_prompt(model, random)
+            settings = {**SETTINGS[int(random.integers(len(SETTINGS)))], "max_new_tokens": new_tokens, "seed": number}
+            settings["temperature"] = TEMPERATURES[int(random.integers(len(TEMPERATURES)))]
+            plain = model.generate(prompt, method="vanilla", ignore_eos=True, **settings)
+            drafted = model.generate(prompt, **some_way(model, random), ignore_eos=True, **settings)
+            drafted_tokens += drafted.stats.new_tokens - 1
+            passes += drafted.stats.target_passes
+            if plain.token_ids != drafted.token_ids:
+                differ += 1
+                drawn = {"temperature": settings["temperature"], "seed": number}
+                ties += is_tie(model, prompt, plain.token_ids, drafted.token_ids, **drawn)
+        rows = "" if model.row_check is None else str(model.row_check)
+        precision = model.manifest.precision["target"]
+    seconds = round(time.perf_counter() - started, 1)
+    tau = round(drafted_tokens / max(passes, 1), 2)
+    return Outcome(str(bundle), precision, processor_name(), runs, differ, ties, tau, rows, seconds)
+
+
+def some_prompt(model: EagleModel, random: np.random.Generator) -> list[int]:
+    """1 to LONGEST_PROMPT tokens: a piece of a text of the certificate, as often random ids."""
+    most = min(LONGEST_PROMPT, model.context // 2)
+    certificate = model.manifest.certificate
+    if certificate is not None and random.random() < 0.5:
+        golden = certificate.prompts[int(random.integers(len(certificate.prompts)))]
+        text = [*golden.prompt, *golden.continuation]
+        start = int(random.integers(len(text)))
+        return text[start : start + most]
+    count = int(random.integers(1, most + 1))
+    ids: list[int] = random.integers(0, model.manifest.target.vocab_size, count).tolist()
+    return ids
+
+
+def some_way(model: EagleModel, random: np.random.Generator) -> dict[str, Any]:
+    """A method and a tree that the bundle can draft."""
+    depth = int(random.integers(0, 12))
+    ways: list[dict[str, Any]] = [{}, {"method": "lookup"}, {"method": "lookup", "tree": "chain", "depth": depth}]
+    if model.manifest.head is not None:
+        size = {"total_token": int(random.integers(2, 65)), "depth": min(depth, 7)}
+        ways += [
+            {"method": "eagle"},
+            {"method": "eagle", "tree": "dynamic", **size},
+            {"method": "eagle", "tree": "static", "draft_top_k": 4},
+            {"method": "eagle", "tree": "chain", "depth": depth},
+        ]
+    return ways[int(random.integers(len(ways)))]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status: 0, 1 if a text differed that no tie explains, 2 for input that is wrong."""
+    lossless = True
+
+    def run(args: argparse.Namespace) -> None:
+        nonlocal lossless
+        if args.runs < 1 or args.tokens < 2:
+            raise RequestError(f"runs is {args.runs} and tokens {args.tokens}, but they must be 1 and 2 or more")
+        for bundle in args.bundles:
+            outcome = compare_runs(Path(bundle), args.runs, args.tokens, args.threads, args.seed)
+            allowed = 0 if outcome.rows else outcome.ties  # quantised targets promise equality without ties
+            lossless &= outcome.differ == allowed
+            print(json.dumps(asdict(outcome)) if args.json else described(outcome), flush=True)
+
+    status = run_command(_parser(), argv, run, extra="cpu", interrupted="interrupted")
+    return status or (0 if lossless else 1)
+
+
+def described(outcome: Outcome) -> str:
+    """One line."""
+    ties = f", {outcome.ties} of them ties" if outcome.ties else ""
+    rows = f"; {outcome.rows}" if outcome.rows else ""
+    return (
+        f"{outcome.bundle}: {outcome.precision}, {outcome.differ} of {outcome.runs} runs differ{ties}, "
+        f"tau {outcome.tau:.2f}{rows}; {outcome.processor}, {outcome.seconds:.0f} s"
+    )
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="eagle_tools.lossless", description="Compare generations with drafts and without.")
+    parser.add_argument("bundles", nargs="+", metavar="BUNDLE", help="folder written by eagle-export")
+    parser.add_argument("--runs", type=int, default=200, metavar="N", help="generations of each kind (default 200)")
+    parser.add_argument("--tokens", type=int, default=24, metavar="N", help="new tokens of each (default 24)")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of a forward pass (default: physical cores)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the choice of prompts and settings")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per bundle")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
