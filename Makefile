@@ -4,7 +4,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: setup test lint demo bench clean
+.PHONY: setup test lint demo bench processors clean
 .DEFAULT_GOAL := test
 
 setup: .venv/.installed
@@ -30,6 +30,10 @@ demo: setup
 # Hours, and 16 GB of disk in .bench; what is finished is kept, so it can be stopped. BENCH="--pairs demo" takes minutes.
 bench: setup
 	$(BIN)/python -m eagle_tools.results $(BENCH)
+
+# Half an hour; needs Debian's qemu-user. Keeps an ARM64 Python in ~/.cache/eagle-edge-arm64, or in EAGLE_ARM64.
+processors: setup
+	$(BIN)/pytest -n 2 -m "emulated or not emulated" tests/processors
 
 clean:
 	rm -rf .venv .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,99 @@
+"""Other processors than this one, by user-mode emulation (Debian's qemu-user): kernels are chosen by the processor.
+
+    make processors        all of it, marked `emulated`: about half an hour
+
+The first test is of the suite itself wherever qemu is installed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+AVX2 = ("qemu-x86_64", "-cpu", "Haswell")  # AVX2, neither AVX-512 nor VNNI
+QUANTISED = ("int8", "int8-static", "int8-weight", "int4")
+SOURCES = os.pathsep.join(str(ROOT / folder) for folder in ("runtime", "calib", "export", "train", "tools"))
+KERNELS = ("tests/export/test_recipes.py", "tests/export/test_exact_attention.py", "tests/export/test_certificate.py")
+
+needs_x86 = pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="qemu-x86_64 is not installed")
+needs_arm = pytest.mark.skipif(shutil.which("qemu-aarch64") is None, reason="qemu-aarch64 is not installed")
+
+
+def emulated(command: Sequence[str], cache: Path) -> str:
+    """What a command prints, run by the emulator with the project's sources. cache: for what it finds out."""
+    environment = {**os.environ, "PYTHONPATH": SOURCES, "EAGLE_CACHE": str(cache), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=3000)
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def outcomes(
+    python: Sequence[str], bundles: Sequence[Path], runs: int, tokens: int, cache: Path
+) -> list[dict[str, Any]]:
+    """Of eagle_tools.lossless over bundles."""
+    command = [*python, "-m", "eagle_tools.lossless", *map(str, bundles), "--json", "--threads", "2"]
+    told = emulated([*command, "--runs", str(runs), "--tokens", str(tokens)], cache)
+    return [json.loads(line) for line in told.splitlines() if line.startswith("{")]
+
+
+@needs_x86
+def test_with_avx2_alone_drafts_change_nothing(bundle_of: Callable[..., Path], tmp_path: Path) -> None:
+    bundles = [bundle_of("eagle1", precision) for precision in ("int8", "int4")]
+    int8, int4 = outcomes([*AVX2, sys.executable], bundles, 3, 6, tmp_path)
+    assert int8["differ"] == int4["differ"] == 0
+    assert "alone and in trees" in int8["rows"] and "fewer are padded" in int4["rows"]
+
+
+@needs_x86
+def test_with_avx2_alone_int8_computes_what_it_does_here(
+    bundle_of: Callable[..., Path], prompts: list[list[int]], tmp_path: Path
+) -> None:
+    """The logits of a prompt. Where sums of byte products overflow they are off by whole units."""
+    script = (
+        "import json, sys, numpy as np\n"
+        "from eagle_runtime import EagleModel\n"
+        "with EagleModel.load(sys.argv[1], threads=1) as model:\n"
+        "    rows = [rows.copy() for rows in model.score(json.loads(sys.argv[2]))]\n"
+        "print(json.dumps(np.concatenate(rows).tolist()))\n"
+    )
+    arguments = ["-c", script, str(bundle_of("eagle1", "int8")), json.dumps(prompts[0])]
+    there = json.loads(emulated([*AVX2, sys.executable, *arguments], tmp_path))
+    here = json.loads(emulated([sys.executable, *arguments], tmp_path / "here"))
+    assert (
+        max(abs(a - b) for one, other in zip(there, here, strict=True) for a, b in zip(one, other, strict=True)) < 0.2
+    )
+
+
+@needs_x86
+@pytest.mark.emulated
+@pytest.mark.parametrize("file", KERNELS)
+def test_recipes_attention_and_certificates_with_avx2_alone(file: str, tmp_path: Path) -> None:
+    emulated([*AVX2, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n0", file], tmp_path)
+
+
+@needs_x86
+@pytest.mark.emulated
+@pytest.mark.parametrize("precision", [*QUANTISED, "fp32"])
+def test_32_generations_with_avx2_alone(bundle_of: Callable[..., Path], precision: str, tmp_path: Path) -> None:
+    (outcome,) = outcomes([*AVX2, sys.executable], [bundle_of("eagle3", precision)], 32, 24, tmp_path)
+    assert outcome["differ"] == outcome["ties"] and (precision == "fp32" or outcome["differ"] == 0)
+
+
+@needs_arm
+@pytest.mark.emulated
+@pytest.mark.parametrize("precision", [*QUANTISED, "fp32"])
+def test_32_generations_on_arm64(bundle_of: Callable[..., Path], precision: str, tmp_path: Path) -> None:
+    """The folder of the ARM64 Python outlives the test, as it takes a minute to fill: EAGLE_ARM64 names it."""
+    site = os.environ.get("EAGLE_ARM64") or str(Path.home() / ".cache" / "eagle-edge-arm64")
+    python = [str(ROOT / "tools" / "as_arm64.sh"), site]
+    (outcome,) = outcomes(python, [bundle_of("eagle3", precision)], 32, 24, tmp_path)
+    assert outcome["differ"] == outcome["ties"] and (precision == "fp32" or outcome["differ"] == 0)
