@@ -162,6 +162,8 @@ def test_the_public_names_are_these() -> None:
     assert eagle_runtime.__all__ == [
         "BackendError",
         "BundleError",
+        "BusyError",
+        "ClosedError",
         "EagleError",
         "EagleModel",
         "Piece",

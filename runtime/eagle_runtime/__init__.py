@@ -8,13 +8,15 @@ Read generate.py first: it is the loop.
 """
 
 from eagle_runtime.eagle_model import EagleModel
-from eagle_runtime.errors import BackendError, BundleError, EagleError, RequestError
+from eagle_runtime.errors import BackendError, BundleError, BusyError, ClosedError, EagleError, RequestError
 from eagle_runtime.result import Piece, Result, Stats
 from eagle_runtime.sampling import SamplingParams
 
 __all__ = [
     "BackendError",
     "BundleError",
+    "BusyError",
+    "ClosedError",
     "EagleError",
     "EagleModel",
     "Piece",

@@ -125,10 +125,13 @@ class CostAwareDrafter:
         self._children = np.array([BEST_CHILD, SECOND_CHILD])
         self._gain = Gain()
         self._last: _Draft | None = None  # None: the last tree was bare
-        if head is not None:
-            head.cache.truncate(0)
+        self._begun = False
 
     def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
+        if not self._begun:  # not before: until its first step another generation may have the cache
+            self._begun = True
+            if self._head is not None:
+                self._head.cache.truncate(0)
         self._learn(tokens)
         if self._head is not None:
             self._unread.append(features)
@@ -250,6 +253,7 @@ class Rehearsal:
         flat = Timings((1, LARGEST), (1,), ((1.0, 1.0),))
         self._seconds = flat.at(1)
         self._drafter = CostAwareDrafter(self.head, Costs(flat, flat), Experience())
+        self.head.cache.truncate(0)
         self._first = self.head.observe([0], features)
         self._pool = Pool()
         self._add(self._pool, self._first, np.array([-1], np.int64))

@@ -68,7 +68,8 @@ def check_children(head: Head, children: int) -> None:
 
 
 class EagleDrafter:
-    """An EAGLE-1/2/3 head grown into a tree of some shape. One object per generation: it starts with an empty cache."""
+    """An EAGLE-1/2/3 head grown into a tree of some shape. One object per generation: its first tree empties the
+    cache."""
 
     def __init__(self, head: Head, shape: TreeShape) -> None:
         check_children(head, shape.children)
@@ -79,9 +80,12 @@ class EagleDrafter:
             )
         self._head = head
         self._shape = shape
-        head.cache.truncate(0)
+        self._begun = False
 
     def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
+        if not self._begun:  # not before: until its first step another generation may have the cache
+            self._begun = True
+            self._head.cache.truncate(0)
         first = self._head.observe(tokens[len(tokens) - len(features) :], features)
         return self._shape.grow(self._head, tokens[-1], first, max_nodes)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import secrets
 import time
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +28,7 @@ from eagle_runtime.drafter import (
     chain,
     check_children,
 )
+from eagle_runtime.engines import Engines
 from eagle_runtime.errors import RequestError
 from eagle_runtime.exact_rows import PaddedSession, RowCheck, check_rows
 from eagle_runtime.experience import Experience
@@ -34,11 +36,12 @@ from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.lookup import LookupDrafter
 from eagle_runtime.manifest import Manifest, TreeKind, read_manifest, verify_hashes
 from eagle_runtime.model import Features, Head, Target
-from eagle_runtime.result import Ending, Piece, Result, stats_of
+from eagle_runtime.result import Ending, Piece, Result, Stream, stats_of
 from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.session import Session
 from eagle_runtime.text import Message, Text
 from eagle_runtime.tree import EAGLE1_CHOICES, Float
+from eagle_runtime.turns import Claim, Turns
 
 Prompt = str | Sequence[int] | Sequence[Message]
 Method = Literal["eagle", "eagle+lookup", "lookup", "vanilla"]
@@ -49,7 +52,17 @@ MAX_THREADS = 256  # beyond the cores they only wait for each other; thousands t
 
 
 class EagleModel:
-    """A bundle in memory: target, head if it has one, their caches, tokenizer. Serves one generation at a time."""
+    """A bundle in memory: target, head if it has one, their caches, tokenizer.
+
+    Any thread may call any method. A model decodes one text at a time: calls of `generate` from several threads wait
+    for each other, in order of arrival. A stream has the model from its first piece until it ends, is closed or
+    dropped; meanwhile other threads get a BusyError, since it may never end, and in its own thread (the one that asked
+    for a piece last) a newer generation ends it: asked for more, it raises RequestError. `score` is such a stream,
+    `costs` such a call. Twins decode side by side, step by step in order of arrival. No caller's code, on_cycle
+    included, runs within a step.
+
+    `close` waits for the running step; whatever comes afterwards raises ClosedError, on twins too, and so does every
+    call in a process that was forked after the model was loaded."""
 
     def __init__(self, bundle: Path, manifest: Manifest, sessions: tuple[Session, ...], context: int) -> None:
         """Use `EagleModel.load`. sessions: of the target and, if the bundle has one, of the head."""
@@ -60,9 +73,8 @@ class EagleModel:
         self.passed_over: PassedOver = ()
         self.row_check: RowCheck | None = None
         self.text = Text(bundle)
-        self._sessions = list(sessions)
+        self._engines = Engines(sessions)
         self._make_caches()
-        self._generation = 0
         self._costs: Costs | None = None
         self._experience: dict[tuple[str, bool], Experience] = {}
 
@@ -110,15 +122,16 @@ class EagleModel:
         return model
 
     def _make_caches(self) -> None:
-        target, *heads = self._sessions
+        target, *heads = self._engines.sessions
         self._target = Target(target, self.context)
         self._head = Head(heads[0], self.context, HEAD_SCRATCH) if heads else None
+        self._turns = Turns(self._engines)
+        self._engines.users.add(self)
 
     def twin(self) -> EagleModel:
-        """This model once more: the same engines, caches of its own. A model serves one generation at a time; those of
-        twins may take turns, piece by piece, though not in two threads at once. What passes cost and what drafts
-        taught is common to them, and closing one closes all. Raises RequestError on other backends than cpu, whose
-        engines are tied to one cache."""
+        """This model once more: the same engines, caches of its own, so that two generations may take turns, step by
+        step, in one thread or in several. What passes cost and what drafts taught is common to them, and closing one
+        closes all. Raises RequestError on other backends than cpu, whose engines are tied to one cache."""
         if self.backend != "cpu":
             raise RequestError(f"a model on {self.backend} has no twins; load the bundle once more")
         other = copy.copy(self)
@@ -127,12 +140,14 @@ class EagleModel:
 
     @property
     def sessions(self) -> tuple[Session, ...]:
-        """Of the target and, if there is one, of the head, for tools that compare engines."""
-        return tuple(self._sessions)
+        """Of the target and, if there is one, of the head, for tools that compare engines. They know nothing of the
+        model's turns, so nobody else may use the model meanwhile."""
+        return self._engines.sessions
 
     @property
     def head(self) -> Head:
         """Raises RequestError for a bundle without one."""
+        self._engines.check()
         if self._head is None:
             raise RequestError(
                 "the bundle has no draft head; use method lookup or vanilla, or export the target with a head"
@@ -149,9 +164,11 @@ class EagleModel:
 
     def generate(self, prompt: Prompt, **settings: Any) -> Result:
         """Decode to the end; settings as in `stream`."""
-        for piece in self.stream(prompt, **settings):
-            if piece.result is not None:
-                return piece.result
+        with self.stream(prompt, **settings) as pieces:
+            pieces.claim.place.streamed = False  # it ends by itself, so others may wait
+            for piece in pieces:
+                if piece.result is not None:
+                    return piece.result
         raise AssertionError("a stream ends with a result")
 
     def stream(
@@ -169,7 +186,7 @@ class EagleModel:
         seed: int | None = None,
         on_cycle: Callable[[Cycle], None] | None = None,
         **sampling: Any,
-    ) -> Iterator[Piece]:
+    ) -> Stream:
         """Decode piece by piece.
 
         prompt: text, token ids, or chat messages ({"role", "content"} dicts, through the bundle's template).
@@ -179,7 +196,9 @@ class EagleModel:
         draft_top_k: see manifest.TreeDefaults; None takes the bundle's, and a dynamic tree where total_token or depth
         is given; tree may also be a TreeShape of your own. A cost-aware tree measures what passes cost, once on a
         machine (see `costs`). seed: None draws one (reported in the stats). on_cycle: called after every verification.
-        sampling: the fields of SamplingParams. Raises RequestError before any work."""
+        sampling: the fields of SamplingParams. Raises RequestError and ClosedError before any work; pieces raise
+        these too, and BusyError."""
+        self._engines.check()
         params = _sampling_params(sampling, secrets.randbits(32) if seed is None else seed)
         tokens = self._checked_prompt(prompt)
         if max_new_tokens < 1:
@@ -193,29 +212,26 @@ class EagleModel:
             frozenset() if ignore_eos else frozenset(self.manifest.target.eos_token_ids)
         )
         limit = min(max_new_tokens, self.context - len(tokens))
-        self._generation += 1
-        return self._decode(self._generation, tokens, drafter, sampler, Ending(stop, limit), method, on_cycle)
+        claim = Claim(streamed=True)
+        return Stream(self._decode(claim, tokens, drafter, sampler, Ending(stop, limit), method, on_cycle), claim)
 
     def score(self, tokens: Sequence[int], first: int = 0) -> Iterator[Float]:
         """What the target alone says of a text: the logits after tokens[first], tokens[first + 1], ... in pieces
-        [R, V], each valid until the next. Takes the model as a generation does: one at a time. Raises
-        RequestError."""
+        [R, V]. Takes the model as a stream does. Raises RequestError, ClosedError, and BusyError with a piece."""
+        self._engines.check()
         checked = self._checked_prompt(tokens)
-        self._generation += 1
-        turn = self._generation
-        for logits in self._target.score(checked, first):
-            yield logits
-            self._check_turn(turn)
+        return self._turns.steps(Claim(streamed=True), self._target.score(checked, first))
 
     def costs(self, *, measure_again: bool = False) -> Costs:
         """What passes cost on this machine: as measured before for this bundle, backend and machine, or measured now,
-        which takes about 90 passes and ends any stream of this model. The tree "cost-aware" calls this."""
+        which takes about 90 passes, all in one step, and the model as a call of `generate` does. The tree "cost-aware"
+        calls this."""
+        self._engines.check()
         if self._costs is None or measure_again:
             key = fingerprint([*self.manifest.files.values(), self.backend, str(self.threads), str(self.context)])
             self._costs = None if measure_again else read_costs(key)
             if self._costs is None:
-                self._generation += 1
-                self._costs = measure(self._target, self._rehearsal())
+                self._costs = self._turns.run(lambda: measure(self._target, self._rehearsal()))
                 write_costs(key, self._costs)
         return self._costs
 
@@ -227,11 +243,13 @@ class EagleModel:
         return partial(Rehearsal, self._head.coupled(Coupling(sampler, Trust())))
 
     def close(self) -> None:
-        """Free the engines; a second call does nothing."""
-        while self._sessions:
-            self._sessions.pop().close()
+        """Free the engines, when the running step is over; a second call does nothing. Generations that are not
+        finished end with a ClosedError at their next step. May be called from anywhere: another thread, on_cycle,
+        between two pieces, a signal handler, a forked process (where it frees nothing)."""
+        self._engines.close()
 
     def __enter__(self) -> EagleModel:
+        self._engines.check()
         return self
 
     def __exit__(
@@ -241,48 +259,46 @@ class EagleModel:
 
     def _decode(
         self,
-        generation: int,
+        claim: Claim,
         prompt: list[int],
         drafter: Drafter,
         sampler: Sampler,
         ending: Ending,
         method: Method,
         on_cycle: Callable[[Cycle], None] | None,
-    ) -> Iterator[Piece]:
-        self._check_turn(generation)
+    ) -> Generator[Piece, None, None]:
         decoder = self.text.stream(prompt)
         emitted: list[int] = []
         cycles: list[Cycle] = []
         started = first_at = time.perf_counter()
         elsewhere = 0.0  # seconds in which the consumer had its turn
-        for event in generate(self._target, drafter, sampler, prompt):
-            if isinstance(event, Cycle):
-                cycles.append(event)
-                if on_cycle is not None:
-                    on_cycle(event)
-                new = event.step.tokens.tolist()
-            else:
-                first_at = time.perf_counter()
-                new = [event]
-            new = ending.cut(new, len(emitted))
-            emitted += new
-            text = decoder.feed(new) if decoder is not None else ""
-            if ending.reason is not None:
-                break
-            left = time.perf_counter()
-            yield Piece(text, tuple(new))
-            elsewhere += time.perf_counter() - left
-            self._check_turn(generation)
-        times = (first_at - started, time.perf_counter() - first_at - elsewhere)
+        steps = self._turns.steps(claim, generate(self._target, drafter, sampler, prompt))
+        with contextlib.closing(steps):
+            for event in steps:
+                if isinstance(event, Cycle):
+                    cycles.append(event)
+                    if on_cycle is not None:
+                        on_cycle(event)
+                    new = event.step.tokens.tolist()
+                else:
+                    started += claim.waited
+                    first_at = time.perf_counter()
+                    elsewhere -= claim.waited
+                    new = [event]
+                new = ending.cut(new, len(emitted))
+                emitted += new
+                text = decoder.feed(new) if decoder is not None else ""
+                if ending.reason is not None:
+                    break
+                left = time.perf_counter()
+                yield Piece(text, tuple(new))
+                elsewhere += time.perf_counter() - left
+        times = (first_at - started, time.perf_counter() - first_at - elsewhere - claim.waited)
         stats = stats_of(method, sampler.params.seed, len(prompt), len(emitted), cycles, times)
         if decoder is not None:
             text += decoder.finish()
         whole = decoder.text if decoder is not None else None
         yield Piece(text, tuple(new), Result(whole, tuple(emitted), ending.reason or "length", stats))
-
-    def _check_turn(self, generation: int) -> None:
-        if generation != self._generation:
-            raise RequestError("another generation was started on this model before this stream ended")
 
     def _checked_prompt(self, prompt: Prompt) -> list[int]:
         tokens = self.text.encode(prompt)

@@ -19,3 +19,11 @@ class RequestError(EagleError):
 
 class EagleWarning(UserWarning):
     """Something that works, but not as one would expect: said once, in one sentence."""
+
+
+class BusyError(RequestError):
+    """A model whose caches another thread has, for as long as it likes."""
+
+
+class ClosedError(EagleError):
+    """A model that was closed, or loaded before this process was forked."""

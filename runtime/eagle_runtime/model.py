@@ -75,7 +75,7 @@ class Target:
 
     def score(self, tokens: Sequence[int], first: int = 0) -> Iterator[Float]:
         """Forget everything, read a text; yields the logits of the rows tokens[first], tokens[first + 1], ... in
-        pieces [R, V] of at most SCORE_CHUNK rows, each valid until the next."""
+        pieces [R, V] of at most SCORE_CHUNK rows."""
         self.cache.truncate(0)
         for start in range(0, len(tokens), SCORE_CHUNK):
             chunk = np.array(tokens[start : start + SCORE_CHUNK], np.int64)
@@ -84,7 +84,7 @@ class Target:
             out = self._run(chunk, start + rows, causal(len(chunk)), wanted if len(wanted) else rows[-1:])
             self.cache.advance(len(chunk))
             if len(wanted):
-                yield out["logits"]
+                yield out["logits"].copy()  # others may run passes while the caller looks at it
 
     def _run(self, tokens: Int, positions: Int, visible: Bool, logit_rows: Int) -> dict[str, Any]:
         feeds: dict[str, Array] = {

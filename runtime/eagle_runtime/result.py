@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Literal
 
+from eagle_runtime.errors import BusyError
 from eagle_runtime.generate import Cycle
+from eagle_runtime.turns import Claim
 
 FinishReason = Literal["stop", "length"]
 
@@ -18,8 +23,8 @@ class Stats:
     the prompt's pass, so neither counts. tau_untrimmed: also counts accepted tokens that a stop or max_new_tokens
     cut off the last pass, as EAGLE's authors do. target_passes: verification passes. accepted_per_depth[d]: passes
     that accepted at least d + 1 drafted tokens. Seconds: prefill until the first token, decode after it, of which
-    draft, verify and host; what a stream's consumer does between two pieces is no part of them. tokens_per_s: emitted
-    after the first, per second of decode."""
+    draft, verify and host; what a stream's consumer does between two pieces is no part of them, nor is waiting for
+    other callers. tokens_per_s: emitted after the first, per second of decode."""
 
     method: str
     seed: int
@@ -56,6 +61,35 @@ class Piece:
     text: str
     token_ids: tuple[int, ...]
     result: Result | None = None
+
+
+class Stream(Iterator[Piece]):
+    """A generation piece by piece; nothing is computed before the first is asked for, nor between two. It has the
+    model's caches from then on until it ends or is closed or dropped."""
+
+    def __init__(self, pieces: Generator[Piece, None, None], claim: Claim) -> None:
+        self.claim = claim
+        self._pieces = pieces
+
+    def __next__(self) -> Piece:
+        """Raises BusyError while another thread waits for a piece of this stream."""
+        if inspect.getgeneratorstate(self._pieces) == inspect.GEN_RUNNING:
+            raise BusyError("another thread waits for the next piece of this stream; one at a time may")
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """End the generation; a second call does nothing. Raises BusyError while another thread waits for a piece."""
+        if inspect.getgeneratorstate(self._pieces) == inspect.GEN_RUNNING:
+            raise BusyError("this stream is computing a piece; the thread that waits for it can close it afterwards")
+        self._pieces.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 @dataclass

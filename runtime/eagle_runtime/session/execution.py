@@ -150,8 +150,8 @@ class Execution:
             return
         if not self._context.set_optimization_profile_async(index, self._device.stream):
             raise self._failure("does not take its profile")
-        self._profile = index
         self._shapes.clear()  # those of another profile do not hold
+        self._profile = index
 
     def _set_shapes(self, shape: PassShape) -> None:
         for name, tensor in self._spec.inputs.items():

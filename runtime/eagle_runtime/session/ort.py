@@ -185,10 +185,11 @@ class BoundSession:
             shape = (1,) * (len(spec.shape) - value.ndim) + value.shape
             dims = list(zip(spec.shape, shape, strict=True))
             assert all(dim == size for dim, size in dims if not isinstance(dim, str)), name
+            self._fed.pop(name, None)  # until it is bound: an interrupt may come in between
             fed = self._buffer(name, spec, value.shape)
             fixed = {dim: size for dim, size in dims if isinstance(dim, str)}
-            self._fed[name] = fed, fixed
             self._binding.bind_input(name, "cpu", 0, fed.dtype.type, shape, fed.ctypes.data)
+            self._fed[name] = fed, fixed
         for dim, size in fixed.items():
             assert sizes.setdefault(dim, size) == size, f"{name}: {dim} is {size} and {sizes[dim]}"
         np.copyto(fed, value, "no")
@@ -230,8 +231,10 @@ class BoundSession:
         shape = tuple([sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape])
         bound = self._results.get(name)
         if bound is None or bound.shape != shape[1:]:
-            bound = self._results[name] = self._buffer(name, spec, shape[1:])
+            self._results.pop(name, None)  # as in _feed
+            bound = self._buffer(name, spec, shape[1:])
             self._binding.bind_output(name, "cpu", 0, bound.dtype.type, shape, bound.ctypes.data)
+            self._results[name] = bound
         return bound
 
 
@@ -288,15 +291,17 @@ class OrtSession(BoundSession):
         keys, values, new = cache.keys, cache.values, cache.written
         kind = new.dtype.type
         if (past := (keys.ctypes.data, values.ctypes.data, cache.columns)) != self._past:
-            self._past = past
+            self._past = ()  # as in _feed
             for layer, names in enumerate(zip(self._past_names[0::2], self._past_names[1::2], strict=True)):
                 for name, half in zip(names, (keys[layer], values[layer]), strict=True):
                     self._binding.bind_input(name, "cpu", 0, kind, half.shape, half.ctypes.data)
+            self._past = past
         if (fresh := (new.ctypes.data, rows)) != self._new:
-            self._new = fresh
+            self._new = ()
             shape = (1, *new.shape[1:])
             for half, name in enumerate(self._new_names):
                 self._binding.bind_output(name, "cpu", 0, kind, shape, new.ctypes.data + half * new.strides[0])
+            self._new = fresh
 
     def joined(self, parts: Sequence[Array]) -> Array:
         return np.concatenate(parts)
