@@ -21,10 +21,11 @@ from eagle_export.cli import main as export_main
 from eagle_export.errors import ExportError
 from eagle_runtime import EagleModel
 from eagle_runtime.cli import main as run_main
-from eagle_runtime.cost import Costs, Timings
+from eagle_runtime.cost import Costs
 from eagle_runtime.drafter import DynamicTree
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle
+from eagle_runtime.learned_costs import LearnedCosts
 from eagle_runtime.manifest import MANIFEST_NAME, read_manifest
 from eagle_runtime.session.ort import OrtSession, open_graph
 from eagle_runtime.session.ort_device import OrtDeviceSession
@@ -40,10 +41,8 @@ TARGET = GOLDEN / "target"
 
 @pytest.fixture(autouse=True)
 def costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes cost the same here every time, so that trees do not depend on the machine."""
+    """Nothing is known of earlier runs."""
     monkeypatch.setenv("EAGLE_CACHE", str(tmp_path / "no costs yet"))
-    fixed = Costs(Timings((1, 64), (64,), ((1e-3, 4e-3),)), None)
-    monkeypatch.setattr("eagle_runtime.eagle_model.measure", lambda target, head: fixed)
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +59,13 @@ def calibration(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("calibration") / "alone"
     assert calib_main([str(bundle), "-o", str(folder), "--threads", "1", "--max-tokens", "300"]) == 0
     return folder
+
+
+def forbid_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def looked_at(costs: LearnedCosts) -> Costs:
+        raise AssertionError("trees were sized by costs")
+
+    monkeypatch.setattr(LearnedCosts, "now", property(looked_at))
 
 
 def only_line(capsys: pytest.CaptureFixture[str]) -> str:
@@ -128,12 +134,8 @@ def test_options_of_a_head_are_refused(option: str, tmp_path: Path, capsys: pyte
 def test_a_certificate_and_the_doctor(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither measures what passes cost: what they say must not depend on the machine."""
-
-    def measured(*_: object) -> None:
-        raise AssertionError("costs were measured")
-
-    monkeypatch.setattr("eagle_runtime.eagle_model.measure", measured)
+    """Neither looks at what passes cost: what they say must not depend on the machine."""
+    forbid_costs(monkeypatch)
     assert export_main([str(TARGET), "-o", str(tmp_path / "b"), "-p", "int8", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["head"] is report["taps"] is report["draft_vocab_size"] is None and report["shared_weights"] == []
@@ -153,7 +155,7 @@ def test_tau_with_a_head_does_not_depend_on_costs(
     data = json.loads((folder / MANIFEST_NAME).read_text())
     data["tree_defaults"]["tree"] = "cost-aware"
     (folder / MANIFEST_NAME).write_text(json.dumps(data))
-    monkeypatch.setattr("eagle_runtime.eagle_model.measure", None)
+    forbid_costs(monkeypatch)
     assert make_certificate(open_checkpoint(TARGET), folder, read_manifest(folder)).tau > 1.5
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,12 @@ def open_sessions(
 
     graphs = (model.graph for model in manifest.models.values())
     return tuple(OrtSession(bundle / graph.file, graph, threads) for graph in graphs)
+
+
+def library_version(backend: str) -> str:
+    """The library that a backend's open sessions run on, with its version; as far as it has been imported."""
+    name = {"cpu": "onnxruntime", "cuda": "onnxruntime"}.get(backend, backend.replace("-", "_"))
+    return f"{name} {getattr(sys.modules.get(name), '__version__', '')}"
 
 
 def told(passed_over: PassedOver) -> str:

@@ -1,4 +1,4 @@
-"""What passes cost on this machine: measured once, kept in the user's cache folder, used to size draft trees.
+"""What forward passes cost: tables that draft trees are sized by, and measuring them beforehand.
 
 A pass over n rows that see P rows before them takes about a(n) + P * b(n): measured for some n at two lengths of
 context, and in between taken as straight lines.
@@ -6,13 +6,12 @@ context, and in between taken as straight lines.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +19,10 @@ import numpy.typing as npt
 from eagle_runtime.cache import Cache
 from eagle_runtime.model import Features, Head, Target
 from eagle_runtime.tree import Tree
-from eagle_runtime.user_cache import machine_key, read_json, write_json
+from eagle_runtime.user_cache import machine_key
 
 Seconds = npt.NDArray[np.float64]
+HeadPass = Literal["head", "first"]  # a level of the head's tree below another, and the first level
 
 LARGEST = 64  # nodes of a tree whose size follows the costs
 TARGET_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, LARGEST)
@@ -33,7 +33,7 @@ CONTEXTS = (64, 2048)  # rows before a pass; less where the model serves less
 ROUNDS = 4  # at least
 ENOUGH_S = 2.0  # further rounds are begun before this, as short passes need
 MAX_S = 20.0  # no further round is begun after this
-MEASURED = "sampled drafts and rests, in four turns, medians of shares"  # to be changed with what is timed
+TIMED = "cycles with the host's work"  # to be changed with what is timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,13 @@ class Timings:
 
     def at(self, context: int) -> Seconds:
         """[LARGEST + 1] seconds of a pass over 0, 1, 2 ... rows behind `context` others."""
-        near, slope = _line(self)
+        near, slope = line_of(self)
         seconds: Seconds = near + slope * max(0, context - self.contexts[0])
         return seconds
 
 
 @functools.lru_cache(maxsize=16)
-def _line(timings: Timings) -> tuple[Seconds, Seconds]:
+def line_of(timings: Timings) -> tuple[Seconds, Seconds]:
     """[LARGEST + 1] seconds of passes behind the shorter context, and seconds more for each row before them."""
     counts = np.arange(LARGEST + 1)
     # A pass over more rows never takes less; where it seems to, the smaller one was disturbed.
@@ -80,6 +80,34 @@ class Costs:
         """Seconds of a token without drafts."""
         return float((self.plain or self.target).at(context)[1])
 
+    @property
+    def now(self) -> Costs:
+        """These, whatever comes: as CostSource."""
+        return self
+
+    @property
+    def asks_for_plain(self) -> bool:
+        """Fixed costs ask for nothing, and learn nothing."""
+        return False
+
+    def drafted(self, kind: HeadPass, rows: int, context: int, seconds: float) -> None:
+        """A pass of the head, which changes nothing."""
+
+
+class CostSource(Protocol):
+    """Where trees take their costs from, and what is told of drafting: fixed Costs, or LearnedCosts."""
+
+    @property
+    def now(self) -> Costs: ...
+
+    @property
+    def asks_for_plain(self) -> bool:
+        """Whether the next verification should be one without drafts."""
+
+    def drafted(self, kind: HeadPass, rows: int, context: int, seconds: float) -> None:
+        """A pass of the head with the host's work on it. rows: 0 if it was another kind of work, as reading a
+        prompt."""
+
 
 class Drafting(Protocol):
     """What drafting does beside the verification, as often as asked, so that it can be timed."""
@@ -99,7 +127,7 @@ class Drafting(Protocol):
 
 def measure(target: Target, rehearse: Callable[[Features], Drafting] | None) -> Costs:
     """Time passes of both graphs and the work between them; the caches are empty afterwards. Takes about 150
-    verifications.
+    verifications, so it is for those who ask for it (`eagle-bench --tune`), never part of a generation.
 
     rehearse: begins drafting from any features [1, Hd]; None without a head."""
     _, features = target.prefill([0])
@@ -180,24 +208,15 @@ def _measured(series: Sequence[_Series]) -> list[Timings]:
     return [one.timings(usual * np.median(stack / totals, axis=0)) for one, stack in zip(series, stacks, strict=True)]
 
 
-def fingerprint(facts: Iterable[str]) -> str:
-    """What measured costs are kept under: equal for equal facts on a machine that looks the same."""
-    return machine_key([MEASURED, *facts])
+def file_name(facts: Iterable[str]) -> str:
+    """The name of the file that costs are kept in: equal for equal facts on a machine that looks the same."""
+    return f"costs-{machine_key([TIMED, *facts])}.json"
 
 
-def read_costs(key: str) -> Costs | None:
-    """What was measured before under a fingerprint; None if nothing was, or it cannot be read."""
-    data = read_json(f"costs-{key}.json")
-    try:
-        names = ("head", "plain", "first")
-        return Costs(_from_json(data["target"]), *(None if data[n] is None else _from_json(data[n]) for n in names))
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
-def write_costs(key: str, costs: Costs) -> None:
-    """Keep costs for later runs."""
-    write_json(f"costs-{key}.json", dataclasses.asdict(costs))
+def costs_from_json(data: dict[str, Any]) -> Costs:
+    """Costs as dataclasses.asdict told them. Raises ValueError, KeyError or TypeError for anything else."""
+    names = ("head", "plain", "first")
+    return Costs(_from_json(data["target"]), *(None if data[n] is None else _from_json(data[n]) for n in names))
 
 
 def _from_json(data: dict[str, Any]) -> Timings:

@@ -7,17 +7,19 @@ accept, so a tree of n nodes is worth
 
 tokens per second (Sequoia, arXiv 2402.12374; OPT-Tree, arXiv 2406.17276). The head goes on for another level while
 that promises a higher rate; the nodes kept are those with the highest. Where drafting lost time of late, the head rests
-for a while. Trees depend on drafts and on fixed costs alone, never on the clock, and never change what is emitted.
+for a while. Costs may be fixed or learned from the passes themselves (learned_costs); with these trees depend on the
+clock, but never what is emitted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from eagle_runtime.cost import LARGEST, Costs, Seconds, Timings
+from eagle_runtime.cost import LARGEST, Costs, CostSource, HeadPass, Seconds, Timings
 from eagle_runtime.experience import DENIED, NAMED, UNASKED, Experience, Gain, match_of
 from eagle_runtime.lookup import Suffixes
 from eagle_runtime.model import WINDOW, Features, Guess, Head, Scratch
@@ -112,12 +114,20 @@ class CostAwareDrafter:
     """Sizes every tree by the costs. One object per generation; what was learned stays in `experience`."""
 
     def __init__(
-        self, head: Head | None, costs: Costs, experience: Experience, *, top_k: int = 10, copies: bool = False
+        self,
+        head: Head | None,
+        costs: CostSource,
+        experience: Experience,
+        *,
+        top_k: int = 10,
+        copies: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """head: None drafts by lookup alone. top_k: beam, and children per node. copies: whether what followed the
-        same tokens before is a candidate too."""
+        """head: None drafts by lookup alone. costs: are told of each pass of the head. top_k: beam, and children per
+        node. copies: whether what followed the same tokens before is a candidate too."""
         self._head = head
-        self._costs = costs
+        self._source = costs
+        self._clock = clock
         self._experience = experience
         self._top_k = 0 if head is None else min(top_k, head.top_k, head.scratch // DEEPEST)
         self._suffixes = Suffixes() if copies else None
@@ -137,14 +147,17 @@ class CostAwareDrafter:
             self._unread.append(features)
         most = min(max_nodes, LARGEST)
         copy = self._copy(tokens, most - 1)
+        if self._source.asks_for_plain:
+            return root_only(tokens[-1])
         rests = self._head is None or self._experience.pace.rests()
         if rests and copy is None:
             return root_only(tokens[-1])
-        verify = self._costs.target.at(len(tokens))[1 : most + 1]
-        plain = self._costs.plain_at(len(tokens))
+        costs = self._source.now
+        verify = costs.target.at(len(tokens))[1 : most + 1]
+        plain = costs.plain_at(len(tokens))
         drafted = not rests and (copy is None or copy.gain(verify, plain) <= self._gain.rate)
         pool = Pool()
-        spent = self._draft(pool, copy, tokens, verify) if drafted else 0.0
+        spent = self._draft(pool, copy, tokens, costs, verify) if drafted else 0.0
         if copy is not None:
             copy.append_to(pool)
         self._last = _chosen(pool, tokens[-1], verify, plain, spent, len(tokens), drafted)
@@ -160,30 +173,37 @@ class CostAwareDrafter:
         copied = self._suffixes.continuation(place, min(most, LONGEST_COPY))
         return Copy(copied, length, self._experience)
 
-    def _draft(self, pool: Pool, copy: Copy | None, tokens: Sequence[int], verify: Seconds) -> float:
+    def _draft(self, pool: Pool, copy: Copy | None, tokens: Sequence[int], costs: Costs, verify: Seconds) -> float:
         """Grow the pool with the head while that pays; returns the seconds that its passes are taken to cost."""
         head, k = self._head, self._top_k
-        assert head is not None and self._costs.head is not None
-        seconds = self._costs.head.at(head.cache.length)
-        first = (self._costs.first or self._costs.head).at(head.cache.length)
+        assert head is not None and costs.head is not None
+        begun = self._clock()
+        context = head.cache.length
+        seconds = costs.head.at(context)
+        first = (costs.first or costs.head).at(context)
         features = self._unread[0] if len(self._unread) == 1 else head.joined(self._unread)
         self._unread = []
         # The prompt is read once; what it cost says nothing about drafts. What a rest left unread does.
-        read = min(len(features), WINDOW) if head.cache.length else 1
+        read = min(len(features), WINDOW) if context else 1
         guess = head.observe(tokens[len(tokens) - len(features) :], features)
         spent = float(first[min(read, LARGEST)]) * max(1.0, read / LARGEST)
         frontier = np.array([-1])
         above = np.zeros(1, np.float32)
         scratch_rows = np.array([-1])
         fed = 0
+        kind: HeadPass = "first"
+        picked = read if context and read <= LARGEST else 0  # rows of the pass, if it is one to learn from
         with Scratch(head) as scratch:
             while True:
                 start = pool.size
                 values = self._add_level(pool, copy, guess, frontier, above)
                 best = best_first(values, k)
-                picked = self._worth_growing(pool, copy, values[best], verify, spent, seconds)
+                grown, picked = picked, self._worth_growing(pool, copy, values[best], verify, spent, seconds)
+                ended = self._clock()
+                self._source.drafted(kind, grown, context, ended - begun)
                 if picked == 0 or len(pool.values) == DEEPEST:
                     return spent
+                kind, begun, context = "head", ended, head.cache.length
                 best = best[:picked]
                 frontier, above = start + best, values[best]
                 rows = best // k  # of the last guess

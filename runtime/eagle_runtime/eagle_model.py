@@ -14,9 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, cast
 
-from eagle_runtime.backends import PassedOver, check_name, choose, open_sessions
-from eagle_runtime.cost import Costs, fingerprint, measure, read_costs, write_costs
+from eagle_runtime.backends import PassedOver, check_name, choose, library_version, open_sessions
+from eagle_runtime.cost import Costs, file_name, measure
 from eagle_runtime.cost_aware import CostAwareDrafter, Rehearsal
+from eagle_runtime.cost_prior import prior_costs
 from eagle_runtime.coupling import Coupling, Greedy, Trust
 from eagle_runtime.drafter import (
     Drafter,
@@ -29,10 +30,11 @@ from eagle_runtime.drafter import (
     check_children,
 )
 from eagle_runtime.engines import Engines
-from eagle_runtime.errors import RequestError
+from eagle_runtime.errors import ClosedError, RequestError
 from eagle_runtime.exact_rows import PaddedSession, RowCheck, check_rows
 from eagle_runtime.experience import Experience
 from eagle_runtime.generate import Cycle, generate
+from eagle_runtime.learned_costs import LearnedCosts, open_costs, unknown
 from eagle_runtime.lookup import LookupDrafter
 from eagle_runtime.manifest import Manifest, TreeKind, read_manifest, verify_hashes
 from eagle_runtime.model import Features, Head, Target
@@ -75,7 +77,7 @@ class EagleModel:
         self.text = Text(bundle)
         self._engines = Engines(sessions)
         self._make_caches()
-        self._costs: Costs | None = None
+        self._costs = LearnedCosts(unknown(prior_costs(manifest, self.backend)))
         self._experience: dict[tuple[str, bool], Experience] = {}
 
     @classmethod
@@ -119,6 +121,8 @@ class EagleModel:
         chosen = choose(backend, folder, manifest, open_on)
         model = chosen.opened
         model.backend, model.passed_over, model.threads = chosen.backend, chosen.passed_over, threads
+        facts = [*manifest.files.values(), model.backend, library_version(model.backend), str(threads), str(context)]
+        model._costs = open_costs(file_name(facts), partial(prior_costs, manifest, model.backend))
         return model
 
     def _make_caches(self) -> None:
@@ -194,10 +198,10 @@ class EagleModel:
         "lookup" without the head, "eagle" without lookup, "eagle+lookup" with both; the tokens are the same. None:
         `default_method`, or "eagle" where a tree is asked for that only the head grows. tree, total_token, depth,
         draft_top_k: see manifest.TreeDefaults; None takes the bundle's, and a dynamic tree where total_token or depth
-        is given; tree may also be a TreeShape of your own. A cost-aware tree measures what passes cost, once on a
-        machine (see `costs`). seed: None draws one (reported in the stats). on_cycle: called after every verification.
-        sampling: the fields of SamplingParams. Raises RequestError and ClosedError before any work; pieces raise
-        these too, and BusyError."""
+        is given; tree may also be a TreeShape of your own. A cost-aware tree is sized by what passes cost, which is
+        learned from the passes (see `costs`). seed: None draws one (reported in the stats). on_cycle: called after
+        every verification. sampling: the fields of SamplingParams. Raises RequestError and ClosedError before any
+        work; pieces raise these too, and BusyError."""
         self._engines.check()
         params = _sampling_params(sampling, secrets.randbits(32) if seed is None else seed)
         tokens = self._checked_prompt(prompt)
@@ -223,17 +227,15 @@ class EagleModel:
         return self._turns.steps(Claim(streamed=True), self._target.score(checked, first))
 
     def costs(self, *, measure_again: bool = False) -> Costs:
-        """What passes cost on this machine: as measured before for this bundle, backend and machine, or measured now,
-        which takes about 90 passes, all in one step, and the model as a call of `generate` does. The tree "cost-aware"
-        calls this."""
+        """What passes cost on this machine, as far as is known: learned from the passes of this model's generations
+        and of earlier ones with this bundle, backend and machine, or of shapes alone. measure_again: time some 150
+        passes now, all in one step, and go on from there. On the cpu that leaves conversations alone; on other
+        backends, whose engines are tied to one cache, it takes the model as a call of `generate` does."""
         self._engines.check()
-        if self._costs is None or measure_again:
-            key = fingerprint([*self.manifest.files.values(), self.backend, str(self.threads), str(self.context)])
-            self._costs = None if measure_again else read_costs(key)
-            if self._costs is None:
-                self._costs = self._turns.run(lambda: measure(self._target, self._rehearsal()))
-                write_costs(key, self._costs)
-        return self._costs
+        if measure_again:
+            other = self.twin() if self.backend == "cpu" else self
+            self._costs.measured(other._turns.run(lambda: measure(other._target, other._rehearsal())))
+        return self._costs.latest()
 
     def _rehearsal(self) -> Callable[[Features], Rehearsal] | None:
         """Drafting at temperature 1, the dearer kind: it looks at random numbers too."""
@@ -246,6 +248,9 @@ class EagleModel:
         """Free the engines, when the running step is over; a second call does nothing. Generations that are not
         finished end with a ClosedError at their next step. May be called from anywhere: another thread, on_cycle,
         between two pieces, a signal handler, a forked process (where it frees nothing)."""
+        with contextlib.suppress(ClosedError):
+            self._engines.check()
+            self._costs.close()
         self._engines.close()
 
     def __enter__(self) -> EagleModel:
@@ -272,7 +277,9 @@ class EagleModel:
         cycles: list[Cycle] = []
         started = first_at = time.perf_counter()
         elsewhere = 0.0  # seconds in which the consumer had its turn
-        steps = self._turns.steps(claim, generate(self._target, drafter, sampler, prompt))
+        # A tree of another kind holds passes of the head that nobody timed.
+        timed = self._costs.verified if isinstance(drafter, Plain | CostAwareDrafter) else None
+        steps = self._turns.steps(claim, generate(self._target, drafter, sampler, prompt, timed=timed))
         with contextlib.closing(steps):
             for event in steps:
                 if isinstance(event, Cycle):
@@ -298,7 +305,10 @@ class EagleModel:
         if decoder is not None:
             text += decoder.finish()
         whole = decoder.text if decoder is not None else None
-        yield Piece(text, tuple(new), Result(whole, tuple(emitted), ending.reason or "length", stats))
+        try:
+            yield Piece(text, tuple(new), Result(whole, tuple(emitted), ending.reason or "length", stats))
+        finally:  # also where the consumer, having the result, does not come back
+            self._costs.end_generation()
 
     def _checked_prompt(self, prompt: Prompt) -> list[int]:
         tokens = self.text.encode(prompt)
@@ -356,7 +366,7 @@ class EagleModel:
             experience = self._experience.setdefault((method, greedy), Experience())
             if head is not None:
                 head = head.coupled(Greedy() if greedy else Coupling(sampler, experience.trust))
-            return CostAwareDrafter(head, self.costs(), experience, top_k=top_k, copies=method != "eagle")
+            return CostAwareDrafter(head, self._costs, experience, top_k=top_k, copies=method != "eagle")
         if method == "lookup" and kind == "chain":
             return LookupDrafter(len(line.choices))
         if head is None or method != "eagle":

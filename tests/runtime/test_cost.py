@@ -1,27 +1,29 @@
-"""Costs of passes: measured on the real pair, kept, and read back; a broken file only means measuring again."""
+"""Tables of costs: straight lines between sizes, and measured beforehand on the real pair for those who ask."""
 
 from __future__ import annotations
 
 import json
-import shutil
+import sys
 from collections.abc import Callable
 from functools import partial
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from eagle_runtime import EagleModel
+from eagle_runtime import EagleModel, user_cache
+from eagle_runtime.backends import library_version
 from eagle_runtime.cost import (
     HEAD_ROWS,
     LARGEST,
     TARGET_ROWS,
     Costs,
     Timings,
-    fingerprint,
+    file_name,
     measure,
-    read_costs,
-    write_costs,
 )
 from eagle_runtime.cost_aware import Rehearsal
 from eagle_runtime.user_cache import cache_folder
@@ -74,55 +76,57 @@ def test_a_small_context_is_measured_as_far_as_it_goes(bundle_of: Callable[..., 
         assert np.all(costs.target.at(5) > 0)
 
 
-def test_costs_are_kept_and_read_back(cache: Path) -> None:
-    key = fingerprint(["a bundle", "cpu"])
-    assert read_costs(key) is None
-    write_costs(key, some_costs())
-    assert read_costs(key) == some_costs()
-    assert [path.suffix for path in cache.iterdir()] == [".json"]
-    assert fingerprint(["another bundle", "cpu"]) != key
-    with_head = Costs(some_costs().target, some_costs().target, Timings((1,), (64,), ((0.5,),)))
-    write_costs(key, with_head)
-    assert read_costs(key) == with_head and with_head.plain_at(9) == 0.5
+def test_costs_of_another_library_or_processor_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = file_name(["a bundle", "cpu"])
+    assert file_name(["a bundle", "cpu"]) == key != file_name(["another bundle", "cpu"])
+    for place, name, other in (
+        (metadata, "version", lambda package: "9"),
+        (user_cache, "processor_features", lambda: ("fpu",)),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, other)
+            assert file_name(["a bundle", "cpu"]) != key
+    assert file_name(["a bundle", "cpu"]) == key
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        '{"target": {}}',
-        '{"target": {"rows": [1], "contexts": [1], "seconds": [[0]]}, "head": null, "plain": null}',
-        '{"target": {"rows": [1, 2], "contexts": [1], "seconds": [[1.0]]}, "head": null, "plain": null}',
-        '{"target": {"rows": [1], "contexts": [1], "seconds": [["x"]]}, "head": null, "plain": null}',
-    ],
-)
-def test_what_cannot_be_read_is_as_good_as_nothing(cache: Path, text: str) -> None:
-    cache.mkdir()
-    (cache / "costs-key.json").write_text(text, encoding="utf-8")
-    assert read_costs("key") is None
+def test_the_engine_library_is_told_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnxruntime
+
+    assert library_version("cpu") == library_version("cuda") == f"onnxruntime {onnxruntime.__version__}"
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", SimpleNamespace(__version__="1.7"))
+    assert library_version("tensorrt-rtx") == "tensorrt_rtx 1.7"
+    monkeypatch.delitem(sys.modules, "tensorrt_rtx")
+    assert library_version("tensorrt-rtx") == "tensorrt_rtx "  # and nothing was imported for it
 
 
-def test_a_folder_that_cannot_be_written_is_no_error(cache: Path) -> None:
-    cache.write_text("a file where the folder should be", encoding="utf-8")
-    write_costs("key", some_costs())
-    assert read_costs("key") is None
-
-
-def test_a_model_measures_once_for_a_machine(cache: Path, bundle_of: Callable[..., Path]) -> None:
+def test_measured_costs_are_told_and_kept(cache: Path, bundle_of: Callable[..., Path]) -> None:
     bundle = bundle_of("eagle1")
     with EagleModel.load(bundle, backend="cpu", threads=1, context=128) as model:
-        first = model.costs()
+        of_shapes = model.costs()
+        assert not cache.exists()
+        found = model.costs(measure_again=True)
+        assert found != of_shapes and model.costs() == found
         (kept,) = cache.iterdir()
-        assert model.costs() is first
+        assert json.loads(kept.read_text(encoding="utf-8"))["costs"]["head"]
     with EagleModel.load(bundle, backend="cpu", threads=1, context=128) as model:
-        assert model.costs() == first
-        assert model.costs(measure_again=True) != first
+        np.testing.assert_allclose(model.costs().target.at(100), found.target.at(100), rtol=1e-6)
     with EagleModel.load(bundle, backend="cpu", threads=2, context=128) as model:
-        model.costs()
-    assert len(list(cache.iterdir())) == 2 and json.loads(kept.read_text(encoding="utf-8"))["head"]
-    shutil.rmtree(cache)
+        assert model.costs() == of_shapes
+    assert list(cache.iterdir()) == [kept]
+
+
+def test_measuring_between_two_pieces_leaves_the_conversation_alone(
+    cache: Path, bundle_of: Callable[..., Path]
+) -> None:
+    with EagleModel.load(bundle_of("eagle1"), backend="cpu", threads=1, context=256) as model:
+        settings: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
+        wanted = model.generate([5, 6, 7], method="vanilla", **settings).token_ids
+        tokens: list[int] = []
+        for number, piece in enumerate(model.stream([5, 6, 7], **settings)):
+            tokens += piece.token_ids
+            if number == 2:
+                model.costs(measure_again=True)
+        assert tuple(tokens) == wanted
 
 
 def test_the_users_own_folder_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

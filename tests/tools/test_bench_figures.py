@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eagle_runtime.cost_prior import pass_bytes
 from eagle_runtime.errors import RequestError
 from eagle_runtime.manifest import GraphSpec, TensorSpec
 from eagle_tools.bench.charts import ticks
 from eagle_tools.bench.estimate import median_of, paired_ratio
 from eagle_tools.bench.identity import agreement, parted, told
-from eagle_tools.bench.machine import pass_bytes, physical_cores, read_bandwidth
+from eagle_tools.bench.machine import physical_cores, read_bandwidth
 from eagle_tools.bench.memory import Peak
 from eagle_tools.bench.methods import check_names, offered, settings_of, sweep
 from eagle_tools.bench.rows import Row, RowFile, Setup, by_setup, read_rows

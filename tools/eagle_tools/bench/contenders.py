@@ -6,12 +6,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import zip_longest
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from eagle_runtime import EagleModel
+from eagle_runtime.cost_prior import pass_bytes
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle
-from eagle_tools.bench.machine import pass_bytes
 from eagle_tools.bench.methods import Settings, settings_of
 from eagle_tools.bench.rows import Asked, Row, Setup, precision_name, row_of
 from eagle_tools.questions import Question
@@ -20,6 +20,7 @@ WARM_UP = 8  # tokens
 TURN = 0.1  # seconds at least: a small model finds its weights in the processor's caches again, as it would alone
 PAUSE = 0.05  # seconds: threads of another engine may go on spinning for some milliseconds
 
+R = TypeVar("R")
 Watch = Callable[[Setup, Asked], Callable[[Cycle], None] | None]
 
 
@@ -187,9 +188,9 @@ def interleave(
             number += 1
 
 
-def by_turns(runs: Sequence[Generator[int, None, Row]], turn: float = TURN) -> Iterator[tuple[int, Row]]:
-    """Each run's number and row, as they end. After `turn` seconds it is the turn of the run with the fewest tokens,
-    so that all go on over the same time."""
+def by_turns(runs: Sequence[Generator[int, None, R]], turn: float = TURN) -> Iterator[tuple[int, R]]:
+    """Each run's number and what it returns, as they end. After `turn` seconds it is the turn of the run with the
+    fewest tokens, so that all go on over the same time."""
     tokens = dict.fromkeys(range(len(runs)), 0)
     while tokens:
         which = min(tokens, key=tokens.__getitem__)

@@ -7,19 +7,15 @@ import platform
 import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
-from math import prod
 from pathlib import Path
 
 import numpy as np
 
-from eagle_runtime.manifest import GraphSpec
 from eagle_runtime.processor import processor_name
 from eagle_tools.engines import nvidia_gpu
 
 SAMPLE_BYTES = 1 << 29  # read per try, in all: more than most caches hold
 TRIES = 5
-EMBEDDING = "model.embed_tokens.weight"
-BITS = {"bfloat16": 16, "int4": 4, "uint4": 4}  # of types that NumPy has no name for
 
 
 def physical_cores() -> int:
@@ -64,22 +60,6 @@ def device_bandwidth() -> float | None:
         torch.cuda.synchronize()
         best = max(best, 2 * SAMPLE_BYTES / (time.perf_counter() - started))
     return best
-
-
-def pass_bytes(graph: GraphSpec) -> int:
-    """Bytes of weights that one pass of a graph reads: all that are stored, but not an embedding table from which only
-    the rows of the tokens are gathered. A table that doubles as LM head in the same form is read whole."""
-    gathered = f"{EMBEDDING}.fp16" if f"{EMBEDDING}.fp16" in graph.weights else EMBEDDING
-    own_head = any(name != gathered and name.startswith(("lm_head.", f"{EMBEDDING}.")) for name in graph.weights)
-    return sum(
-        prod(map(int, spec.shape)) * _bits(spec.dtype) // 8
-        for name, spec in graph.weights.items()
-        if not (own_head and name == gathered)
-    )
-
-
-def _bits(dtype: str) -> int:
-    return BITS[dtype] if dtype in BITS else 8 * np.dtype(dtype).itemsize
 
 
 def describe(threads: int) -> list[str]:

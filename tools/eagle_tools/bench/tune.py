@@ -1,4 +1,5 @@
-"""--tune: what passes over more rows cost here, measured again; trees of the kind "cost-aware" are sized by it."""
+"""--tune: what passes over more rows cost here, measured beforehand; trees of the kind "cost-aware" are sized by it,
+and correct it from then on."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ Measured = Sequence[tuple[str, Costs]]
 
 
 def tune(bundles: Sequence[Path], backend: str, context: int | None, threads: int | None) -> list[tuple[str, Costs]]:
-    """Measure the passes of every bundle, as cost-aware decoding from now on remembers them. threads: None is another
+    """Measure the passes of every bundle, which cost-aware decoding from now on begins with. threads: None is another
     setting than a number, and remembered apart."""
     found = []
     for name, bundle in zip(bundle_names(bundles), bundles, strict=True):

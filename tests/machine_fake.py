@@ -1,0 +1,77 @@
+"""A machine whose passes take the time that a table says, on a clock of its own, with a true machine's disturbances."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from eagle_runtime.cache import KVCache
+from eagle_runtime.cost import LARGEST, Costs
+from eagle_runtime.session import Array
+from fakes import FakeHead, FakeTarget, Language
+
+NOISE = 0.1  # standard deviation of a pass's logarithm
+SLOW, STRETCH = 2.0, (100, 600)  # a slow machine takes so many times as long, for that many passes
+SPIKE, SPIKES = 5.0, 0.03  # a pass that was interrupted takes so many times as long; share of passes
+
+
+class Machine:
+    """Its clock goes on by what passes cost."""
+
+    def __init__(self, costs: Costs, seed: int | None = None) -> None:
+        """seed: of disturbances; None: there are none."""
+        self.now = 0.0
+        self.passes = 0
+        self._costs = costs
+        self._rng = None if seed is None else np.random.default_rng(seed)
+        self._last = "target"
+        self._slow, self._left = SLOW, 0
+
+    def clock(self) -> float:
+        return self.now
+
+    def spend(self, graph: str, rows: int, context: int) -> None:
+        """The time of a pass of "target" or "head"; a pass behind one of the other graph is another thing."""
+        costs, behind_target = self._costs, self._last == "target"
+        if graph == "target":
+            alone = rows == 1 and behind_target
+            seconds = costs.plain_at(context) if alone else costs.target.at(context)[min(rows, LARGEST)]
+        else:
+            timings = (costs.first if behind_target else None) or costs.head
+            assert timings is not None
+            seconds = timings.at(context)[min(rows, LARGEST)]
+        self._last = graph
+        self.passes += 1
+        self.now += float(seconds) * self._disturbed()
+
+    def _disturbed(self) -> float:
+        if self._rng is None:
+            return 1.0
+        self._left -= 1
+        if self._left < 0:
+            self._slow = SLOW + 1 - self._slow
+            self._left = int(self._rng.integers(*STRETCH))
+        spike = SPIKE if self._rng.random() < SPIKES else 1.0
+        return self._slow * spike * float(np.exp(NOISE * self._rng.standard_normal()))
+
+
+class TimedTarget(FakeTarget):
+    def __init__(self, language: Language, machine: Machine) -> None:
+        super().__init__(language)
+        self._machine = machine
+
+    def run(self, feeds: Mapping[str, Any], cache: KVCache) -> dict[str, Array]:
+        self._machine.spend("target", len(feeds["input_ids"]), cache.length)
+        return super().run(feeds, cache)
+
+
+class TimedHead(FakeHead):
+    def __init__(self, language: Language, top_k: int, machine: Machine) -> None:
+        super().__init__(language, top_k)
+        self._machine = machine
+
+    def run(self, feeds: Mapping[str, Any], cache: KVCache) -> dict[str, Array]:
+        self._machine.spend("head", len(feeds["input_ids"]), cache.length)
+        return super().run(feeds, cache)

@@ -1,0 +1,392 @@
+"""Costs are learned from the passes themselves: no pass more before the first token, the best trees soon after, on
+machines of many kinds with a true machine's disturbances; and kept from run to run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eagle_runtime import EagleModel
+from eagle_runtime.cost import CONTEXTS, FIRST_ROWS, HEAD_ROWS, TARGET_ROWS, Costs, CostSource, Timings
+from eagle_runtime.cost_aware import CostAwareDrafter, best_size
+from eagle_runtime.cost_prior import pass_bytes, prior_costs
+from eagle_runtime.drafter import Drafter, Plain
+from eagle_runtime.experience import CREDIT, SHARE, Experience
+from eagle_runtime.generate import Cycle, generate
+from eagle_runtime.learned_costs import (
+    FEW,
+    LearnedCosts,
+    Pass,
+    expected,
+    learned,
+    measured,
+    open_costs,
+    read_belief,
+    table,
+    unknown,
+)
+from eagle_runtime.manifest import read_manifest
+from eagle_runtime.model import Head, Target
+from eagle_runtime.sampling import Sampler, SamplingParams
+from fakes import Blend, Table
+from machine_fake import Machine, TimedHead, TimedTarget
+
+VOCAB = 12
+TARGET = Table(VOCAB, 0, 3.0)
+SIZES = np.array(TARGET_ROWS, np.float64)
+
+
+def costs_of(one: float, growth: np.typing.NDArray[np.float64], level: float, per_row: float, first: float) -> Costs:
+    """one: seconds of a single row, of which `growth` tells how many times more rows take; level, first: of the head,
+    `per_row`: what a further row adds."""
+
+    def timings(rows: tuple[int, ...], seconds: np.typing.NDArray[np.float64]) -> Timings:
+        return Timings(rows, CONTEXTS, (tuple(seconds.tolist()), tuple((1.3 * seconds).tolist())))
+
+    head = level * (1 + per_row * (np.array(HEAD_ROWS) - 1))
+    reads = first * (1 + 0.005 * (np.array(FIRST_ROWS) - 1))
+    alone = timings((1,), np.array([0.9 * one]))
+    return Costs(timings(TARGET_ROWS, one * growth), timings(HEAD_ROWS, head), alone, timings(FIRST_ROWS, reads))
+
+
+CPU_PRIOR = costs_of(20e-3, 1 + 0.06 * (SIZES - 1), 2e-3, 0.05, 3e-3)
+GPU_PRIOR = costs_of(2e-3, 1 + 0.003 * (SIZES - 1), 0.25e-3, 0.003, 0.3e-3)
+STEPS = np.where(SIZES <= 8, 1.0, np.where(SIZES <= 16, 1.2, np.where(SIZES <= 32, 2.5, 4.0)))
+MACHINES: dict[str, tuple[Costs, Costs]] = {  # what is true, and what was taken for true
+    "steep": (costs_of(10e-3, 1 + 0.14 * (SIZES - 1), 1e-3, 0.03, 1.3e-3), CPU_PRIOR),
+    "mild": (costs_of(10e-3, 1 + 0.03 * (SIZES - 1), 1e-3, 0.03, 1.3e-3), CPU_PRIOR),
+    "steps": (costs_of(10e-3, STEPS, 1e-3, 0.03, 1.3e-3), CPU_PRIOR),
+    "flat": (costs_of(10e-3, 1 + 0.001 * (SIZES - 1), 0.5e-3, 0.002, 0.8e-3), GPU_PRIOR),
+    "steep, taken for flat": (costs_of(10e-3, 1 + 0.14 * (SIZES - 1), 1e-3, 0.03, 1.3e-3), GPU_PRIOR),
+}
+
+
+def decode(
+    machine: Machine, costs: CostSource | None, count: int, share: float, experience: Experience | None = None
+) -> tuple[int, float]:
+    """Greedy decoding of `count` tokens or a few more in pieces of 100; returns how many, and the seconds they took
+    after the first token of each piece. costs: None drafts nothing. share: how much the head knows of the target."""
+    head = Blend(share, TARGET, Table(VOCAB, 1, 3.0))
+    experience = Experience() if experience is None else experience
+    tokens, seconds = 0, 0.0
+    for number in range(count // 100):
+        prompt = [1, 2, 3, number % VOCAB]
+        drafter: Drafter = Plain()
+        if costs is not None:
+            draft = Head(TimedHead(head, 4, machine), 600, 200)
+            drafter = CostAwareDrafter(draft, costs, experience, top_k=4, clock=machine.clock)
+        timed = costs.verified if isinstance(costs, LearnedCosts) else None
+        target = Target(TimedTarget(TARGET, machine), 600)
+        begun, found = 0.0, 0
+        for event in generate(target, drafter, Sampler(SamplingParams(), prompt, VOCAB), prompt, machine.clock, timed):
+            if isinstance(event, Cycle):
+                found += len(event.step.tokens)
+            else:
+                begun = machine.now
+            if found >= 100:
+                break
+        tokens, seconds = tokens + found, seconds + machine.now - begun
+    return tokens, seconds
+
+
+def shares_of_the_best(true: Costs, costs: Costs) -> np.typing.NDArray[np.float64]:
+    """Of drafts of many kinds: the rate of the tree size that `costs` choose, over that of the best size."""
+    found = []
+    for chance, fall, levels in itertools.product((0.3, 0.6, 0.9), (0.6, 0.8, 0.9), (1, 3, 6)):
+        chances = np.array([chance * fall**rank for rank in range(40)])
+        nodes, _ = best_size(chances, costs.target.at(64)[1:], drafting(costs, levels))
+        _, best = best_size(chances, true.target.at(64)[1:], drafting(true, levels))
+        rate = (1 + chances[: nodes - 1].sum()) / (true.target.at(64)[nodes] + drafting(true, levels))
+        found.append(rate / best)
+    return np.array(found)
+
+
+def drafting(costs: Costs, levels: int) -> float:
+    """Seconds of the head's passes."""
+    assert costs.head is not None and costs.first is not None
+    return float(costs.first.at(64)[2] + levels * costs.head.at(64)[4])
+
+
+@pytest.mark.parametrize("share", [3.0, 1.0])
+@pytest.mark.parametrize("name", MACHINES)
+def test_trees_soon_are_as_good_as_with_true_costs(name: str, share: float) -> None:
+    """After 1200 tokens on a machine whose speed halves now and then, and some of whose passes take five times as
+    long."""
+    true, prior = MACHINES[name]
+    costs = LearnedCosts(unknown(prior))
+    decode(Machine(true, seed=0), costs, 1200, share)
+    assert shares_of_the_best(true, costs.latest()).mean() >= 0.95
+
+
+def test_the_table_comes_to_be_true() -> None:
+    """Where there were passes: of sizes that the drafts ask for."""
+    true, prior = MACHINES["steep, taken for flat"]
+    costs = LearnedCosts(unknown(prior))
+    decode(Machine(true, seed=1), costs, 1600, 3.0)
+    found, rows = costs.latest(), [1, 2, 3, 4, 6]
+    for context in (20, 80):
+        ratios = found.target.at(context)[rows] / true.target.at(context)[rows]
+        assert np.all(np.abs(ratios / ratios.mean() - 1) < 0.1)
+        assert found.plain_at(context) / true.plain_at(context) == pytest.approx(ratios.mean(), rel=0.1)
+        assert drafting(found, 3) / drafting(true, 3) == pytest.approx(ratios.mean(), rel=0.1)
+    before = prior.target.at(20)[rows] / true.target.at(20)[rows]
+    assert np.abs(before / before.mean() - 1).max() > 0.2
+
+
+@pytest.mark.parametrize("share", [3.0, 0.3])
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_first_generation_loses_little_to_plain_decoding(name: str, share: float) -> None:
+    """Before anything is known, and with a head that is of use or of none: what drafts may lose by the account, and as
+    much again for taking costs for what they are not."""
+    true, prior = MACHINES[name]
+    tokens, seconds = decode(Machine(true), LearnedCosts(unknown(prior)), 200, share)
+    plain, of_plain = decode(Machine(true), None, 200, share)
+    assert seconds / (of_plain / plain) <= tokens + 2 * (CREDIT + SHARE * tokens)
+
+
+def some_passes(slow: float = 1.0) -> list[Pass]:
+    """All sizes of the mild machine, in turns."""
+    true, _ = MACHINES["mild"]
+    found = [Pass("target", rows, 64, slow * float(true.target.at(64)[rows])) for rows in (2, 4, 8, 16)]
+    return [Pass("plain", 1, 64, slow * true.plain_at(64)), *found]
+
+
+def test_a_slow_moment_makes_no_size_look_expensive() -> None:
+    """The machine halves its speed, and all passes that are seen of it are of one size."""
+    belief = unknown(CPU_PRIOR)
+    for _ in range(20):
+        belief = learned(belief, some_passes())
+    before = table(belief).target.at(64)
+    for _ in range(30):
+        belief = learned(belief, [one._replace(seconds=2 * one.seconds) for one in some_passes() if one.rows == 16])
+    after = table(belief).target.at(64)
+    assert after[16] / before[16] == pytest.approx(2, rel=0.1)
+    assert (after[16] / after[8]) / (before[16] / before[8]) < 1.15
+    for _ in range(3):
+        belief = learned(belief, some_passes())
+    again = table(belief).target.at(64)
+    assert (again[16] / again[8]) / (before[16] / before[8]) == pytest.approx(1, abs=0.15)
+
+
+def test_a_disturbed_pass_is_not_believed() -> None:
+    belief = unknown(CPU_PRIOR)
+    for _ in range(20):
+        belief = learned(belief, some_passes())
+    before = table(belief).target.at(64)
+    after = table(learned(belief, [Pass("target", 8, 64, 100 * float(before[8]))])).target.at(64)
+    assert after[8] / before[8] < 1.3 and (after[8] / after[1]) / (before[8] / before[1]) < 1.15
+
+
+def test_sizes_near_one_that_was_tried_are_corrected_too() -> None:
+    """64 rows take four times what was thought; no pass of 48 was seen."""
+    belief = unknown(CPU_PRIOR)
+    for _ in range(10):
+        seen = [one._replace(seconds=float(CPU_PRIOR.target.at(64)[one.rows])) for one in some_passes()[1:]]
+        belief = learned(belief, [*seen, Pass("target", 64, 64, 4 * float(CPU_PRIOR.target.at(64)[64]))])
+    ratios = table(belief).target.at(64) / CPU_PRIOR.target.at(64)
+    assert ratios[64] > 2.5 and ratios[48] > 2 and ratios[8] == pytest.approx(1, abs=0.2)
+
+
+def test_what_context_adds_is_learned() -> None:
+    belief = unknown(CPU_PRIOR)
+    for _ in range(60):
+        for context in (64, 1000, 2000):  # where the table says 1.3 times as much behind 2048 rows, it is 3 times
+            seconds = float(CPU_PRIOR.target.at(64)[8]) * (1 + 2 * (context - 64) / (2048 - 64))
+            belief = learned(belief, [Pass("target", 8, context, seconds)])
+    at = table(belief).target
+    assert at.at(2048)[8] / at.at(64)[8] == pytest.approx(3, rel=0.15)
+
+
+@pytest.mark.parametrize("one", [Pass("plain", 1, 500, 0.1), Pass("first", 7, 90, 0.1), Pass("head", 3, 0, 0.1)])
+def test_the_derivative_is_that_of_the_expectation(one: Pass) -> None:
+    belief = measured(CPU_PRIOR)
+    log, by = expected(belief, one)
+    for index in range(len(by)):
+        step = np.zeros(len(by))
+        step[index] = 1e-6
+        moved, _ = expected(type(belief)(belief.base, belief.corrections + step, belief.spread), one)
+        assert (moved - log) / 1e-6 == pytest.approx(by[index], abs=1e-4)
+
+
+def test_a_table_is_what_is_expected() -> None:
+    belief = unknown(CPU_PRIOR)
+    for _ in range(5):
+        belief = learned(belief, [*some_passes(), Pass("head", 3, 700, 4e-3), Pass("first", 2, 700, 5e-3)])
+    found = table(belief)
+    assert found.head is not None and found.first is not None
+    for timings, kind, rows in ((found.target, "target", 16), (found.head, "head", 4), (found.first, "first", 16)):
+        for context in (64, 900):
+            log, _ = expected(belief, Pass(kind, rows, context, 1.0))  # type: ignore[arg-type]
+            assert timings.at(context)[rows] == pytest.approx(np.exp(log))
+
+
+# The prior.
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_costs_by_shapes(precision: str, bundle_of: Callable[..., Path]) -> None:
+    manifest = read_manifest(bundle_of("eagle3", precision))
+    for backend, least, most in (("cpu", 1.02, 8.0), ("cuda", 1.0, 1.02)):
+        costs = prior_costs(manifest, backend)
+        assert costs.head is not None and costs.first is not None and costs.plain is not None
+        assert least <= costs.target.at(64)[60] / costs.target.at(64)[1] <= most
+        assert costs.plain_at(64) < costs.target.at(64)[1] < costs.target.at(2000)[1]
+        assert costs.head.at(64)[4] < costs.first.at(64)[4] < costs.target.at(64)[4]
+        for timings in (costs.target, costs.head, costs.first):
+            assert np.all(np.diff(timings.at(100)[1:]) >= 0)
+    alone = prior_costs(read_manifest(bundle_of("alone", precision)), "cpu")
+    assert alone.head is alone.first is None and alone.plain_at(64) > 0
+
+
+def test_larger_weights_take_longer(bundle_of: Callable[..., Path]) -> None:
+    wide, narrow = (read_manifest(bundle_of("eagle1", precision)).target.graph for precision in ("fp32", "int8"))
+    assert pass_bytes(wide) > 1.5 * pass_bytes(narrow) > 0
+
+
+# In a model.
+
+
+class Counting:
+    """A session that counts its passes."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self.passes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def run(self, feeds: Mapping[str, Any], cache: Any) -> Any:
+        self.passes += 1
+        return self._session.run(feeds, cache)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EAGLE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def model(cache: Path, bundle_of: Callable[..., Path]) -> Iterator[EagleModel]:
+    with EagleModel.load(bundle_of("eagle3"), backend="cpu", threads=1, context=512) as loaded:
+        yield loaded
+
+
+def test_the_first_token_of_a_first_generation_takes_vanillas_passes(model: EagleModel) -> None:
+    target, head = Counting(model._target._session), Counting(model.head._session)
+    model._target._session, model.head._session = target, head
+    next(model.stream([5, 6, 7], method="vanilla"))
+    vanillas, target.passes = target.passes, 0
+    assert vanillas == 1
+    next(model.stream([5, 6, 7]))
+    assert (target.passes, head.passes) == (vanillas, 0)
+
+
+def test_generations_teach_and_twins_share(model: EagleModel) -> None:
+    before = model.costs()
+    twin = model.twin()
+    model.generate([5, 6, 7], max_new_tokens=60, ignore_eos=True)
+    assert model.costs() != before
+    known = model.costs()
+    assert twin.costs() == known
+    twin.generate([8, 9, 10], max_new_tokens=60, ignore_eos=True, method="vanilla")
+    assert model.costs() == twin.costs() != known
+
+
+def test_a_consumer_that_takes_its_time_teaches_nothing() -> None:
+    clock, told = Machine(CPU_PRIOR), []
+
+    def timed(rows: int, context: int, seconds: float) -> None:
+        told.append((rows, context, seconds))
+
+    target = Target(TimedTarget(TARGET, clock), 100)
+    for _ in generate(target, Plain(), Sampler(SamplingParams(), [1, 2], VOCAB), [1, 2], clock.clock, timed):
+        clock.now += 1000.0
+        if len(told) == 3:
+            break
+    assert [(rows, context) for rows, context, _ in told] == [(1, 2), (1, 3), (1, 4)]
+    assert max(seconds for _, _, seconds in told) == pytest.approx(CPU_PRIOR.plain_at(4))
+
+
+def test_what_was_learned_is_kept(cache: Path, model: EagleModel, bundle_of: Callable[..., Path]) -> None:
+    for prompt in ([5, 6, 7], [8, 9, 10]):
+        model.generate(prompt, max_new_tokens=60, ignore_eos=True)
+    (file,) = cache.iterdir()  # written at the end of a generation
+    kept = model.costs()
+    model.close()
+    with EagleModel.load(bundle_of("eagle3"), backend="cpu", threads=1, context=512) as again:
+        np.testing.assert_allclose(again.costs().target.at(30), kept.target.at(30), rtol=0.1)
+        assert not again._costs.asks_for_plain
+    assert list(cache.iterdir()) == [file]
+
+
+def taught(file: str = "costs.json") -> LearnedCosts:
+    """Costs that saw enough passes to be kept."""
+    costs = open_costs(file, lambda: CPU_PRIOR)
+    for _ in range(FEW):
+        costs.drafted("first", 2, 64, 2e-3)
+        costs.drafted("head", 4, 64, 2e-3)
+        costs.verified(8, 64, 30e-3)
+    return costs
+
+
+def test_a_file_is_read_back(cache: Path) -> None:
+    costs = taught()
+    costs.close()
+    again = open_costs("costs.json", lambda: GPU_PRIOR)
+    for one, other in ((again.latest().target, costs.latest().target), (again.latest().first, costs.latest().first)):
+        assert one is not None and other is not None
+        np.testing.assert_allclose(one.at(500), other.at(500))
+    written = (cache / "costs.json").stat().st_mtime_ns
+    again.close()
+    again.end_generation()
+    assert (cache / "costs.json").stat().st_mtime_ns == written, "nothing was learned since"
+
+
+def test_few_passes_are_not_worth_a_file(cache: Path) -> None:
+    costs = open_costs("costs.json", lambda: CPU_PRIOR)
+    costs.verified(1, 64, 30e-3)
+    costs.close()
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: "",
+        lambda data: "{",
+        lambda data: "[]",
+        lambda data: "[" * 100_000,
+        lambda data: json.dumps({**data, "costs": None}),
+        lambda data: json.dumps({**data, "costs": {"target": {}}}),
+        lambda data: json.dumps({**data, "spread": [[1.0]]}),
+        lambda data: json.dumps({**data, "spread": "wide"}),
+        lambda data: json.dumps({**data, "spread": [[float("nan")] * len(row) for row in data["spread"]]}),
+        lambda data: json.dumps({**data, "spread": [[-entry for entry in row] for row in data["spread"]]}),
+        lambda data: json.dumps(data).replace("0.0", "0.x", 1),
+        lambda data: json.dumps({**data, "costs": {**data["costs"], "target": {**data["costs"]["target"], "rows": 3}}}),
+    ],
+)
+def test_what_cannot_be_read_is_as_good_as_nothing(change: Callable[[Any], str], cache: Path) -> None:
+    taught().close()
+    data = json.loads((cache / "costs.json").read_text(encoding="utf-8"))
+    assert read_belief("costs.json") is not None
+    (cache / "costs.json").write_text(change(data), encoding="utf-8")
+    assert read_belief("costs.json") is None
+    assert open_costs("costs.json", lambda: CPU_PRIOR).latest() == table(unknown(CPU_PRIOR))
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(cache: Path) -> None:
+    cache.write_text("a file where the folder should be", encoding="utf-8")
+    costs = taught()
+    costs.end_generation()
+    costs.close()
+    costs.measured(CPU_PRIOR)
+    assert costs.latest() == table(measured(CPU_PRIOR))
