@@ -23,6 +23,7 @@ from eagle_runtime.manifest import (
     GoldenPrompt,
     GraphSpec,
     HeadSpec,
+    Limits,
     Manifest,
     Shape,
     TargetSpec,
@@ -82,14 +83,14 @@ def little_bundle(folder: Path) -> Manifest:
         (folder / name).write_text(f"content of {name}")
     golden = GoldenPrompt((5, 6), (7, 1), (TopTokens((7, 8), (1.5, -0.25)), TopTokens((1,), (3.0,))))
     manifest = Manifest(
-        schema_version=5,
+        schema_version=6,
         precision={"target": "fp32", "draft": "fp32"},
         target=TargetSpec("llama", 8, 50, 2, 2, 4, 64, (1, 2), target),
         head=HeadSpec("eagle3", 8, 20, 1, 2, 4, 3, (2, 4, 5), head),
         tree_defaults=TreeDefaults(draft_top_k=3),
         tools={"torch": "2.13.0"},
         files={name: file_sha256(folder / name) for name in FILES},
-        certificate=Certificate((golden, golden), agreement=0.5, kl=1e-9, tau=2.0),
+        certificate=Certificate((golden, golden), 0.5, 1e-9, 2.0, Limits(0.7, 0.15)),
     )
     (folder / MANIFEST_NAME).write_text(manifest.to_json())
     return manifest
@@ -248,7 +249,7 @@ def test_no_json(bundle: Path, text: str) -> None:
 @pytest.mark.parametrize("version", [0, 2, 4, "3", None, 2.5, [3]])
 def test_another_version(bundle: Path, version: object) -> None:
     message = refusal(bundle, {**stored(bundle), "schema_version": version})
-    assert f"schema_version is {version!r}" in message and "reads 5" in message
+    assert f"schema_version is {version!r}" in message and "reads 6" in message
 
 
 def test_a_bundle_without_a_certificate(bundle: Path) -> None:

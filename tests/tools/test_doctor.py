@@ -88,7 +88,7 @@ def test_a_sound_bundle(precision: str, certified: Callable[[str], Path], capsys
     status, lines = doctor(bundle, capsys)
     assert status == 0
     words = {name: word for name, (word, _) in lines.items()}
-    assert words == dict.fromkeys(("files", "engine", "lossless", "agreement", "tau"), "ok") | dict.fromkeys(
+    assert words == dict.fromkeys(("files", "limits", "engine", "lossless", "agreement", "tau"), "ok") | dict.fromkeys(
         ("logits", "speed", "cuda", "tensorrt", "tensorrt-rtx"), "-"
     )
     assert lines["engine"][1].startswith("cpu: ") and lines["tensorrt"][1] == "the bundle has no engines for it"
