@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -70,6 +70,7 @@ def export(
     certify: bool = True,
     min_agreement: float | None = None,
     max_kl: float | None = None,
+    keep: Sequence[str] = (),
 ) -> Exported:
     """Export a target and a head (Hugging Face folders) as a bundle folder. draft: None for the target alone.
 
@@ -78,9 +79,10 @@ def export(
     None for all it knows. draft_top_k: tokens that the head's graph names per row, so the most children a tree's node
     may have, None for TOP_K. certify: compare the finished bundle with the source and note the outcome in its manifest;
     where that cannot be done the export goes on with a warning. min_agreement, max_kl: refuse a bundle that agrees less
-    with the source, or is further away (nats); None for what its precision should reach (gate.LIMITS). An existing
-    bundle is replaced in the end; any other existing folder is refused. Raises ExportError (FidelityError for a bundle
-    that was refused) or CalibrationError, and then, as when interrupted, leaves nothing behind."""
+    with the source, or is further away (nats); None for what its precision should reach (gate.LIMITS). keep: patterns
+    of names of the target's weights that stay as wide as they are. An existing bundle is replaced in the end; any other
+    existing folder is refused. Raises ExportError (FidelityError for a bundle that was refused) or CalibrationError,
+    and then, as when interrupted, leaves nothing behind."""
     if draft_top_k is not None and draft_top_k < 1:
         raise ExportError(f"draft top-k is {draft_top_k}, but must be 1 or more")
     if draft_vocab is not None and draft_vocab < 1:
@@ -94,7 +96,7 @@ def export(
     if demand.asked and not certify:
         raise ExportError("an agreement or a KL is asked for, but the export is to go without the comparison")
     observed = None if calibration is None else read_calibration(calibration)
-    recipe = plan(backend, precision, precisions.get("draft"), observed, draft_vocab)
+    recipe = plan(backend, precision, precisions.get("draft"), observed, draft_vocab, keep)
     bundle = bundle.absolute()
     warnings: list[str] = []
     with disk_errors(bundle):

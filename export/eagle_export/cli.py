@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> None:
         certify=args.certify,
         min_agreement=args.min_agreement,
         max_kl=args.max_kl,
+        keep=args.keep,
     )
     for warning in done.warnings:
         print(f"eagle-export: warning: {warning}", file=sys.stderr)
@@ -172,6 +173,13 @@ def _parser() -> Parser:
     )
     parser.add_argument("--backend", choices=BACKENDS, default="cpu", help="engine the bundle is for (default cpu)")
     parser.add_argument("--calibration", metavar="CALIB", help="folder that eagle-calib wrote for these models")
+    parser.add_argument(
+        "--keep",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="leave these layers of the target as they are, such as lm_head.weight or '*.0.mlp.*'; may be repeated",
+    )
     parser.add_argument(
         "--draft-vocab", type=int, metavar="N", help="keep the head's N most frequent tokens (needs --calibration)"
     )

@@ -76,21 +76,28 @@ def refusal(certificate: Certificate, demand: Demand, blamed: Sequence[LayerErro
     sentence = f"the bundle follows its source less closely than {than}: {figures}"
     if blamed:
         sentence += f"; worst layers: {', '.join(each.says for each in blamed)}"
-    ways = [*what_to_try(demand), accepting(certificate, wanted)]
+    ways = [*what_to_try(demand, blamed), accepting(certificate, wanted)]
     return f"{sentence}; {'; or '.join(ways)}"
 
 
-def what_to_try(demand: Demand) -> list[str]:
-    """Options of eagle-export that may bring a bundle closer to its source."""
+def what_to_try(demand: Demand, blamed: Sequence[LayerError] = ()) -> list[str]:
+    """Options of eagle-export that may bring a bundle closer to its source. blamed: as for `refusal`."""
     recipes, precision = RECIPES[demand.backend], demand.precision
     wider = [name for name in WIDER.get(precision, ()) if name in recipes]
     wider = [name for name in wider if demand.calibrated or not recipes[name].calibrated]
-    ways = [f"try --precision {wider[0]}"] if wider else []
+    ways = [f"try {_keeping(demand, blamed)}"] if blamed and precision not in ("fp32", "fp16") else []
+    ways += [f"try --precision {wider[0]}"] if wider else []
     if precision in CALIBRATED and not demand.calibrated:
         ways.append("give the folder of eagle-calib with --calibration")
     if precision == "fp32":
         ways.append("report this as a bug, since fp32 rounds nothing away")
     return ways
+
+
+def _keeping(demand: Demand, blamed: Sequence[LayerError]) -> str:
+    """The worst layer alone where that may be enough, else all that are named."""
+    enough = blamed[:1] if blamed[0].exact <= demand.wanted.kl else blamed
+    return " ".join(f"--keep {each.layer.name}" for each in enough)
 
 
 def accepting(certificate: Certificate, wanted: Limits) -> str:

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
-from eagle_runtime.errors import EagleError
-from eagle_runtime.fidelity import FidelityWarning
+from eagle_runtime.errors import EagleError, EagleWarning
 
 # What ends a program politely: Ctrl-C, kill, a closed terminal (which Windows does not signal).
 STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -56,13 +55,13 @@ def run_command(
 
 @contextlib.contextmanager
 def _plain_warnings(program: str) -> Iterator[None]:
-    """Within the block what is said of a bundle takes one line, as errors do, and no line of source code."""
+    """Within the block our own warnings take one line, as errors do, and no line of source code."""
     with warnings.catch_warnings():
-        warnings.simplefilter("default", FidelityWarning)
+        warnings.simplefilter("default", EagleWarning)
         show = warnings.showwarning
 
         def show_plainly(message: Any, category: type[Warning], *rest: Any, **more: Any) -> None:
-            if issubclass(category, FidelityWarning):
+            if issubclass(category, EagleWarning):
                 print(f"{program}: warning: {message}", file=sys.stderr)
             else:
                 show(message, category, *rest, **more)

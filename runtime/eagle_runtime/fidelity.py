@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from eagle_runtime.errors import EagleWarning
 from eagle_runtime.manifest import Limits, Manifest
 
 
-class FidelityWarning(UserWarning):
+class FidelityWarning(EagleWarning):
     """A bundle that was loaded follows its source less closely than bundles of its precision should."""
 
 

@@ -90,7 +90,7 @@ def test_the_sentence_says_what_is_wrong_and_what_to_try(refused: str) -> None:
         r"the bundle follows its source less closely than int8 should: "
         r"agreement ([\d.]+) % \(80 % or more\), KL ([\d.]+) \(0\.05 or less\); "
         r"worst layers: lm_head\.weight \(output off by ([\d.]+) %, KL from ([\d.]+) to ([\de.-]+) if exact\).*; "
-        r"try --precision int8-weight; or .*accept it with (--.*)",
+        r"try --keep lm_head\.weight; or try --precision int8-weight; or accept it with (--.*)",
         refused,
     )
     assert found is not None, refused
@@ -147,6 +147,44 @@ def test_the_precisions_that_are_named_lead_to_a_bundle(
     assert doctor_main([str(bundle), "--backend", "cpu"]) == 0
     line = rf"^limits +ok +it follows its source as closely as {tried[-1]} should: agreement "
     assert re.search(line, capsys.readouterr().out, re.M)
+
+
+def test_a_layer_that_is_kept_wide_is_exact(hard: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As the refusal advises. Drafts change nothing, also beside a layer whose sums are floats."""
+    assert main([str(hard), "-o", str(tmp_path / "b"), "-p", "int8", "--keep", LM_HEAD]) == 0
+    manifest = read_manifest(tmp_path / "b")
+    certificate, graph = manifest.certificate, manifest.target.graph
+    assert certificate is not None and certificate.within_limits and certificate.kl < 0.01
+    assert graph.recipe[LM_HEAD] == "kept in fp32" and graph.weights[LM_HEAD].dtype == "float32"
+    assert graph.recipe[DOWN].startswith("int8 ") and DOWN not in graph.weights
+    assert capsys.readouterr().err == ""
+    assert doctor_main([str(tmp_path / "b"), "--backend", "cpu", "--json"]) == 0
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert checks["lossless"]["ok"] and checks["limits"]["ok"]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "tensorrt"])
+def test_layers_are_kept_by_pattern(backend: str, plain: Path, tmp_path: Path) -> None:
+    patterns = ["*.0.self_attn.[kv]_proj.*", "*.gate_proj.weight"]
+    done = export(plain, None, tmp_path / "b", precision="int4", backend=backend, keep=patterns, certify=False)
+    wide = "kept in fp32" if backend == "cpu" else "kept in fp16"
+    kept = {name for name, what in done.manifest.target.graph.recipe.items() if what == wide}
+    layers = [f"model.layers.{layer}.mlp.gate_proj.weight" for layer in range(LAYERS)]
+    assert kept == {*layers, *(f"model.layers.0.self_attn.{part}_proj.weight" for part in "kv")}
+    assert kept <= set(done.manifest.target.graph.weights)
+
+
+def test_layers_that_cannot_be_kept(plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for precision, pattern, says in (
+        ("int8", "*.mlp.dwon_proj.*", "no linear layer of the target is named '*.mlp.dwon_proj.*', so that none"),
+        ("int8", "model.norm.weight", "no linear layer of the target is named 'model.norm.weight'"),
+        ("int8", "*", "no layer is left for pass 'int8 per token'; keep fewer, or choose a wider precision"),
+        ("fp32", "*", "fp32 keeps every layer as it is; name layers to keep with a narrower precision"),
+    ):
+        assert main([str(plain), "-o", str(tmp_path / "b"), "-p", precision, "--keep", pattern]) == 2
+        err = capsys.readouterr().err
+        assert says in err and err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_more_may_be_asked_for_than_is_usual(plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,7 +253,6 @@ def blamed(
     [
         (DOWN, "fp32", "cpu"),
         ("model.layers.0.self_attn.q_proj.weight", "int8", "cpu"),
-        ("model.layers.1.self_attn.v_proj.weight", "int4", "cpu"),
         (LM_HEAD, "int4", "cuda"),
         ("model.layers.0.mlp.up_proj.weight", "int8-weight", "tensorrt"),
     ],

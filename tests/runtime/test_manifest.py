@@ -300,11 +300,46 @@ def test_no_numbers(bundle: Path, number: object) -> None:
         (("top", 0, "token_ids", 1), 50),
         (("top", 0, "token_ids"), [7]),
         (("top", 1, "logits"), []),
+        (("top", 1), {"token_ids": [], "logits": []}),
     ],
 )
 def test_golden_prompts_that_cannot_be_replayed(bundle: Path, at: Steps, value: object) -> None:
     message = refusal(bundle, replaced(stored(bundle), ("certificate", "prompts", 1, *at), value))
     assert "certificate: prompts[1] does not fit" in message
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "meant"),
+    [
+        (("agreement",), -0.001, "agreement is -0.001, but must be 0 to 1"),
+        (("agreement",), 1.5, "agreement is 1.5, but must be 0 to 1"),
+        (("kl",), -1e-9, "kl is -1e-09, but must be 0 or more"),
+        (("tau",), 0.99, "tau is 0.99, but must be 1 to 32"),
+        (("tau",), 33, "tau is 33.0, but must be 1 to 32"),
+        (("limits", "agreement"), -1, "limits: agreement is -1.0, but must be 0 to 1"),
+        (("limits", "agreement"), 1.01, "limits: agreement is 1.01, but must be 0 to 1"),
+        (("limits", "kl"), -0.5, "limits: kl is -0.5, but must be 0 or more"),
+    ],
+)
+def test_figures_of_a_certificate_that_cannot_be(bundle: Path, at: Steps, value: float, meant: str) -> None:
+    message = refusal(bundle, replaced(stored(bundle), ("certificate", *at), value))
+    assert f"certificate: {meant}; export the bundle again" in message
+
+
+@pytest.mark.parametrize("agreement", [0, 1])
+def test_figures_of_a_certificate_at_their_ends(bundle: Path, agreement: int) -> None:
+    data = stored(bundle)
+    data["certificate"].update(agreement=agreement, kl=0, tau=1)
+    (bundle / MANIFEST_NAME).write_text(json.dumps(data))
+    found = read_manifest(bundle).certificate
+    assert found is not None and found.within_limits == (agreement == 1)
+
+
+def test_a_certificate_is_within_its_limits_or_not(bundle: Path) -> None:
+    found = read_manifest(bundle).certificate
+    assert found is not None
+    for agreement, kl, within in ((0.7, 0.15, True), (0.69, 0.1, False), (0.8, 0.16, False), (0.5, 1.0, False)):
+        assert dataclasses.replace(found, agreement=agreement, kl=kl).within_limits is within
 
 
 def test_a_certificate_over_nothing(bundle: Path) -> None:

@@ -146,6 +146,21 @@ def test_a_certificate_that_claims_more(bundle: Path, capsys: pytest.CaptureFixt
         assert (status, lines["agreement"][0]) == (word == "differs", word)
 
 
+def test_a_bundle_below_its_limits_is_told_but_no_fault(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who exported it accepted that; what it must not do is become worse."""
+    assert doctor(bundle, capsys)[1]["limits"][0] == "ok"
+    write(bundle, limits={"agreement": 1.0, "kl": 0})
+    status, lines = doctor(bundle, capsys)
+    assert status == 0 and lines["limits"][0] == "below"
+    assert lines["limits"][1].startswith(
+        "it follows its source less closely than fp32 should: agreement 100.0 % (100 %"
+    )
+    assert main([str(bundle), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    (check,) = (check for check in report["checks"] if check["name"] == "limits")
+    assert report["ok"] is True and check["ok"] is False and check["found"] > 0
+
+
 def test_logits_that_moved_are_told(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = json.loads((bundle / MANIFEST_NAME).read_text(encoding="utf-8"))
     data["certificate"]["prompts"][2]["top"][3]["logits"][4] += 0.75
