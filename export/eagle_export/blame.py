@@ -30,7 +30,8 @@ from eagle_runtime.tree import Float, additive_mask
 
 ROWS = 16  # of logits that the KL is taken over
 WORST = 3  # layers that are named, at most
-LEAST = 0.02  # of the KL: what a layer must take away to be named beside a worse one
+LEAST = 0.02  # of the KL: what a layer must take away to make a difference
+STANDS_OUT = 3.0  # times the usual error
 CORRECTION = ".correction"  # behind the name of a layer's output
 
 
@@ -117,8 +118,17 @@ def worst_layers(
             correction = {_correction(layer): (-wrong).astype(zeros[_correction(layer)].dtype)}
             size = float(np.linalg.norm(wrong)) / max(float(np.linalg.norm(exact)), 1e-30)
             errors.append(LayerError(layer, size, whole, kl(session.run({**feeds, **correction}, cache))))
-    worst = sorted(errors, key=lambda each: each.exact)[:WORST]
-    return worst[:1] + [each for each in worst[1:] if each.exact <= (1 - LEAST) * whole]
+    return _worst(errors)
+
+
+def _worst(errors: Sequence[LayerError]) -> list[LayerError]:
+    """Those that make a difference by themselves, then those whose error stands out: beside another layer that is as
+    wrong, making one of them exact may change nothing."""
+    helpful = sorted((each for each in errors if each.exact <= (1 - LEAST) * each.kl), key=lambda each: each.exact)
+    usual = float(np.median([each.error for each in errors])) if errors else 0.0
+    least = max(STANDS_OUT * usual, helpful[0].error / 2 if helpful else 0.0)
+    others = sorted((each for each in errors if each not in helpful), key=lambda each: -each.error)
+    return [*helpful, *(each for each in others if each.error > least)][:WORST]
 
 
 def correctable(path: Path, spec: GraphSpec, layers: Sequence[Layer]) -> tuple[bytes, GraphSpec, list[Layer]]:
@@ -141,6 +151,7 @@ def correctable(path: Path, spec: GraphSpec, layers: Sequence[Layer]) -> tuple[b
         total.replace_input_with(0, y)
         graph.insert_after(node, total)
         y.name, new.name = _raw(layer), layer.y
+        values[layer.y] = new
         graph.inputs.append(correction)
         inputs[_correction(layer)], outputs[_raw(layer)] = _spec(correction), _spec(y)
         graph.outputs.append(y)

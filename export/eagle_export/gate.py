@@ -20,9 +20,9 @@ from eagle_runtime.manifest import Certificate, Limits
 LIMITS = {
     "fp32": Limits(0.99, 1e-5),
     "fp16": Limits(0.95, 1e-3),
-    "int8": Limits(0.80, 0.05),
-    "int8-static": Limits(0.80, 0.05),
-    "int8-weight": Limits(0.80, 0.05),
+    "int8": Limits(0.82, 0.04),
+    "int8-static": Limits(0.82, 0.04),
+    "int8-weight": Limits(0.82, 0.04),
     "int4": Limits(0.70, 0.15),
 }
 # Precision -> what to try in its place, the first that the backend has and that needs no calibration but a given one.
