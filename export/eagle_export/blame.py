@@ -84,7 +84,26 @@ def worst_layers(
     source: Float,
     told: Callable[[int, int], None] = lambda done, steps: None,
 ) -> list[LayerError]:
-    """The WORST of a target's layers at most, worst first: those without whose error the KL would be the smallest.
+    """The WORST of a target's layers at most, worst first: those without whose error the KL would be the smallest, then
+    those whose error stands out: beside another layer that is as wrong, making one of them exact may change nothing.
+    Takes and raises what layer_errors does."""
+    errors = layer_errors(path, spec, layers, tokens, source, told)
+    helpful = sorted((each for each in errors if each.exact <= (1 - LEAST) * each.kl), key=lambda each: each.exact)
+    usual = float(np.median([each.error for each in errors])) if errors else 0.0
+    least = max(STANDS_OUT * usual, helpful[0].error / 2 if helpful else 0.0)
+    others = sorted((each for each in errors if each not in helpful), key=lambda each: -each.error)
+    return [*helpful, *(each for each in others if each.error > least)][:WORST]
+
+
+def layer_errors(
+    path: Path,
+    spec: GraphSpec,
+    layers: Sequence[Layer],
+    tokens: Sequence[int],
+    source: Float,
+    told: Callable[[int, int], None] = lambda done, steps: None,
+) -> list[LayerError]:
+    """What every one of a target's layers does wrong, in the graph's order.
 
     path, spec: the graph in the bundle. tokens: a prompt and what the source said; source [R, V]: its logits of the
     last R rows. told: called with how many layers are done, and how many there are. Raises BackendError."""
@@ -118,17 +137,7 @@ def worst_layers(
             correction = {_correction(layer): (-wrong).astype(zeros[_correction(layer)].dtype)}
             size = float(np.linalg.norm(wrong)) / max(float(np.linalg.norm(exact)), 1e-30)
             errors.append(LayerError(layer, size, whole, kl(session.run({**feeds, **correction}, cache))))
-    return _worst(errors)
-
-
-def _worst(errors: Sequence[LayerError]) -> list[LayerError]:
-    """Those that make a difference by themselves, then those whose error stands out: beside another layer that is as
-    wrong, making one of them exact may change nothing."""
-    helpful = sorted((each for each in errors if each.exact <= (1 - LEAST) * each.kl), key=lambda each: each.exact)
-    usual = float(np.median([each.error for each in errors])) if errors else 0.0
-    least = max(STANDS_OUT * usual, helpful[0].error / 2 if helpful else 0.0)
-    others = sorted((each for each in errors if each not in helpful), key=lambda each: -each.error)
-    return [*helpful, *(each for each in others if each.error > least)][:WORST]
+    return errors
 
 
 def correctable(path: Path, spec: GraphSpec, layers: Sequence[Layer]) -> tuple[bytes, GraphSpec, list[Layer]]:

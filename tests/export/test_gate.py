@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,8 +21,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from conftest import GOLDEN, HEADS
+from eagle_calib.calibration import read_calibration
+from eagle_calib.cli import main as calib_main
 from eagle_export import certificate as module
-from eagle_export.blame import Layer, LayerError, layers_of, worst_layers
+from eagle_export.blame import Layer, LayerError, layer_errors, layers_of, worst_layers
 from eagle_export.bundle import export
 from eagle_export.certificate import continuations
 from eagle_export.cli import BACKENDS, PRECISIONS, main
@@ -29,6 +32,8 @@ from eagle_export.errors import ExportError
 from eagle_export.gate import LIMITS, Demand, FidelityError, accepting, demanded, refusal, what_to_try
 from eagle_export.pair import build_graphs, open_pair
 from eagle_export.recipes import RECIPES
+from eagle_export.recipes.smooth import smooth
+from eagle_export.weights import save
 from eagle_runtime import EagleModel, FidelityWarning
 from eagle_runtime.cli import main as run_main
 from eagle_runtime.manifest import Certificate, Limits, read_manifest
@@ -240,10 +245,11 @@ def test_figures_that_cannot_be(
     assert list(tmp_path.iterdir()) == []
 
 
-def blamed(bundle: Path, layers: Sequence[Layer], source: Path) -> list[LayerError]:
+def blamed(bundle: Path, layers: Sequence[Layer], source: Path, everything: bool = False) -> list[LayerError]:
     (said,) = continuations(source, [PROMPT], (), 12)
     graph = read_manifest(bundle).target.graph
-    return worst_layers(bundle / graph.file, graph, layers, [*PROMPT, *said.tokens[:-1]], said.logits)
+    compare = layer_errors if everything else worst_layers
+    return compare(bundle / graph.file, graph, layers, [*PROMPT, *said.tokens[:-1]], said.logits)
 
 
 @pytest.mark.parametrize(
@@ -288,6 +294,28 @@ def test_layers_that_are_wrong_together_are_both_named(plain: Path, tmp_path: Pa
     layers = layers_of(build_graphs(open_pair(plain, None), "fp32", 1)["target"])
     found = blamed(tmp_path / "b", layers, plain)
     assert {each.layer.name for each in found[:2]} == names
+
+
+def test_layers_that_were_scaled_are_not_taken_for_wrong(plain: Path, tmp_path: Path) -> None:
+    """Smoothing moves factors from a layer's input into its weight, and from the values' projection into the output's:
+    what a layer is held against is the weight as it was scaled."""
+    export(plain, None, tmp_path / "fp32", certify=False)
+    assert calib_main([str(tmp_path / "fp32"), "-o", str(tmp_path / "c"), "--threads", "1", "--max-tokens", "200"]) == 0
+    graph = build_graphs(open_pair(plain, None), "fp32", 1)["target"]
+    layers = layers_of(graph)
+    stored = {layer.name: layer.read() for layer in layers}
+    # As if uneven channels were all that costs anything, so that every layer that can be is smoothed.
+    factors = smooth(
+        graph, read_calibration(tmp_path / "c").target, lambda x, weight: x @ weight + np.abs(x).max(0).std()
+    )
+    parts = {name.rpartition("_proj")[0].rpartition(".")[2] for name in factors}
+    assert parts == {"q", "k", "v", "o", "gate", "up"}
+    assert {layer.name for layer in layers if not np.array_equal(layer.read(), stored[layer.name])} == set(factors)
+    for file in (tmp_path / "fp32/target").iterdir():
+        file.unlink()
+    save(graph, tmp_path / "fp32/target/model.onnx", lambda size: None)
+    found = blamed(tmp_path / "fp32", layers, plain, everything=True)
+    assert len(found) == len(layers) and max(each.error for each in found) < 1e-5
 
 
 def test_an_exact_layer_is_what_keeping_it_would_bring(plain: Path, tmp_path: Path) -> None:
