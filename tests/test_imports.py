@@ -166,6 +166,7 @@ def test_the_public_names_are_these() -> None:
         "ClosedError",
         "EagleError",
         "EagleModel",
+        "FidelityWarning",
         "Piece",
         "RequestError",
         "Result",

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 import onnx_ir as ir
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from eagle_calib.calibration import read_calibration
 from eagle_calib.folder import move_into_place
-from eagle_export.certificate import make_certificate
+from eagle_export.blame import layers_of
+from eagle_export.certificate import certified
 from eagle_export.checkpoint import read_json
 from eagle_export.destination import check_destination, check_space, disk_errors, folder_beside
 from eagle_export.errors import ExportError
+from eagle_export.gate import demanded
 from eagle_export.heads.config import HeadConfig
 from eagle_export.pair import Pair, build_graphs, open_pair
 from eagle_export.recipes import apply, draft_precision_beside, plan
@@ -65,6 +68,9 @@ def export(
     draft_vocab: int | None = None,
     draft_top_k: int | None = None,
     certify: bool = True,
+    min_agreement: float | None = None,
+    max_kl: float | None = None,
+    keep: Sequence[str] = (),
 ) -> Exported:
     """Export a target and a head (Hugging Face folders) as a bundle folder. draft: None for the target alone.
 
@@ -72,9 +78,11 @@ def export(
     calibration: folder that eagle-calib wrote for these models. draft_vocab: most frequent tokens that the head keeps,
     None for all it knows. draft_top_k: tokens that the head's graph names per row, so the most children a tree's node
     may have, None for TOP_K. certify: compare the finished bundle with the source and note the outcome in its manifest;
-    where that cannot be done the export goes on with a warning. An existing bundle is replaced in the end; any other
-    existing folder is refused. Raises ExportError or CalibrationError, and then, as when interrupted, leaves nothing
-    behind."""
+    where that cannot be done the export goes on with a warning. min_agreement, max_kl: refuse a bundle that agrees less
+    with the source, or is further away (nats); None for what its precision should reach (gate.LIMITS). keep: patterns
+    of names of the target's weights that stay as wide as they are. An existing bundle is replaced in the end; any other
+    existing folder is refused. Raises ExportError (FidelityError for a bundle that was refused) or CalibrationError,
+    and then, as when interrupted, leaves nothing behind."""
     if draft_top_k is not None and draft_top_k < 1:
         raise ExportError(f"draft top-k is {draft_top_k}, but must be 1 or more")
     if draft_vocab is not None and draft_vocab < 1:
@@ -84,8 +92,11 @@ def export(
         precisions["draft"] = draft_precision or draft_precision_beside(backend, precision)
     elif (draft_precision, draft_vocab, draft_top_k) != (None, None, None):
         raise ExportError("draft precision, vocabulary and top-k are a head's; give one, or leave them out")
+    demand = demanded(backend, precision, min_agreement, max_kl, calibrated=calibration is not None)
+    if demand.asked and not certify:
+        raise ExportError("an agreement or a KL is asked for, but the export is to go without the comparison")
     observed = None if calibration is None else read_calibration(calibration)
-    recipe = plan(backend, precision, precisions.get("draft"), observed, draft_vocab)
+    recipe = plan(backend, precision, precisions.get("draft"), observed, draft_vocab, keep)
     bundle = bundle.absolute()
     warnings: list[str] = []
     with disk_errors(bundle):
@@ -103,6 +114,7 @@ def export(
             top_k = min(top_k, pair.head.config.draft_vocab_size)
         progress.update(task, description="tracing")
         graphs = build_graphs(pair, recipe.traced, top_k)
+        layers = layers_of(graphs["target"])
         decisions = {name: apply(recipe.passes[name], graph) for name, graph in graphs.items()}
         size = sum(num_bytes(graph) for graph in graphs.values())
         check_space(bundle.parent, size)
@@ -115,11 +127,9 @@ def export(
             (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
             del graphs  # and the weights in them, before others are loaded
             if certify:
-                progress.update(task, description="comparing with the source", total=None)
-                try:
-                    manifest = replace(manifest, certificate=make_certificate(pair.target, folder, manifest))
-                except ExportError as error:
-                    warnings.append(f"the bundle has no certificate: {error}")
+                tell = partial(_tell, progress, task)
+                manifest, said = certified(pair.target, folder, manifest, layers, demand, tell)
+                warnings += said
                 (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
             total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
             move_into_place(folder, bundle, beside / "old")
@@ -240,6 +250,11 @@ def _tensor_spec(value: ir.Value) -> TensorSpec:
     assert value.shape is not None and value.dtype is not None
     shape = tuple(dim if isinstance(dim, int) else str(dim.value) for dim in value.shape)
     return TensorSpec(str(value.dtype.numpy()), shape)
+
+
+def _tell(progress: Progress, task: TaskID, what: str) -> None:
+    """Name what is being done, of no known length."""
+    progress.update(task, description=what, total=None)
 
 
 def _progress() -> Progress:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,10 +18,13 @@ import torch
 from transformers import LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from eagle_export.blame import ROWS, Layer, LayerError, worst_layers
 from eagle_export.checkpoint import Checkpoint
 from eagle_export.errors import ExportError
+from eagle_export.gate import LIMITS, Demand, FidelityError, refusal
 from eagle_export.trace import quiet
-from eagle_runtime import BackendError, EagleModel
+from eagle_runtime import BackendError, EagleError, EagleModel
+from eagle_runtime.fidelity import shortfall
 from eagle_runtime.manifest import Certificate, GoldenPrompt, Manifest, TopTokens
 from eagle_runtime.replay import GOLDEN_TOKENS, forced_logits, golden_prompts, mean_tau, replay
 from eagle_runtime.scoring import divergence, log_softmax
@@ -41,10 +44,69 @@ class Continuation:
     logits: Float
 
 
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A certificate, and the continuation that the bundle is furthest from."""
+
+    certificate: Certificate
+    farthest: Continuation
+
+
+def certified(
+    source: Checkpoint,
+    bundle: Path,
+    manifest: Manifest,
+    layers: Sequence[Layer],
+    demand: Demand,
+    tell: Callable[[str], None],
+) -> tuple[Manifest, list[str]]:
+    """The manifest of a bundle, with a certificate if one can be made, and what to warn of.
+
+    layers: of the target's graph before it was changed. tell: called with what is being done. Raises FidelityError for
+    a bundle that does not reach what is demanded, and ExportError where that is asked for but cannot be compared."""
+    tell("comparing with the source")
+    try:
+        compared = compare_with_source(source, bundle, manifest)
+    except FidelityError:
+        raise
+    except ExportError as error:
+        if demand.asked:
+            raise ExportError(f"the bundle cannot be held to an agreement or a KL: {error}") from None
+        return manifest, [f"the bundle has no certificate: {error}"]
+    certificate = compared.certificate
+    if not demand.wanted.met(certificate.agreement, certificate.kl):
+        raise FidelityError(refusal(certificate, demand, _blamed(bundle, manifest, layers, compared.farthest, tell)))
+    manifest = replace(manifest, certificate=certificate)
+    said = shortfall(manifest)
+    return manifest, [] if said is None else [f"the bundle is marked: {said}"]
+
+
+def _blamed(
+    bundle: Path, manifest: Manifest, layers: Sequence[Layer], said: Continuation, tell: Callable[[str], None]
+) -> list[LayerError]:
+    """The worst layers over the first rows of a continuation; none if this machine cannot tell."""
+    count = min(ROWS, len(said.tokens))
+    tokens, graph = [*said.prompt, *said.tokens[: count - 1]], manifest.target.graph
+
+    def told(done: int, steps: int) -> None:
+        tell(f"looking for the worst layers ({done} of {steps})")
+
+    try:
+        return worst_layers(bundle / graph.file, graph, layers, tokens, said.logits[:count], told)
+    except (EagleError, MemoryError):
+        return []
+
+
 def make_certificate(source: Checkpoint, bundle: Path, manifest: Manifest) -> Certificate:
+    """What compare_with_source finds, in short."""
+    return compare_with_source(source, bundle, manifest).certificate
+
+
+def compare_with_source(source: Checkpoint, bundle: Path, manifest: Manifest) -> Compared:
     """Run the source, then the bundle, on the golden prompts. bundle: complete but for the certificate.
 
-    Raises ExportError, saying why in one sentence, if this machine cannot do either."""
+    Raises ExportError, saying why in one sentence, if this machine cannot do either; FidelityError if the bundle's
+    logits are not finite."""
     _check_engine()
     _check_memory(source, bundle)
     target = manifest.target
@@ -56,21 +118,24 @@ def make_certificate(source: Checkpoint, bundle: Path, manifest: Manifest) -> Ce
     try:
         with EagleModel.load(bundle, backend="cpu", check_hashes=False) as model:
             forced = [forced_logits(model, each.prompt, each.tokens) for each in said]
-            tau = mean_tau(replay(model, prompts, drafts=True))
+            finite = all(np.isfinite(rows).all() for rows in forced)
+            tau = mean_tau(replay(model, prompts, drafts=True)) if finite else 1.0
     except Exception as error:  # engines raise a dozen kinds without a common base
         raise ExportError(f"the bundle does not run here ({_first_line(error)})") from None
-    if not all(np.isfinite(rows).all() for rows in forced):
-        raise ExportError("the bundle's logits are not finite")
+    if not finite:
+        raise FidelityError(
+            f"in {manifest.precision['target']} the bundle's logits are not finite; use a wider --precision"
+        )
     same = np.concatenate([rows.argmax(-1) == each.tokens for rows, each in zip(forced, said, strict=True)])
-    kl = np.concatenate(
-        [divergence(log_softmax(each.logits), log_softmax(rows)) for rows, each in zip(forced, said, strict=True)]
-    )
-    return Certificate(
+    kl = [divergence(log_softmax(each.logits), log_softmax(rows)) for rows, each in zip(forced, said, strict=True)]
+    certificate = Certificate(
         prompts=tuple(GoldenPrompt(tuple(each.prompt), tuple(each.tokens), _top(each.logits)) for each in said),
         agreement=round(float(same.mean()), 6),
-        kl=float(f"{kl.mean():.4g}"),
+        kl=float(f"{np.concatenate(kl).mean():.4g}"),
         tau=round(tau, 4),
+        limits=LIMITS[manifest.precision["target"]],
     )
+    return Compared(certificate, said[int(np.argmax([rows.mean() for rows in kl]))])
 
 
 def continuations(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -49,6 +50,9 @@ def run(args: argparse.Namespace) -> None:
         calibration=None if args.calibration is None else Path(args.calibration),
         draft_top_k=args.draft_top_k,
         certify=args.certify,
+        min_agreement=args.min_agreement,
+        max_kl=args.max_kl,
+        keep=args.keep,
     )
     for warning in done.warnings:
         print(f"eagle-export: warning: {warning}", file=sys.stderr)
@@ -132,11 +136,19 @@ def _engines_report(done: Built) -> dict[str, object]:
 def _certified(certificate: Certificate | None) -> str:
     if certificate is None:
         return ""
-    return f"; agreement with the source {100 * certificate.agreement:.1f} %, tau {certificate.tau:.2f}"
+    line = f"; agreement with the source {100 * certificate.agreement:.1f} %, KL {certificate.kl:.4f}"
+    line += "" if certificate.within_limits else ", more than its precision should lose"
+    return f"{line}, tau {certificate.tau:.2f}"
 
 
-def _figures(certificate: Certificate) -> dict[str, float]:
-    return {"agreement": certificate.agreement, "kl": certificate.kl, "tau": certificate.tau}
+def _figures(certificate: Certificate) -> dict[str, object]:
+    return {
+        "agreement": certificate.agreement,
+        "kl": certificate.kl,
+        "tau": certificate.tau,
+        "limits": dataclasses.asdict(certificate.limits),
+        "within_limits": certificate.within_limits,
+    }
 
 
 def _parser() -> Parser:
@@ -162,6 +174,13 @@ def _parser() -> Parser:
     parser.add_argument("--backend", choices=BACKENDS, default="cpu", help="engine the bundle is for (default cpu)")
     parser.add_argument("--calibration", metavar="CALIB", help="folder that eagle-calib wrote for these models")
     parser.add_argument(
+        "--keep",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="leave these layers of the target as they are, such as lm_head.weight or '*.0.mlp.*'; may be repeated",
+    )
+    parser.add_argument(
         "--draft-vocab", type=int, metavar="N", help="keep the head's N most frequent tokens (needs --calibration)"
     )
     parser.add_argument(
@@ -173,6 +192,11 @@ def _parser() -> Parser:
     parser.add_argument(
         "--no-certificate", dest="certify", action="store_false", help="do not compare the bundle with the source"
     )
+    limits = parser.add_argument_group("what a bundle must reach to be written (defaults: see docs/precision.md)")
+    limits.add_argument(
+        "--min-agreement", type=float, metavar="X", help="least share of tokens that it ranks first as its source does"
+    )
+    limits.add_argument("--max-kl", type=float, metavar="Y", help="largest mean KL from its source, in nats per token")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     return parser
 

@@ -9,6 +9,7 @@ Read generate.py first: it is the loop.
 
 from eagle_runtime.eagle_model import EagleModel
 from eagle_runtime.errors import BackendError, BundleError, BusyError, ClosedError, EagleError, RequestError
+from eagle_runtime.fidelity import FidelityWarning
 from eagle_runtime.result import Piece, Result, Stats
 from eagle_runtime.sampling import SamplingParams
 
@@ -19,6 +20,7 @@ __all__ = [
     "ClosedError",
     "EagleError",
     "EagleModel",
+    "FidelityWarning",
     "Piece",
     "RequestError",
     "Result",

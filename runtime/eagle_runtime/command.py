@@ -7,11 +7,12 @@ import contextlib
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from eagle_runtime.errors import EagleError
+from eagle_runtime.errors import EagleError, EagleWarning
 
 # What ends a program politely: Ctrl-C, kill, a closed terminal (which Windows does not signal).
 STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -36,7 +37,7 @@ def run_command(
     extra: of this distribution, that brings what `run` imports. interrupted: what to say after a stop."""
     args = parser.parse_args(argv)
     try:
-        with _clean_stops():
+        with _clean_stops(), _plain_warnings(parser.prog):
             run(args)
     except EagleError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
@@ -50,6 +51,23 @@ def run_command(
         print(f"{parser.prog}: {interrupted}", file=sys.stderr)
         return 128 + int(stop.args[0])
     return 0
+
+
+@contextlib.contextmanager
+def _plain_warnings(program: str) -> Iterator[None]:
+    """Within the block our own warnings take one line, as errors do, and no line of source code."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", EagleWarning)
+        show = warnings.showwarning
+
+        def show_plainly(message: Any, category: type[Warning], *rest: Any, **more: Any) -> None:
+            if issubclass(category, EagleWarning):
+                print(f"{program}: warning: {message}", file=sys.stderr)
+            else:
+                show(message, category, *rest, **more)
+
+        warnings.showwarning = show_plainly
+        yield
 
 
 class _Stopped(BaseException):

@@ -8,6 +8,7 @@ import dataclasses
 import secrets
 import time
 import typing
+import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,7 @@ from eagle_runtime.engines import Engines
 from eagle_runtime.errors import ClosedError, RequestError
 from eagle_runtime.exact_rows import PaddedSession, RowCheck, check_rows
 from eagle_runtime.experience import Experience
+from eagle_runtime.fidelity import FidelityWarning, shortfall
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.learned_costs import LearnedCosts, open_costs, unknown
 from eagle_runtime.lookup import LookupDrafter
@@ -97,7 +99,8 @@ class EagleModel:
         tokens of prompt and output together that buffers are made for; None takes the model's own, at most 4096.
         threads: of one pass on the CPU; None takes the physical cores. check_hashes: read every file once to compare
         its SHA-256 (about a second per gigabyte). On the CPU a quantised target's rows are checked once per machine
-        (exact_rows; some 170 rows): `model.row_check`. Raises BundleError, BackendError, RequestError."""
+        (exact_rows; some 170 rows): `model.row_check`. Raises BundleError, BackendError, RequestError; gives a
+        FidelityWarning for a bundle that follows its source less closely than its precision should."""
         folder = Path(bundle)
         manifest = read_manifest(folder)
         longest = manifest.target.context
@@ -123,6 +126,8 @@ class EagleModel:
         model.backend, model.passed_over, model.threads = chosen.backend, chosen.passed_over, threads
         facts = [*manifest.files.values(), model.backend, library_version(model.backend), str(threads), str(context)]
         model._costs = open_costs(file_name(facts), partial(prior_costs, manifest, model.backend))
+        if (said := shortfall(manifest)) is not None:
+            warnings.warn(f"{folder}: {said}", FidelityWarning, stacklevel=2)
         return model
 
     def _make_caches(self) -> None:

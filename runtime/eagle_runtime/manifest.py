@@ -21,7 +21,8 @@ from typing import Any, Literal
 from eagle_runtime.errors import BundleError
 
 MANIFEST_NAME = "eagle_config.json"
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
+MAX_TAU = 32.0  # tokens per pass of a certificate: no more are decoded from a prompt
 
 HeadKind = Literal["eagle1", "eagle3"]
 TreeKind = Literal["dynamic", "static", "chain", "cost-aware"]
@@ -110,16 +111,35 @@ class GoldenPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """How closely a bundle should follow its source: agreement at least, kl (nats) at most."""
+
+    agreement: float
+    kl: float
+
+    def met(self, agreement: float, kl: float) -> bool:
+        """Whether these figures are within the limits."""
+        return agreement >= self.agreement and kl <= self.kl
+
+
+@dataclass(frozen=True, slots=True)
 class Certificate:
     """The source model's words on a few prompts, and how the bundle compared when it was made.
 
     agreement: share of the continuations' tokens that the engine too ranks first, given the same text before them.
-    kl: mean KL(source || engine) of those rows, nats. tau: of greedy decoding from the prompts (replay.replay)."""
+    kl: mean KL(source || engine) of those rows, nats. tau: of greedy decoding from the prompts (replay.replay).
+    limits: what bundles of this precision should reach; one that does not was exported by somebody who accepted it."""
 
     prompts: tuple[GoldenPrompt, ...]
     agreement: float
     kl: float
     tau: float
+    limits: Limits
+
+    @property
+    def within_limits(self) -> bool:
+        """Whether the bundle follows its source as closely as its precision should."""
+        return self.limits.met(self.agreement, self.kl)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,17 +252,29 @@ def pieces_of(graph: GraphSpec) -> int | None:
 
 
 def _check_certificate(manifest: Manifest, where: str) -> None:
-    """Its prompts can be replayed; raises BundleError otherwise."""
-    if manifest.certificate is None:
+    """Its figures are possible and its prompts can be replayed; raises BundleError otherwise."""
+    certificate = manifest.certificate
+    if certificate is None:
         return
-    if not manifest.certificate.prompts:
+    # That they are finite was checked as they were read.
+    for name, value, low, high in (
+        ("agreement", certificate.agreement, 0.0, 1.0),
+        ("kl", certificate.kl, 0.0, None),
+        ("tau", certificate.tau, 1.0, MAX_TAU),
+        ("limits: agreement", certificate.limits.agreement, 0.0, 1.0),
+        ("limits: kl", certificate.limits.kl, 0.0, None),
+    ):
+        if value < low or (high is not None and value > high):
+            meant = f"{low:g} or more" if high is None else f"{low:g} to {high:g}"
+            raise BundleError(f"{where}: certificate: {name} is {value}, but must be {meant}; export the bundle again")
+    if not certificate.prompts:
         raise BundleError(f"{where}: certificate: prompts is empty; export the bundle again")
-    for index, golden in enumerate(manifest.certificate.prompts):
+    for index, golden in enumerate(certificate.prompts):
         ids = {*golden.prompt, *golden.continuation, *(token for top in golden.top for token in top.token_ids)}
         whole = (
             golden.prompt
             and len(golden.continuation) == len(golden.top) > 0
-            and all(len(top.token_ids) == len(top.logits) for top in golden.top)
+            and all(len(top.token_ids) == len(top.logits) > 0 for top in golden.top)
             and len(golden.prompt) + len(golden.continuation) <= manifest.target.context
         )
         if not whole or not all(0 <= token < manifest.target.vocab_size for token in ids):

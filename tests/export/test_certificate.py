@@ -99,7 +99,9 @@ def test_the_command_tells_and_writes_it(target: Path, tmp_path: Path, capsys: p
     verify_hashes(bundle, manifest)
     found = manifest.certificate
     assert found is not None and err == ""
-    assert report["certificate"] == {"agreement": found.agreement, "kl": found.kl, "tau": found.tau}
+    figures = {"agreement": found.agreement, "kl": found.kl, "tau": found.tau}
+    limits = {"limits": {"agreement": 0.99, "kl": 1e-5}, "within_limits": True}
+    assert report["certificate"] == figures | limits
     assert [list(golden.prompt) for golden in found.prompts] == [Text(target).encode(text) for text in GOLDEN_TEXTS]
     assert found.agreement == 1
 

@@ -23,6 +23,7 @@ from eagle_runtime.manifest import (
     GoldenPrompt,
     GraphSpec,
     HeadSpec,
+    Limits,
     Manifest,
     Shape,
     TargetSpec,
@@ -82,14 +83,14 @@ def little_bundle(folder: Path) -> Manifest:
         (folder / name).write_text(f"content of {name}")
     golden = GoldenPrompt((5, 6), (7, 1), (TopTokens((7, 8), (1.5, -0.25)), TopTokens((1,), (3.0,))))
     manifest = Manifest(
-        schema_version=5,
+        schema_version=6,
         precision={"target": "fp32", "draft": "fp32"},
         target=TargetSpec("llama", 8, 50, 2, 2, 4, 64, (1, 2), target),
         head=HeadSpec("eagle3", 8, 20, 1, 2, 4, 3, (2, 4, 5), head),
         tree_defaults=TreeDefaults(draft_top_k=3),
         tools={"torch": "2.13.0"},
         files={name: file_sha256(folder / name) for name in FILES},
-        certificate=Certificate((golden, golden), agreement=0.5, kl=1e-9, tau=2.0),
+        certificate=Certificate((golden, golden), 0.5, 1e-9, 2.0, Limits(0.7, 0.15)),
     )
     (folder / MANIFEST_NAME).write_text(manifest.to_json())
     return manifest
@@ -248,7 +249,7 @@ def test_no_json(bundle: Path, text: str) -> None:
 @pytest.mark.parametrize("version", [0, 2, 4, "3", None, 2.5, [3]])
 def test_another_version(bundle: Path, version: object) -> None:
     message = refusal(bundle, {**stored(bundle), "schema_version": version})
-    assert f"schema_version is {version!r}" in message and "reads 5" in message
+    assert f"schema_version is {version!r}" in message and "reads 6" in message
 
 
 def test_a_bundle_without_a_certificate(bundle: Path) -> None:
@@ -299,11 +300,46 @@ def test_no_numbers(bundle: Path, number: object) -> None:
         (("top", 0, "token_ids", 1), 50),
         (("top", 0, "token_ids"), [7]),
         (("top", 1, "logits"), []),
+        (("top", 1), {"token_ids": [], "logits": []}),
     ],
 )
 def test_golden_prompts_that_cannot_be_replayed(bundle: Path, at: Steps, value: object) -> None:
     message = refusal(bundle, replaced(stored(bundle), ("certificate", "prompts", 1, *at), value))
     assert "certificate: prompts[1] does not fit" in message
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "meant"),
+    [
+        (("agreement",), -0.001, "agreement is -0.001, but must be 0 to 1"),
+        (("agreement",), 1.5, "agreement is 1.5, but must be 0 to 1"),
+        (("kl",), -1e-9, "kl is -1e-09, but must be 0 or more"),
+        (("tau",), 0.99, "tau is 0.99, but must be 1 to 32"),
+        (("tau",), 33, "tau is 33.0, but must be 1 to 32"),
+        (("limits", "agreement"), -1, "limits: agreement is -1.0, but must be 0 to 1"),
+        (("limits", "agreement"), 1.01, "limits: agreement is 1.01, but must be 0 to 1"),
+        (("limits", "kl"), -0.5, "limits: kl is -0.5, but must be 0 or more"),
+    ],
+)
+def test_figures_of_a_certificate_that_cannot_be(bundle: Path, at: Steps, value: float, meant: str) -> None:
+    message = refusal(bundle, replaced(stored(bundle), ("certificate", *at), value))
+    assert f"certificate: {meant}; export the bundle again" in message
+
+
+@pytest.mark.parametrize("agreement", [0, 1])
+def test_figures_of_a_certificate_at_their_ends(bundle: Path, agreement: int) -> None:
+    data = stored(bundle)
+    data["certificate"].update(agreement=agreement, kl=0, tau=1)
+    (bundle / MANIFEST_NAME).write_text(json.dumps(data))
+    found = read_manifest(bundle).certificate
+    assert found is not None and found.within_limits == (agreement == 1)
+
+
+def test_a_certificate_is_within_its_limits_or_not(bundle: Path) -> None:
+    found = read_manifest(bundle).certificate
+    assert found is not None
+    for agreement, kl, within in ((0.7, 0.15, True), (0.69, 0.1, False), (0.8, 0.16, False), (0.5, 1.0, False)):
+        assert dataclasses.replace(found, agreement=agreement, kl=kl).within_limits is within
 
 
 def test_a_certificate_over_nothing(bundle: Path) -> None:

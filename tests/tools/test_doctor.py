@@ -88,7 +88,7 @@ def test_a_sound_bundle(precision: str, certified: Callable[[str], Path], capsys
     status, lines = doctor(bundle, capsys)
     assert status == 0
     words = {name: word for name, (word, _) in lines.items()}
-    assert words == dict.fromkeys(("files", "engine", "lossless", "agreement", "tau"), "ok") | dict.fromkeys(
+    assert words == dict.fromkeys(("files", "limits", "engine", "lossless", "agreement", "tau"), "ok") | dict.fromkeys(
         ("logits", "speed", "cuda", "tensorrt", "tensorrt-rtx"), "-"
     )
     assert lines["engine"][1].startswith("cpu: ") and lines["tensorrt"][1] == "the bundle has no engines for it"
@@ -144,6 +144,21 @@ def test_a_certificate_that_claims_more(bundle: Path, capsys: pytest.CaptureFixt
         write(bundle, agreement=claim)
         status, lines = doctor(bundle, capsys)
         assert (status, lines["agreement"][0]) == (word == "differs", word)
+
+
+def test_a_bundle_below_its_limits_is_told_but_no_fault(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who exported it accepted that; what it must not do is become worse."""
+    assert doctor(bundle, capsys)[1]["limits"][0] == "ok"
+    write(bundle, limits={"agreement": 1.0, "kl": 0})
+    status, lines = doctor(bundle, capsys)
+    assert status == 0 and lines["limits"][0] == "below"
+    assert lines["limits"][1].startswith(
+        "it follows its source less closely than fp32 should: agreement 100.0 % (100 %"
+    )
+    assert main([str(bundle), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    (check,) = (check for check in report["checks"] if check["name"] == "limits")
+    assert report["ok"] is True and check["ok"] is False and check["found"] > 0
 
 
 def test_logits_that_moved_are_told(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:

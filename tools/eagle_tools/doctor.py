@@ -9,6 +9,7 @@ import dataclasses
 import json
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from statistics import median
 from eagle_runtime import BackendError, BundleError, EagleModel, Result
 from eagle_runtime.backends import BACKENDS, PassedOver, told, unfit
 from eagle_runtime.command import Parser, run_command
+from eagle_runtime.fidelity import FidelityWarning, compared, shortfall
 from eagle_runtime.manifest import Certificate, Manifest, bundle_file, file_sha256, read_manifest
 from eagle_runtime.replay import compare, golden_prompts, mean_tau, replay
 from eagle_tools.compare_engines import Difference, compare_sessions
@@ -31,7 +33,8 @@ FAR = 0.05  # of an output's largest number: what rounding alone does not explai
 @dataclass(frozen=True, slots=True)
 class Check:
     """One line of a report. ok: None where there is nothing to hold `found` against. fatal: whether the bundle should
-    not be used if it is not ok. backend: that was checked; None where all are meant."""
+    not be used if it is not ok. backend: that was checked; None where all are meant. wrong: word for a check that is
+    not ok."""
 
     name: str
     ok: bool | None
@@ -40,6 +43,7 @@ class Check:
     certified: float | None = None
     fatal: bool = True
     backend: str | None = None
+    wrong: str = "differs"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,11 +75,12 @@ def report_machine(as_json: bool) -> bool:
 def report_bundle(args: argparse.Namespace) -> bool:
     """Print one line per check as it is done; returns whether the bundle is fit."""
     started = time.perf_counter()
+    warnings.simplefilter("ignore", FidelityWarning)  # it is one of the checks
     done = []
     for check in check_bundle(Path(args.bundle), args.backend, args.context):
         done.append(check)
         if not args.json:
-            word = {True: "ok", False: "differs", None: "-"}[check.ok]
+            word = {True: "ok", False: check.wrong, None: "-"}[check.ok]
             print(f"{check.name:11}  {word:7}  {check.says}", flush=True)
     fit = all(check.ok is not False for check in done if check.fatal)
     if args.json:
@@ -99,6 +104,8 @@ def check_bundle(bundle: Path, backend: str | None = None, context: int | None =
     yield Check("files", True, f"{len(manifest.files)} files have their SHA-256")
     if manifest.certificate is None:
         yield Check("certificate", None, "none; export without --no-certificate to have the source to compare with")
+    else:
+        yield _limits(manifest, manifest.certificate)
     # The CPU comes first: the others are compared with it, even where one of them alone was asked for.
     names = BACKENDS[::-1] if backend is None else tuple(dict.fromkeys(("cpu", backend)))
     passed_over: PassedOver = ()
@@ -172,6 +179,16 @@ def _ties(model: EagleModel, prompts: Sequence[Sequence[int]], plain: Sequence[R
     """How many texts part at a token that the target ranks as high as the other way's, but for rounding."""
     texts = zip(prompts, plain, eagle, strict=True)
     return sum(is_tie(model, prompt, one.token_ids, other.token_ids) for prompt, one, other in texts)
+
+
+def _limits(manifest: Manifest, certificate: Certificate) -> Check:
+    """What was found as the bundle was exported; whoever exported one below the limits accepted it, so that it is no
+    fault."""
+    says = shortfall(manifest) or (
+        f"it follows its source as closely as {manifest.precision['target']} should: "
+        f"{compared(certificate.agreement, certificate.kl, certificate.limits)}"
+    )
+    return Check("limits", certificate.within_limits, says, found=certificate.kl, fatal=False, wrong="below")
 
 
 def _as_certified(model: EagleModel, certificate: Certificate) -> Iterator[Check]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,11 +16,13 @@ from eagle_export.recipes.embedding import embedding_fp16
 from eagle_export.recipes.graph import Linear, fed_by_norm, is_lm_head, narrows
 from eagle_export.recipes.int4 import int4_blocks, int4_dequantized
 from eagle_export.recipes.int8 import int8_per_token
+from eagle_export.recipes.keep import keep
 from eagle_export.recipes.qdq import int8_static, int8_weights
 from eagle_export.recipes.vocabulary import trim_vocabulary
 
 INT4_BLOCK = 32  # 128 is a little smaller, clearly less exact, and summed differently for one row and for many,
 HEAD_BLOCK = 128  # which a head may be: it takes two thirds of the time, for a hundredth of what is accepted
+KEEP = "kept layers"  # name of the pass before all others
 INT8_COMPUTE = 4  # accuracy level of MatMulNBits: with blocks of 32, a row's result is the same beside any others
 
 Observations = Mapping[str, Observed]
@@ -136,9 +138,10 @@ def plan(
     draft_precision: str | None,
     calibration: Calibration | None,
     draft_vocab: int | None = None,
+    kept: Sequence[str] = (),
 ) -> Plan:
     """The passes for a target and its head. draft_precision: None for a target alone. draft_vocab: tokens that the head
-    keeps, None for all that it knows.
+    keeps, None for all that it knows. kept: patterns of the target's layers that are left as they are traced.
 
     Raises ExportError for a precision that the backend cannot run, precisions that do not mix, and a calibration that
     is missing."""
@@ -154,6 +157,10 @@ def plan(
     seen = (None, None) if calibration is None else (calibration.target, calibration.draft)
     target = recipes[precision]
     passes = {"target": target.target + target.passes(seen[0])}
+    if kept:
+        if not passes["target"]:
+            raise ExportError(f"{precision} keeps every layer as it is; name layers to keep with a narrower precision")
+        passes["target"] = (Pass(KEEP, partial(keep, patterns=kept)), *passes["target"])
     if draft_precision is None:
         return Plan(target.traced, passes)
     draft = recipes[draft_precision]
@@ -178,6 +185,8 @@ def apply(passes: tuple[Pass, ...], model: ir.Model) -> dict[str, str]:
     done: dict[str, str] = {}
     for step in passes:
         changed = step.apply(model)
+        if not changed and passes[0].name == KEEP:
+            raise ExportError(f"no layer is left for pass {step.name!r}; keep fewer, or choose a wider precision")
         if not changed:
             raise ExportError(f"pass {step.name!r} found nothing to change in the graph; report this as a bug")
         done |= changed

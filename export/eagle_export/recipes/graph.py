@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 Array = npt.NDArray[Any]
 MICROSOFT = "com.microsoft"  # domain of ONNX Runtime's own operators
+KEPT_WIDE = "kept wide"  # mark of a node that recipes leave alone
 KEPT = ".kept"  # behind the name of an LM head of which some columns were kept
 
 
@@ -57,10 +58,10 @@ class Linear:
 
 
 def linears(model: ir.Model) -> list[Linear]:
-    """Every multiplication by a weight, in the graph's order."""
+    """Every multiplication by a weight that recipes may change, in the graph's order."""
     found = []
     for node in model.graph:
-        if node.op_type != "MatMul":
+        if node.op_type != "MatMul" or KEPT_WIDE in node.meta:
             continue
         _, weight = node.inputs
         assert weight is not None
