@@ -5,6 +5,10 @@ class EagleError(Exception):
     """Base of all errors that are the input's fault, not the program's. Command lines print it and exit with 2."""
 
 
+class EagleWarning(RuntimeWarning):
+    """Something works, though not as it should. Command lines show it in one line."""
+
+
 class BundleError(EagleError):
     """The bundle on disk is incomplete, altered or made for another version."""
 

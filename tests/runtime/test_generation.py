@@ -218,11 +218,11 @@ def test_text_in_text_out(text_bundle: Path, recorded: dict[str, Any], capsys: p
 def test_streamed_text_keeps_spaces_and_flushes_broken_characters() -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    from eagle_runtime.text import TextStream
+    from eagle_runtime.text_stream import TextStream, Vocabulary
 
     words = Tokenizer(models.Unigram([("<unk>", 0.0), ("▁a", -1.0), ("▁b", -1.0), ("c", -1.0)], unk_id=0))
     words.decoder = decoders.Metaspace()
-    stream = TextStream(words, prompt=[1])
+    stream = TextStream(Vocabulary(words), prompt=[1])
     assert [stream.feed([2]), stream.feed([3, 2]), stream.finish()] == [" b", "c b", ""]
     assert stream.text == " bc b"
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -230,7 +230,7 @@ def test_streamed_text_keeps_spaces_and_flushes_broken_characters() -> None:
     pieces = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
     pieces.decoder = decoders.ByteLevel()
     first, second, third = (letters.index(letter) for letter in euro)
-    stream = TextStream(pieces, prompt=[letters.index("x")])
+    stream = TextStream(Vocabulary(pieces), prompt=[letters.index("x")])
     assert [stream.feed([first]), stream.feed([second]), stream.feed([third])] == ["", "", "€"]
     assert [stream.feed([first, second]), stream.finish()] == ["", "\ufffd"]
 
