@@ -208,7 +208,9 @@ class _Environment(ImmutableSandboxedEnvironment):
             if WIDTH.search(str(value)):
                 raise Overrun("it formats with widths")
             marks = str(value).count("%") + str(value).count("{")
-            self._meter.work(marks * size([_attributes(item) if isinstance(item, Namespace) else item for item in given]))
+            self._meter.work(
+                marks * size([_attributes(item) if isinstance(item, Namespace) else item for item in given])
+            )
         elif name in ("indent", "replace", "tojson", "center", "ljust", "rjust", "zfill", "batch", "slice"):
             longest = max((item if isinstance(item, int) else size(item) for item in given), default=0)
             times = 1 if name not in ("indent", "replace", "tojson") else size(value) + 1

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn, TextIO
 
-from eagle_runtime.errors import EagleError, EagleWarning
+from eagle_runtime.errors import EagleError, EagleWarning, is_panic
 from eagle_runtime.stops import Stopped, clean_stops
 
 LONGEST = 1000  # characters of a message
@@ -73,6 +73,11 @@ def run_command(
     except Stopped as stop:
         tell(parser.prog, interrupted)
         return 128 + int(stop.args[0])
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        tell(parser.prog, f"a library gave up ({error}); see that the input's files are whole")
+        return 2
     return 0
 
 

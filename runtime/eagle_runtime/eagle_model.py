@@ -315,9 +315,7 @@ class EagleModel:
             raise RequestError("the prompt is empty; give at least one token")
         for index, token in enumerate(tokens):
             if not 0 <= token < vocab:
-                raise RequestError(
-                    f"prompt id {shown(token)} at position {index} is outside the vocabulary of {vocab}"
-                )
+                raise RequestError(f"prompt id {shown(token)} at position {index} is outside the vocabulary of {vocab}")
         if len(tokens) >= self.context:
             raise RequestError(
                 f"the prompt has {len(tokens)} tokens, but the context holds {self.context} with the output; "

@@ -5,10 +5,6 @@ class EagleError(Exception):
     """Base of all errors that are the input's fault, not the program's. Command lines print it and exit with 2."""
 
 
-class EagleWarning(RuntimeWarning):
-    """Something works, though not as it should. Command lines show it in one line."""
-
-
 class BundleError(EagleError):
     """The bundle on disk is incomplete, altered or made for another version."""
 
@@ -31,3 +27,9 @@ class BusyError(RequestError):
 
 class ClosedError(EagleError):
     """A model that was closed, or loaded before this process was forked."""
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether it is what a library in Rust raises where it gave up. Its class has no importable name, and is no
+    Exception."""
+    return type(error).__name__ == "PanicException"

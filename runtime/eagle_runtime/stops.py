@@ -62,6 +62,8 @@ def _noted(numbers: frozenset[int]) -> Iterator[None]:
     done = threading.Event()
     watch = threading.Thread(target=_watch, args=(receive, numbers, done), name="eagle-stops", daemon=True)
     watch.start()
+    if hasattr(os, "register_at_fork"):  # else a signal that a forked child gets would count here
+        os.register_at_fork(after_in_child=lambda: None if done.is_set() else _forget())
     earlier = signal.set_wakeup_fd(send, warn_on_full_buffer=False)
     try:
         yield
@@ -70,6 +72,11 @@ def _noted(numbers: frozenset[int]) -> Iterator[None]:
         done.set()
         close()
         watch.join()
+
+
+def _forget() -> None:
+    with contextlib.suppress(ValueError):  # in the main thread alone
+        signal.set_wakeup_fd(-1)
 
 
 def _watch(receive: Callable[[], bytes], numbers: frozenset[int], done: threading.Event) -> None:

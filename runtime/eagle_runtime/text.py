@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagle_runtime.boundary import shown, token_ids
-from eagle_runtime.errors import BundleError, RequestError
-from eagle_runtime.text_stream import TextStream, Vocabulary, is_panic
+from eagle_runtime.errors import BundleError, RequestError, is_panic
+from eagle_runtime.text_stream import TextStream, Vocabulary
 
 if TYPE_CHECKING:
     import tokenizers

@@ -21,7 +21,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from eagle_runtime.errors import RequestError
+from eagle_runtime.errors import RequestError, is_panic
 
 if TYPE_CHECKING:
     import tokenizers
@@ -68,12 +68,6 @@ class Vocabulary:
             if not is_panic(error):
                 raise
             raise RequestError(f"{self._name} cannot decode its tokens ({error}); export the bundle again") from None
-
-
-def is_panic(error: BaseException) -> bool:
-    """Whether it is what a library in Rust raises where it gave up. Its class has no importable name, and is no
-    Exception."""
-    return type(error).__name__ == "PanicException"
 
 
 class TextStream:
