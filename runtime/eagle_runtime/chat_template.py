@@ -1,9 +1,9 @@
 """Chat templates: Jinja as Hugging Face's transformers runs it, within bounds of time and memory.
 
-A template comes with a model and is no more trusted than its weights are. Jinja's sandbox keeps it from the machine, but
-not from going on for ever: so every loop step, call, filter and operator passes a meter, which allows so much processor
-time and text and no more. What could take long within one step (powers, padding to a width, joining the same text many
-times) is bounded before it is done. Filters that no chat template has use for are not offered.
+A template comes with a model and is no more trusted than its weights are. Jinja's sandbox keeps it from the machine,
+but not from going on for ever: so every loop step, call, filter and operator passes a meter, which allows so much
+processor time and text and no more. What could take long within one step (powers, padding to a width, joining the same
+text many times) is bounded before it is done. Filters that no chat template has use for are not offered.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
@@ -22,6 +22,8 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
+
+from eagle_runtime.errors import RequestError
 
 SOURCE_CHARS = 1 << 17  # of a template; the longest in use have a fifth of it
 SECONDS = 1.0  # of the processor, for one prompt; templates in use take milliseconds
@@ -35,14 +37,36 @@ NO_METHODS = ("expandtabs", "striptags", "to_bytes", "translate", "unescape")
 WIDTH = re.compile(r"\d{5}|\*|\{[^{}]*\{|!a")  # what makes a formatted text longer than its values
 
 
-class Overrun(TemplateError):
+class OverrunError(TemplateError):
     """A template took more than a prompt is allowed."""
+
+
+def message_data(message: Mapping[str, Any], index: int) -> dict[Any, Any]:
+    """A message as templates expect it, and as transformers passes it: without what is None. Raises RequestError."""
+    try:
+        return {_plain(name): _plain(value) for name, value in message.items() if value is not None}
+    except RecursionError:
+        raise RequestError(f"message {index} holds lists or dicts in each other without end; give text") from None
+
+
+def _plain(value: Any) -> Any:
+    """Data of a message as JSON knows it, so that a template meets no methods of other classes; what JSON has no kind
+    for becomes <its class>."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return f"<{type(value).__name__}>"
 
 
 def render(source: str, variables: Mapping[str, Any]) -> str:
     """A template's text -> the prompt. Raises whatever is wrong with the template or the variables."""
     if len(source) > SOURCE_CHARS:
-        raise Overrun(f"its text is longer than {SOURCE_CHARS} characters")
+        raise OverrunError(f"its text is longer than {SOURCE_CHARS} characters")
     meter = Meter()
     environment = _Environment(meter)
     template = environment.from_string(source)
@@ -53,7 +77,7 @@ def render(source: str, variables: Mapping[str, Any]) -> str:
         pieces.append(piece)
         length += len(piece)
         if length > TEXT_CHARS:
-            raise Overrun(f"the prompt is longer than {TEXT_CHARS} characters")
+            raise OverrunError(f"the prompt is longer than {TEXT_CHARS} characters")
     return "".join(pieces)
 
 
@@ -71,14 +95,14 @@ class Meter:
     def step(self) -> None:
         """A loop's turn, a call, an operation."""
         if time.thread_time() > self._end:
-            raise Overrun(f"it does not end: {SECONDS:g} s were not enough")
+            raise OverrunError(f"it does not end: {SECONDS:g} s were not enough")
 
     def work(self, chars: int) -> None:
         """So much text is about to be made, or was."""
         self.step()
         self._work += chars
         if chars > TEXT_CHARS or self._work > WORK_CHARS:
-            raise Overrun(f"it makes a text of more than {TEXT_CHARS} characters")
+            raise OverrunError(f"it makes a text of more than {TEXT_CHARS} characters")
 
     def made(self, value: Any) -> Any:
         """Returns a value that was made, if it is of a size that can be worked on. Values nest no namespaces, whose
@@ -90,7 +114,7 @@ class Meter:
         elif not isinstance(value, bool) and isinstance(value, int):
             self.step()
             if value.bit_length() > BITS:
-                raise Overrun(f"it makes a number of more than {BITS} bits")
+                raise OverrunError(f"it makes a number of more than {BITS} bits")
         else:
             self.work(self.size(value))
         return value
@@ -111,9 +135,9 @@ class Meter:
             elif isinstance(item, list | tuple | set | frozenset):
                 rest += item
             elif isinstance(item, Namespace) and item is not value:
-                raise Overrun("it puts a namespace into a value")
+                raise OverrunError("it puts a namespace into a value")
             if items + len(rest) > ITEMS or chars > TEXT_CHARS:
-                raise Overrun(f"it makes a value of more than {ITEMS} items or {TEXT_CHARS} characters")
+                raise OverrunError(f"it makes a value of more than {ITEMS} items or {TEXT_CHARS} characters")
         return items + chars
 
 
@@ -130,10 +154,12 @@ class _Environment(ImmutableSandboxedEnvironment):
             finalize=self._written,
         )
         self._meter = meter
-        self.concat = self._concat  # type: ignore[method-assign,assignment]
+        self.concat = self._concat  # type: ignore[method-assign]
         for name in LEFT_OUT:
             self.filters.pop(name, None)
             self.globals.pop(name, None)
+        self.globals["dict"] = _dict  # the class itself has ways to others
+        self.globals["namespace"] = _Namespace
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
         self.filters["tojson"] = _to_json
@@ -145,13 +171,13 @@ class _Environment(ImmutableSandboxedEnvironment):
     ) -> str:
         return super()._generate(_Metering().visit(source), name, filename, defer_init)
 
-    def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
         name = getattr(called, "__name__", "")
         owner = getattr(called, "__self__", None)
         if owner is None:
             owner = getattr(getattr(called, "__wrapped__", None), "__self__", None)  # str.format is wrapped
         if isinstance(owner, str | bytes | int | float) and name in NO_METHODS:
-            raise Overrun(f"it calls {name}, which is not offered")
+            raise OverrunError(f"it calls {name}, which is not offered")
         if isinstance(owner, str | bytes):
             self._check(name, owner, args, kwargs)
         self._meter.step()
@@ -163,12 +189,12 @@ class _Environment(ImmutableSandboxedEnvironment):
         if isinstance(left, int) and isinstance(right, int):
             bits = {"**": left.bit_length() * max(0, right), "*": left.bit_length() + right.bit_length()}
             if max(left.bit_length(), right.bit_length(), bits.get(operator, 0)) > BITS:
-                raise Overrun(f"it makes a number of more than {BITS} bits")
+                raise OverrunError(f"it makes a number of more than {BITS} bits")
         elif operator == "*":
             for value, times in ((left, right), (right, left)):
                 if isinstance(times, int) and not isinstance(value, int | float):
                     if isinstance(value, list | tuple) and len(value) * times > ITEMS:
-                        raise Overrun(f"it makes a list of more than {ITEMS} items")
+                        raise OverrunError(f"it makes a list of more than {ITEMS} items")
                     meter.work(meter.size(value) * max(0, times))
         elif operator == "%" and isinstance(left, str):
             self._check("format", left, (right,), {})
@@ -193,20 +219,20 @@ class _Environment(ImmutableSandboxedEnvironment):
         return metered
 
     def _check(self, name: str, value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raises Overrun for a method of a text, or a filter, whose result would be too large for its arguments."""
+        """Raises OverrunError for a method of a text, or a filter, whose result would be too large."""
         given = [*args, *kwargs.values()]
         if any(isinstance(item, int) and abs(item) > NUMBER for item in given):
-            raise Overrun(f"it gives {name} a number beyond {NUMBER}")
+            raise OverrunError(f"it gives {name} a number beyond {NUMBER}")
         size = self._meter.size
         if name in ("join", "sum") and not isinstance(value, str | bytes):
             if any(isinstance(item, list | tuple) for item in given):
-                raise Overrun(f"it gives {name} a list to begin with")
+                raise OverrunError(f"it gives {name} a list to begin with")
             self._meter.work(size(given) * _count(value))
         elif name == "join":  # of a text, between the items of a list
             self._meter.work(len(value) * sum(_count(item) for item in given))
         elif name in ("format", "format_map"):
             if WIDTH.search(str(value)):
-                raise Overrun("it formats with widths")
+                raise OverrunError("it formats with widths")
             marks = str(value).count("%") + str(value).count("{")
             self._meter.work(
                 marks * size([_attributes(item) if isinstance(item, Namespace) else item for item in given])
@@ -277,8 +303,8 @@ class _Metering(NodeTransformer):
         return node
 
 
-def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
+    return nodes.Filter(cast(nodes.Expr, node), name, [], [], None, None, lineno=node.lineno)
 
 
 class _Counted:
@@ -295,6 +321,20 @@ class _Counted:
         for value in self._values:
             self._meter.step()
             yield value
+
+
+class _Namespace(Namespace):
+    """Without names that Python itself looks at."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *rest = args
+        for name in dict(*rest, **kwargs):
+            _check_attribute(name)
+        Namespace.__init__(self, *rest, **kwargs)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_attribute(name)
+        super().__setitem__(name, value)
 
 
 class _Generation(Extension):
@@ -324,6 +364,15 @@ def _count(values: Any) -> int:
 def _attributes(namespace: Namespace) -> Mapping[str, Any]:
     attributes: Mapping[str, Any] = getattr(namespace, "_Namespace__attrs")  # noqa: B009  (mangled in a plain access)
     return attributes
+
+
+def _check_attribute(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise TemplateError(f"it calls an attribute of a namespace {name[:40]!r}; such names are Python's own")
+
+
+def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    return dict(*args, **kwargs)
 
 
 def _raise_exception(message: str) -> None:

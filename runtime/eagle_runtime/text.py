@@ -75,14 +75,14 @@ class Text:
             raise RequestError(f"{self._bundle} has no chat_template.jinja; pass text or ids instead of messages")
         from jinja2 import TemplateError
 
-        from eagle_runtime.chat_template import render
+        from eagle_runtime.chat_template import OverrunError, message_data, render
 
         try:
             source = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise BundleError(f"{path} cannot be read as UTF-8 text ({error}); export the bundle again") from None
         variables = {
-            "messages": [dict(message) for message in messages],
+            "messages": [message_data(message, index) for index, message in enumerate(messages)],
             "tools": None,
             "documents": None,
             "add_generation_prompt": True,
@@ -90,6 +90,8 @@ class Text:
         }
         try:
             return render(source, variables)
+        except OverrunError as error:
+            raise RequestError(f"{path} was stopped: {error}; correct the template") from None
         except TemplateError as error:
             raise RequestError(f"{path} refuses the messages: {_one_line(error)}") from None
         except Exception as error:  # a template may raise whatever Python does

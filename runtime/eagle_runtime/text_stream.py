@@ -16,7 +16,6 @@ prompt began and the output completes is the output's, and a U+FFFD for bytes of
 from __future__ import annotations
 
 import codecs
-import os
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -172,8 +171,10 @@ class TextStream:
     def _beyond_said(self, text: str) -> str:
         """What `text`, of the window, adds to what was said, which becomes all of it."""
         said, self._said = self._said, text
-        # The shared beginning is all that was said, or all but a U+FFFD in whose place a character has come.
-        return text[len(os.path.commonprefix([said, text])) :]
+        if text.startswith(said):
+            return text[len(said) :]
+        # Usually only the last of what was said is another now: a U+FFFD, in whose place a character has come.
+        return text[next((i for i, (a, b) in enumerate(zip(said, text, strict=False)) if a != b), len(text)) :]
 
     def _close_run(self) -> None:
         """A run ends well or not, and what was said of it before was said under one of these."""
