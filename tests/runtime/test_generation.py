@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Callable
 from itertools import zip_longest
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from conftest import GOLDEN, load_trace
+from conftest import load_trace
 from eagle_runtime import EagleModel, RequestError, cli
 from eagle_runtime.generate import Cycle
 
@@ -176,24 +175,6 @@ def test_settings_are_checked_before_any_work(model_of: Callable[..., EagleModel
     for settings in ({"max_new_tokens": 0}, {"temprature": 1.0}, {"method": "medusa"}, {"tree": "bush"}, {"depth": -1}):
         with pytest.raises(RequestError, match=next(iter(settings))):
             model.stream([5, 6], **settings)
-
-
-@pytest.fixture(scope="module")
-def text_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The golden pair with a tokenizer of its byte vocabulary and a chat template."""
-    from eagle_export.bundle import export
-
-    folder = tmp_path_factory.mktemp("text")
-    target = shutil.copytree(GOLDEN / "target", folder / "target")
-    shutil.copyfile(GOLDEN / "byte_tokenizer.json", target / "tokenizer.json")
-    config = json.loads((target / "tokenizer_config.json").read_text())
-    config["chat_template"] = (
-        "{% for m in messages %}{{ m.role[0] | upper }}: {{ m.content }}{{ eos_token }}{% endfor %}"
-        "{% if add_generation_prompt %}A:{% endif %}"
-    )
-    (target / "tokenizer_config.json").write_text(json.dumps(config))
-    export(target, GOLDEN / "head_eagle1", folder / "bundle")
-    return folder / "bundle"
 
 
 def test_text_in_text_out(text_bundle: Path, recorded: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
