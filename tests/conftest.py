@@ -92,12 +92,16 @@ def prompts() -> list[list[int]]:
 
 @pytest.fixture(scope="session")
 def text_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The golden pair with a tokenizer of its byte vocabulary and a chat template."""
+    """The golden pair with a tokenizer of its vocabulary's ASCII, a token of other characters, and a chat template."""
+    from tokenizers import Tokenizer
+
     from eagle_export.bundle import export
 
     folder = tmp_path_factory.mktemp("text")
     target = shutil.copytree(GOLDEN / "target", folder / "target")
-    shutil.copyfile(GOLDEN / "byte_tokenizer.json", target / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(str(GOLDEN / "byte_tokenizer.json"))
+    tokenizer.add_tokens(["€😀"])
+    tokenizer.save(str(target / "tokenizer.json"))
     config = json.loads((target / "tokenizer_config.json").read_text())
     config["chat_template"] = (
         "{% for m in messages %}{{ m.role[0] | upper }}: {{ m.content }}{{ eos_token }}{% endfor %}"
