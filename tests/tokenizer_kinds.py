@@ -81,3 +81,10 @@ TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
     "word ends": word_ends,
     "no decoder": no_decoder,
 }
+
+
+def id_of(tokenizer: Tokenizer, token: str) -> int:
+    """Of a token that there is."""
+    found: int | None = tokenizer.token_to_id(token)
+    assert found is not None
+    return found

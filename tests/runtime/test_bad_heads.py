@@ -63,7 +63,7 @@ def shuffled(rng: np.random.Generator, out: dict[str, Array]) -> None:
 
 
 def far_below(rng: np.random.Generator, out: dict[str, Array]) -> None:
-    out["log_probs"] *= 1e30
+    out["log_probs"] = 1e30 * out["log_probs"]
 
 
 def everything(rng: np.random.Generator, out: dict[str, Array]) -> None:

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from eagle_runtime.errors import RequestError
 from eagle_runtime.text_stream import HELD, UNKNOWN, TextStream, Vocabulary
-from tokenizer_kinds import BYTES, TOKENIZERS, byte_level, gemma, llama, metaspace_with_bytes
+from tokenizer_kinds import BYTES, TOKENIZERS, byte_level, gemma, id_of, llama, metaspace_with_bytes
 
 CHARACTERS = ["€", "é", "😀", "a", "\n", UNKNOWN, "ཀ"]
 SEQUENCES = 10_000  # of each tokenizer: together about 20 seconds
@@ -21,10 +21,10 @@ SEQUENCES = 10_000  # of each tokenizer: together about 20 seconds
 def bytes_of(tokenizer: Tokenizer, raw: bytes) -> list[int]:
     """Ids of single bytes, where the tokenizer has them."""
     if tokenizer.token_to_id("<0x00>") is not None:
-        return [tokenizer.token_to_id(BYTES[byte]) for byte in raw]
+        return [id_of(tokenizer, BYTES[byte]) for byte in raw]
     if tokenizer.token_to_id("Ġ") is not None:
         shown = {byte: letter for letter, byte in letters_of_bytes().items()}
-        return [tokenizer.token_to_id(shown[byte]) for byte in raw]
+        return [id_of(tokenizer, shown[byte]) for byte in raw]
     return []
 
 
@@ -175,7 +175,7 @@ def test_a_long_run_of_bytes_is_not_held_back_for_ever() -> None:
 def test_special_tokens_are_no_context() -> None:
     """However many end a prompt, the first word is not taken for a text's beginning."""
     tokenizer = llama()
-    word, end = tokenizer.token_to_id("▁the"), tokenizer.token_to_id("</s>")
+    word, end = id_of(tokenizer, "▁the"), id_of(tokenizer, "</s>")
     stream = TextStream(Vocabulary(tokenizer), [word, *[end] * 50, 10**6])
     assert stream.feed([word]) == " the"
     assert TextStream(Vocabulary(tokenizer), [end] * 50).feed([word]) == "the"
@@ -187,7 +187,7 @@ def test_a_token_costs_the_same_after_ten_thousand(name: str) -> None:
     vocabulary, rng = Vocabulary(tokenizer), random.Random(0)
     for ids in (
         [rng.randrange(tokenizer.get_vocab_size()) for _ in range(20_000)],
-        [tokenizer.token_to_id("b")] * 20_000,
+        [id_of(tokenizer, "b")] * 20_000,
     ):
         stream = TextStream(vocabulary, ids[:1000])
         took = []
@@ -222,6 +222,6 @@ def test_a_decoder_that_fails() -> None:
     tokenizer = byte_level()
     tokenizer.decoder = decoders.Decoder.custom(Broken())
     stream = TextStream(Vocabulary(tokenizer, "x/tokenizer.json"), [])
-    assert stream.feed([tokenizer.token_to_id("a")]) == "a"
+    assert stream.feed([id_of(tokenizer, "a")]) == "a"
     with pytest.raises(RequestError, match=r"x/tokenizer\.json cannot decode its tokens"):
-        stream.feed([tokenizer.token_to_id("b")])
+        stream.feed([id_of(tokenizer, "b")])
