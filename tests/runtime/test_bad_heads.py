@@ -63,7 +63,7 @@ def shuffled(rng: np.random.Generator, out: dict[str, Array]) -> None:
 
 
 def far_below(rng: np.random.Generator, out: dict[str, Array]) -> None:
-    out["log_probs"] = 1e30 * out["log_probs"]
+    out["log_probs"] = np.multiply(out["log_probs"], np.float32(1e30))
 
 
 def everything(rng: np.random.Generator, out: dict[str, Array]) -> None:

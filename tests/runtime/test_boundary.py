@@ -45,8 +45,8 @@ def test_whole_numbers(name: str, value: Any, model_of: Callable[..., EagleModel
 
 @pytest.mark.parametrize("name", ["max_new_tokens", "top_k", "temperature"])
 def test_what_may_not_be_none(name: str, model_of: Callable[..., EagleModel]) -> None:
+    settings: dict[str, Any] = {name: None}
     with pytest.raises(RequestError, match=f"{name} is None"):
-        settings: dict[str, Any] = {name: None}
         model_of("eagle1").stream(PROMPT, **settings)
 
 
