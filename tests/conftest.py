@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -87,3 +88,25 @@ def load_trace(name: str) -> dict[str, Any]:
 def prompts() -> list[list[int]]:
     """The eight prompts of the reference traces, as ids."""
     return [row["prompt_ids"] for row in load_trace("eagle2_tt16_d3_k4")["prompts"]]
+
+
+@pytest.fixture(scope="session")
+def text_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The golden pair with a tokenizer of its vocabulary's ASCII, a token of other characters, and a chat template."""
+    from tokenizers import Tokenizer
+
+    from eagle_export.bundle import export
+
+    folder = tmp_path_factory.mktemp("text")
+    target = shutil.copytree(GOLDEN / "target", folder / "target")
+    tokenizer = Tokenizer.from_file(str(GOLDEN / "byte_tokenizer.json"))
+    tokenizer.add_tokens(["€😀"])
+    tokenizer.save(str(target / "tokenizer.json"))
+    config = json.loads((target / "tokenizer_config.json").read_text())
+    config["chat_template"] = (
+        "{% for m in messages %}{{ m.role[0] | upper }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}A:{% endif %}"
+    )
+    (target / "tokenizer_config.json").write_text(json.dumps(config))
+    export(target, GOLDEN / "head_eagle1", folder / "bundle", certify=False)
+    return folder / "bundle"

@@ -165,7 +165,7 @@ def _read_texts(target: Path) -> dict[str, bytes]:
             raise ExportError(f"{target / name} is not readable text ({error}); download it again") from None
     if "tokenizer_config.json" in texts and "chat_template.jinja" not in texts:
         template = _stored_template(read_json(target / "tokenizer_config.json").get("chat_template"))
-        texts |= {"chat_template.jinja": template.encode()} if template is not None else {}
+        texts |= {"chat_template.jinja": template.encode(errors="replace")} if template is not None else {}
     return texts
 
 

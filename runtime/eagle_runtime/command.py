@@ -1,28 +1,40 @@
-"""What all commands share: one-line errors, exit statuses, and a clean end when told to stop."""
+"""What all commands share: one-line errors and warnings, exit statuses, and a clean end when told to stop."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import signal
+import io
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn, TextIO
 
-from eagle_runtime.errors import EagleError, EagleWarning
+from eagle_runtime.errors import EagleError, EagleWarning, is_panic
+from eagle_runtime.stops import Stopped, clean_stops
 
-# What ends a program politely: Ctrl-C, kill, a closed terminal (which Windows does not signal).
-STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+LONGEST = 1000  # characters of a message
 
 
 class Parser(argparse.ArgumentParser):
     """Reports a wrong argument as all other errors are: in one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        tell(self.prog, f"{message}; see {self.prog} --help")
+        self.exit(2)
+
+
+def tell(program: str, message: str) -> None:
+    """One line on stderr, fit for any terminal: what does not print is escaped, what is too long is cut."""
+    print(f"{program}: {one_line(message)}", file=sys.stderr)
+
+
+def one_line(message: str) -> str:
+    """A message without control characters, halves of characters or line ends, and of at most LONGEST characters of
+    what was said: its beginning, and its end, where it says what to do."""
+    if len(message) > LONGEST:
+        message = f"{message[: LONGEST * 3 // 4]} ... {message[-LONGEST // 4 :]}"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in message)
 
 
 def run_command(
@@ -32,71 +44,62 @@ def run_command(
     extra: str,
     interrupted: str,
 ) -> int:
-    """Parse and run; returns the exit status: 0, 2 after an error that is the input's, 130 or 143 when stopped.
+    """Parse and run; returns the exit status: 0, 2 after an error that is the input's or the machine's, 130 or 143 when
+    stopped.
 
     extra: of this distribution, that brings what `run` imports. interrupted: what to say after a stop."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal of another encoding shows what it lacks as \\u20ac
+            stream.reconfigure(errors="backslashreplace")
     args = parser.parse_args(argv)
     try:
-        with _clean_stops(), _plain_warnings(parser.prog):
+        with clean_stops(), _warnings_told(parser.prog):
             run(args)
     except EagleError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
+        tell(parser.prog, str(error))
         return 2
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("eagle_"):
             raise
-        print(f"{parser.prog}: needs {error.name!r}; pip install 'eagle-edge[{extra}]'", file=sys.stderr)
+        tell(parser.prog, f"needs {error.name!r}; pip install 'eagle-edge[{extra}]'")
         return 2
-    except _Stopped as stop:
-        print(f"{parser.prog}: {interrupted}", file=sys.stderr)
+    except MemoryError:
+        tell(parser.prog, "the memory is full; end other programs, or ask for less (a shorter text, context or tree)")
+        return 2
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        tell(parser.prog, f"{where}{error.strerror or error}; see that it can be read and written")
+        return 2
+    except Stopped as stop:
+        tell(parser.prog, interrupted)
         return 128 + int(stop.args[0])
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        tell(parser.prog, f"a library gave up ({error}); see that the input's files are whole")
+        return 2
     return 0
 
 
 @contextlib.contextmanager
-def _plain_warnings(program: str) -> Iterator[None]:
-    """Within the block our own warnings take one line, as errors do, and no line of source code."""
+def _warnings_told(program: str) -> Iterator[None]:
+    """Within the block the project's own warnings are lines like errors; others look as they always do."""
     with warnings.catch_warnings():
         warnings.simplefilter("default", EagleWarning)
-        show = warnings.showwarning
+        usual = warnings.showwarning
 
-        def show_plainly(message: Any, category: type[Warning], *rest: Any, **more: Any) -> None:
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
             if issubclass(category, EagleWarning):
-                print(f"{program}: warning: {message}", file=sys.stderr)
+                tell(program, f"warning: {message}")
             else:
-                show(message, category, *rest, **more)
+                usual(message, category, filename, lineno, file, line)
 
-        warnings.showwarning = show_plainly
+        warnings.showwarning = show
         yield
-
-
-class _Stopped(BaseException):
-    """A signal to stop, raised where the program stands. Not an Exception, so nothing takes it for a failure."""
-
-
-@contextlib.contextmanager
-def _clean_stops() -> Iterator[None]:
-    """Within the block Ctrl-C and a polite kill unwind alike, so that temporary files go too. Only the first counts:
-    another one would break off the clearing away. What is ignored already, as under nohup, stays so."""
-    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's to handle
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in STOPS}
-    ours = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
-    stopped = False
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal stopped
-        stopped = True
-        for other in ours:
-            signal.signal(other, signal.SIG_IGN)
-        raise _Stopped(number)
-
-    for number in ours:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        if not stopped:  # else the process is ending, and stays deaf until it has
-            for number in ours:
-                signal.signal(number, before[number])

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
+from eagle_runtime.boundary import whole
 from eagle_runtime.errors import RequestError
 from eagle_runtime.model import Features, Guess, Head, Scratch
 from eagle_runtime.tree import (
@@ -107,8 +108,7 @@ class DynamicTree:
             ("depth", self.depth, 0, MAX_DEPTH - 1),
             ("draft_top_k", self.top_k, 1, MAX_NODES),
         ):
-            if not least <= value <= most:
-                raise RequestError(f"{name} is {value}, but must be {least} to {most}")
+            whole(name, value, least, most)
 
     @property
     def children(self) -> int:

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Literal, cast
 
 from eagle_runtime.backends import PassedOver, check_name, choose, library_version, open_sessions
+from eagle_runtime.boundary import shown, token_ids, whole
 from eagle_runtime.cost import Costs, file_name, measure
 from eagle_runtime.cost_aware import CostAwareDrafter, Rehearsal
 from eagle_runtime.cost_prior import prior_costs
@@ -106,10 +107,11 @@ class EagleModel:
         longest = manifest.target.context
         if context is None:
             context = min(longest, DEFAULT_CONTEXT)
+        context = whole("context", context, 0)
         if not 2 <= context <= longest:
             raise RequestError(f"context is {context}, but this model serves 2 to {longest} tokens")
-        if threads is not None and not 1 <= threads <= MAX_THREADS:
-            raise RequestError(f"threads is {threads}, but must be 1 to {MAX_THREADS}")
+        if threads is not None:
+            threads = whole("threads", threads, 1, MAX_THREADS)
         check_name(backend)
         if check_hashes:
             verify_hashes(folder, manifest)
@@ -133,7 +135,7 @@ class EagleModel:
     def _make_caches(self) -> None:
         target, *heads = self._engines.sessions
         self._target = Target(target, self.context)
-        self._head = Head(heads[0], self.context, HEAD_SCRATCH) if heads else None
+        self._head = Head(heads[0], self.context, HEAD_SCRATCH, self.manifest.target.vocab_size) if heads else None
         self._turns = Turns(self._engines)
         self._engines.users.add(self)
 
@@ -209,15 +211,20 @@ class EagleModel:
         work; pieces raise these too, and BusyError."""
         self._engines.check()
         params = _sampling_params(sampling, secrets.randbits(32) if seed is None else seed)
+        total_token, depth, draft_top_k = (
+            value if value is None else whole(name, value, least)
+            for name, value, least in (
+                ("total_token", total_token, 2), ("depth", depth, 0), ("draft_top_k", draft_top_k, 1)
+            )
+        )  # fmt: skip
         tokens = self._checked_prompt(prompt)
-        if max_new_tokens < 1:
-            raise RequestError(f"max_new_tokens is {max_new_tokens}, but must be 1 or more")
+        max_new_tokens = whole("max_new_tokens", max_new_tokens, 1)
         if method is None:
             shaped = tree not in (None, "cost-aware") or total_token is not None or depth is not None
             method = "eagle" if shaped and self._head is not None else self.default_method
         sampler = Sampler(params, tokens, self.manifest.target.vocab_size)
         drafter = self._drafter(method, tree, total_token, depth, draft_top_k, sampler)
-        stop = frozenset(stop_token_ids) | (
+        stop = frozenset(token_ids("stop_token_ids", stop_token_ids)) | (
             frozenset() if ignore_eos else frozenset(self.manifest.target.eos_token_ids)
         )
         limit = min(max_new_tokens, self.context - len(tokens))
@@ -229,6 +236,7 @@ class EagleModel:
         [R, V]. Takes the model as a stream does. Raises RequestError, ClosedError, and BusyError with a piece."""
         self._engines.check()
         checked = self._checked_prompt(tokens)
+        first = whole("first", first, 0)
         return self._turns.steps(Claim(streamed=True), self._target.score(checked, first))
 
     def costs(self, *, measure_again: bool = False) -> Costs:
@@ -322,7 +330,7 @@ class EagleModel:
             raise RequestError("the prompt is empty; give at least one token")
         for index, token in enumerate(tokens):
             if not 0 <= token < vocab:
-                raise RequestError(f"prompt id {token} at position {index} is outside the vocabulary of {vocab}")
+                raise RequestError(f"prompt id {shown(token)} at position {index} is outside the vocabulary of {vocab}")
         if len(tokens) >= self.context:
             raise RequestError(
                 f"the prompt has {len(tokens)} tokens, but the context holds {self.context} with the output; "
@@ -342,7 +350,7 @@ class EagleModel:
         if method == "vanilla" or (self.row_check is not None and self.row_check.padding is None):
             return Plain()  # in the latter case drafts would change the output
         if method not in typing.get_args(Method):
-            raise RequestError(f"method is {method!r}, but must be one of {', '.join(typing.get_args(Method))}")
+            raise RequestError(f"method is {shown(method)}, but must be one of {', '.join(typing.get_args(Method))}")
         greedy = sampler.params.temperature == 0
         head = None if method == "lookup" else self.head
 
@@ -350,6 +358,8 @@ class EagleModel:
             return EagleDrafter(head if greedy else head.coupled(Coupling(sampler, Trust())), shape)
 
         if tree is not None and not isinstance(tree, str):
+            if not hasattr(tree, "grow"):
+                raise RequestError(f"tree is {shown(tree)}, but must be one of {', '.join(typing.get_args(TreeKind))}")
             grown_by = self.head
             if method != "eagle":
                 raise RequestError(f"method {method} takes no tree shape of your own; leave tree out")
@@ -366,7 +376,7 @@ class EagleModel:
         dynamic, line = DynamicTree(total, depth, top_k), chain(min(depth + 1, total - 1))
         kind = tree or ("cost-aware" if method != "eagle" else "dynamic" if sized else defaults.tree)
         if kind not in typing.get_args(TreeKind):
-            raise RequestError(f"tree is {kind!r}, but must be one of {', '.join(typing.get_args(TreeKind))}")
+            raise RequestError(f"tree is {shown(kind)}, but must be one of {', '.join(typing.get_args(TreeKind))}")
         if kind == "cost-aware":
             experience = self._experience.setdefault((method, greedy), Experience())
             if head is not None:

@@ -27,3 +27,9 @@ class BusyError(RequestError):
 
 class ClosedError(EagleError):
     """A model that was closed, or loaded before this process was forked."""
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether it is what a library in Rust raises where it gave up. Its class has no importable name, and is no
+    Exception."""
+    return type(error).__name__ == "PanicException"

@@ -6,6 +6,7 @@ Shapes: T rows of one pass, N tree nodes, V vocabulary, Hd width of features, k 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from eagle_runtime.coupling import Foresight
-from eagle_runtime.errors import RequestError
+from eagle_runtime.coupling import NEVER, Foresight
+from eagle_runtime.errors import EagleWarning, RequestError
 from eagle_runtime.session import Array, Rows, Session
 from eagle_runtime.tree import MAX_DEPTH, MAX_NODES, Bool, Float, Int, Tree, additive_mask, ancestor_mask, node_depths
 
@@ -117,8 +118,9 @@ class Head:
     On the pair of tools/demo_pair behind 3000 tokens, greedy tau is 4.4 with a window of 256, 4.2 to 4.4 with 64 to
     1024, and 3.9 without one."""
 
-    def __init__(self, session: Session, capacity: int, scratch: int) -> None:
-        """capacity: verified tokens; scratch: rows that growing one tree may need beyond them."""
+    def __init__(self, session: Session, capacity: int, scratch: int, vocab_size: int = 2**62) -> None:
+        """capacity: verified tokens; scratch: rows that growing one tree may need beyond them; vocab_size: of the
+        target, whose ids the head should name."""
         self._session = session
         self._scratch = scratch
         self.cache = session.new_cache(capacity + scratch)
@@ -130,6 +132,7 @@ class Head:
         self._feature_dtype = session.inputs["features"].dtype
         self._foresight: Foresight | None = None
         self._unread = 0  # tokens before that of the first row
+        self._named = _NamedTokens(vocab_size)  # shared by all that are coupled
 
     def coupled(self, foresight: Foresight) -> Head:
         """This head, with the same cache, guessing what will be emitted in place of what is likely."""
@@ -201,9 +204,41 @@ class Head:
             },
             self.cache,
         )
-        # A log-probability that rounds above 0 would let a child outrank its parent; NaN stays last in ranking.
-        log_probs: Float = np.minimum(out["log_probs"], 0, dtype=np.float32)
-        return Guess(out["token_ids"].copy(), log_probs, self._session.joined([out["hidden"]]))
+        named, log_probs = self._named.checked(out["token_ids"], out["log_probs"])
+        return Guess(named, log_probs, self._session.joined([out["hidden"]]))
+
+
+class _NamedTokens:
+    """What a head names, made fit for trees and races whatever it computes: ids that exist, log-chances that are
+    numbers, best first. A broken head costs drafts, never an error or another output."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._warned = False
+
+    def checked(self, token_ids: Int, log_probs: Float) -> tuple[Int, Float]:
+        """Copies of a pass's tokens [R, k] and log-chances [R, k]. What is no number, and tokens that do not exist,
+        get the chance of what never comes; a warning says so once."""
+        outside = (token_ids < 0) | (token_ids >= self._vocab_size)
+        # A log-probability that rounds above 0 would let a child outrank its parent. NaN fails every comparison.
+        chances: Float = np.minimum(log_probs, 0, dtype=np.float32)
+        falling = (chances[:, :-1] >= chances[:, 1:]).all() and (chances[:, -1] > -np.inf).all()
+        if falling and not outside.any() and (log_probs[:, 0] < np.inf).all() and (chances[:, 0] >= NEVER).all():
+            return token_ids.copy(), chances
+        wrong = outside | np.isnan(log_probs) | np.isposinf(log_probs)
+        if wrong.any() and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "the draft head computes what it should not (NaN, infinities, or ids outside the vocabulary): drafts "
+                "are lost, though not a token of the output is another; export the head again, or with "
+                "--draft-precision fp32",
+                EagleWarning,
+                stacklevel=2,
+            )
+        chances = np.where(wrong, np.float32(NEVER), np.maximum(chances, np.float32(NEVER)))
+        order = np.argsort(-chances, axis=1, kind="stable")
+        tokens = np.where(outside, 0, token_ids)
+        return np.take_along_axis(tokens, order, 1), np.take_along_axis(chances, order, 1)
 
 
 class Scratch:

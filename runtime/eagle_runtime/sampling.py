@@ -9,13 +9,14 @@ Shapes: V vocabulary. Rows are float64 [V]; -inf marks a token that cannot be dr
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
 import numpy as np
 import numpy.typing as npt
 
+from eagle_runtime.boundary import finite, number, shown, whole
 from eagle_runtime.errors import EagleError, RequestError
 
 Row = npt.NDArray[np.float64]
@@ -31,7 +32,8 @@ class SamplingParams:
     top_k: keep the k best (0: all). top_p: keep the smallest set of that mass (1: all). min_p: drop tokens less
     likely than min_p times the best (0: none). repetition_penalty: over prompt and output, as in HF (1: none).
     presence_penalty, frequency_penalty: over the output only, as in OpenAI's API (0: none).
-    logit_bias: token id -> number added before anything else. seed: any 64-bit number."""
+    logit_bias: token id -> number added before anything else. seed: any 64-bit number. Raises RequestError for a
+    value of a wrong type or range; NumPy's numbers are kept as Python's."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -44,27 +46,39 @@ class SamplingParams:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        checks = [
-            ("temperature", self.temperature, self.temperature >= 0, "0 or more"),
-            (
-                "top_k",
-                self.top_k,
-                self.top_k >= 0 and self.top_k == int(self.top_k),
-                "a whole number, 0 or more",
-            ),
-            ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1"),
-            ("min_p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1"),
-            ("repetition_penalty", self.repetition_penalty, self.repetition_penalty > 0, "above 0"),
-            ("presence_penalty", self.presence_penalty, True, "a finite number"),
-            ("frequency_penalty", self.frequency_penalty, True, "a finite number"),
-            ("seed", self.seed, 0 <= self.seed < 2**64, "between 0 and 2**64 - 1"),
+        checked: dict[str, object] = {
+            "top_k": whole("top_k", self.top_k, 0),
+            "seed": whole("seed", self.seed, 0, 2**64 - 1),
+            "logit_bias": _checked_bias(self.logit_bias),
+        }
+        ranges: list[tuple[str, float, Callable[[float], bool], str]] = [
+            ("temperature", self.temperature, lambda x: x >= 0, "0 or more"),
+            ("top_p", self.top_p, lambda x: 0 < x <= 1, "above 0 and at most 1"),
+            ("min_p", self.min_p, lambda x: 0 <= x <= 1, "between 0 and 1"),
+            ("repetition_penalty", self.repetition_penalty, lambda x: x > 0, "above 0"),
+            ("presence_penalty", self.presence_penalty, lambda x: True, "finite"),
+            ("frequency_penalty", self.frequency_penalty, lambda x: True, "finite"),
         ]
-        for name, value, holds, wanted in checks:
-            if not holds or not math.isfinite(value):
-                raise RequestError(f"{name} is {value}, but must be {wanted}")
-        for token, bias in self.logit_bias.items():
-            if math.isnan(bias) or bias == math.inf:
-                raise RequestError(f"logit_bias of token {token} is {bias}, but must be a number or -inf")
+        for name, value, holds, wanted in ranges:
+            checked[name] = found = finite(name, value)
+            if not holds(found):
+                raise RequestError(f"{name} is {found}, but must be {wanted}")
+        for name, plain in checked.items():
+            object.__setattr__(self, name, plain)  # the class is frozen for everybody else
+
+
+def _checked_bias(bias: object) -> dict[int, float]:
+    """token id -> number; raises RequestError."""
+    if not isinstance(bias, Mapping):
+        raise RequestError(f"logit_bias is {shown(bias)}, but must map token ids to numbers")
+    checked = {}
+    for token, value in bias.items():
+        token_id = whole("a token of logit_bias", token, 0)
+        added = number(f"logit_bias of token {shown(token_id)}", value)
+        if math.isnan(added) or added == math.inf:
+            raise RequestError(f"logit_bias of token {shown(token_id)} is {added}, but must be a number or -inf")
+        checked[token_id] = added
+    return checked
 
 
 def apply_repetition_penalty(scores: Row, seen: npt.NDArray[np.bool_], penalty: float) -> Row:
@@ -127,10 +141,11 @@ class Sampler:
         self._seen = np.zeros(vocab_size, np.bool_)
         self._seen[list(prompt)] = True
         self._counts = np.zeros(vocab_size, np.int64)  # output only
-        self._bias_ids = np.array([int(token) for token in params.logit_bias], np.int64)
+        for token in params.logit_bias:
+            if token >= vocab_size:
+                raise RequestError(f"logit_bias names token {shown(token)}, outside the vocabulary of {vocab_size}")
+        self._bias_ids = np.array(list(params.logit_bias), np.int64)
         self._bias = np.array(list(params.logit_bias.values()), np.float64)
-        if np.any((self._bias_ids < 0) | (self._bias_ids >= vocab_size)):
-            raise RequestError(f"logit_bias names a token outside the vocabulary of {vocab_size}")
         self._arrivals = lru_cache(maxsize=KEPT)(partial(arrivals, params.seed, count=vocab_size))
         self._plain = len(self._bias_ids) == 0 and (
             params.repetition_penalty == 1 and params.presence_penalty == 0 and params.frequency_penalty == 0

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import datetime
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eagle_runtime.errors import BundleError, RequestError
+from eagle_runtime.boundary import shown, token_ids
+from eagle_runtime.errors import BundleError, RequestError, is_panic
+from eagle_runtime.text_stream import TextStream, Vocabulary
 
 if TYPE_CHECKING:
     import tokenizers
 
 Message = Mapping[str, Any]
-
-CONTEXT = 8  # tokens of the prompt that may change how the first words after it are written
 
 
 class Text:
@@ -23,7 +26,9 @@ class Text:
 
     def __init__(self, bundle: Path) -> None:
         self._bundle = bundle
-        self._tokenizer = _load_tokenizer(bundle / "tokenizer.json")
+        self._path = bundle / "tokenizer.json"
+        self._tokenizer = _load_tokenizer(self._path)
+        self._vocabulary = None if self._tokenizer is None else Vocabulary(self._tokenizer, str(self._path))
 
     @property
     def available(self) -> bool:
@@ -36,40 +41,73 @@ class Text:
         return self.available and (self._bundle / "chat_template.jinja").is_file()
 
     def encode(self, prompt: str | Sequence[int] | Sequence[Message]) -> list[int]:
-        """Text as it stands, chat messages through the chat template, or ids as given -> ids."""
+        """Text as it stands, chat messages through the chat template, or ids as given -> ids. Raises RequestError."""
         if isinstance(prompt, str):
-            return list(self._required().encode(prompt).ids)
-        messages = [item for item in prompt if isinstance(item, Mapping)]
-        ids = [int(item) for item in prompt if not isinstance(item, Mapping)]
-        if messages and ids:
+            return self._encoded(prompt, "the prompt", special=True)
+        if isinstance(prompt, Mapping | bytes | bytearray):
+            raise RequestError(
+                f"the prompt is {shown(prompt)}, but must be text, a list of token ids, or a list of chat messages"
+            )
+        try:
+            items = list(prompt)
+        except TypeError:
+            raise RequestError(
+                f"the prompt is {shown(prompt)}, but must be text, a list of token ids, or a list of chat messages"
+            ) from None
+        messages = [item for item in items if isinstance(item, Mapping)]
+        if messages and len(messages) < len(items):
             raise RequestError("the prompt mixes chat messages and ids; give one kind")
         if messages:
-            return list(self._required().encode(self.render(messages), add_special_tokens=False).ids)
-        return ids
+            self._required()
+            return self._encoded(self.render(messages), "the prompt that the chat template made", special=False)
+        return token_ids("the prompt", items)
 
     def stream(self, prompt: Sequence[int]) -> TextStream | None:
         """A decoder of what follows the prompt, as it comes; None without a tokenizer."""
-        return TextStream(self._tokenizer, prompt) if self._tokenizer is not None else None
+        return TextStream(self._vocabulary, prompt) if self._vocabulary is not None else None
 
     def render(self, messages: Sequence[Message]) -> str:
-        """Chat messages -> the prompt text of the bundle's chat template, ending where the answer begins."""
+        """Chat messages -> the prompt text of the bundle's chat template, ending where the answer begins. Raises
+        RequestError naming the template, whatever goes wrong in it, and BundleError for a broken
+        tokenizer_config.json."""
         path = self._bundle / "chat_template.jinja"
         if not path.is_file():
             raise RequestError(f"{self._bundle} has no chat_template.jinja; pass text or ids instead of messages")
-        import jinja2
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+        from jinja2 import TemplateError
 
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = lambda value, **kwargs: json.dumps(value, ensure_ascii=False, **kwargs)
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        from eagle_runtime.chat_template import OverrunError, message_data, render
+
         try:
-            template = environment.from_string(path.read_text(encoding="utf-8"))
-            return template.render(messages=list(messages), add_generation_prompt=True, **_special_tokens(self._bundle))
-        except jinja2.TemplateError as error:
-            raise RequestError(f"{path} refuses the messages: {error}") from None
+            source = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BundleError(f"{path} cannot be read as UTF-8 text ({error}); export the bundle again") from None
+        variables = {
+            "messages": [message_data(message, index) for index, message in enumerate(messages)],
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": True,
+            **_special_tokens(self._bundle),
+        }
+        try:
+            return render(source, variables)
+        except OverrunError as error:
+            raise RequestError(f"{path} was stopped: {error}; correct the template") from None
+        except TemplateError as error:
+            raise RequestError(f"{path} refuses the messages: {_one_line(error)}") from None
+        except Exception as error:  # a template may raise whatever Python does
+            raise RequestError(f"{path} fails on the messages ({type(error).__name__}: {_one_line(error)})") from None
+
+    def _encoded(self, text: str, what: str, *, special: bool) -> list[int]:
+        """Ids of a text, with the special tokens that the tokenizer puts around it or without."""
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"{what} holds half a character (a surrogate, {shown(text[error.start])}) at position {error.start}; "
+                "give text in UTF-8"
+            ) from None
+        with _errors_of(self._path, "cannot encode"):
+            return list(self._required().encode(text, add_special_tokens=special).ids)
 
     def _required(self) -> tokenizers.Tokenizer:
         if self._tokenizer is None:
@@ -77,64 +115,85 @@ class Text:
         return self._tokenizer
 
 
-class TextStream:
-    """Turns tokens into text piece by piece, without special tokens.
-
-    A character split over tokens is held back until it is whole. The prompt's end is decoded along, since some
-    tokenizers drop the space before a text's first word."""
-
-    def __init__(self, tokenizer: tokenizers.Tokenizer, prompt: Sequence[int]) -> None:
-        from tokenizers.decoders import DecodeStream
-
-        self._tokenizer = tokenizer
-        self._before = list(prompt[-CONTEXT:])
-        self._stream = DecodeStream(ids=self._before, skip_special_tokens=True)
-        self._tokens: list[int] = []
-        self.text = ""  # all so far
-
-    def feed(self, tokens: Sequence[int]) -> str:
-        """The text that these tokens complete."""
-        self._tokens += tokens
-        piece = "".join(self._stream.step(self._tokenizer, token) or "" for token in tokens)
-        self.text += piece
-        return piece
-
-    def finish(self) -> str:
-        """What is still held back when no more tokens come: characters that stayed incomplete."""
-        before = self._tokenizer.decode(self._before)
-        whole = self._tokenizer.decode(self._before + self._tokens)
-        sent = before + self.text
-        piece = whole[len(sent) :] if whole.startswith(sent) else ""
-        self.text += piece
-        return piece
-
-
 def _load_tokenizer(path: Path) -> tokenizers.Tokenizer | None:
+    """The tokenizer of a file, without its truncation and padding, which are for training (transformers leaves them
+    out too); None without a file. It is tried once, since some files only fail in use."""
     if not path.is_file():
         return None
     import tokenizers
 
+    with _errors_of(path, "is no tokenizer that 'tokenizers' reads:"), _silent_panics():
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        with contextlib.suppress(Exception):  # it may know no such letter
+            tokenizer.encode("a b")
+        with contextlib.suppress(Exception):
+            tokenizer.decode([0, 1])
+        return tokenizer
+
+
+@contextlib.contextmanager
+def _errors_of(path: Path, failed: str) -> Iterator[None]:
+    """Whatever the library raises within the block becomes a BundleError."""
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
+        yield
+    except (BundleError, RequestError, MemoryError):
+        raise
     except Exception as error:  # the library raises bare Exception
-        raise BundleError(f"{path} is no tokenizer that 'tokenizers' reads ({error})") from None
+        raise BundleError(f"{path} {failed} ({_one_line(error)}); export the bundle again") from None
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise BundleError(f"{path} {failed} ({_one_line(error)}); export the bundle again") from None
+
+
+@contextlib.contextmanager
+def _silent_panics() -> Iterator[None]:
+    """What a library in Rust writes on stderr before it raises a panic is dropped; all else that is written there
+    meanwhile comes after the block. Windows has no such way: there it is shown."""
+    try:
+        if sys.platform == "win32":
+            raise OSError
+        kept = os.dup(2)
+    except OSError:  # no stderr
+        yield
+        return
+    panicked = False
+    with tempfile.TemporaryFile() as aside:
+        os.dup2(aside.fileno(), 2)
+        try:
+            yield
+        except BaseException as error:
+            panicked = is_panic(error)
+            raise
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            aside.seek(0)
+            while not panicked and (piece := aside.read(1 << 16)):
+                os.write(2, piece)
+
+
+def _one_line(error: BaseException) -> str:
+    """The first line of what an error says, cut short."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 def _special_tokens(bundle: Path) -> dict[str, str]:
-    """bos_token, eos_token, ... of tokenizer_config.json, as chat templates expect them."""
+    """bos_token, eos_token, ... of tokenizer_config.json, as chat templates expect them. Raises BundleError."""
     path = bundle / "tokenizer_config.json"
     if not path.is_file():
         return {}
-    config = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BundleError(f"{path} is not readable JSON ({_one_line(error)}); export the bundle again") from None
+    if not isinstance(config, dict):
+        raise BundleError(f"{path} holds no JSON object; export the bundle again")
     tokens = {}
     for name, value in config.items():
         content = value.get("content") if isinstance(value, dict) else value
         if name.endswith("_token") and isinstance(content, str):
             tokens[name] = content
     return tokens
-
-
-def _raise_exception(message: str) -> None:
-    import jinja2
-
-    raise jinja2.TemplateError(message)

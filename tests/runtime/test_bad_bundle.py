@@ -180,7 +180,7 @@ REQUESTS: list[tuple[list[str], str]] = [
     ([*IDS, "--total-token", "-7"], "total_token is -7"),
     ([*IDS, "--tree", "chain", "--total-token", "0"], "total_token is 0"),
     ([*IDS, "--depth", "-1"], "depth is -1"),
-    ([*IDS, "--depth", "1000000"], "10000000 rows, but the head has room for 512"),
+    ([*IDS, "--depth", "1000000"], "depth is 1000000, but must be between 0 and 63"),
     ([*IDS, "--tree", "bush"], "'bush'"),
     ([*IDS, "--method", "magic"], "'magic'"),
     ([*IDS, "--temperature", "-1"], "temperature is -1.0"),

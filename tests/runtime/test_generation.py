@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Callable
 from itertools import zip_longest
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from conftest import GOLDEN, load_trace
+from conftest import load_trace
 from eagle_runtime import EagleModel, RequestError, cli
 from eagle_runtime.generate import Cycle
 
@@ -178,24 +177,6 @@ def test_settings_are_checked_before_any_work(model_of: Callable[..., EagleModel
             model.stream([5, 6], **settings)
 
 
-@pytest.fixture(scope="module")
-def text_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The golden pair with a tokenizer of its byte vocabulary and a chat template."""
-    from eagle_export.bundle import export
-
-    folder = tmp_path_factory.mktemp("text")
-    target = shutil.copytree(GOLDEN / "target", folder / "target")
-    shutil.copyfile(GOLDEN / "byte_tokenizer.json", target / "tokenizer.json")
-    config = json.loads((target / "tokenizer_config.json").read_text())
-    config["chat_template"] = (
-        "{% for m in messages %}{{ m.role[0] | upper }}: {{ m.content }}{{ eos_token }}{% endfor %}"
-        "{% if add_generation_prompt %}A:{% endif %}"
-    )
-    (target / "tokenizer_config.json").write_text(json.dumps(config))
-    export(target, GOLDEN / "head_eagle1", folder / "bundle")
-    return folder / "bundle"
-
-
 def test_text_in_text_out(text_bundle: Path, recorded: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     prompt = "".join(chr(token - 3) for token in recorded["prompt_ids"])
     with EagleModel.load(text_bundle) as model:
@@ -218,11 +199,11 @@ def test_text_in_text_out(text_bundle: Path, recorded: dict[str, Any], capsys: p
 def test_streamed_text_keeps_spaces_and_flushes_broken_characters() -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    from eagle_runtime.text import TextStream
+    from eagle_runtime.text_stream import TextStream, Vocabulary
 
     words = Tokenizer(models.Unigram([("<unk>", 0.0), ("▁a", -1.0), ("▁b", -1.0), ("c", -1.0)], unk_id=0))
     words.decoder = decoders.Metaspace()
-    stream = TextStream(words, prompt=[1])
+    stream = TextStream(Vocabulary(words), prompt=[1])
     assert [stream.feed([2]), stream.feed([3, 2]), stream.finish()] == [" b", "c b", ""]
     assert stream.text == " bc b"
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -230,7 +211,7 @@ def test_streamed_text_keeps_spaces_and_flushes_broken_characters() -> None:
     pieces = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
     pieces.decoder = decoders.ByteLevel()
     first, second, third = (letters.index(letter) for letter in euro)
-    stream = TextStream(pieces, prompt=[letters.index("x")])
+    stream = TextStream(Vocabulary(pieces), prompt=[letters.index("x")])
     assert [stream.feed([first]), stream.feed([second]), stream.feed([third])] == ["", "", "€"]
     assert [stream.feed([first, second]), stream.finish()] == ["", "\ufffd"]
 

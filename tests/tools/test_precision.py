@@ -170,6 +170,12 @@ def test_windows_of_rows_stay_inside_them(models: list[EagleModel], tmp_path: Pa
     assert read_windows(path, models[0], 8, 5) == [[1, 2, 3], ab]
 
 
+def test_a_row_ends_at_its_lines_end_alone(models: list[EagleModel], tmp_path: Path) -> None:
+    path = tmp_path / "text.jsonl"
+    path.write_text(json.dumps({"ids": [1, 2], "note": "a\u2028b\x85"}, ensure_ascii=False), encoding="utf-8")
+    assert read_windows(path, models[0], 8, 100) == [[1, 2]]
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -181,6 +187,9 @@ def test_windows_of_rows_stay_inside_them(models: list[EagleModel], tmp_path: Pa
         ('{"ids": [1, 2]}\n{"ids": [1, 256]}', "line 2 has neither a 'text' nor 'ids' below 256"),
         ('{"ids": [1, true]}', "line 1 has neither"),
         ('{"text": 3}', "line 1 has neither"),
+        ('{"text": ["ab"]}', "line 1 has neither"),
+        ("[" * 100_000, "line 1 is no JSON"),
+        (r'{"text": "ab\ud800"}', "half a character"),
     ],
 )
 def test_rows_that_cannot_be_read(content: str, says: str, models: list[EagleModel], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,14 @@ def test_reads_turns_in_order_and_the_first_few(tmp_path: Path) -> None:
     assert read_questions(path, 1) == [Question(7, ("a", "b"), "x")]
 
 
+def test_a_line_ends_at_its_end_alone(tmp_path: Path) -> None:
+    """Not at characters that some take for line ends, which JSON lets stand in a text."""
+    text = "a\u2028b\u2029c\x85d"
+    path = tmp_path / "set.jsonl"
+    path.write_text(json.dumps({"turns": [text]}, ensure_ascii=False) + "\r\n" + '{"turns": ["e"]}', encoding="utf-8")
+    assert [question.turns for question in read_questions(path)] == [(text,), ("e",)]
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -28,6 +37,11 @@ def test_reads_turns_in_order_and_the_first_few(tmp_path: Path) -> None:
         (b'{"turns": ["a"]}\n{"turns": []}', "line 2 has no list of texts"),
         (b'{"turns": "abc"}', "line 1 has no list of texts"),
         (b'{"turns": [""]}', "line 1 has no list of texts"),
+        (b'{"turns": [["a"]]}', "line 1 has no list of texts"),
+        (b"[" * 100_000, "line 1 is no JSON"),
+        (b'{"turns": ["a"], "question_id": [1]}', "line 1: question_id must be"),
+        (b'{"turns": ["a"], "question_id": true}', "line 1: question_id must be"),
+        (b'{"turns": ["a"], "category": ["x"]}', "line 1: question_id must be .*, and category text"),
     ],
 )
 def test_refuses_what_is_no_question_set(content: bytes, words: str, tmp_path: Path) -> None:

@@ -50,6 +50,9 @@ def text_target(folder: Path, template: str = CHAT) -> Path:
     return folder
 
 
+DIALOGUE_OF_TWO = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+
+
 def as_text(ids: Sequence[int]) -> str:
     return "".join("_$^"[i] if i < 3 else chr(i - 3) for i in ids)
 
@@ -151,6 +154,41 @@ def test_what_cannot_be_used_is_refused_in_one_sentence(tmp_path: Path, name: st
     with pytest.raises(TrainError) as caught:
         read(GOLDEN / "target", tmp_path / name)
     assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ("[" * 100_000, "a.jsonl:1 is not JSON"),
+        (r'{"text": "ab\ud800"}', "a.jsonl:1 holds half a character"),
+        (r'{"messages": [{"role": "user", "content": "\udfff"}]}', "a.jsonl:1 holds half a character"),
+        ('{"text": ["ab"]}', "a.jsonl:1: the row holds no"),
+        ('{"messages": [{"role": ["user"], "content": "x"}]}', "a.jsonl:1: a message needs role and content"),
+    ],
+)
+def test_rows_that_no_tokenizer_reads(tmp_path: Path, row: str, says: str) -> None:
+    (tmp_path / "a.jsonl").write_text(row)
+    with pytest.raises(TrainError, match=says):
+        read(text_target(tmp_path / "target"), tmp_path / "a.jsonl")
+
+
+def test_a_pair_of_surrogates_is_a_character(tmp_path: Path) -> None:
+    row = {"text": "x\u2028😀"}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    (example,) = read(text_target(tmp_path / "target"), tmp_path / "a.jsonl")
+    assert as_text(example.ids) == "x"
+
+
+@pytest.mark.parametrize("template", ["{{ messages[0].content.nosuch() }}", "{{ 1 / 0 }}", "{{ messages + 1 }}"])
+def test_a_template_that_fails(tmp_path: Path, template: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Skipped in training, as any conversation that the template refuses; one line where answers are asked for."""
+    target = text_target(tmp_path / "target", template)
+    data = write_rows(tmp_path / "a.jsonl", [{"turns": ["hi"], "messages": DIALOGUE_OF_TWO}])
+    reader = TextReader(target, 256, [EOS])
+    assert list(reader.read([data])) == [] and reader.skipped == 1
+    assert answer(target, data, tmp_path / "out.jsonl") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"the chat template of {target} fails on a prompt" in line
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

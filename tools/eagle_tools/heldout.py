@@ -42,7 +42,7 @@ def _texts(path: Path, model: EagleModel, chars: int) -> Iterator[list[int]]:
     if path.suffix != ".jsonl":
         yield model.text.encode(content[:chars])
         return
-    for number, line in enumerate(content.splitlines(), 1):
+    for number, line in enumerate(content.split("\n"), 1):  # splitlines would also split at U+2028, inside a text
         if line.strip():
             yield _row(f"{path}, line {number}", line, model)
 
@@ -50,7 +50,7 @@ def _texts(path: Path, model: EagleModel, chars: int) -> Iterator[list[int]]:
 def _row(where: str, line: str, model: EagleModel) -> list[int]:
     try:
         row: Any = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise RequestError(f"{where} is no JSON; give one object with 'text' or 'ids' per line") from None
     row = row if isinstance(row, dict) else {}
     if isinstance(row.get("text"), str):

@@ -24,7 +24,7 @@ def read_questions(path: Path, count: int | None = None) -> list[Question]:
     if count is not None and count < 1:
         raise RequestError(f"the number of questions is {count}, but must be 1 or more")
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # splitlines would also split at U+2028, inside a text
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"question file {path} cannot be read as UTF-8 text ({error})") from None
     questions = [_question(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
@@ -36,9 +36,14 @@ def read_questions(path: Path, count: int | None = None) -> list[Question]:
 def _question(path: Path, number: int, line: str) -> Question:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise RequestError(f"{path}, line {number} is no JSON; give one object with 'turns' per line") from None
     turns = row.get("turns") if isinstance(row, dict) else None
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
-        raise RequestError(f"{path}, line {number} has no list of texts under 'turns'; mend the line")
-    return Question(row.get("question_id", number), tuple(turns), str(row.get("category") or ""))
+        raise RequestError(f"{path}, line {number} has no list of texts under 'turns'; correct the line")
+    name, category = row.get("question_id", number), row.get("category") or ""
+    if isinstance(name, bool) or not isinstance(name, int | str) or not isinstance(category, str):
+        raise RequestError(
+            f"{path}, line {number}: question_id must be a number or text, and category text; correct the line"
+        )
+    return Question(name, tuple(turns), category)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from eagle_train.errors import TrainError
 
 BLOCK_CHARS = 1 << 20  # of a plain text file, tokenised at a time
 ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
+SURROGATE = re.compile("[\ud800-\udfff]")
 Message = dict[str, str]
 
 
@@ -80,14 +82,12 @@ class TextReader:
 
     def _conversation(self, where: str, messages: list[Message]) -> list[Example]:
         """Usually one example; one per answer where the template rewrites earlier turns."""
-        import jinja2
-
         tokenizer = self.tokenizer(where)
         if not tokenizer.chat_template:
             raise TrainError(f"{where}: {self._target} has no chat template; give plain text or ids")
         try:
             parts = _rendered(tokenizer, messages)
-        except (jinja2.TemplateError, ValueError) as error:
+        except Exception as error:  # a template may raise whatever Python does
             self.skipped += 1
             self.skip_reason = self.skip_reason or f"{where}: {error}"
             return []
@@ -122,7 +122,12 @@ def load_tokenizer(target: Path, where: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(target, local_files_only=True)
     except Exception as error:  # the library raises bare Exception
-        raise TrainError(f"{target}: the tokenizer does not load ({str(error).splitlines()[0]})") from None
+        raise TrainError(f"{target}: the tokenizer does not load ({first_line(error)})") from None
+
+
+def first_line(error: BaseException) -> str:
+    """Of what an error says; its kind if it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def special_ids(target: Path) -> tuple[int, ...]:
@@ -150,10 +155,14 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         where = f"{path}:{number}"
         try:
             row = json.loads(line)
-        except ValueError as error:
-            raise TrainError(f"{where} is not JSON ({error}); mend the file") from None
+        except (ValueError, RecursionError) as error:
+            raise TrainError(f"{where} is not JSON ({error}); correct the file") from None
         if not isinstance(row, dict):
-            raise TrainError(f"{where} holds no JSON object; mend the file")
+            raise TrainError(f"{where} holds no JSON object; correct the file")
+        if "\\u" in line and SURROGATE.search(json.dumps(row, ensure_ascii=False)):
+            raise TrainError(
+                f"{where} holds half a character (a surrogate), which no tokenizer reads; correct the file"
+            )
         yield where, row
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from eagle_train.data import Message, ids_of, load_tokenizer, messages_of, read_rows
+from eagle_train.data import Message, first_line, ids_of, load_tokenizer, messages_of, read_rows
 from eagle_train.errors import TrainError
 from eagle_train.target import FrozenTarget
 
@@ -122,10 +122,16 @@ class Answerer:
             for dialogue in waiting:
                 self._ask(dialogue)
             tokenizer = self.tokenizer("prompts")
-            prompts = [
-                tokenizer.apply_chat_template(d.messages, add_generation_prompt=True, return_dict=False)
-                for d in waiting
-            ]
+            try:
+                prompts = [
+                    tokenizer.apply_chat_template(d.messages, add_generation_prompt=True, return_dict=False)
+                    for d in waiting
+                ]
+            except Exception as error:  # a template may raise whatever Python does
+                raise TrainError(
+                    f"the chat template of {self._folder} fails on a prompt ({first_line(error)}); give 'prompt' or "
+                    "'ids' instead"
+                ) from None
             for dialogue, new in zip(waiting, self._sample(prompts), strict=True):
                 text = tokenizer.decode(new, skip_special_tokens=True)
                 dialogue.messages.append({"role": "assistant", "content": text})

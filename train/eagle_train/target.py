@@ -18,6 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 from eagle_export.checkpoint import Checkpoint, open_checkpoint
 from eagle_export.heads.config import HeadConfig, default_taps, rope_settings
 from eagle_runtime.manifest import HeadKind, file_sha256
+from eagle_train.data import first_line
 from eagle_train.errors import TrainError
 
 
@@ -46,8 +47,7 @@ class FrozenTarget:
             )
         except Exception as error:  # transformers and safetensors raise many kinds
             raise TrainError(
-                f"{folder} does not load as a Llama model ({str(error).splitlines()[0]}); "
-                "give a complete Hugging Face folder"
+                f"{folder} does not load as a Llama model ({first_line(error)}); give a complete Hugging Face folder"
             ) from None
         self.model = model.to(device).eval().requires_grad_(False)
         self.config = model.config

@@ -317,7 +317,7 @@ class Run:
 def _logged_step(row: str) -> int:
     try:
         return int(json.loads(row).get("step", 0))
-    except ValueError:  # a line cut by the kill
+    except (ValueError, RecursionError):  # a line cut by the kill
         return sys.maxsize
 
 

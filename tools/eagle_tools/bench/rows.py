@@ -132,7 +132,7 @@ def _row(path: Path, number: int, line: str) -> Row:
         depths = data.pop("accepted_per_depth")
         ids = tuple(data.pop("token_ids"))
         return Row(**data, accepted_per_depth=None if depths is None else tuple(depths), token_ids=ids)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise RequestError(f"{path}, line {number} is no row of eagle-bench --output") from None
 
 

@@ -1,0 +1,379 @@
+"""Chat templates: Jinja as Hugging Face's transformers runs it, within bounds of time and memory.
+
+A template comes with a model and is no more trusted than its weights are. Jinja's sandbox keeps it from the machine,
+but not from going on for ever: so every loop step, call, filter and operator passes a meter, which allows so much
+processor time and text and no more. What could take long within one step (powers, padding to a width, joining the same
+text many times) is bounded before it is done. Filters that no chat template has use for are not offered.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+
+from eagle_runtime.errors import RequestError
+
+SOURCE_CHARS = 1 << 17  # of a template; the longest in use have a fifth of it
+SECONDS = 1.0  # of the processor, for one prompt; templates in use take milliseconds
+TEXT_CHARS = 1 << 23  # of a prompt, or of any value on the way to it
+WORK_CHARS = 1 << 28  # of all values on the way together
+ITEMS = 1 << 17  # of a list or dict, with all that is in it
+NUMBER = 1 << 16  # the largest that may be a width, a precision, a count of repetitions
+BITS = 1 << 12  # of an integer
+LEFT_OUT = ("lipsum", "pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr")
+NO_METHODS = ("expandtabs", "striptags", "to_bytes", "translate", "unescape")
+WIDTH = re.compile(r"\d{5}|\*|\{[^{}]*\{|!a")  # what makes a formatted text longer than its values
+
+
+class OverrunError(TemplateError):
+    """A template took more than a prompt is allowed."""
+
+
+def message_data(message: Mapping[str, Any], index: int) -> dict[Any, Any]:
+    """A message as templates expect it, and as transformers passes it: without what is None. Raises RequestError."""
+    try:
+        return {_plain(name): _plain(value) for name, value in message.items() if value is not None}
+    except RecursionError:
+        raise RequestError(f"message {index} holds lists or dicts in each other without end; give text") from None
+
+
+def _plain(value: Any) -> Any:
+    """Data of a message as JSON knows it, so that a template meets no methods of other classes; what JSON has no kind
+    for becomes <its class>."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return f"<{type(value).__name__}>"
+
+
+def render(source: str, variables: Mapping[str, Any]) -> str:
+    """A template's text -> the prompt. Raises whatever is wrong with the template or the variables."""
+    if len(source) > SOURCE_CHARS:
+        raise OverrunError(f"its text is longer than {SOURCE_CHARS} characters")
+    meter = Meter()
+    environment = _Environment(meter)
+    template = environment.from_string(source)
+    meter.start()
+    pieces = []
+    length = 0
+    for piece in template.generate(variables):
+        pieces.append(piece)
+        length += len(piece)
+        if length > TEXT_CHARS:
+            raise OverrunError(f"the prompt is longer than {TEXT_CHARS} characters")
+    return "".join(pieces)
+
+
+class Meter:
+    """What one rendering has used."""
+
+    def __init__(self) -> None:
+        self._work = 0
+        self.start()
+
+    def start(self) -> None:
+        """Time counts from now on."""
+        self._end = time.thread_time() + SECONDS
+
+    def step(self) -> None:
+        """A loop's turn, a call, an operation."""
+        if time.thread_time() > self._end:
+            raise OverrunError(f"it does not end: {SECONDS:g} s were not enough")
+
+    def work(self, chars: int) -> None:
+        """So much text is about to be made, or was."""
+        self.step()
+        self._work += chars
+        if chars > TEXT_CHARS or self._work > WORK_CHARS:
+            raise OverrunError(f"it makes a text of more than {TEXT_CHARS} characters")
+
+    def made(self, value: Any) -> Any:
+        """Returns a value that was made, if it is of a size that can be worked on. Values nest no namespaces, whose
+        sizes change later."""
+        if isinstance(value, str):
+            self.work(len(value))
+        elif isinstance(value, Namespace):
+            self.size(_attributes(value))
+        elif not isinstance(value, bool) and isinstance(value, int):
+            self.step()
+            if value.bit_length() > BITS:
+                raise OverrunError(f"it makes a number of more than {BITS} bits")
+        else:
+            self.work(self.size(value))
+        return value
+
+    def size(self, value: Any) -> int:
+        """Items and characters in a value as if it were written out: what stands in it twice counts twice."""
+        items = chars = 0
+        rest = [value]
+        while rest:
+            item = rest.pop()
+            items += 1
+            if isinstance(item, str | bytes):
+                chars += len(item)
+            elif isinstance(item, Mapping):
+                items += len(item)
+                rest += item.keys()
+                rest += item.values()
+            elif isinstance(item, list | tuple | set | frozenset):
+                rest += item
+            elif isinstance(item, Namespace) and item is not value:
+                raise OverrunError("it puts a namespace into a value")
+            if items + len(rest) > ITEMS or chars > TEXT_CHARS:
+                raise OverrunError(f"it makes a value of more than {ITEMS} items or {TEXT_CHARS} characters")
+        return items + chars
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox with a meter at every step."""
+
+    intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
+
+    def __init__(self, meter: Meter) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", _Generation],
+            finalize=self._written,
+        )
+        self._meter = meter
+        self.concat = self._concat  # type: ignore[method-assign]
+        for name in LEFT_OUT:
+            self.filters.pop(name, None)
+            self.globals.pop(name, None)
+        self.globals["dict"] = _dict  # the class itself has ways to others
+        self.globals["namespace"] = _Namespace
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        self.filters["tojson"] = _to_json
+        self.filters = {name: self._metered(name, function) for name, function in self.filters.items()}
+        self.filters |= {"_each": self._each, "_made": meter.made, "_joined": self._joined}
+
+    def _generate(
+        self, source: nodes.Template, name: str | None, filename: str | None, defer_init: bool = False
+    ) -> str:
+        return super()._generate(_Metering().visit(source), name, filename, defer_init)
+
+    def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
+        name = getattr(called, "__name__", "")
+        owner = getattr(called, "__self__", None)
+        if owner is None:
+            owner = getattr(getattr(called, "__wrapped__", None), "__self__", None)  # str.format is wrapped
+        if isinstance(owner, str | bytes | int | float) and name in NO_METHODS:
+            raise OverrunError(f"it calls {name}, which is not offered")
+        if isinstance(owner, str | bytes):
+            self._check(name, owner, args, kwargs)
+        self._meter.step()
+        return self._meter.made(super().call(context, called, *args, **kwargs))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        meter = self._meter
+        meter.step()
+        if isinstance(left, int) and isinstance(right, int):
+            bits = {"**": left.bit_length() * max(0, right), "*": left.bit_length() + right.bit_length()}
+            if max(left.bit_length(), right.bit_length(), bits.get(operator, 0)) > BITS:
+                raise OverrunError(f"it makes a number of more than {BITS} bits")
+        elif operator == "*":
+            for value, times in ((left, right), (right, left)):
+                if isinstance(times, int) and not isinstance(value, int | float):
+                    if isinstance(value, list | tuple) and len(value) * times > ITEMS:
+                        raise OverrunError(f"it makes a list of more than {ITEMS} items")
+                    meter.work(meter.size(value) * max(0, times))
+        elif operator == "%" and isinstance(left, str):
+            self._check("format", left, (right,), {})
+        return meter.made(super().call_binop(context, operator, left, right))
+
+    def _metered(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A filter that is counted, and refused where it would make too much."""
+        passed = getattr(function, "jinja_pass_arg", None)
+        skipped = 0 if passed is None else 1  # the context or environment comes first
+
+        def metered(*args: Any, **kwargs: Any) -> Any:
+            passing, value, rest = args[:skipped], args[skipped], args[skipped + 1 :]
+            if name == "join" and isinstance(value, Iterator):
+                value = self._meter.made(list(value))
+            self._meter.step()
+            self._check(name, value, rest, kwargs)
+            found = function(*passing, value, *rest, **kwargs)
+            return self._steps(found) if isinstance(found, Iterator) else self._meter.made(found)
+
+        if passed is not None:
+            metered.jinja_pass_arg = passed  # type: ignore[attr-defined]
+        return metered
+
+    def _check(self, name: str, value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raises OverrunError for a method of a text, or a filter, whose result would be too large."""
+        given = [*args, *kwargs.values()]
+        if any(isinstance(item, int) and abs(item) > NUMBER for item in given):
+            raise OverrunError(f"it gives {name} a number beyond {NUMBER}")
+        size = self._meter.size
+        if name in ("join", "sum") and not isinstance(value, str | bytes):
+            if any(isinstance(item, list | tuple) for item in given):
+                raise OverrunError(f"it gives {name} a list to begin with")
+            self._meter.work(size(given) * _count(value))
+        elif name == "join":  # of a text, between the items of a list
+            self._meter.work(len(value) * sum(_count(item) for item in given))
+        elif name in ("format", "format_map"):
+            if WIDTH.search(str(value)):
+                raise OverrunError("it formats with widths")
+            marks = str(value).count("%") + str(value).count("{")
+            self._meter.work(
+                marks * size([_attributes(item) if isinstance(item, Namespace) else item for item in given])
+            )
+        elif name in ("indent", "replace", "tojson", "center", "ljust", "rjust", "zfill", "batch", "slice"):
+            longest = max((item if isinstance(item, int) else size(item) for item in given), default=0)
+            times = 1 if name not in ("indent", "replace", "tojson") else size(value) + 1
+            if name == "indent":
+                times = str(value).count("\n") + 1
+            elif name == "replace" and given and isinstance(given[0], str):
+                times = str(value).count(given[0])
+            self._meter.work(times * longest)
+
+    def _each(self, values: Iterable[Any]) -> Iterable[Any]:
+        """What a loop runs over. Those that know their length keep it, as loop.length asks for it."""
+        return _Counted(values, self._meter) if hasattr(values, "__len__") else self._steps(values)
+
+    def _steps(self, values: Iterable[Any]) -> Iterator[Any]:
+        for value in values:
+            self._meter.step()
+            yield value
+
+    def _joined(self, values: Sequence[Any]) -> str:
+        """The operator ~."""
+        return self._concat([self._written(value) for value in values])
+
+    def _written(self, value: Any) -> str:
+        """A value as text of the prompt."""
+        text = value if isinstance(value, str) else str(self._meter.made(value))
+        self._meter.work(len(text))
+        return text
+
+    def _concat(self, parts: Iterable[str]) -> str:
+        known = list(parts)
+        self._meter.work(sum(map(len, known)))
+        return "".join(known)
+
+
+class _Metering(NodeTransformer):
+    """Puts the meter's filters into a template: around what loops run over, lists, dicts and the operator ~."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802  (named after the class of nodes)
+        self.generic_visit(node)
+        node.iter = _filtered(node.iter, "_each")
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _filtered(nodes.List(node.nodes, lineno=node.lineno), "_joined")
+
+    def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _filtered(node, "_made")
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _filtered(node, "_made")
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return node if node.ctx != "load" else _filtered(node, "_made")
+
+    def visit_Assign(self, node: nodes.Assign) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        if isinstance(node.target, nodes.NSRef):  # in a list, since no list may hold a namespace
+            listed = _filtered(nodes.List([node.node], lineno=node.lineno), "_made")
+            node.node = nodes.Getitem(listed, nodes.Const(0), "load", lineno=node.lineno)
+        return node
+
+
+def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
+    return nodes.Filter(cast(nodes.Expr, node), name, [], [], None, None, lineno=node.lineno)
+
+
+class _Counted:
+    """Values that a loop runs over, which pass the meter."""
+
+    def __init__(self, values: Any, meter: Meter) -> None:
+        self._values = values
+        self._meter = meter
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __iter__(self) -> Iterator[Any]:
+        for value in self._values:
+            self._meter.step()
+            yield value
+
+
+class _Namespace(Namespace):
+    """Without names that Python itself looks at."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *rest = args
+        for name in dict(*rest, **kwargs):
+            _check_attribute(name)
+        Namespace.__init__(self, *rest, **kwargs)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_attribute(name)
+        super().__setitem__(name, value)
+
+
+class _Generation(Extension):
+    """{% generation %} marks answers for training; what stands in it is rendered."""
+
+    tags = {"generation"}  # noqa: RUF012  (as in the base class)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _count(values: Any) -> int:
+    return len(values) if hasattr(values, "__len__") else ITEMS
+
+
+def _attributes(namespace: Namespace) -> Mapping[str, Any]:
+    attributes: Mapping[str, Any] = getattr(namespace, "_Namespace__attrs")  # noqa: B009  (mangled in a plain access)
+    return attributes
+
+
+def _check_attribute(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise TemplateError(f"it calls an attribute of a namespace {name[:40]!r}; such names are Python's own")
+
+
+def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    return dict(*args, **kwargs)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)

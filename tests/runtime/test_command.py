@@ -1,0 +1,257 @@
+"""Commands: whatever goes wrong is one line on stderr and status 2, on any terminal; a second interrupt ends them."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from tokenizers import Tokenizer, models
+
+from eagle_runtime import cli
+from eagle_runtime.command import LONGEST, Parser, one_line, run_command
+from eagle_runtime.errors import EagleError, EagleWarning
+from eagle_runtime.stops import CLEARING_S, SAME_S
+
+HANGS = """
+import argparse, hashlib, sys, tempfile, time
+from pathlib import Path
+from eagle_runtime.command import Parser, run_command
+
+def run(args):
+    folder = Path(sys.argv[1])
+    try:
+        (folder / "working").touch()
+        {work}
+    finally:
+        {clearing}
+        (folder / "cleared").touch()
+
+sys.exit(run_command(Parser(prog="hangs"), [], run, extra="cpu", interrupted="interrupted"))
+"""
+# Native code that lets other threads of Python run, and that no signal breaks off, as a pass of an engine.
+NATIVE = "hashlib.pbkdf2_hmac('sha512', b'x', b'y', 10**9)"
+
+
+def ran(run: Callable[[], object]) -> int:
+    def wrapped(args: argparse.Namespace) -> None:
+        run()
+
+    return run_command(Parser(prog="eagle-x"), [], wrapped, extra="cpu", interrupted="interrupted")
+
+
+def raising(error: BaseException) -> Callable[[], NoReturn]:
+    def run() -> NoReturn:
+        raise error
+
+    return run
+
+
+def a_panic() -> None:
+    """As the tokenizers library raises where it gave up."""
+    tokenizer = Tokenizer(models.WordLevel({"a": 0}, "a"))
+    tokenizer.enable_truncation(4, stride=3)
+    data = json.loads(tokenizer.to_str())
+    data["truncation"]["stride"] = 9
+    Tokenizer.from_str(json.dumps(data)).encode(["a"] * 20, is_pretokenized=True)
+
+
+@pytest.mark.parametrize(
+    ("run", "says"),
+    [
+        (raising(EagleError("x")), "eagle-x: x\n"),
+        (raising(MemoryError()), "eagle-x: the memory is full; "),
+        (raising(OSError(36, "File name too long", "y")), "eagle-x: y: File name too long; "),
+        (raising(ModuleNotFoundError("x", name="torch")), "eagle-x: needs 'torch'; "),
+        (a_panic, "eagle-x: a library gave up ("),
+    ],
+)
+def test_one_line_and_status_2(run: Callable[[], object], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ran(run) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(says) and err.count("\n") == 1
+
+
+def test_a_bug_keeps_its_traceback() -> None:
+    with pytest.raises(ZeroDivisionError):
+        ran(lambda: 1 // 0)
+
+
+def test_memory_that_is_full(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ran(lambda: bytearray(2**62)) == 2
+    assert "the memory is full" in capsys.readouterr().err
+
+
+def test_control_characters_and_megabytes_are_not_echoed(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b]0;title\x07\x1b[31m\r\n\u202e\ud800\x9b" + "y" * 10**7
+    assert ran(raising(EagleError(f"{evil}; do this"))) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(r"eagle-x: \x1b]0;title\x07\x1b[31m\r\n\u202e\ud800\x9byyy") and err.endswith("; do this\n")
+    assert len(err) < LONGEST + 200 and err.rstrip("\n").isprintable()
+    assert one_line("naïve “text” ☃") == "naïve “text” ☃"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["\x1b[31m" + "x" * 10**6, "--prompt", "x"],
+        ["bundle", "--prompt-ids", "9" * 5000],
+        ["bundle", "--prompt-ids", "1," + "\x1b" * 10**5],
+        ["bundle", "--logit-bias", f"{'9' * 5000}=1", "--prompt", "x"],
+        ["bundle", "--prompt", "x", "--method", "\x1b[2J" * 10**5],
+        ["bundle", "--prompt", "x", "--depth", "\r" * 10**5],
+        ["bundle", "--prompt-file", "x" * 10**4],
+    ],
+    ids=lambda argv: f"{argv[1]}-{len(''.join(argv))}",
+)
+def test_arguments_are_not_echoed_raw(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        status = cli.main(argv)
+    except SystemExit as end:  # as argparse leaves
+        status = int(str(end.code))
+    out, err = capsys.readouterr()
+    assert status == 2 and out == ""
+    assert err.count("\n") == 1 and err.rstrip("\n").isprintable() and len(err) < LONGEST + 200
+
+
+def test_a_warning_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def run() -> None:
+        warnings.warn("the head\x1b is broken", EagleWarning, stacklevel=1)
+
+    assert ran(run) == 0
+    assert capsys.readouterr() == ("", "eagle-x: warning: the head\\x1b is broken\n")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "latin-1"])
+def test_a_terminal_of_another_encoding(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(terminal, encoding=encoding))
+    assert ran(lambda: print("é € 😀 \ud800")) == 0
+    sys.stdout.flush()
+    assert terminal.getvalue().decode(encoding).endswith("\\U0001f600 \\ud800\n")
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **more}
+
+
+@pytest.mark.parametrize("more", [{"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "cp1252"}, {"LC_ALL": "C"}])
+def test_eagle_run_on_such_a_terminal(more: dict[str, str], text_bundle: Path, tmp_path: Path) -> None:
+    """With a text of many characters, by a bias; and with a prompt whose bytes are no UTF-8."""
+    argv = [sys.executable, "-m", "eagle_runtime.cli", str(text_bundle), "--threads", "1", "--max-new-tokens", "6"]
+    wide = Tokenizer.from_file(str(text_bundle / "tokenizer.json")).token_to_id("€😀")
+    bias = ["--logit-bias", f"{wide}=100", "--ignore-eos"]
+    done = subprocess.run([*argv, "--prompt", "x", *bias], capture_output=True, env=environment(**more), timeout=120)
+    assert done.returncode == 0 and b"Traceback" not in done.stderr, done.stderr
+    shown = "€😀".encode(more.get("PYTHONIOENCODING", "utf-8"), "backslashreplace")
+    assert done.stdout.rstrip() == 6 * shown
+    done = subprocess.run(
+        [*argv, "--prompt", os.fsdecode(b"x\xff\xfe")],
+        capture_output=True,
+        env=environment(**more),
+        timeout=120,
+    )
+    assert done.returncode == 2 and done.stderr.count(b"\n") == 1 and b"half a character" in done.stderr
+
+
+def test_a_user_without_a_home(text_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What costs were found is then kept nowhere."""
+    for name in ("HOME", "EAGLE_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA", "USERPROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a user that the system does not know
+    argv = [str(text_bundle), "--prompt", "x", "--threads", "1", "--max-new-tokens", "3"]
+    assert cli.main(argv) == 0
+
+
+def start(folder: Path, work: str, clearing: str = "pass") -> subprocess.Popen[str]:
+    """A command that has begun its work."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HANGS.format(work=work, clearing=clearing), str(folder)],
+        env=environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    deadline = time.monotonic() + 60
+    while not (folder / "working").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.2)
+    return process
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_second_interrupt_ends_a_pass_that_hangs(number: int, status: int, tmp_path: Path) -> None:
+    with start(tmp_path, NATIVE) as process:
+        process.send_signal(number)
+        time.sleep(CLEARING_S + 0.5)
+        assert process.poll() is None, "the first waits for the pass"
+        begun = time.monotonic()
+        process.send_signal(number)
+        assert process.wait(30) == status and time.monotonic() - begun < 5
+        assert process.communicate() == ("", "")
+
+
+def test_an_impatient_second_interrupt_ends_it_too(tmp_path: Path) -> None:
+    """Only later: unwinding has its time."""
+    with start(tmp_path, NATIVE) as process:
+        begun = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        time.sleep(SAME_S + 0.2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130 and CLEARING_S - 0.1 < time.monotonic() - begun < CLEARING_S + 5
+
+
+def test_two_signals_at_once_count_as_one(tmp_path: Path) -> None:
+    """A terminal signals all of a group, and a program that started the command may pass it on."""
+    with start(tmp_path, "time.sleep(600)", clearing=f"time.sleep({CLEARING_S + 1})") as process:
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) in (130, 143)
+        assert process.communicate() == ("", "hangs: interrupted\n") and (tmp_path / "cleared").exists()
+
+
+def test_interrupts_do_not_break_off_the_clearing_away(tmp_path: Path) -> None:
+    with start(tmp_path, "time.sleep(600)", clearing="time.sleep(0.5)") as process:
+        while process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)
+            time.sleep(0.003)
+        assert process.returncode == 130
+        assert process.communicate() == ("", "hangs: interrupted\n") and (tmp_path / "cleared").exists()
+
+
+def test_a_command_leaves_the_process_as_it_was() -> None:
+    """No thread, no descriptor, no handler, however often."""
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert ran(lambda: None) == 0
+    before = (threading.active_count(), len(os.listdir("/proc/self/fd")))
+    for _ in range(20):
+        assert ran(lambda: None) == 0
+    assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == before
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_a_child_that_is_ended_does_not_count(tmp_path: Path) -> None:
+    """A forked process has the parent's handlers; what is sent to it is its own."""
+    child = "import os; [(pid := os.fork()) or time.sleep(600), time.sleep(1), os.kill(pid, 15), os.waitpid(pid, 0)]"
+    work = f"{child}; time.sleep(600)"
+    with start(tmp_path, work, clearing=f"time.sleep({CLEARING_S + 1})") as process:
+        time.sleep(SAME_S + CLEARING_S + 2)  # the child has gone by now
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert process.communicate()[1].endswith("hangs: interrupted\n") and (tmp_path / "cleared").exists()
