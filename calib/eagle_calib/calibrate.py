@@ -26,8 +26,9 @@ from eagle_runtime.drafter import Drafter, DynamicTree, EagleDrafter
 from eagle_runtime.eagle_model import MAX_THREADS
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.lookup import LookupDrafter
-from eagle_runtime.manifest import MANIFEST_NAME, Manifest, TreeDefaults, file_sha256, read_manifest, verify_hashes
+from eagle_runtime.manifest import MANIFEST_NAME, Manifest, TreeDefaults, read_manifest, verify_hashes
 from eagle_runtime.model import Head, Target
+from eagle_runtime.plain_file import file_sha256
 from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.session import Session
 from eagle_runtime.text import Text

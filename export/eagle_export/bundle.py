@@ -32,8 +32,8 @@ from eagle_runtime.manifest import (
     TargetSpec,
     TensorSpec,
     TreeDefaults,
-    file_sha256,
 )
+from eagle_runtime.plain_file import file_sha256
 from eagle_runtime.text import Text
 
 GRAPH_FILES = {"target": "target/model.onnx", "draft": "draft/model.onnx"}

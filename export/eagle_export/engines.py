@@ -27,8 +27,9 @@ from eagle_runtime.engine_file import (
     Profile,
     host_platform,
 )
-from eagle_runtime.manifest import Manifest, file_sha256, read_manifest, verify_hashes
+from eagle_runtime.manifest import Manifest, read_manifest, verify_hashes
 from eagle_runtime.model import PREFILL_CHUNK
+from eagle_runtime.plain_file import file_sha256
 from eagle_runtime.session.device import in_place
 from eagle_runtime.session.driver import DeviceInfo, describe
 from eagle_runtime.session.padding import PAST_STEP, bucket, round_up

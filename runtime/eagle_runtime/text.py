@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagle_runtime.errors import BundleError, RequestError
+from eagle_runtime.plain_file import TEXT_BYTES, read_plain
 
 if TYPE_CHECKING:
     import tokenizers
 
 Message = Mapping[str, Any]
+Reader = Callable[[str], "bytes | None"]  # name of a file -> its content; None where there is none
 
 CONTEXT = 8  # tokens of the prompt that may change how the first words after it are written
 
@@ -21,9 +24,14 @@ CONTEXT = 8  # tokens of the prompt that may change how the first words after it
 class Text:
     """Tokenizer of a bundle. Ids pass through untouched, so a bundle without a tokenizer still decodes."""
 
-    def __init__(self, bundle: Path) -> None:
+    def __init__(self, bundle: Path, read: Reader | None = None) -> None:
+        """read: gives the files' content, each asked for once; of a bundle `manifest.read_text_file`, which gives what
+        is listed alone. None reads a folder that is no bundle, as a checkpoint's. Raises BundleError."""
         self._bundle = bundle
-        self._tokenizer = _load_tokenizer(bundle / "tokenizer.json")
+        read = read or functools.partial(_read_from, bundle)
+        self._tokenizer = _load_tokenizer(bundle / "tokenizer.json", read("tokenizer.json"))
+        self._template = read("chat_template.jinja")
+        self._config = read("tokenizer_config.json")
 
     @property
     def available(self) -> bool:
@@ -33,7 +41,7 @@ class Text:
     @property
     def chat(self) -> bool:
         """Whether chat messages can be encoded: the bundle has a template."""
-        return self.available and (self._bundle / "chat_template.jinja").is_file()
+        return self.available and self._template is not None
 
     def encode(self, prompt: str | Sequence[int] | Sequence[Message]) -> list[int]:
         """Text as it stands, chat messages through the chat template, or ids as given -> ids."""
@@ -54,7 +62,7 @@ class Text:
     def render(self, messages: Sequence[Message]) -> str:
         """Chat messages -> the prompt text of the bundle's chat template, ending where the answer begins."""
         path = self._bundle / "chat_template.jinja"
-        if not path.is_file():
+        if self._template is None:
             raise RequestError(f"{self._bundle} has no chat_template.jinja; pass text or ids instead of messages")
         import jinja2
         from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -66,8 +74,8 @@ class Text:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
         try:
-            template = environment.from_string(path.read_text(encoding="utf-8"))
-            return template.render(messages=list(messages), add_generation_prompt=True, **_special_tokens(self._bundle))
+            template = environment.from_string(self._template.decode())
+            return template.render(messages=list(messages), add_generation_prompt=True, **_special_tokens(self._config))
         except jinja2.TemplateError as error:
             raise RequestError(f"{path} refuses the messages: {error}") from None
 
@@ -109,23 +117,32 @@ class TextStream:
         return piece
 
 
-def _load_tokenizer(path: Path) -> tokenizers.Tokenizer | None:
-    if not path.is_file():
+def _read_from(folder: Path, name: str) -> bytes | None:
+    path = folder / name
+    try:
+        return read_plain(path, TEXT_BYTES[name])
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read ({error.strerror})") from None
+
+
+def _load_tokenizer(path: Path, content: bytes | None) -> tokenizers.Tokenizer | None:
+    if content is None:
         return None
     import tokenizers
 
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
+        return tokenizers.Tokenizer.from_str(content.decode())
     except Exception as error:  # the library raises bare Exception
         raise BundleError(f"{path} is no tokenizer that 'tokenizers' reads ({error})") from None
 
 
-def _special_tokens(bundle: Path) -> dict[str, str]:
+def _special_tokens(content: bytes | None) -> dict[str, str]:
     """bos_token, eos_token, ... of tokenizer_config.json, as chat templates expect them."""
-    path = bundle / "tokenizer_config.json"
-    if not path.is_file():
+    if content is None:
         return {}
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = json.loads(content.decode())
     tokens = {}
     for name, value in config.items():
         content = value.get("content") if isinstance(value, dict) else value

@@ -17,7 +17,8 @@ import pytest
 
 from conftest import GOLDEN
 from eagle_runtime import EagleModel
-from eagle_runtime.manifest import MANIFEST_NAME, file_sha256
+from eagle_runtime.manifest import MANIFEST_NAME
+from eagle_runtime.plain_file import file_sha256
 from eagle_tools.bench import contenders, main, run
 from eagle_tools.bench.contenders import bundle_contenders, by_turns, first_turns, interleave, turns
 from eagle_tools.bench.cycles import Recorder

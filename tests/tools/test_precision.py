@@ -15,7 +15,8 @@ import pytest
 from conftest import GOLDEN
 from eagle_runtime import EagleModel
 from eagle_runtime.errors import RequestError
-from eagle_runtime.manifest import MANIFEST_NAME, file_sha256
+from eagle_runtime.manifest import MANIFEST_NAME
+from eagle_runtime.plain_file import file_sha256
 from eagle_runtime.scoring import log_softmax
 from eagle_tools.heldout import read_windows
 from eagle_tools.plots import precision_plot
