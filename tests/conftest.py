@@ -13,6 +13,8 @@ from filelock import FileLock
 
 from eagle_runtime import EagleModel
 
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # some tests import it themselves
+
 GOLDEN = Path(__file__).parent / "golden"
 HEADS = {"eagle1": "head_eagle1", "eagle3": "head_eagle3_dv44"}
 

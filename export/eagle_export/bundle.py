@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from eagle_calib.calibration import read_calibration
-from eagle_calib.folder import move_into_place
+from eagle_calib.folder import written
 from eagle_export.certificate import make_certificate
 from eagle_export.checkpoint import read_json
-from eagle_export.destination import check_destination, check_space, disk_errors, folder_beside
+from eagle_export.destination import check_destination, check_older, check_space, disk_errors, engines_of
 from eagle_export.errors import ExportError
 from eagle_export.heads.config import HeadConfig
 from eagle_export.pair import Pair, build_graphs, open_pair
@@ -72,9 +72,9 @@ def export(
     calibration: folder that eagle-calib wrote for these models. draft_vocab: most frequent tokens that the head keeps,
     None for all it knows. draft_top_k: tokens that the head's graph names per row, so the most children a tree's node
     may have, None for TOP_K. certify: compare the finished bundle with the source and note the outcome in its manifest;
-    where that cannot be done the export goes on with a warning. An existing bundle is replaced in the end; any other
-    existing folder is refused. Raises ExportError or CalibrationError, and then, as when interrupted, leaves nothing
-    behind."""
+    where that cannot be done the export goes on with a warning. An existing bundle is replaced in the end, with the
+    engines that were built of it; a folder that holds anything else is refused. Raises ExportError, CalibrationError or
+    FolderError, and then, as when interrupted, leaves nothing behind."""
     if draft_top_k is not None and draft_top_k < 1:
         raise ExportError(f"draft top-k is {draft_top_k}, but must be 1 or more")
     if draft_vocab is not None and draft_vocab < 1:
@@ -90,6 +90,11 @@ def export(
     warnings: list[str] = []
     with disk_errors(bundle):
         check_destination(bundle)
+    if engines := engines_of(bundle):
+        warnings.append(
+            f"the engines {', '.join(engines)} were built from the older bundle and go with it; build them again with "
+            "eagle-export engines"
+        )
     with _progress() as progress:
         task = progress.add_task("reading checkpoints", total=None)
         pair = open_pair(target, draft)
@@ -107,9 +112,7 @@ def export(
         size = sum(num_bytes(graph) for graph in graphs.values())
         check_space(bundle.parent, size)
         progress.update(task, description="writing weights", total=size, completed=0)
-        with folder_beside(bundle) as beside, disk_errors(bundle):
-            folder = beside / "new"
-            folder.mkdir()
+        with disk_errors(bundle), written(bundle, lambda older: check_older(older, bundle)) as folder:
             _write(folder, texts, graphs, lambda n: progress.advance(task, n))
             manifest = _manifest(folder, pair, graphs, precisions, decisions, top_k, draft_vocab)
             (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
@@ -122,7 +125,6 @@ def export(
                     warnings.append(f"the bundle has no certificate: {error}")
                 (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
             total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-            move_into_place(folder, bundle, beside / "old")
     return Exported(bundle, manifest, shared_weights(manifest), total, tuple(warnings))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper

@@ -120,7 +120,7 @@ def load_tokenizer(target: Path, where: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(target, local_files_only=True)
+        return AutoTokenizer.from_pretrained(target, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library raises bare Exception
         raise TrainError(f"{target}: the tokenizer does not load ({str(error).splitlines()[0]})") from None
 

@@ -43,7 +43,11 @@ class FrozenTarget:
         disable_progress_bar()
         try:
             model = cast(Any, LlamaForCausalLM).from_pretrained(
-                folder, local_files_only=True, dtype=torch.float32 if device.type == "cpu" else "auto"
+                folder,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                dtype=torch.float32 if device.type == "cpu" else "auto",
             )
         except Exception as error:  # transformers and safetensors raise many kinds
             raise TrainError(
