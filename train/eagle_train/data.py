@@ -15,6 +15,7 @@ import numpy.typing as npt
 from eagle_calib.texts import joined
 from eagle_train.errors import TrainError
 
+WINDOW_FILES = ("ids.bin", "mask.bin", "starts.bin", "digest")  # of a folder of windows
 BLOCK_CHARS = 1 << 20  # of a plain text file, tokenised at a time
 ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
 Message = dict[str, str]

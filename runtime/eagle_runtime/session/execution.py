@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from eagle_runtime.engine_file import Profile
-from eagle_runtime.errors import BackendError, RequestError
+from eagle_runtime.errors import BackendError, BundleError, RequestError
 from eagle_runtime.manifest import GraphSpec
+from eagle_runtime.plain_file import LARGEST, read_plain
 from eagle_runtime.session.device import Device
 from eagle_runtime.session.padding import PassShape
 from eagle_runtime.trt_library import Messages
@@ -178,8 +179,8 @@ def _read_runtime_cache(config: Any, path: Path) -> Any:
     """Kernels compiled by earlier runs; what is missing, damaged or of another machine is compiled again."""
     cache = config.create_runtime_cache()
     try:
-        content = path.read_bytes()
-    except OSError:
+        content = read_plain(path, LARGEST)
+    except (OSError, BundleError):
         content = b""
     if content and not cache.deserialize(content):
         cache.reset()
@@ -187,10 +188,11 @@ def _read_runtime_cache(config: Any, path: Path) -> Any:
 
 
 def _write_runtime_cache(cache: Any, path: Path) -> None:
-    """Beside and renamed. A bundle that cannot be written only costs the next start some time."""
+    """Beside and renamed. A folder that cannot be written only costs the next start some time."""
     content = cache.serialize()
     beside = path.with_name(f".{path.name}.new")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         beside.write_bytes(memoryview(content))
         beside.replace(path)
     except (OSError, TypeError):  # a read-only folder; nothing to serialise

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.cache import ALIGNMENT
+from eagle_runtime.cost import cache_folder
 from eagle_runtime.engine_file import EngineFolder, EngineSpec, find_engines
 from eagle_runtime.manifest import GraphSpec, Manifest, TensorSpec
 from eagle_runtime.session import Array
@@ -82,7 +83,8 @@ def start_sessions(
         scratch = device.reserve(nbytes)  # one for both: they never run at once
         sessions = []
         for part, execution in zip(parts, executions, strict=True):
-            kernels = folder.folder / f"{Path(part.engine.file).stem}-{info.compute_capability}.kernels"
+            # Not in the bundle, whose maker could put any code there: what is run of it stands in its sidecar.
+            kernels = cache_folder() / f"kernels-{part.engine.sha256[:24]}-{info.compute_capability}"
             repeats = steady and not part.streamed
             execution.start(device, scratch, nbytes, repeats, kernels)
             past_step = PAST_STEP if repeats else 1
