@@ -9,7 +9,6 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from eagle_runtime.engine_file import ENGINES, SIDECAR
 from eagle_runtime.errors import BackendError, EagleError
 from eagle_runtime.graph_file import read_graph
 from eagle_runtime.manifest import Manifest
@@ -63,7 +62,7 @@ def choose(backend: str, bundle: Path, manifest: Manifest, open_on: Callable[[st
 def unfit(backend: str, bundle: Path, manifest: Manifest) -> str | None:
     """Why a bundle was not made for a backend, as its files tell; None if it may have been."""
     if backend.startswith("tensorrt"):
-        built = [folder.parent.name for folder in (bundle / ENGINES).glob(f"*/{SIDECAR}")]
+        built = [folder.parent.name for folder in (bundle / "engines").glob("*/engine.json")]
         rtx = [name for name in built if name.startswith("tensorrt-rtx-")]
         of_library = rtx if backend == "tensorrt-rtx" else [name for name in built if name not in rtx]
         return None if of_library else "the bundle has no engines for it"
@@ -78,8 +77,8 @@ def notice(chosen: Chosen[T], bundle: Path) -> str | None:
     if not chosen.backend.startswith("tensorrt"):
         return None
     return (
-        f"{chosen.backend} takes the engine files that lie in {bundle / ENGINES}; an engine is code, so run none whose "
-        "maker you do not trust (another backend needs none of them)"
+        f"{chosen.backend} takes the engine files that lie in {bundle / 'engines'}; an engine is code, so run "
+        "none whose maker you do not trust (another backend needs none of them)"
     )
 
 

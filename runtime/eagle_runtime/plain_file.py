@@ -52,11 +52,14 @@ def open_plain(path: Path, limit: int = LARGEST) -> BinaryIO:
 
 def read_plain(path: Path, limit: int) -> bytes:
     """The content of a regular file of at most `limit` bytes. Raises OSError, or BundleError as open_plain does."""
+    pieces: list[bytes] = []
+    left = limit
     with open_plain(path, limit) as file:
-        content = file.read(limit + 1)
-    if len(content) > limit:  # grown since, or of a file system that tells no sizes
-        raise _too_large(path, limit)
-    return content
+        while piece := file.read(PIECE):
+            if (left := left - len(piece)) < 0:  # grown since, or of a file system that tells no sizes
+                raise _too_large(path, limit)
+            pieces.append(piece)
+    return b"".join(pieces)
 
 
 def file_sha256(path: Path) -> str:
