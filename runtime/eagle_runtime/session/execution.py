@@ -61,10 +61,10 @@ class Execution:
         """What running any profile takes."""
         return int(self._engine.device_memory_size_v2)
 
-    def start(self, device: Device, scratch: int, nbytes: int, steady: bool, cache_file: Path) -> None:
+    def start(self, device: Device, scratch: int, nbytes: int, steady: bool, cache_file: Path | None) -> None:
         """Create the context. scratch, nbytes: memory that other engines on the stream may share. steady: whether
         shapes and addresses come again, so that kernels made for them and graphs pay. cache_file: where TensorRT for
-        RTX keeps the kernels it compiles here."""
+        RTX keeps the kernels it compiles here, if anywhere."""
         self._device = device
         trt, engine = self._trt, self._engine
         managed = trt.ExecutionContextAllocationStrategy.USER_MANAGED
@@ -77,7 +77,7 @@ class Execution:
             config.cuda_graph_strategy = graphs.WHOLE_GRAPH_CAPTURE if steady else graphs.DISABLED
             config.dynamic_shapes_kernel_specialization_strategy = kernels.LAZY if steady else kernels.NONE
             self._cache_file = cache_file
-            self._runtime_cache = _read_runtime_cache(config, cache_file)
+            self._runtime_cache = None if cache_file is None else _read_runtime_cache(config, cache_file)
             self._context = engine.create_execution_context(config)
         else:
             self._context = engine.create_execution_context(managed)
