@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -13,9 +14,25 @@ import pytest
 from filelock import FileLock
 
 from eagle_runtime import EagleModel
+from eagle_runtime.manifest import MANIFEST_NAME
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # some tests import it themselves
 
 GOLDEN = Path(__file__).parent / "golden"
 HEADS = {"eagle1": "head_eagle1", "eagle3": "head_eagle3_dv44"}
+
+
+def put_listed(bundle: Path, name: str, content: bytes) -> None:
+    """Add a file to a bundle, or replace it, and list it in the manifest, as if it had been exported like that."""
+    (bundle / name).write_bytes(content)
+    data = json.loads((bundle / MANIFEST_NAME).read_text(encoding="utf-8"))
+    data["files"][name] = hashlib.sha256(content).hexdigest()
+    (bundle / MANIFEST_NAME).write_text(json.dumps(data), encoding="utf-8")
+
+
+def put_tokenizer(bundle: Path) -> None:
+    """Let a bundle of the golden pair take text: a token is a byte."""
+    put_listed(bundle, "tokenizer.json", (GOLDEN / "byte_tokenizer.json").read_bytes())
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -20,7 +20,7 @@ PARTS = {name: f"eagle_{name}" for name in ("runtime", "calib", "export", "train
 LEAN = ("runtime", "calib")  # installed without the exporter's libraries
 HEAVY = {"torch", "transformers", "onnx", "onnxscript", "onnx_ir"}
 BASE = {"numpy", "tokenizers", "jinja2"}  # what the distribution requires whatever its extras
-EXTRAS = {"runtime": set[str](), "calib": {"onnx", "rich"}}  # of the lean parts: what their jobs bring
+EXTRAS = {"runtime": set[str](), "calib": {"onnx", "rich", "filelock"}}  # of the lean parts: what their jobs bring
 ENGINES = {  # engine library -> the one file that imports it
     "onnxruntime": "runtime/eagle_runtime/session/ort.py",
     "tensorrt_rtx": "runtime/eagle_runtime/trt_library.py",

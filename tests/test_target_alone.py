@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import GOLDEN, HEADS
+from conftest import GOLDEN, HEADS, put_tokenizer
 from eagle_calib.calibration import Calibration, read_calibration
 from eagle_calib.cli import main as calib_main
 from eagle_export.bundle import export
@@ -50,7 +50,7 @@ def bundle(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFact
     """One that takes text."""
     folder = tmp_path_factory.mktemp("alone") / "bundle"
     shutil.copytree(bundle_of("alone"), folder)
-    shutil.copyfile(GOLDEN / "byte_tokenizer.json", folder / "tokenizer.json")
+    put_tokenizer(folder)
     return folder
 
 

@@ -20,7 +20,8 @@ import onnxruntime as ort
 from cuda_fake import FakeDriver
 from eagle_export.engines import profiles_of
 from eagle_runtime.engine_file import ENGINES, SIDECAR, SIDECAR_VERSION, EngineFolder, EngineSet, EngineSpec, Profile
-from eagle_runtime.manifest import Manifest, file_sha256, read_manifest
+from eagle_runtime.manifest import Manifest, read_manifest
+from eagle_runtime.plain_file import file_sha256
 
 VERSION = "1.0"
 DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}

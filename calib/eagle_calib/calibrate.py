@@ -8,26 +8,30 @@ trees are chains looked up in the text.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from eagle_calib.calibration import GRAPHS, Graph, Input, Source, Tokens, write_calibration
+from eagle_calib.calibration import ARRAYS_NAME, GRAPHS, JSON_NAME, Graph, Input, Source, Tokens, write_calibration
 from eagle_calib.errors import CalibrationError
-from eagle_calib.folder import check_place, written
+from eagle_calib.folder import clear_leftovers, written
 from eagle_calib.observe import ObservingSession
 from eagle_calib.texts import read_windows
 from eagle_runtime.drafter import Drafter, DynamicTree, EagleDrafter
 from eagle_runtime.eagle_model import MAX_THREADS
 from eagle_runtime.generate import Cycle, generate
+from eagle_runtime.graph_file import read_graph
 from eagle_runtime.lookup import LookupDrafter
-from eagle_runtime.manifest import MANIFEST_NAME, Manifest, TreeDefaults, file_sha256, read_manifest, verify_hashes
+from eagle_runtime.manifest import MANIFEST_NAME, Manifest, TreeDefaults, read_manifest, read_text_file, verify_hashes
 from eagle_runtime.model import Head, Target
+from eagle_runtime.plain_file import file_sha256
 from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.session import Session
 from eagle_runtime.text import Text
@@ -64,8 +68,11 @@ def calibrate(
     folder = folder.absolute()
     check_place(folder, bundle)
     window = min(WINDOW, max(1, manifest.target.context // 2))
-    windows = read_windows(data, Text(bundle), manifest.target.vocab_size, window, max_tokens)
+    text = Text(bundle, partial(read_text_file, bundle, manifest))
+    windows = read_windows(data, text, manifest.target.vocab_size, window, max_tokens)
     verify_hashes(bundle, manifest)
+    for model in manifest.models.values():
+        read_graph(bundle, manifest, model.graph)  # it may name no file that was not hashed
     with contextlib.ExitStack() as stack:
         sessions = {
             name: stack.enter_context(ObservingSession(bundle / model.graph.file, model.graph, threads))
@@ -76,9 +83,38 @@ def calibrate(
         tokens = decode_windows(manifest, sessions["target"], sessions.get("draft"), windows, counts, advance)
         graphs = {graph: sessions[graph].observed() for graph in GRAPHS if graph in sessions}
     source = Source({name: _version(name) for name in TOOLS}, file_sha256(bundle / MANIFEST_NAME), tokens)
-    with written(folder) as new:
-        write_calibration(new, source, graphs, counts.astype(np.float32))
+    try:
+        with written(folder, lambda older: check_older(older, folder)) as new:
+            write_calibration(new, source, graphs, counts.astype(np.float32))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise CalibrationError(f"{folder} could not be written ({reason}); nothing was left behind") from None
     return Calibrated(tokens, graphs)
+
+
+def check_place(folder: Path, bundle: Path) -> None:
+    """Raises CalibrationError unless a calibration may be written, or replaced, there."""
+    if folder.resolve().is_relative_to(bundle.resolve()):
+        raise CalibrationError(f"{folder} lies in the bundle, which stays as it is; choose another place")
+    if not folder.parent.is_dir():
+        raise CalibrationError(f"{folder.parent} does not exist; create it first")
+    if not os.access(folder.parent, os.W_OK):
+        raise CalibrationError(f"{folder.parent} cannot be written; choose another place")
+    clear_leftovers(folder.parent)
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise CalibrationError(f"{folder} exists and is no folder; choose another name")
+    if folder.is_dir():
+        check_older(folder, folder)
+
+
+def check_older(older: Path, folder: Path) -> None:
+    """Raises CalibrationError unless `older`, which has or had the name `folder`, is empty or a calibration and nothing
+    else."""
+    entries = list(older.iterdir())
+    names = {path.name for path in entries}
+    ours = {JSON_NAME} <= names <= {JSON_NAME, ARRAYS_NAME} and all(path.is_file() for path in entries)
+    if names and not ours:
+        raise CalibrationError(f"{folder} exists and holds other files; choose another name")
 
 
 def decode_windows(

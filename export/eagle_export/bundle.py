@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from eagle_calib.calibration import read_calibration
-from eagle_calib.folder import move_into_place
+from eagle_calib.folder import written
 from eagle_export.blame import layers_of
 from eagle_export.certificate import certified
 from eagle_export.checkpoint import read_json
-from eagle_export.destination import check_destination, check_space, disk_errors, folder_beside
+from eagle_export.destination import check_destination, check_older, check_space, disk_errors, engines_of
 from eagle_export.errors import ExportError
 from eagle_export.gate import demanded
 from eagle_export.heads.config import HeadConfig
@@ -35,8 +35,8 @@ from eagle_runtime.manifest import (
     TargetSpec,
     TensorSpec,
     TreeDefaults,
-    file_sha256,
 )
+from eagle_runtime.plain_file import file_sha256
 from eagle_runtime.text import Text
 
 GRAPH_FILES = {"target": "target/model.onnx", "draft": "draft/model.onnx"}
@@ -80,9 +80,9 @@ def export(
     may have, None for TOP_K. certify: compare the finished bundle with the source and note the outcome in its manifest;
     where that cannot be done the export goes on with a warning. min_agreement, max_kl: refuse a bundle that agrees less
     with the source, or is further away (nats); None for what its precision should reach (gate.LIMITS). keep: patterns
-    of names of the target's weights that stay as wide as they are. An existing bundle is replaced in the end; any other
-    existing folder is refused. Raises ExportError (FidelityError for a bundle that was refused) or CalibrationError,
-    and then, as when interrupted, leaves nothing behind."""
+    of names of the target's weights that stay as wide as they are. An existing bundle is replaced in the end, with the
+    engines that were built of it; a folder that holds anything else is refused. Raises ExportError (FidelityError for a
+    bundle that was refused), CalibrationError or FolderError, and then, as when interrupted, leaves nothing behind."""
     if draft_top_k is not None and draft_top_k < 1:
         raise ExportError(f"draft top-k is {draft_top_k}, but must be 1 or more")
     if draft_vocab is not None and draft_vocab < 1:
@@ -101,6 +101,11 @@ def export(
     warnings: list[str] = []
     with disk_errors(bundle):
         check_destination(bundle)
+    if engines := engines_of(bundle):
+        warnings.append(
+            f"the engines {', '.join(engines)} were built from the older bundle and go with it; build them again with "
+            "eagle-export engines"
+        )
     with _progress() as progress:
         task = progress.add_task("reading checkpoints", total=None)
         pair = open_pair(target, draft)
@@ -119,9 +124,7 @@ def export(
         size = sum(num_bytes(graph) for graph in graphs.values())
         check_space(bundle.parent, size)
         progress.update(task, description="writing weights", total=size, completed=0)
-        with folder_beside(bundle) as beside, disk_errors(bundle):
-            folder = beside / "new"
-            folder.mkdir()
+        with disk_errors(bundle), written(bundle, lambda older: check_older(older, bundle)) as folder:
             _write(folder, texts, graphs, lambda n: progress.advance(task, n))
             manifest = _manifest(folder, pair, graphs, precisions, decisions, top_k, draft_vocab)
             (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
@@ -132,7 +135,6 @@ def export(
                 warnings += said
                 (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
             total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-            move_into_place(folder, bundle, beside / "old")
     return Exported(bundle, manifest, shared_weights(manifest), total, tuple(warnings))
 
 

@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +26,7 @@ from eagle_export.gate import LIMITS, Demand, FidelityError, refusal
 from eagle_export.trace import quiet
 from eagle_runtime import BackendError, EagleError, EagleModel
 from eagle_runtime.fidelity import shortfall
-from eagle_runtime.manifest import Certificate, GoldenPrompt, Manifest, TopTokens
+from eagle_runtime.manifest import Certificate, GoldenPrompt, Manifest, TopTokens, read_text_file
 from eagle_runtime.replay import GOLDEN_TOKENS, forced_logits, golden_prompts, mean_tau, replay
 from eagle_runtime.scoring import divergence, log_softmax
 from eagle_runtime.text import Text
@@ -110,7 +111,7 @@ def compare_with_source(source: Checkpoint, bundle: Path, manifest: Manifest) ->
     _check_engine()
     _check_memory(source, bundle)
     target = manifest.target
-    prompts = golden_prompts(Text(bundle), target.vocab_size, target.context)
+    prompts = golden_prompts(Text(bundle, partial(read_text_file, bundle, manifest)), target.vocab_size, target.context)
     count = min(GOLDEN_TOKENS, target.context - max(map(len, prompts)))
     if count < 1:
         raise ExportError(f"a context of {target.context} tokens has no room for a prompt and a continuation")
@@ -148,7 +149,7 @@ def continuations(
     try:
         with quiet("transformers"):
             model = cast(Any, LlamaForCausalLM).from_pretrained(
-                folder, local_files_only=True, use_safetensors=True, dtype=torch.float32
+                folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
             )
         said = [_continue(model.eval(), prompt, eos, count) for prompt in prompts]
     except Exception as error:  # transformers, safetensors and a full memory raise many kinds

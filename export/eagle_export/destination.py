@@ -1,26 +1,75 @@
-"""Where a bundle goes: checked before the work, written beside, and renamed into place when complete."""
+"""Where a bundle goes: checked before the work, and once more before what lay there is replaced."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
+from eagle_calib.folder import WORK, clear_leftovers
 from eagle_export.errors import ExportError
+from eagle_runtime.engine_file import ENGINES, SIDECAR, read_sidecar
+from eagle_runtime.errors import BundleError
 from eagle_runtime.manifest import MANIFEST_NAME
+from eagle_runtime.plain_file import MANIFEST_BYTES, read_plain
+
+TIMING = "timing.cache"  # in a bundle's folder of engines: what TensorRT learned of the GPU while it built them
 
 
 def check_destination(bundle: Path) -> None:
-    """Raises ExportError unless `bundle` is free, or an older bundle, in a folder that exists."""
+    """Raises ExportError unless `bundle` is free, or an older bundle with nothing else in it, in a folder that exists.
+    What killed exports left there is cleared away."""
+    if bundle.parent.is_dir():
+        clear_leftovers(bundle.parent)
     if bundle.is_symlink() or (bundle.exists() and not bundle.is_dir()):
         raise ExportError(f"{bundle} exists and is no folder; choose another name")
-    if bundle.is_dir() and any(bundle.iterdir()) and not (bundle / MANIFEST_NAME).is_file():
-        raise ExportError(f"{bundle} exists and holds other files; choose another name")
+    if bundle.is_dir():
+        clear_leftovers(bundle / ENGINES)
+        check_older(bundle, bundle)
     if not bundle.parent.is_dir():
         raise ExportError(f"{bundle.parent} does not exist; create it first")
+
+
+def check_older(older: Path, bundle: Path) -> None:
+    """Raises ExportError unless all that lies in `older`, which has or had the name `bundle`, may go: files that its
+    manifest lists, and engines that were built of it. An empty folder may go too."""
+    if not any(older.iterdir()):
+        return
+    if not (older / MANIFEST_NAME).is_file():
+        raise ExportError(f"{bundle} exists and holds other files; choose another name")
+    ours = {MANIFEST_NAME, f"{ENGINES}/{TIMING}", *_listed(older / MANIFEST_NAME, bundle / MANIFEST_NAME)}
+    for sidecar in older.glob(f"{ENGINES}/*/{SIDECAR}"):
+        with contextlib.suppress(BundleError):  # then they are nobody's
+            specs = read_sidecar(sidecar, "").specs.values()
+            folder = sidecar.parent.relative_to(older).as_posix()
+            ours |= {f"{folder}/{name}" for name in (SIDECAR, *(spec.file for spec in specs))}
+    folders = {parent.as_posix() for name in ours for parent in PurePosixPath(name).parents}
+    for path in sorted(older.rglob("*")):
+        name = path.relative_to(older).as_posix()
+        if path.name.endswith(WORK):
+            raise ExportError(f"{bundle / name}: engines are being built in this bundle; wait until that ends")
+        if name not in (folders if path.is_dir() and not path.is_symlink() else ours):
+            raise ExportError(
+                f"{bundle / name} is none of the bundle's own files, which alone may be replaced; take it away, or "
+                "choose another name"
+            )
+
+
+def engines_of(bundle: Path) -> tuple[str, ...]:
+    """Names of the folders of engines in a bundle."""
+    return tuple(sorted(sidecar.parent.name for sidecar in bundle.glob(f"{ENGINES}/*/{SIDECAR}")))
+
+
+def _listed(path: Path, named: Path) -> Iterator[str]:
+    """The files that a manifest lists, of whatever version it is. named: the path for errors."""
+    try:
+        data = json.loads(read_plain(path, MANIFEST_BYTES).decode())
+        yield from data["files"]
+    except (OSError, ValueError, RecursionError, BundleError, KeyError, TypeError):
+        raise ExportError(f"{named} does not say which files are the bundle's; choose another name") from None
 
 
 def check_space(parent: Path, needed: int) -> None:
@@ -31,19 +80,6 @@ def check_space(parent: Path, needed: int) -> None:
         raise ExportError(
             f"{parent} has {free / 1e6:.0f} MB free, but the bundle may take {needed / 1e6:.0f} MB; free space first"
         )
-
-
-@contextlib.contextmanager
-def folder_beside(bundle: Path) -> Iterator[Path]:
-    """A temporary folder on the same disk, gone afterwards whatever happens."""
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=f".{bundle.name}.", dir=bundle.parent))
-    except OSError as error:
-        raise ExportError(f"{bundle.parent} cannot be written ({error.strerror})") from None
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

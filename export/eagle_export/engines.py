@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from eagle_calib.folder import move_into_place
-from eagle_export.destination import check_space, disk_errors, folder_beside
+from eagle_calib.folder import clear_leftovers, written
+from eagle_export.destination import TIMING, check_space, disk_errors
 from eagle_export.errors import ExportError
 from eagle_export.kernels import read_kernels
 from eagle_export.network import Network, Report, capability_of
@@ -27,8 +27,10 @@ from eagle_runtime.engine_file import (
     Profile,
     host_platform,
 )
-from eagle_runtime.manifest import Manifest, file_sha256, read_manifest, verify_hashes
+from eagle_runtime.graph_file import read_graph
+from eagle_runtime.manifest import Manifest, read_manifest, verify_hashes
 from eagle_runtime.model import PREFILL_CHUNK
+from eagle_runtime.plain_file import file_sha256
 from eagle_runtime.session.device import in_place
 from eagle_runtime.session.driver import DeviceInfo, describe
 from eagle_runtime.session.padding import PAST_STEP, bucket, round_up
@@ -87,13 +89,14 @@ def build_engines(
     gpu = describe() if library == "tensorrt" else None
     capabilities = _checked(trt, compute_capabilities or CAPABILITIES) if gpu is None else (gpu.compute_capability,)
     verify_hashes(bundle, manifest)
+    for model in manifest.models.values():
+        read_graph(bundle, manifest, model.graph)  # it may name no file that was not hashed
     target = "-".join(f"sm{capability.replace('.', '')}" for capability in capabilities)
     folder = bundle.absolute() / ENGINES / f"{library}-{target}"
     with _parent_of(folder):
         check_space(folder.parent, sum(path.stat().st_size for path in bundle.glob("*/*.data")))
-        with folder_beside(folder) as beside, disk_errors(folder):
-            new = beside / "new"
-            new.mkdir()
+        clear_leftovers(folder.parent)
+        with disk_errors(folder), written(folder, lambda older: check_older_engines(older, folder)) as new:
             streamed = {"target": weight_streaming, "draft": False}
             built = [
                 _build_one(
@@ -115,7 +118,6 @@ def build_engines(
                 draft=specs.get("draft"),
             )
             (new / SIDECAR).write_text(engines.to_json(), encoding="utf-8")
-            move_into_place(new, folder, beside / "old")
     return Built(folder, engines, tuple(built))
 
 
@@ -129,6 +131,12 @@ def check_precision(bundle: Path, manifest: Manifest) -> None:
                 f"{bundle} computes in {dtype}, but engines need a bundle in halves; export it with "
                 "-p fp16 --backend tensorrt-rtx (or int8, int8-weight, int4)"
             )
+
+
+def check_older_engines(older: Path, folder: Path) -> None:
+    """Raises ExportError if `older`, which had the name `folder`, holds anything but engines and their sidecar."""
+    if foreign := sorted(path.name for path in older.iterdir() if path.name != SIDECAR and path.suffix != ".engine"):
+        raise ExportError(f"{folder / foreign[0]} is none of the engines' own files; take it away")
 
 
 def profiles_of(manifest: Manifest, context: int) -> dict[str, tuple[Profile, ...]]:
@@ -180,7 +188,7 @@ def _build_one(
             profiles,
             () if gpu else capabilities,
             stream_weights=streamed,
-            timing=bundle / ENGINES / "timing.cache" if gpu else None,
+            timing=bundle / ENGINES / TIMING if gpu else None,
             report=report,
         )
         path.write_bytes(engine)

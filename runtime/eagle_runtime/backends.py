@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+import numpy as np
+
 from eagle_runtime.errors import BackendError, EagleError
+from eagle_runtime.graph_file import read_graph
 from eagle_runtime.manifest import Manifest
+from eagle_runtime.memory import total_memory
 from eagle_runtime.session import Session
 
 BACKENDS = ("tensorrt-rtx", "tensorrt", "cuda", "cpu")  # in the order of the walk: the faster first
@@ -68,23 +72,55 @@ def unfit(backend: str, bundle: Path, manifest: Manifest) -> str | None:
     return None
 
 
+def notice(chosen: Chosen[T], bundle: Path) -> str | None:
+    """What to tell whoever left the choice to "auto": that files of the bundle will be run as they are. None where the
+    backend has its engines made from the graphs."""
+    if not chosen.backend.startswith("tensorrt"):
+        return None
+    return (
+        f"{chosen.backend} takes the engine files that lie in {bundle / 'engines'}; an engine is code, so run "
+        "none whose maker you do not trust (another backend needs none of them)"
+    )
+
+
 def open_sessions(
     backend: str, bundle: Path, manifest: Manifest, context: int, head_scratch: int, threads: int | None
 ) -> tuple[Session, ...]:
     """Of the target of a bundle and, if it has one, of its head. context: tokens of prompt and output; head_scratch:
     rows that the head's cache holds beyond them; threads: of one pass on the CPU. Raises BackendError, BundleError."""
-    if backend == "cuda":
-        from eagle_runtime.session import cuda
-
-        return cuda.open_sessions(bundle, manifest, context, head_scratch)
     if backend.startswith("tensorrt"):
         from eagle_runtime.session import tensorrt
 
         return tensorrt.open_sessions(bundle, manifest, backend, context, head_scratch)
+    graphs = [model.graph for model in manifest.models.values()]
+    contents = [read_graph(bundle, manifest, graph) for graph in graphs]
+    if backend == "cuda":
+        from eagle_runtime.session import cuda
+
+        return cuda.open_sessions(bundle, manifest, context, head_scratch)
     from eagle_runtime.session.ort import OrtSession
 
-    graphs = (model.graph for model in manifest.models.values())
-    return tuple(OrtSession(bundle / graph.file, graph, threads) for graph in graphs)
+    check_host_memory(manifest, context, head_scratch)
+    return tuple(
+        OrtSession(bundle / graph.file, graph, threads, content)
+        for graph, content in zip(graphs, contents, strict=True)
+    )
+
+
+def check_host_memory(manifest: Manifest, context: int, head_scratch: int) -> None:
+    """Raises BackendError for caches that this machine's memory and swap together could not hold, before they are
+    asked for."""
+    rows = {"target": context, "draft": context + head_scratch}
+    needed = 0
+    for name, model in manifest.models.items():
+        numbers = 2 * model.num_layers * rows[name] * model.num_kv_heads * model.head_dim
+        needed += numbers * np.dtype(model.graph.outputs["present.0.key"].dtype).itemsize
+    there = total_memory()
+    if there is not None and needed > there:
+        raise BackendError(
+            f"a context of {context} tokens takes {needed / 1e9:.1f} GB for keys and values, but this machine has "
+            f"{there / 1e9:.1f} GB of memory and swap; load with a smaller context (--context)"
+        )
 
 
 def library_version(backend: str) -> str:

@@ -36,6 +36,8 @@ def run(args: argparse.Namespace) -> None:
         if args.backend == AUTO:
             over = f" ({told(model.passed_over)})" if model.passed_over else ""
             print(f"eagle-run: on {model.backend}{over}", file=sys.stderr)
+        if model.notice is not None:
+            print(f"eagle-run: {model.notice}", file=sys.stderr)
         tracer = _Tracer()
         pieces = model.stream(
             _prompt(args),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import logging
 import secrets
 import time
 import typing
@@ -15,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, cast
 
-from eagle_runtime.backends import PassedOver, check_name, choose, library_version, open_sessions
+from eagle_runtime.backends import AUTO, PassedOver, check_name, choose, library_version, notice, open_sessions
 from eagle_runtime.boundary import shown, token_ids, whole
 from eagle_runtime.cost import Costs, file_name, measure
 from eagle_runtime.cost_aware import CostAwareDrafter, Rehearsal
@@ -39,7 +40,7 @@ from eagle_runtime.fidelity import FidelityWarning, shortfall
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.learned_costs import LearnedCosts, open_costs, unknown
 from eagle_runtime.lookup import LookupDrafter
-from eagle_runtime.manifest import Manifest, TreeKind, read_manifest, verify_hashes
+from eagle_runtime.manifest import Manifest, TreeKind, read_manifest, read_text_file, verify_hashes
 from eagle_runtime.model import Features, Head, Target
 from eagle_runtime.result import Ending, Piece, Result, Stream, stats_of
 from eagle_runtime.sampling import Sampler, SamplingParams
@@ -77,7 +78,8 @@ class EagleModel:
         self.threads: int | None = None
         self.passed_over: PassedOver = ()
         self.row_check: RowCheck | None = None
-        self.text = Text(bundle)
+        self.notice: str | None = None
+        self.text = Text(bundle, partial(read_text_file, bundle, manifest))
         self._engines = Engines(sessions)
         self._make_caches()
         self._costs = LearnedCosts(unknown(prior_costs(manifest, self.backend)))
@@ -96,7 +98,8 @@ class EagleModel:
         """Load a bundle folder.
 
         backend: one of backends.BACKENDS, or "auto" for the first of them that this bundle was made for and this
-        machine can run; `model.backend` says which it is, `model.passed_over` why none of those before it. context:
+        machine can run; `model.backend` says which it is, `model.passed_over` why none of those before it, and
+        `model.notice`, which is logged too, that it runs engine files of the bundle. context:
         tokens of prompt and output together that buffers are made for; None takes the model's own, at most 4096.
         threads: of one pass on the CPU; None takes the physical cores. check_hashes: read every file once to compare
         its SHA-256 (about a second per gigabyte). On the CPU a quantised target's rows are checked once per machine
@@ -130,6 +133,9 @@ class EagleModel:
         model._costs = open_costs(file_name(facts), partial(prior_costs, manifest, model.backend))
         if (said := shortfall(manifest)) is not None:
             warnings.warn(f"{folder}: {said}", FidelityWarning, stacklevel=2)
+        if backend == AUTO and (told := notice(chosen, folder)) is not None:
+            model.notice = told
+            logging.getLogger(__name__).warning("%s", told)
         return model
 
     def _make_caches(self) -> None:

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from eagle_runtime.errors import BackendError, BundleError
-from eagle_runtime.manifest import Manifest, checked, file_sha256
+from eagle_runtime.manifest import Manifest
+from eagle_runtime.plain_file import SIDECAR_BYTES, file_sha256, inside, read_plain
 from eagle_runtime.session.driver import DeviceInfo
 from eagle_runtime.session.padding import PAST_STEP, round_up
+from eagle_runtime.typed_json import checked
 
 ENGINES = "engines"  # folder inside a bundle
 SIDECAR = "engine.json"
@@ -133,9 +135,12 @@ def build_command(bundle: Path, library: str, compute_capability: str, context: 
 
 
 def read_sidecar(path: Path, command: str) -> EngineSet:
-    """Raises BundleError if it is not a sidecar of this version. command: that writes one."""
+    """Of a bundle's folder of engines. Raises BundleError if it is not a sidecar of this version. command: that writes
+    one."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        if not inside(path.parents[2], path):
+            raise BundleError(f"{path} leaves the bundle by a link; build the engines again: {command}")
+        data = json.loads(read_plain(path, SIDECAR_BYTES).decode())
     except (OSError, ValueError, RecursionError) as error:
         raise BundleError(f"{path} is not readable JSON ({error}); build the engines again: {command}") from None
     version = data.get("schema_version") if isinstance(data, dict) else None
@@ -204,6 +209,8 @@ def _damage(folder: Path, spec: EngineSpec) -> str | None:
     if Path(spec.file).name != spec.file or not path.is_file():
         return f"{spec.file} is missing"
     try:
+        if not inside(folder, path):
+            return f"{spec.file} leaves the folder by a link"
         whole = path.stat().st_size == spec.size and file_sha256(path) == spec.sha256
     except OSError as error:
         return f"{spec.file} cannot be read ({error.strerror})"

@@ -1,8 +1,8 @@
 """eagle_config.json: everything the runtime knows about a bundle, checked field by field when read.
 
 The exporter writes it with `Manifest.to_json`, the runtime reads it with `read_manifest`; there is no other
-schema. Unknown or missing keys, values of another type, files that leave the folder and files whose SHA-256
-differs are BundleErrors of one sentence.
+schema. Unknown or missing keys, values of another type, numbers beyond what any model has, files that leave the folder
+and files whose SHA-256 differs are BundleErrors of one sentence.
 """
 
 from __future__ import annotations
@@ -10,19 +10,33 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import sys
-import types
+import os
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Literal
 
 from eagle_runtime.errors import BundleError
+from eagle_runtime.plain_file import MANIFEST_BYTES, TEXT_BYTES, file_sha256, inside, read_plain
+from eagle_runtime.tree import MAX_DEPTH, MAX_NODES
+from eagle_runtime.typed_json import checked
 
 MANIFEST_NAME = "eagle_config.json"
 SCHEMA_VERSION = 6
 MAX_TAU = 32.0  # tokens per pass of a certificate: no more are decoded from a prompt
+# Of numbers, least and most: what is beyond is a mistake, or meant to take all memory.
+MODEL_RANGES = {
+    "hidden_size": (1, 1 << 20),
+    "vocab_size": (1, 1 << 24),
+    "num_layers": (1, 1 << 10),
+    "num_kv_heads": (1, 1 << 16),
+    "head_dim": (1, 1 << 16),
+    "context": (1, 1 << 30),
+    "draft_vocab_size": (1, 1 << 24),
+    "top_k": (1, 1 << 16),
+}
+TREE_RANGES = {"total_token": (2, MAX_NODES), "depth": (0, MAX_DEPTH - 1), "draft_top_k": (1, MAX_NODES)}
 
 HeadKind = Literal["eagle1", "eagle3"]
 TreeKind = Literal["dynamic", "static", "chain", "cost-aware"]
@@ -173,7 +187,7 @@ def read_manifest(bundle: Path) -> Manifest:
     if not bundle.is_dir():
         raise BundleError(f"{bundle} is not a folder; give the folder that eagle-export wrote")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_plain(path, MANIFEST_BYTES).decode())
     except FileNotFoundError:
         raise BundleError(f"{path} is missing; give the folder that eagle-export wrote") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -188,6 +202,7 @@ def read_manifest(bundle: Path) -> Manifest:
         )
     manifest = typing.cast(Manifest, checked(Manifest, data, str(path)))
     _check_graphs(manifest, str(path))
+    _check_numbers(manifest, str(path))
     _check_certificate(manifest, str(path))
     graphs = [model.graph.file for model in manifest.models.values()]
     for file in (*graphs, *manifest.files):
@@ -251,6 +266,23 @@ def pieces_of(graph: GraphSpec) -> int | None:
     return pieces if isinstance(pieces, int) and pieces > 0 else None
 
 
+def _check_numbers(manifest: Manifest, where: str) -> None:
+    """Every number is one that a model or a tree may have; raises BundleError, before anything of that size is made."""
+    models = [(name, model, MODEL_RANGES) for name, model in manifest.models.items()]
+    numbers = [
+        (f"{name}: {key}", getattr(part, key), least, most)
+        for name, part, ranges in (*models, ("tree_defaults", manifest.tree_defaults, TREE_RANGES))
+        for key, (least, most) in ranges.items()
+        if hasattr(part, key)
+    ]
+    numbers += [("target: eos_token_ids", token, 0, (1 << 31) - 1) for token in manifest.target.eos_token_ids]
+    if manifest.head is not None:
+        numbers += [("draft: taps", tap, 0, MODEL_RANGES["num_layers"][1]) for tap in manifest.head.taps]
+    for name, value, least, most in numbers:
+        if not least <= value <= most:
+            raise BundleError(f"{where}: {name} is {value}, but must be {least} to {most}; export the bundle again")
+
+
 def _check_certificate(manifest: Manifest, where: str) -> None:
     """Its figures are possible and its prompts can be replayed; raises BundleError otherwise."""
     certificate = manifest.certificate
@@ -293,75 +325,51 @@ def bundle_file(bundle: Path, name: str) -> Path:
     path = bundle / pure
     leaves = pure.is_absolute() or ".." in pure.parts or "\\" in name or ":" in name
     try:
-        leaves = leaves or not path.resolve().is_relative_to(bundle.resolve())
+        leaves = leaves or not inside(bundle, path)
         found = path.is_file()
     except (OSError, RuntimeError, ValueError):  # a loop of links, a name no file system takes
         leaves = True
     if leaves:
         raise BundleError(f"{bundle / MANIFEST_NAME}: file path {name!r} leaves the bundle; export the bundle again")
     if not found:
-        raise BundleError(f"{path} is missing from the bundle; copy or export the bundle again")
+        raise BundleError(f"{path} is missing from the bundle, or no regular file; copy or export the bundle again")
     return path
 
 
 def verify_hashes(bundle: Path, manifest: Manifest) -> None:
     """Compare every listed file with its SHA-256; raises BundleError naming the first that differs."""
     for name, expected in manifest.files.items():
-        if file_sha256(bundle_file(bundle, name)) != expected:
-            raise BundleError(
-                f"{bundle / name} does not match its SHA-256 in {MANIFEST_NAME}; copy or export the bundle again"
-            )
+        _check_digest(bundle, name, file_sha256(bundle_file(bundle, name)), expected)
 
 
-def file_sha256(path: Path) -> str:
-    """Hex digest of a file, read in pieces."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 22):
-            digest.update(piece)
-    return digest.hexdigest()
+def read_listed(bundle: Path, manifest: Manifest, name: str, limit: int) -> bytes:
+    """The content of a file that the manifest lists, compared with its SHA-256, so that what is used is what was
+    hashed. limit: bytes that it may take. Raises BundleError."""
+    if name not in manifest.files:
+        raise BundleError(f"{bundle / name} is not listed in {MANIFEST_NAME}; export the bundle again")
+    try:
+        content = read_plain(bundle_file(bundle, name), limit)
+    except OSError as error:
+        raise BundleError(f"{bundle / name} cannot be read ({error.strerror}); copy the bundle again") from None
+    _check_digest(bundle, name, hashlib.sha256(content).hexdigest(), manifest.files[name])
+    return content
 
 
-def checked(kind: Any, value: Any, where: str) -> Any:
-    """`value` (parsed JSON) as an instance of the annotation `kind`, a dataclass say; raises BundleError naming
-    `where`."""
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        return _build_dataclass(typing.cast("type[Any]", kind), value, where)
-    if origin is dict:
-        if isinstance(value, dict):
-            return {key: checked(args[1], item, f"{where}: {key!r}") for key, item in value.items()}
-    elif origin is tuple:
-        if isinstance(value, list):
-            return tuple(checked(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
-    elif origin is Literal:
-        if value in args:
-            return value
-    elif origin in (types.UnionType, typing.Union):
-        if type(value) in args:
-            return value
-        if models := [arg for arg in args if dataclasses.is_dataclass(arg)]:
-            return checked(models[0], value, where)
-    elif kind is float:
-        if type(value) in (int, float) and abs(value) <= sys.float_info.max:  # JSON may write 1.0 as 1; NaN is neither
-            return float(value)
-    elif type(value) is kind:
-        return value
-    raise BundleError(f"{where} is {value!r}, which is no {_describe(kind)}; export the bundle again")
+def read_text_file(bundle: Path, manifest: Manifest, name: str) -> bytes | None:
+    """The content of one of TEXT_BYTES; None where the bundle has no such file. One that lies there without being
+    listed came from elsewhere, and is refused with a BundleError rather than read or passed over."""
+    if name in manifest.files:
+        return read_listed(bundle, manifest, name, TEXT_BYTES[name])
+    if os.path.lexists(bundle / name):
+        raise BundleError(
+            f"{bundle / name} is not listed in {MANIFEST_NAME}, so it is none of the bundle's; take it away, or export "
+            "the bundle again"
+        )
+    return None
 
 
-def _build_dataclass(kind: type[Any], value: Any, where: str) -> Any:
-    if not isinstance(value, Mapping):
-        raise BundleError(f"{where} is {value!r}, which is no JSON object; export the bundle again")
-    hints = typing.get_type_hints(kind)
-    if unknown := sorted(set(value) - set(hints)):
-        raise BundleError(f"{where}: unknown key {unknown[0]!r}; export the bundle again with this version")
-    if missing := [name for name in hints if name not in value]:
-        raise BundleError(f"{where}: key {missing[0]!r} is missing; export the bundle again with this version")
-    return kind(**{name: checked(hint, value[name], f"{where}: {name}") for name, hint in hints.items()})
-
-
-def _describe(kind: Any) -> str:
-    if typing.get_origin(kind) is Literal:
-        return "one of " + ", ".join(map(str, typing.get_args(kind)))
-    return str(getattr(kind, "__name__", kind))
+def _check_digest(bundle: Path, name: str, found: str, expected: str) -> None:
+    if found != expected:
+        raise BundleError(
+            f"{bundle / name} does not match its SHA-256 in {MANIFEST_NAME}; copy or export the bundle again"
+        )

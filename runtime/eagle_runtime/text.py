@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagle_runtime.boundary import shown, token_ids
 from eagle_runtime.errors import BundleError, RequestError, is_panic
+from eagle_runtime.plain_file import TEXT_BYTES, read_plain
 from eagle_runtime.text_stream import TextStream, Vocabulary
 
 if TYPE_CHECKING:
     import tokenizers
 
 Message = Mapping[str, Any]
+Reader = Callable[[str], "bytes | None"]  # name of a file -> its content; None where there is none
 
 
 class Text:
     """Tokenizer of a bundle. Ids pass through untouched, so a bundle without a tokenizer still decodes."""
 
-    def __init__(self, bundle: Path) -> None:
+    def __init__(self, bundle: Path, read: Reader | None = None) -> None:
+        """read: gives the files' content, each asked for once; of a bundle `manifest.read_text_file`, which gives what
+        is listed alone. None reads a folder that is no bundle, as a checkpoint's. Raises BundleError."""
         self._bundle = bundle
         self._path = bundle / "tokenizer.json"
-        self._tokenizer = _load_tokenizer(self._path)
+        read = read or functools.partial(_read_from, bundle)
+        self._tokenizer = _load_tokenizer(self._path, read("tokenizer.json"))
         self._vocabulary = None if self._tokenizer is None else Vocabulary(self._tokenizer, str(self._path))
+        self._template = read("chat_template.jinja")
+        self._config = read("tokenizer_config.json")
 
     @property
     def available(self) -> bool:
@@ -38,7 +46,7 @@ class Text:
     @property
     def chat(self) -> bool:
         """Whether chat messages can be encoded: the bundle has a template."""
-        return self.available and (self._bundle / "chat_template.jinja").is_file()
+        return self.available and self._template is not None
 
     def encode(self, prompt: str | Sequence[int] | Sequence[Message]) -> list[int]:
         """Text as it stands, chat messages through the chat template, or ids as given -> ids. Raises RequestError."""
@@ -71,22 +79,22 @@ class Text:
         RequestError naming the template, whatever goes wrong in it, and BundleError for a broken
         tokenizer_config.json."""
         path = self._bundle / "chat_template.jinja"
-        if not path.is_file():
+        if self._template is None:
             raise RequestError(f"{self._bundle} has no chat_template.jinja; pass text or ids instead of messages")
         from jinja2 import TemplateError
 
         from eagle_runtime.chat_template import OverrunError, message_data, render
 
         try:
-            source = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            source = self._template.decode("utf-8")
+        except UnicodeDecodeError as error:
             raise BundleError(f"{path} cannot be read as UTF-8 text ({error}); export the bundle again") from None
         variables = {
             "messages": [message_data(message, index) for index, message in enumerate(messages)],
             "tools": None,
             "documents": None,
             "add_generation_prompt": True,
-            **_special_tokens(self._bundle),
+            **_special_tokens(self._bundle / "tokenizer_config.json", self._config),
         }
         try:
             return render(source, variables)
@@ -115,15 +123,25 @@ class Text:
         return self._tokenizer
 
 
-def _load_tokenizer(path: Path) -> tokenizers.Tokenizer | None:
-    """The tokenizer of a file, without its truncation and padding, which are for training (transformers leaves them
-    out too); None without a file. It is tried once, since some files only fail in use."""
-    if not path.is_file():
+def _read_from(folder: Path, name: str) -> bytes | None:
+    path = folder / name
+    try:
+        return read_plain(path, TEXT_BYTES[name])
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read ({error.strerror})") from None
+
+
+def _load_tokenizer(path: Path, content: bytes | None) -> tokenizers.Tokenizer | None:
+    """The tokenizer in a file's content, without its truncation and padding, which are for training (transformers
+    leaves them out too); None without a file. It is tried once, since some files only fail in use."""
+    if content is None:
         return None
     import tokenizers
 
     with _errors_of(path, "is no tokenizer that 'tokenizers' reads:"), _silent_panics():
-        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        tokenizer = tokenizers.Tokenizer.from_str(content.decode())
         tokenizer.no_truncation()
         tokenizer.no_padding()
         with contextlib.suppress(Exception):  # it may know no such letter
@@ -180,14 +198,14 @@ def _one_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
-def _special_tokens(bundle: Path) -> dict[str, str]:
-    """bos_token, eos_token, ... of tokenizer_config.json, as chat templates expect them. Raises BundleError."""
-    path = bundle / "tokenizer_config.json"
-    if not path.is_file():
+def _special_tokens(path: Path, content: bytes | None) -> dict[str, str]:
+    """bos_token, eos_token, ... of tokenizer_config.json, as chat templates expect them. path: for errors. Raises
+    BundleError."""
+    if content is None:
         return {}
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        config = json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
         raise BundleError(f"{path} is not readable JSON ({_one_line(error)}); export the bundle again") from None
     if not isinstance(config, dict):
         raise BundleError(f"{path} holds no JSON object; export the bundle again")

@@ -19,7 +19,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from conftest import GOLDEN
+from conftest import put_tokenizer
 from eagle_calib.calibrate import NEW_TOKENS, WINDOW, decode_windows
 from eagle_calib.calibration import GRAPHS, METHODS, Float, Observed, read_calibration
 from eagle_calib.cli import main
@@ -28,7 +28,8 @@ from eagle_calib.ranges import Histogram, clipping_ranges
 from eagle_calib.texts import read_windows
 from eagle_export.recipes.graph import linears
 from eagle_runtime.cache import Cache, KVCache
-from eagle_runtime.manifest import MANIFEST_NAME, GraphSpec, file_sha256, read_manifest
+from eagle_runtime.manifest import MANIFEST_NAME, GraphSpec, read_manifest
+from eagle_runtime.plain_file import file_sha256
 from eagle_runtime.session import Array
 from eagle_runtime.session.ort import OrtSession
 from eagle_runtime.text import Text
@@ -46,7 +47,7 @@ def bundles(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
     base = tmp_path_factory.mktemp("bundles")
     for kind in KINDS:
         shutil.copytree(bundle_of(kind), base / kind)
-        shutil.copyfile(GOLDEN / "byte_tokenizer.json", base / kind / "tokenizer.json")
+        put_tokenizer(base / kind)
     return {kind: base / kind for kind in KINDS}
 
 

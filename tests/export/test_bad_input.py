@@ -23,9 +23,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import eagle_export.bundle  # noqa: F401  (imported here, so that no test's time includes it)
+import eagle_export.bundle
 from eagle_export.cli import main
 from eagle_runtime import EagleModel
+from eagle_runtime.engine_file import SIDECAR_VERSION, EngineSet, EngineSpec, Profile
 from eagle_runtime.manifest import MANIFEST_NAME, read_manifest
 
 CHECK_SECONDS = 2.0  # of processor time; the checks take a tenth of it, tracing the golden pair three times as much
@@ -464,10 +465,10 @@ def test_an_older_bundle_is_replaced(
     work.make_shallow()
     edit(work.target, spoil(NORM, 1e6))  # too large for fp16, well within fp32
     shutil.copytree(bundle_of("eagle1"), work.bundle)
-    (work.bundle / "engines").mkdir()  # made from the older graphs, so it must go with them
-    (work.bundle / "engines" / "old.plan").write_bytes(b"engine")
+    fake_engines(work.bundle)  # made from the older graphs, so they must go with them
     assert main([*work.arguments(), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
+    assert any("engines tensorrt-rtx-sm89 were built from the older bundle" in text for text in report["warnings"])
     assert report["bundle"] == str(work.bundle)
     assert [path.name for path in work.bundle.parent.iterdir()] == ["bundle"]
     manifest = read_manifest(work.bundle)
@@ -478,6 +479,143 @@ def test_an_older_bundle_is_replaced(
     }
     with EagleModel.load(work.bundle, threads=1) as model:
         assert len(model.generate([5, 6, 7], max_new_tokens=4, ignore_eos=True).token_ids) == 4
+
+
+def early_refusal(work: Workplace, capsys: pytest.CaptureFixture[str]) -> str:
+    """Before the trace."""
+    started = time.process_time()
+    message = refusal(work, work.arguments(), capsys)
+    assert time.process_time() - started < CHECK_SECONDS
+    return message
+
+
+def fake_engines(bundle: Path) -> Path:
+    """A folder of engines whose sidecar lists them; nobody loads them."""
+    folder = bundle / "engines" / "tensorrt-rtx-sm89"
+    folder.mkdir(parents=True)
+    profile = Profile("tree", (1, 1, 1), (1, 1, 1), (1, 1, 1), (1, 1, 1))
+    spec = EngineSpec("target.engine", "0" * 64, 6, {}, (profile,), True, None, None)
+    sidecar = EngineSet(SIDECAR_VERSION, "tensorrt-rtx", "1.7", ("8.9",), None, None, 64, False, spec, None)
+    (folder / "engine.json").write_text(sidecar.to_json())
+    (folder / "target.engine").write_bytes(b"engine")
+    (folder.parent / "timing.cache").write_bytes(b"timings")
+    return folder
+
+
+def foreign_file(bundle: Path) -> str:
+    (bundle / "thesis.tex").write_text("years of work")
+    return "thesis.tex"
+
+
+def foreign_beside_the_graph(bundle: Path) -> str:
+    (bundle / "target" / "notes.txt").write_text("mine")
+    return "target/notes.txt"
+
+
+def foreign_folder(bundle: Path) -> str:
+    (bundle / "photos").mkdir()
+    return "photos"
+
+
+def foreign_link(bundle: Path) -> str:
+    (bundle / "link").symlink_to(bundle.parent)
+    return "link"
+
+
+def foreign_engine(bundle: Path) -> str:
+    folder = fake_engines(bundle)
+    (folder / "my.plan").write_bytes(b"engine")
+    return "engines/tensorrt-rtx-sm89/my.plan"
+
+
+def engines_without_a_sidecar(bundle: Path) -> str:
+    folder = fake_engines(bundle)
+    (folder / "engine.json").write_text("{}")
+    return "engines/tensorrt-rtx-sm89"
+
+
+def listed_name_as_a_folder(bundle: Path) -> str:
+    (bundle / "generation_config.json").unlink(missing_ok=True)
+    (bundle / "generation_config.json").mkdir()
+    return "generation_config.json"
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        foreign_file, foreign_beside_the_graph, foreign_folder, foreign_link, foreign_engine,
+        engines_without_a_sidecar, listed_name_as_a_folder,
+    ],
+)  # fmt: skip
+def test_files_that_no_manifest_lists_stop_the_export(
+    work: Workplace,
+    bundle_of: Callable[..., Path],
+    add: Callable[[Path], str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Before any work, and nothing is touched."""
+    shutil.copytree(bundle_of("eagle1"), work.bundle)
+    name = add(work.bundle)
+    message = early_refusal(work, capsys)
+    assert f"{work.bundle / name} is none of the bundle's own files" in message
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"files": 7}'])
+def test_a_manifest_that_lists_nothing_stops_the_export(
+    work: Workplace, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work.bundle.mkdir()
+    (work.bundle / MANIFEST_NAME).write_text(content)
+    message = early_refusal(work, capsys)
+    assert f"{work.bundle / MANIFEST_NAME} does not say which files are the bundle's" in message
+
+
+def test_a_bundle_of_another_version_may_be_replaced(
+    work: Workplace, bundle_of: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    work.make_shallow()
+    shutil.copytree(bundle_of("eagle1"), work.bundle)
+    data = json.loads((work.bundle / MANIFEST_NAME).read_text())
+    (work.bundle / MANIFEST_NAME).write_text(json.dumps({"schema_version": 3, "files": data["files"]}))
+    assert main([*work.arguments(), "--no-certificate"]) == 0, capsys.readouterr().err
+    assert read_manifest(work.bundle).target.num_layers == 1
+
+
+def test_a_file_that_comes_while_the_export_runs_stays(
+    work: Workplace,
+    bundle_of: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The older bundle is looked at once more before it goes."""
+    work.make_shallow()
+    shutil.copytree(bundle_of("eagle1"), work.bundle)
+    write = eagle_export.bundle._write
+
+    def write_meanwhile(*arguments: Any) -> None:
+        write(*arguments)
+        foreign_file(work.bundle)
+
+    monkeypatch.setattr(eagle_export.bundle, "_write", write_meanwhile)
+    assert main([*work.arguments(), "--no-certificate"]) == 2
+    assert f"{work.bundle / 'thesis.tex'} is none of the bundle's own files" in capsys.readouterr().err
+    assert (work.bundle / "thesis.tex").read_text() == "years of work"
+    assert read_manifest(work.bundle).target.num_layers > 1
+    assert [path.name for path in work.bundle.parent.iterdir()] == ["bundle"]
+
+
+def test_a_loaded_model_goes_on_when_its_bundle_is_replaced(
+    work: Workplace, bundle_of: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its weights are mapped from files that lose their name, and nothing else."""
+    work.make_shallow()
+    shutil.copytree(bundle_of("eagle1"), work.bundle)
+    with EagleModel.load(work.bundle, threads=1) as model:
+        before = model.generate([5, 6, 7], max_new_tokens=32, ignore_eos=True).token_ids
+        assert main([*work.arguments(), "--no-certificate"]) == 0, capsys.readouterr().err
+        assert model.generate([5, 6, 7], max_new_tokens=32, ignore_eos=True).token_ids == before
+    with EagleModel.load(work.bundle, threads=1) as model:
+        assert model.generate([5, 6, 7], max_new_tokens=32, ignore_eos=True).token_ids != before
 
 
 def test_the_process_itself_ends_with_status_2(work: Workplace) -> None:

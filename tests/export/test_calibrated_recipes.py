@@ -103,7 +103,8 @@ def test_scaling_alone_keeps_the_function(
     shutil.copytree(bundle_of("eagle1"), bundle)
     (bundle / "target" / "model.onnx.data").unlink()
     save(model, bundle / "target" / "model.onnx", lambda _: None)
-    from eagle_runtime.manifest import MANIFEST_NAME, file_sha256
+    from eagle_runtime.manifest import MANIFEST_NAME
+    from eagle_runtime.plain_file import file_sha256
 
     manifest = read_manifest(bundle)
     files = {name: file_sha256(bundle / name) for name in manifest.files}

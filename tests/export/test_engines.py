@@ -26,7 +26,8 @@ from eagle_export.engines import build_engines, profiles_of
 from eagle_export.errors import ExportError
 from eagle_runtime import BackendError, trt_library
 from eagle_runtime.engine_file import find_engines
-from eagle_runtime.manifest import file_sha256, read_manifest, verify_hashes
+from eagle_runtime.manifest import read_manifest, verify_hashes
+from eagle_runtime.plain_file import file_sha256
 from eagle_runtime.session.driver import DeviceInfo
 from eagle_runtime.session.padding import PAST_STEP, pass_shape
 from eagle_tools.demo import PAIR

@@ -165,7 +165,7 @@ def test_a_disk_that_fills_up(
         (target / "tokenizer.json").write_bytes(tokenizer + b" " * size)
     older = out / "bundle" / "eagle_config.json"
     older.parent.mkdir()
-    older.write_text("older")
+    older.write_text('{"files": {}}')
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
@@ -176,7 +176,7 @@ def test_a_disk_that_fills_up(
     assert (status, printed) == (2, "")
     assert said == f"eagle-export: {out / 'bundle'} could not be written (the disk is full); nothing was left behind\n"
     assert set(out.rglob("*")) == {older.parent, older}
-    assert older.read_text() == "older"
+    assert older.read_text() == '{"files": {}}'
 
 
 def test_a_disk_that_is_too_small(golden: Path, tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 
-from conftest import GOLDEN, HEADS
+from conftest import GOLDEN, HEADS, put_tokenizer
 from eagle_calib.calibrate import calibrate
 from eagle_export.bundle import export
 from eagle_export.kernels import Kernel
@@ -27,7 +27,7 @@ def calibrations(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPa
     for kind in KINDS:
         bundle = tmp_path_factory.mktemp(kind) / "bundle"
         shutil.copytree(bundle_of(kind), bundle)
-        shutil.copyfile(GOLDEN / "byte_tokenizer.json", bundle / "tokenizer.json")
+        put_tokenizer(bundle)
         folders[kind] = bundle.parent / "calibration"
         calibrate(bundle, folders[kind], threads=1, max_tokens=300)
     return folders

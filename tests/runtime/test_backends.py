@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from eagle_runtime import BackendError, BundleError, EagleModel
-from eagle_runtime.backends import AUTO, BACKENDS, check_name, choose, told, unfit
+from eagle_runtime.backends import AUTO, BACKENDS, check_name, choose, open_sessions, told, unfit
 from eagle_runtime.cli import main
 from eagle_runtime.manifest import Manifest, read_manifest
+from eagle_runtime.session import Session
 
 
 @pytest.fixture
@@ -126,6 +129,45 @@ def test_the_command_says_what_it_chose_if_asked_to_choose(
         err = capsys.readouterr().err
         assert err.count("\n") == said
     assert err.startswith("eagle-run: on cpu (tensorrt-rtx: the bundle has no engines for it; tensorrt: ")
+
+
+@pytest.mark.parametrize("asked", [AUTO, "tensorrt-rtx"])
+def test_engine_files_of_the_bundle_are_not_taken_silently(
+    halves: Path, asked: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever leaves the choice to auto is told; whoever names the backend has chosen. The engines are the CPU's here:
+    what is told hangs on the choice alone."""
+
+    def on_cpu(name: str, *arguments: Any) -> tuple[Session, ...]:
+        return open_sessions("cpu", *arguments)
+
+    monkeypatch.setattr("eagle_runtime.eagle_model.open_sessions", on_cpu)
+    with caplog.at_level(logging.INFO, "eagle_runtime"), EagleModel.load(halves, context=64, backend=asked) as model:
+        told = [record.getMessage() for record in caplog.records if record.name.startswith("eagle_runtime")]
+        assert model.backend == "tensorrt-rtx"
+        if asked == AUTO:
+            assert model.notice is not None and told == [model.notice]
+            assert f"tensorrt-rtx takes the engine files that lie in {halves / 'engines'}" in model.notice
+        else:
+            assert model.notice is None and told == []
+
+
+@pytest.mark.parametrize("argv", [[], ["--backend", "auto"]])
+def test_the_command_tells_of_engine_files(
+    halves: Path, argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def on_cpu(name: str, *arguments: Any) -> tuple[Session, ...]:
+        return open_sessions("cpu", *arguments)
+
+    monkeypatch.setattr("eagle_runtime.eagle_model.open_sessions", on_cpu)
+    assert main([str(halves), "--prompt-ids", "5,6,7", "--max-new-tokens", "3", "--json", *argv]) == 0
+    assert "eagle-run: tensorrt-rtx takes the engine files that lie in " in capsys.readouterr().err
+
+
+def test_logging_is_the_applications(bundle_of: Callable[..., Path]) -> None:
+    """Where nothing is set up, a library's warnings go nowhere."""
+    handlers = logging.getLogger("eagle_runtime").handlers
+    assert any(isinstance(handler, logging.NullHandler) for handler in handlers)
 
 
 def test_halves_without_engines_may_be_for_cuda(bundle_of: Callable[..., Path]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -91,6 +92,48 @@ def link_outside(bundle: Path) -> None:
     (bundle / "tokenizer_config.json").symlink_to(bundle.parent / "elsewhere.json")
 
 
+def put(name: str, content: str = "{}") -> Callable[[Path], None]:
+    """A file that the manifest does not know."""
+
+    def damage(bundle: Path) -> None:
+        (bundle / name).write_text(content)
+
+    return damage
+
+
+def pipe(name: str) -> Callable[[Path], None]:
+    """In the place of a file, if it is there; whoever opens it waits for a writer that never comes."""
+
+    def damage(bundle: Path) -> None:
+        (bundle / name).unlink(missing_ok=True)
+        os.mkfifo(bundle / name)
+
+    return damage
+
+
+def link_to(name: str, place: str) -> Callable[[Path], None]:
+    def damage(bundle: Path) -> None:
+        (bundle / name).unlink(missing_ok=True)
+        (bundle / name).symlink_to(place)
+
+    return damage
+
+
+def grow(name: str, size: int) -> Callable[[Path], None]:
+    """Zeros without blocks behind what a file holds; it is made if it is not there."""
+
+    def damage(bundle: Path) -> None:
+        (bundle / name).touch()
+        os.truncate(bundle / name, size)
+
+    return damage
+
+
+def list_anew(name: str) -> Callable[[Path], None]:
+    """Under a hash that nothing has: the file is refused before it is read, or the test would notice."""
+    return lambda bundle: edit(bundle, lambda manifest: manifest["files"].update({name: "0" * 64}))
+
+
 def swap_graphs(bundle: Path) -> None:
     """Each file is whole and listed, but in the other's place."""
     target, draft = bundle / "target", bundle / "draft"
@@ -139,7 +182,7 @@ DAMAGE: list[tuple[str, Sequence[Callable[[Path], object]], Sequence[str]]] = [
     (
         "sealed graph cut short",
         [truncate("target/model.onnx", 1000), lambda b: seal(b, "target/model.onnx")],
-        ["onnxruntime cannot load", "bundle/target/model.onnx"],
+        ["bundle/target/model.onnx is no ONNX graph (it is cut short)"],
     ),
     (
         "sealed empty graph",
@@ -156,6 +199,47 @@ DAMAGE: list[tuple[str, Sequence[Callable[[Path], object]], Sequence[str]]] = [
         [lambda b: (b / "tokenizer.json").write_text("{"), lambda b: seal(b, "tokenizer.json")],
         ["bundle/tokenizer.json"],
     ),
+]
+
+FOREIGN = [
+    ("unlisted template", [put("chat_template.jinja", "{{ messages }}")], ["bundle/chat_template.jinja is not listed"]),
+    ("unlisted tokenizer", [put("tokenizer.json")], ["bundle/tokenizer.json is not listed in eagle_config.json"]),
+    (
+        "config no longer listed",
+        [lambda b: edit(b, lambda m: m["files"].pop("tokenizer_config.json"))],
+        ["bundle/tokenizer_config.json is not listed"],
+    ),
+    ("unlisted link", [link_to("tokenizer.json", "/nowhere")], ["bundle/tokenizer.json is not listed"]),
+    ("manifest a pipe", [pipe(MANIFEST_NAME)], [f"bundle/{MANIFEST_NAME} is no regular file"]),
+    ("manifest a device", [link_to(MANIFEST_NAME, "/dev/zero")], [f"bundle/{MANIFEST_NAME} is no regular file"]),
+    ("manifest of a gigabyte", [grow(MANIFEST_NAME, 1 << 30)], [f"bundle/{MANIFEST_NAME} is larger than the 16 MB"]),
+    ("tokenizer a pipe", [pipe("tokenizer.json"), list_anew("tokenizer.json")], ["bundle/tokenizer.json", "regular"]),
+    ("unlisted pipe", [pipe("tokenizer.json")], ["bundle/tokenizer.json is not listed"]),
+    ("graph a pipe", [pipe("target/model.onnx")], ["bundle/target/model.onnx", "no regular file"]),
+    ("weights a pipe", [pipe("draft/model.onnx.data")], ["bundle/draft/model.onnx.data", "no regular file"]),
+    (
+        "tokenizer of a terabyte",
+        [grow("tokenizer.json", 1 << 40), list_anew("tokenizer.json"), grow("tokenizer.json", 1 << 41)],
+        ["bundle/tokenizer.json is larger than the 1048576 MB"],
+    ),
+]
+
+WILD = [  # (place in the manifest, number, what is said)
+    (
+        "tree_defaults",
+        {"total_token": 10**9, "depth": 10**9},
+        "tree_defaults: total_token is 1000000000, but must be 2",
+    ),
+    ("tree_defaults", {"total_token": 1025}, "tree_defaults: total_token is 1025, but must be 2 to 1024"),
+    ("tree_defaults", {"depth": 64}, "tree_defaults: depth is 64, but must be 0 to 63"),
+    ("tree_defaults", {"depth": -1}, "tree_defaults: depth is -1"),
+    ("tree_defaults", {"draft_top_k": 0}, "tree_defaults: draft_top_k is 0"),
+    ("tree_defaults", {"draft_top_k": 10**12}, "tree_defaults: draft_top_k is 1000000000000"),
+    ("target", {"context": 10**15}, "target: context is 1000000000000000, but must be 1 to 1073741824"),
+    ("target", {"context": 0}, "target: context is 0"),
+    ("target", {"eos_token_ids": [1, -1]}, "target: eos_token_ids is -1"),
+    ("head", {"draft_vocab_size": 10**18}, "draft: draft_vocab_size is 1000000000000000000"),
+    ("head", {"taps": [10**18]}, "draft: taps is 1000000000000000000"),
 ]
 
 REQUESTS: list[tuple[list[str], str]] = [
@@ -181,6 +265,7 @@ REQUESTS: list[tuple[list[str], str]] = [
     ([*IDS, "--tree", "chain", "--total-token", "0"], "total_token is 0"),
     ([*IDS, "--depth", "-1"], "depth is -1"),
     ([*IDS, "--depth", "1000000"], "depth is 1000000, but must be between 0 and 63"),
+    ([*IDS, "--depth", "60"], "600 rows, but the head has room for 512"),
     ([*IDS, "--tree", "bush"], "'bush'"),
     ([*IDS, "--method", "magic"], "'magic'"),
     ([*IDS, "--temperature", "-1"], "temperature is -1.0"),
@@ -230,6 +315,47 @@ def test_a_damaged_bundle(
     message = refusal(bundle, IDS, capsys)
     for words in says:
         assert words in message.replace(f"{bundle.parent}/", "")
+
+
+@pytest.mark.parametrize(("damage", "says"), [case[1:] for case in FOREIGN], ids=[case[0] for case in FOREIGN])
+def test_files_that_are_not_the_bundles(
+    bundle: Path, damage: Sequence[Callable[[Path], object]], says: Sequence[str]
+) -> None:
+    """In a process of its own, with little memory and time: a pipe is waited for without end, and a file may be
+    larger than any memory."""
+    for step in damage:
+        step(bundle)
+    message = bounded(bundle, *IDS)
+    for words in says:
+        assert words in message.replace(f"{bundle.parent}/", "")
+
+
+@pytest.mark.parametrize(("part", "numbers", "says"), WILD, ids=[case[2].split(",")[0] for case in WILD])
+def test_numbers_beyond_any_model(bundle: Path, part: str, numbers: dict[str, Any], says: str) -> None:
+    edit(bundle, lambda manifest: manifest[part].update(numbers))
+    assert says in bounded(bundle, *IDS)
+
+
+def test_a_context_beyond_the_memory(bundle: Path) -> None:
+    """The model's own may be any; what a load asks for must fit, and is not asked for otherwise."""
+    edit(bundle, lambda manifest: manifest["target"].update(context=1 << 30))
+    message = bounded(bundle, *IDS, "--context", str(1 << 30))
+    assert "a context of 1073741824 tokens takes" in message and "of memory and swap" in message
+    assert run([str(bundle), *IDS, "--max-new-tokens", "2"]) == 0  # 4096 of them
+
+
+def bounded(bundle: Path, *argv: str) -> str:
+    """The one line that eagle-run says in a process that may take 16 GB of addresses and a minute."""
+    limit = 16 << 30
+
+    def restrain() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+    done = subprocess.run(
+        [*RUN, str(bundle), *argv], capture_output=True, text=True, timeout=60, check=False, preexec_fn=restrain
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr[-500:]
+    return done.stderr
 
 
 @pytest.mark.parametrize(("argv", "says"), REQUESTS, ids=[" ".join(argv)[:50] or "no prompt" for argv, _ in REQUESTS])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -142,6 +143,24 @@ def test_a_sidecar_of_another_form(bundle: Path, change: Callable[[dict[str, Any
 def test_a_sidecar_that_is_no_json(bundle: Path) -> None:
     (bundle / "engines/tensorrt-rtx-sm89" / SIDECAR).write_bytes(b"{\xff")
     with pytest.raises(BundleError, match="not readable JSON"):
+        find(bundle)
+
+
+def test_a_sidecar_that_is_a_pipe(bundle: Path) -> None:
+    """Whoever opened it would wait for ever."""
+    path = bundle / "engines/tensorrt-rtx-sm89" / SIDECAR
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(BundleError, match=f"{path} is no regular file"):
+        find(bundle)
+
+
+@pytest.mark.parametrize("name", [SIDECAR, "draft.engine"])
+def test_links_that_leave_the_bundle(bundle: Path, tmp_path: Path, name: str) -> None:
+    path = bundle / "engines/tensorrt-rtx-sm89" / name
+    shutil.move(path, tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(BundleError, match=f"{name} leaves the .* by a link; build the engines again"):
         find(bundle)
 
 

@@ -30,10 +30,10 @@ from eagle_runtime.manifest import (
     TensorSpec,
     TopTokens,
     TreeDefaults,
-    file_sha256,
     read_manifest,
     verify_hashes,
 )
+from eagle_runtime.plain_file import file_sha256
 
 FILES = ("target/model.onnx", "target/model.onnx.data", "draft/model.onnx", "tokenizer.json")
 SIZES = [  # and where the graphs contradict them first

@@ -318,9 +318,15 @@ def test_streamed_weights_leave_room_for_the_rest(machine_of: Callable[..., Mach
 # Kernels compiled here.
 
 
-def test_compiled_kernels_are_kept_beside_the_engines(machine_of: Callable[..., Machine]) -> None:
+def test_compiled_kernels_are_kept_in_the_users_cache(
+    machine_of: Callable[..., Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are code. A bundle's maker could put any there, so none is read from its folder, and none is written."""
+    monkeypatch.setenv("EAGLE_CACHE", str(tmp_path / "cache"))
     machine = machine_of()
-    files = [machine.folder.folder / f"{name}-8.9.kernels" for name in ("target", "draft")]
+    engines = machine.folder.engines.specs.values()
+    files = [tmp_path / "cache" / f"kernels-{engine.sha256[:24]}-8.9" for engine in engines]
+    before = sorted(machine.bundle.rglob("*"))
     for starts in (b"1", b"2"):
         with machine.model():
             pass
@@ -329,11 +335,14 @@ def test_compiled_kernels_are_kept_beside_the_engines(machine_of: Callable[..., 
     with machine.model():
         pass
     assert [file.read_bytes() for file in files] == [b"1", b"3"]
+    assert sorted(machine.bundle.rglob("*")) == before
+    assert sorted((tmp_path / "cache").iterdir()) == sorted(files)
 
 
-def test_a_bundle_that_cannot_be_written_runs_all_the_same(
-    machine_of: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
+def test_a_cache_that_cannot_be_written_is_done_without(
+    machine_of: Callable[..., Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("EAGLE_CACHE", str(tmp_path / "cache"))
     machine = machine_of()
 
     def refuse(path: Path, *_: object) -> None:
@@ -341,7 +350,7 @@ def test_a_bundle_that_cannot_be_written_runs_all_the_same(
 
     with machine.model():
         monkeypatch.setattr(Path, "write_bytes", refuse)
-    assert not list(machine.folder.folder.glob("*.kernels*"))
+    assert not list((tmp_path / "cache").iterdir())
 
 
 # What goes wrong.

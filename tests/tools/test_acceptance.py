@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import GOLDEN
+from conftest import put_listed, put_tokenizer
 from eagle_runtime import EagleModel
 from eagle_runtime.accept import Step
 from eagle_runtime.generate import Cycle
@@ -68,7 +68,7 @@ def bundle(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFact
     """A bundle of the golden pair that takes text."""
     folder = tmp_path_factory.mktemp("acceptance") / "pair"
     shutil.copytree(bundle_of("eagle3"), folder)
-    shutil.copyfile(GOLDEN / "byte_tokenizer.json", folder / "tokenizer.json")
+    put_tokenizer(folder)
     return folder
 
 
@@ -86,7 +86,7 @@ def test_chat_models_are_asked_turn_by_turn(bundle: Path, tmp_path: Path) -> Non
     chat = tmp_path / "chat"
     shutil.copytree(bundle, chat)
     template = "{% for m in messages %}{{ m.role[0] }}: {{ m.content }}\n{% endfor %}"
-    (chat / "chat_template.jinja").write_text(template, encoding="utf-8")
+    put_listed(chat, "chat_template.jinja", template.encode())
     with EagleModel.load(chat, threads=1) as model:
         one = measure(model, "chat", [Question(0, ("Q: hi",))], "dynamic", 0.0, 8)
         two = measure(model, "chat", [Question(0, ("Q: hi", "Q: ho"))], "dynamic", 0.0, 8)

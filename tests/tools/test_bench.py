@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from conftest import GOLDEN
+from conftest import GOLDEN, put_listed, put_tokenizer
 from eagle_runtime import EagleModel
-from eagle_runtime.manifest import MANIFEST_NAME, file_sha256
 from eagle_tools.bench import contenders, main, run
 from eagle_tools.bench.contenders import bundle_contenders, by_turns, first_turns, interleave, turns
 from eagle_tools.bench.cycles import Recorder
@@ -39,7 +38,7 @@ def bundle(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFact
     """An fp32 bundle that takes text."""
     folder = tmp_path_factory.mktemp("bench") / "pair"
     shutil.copytree(bundle_of("eagle1"), folder)
-    shutil.copyfile(GOLDEN / "byte_tokenizer.json", folder / "tokenizer.json")
+    put_tokenizer(folder)
     return folder
 
 
@@ -181,7 +180,7 @@ def test_a_loss_is_loud(
 
     halves = tmp_path / "pair"
     shutil.copytree(bundle_of("eagle1", "fp16"), halves)
-    shutil.copyfile(GOLDEN / "byte_tokenizer.json", halves / "tokenizer.json")
+    put_tokenizer(halves)
     argv = (halves, prompts, "--max-new-tokens", 8, "--methods", "vanilla,chain", "--backend", "cpu")
     told = "chain on pair (fp16, cpu, T = 0), prompt 7: token 3 is "
     assert bench(*argv) == 1
@@ -197,9 +196,7 @@ def test_what_is_wrong_is_said_before_the_work(
 ) -> None:
     other = tmp_path / "other"
     shutil.copytree(bundle, other)
-    manifest = json.loads((other / MANIFEST_NAME).read_text())
-    manifest["files"]["tokenizer.json"] = file_sha256(other / "tokenizer.json")  # the first lists none
-    (other / MANIFEST_NAME).write_text(json.dumps(manifest))
+    put_listed(other, "tokenizer.json", (bundle / "tokenizer.json").read_bytes() + b"\n")
     twice = tmp_path / "twice.jsonl"
     twice.write_text('{"question_id": 1, "turns": ["a"]}\n' * 2)
     (tmp_path / "empty.jsonl").write_text("\n")
@@ -323,7 +320,7 @@ def test_methods_on_the_cpu_take_turns_and_keep_their_own_time(bundle: Path, mon
 def test_a_chat_goes_on_from_the_first_contenders_answer(bundle: Path, tmp_path: Path) -> None:
     chat = tmp_path / "chat"
     shutil.copytree(bundle, chat)
-    (chat / "chat_template.jinja").write_text(TEMPLATE)
+    put_listed(chat, "chat_template.jinja", TEMPLATE.encode())
     question = Question("q", ("one", "two", "three"))
     with EagleModel.load(chat, threads=1) as model:
         answers: list[str] = []

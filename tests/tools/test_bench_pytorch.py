@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import GOLDEN
+from conftest import GOLDEN, put_tokenizer
 from eagle_runtime import EagleModel
 from eagle_tools.bench import main, run
 from eagle_tools.bench.memory import Peak
@@ -87,7 +87,7 @@ def test_command_compares_in_one_table(
 ) -> None:
     bundle = tmp_path / "pair"
     shutil.copytree(bundle_of("eagle1"), bundle)
-    shutil.copyfile(GOLDEN / "byte_tokenizer.json", bundle / "tokenizer.json")
+    put_tokenizer(bundle)
     prompts, rows = tmp_path / "set.jsonl", tmp_path / "rows.jsonl"
     prompts.write_text("".join(json.dumps({"question_id": n, "turns": [TEXT[n:]]}) + "\n" for n in (0, 3)))
     monkeypatch.setattr(

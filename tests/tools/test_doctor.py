@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import GOLDEN
+from conftest import GOLDEN, put_tokenizer
 from eagle_export.certificate import make_certificate
 from eagle_export.checkpoint import open_checkpoint
 from eagle_runtime import EagleModel
@@ -47,7 +47,7 @@ def certified(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathF
         folder = base / precision
         if not folder.exists():
             shutil.copytree(bundle_of("eagle1", precision), folder)
-            shutil.copyfile(GOLDEN / "byte_tokenizer.json", folder / "tokenizer.json")
+            put_tokenizer(folder)
             manifest = read_manifest(folder)
             certificate = make_certificate(open_checkpoint(GOLDEN / "target"), folder, manifest)
             text = dataclasses.replace(manifest, certificate=certificate).to_json()

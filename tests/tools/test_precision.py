@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import GOLDEN
+from conftest import put_listed, put_tokenizer
 from eagle_runtime import EagleModel
 from eagle_runtime.errors import RequestError
-from eagle_runtime.manifest import MANIFEST_NAME, file_sha256
 from eagle_runtime.scoring import log_softmax
 from eagle_tools.heldout import read_windows
 from eagle_tools.plots import precision_plot
@@ -33,7 +32,7 @@ def bundles(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
     base = tmp_path_factory.mktemp("precision")
     for precision in ("fp32", "int8"):
         shutil.copytree(bundle_of("eagle3", precision), base / precision)
-        shutil.copyfile(GOLDEN / "byte_tokenizer.json", base / precision / "tokenizer.json")
+        put_tokenizer(base / precision)
     return [base / "fp32", base / "int8"]
 
 
@@ -121,9 +120,7 @@ def test_command_refuses_before_the_work(
     sound = {"--text": tmp_path / "text.txt", "--prompts": tmp_path / "set.jsonl", "-o": tmp_path / "out"}
     other = tmp_path / "other"
     shutil.copytree(bundles[1], other)
-    manifest = json.loads((other / MANIFEST_NAME).read_text())
-    manifest["files"]["tokenizer.json"] = file_sha256(other / "tokenizer.json")  # the others list none
-    (other / MANIFEST_NAME).write_text(json.dumps(manifest))
+    put_listed(other, "tokenizer.json", (bundles[1] / "tokenizer.json").read_bytes() + b"\n")
     cases: list[tuple[dict[str, object], str]] = [
         ({"--text": tmp_path / "none.txt"}, "none.txt cannot be read"),
         ({"--prompts": tmp_path / "none.jsonl"}, "none.jsonl cannot be read"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import GOLDEN
+from conftest import GOLDEN, put_tokenizer
 from eagle_runtime.errors import RequestError
 from eagle_runtime.text import Text
 from eagle_tools.bench import run
@@ -41,7 +41,7 @@ WORDS = [Question(n, (f"def word_{n}(a, b):\n    return a + {n} * b\n" * 9,)) fo
 def bundle(bundle_of: Callable[..., Path], tmp_path: Path) -> Path:
     folder = tmp_path / "demo-eagle1-int8"
     shutil.copytree(bundle_of("eagle1"), folder)
-    shutil.copyfile(GOLDEN / "byte_tokenizer.json", folder / "tokenizer.json")
+    put_tokenizer(folder)
     return folder
 
 

@@ -20,6 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from conftest import GOLDEN
+from eagle_calib.folder import claimed
 from eagle_export.bundle import export
 from eagle_export.pair import open_pair
 from eagle_runtime import EagleModel
@@ -363,6 +364,15 @@ def test_what_is_refused(answers: Path, tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("words", encoding="utf-8")
     assert "is not empty" in refused(*both, *data, "-o", str(tmp_path / "full"), *one)
+    for name in ("training/data/thesis.txt", "training/notes.txt"):  # where a run deletes and writes over its own files
+        mine = tmp_path / "mine" / name
+        mine.parent.mkdir(parents=True)
+        mine.write_text("words", encoding="utf-8")
+        assert f"{mine} is none of a training run's" in refused(*both, *data, "-o", str(tmp_path / "mine"), *one)
+        assert mine.read_text(encoding="utf-8") == "words"
+        shutil.rmtree(tmp_path / "mine")
+    with claimed(Path(new)):
+        assert f"{new} is being written by another process" in refused(*both, *data, "-o", new, *one)
     assert "is not a folder" in refused(str(tmp_path / "nowhere"), "--kind", "eagle1", *data, "-o", new, *one)
     assert train("eagle1", answers, Path(new), "--steps", "2") == 0
     assert "--resume" in refused(*both, *data, "-o", new, "--steps", "4")

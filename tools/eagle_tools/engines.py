@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -77,9 +78,10 @@ def _imported(library: str, expression: str, extra: str) -> list[Any] | Finding:
     """`expression` of the library m. Imported in a process of its own, which a broken library may bring down."""
     code = f"import importlib, json; m = importlib.import_module({library!r}); print(json.dumps({expression}))"
     hint = f"pip install 'eagle-edge[{extra}]'"
+    env = {"ORT_DISABLE_TELEMETRY": "1", **os.environ}
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT, check=False
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT, check=False, env=env
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Finding(False, f"{library} could not be tried ({type(error).__name__})")

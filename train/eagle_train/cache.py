@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from eagle_calib.folder import clear_leftovers, written
 from eagle_train.batches import gather
 from eagle_train.data import Windows
 from eagle_train.errors import TrainError
@@ -69,12 +69,20 @@ def _fill(place: Path, target: FrozenTarget, taps: tuple[int, ...], windows: Win
             "train without --cache"
         )
     # NumPy knows no bfloat16: halves are kept as bits.
-    kind = np.float32 if target.model.dtype == torch.float32 else np.uint16
-    beside = Path(tempfile.mkdtemp(prefix=".filling.", dir=place.parent))
+    kind: type[np.generic] = np.float32 if target.model.dtype == torch.float32 else np.uint16
+    clear_leftovers(place.parent)
     try:
+        _write(place, target, taps, windows, kind)
+    except OSError as error:
+        raise TrainError(f"the cache in {place.parent} could not be written ({error}); train without --cache") from None
+
+
+def _write(place: Path, target: FrozenTarget, taps: tuple[int, ...], windows: Windows, kind: type[np.generic]) -> None:
+    width = target.hidden_size
+    with written(place) as new:
         shapes = {"last": width, **({"taps": width * len(taps)} if taps else {})}
         files = {
-            name: np.lib.format.open_memmap(beside / f"{name}.npy", "w+", kind, (len(windows.ids), columns))
+            name: np.lib.format.open_memmap(new / f"{name}.npy", "w+", kind, (len(windows.ids), columns))
             for name, columns in shapes.items()
         }
         for first in range(0, len(windows), BATCH):
@@ -88,8 +96,5 @@ def _fill(place: Path, target: FrozenTarget, taps: tuple[int, ...], windows: Win
                         files[name][part] = row[: part.stop - part.start]
         for file in files.values():
             file.flush()
-        beside.rename(place)
-    except OSError as error:
-        raise TrainError(f"the cache in {place.parent} could not be written ({error}); train without --cache") from None
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        del file
+        files.clear()  # Windows renames no folder of mapped files

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from eagle_calib.texts import joined
 from eagle_train.errors import TrainError
 
+WINDOW_FILES = ("ids.bin", "mask.bin", "starts.bin", "digest")  # of a folder of windows
 BLOCK_CHARS = 1 << 20  # of a plain text file, tokenised at a time
 ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -120,7 +121,7 @@ def load_tokenizer(target: Path, where: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(target, local_files_only=True)
+        return AutoTokenizer.from_pretrained(target, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library raises bare Exception
         raise TrainError(f"{target}: the tokenizer does not load ({first_line(error)})") from None
 

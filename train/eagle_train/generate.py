@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from eagle_calib.folder import claimed
 from eagle_train.data import Message, first_line, ids_of, load_tokenizer, messages_of, read_rows
 from eagle_train.errors import TrainError
 from eagle_train.target import FrozenTarget
@@ -72,23 +73,23 @@ def generate_answers(
     target = FrozenTarget(target_folder, where)
     answerer = Answerer(target, target_folder, sampling)
     dialogues = (copy.deepcopy(d) for d in _dialogues(prompts, answerer) for _ in range(sampling.samples))
-    beside = output.with_name(f".{output.name}.new")
     done = tokens = 0
     try:
-        with beside.open("w", encoding="utf-8") as file:
-            while batch := list(islice(dialogues, batch_size)):
-                tokens += answerer.answer(batch)
-                for dialogue in batch:
-                    file.write(json.dumps(dialogue.row(), ensure_ascii=False) + "\n")
-                done += len(batch)
-                print(f"eagle-train: {done} answers, {tokens} tokens", file=sys.stderr, flush=True)
-        if not done:
-            raise TrainError(f"{prompts} holds no prompts; give a JSONL file with one per line")
-        beside.replace(output)
+        with claimed(output.absolute()) as work:
+            (work / "new").mkdir()
+            beside = work / "new" / output.name
+            with beside.open("w", encoding="utf-8") as file:
+                while batch := list(islice(dialogues, batch_size)):
+                    tokens += answerer.answer(batch)
+                    for dialogue in batch:
+                        file.write(json.dumps(dialogue.row(), ensure_ascii=False) + "\n")
+                    done += len(batch)
+                    print(f"eagle-train: {done} answers, {tokens} tokens", file=sys.stderr, flush=True)
+            if not done:
+                raise TrainError(f"{prompts} holds no prompts; give a JSONL file with one per line")
+            beside.replace(output)
     except OSError as error:
         raise TrainError(f"{output} could not be written ({error.strerror}); nothing was left behind") from None
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 class Answerer:

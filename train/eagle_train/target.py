@@ -17,7 +17,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from eagle_export.checkpoint import Checkpoint, open_checkpoint
 from eagle_export.heads.config import HeadConfig, default_taps, rope_settings
-from eagle_runtime.manifest import HeadKind, file_sha256
+from eagle_runtime.manifest import HeadKind
+from eagle_runtime.plain_file import file_sha256
 from eagle_train.data import first_line
 from eagle_train.errors import TrainError
 
@@ -43,7 +44,11 @@ class FrozenTarget:
         disable_progress_bar()
         try:
             model = cast(Any, LlamaForCausalLM).from_pretrained(
-                folder, local_files_only=True, dtype=torch.float32 if device.type == "cpu" else "auto"
+                folder,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                dtype=torch.float32 if device.type == "cpu" else "auto",
             )
         except Exception as error:  # transformers and safetensors raise many kinds
             raise TrainError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -18,6 +19,7 @@ from accelerate import PartialState  # type: ignore[import-untyped]
 from accelerate.utils import reduce as reduce_over_processes  # type: ignore[import-untyped]
 from torch import Tensor
 
+from eagle_calib.folder import claimed
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.pair import HeadPart
@@ -25,7 +27,7 @@ from eagle_train.batches import OnlineTeacher, Order, Teacher, gather, step_gene
 from eagle_train.cache import CachedTeacher
 from eagle_train.checkpoint import Progress, load_checkpoint, save_checkpoint
 from eagle_train.config import BETAS, CLIP, TrainConfig
-from eagle_train.data import TextReader, Windows, open_windows, special_ids, write_windows
+from eagle_train.data import WINDOW_FILES, TextReader, Windows, open_windows, special_ids, write_windows
 from eagle_train.errors import TrainError
 from eagle_train.head import choose_vocabulary, coverage, new_head, read_head, save_head, trained, vocabulary_of
 from eagle_train.metrics import Acceptance, Tally
@@ -33,6 +35,8 @@ from eagle_train.objective import Batch, Taught, Vocabulary, eagle1_objective, e
 from eagle_train.target import FrozenTarget, fingerprint
 
 WORK, CHECKPOINT, LOG = "training", "checkpoint.safetensors", "log.jsonl"
+WINDOWS = {f"{name}/{file}" for name in ("data", "eval") for file in WINDOW_FILES}
+OURS = {CHECKPOINT, f".{CHECKPOINT}.new", LOG, "data", "eval", *WINDOWS}  # all that a run has in WORK
 EVAL_WINDOWS = 64
 TELL_EVERY_S = 5.0
 
@@ -57,12 +61,20 @@ class Job:
 def train_head(job: Job, config: TrainConfig, clock: Callable[[], float] = time.monotonic) -> Acceptance | None:
     """Train a head until its budget is used up and save it. Returns what it measured on the held-out data, if given.
 
-    Raises TrainError, or ExportError for what is wrong with the target; a checkpoint written before stays sound."""
+    Raises TrainError, ExportError for what is wrong with the target, or FolderError while another process trains into
+    the same folder; a checkpoint written before stays sound."""
     processes = PartialState(cpu=job.device == "cpu")
     device = torch.device("cpu") if job.device == "cpu" else processes.device
     if device.type != (job.device or device.type):
         raise TrainError(f"device {job.device} is not there; leave --device out to use what is")
     _check_output(job)
+    with claimed(job.output.absolute()) if processes.is_main_process else contextlib.nullcontext():
+        return _train(job, config, processes, device, clock)
+
+
+def _train(
+    job: Job, config: TrainConfig, processes: PartialState, device: torch.device, clock: Callable[[], float]
+) -> Acceptance | None:
     target = FrozenTarget(job.target, device)
     target.head_config(config.kind, target.vocab_size)  # what does not fit is refused before any long work
     given = None if job.init is None else read_head(job.init, target, config.kind)
@@ -165,7 +177,8 @@ class Run:
             "init": None if given is None else fingerprint(given.checkpoint),
         }
         if job.cache is not None:
-            self._teacher = CachedTeacher(job.cache, target, shape.taps, windows, self._identity["target"])
+            with processes.main_process_first():  # it fills the cache, the others find it
+                self._teacher = CachedTeacher(job.cache, target, shape.taps, windows, self._identity["target"])
         self._head = new_head(shape, target, vocabulary, config.inputs, config.seed, given)
         self._parameters = trained(self._head)
         self._peak = config.peak_lr(target.hidden_size)
@@ -322,7 +335,8 @@ def _logged_step(row: str) -> int:
 
 
 def _check_output(job: Job) -> None:
-    """A fresh run wants a folder without files; one that broke off before its first checkpoint counts as such."""
+    """A fresh run wants a folder without files; one that broke off before its first checkpoint counts as such. In
+    either there are none but the run's own, which are written over and in the end deleted."""
     output, checkpoint = job.output, job.output / WORK / CHECKPOINT
     if not output.absolute().parent.is_dir():
         raise TrainError(f"{output.absolute().parent} does not exist; create it first")
@@ -334,6 +348,9 @@ def _check_output(job: Job) -> None:
         raise TrainError(f"{output} holds a training run; go on with --resume, or choose another folder")
     if not job.resume and output.is_dir() and {path.name for path in output.iterdir()} - {WORK}:
         raise TrainError(f"{output} is not empty; choose another folder")
+    work = output / WORK
+    if foreign := sorted(path for path in work.rglob("*") if path.relative_to(work).as_posix() not in OURS):
+        raise TrainError(f"{foreign[0]} is none of a training run's own files; take it away, or choose another folder")
 
 
 def _names(paths: Sequence[Path]) -> str:

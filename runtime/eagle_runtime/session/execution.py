@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from eagle_runtime.engine_file import Profile
-from eagle_runtime.errors import BackendError, RequestError
+from eagle_runtime.errors import BackendError, BundleError, RequestError
 from eagle_runtime.manifest import GraphSpec
+from eagle_runtime.plain_file import LARGEST, read_plain
 from eagle_runtime.session.device import Device
 from eagle_runtime.session.padding import PassShape
 from eagle_runtime.trt_library import Messages
@@ -60,10 +61,10 @@ class Execution:
         """What running any profile takes."""
         return int(self._engine.device_memory_size_v2)
 
-    def start(self, device: Device, scratch: int, nbytes: int, steady: bool, cache_file: Path) -> None:
+    def start(self, device: Device, scratch: int, nbytes: int, steady: bool, cache_file: Path | None) -> None:
         """Create the context. scratch, nbytes: memory that other engines on the stream may share. steady: whether
         shapes and addresses come again, so that kernels made for them and graphs pay. cache_file: where TensorRT for
-        RTX keeps the kernels it compiles here."""
+        RTX keeps the kernels it compiles here, if anywhere."""
         self._device = device
         trt, engine = self._trt, self._engine
         managed = trt.ExecutionContextAllocationStrategy.USER_MANAGED
@@ -76,7 +77,7 @@ class Execution:
             config.cuda_graph_strategy = graphs.WHOLE_GRAPH_CAPTURE if steady else graphs.DISABLED
             config.dynamic_shapes_kernel_specialization_strategy = kernels.LAZY if steady else kernels.NONE
             self._cache_file = cache_file
-            self._runtime_cache = _read_runtime_cache(config, cache_file)
+            self._runtime_cache = None if cache_file is None else _read_runtime_cache(config, cache_file)
             self._context = engine.create_execution_context(config)
         else:
             self._context = engine.create_execution_context(managed)
@@ -178,8 +179,8 @@ def _read_runtime_cache(config: Any, path: Path) -> Any:
     """Kernels compiled by earlier runs; what is missing, damaged or of another machine is compiled again."""
     cache = config.create_runtime_cache()
     try:
-        content = path.read_bytes()
-    except OSError:
+        content = read_plain(path, LARGEST)
+    except (OSError, BundleError):
         content = b""
     if content and not cache.deserialize(content):
         cache.reset()
@@ -187,10 +188,11 @@ def _read_runtime_cache(config: Any, path: Path) -> Any:
 
 
 def _write_runtime_cache(cache: Any, path: Path) -> None:
-    """Beside and renamed. A bundle that cannot be written only costs the next start some time."""
+    """Beside and renamed. A folder that cannot be written only costs the next start some time."""
     content = cache.serialize()
     beside = path.with_name(f".{path.name}.new")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         beside.write_bytes(memoryview(content))
         beside.replace(path)
     except (OSError, TypeError):  # a read-only folder; nothing to serialise

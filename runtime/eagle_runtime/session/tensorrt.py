@@ -28,6 +28,7 @@ from eagle_runtime.session.driver import CudaDriver, Driver, out_of_memory
 from eagle_runtime.session.execution import Execution, concrete
 from eagle_runtime.session.padding import PAST_STEP, PassShape, pass_shape, round_up, write_ids, write_mask
 from eagle_runtime.trt_library import listen, load_library
+from eagle_runtime.user_cache import cache_folder
 
 KEPT = ("features", "hidden")  # outputs that stay on the GPU
 MARGIN = 256 << 20  # bytes of GPU memory left to the driver, and to kernels that are compiled here
@@ -82,7 +83,7 @@ def start_sessions(
         scratch = device.reserve(nbytes)  # one for both: they never run at once
         sessions = []
         for part, execution in zip(parts, executions, strict=True):
-            kernels = folder.folder / f"{Path(part.engine.file).stem}-{info.compute_capability}.kernels"
+            kernels = _kernel_file(part.engine, info.compute_capability)
             repeats = steady and not part.streamed
             execution.start(device, scratch, nbytes, repeats, kernels)
             past_step = PAST_STEP if repeats else 1
@@ -92,6 +93,15 @@ def start_sessions(
             device.release()
         raise
     return tuple(sessions)
+
+
+def _kernel_file(engine: EngineSpec, compute_capability: str) -> Path | None:
+    """Returns where kernels that are compiled here are kept; None for a user without a home. Not in the bundle, whose
+    maker could put any code there: all that is run of a bundle stands in its sidecar."""
+    try:
+        return cache_folder() / f"kernels-{engine.sha256[:24]}-{compute_capability}"
+    except RuntimeError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,7 @@ def check_checkpoint(folder: Path, vocab_size: int) -> None:
     from transformers import AutoConfig
 
     try:
-        found = AutoConfig.from_pretrained(folder, local_files_only=True).vocab_size
+        found = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).vocab_size
     except Exception as error:  # transformers raises many kinds
         raise RequestError(f"transformers cannot read {folder}: {_first_line(error)}") from None
     if found != vocab_size:
@@ -218,7 +218,9 @@ def _loaded(folder: Path, precision: str, device: str) -> Any:
     torch = _torch()
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True
+        )
     except Exception as error:  # transformers raises many kinds
         raise RequestError(f"transformers cannot load {folder}: {_first_line(error)}") from None
     model = model.to(device).eval()

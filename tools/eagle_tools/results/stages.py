@@ -7,9 +7,10 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from eagle_runtime.manifest import MANIFEST_NAME, read_manifest
+from eagle_runtime.manifest import MANIFEST_NAME, read_manifest, read_text_file
 from eagle_runtime.text import Text
 from eagle_tools.bench.methods import ABLATED, sweep
 from eagle_tools.bench.plan import Plan
@@ -100,8 +101,9 @@ def stages_of(
     repeat = ("vanilla", "lookup:chain", "lookup", "dynamic", "cost-aware", "eagle+lookup")
     found.append(stage("repeat", Plan(((int8, repeat),), again)))
     found.append(stage("edit", Plan(((int8, repeat),), tuple(edits[: len(more)]))))
-    if read_manifest(int8).target.context > max(LONG) + sizes.max_new_tokens:
-        long = long_questions(Text(int8), questions, len(more))
+    manifest = read_manifest(int8)
+    if manifest.target.context > max(LONG) + sizes.max_new_tokens:
+        long = long_questions(Text(int8, partial(read_text_file, int8, manifest)), questions, len(more))
         found.append(stage("long", Plan(((int8, ("vanilla", "dynamic", *adaptive)),), long, together=len(LONG))))
     return found
 

@@ -1,0 +1,57 @@
+"""Parsed JSON as instances of annotated dataclasses, with one sentence for whatever does not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from eagle_runtime.errors import BundleError
+
+
+def checked(kind: Any, value: Any, where: str) -> Any:
+    """`value` (parsed JSON) as an instance of the annotation `kind`, a dataclass say; raises BundleError naming
+    `where`."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return _build_dataclass(typing.cast("type[Any]", kind), value, where)
+    if origin is dict:
+        if isinstance(value, dict):
+            return {key: checked(args[1], item, f"{where}: {key!r}") for key, item in value.items()}
+    elif origin is tuple:
+        if isinstance(value, list):
+            return tuple(checked(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    elif origin is Literal:
+        if value in args:
+            return value
+    elif origin in (types.UnionType, typing.Union):
+        if type(value) in args:
+            return value
+        if models := [arg for arg in args if dataclasses.is_dataclass(arg)]:
+            return checked(models[0], value, where)
+    elif kind is float:
+        if type(value) in (int, float) and abs(value) <= sys.float_info.max:  # JSON may write 1.0 as 1; NaN is neither
+            return float(value)
+    elif type(value) is kind:
+        return value
+    raise BundleError(f"{where} is {value!r}, which is no {_describe(kind)}; export the bundle again")
+
+
+def _build_dataclass(kind: type[Any], value: Any, where: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise BundleError(f"{where} is {value!r}, which is no JSON object; export the bundle again")
+    hints = typing.get_type_hints(kind)
+    if unknown := sorted(set(value) - set(hints)):
+        raise BundleError(f"{where}: unknown key {unknown[0]!r}; export the bundle again with this version")
+    if missing := [name for name in hints if name not in value]:
+        raise BundleError(f"{where}: key {missing[0]!r} is missing; export the bundle again with this version")
+    return kind(**{name: checked(hint, value[name], f"{where}: {name}") for name, hint in hints.items()})
+
+
+def _describe(kind: Any) -> str:
+    if typing.get_origin(kind) is Literal:
+        return "one of " + ", ".join(map(str, typing.get_args(kind)))
+    return str(getattr(kind, "__name__", kind))
