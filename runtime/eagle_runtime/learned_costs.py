@@ -235,10 +235,11 @@ class LearnedCosts:
         if _moved(self._belief.corrections, self._made_of) > MOVED:
             self._now, self._made_of = table(self._belief), self._belief.corrections
 
-    def measured(self, costs: Costs) -> None:
-        """Go on from a table that was measured, and keep it."""
+    def measured(self, costs: Costs) -> Costs:
+        """Go on from a table that was measured, and keep it. Returns it, in the sizes that are learned."""
         self._start_from(measured(costs), None)
         self._write()
+        return self.latest()
 
     def end_generation(self) -> None:
         """Keep what was learned, if it tells much that the file does not."""

@@ -34,23 +34,21 @@ class Run:
 
 def compare(
     bundle: Path, prompts: Sequence[str | Sequence[int]], threads: int | None, method: Method | None, new_tokens: int
-) -> Iterator[dict[str, Run]]:
-    """Of every prompt the runs by name; those of the first prompt are each model's first. All begin in empty cache
-    folders. Raises RequestError where outputs differ."""
+) -> list[dict[str, Run]]:
+    """Of every prompt the runs by name; those of the first prompt are each model's first. What is learned is kept
+    nowhere. Raises RequestError where outputs differ."""
+    found = []
     with contextlib.ExitStack() as stack:
-        models = {}
-        for name in NAMES:
-            with empty_cache(stack.enter_context(tempfile.TemporaryDirectory())):
-                models[name] = stack.enter_context(EagleModel.load(bundle, backend="cpu", threads=threads))
-                if name == "measured":
-                    models[name].costs(measure_again=True)
+        stack.enter_context(cache_in(stack.enter_context(tempfile.TemporaryDirectory())))
+        models = {name: stack.enter_context(EagleModel.load(bundle, backend="cpu", threads=threads)) for name in NAMES}
+        models["measured"].costs(measure_again=True)
         for number, prompt in enumerate(prompts):
             order = NAMES[number % len(NAMES) :] + NAMES[: number % len(NAMES)]
             runs = [generate(name, models[name], prompt, method, new_tokens) for name in order]
-            found = {run.name: run for _, run in by_turns(runs)}
-            if len({run.token_ids for run in found.values()}) > 1:
+            found.append({run.name: run for _, run in by_turns(runs)})
+            if len({run.token_ids for run in found[-1].values()}) > 1:
                 raise RequestError(f"prompt {number}: output with drafts is not that of plain decoding")
-            yield found
+    return found
 
 
 def generate(
@@ -87,8 +85,8 @@ def table(found: Sequence[dict[str, Run]]) -> str:
 
 
 @contextlib.contextmanager
-def empty_cache(folder: str) -> Iterator[None]:
-    """Within the block models keep their costs in `folder`."""
+def cache_in(folder: str) -> Iterator[None]:
+    """Within the block `folder` takes the place of the user's cache folder."""
     before = os.environ.get("EAGLE_CACHE")
     os.environ["EAGLE_CACHE"] = folder
     try:
@@ -112,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def run(args: argparse.Namespace) -> None:
         prompts = [question.turns[0] for question in read_questions(args.prompts, args.count)]
         found = compare(args.bundle, prompts, args.threads, args.method, args.max_new_tokens)
-        print(table(list(found)), end="")
+        print(table(found), end="")
 
     return run_command(parser, argv, run, extra="bench", interrupted="interrupted; nothing was measured")
 
