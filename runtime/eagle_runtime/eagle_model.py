@@ -63,9 +63,9 @@ class EagleModel:
     Any thread may call any method. A model decodes one text at a time: calls of `generate` from several threads wait
     for each other, in order of arrival. A stream has the model from its first piece until it ends, is closed or
     dropped; meanwhile other threads get a BusyError, since it may never end, and in its own thread (the one that asked
-    for a piece last) a newer generation ends it: asked for more, it raises RequestError. `score` is such a stream,
-    `costs` that measures such a call, on the cpu of a twin. Twins decode side by side, step by step in order of
-    arrival. No caller's code, on_cycle included, runs within a step.
+    for a piece last) a newer generation ends it: asked for more, it raises RequestError. `score` is such a stream.
+    Twins decode side by side, step by step in order of arrival. No caller's code, on_cycle included, runs within a
+    step.
 
     `close` waits for the running step; whatever comes afterwards raises ClosedError, on twins too, and so does every
     call in a process that was forked after the model was loaded."""
@@ -253,7 +253,7 @@ class EagleModel:
         self._engines.check()
         if measure_again:
             other = self.twin() if self.backend == "cpu" else self
-            return other._turns.run(lambda: self._costs.measured(measure(other._target, other._rehearsal())))
+            other._turns.run(lambda: self._costs.measured(measure(other._target, other._rehearsal())))
         return self._costs.latest()
 
     def _rehearsal(self) -> Callable[[Features], Rehearsal] | None:

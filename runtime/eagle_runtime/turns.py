@@ -7,6 +7,7 @@ another thread, which may never end: that is refused. In one thread a newer gene
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Generator, Iterator
 from typing import TypeVar
@@ -51,16 +52,17 @@ class Turns:
         place = claim.place
         asked = time.perf_counter()
 
-        def step() -> T | None:
+        def step() -> list[T]:
+            """The next item, or none."""
             claim.waited += time.perf_counter() - asked
             if self._holder is not place or not place.left.locked():
                 raise RequestError("another generation was started on this model before this stream ended")
-            return next(work, None)
+            return list(itertools.islice(work, 1))
 
         try:
             self._begin(place)
-            while (item := self._engines.step(step)) is not None:
-                yield item
+            while items := self._engines.step(step):
+                yield items[0]
                 asked = time.perf_counter()
                 place.thread = this_thread()
         finally:
