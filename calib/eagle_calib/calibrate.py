@@ -29,7 +29,7 @@ from eagle_runtime.eagle_model import MAX_THREADS
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.graph_file import read_graph
 from eagle_runtime.lookup import LookupDrafter
-from eagle_runtime.manifest import MANIFEST_NAME, Manifest, TreeDefaults, read_manifest, read_text_file, verify_hashes
+from eagle_runtime.manifest import MANIFEST_NAME, Manifest, read_manifest, read_text_file, verify_hashes
 from eagle_runtime.model import Head, Target
 from eagle_runtime.plain_file import file_sha256
 from eagle_runtime.sampling import Sampler, SamplingParams
@@ -131,7 +131,7 @@ def decode_windows(
     longest = max(map(len, windows)) + NEW_TOKENS + manifest.tree_defaults.total_token
     capacity = min(manifest.target.context, longest)
     target = Target(target_session, capacity)
-    new_drafter = LookupDrafter if head_session is None else _grown(manifest.tree_defaults, head_session, capacity)
+    new_drafter = LookupDrafter if head_session is None else _grown(manifest, head_session, capacity)
     stop = frozenset(manifest.target.eos_token_ids)
     verified = 0
     for window in windows:
@@ -148,11 +148,12 @@ def decode_windows(
     return Tokens(sum(map(len, windows)), verified)
 
 
-def _grown(defaults: TreeDefaults, session: Session, capacity: int) -> Callable[[], Drafter]:
+def _grown(manifest: Manifest, session: Session, capacity: int) -> Callable[[], Drafter]:
     """Makes drafters of the bundle's own dynamic tree."""
+    defaults = manifest.tree_defaults
     top_k = min(defaults.draft_top_k, int(session.outputs["token_ids"].shape[2]))
     shape = DynamicTree(defaults.total_token, defaults.depth, top_k)
-    head = Head(session, capacity, shape.scratch)
+    head = Head(session, capacity, shape.scratch, manifest.target.vocab_size)
     return lambda: EagleDrafter(head, shape)
 
 

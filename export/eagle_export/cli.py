@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eagle_runtime.command import Parser, run_command
+from eagle_runtime.command import Parser, run_command, tell
 from eagle_runtime.manifest import Certificate
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
         keep=args.keep,
     )
     for warning in done.warnings:
-        print(f"eagle-export: warning: {warning}", file=sys.stderr)
+        tell("eagle-export", f"warning: {warning}")
     seconds = time.perf_counter() - started
     head, certificate = done.manifest.head, done.manifest.certificate
     if args.json:

@@ -80,13 +80,20 @@ def _forget() -> None:
 
 
 def _watch(receive: Callable[[], bytes], numbers: frozenset[int], done: threading.Event) -> None:
-    first = None
+    if hasattr(signal, "pthread_sigmask"):  # else the system may hand this thread what should wake the main one
+        signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    first = echo = None
     while data := receive():
         if data[0] not in numbers:
             continue
         now = time.monotonic()
         if first is None:
             first = now
+            if hasattr(signal, "pthread_kill"):  # an engine's thread may have got it, while the main one sleeps on
+                echo = data[0]
+                signal.pthread_kill(threading.main_thread().ident or 0, echo)
+        elif data[0] == echo:
+            echo = None
         elif now > first + SAME_S:
             if not done.wait(max(0.0, first + CLEARING_S - now)):
                 os._exit(128 + data[0])

@@ -13,11 +13,12 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from onnx import TensorProto, helper, save
 from tokenizers import Tokenizer, models
 
 from eagle_runtime import cli
@@ -32,6 +33,7 @@ from eagle_runtime.command import Parser, run_command
 
 def run(args):
     folder = Path(sys.argv[1])
+    {prepare}
     try:
         (folder / "working").touch()
         {work}
@@ -175,10 +177,11 @@ def test_a_user_without_a_home(text_bundle: Path, monkeypatch: pytest.MonkeyPatc
     assert cli.main(argv) == 0
 
 
-def start(folder: Path, work: str, clearing: str = "pass") -> subprocess.Popen[str]:
-    """A command that has begun its work."""
+@contextlib.contextmanager
+def start(folder: Path, work: str, clearing: str = "pass", prepare: str = "pass") -> Iterator[subprocess.Popen[str]]:
+    """A command that has begun its work; gone when the block ends."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HANGS.format(work=work, clearing=clearing), str(folder)],
+        [sys.executable, "-c", HANGS.format(work=work, clearing=clearing, prepare=prepare), str(folder)],
         env=environment(),
         text=True,
         stdout=subprocess.PIPE,
@@ -189,13 +192,57 @@ def start(folder: Path, work: str, clearing: str = "pass") -> subprocess.Popen[s
     while not (folder / "working").exists():
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
-    time.sleep(0.2)
-    return process
+    try:
+        time.sleep(0.2)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdout, process.stderr):
+            assert pipe is not None
+            pipe.close()
 
 
+def endless_graph(path: Path) -> None:
+    """A graph of one loop, whose single pass takes weeks."""
+    one = [1]
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Add", ["x", "x"], ["y"])],
+        "body",
+        [
+            helper.make_tensor_value_info("turn", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, one),
+        ],
+        [
+            helper.make_tensor_value_info("on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, one),
+        ],
+    )
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["turns", "", "first"], ["last"], body=body)],
+        "endless",
+        [
+            helper.make_tensor_value_info("turns", TensorProto.INT64, []),
+            helper.make_tensor_value_info("first", TensorProto.FLOAT, one),
+        ],
+        [helper.make_tensor_value_info("last", TensorProto.FLOAT, one)],
+    )
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+
+
+@pytest.mark.parametrize("hangs_in", ["native code", "a pass of ONNX Runtime"])
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_second_interrupt_ends_a_pass_that_hangs(number: int, status: int, tmp_path: Path) -> None:
-    with start(tmp_path, NATIVE) as process:
+def test_a_second_interrupt_ends_a_pass_that_hangs(number: int, status: int, hangs_in: str, tmp_path: Path) -> None:
+    work, prepare = NATIVE, "pass"
+    if hangs_in != "native code":
+        endless_graph(tmp_path / "endless.onnx")
+        prepare = (
+            "import numpy as np, onnxruntime; session = onnxruntime.InferenceSession(folder / 'endless.onnx'); "
+            "feeds = {'turns': np.array(10**12), 'first': np.ones(1, np.float32)}"
+        )
+        work = "session.run(None, feeds)"
+    with start(tmp_path, work, prepare=prepare) as process:
         process.send_signal(number)
         time.sleep(CLEARING_S + 0.5)
         assert process.poll() is None, "the first waits for the pass"
