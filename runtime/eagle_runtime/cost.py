@@ -33,6 +33,9 @@ CONTEXTS = (64, 2048)  # rows before a pass; less where the model serves less
 ROUNDS = 4  # at least
 ENOUGH_S = 2.0  # further rounds are begun before this, as short passes need
 MAX_S = 20.0  # no further round is begun after this
+# Of a table that is read, what no measurement gives.
+FAR = 1 << 30  # rows before a pass
+SLOWEST_S = 1e6  # seconds of a pass
 TIMED = "cycles with the host's work"  # to be changed with what is timed
 
 
@@ -214,7 +217,8 @@ def file_name(facts: Iterable[str]) -> str:
 
 
 def costs_from_json(data: dict[str, Any]) -> Costs:
-    """Costs as dataclasses.asdict told them. Raises ValueError, KeyError or TypeError for anything else."""
+    """Costs as dataclasses.asdict told them. Raises ValueError, KeyError, TypeError or OverflowError for anything else,
+    and for numbers that no table holds."""
     names = ("head", "plain", "first")
     return Costs(_from_json(data["target"]), *(None if data[n] is None else _from_json(data[n]) for n in names))
 
@@ -226,6 +230,9 @@ def _from_json(data: dict[str, Any]) -> Timings:
         tuple(tuple(float(second) for second in line) for line in data["seconds"]),
     )
     shaped = len(found.seconds) == len(found.contexts) and all(len(line) == len(found.rows) for line in found.seconds)
-    if not shaped or not found.rows or len(found.contexts) not in (1, 2) or not np.all(np.array(found.seconds) > 0):
+    counted = all(0 < row <= LARGEST for row in found.rows) and all(0 <= rows < FAR for rows in found.contexts)
+    rising = all(a < b for numbers in (found.rows, found.contexts) for a, b in itertools.pairwise(numbers))
+    timed = all(0 < second < SLOWEST_S for line in found.seconds for second in line)
+    if not (shaped and counted and rising and timed and found.rows and len(found.contexts) in (1, 2)):
         raise ValueError
     return found

@@ -266,8 +266,10 @@ class LearnedCosts:
 def open_costs(file: str, prior: Callable[[], Costs]) -> LearnedCosts:
     """What was learned in earlier runs and is kept in `file`; where there is no such file, or it cannot be read, the
     table that `prior` makes."""
-    kept = read_belief(file)
-    return LearnedCosts(unknown(prior()) if kept is None else kept, file, known=kept is not None)
+    kept, assumed = read_belief(file), prior()
+    if kept is not None and (kept.base.head is None) != (assumed.head is None):  # of another bundle
+        kept = None
+    return LearnedCosts(unknown(assumed) if kept is None else kept, file, known=kept is not None)
 
 
 def read_belief(file: str) -> Belief | None:

@@ -20,7 +20,7 @@ from typing import Literal
 from eagle_runtime.errors import BundleError
 from eagle_runtime.plain_file import MANIFEST_BYTES, TEXT_BYTES, file_sha256, inside, read_plain
 from eagle_runtime.tree import MAX_DEPTH, MAX_NODES
-from eagle_runtime.typed_json import checked
+from eagle_runtime.typed_json import checked, shown
 
 MANIFEST_NAME = "eagle_config.json"
 SCHEMA_VERSION = 6
@@ -197,7 +197,7 @@ def read_manifest(bundle: Path) -> Manifest:
     version = data.get("schema_version")
     if version != SCHEMA_VERSION:
         raise BundleError(
-            f"{path}: schema_version is {version!r}, this runtime reads {SCHEMA_VERSION}; "
+            f"{path}: schema_version is {shown(version)}, this runtime reads {SCHEMA_VERSION}; "
             "export the bundle again or install the matching eagle-edge"
         )
     manifest = typing.cast(Manifest, checked(Manifest, data, str(path)))
@@ -208,7 +208,9 @@ def read_manifest(bundle: Path) -> Manifest:
     for file in (*graphs, *manifest.files):
         bundle_file(bundle, file)
     if unlisted := [file for file in graphs if file not in manifest.files]:
-        raise BundleError(f"{path}: graph file {unlisted[0]!r} is not listed under 'files'; export the bundle again")
+        raise BundleError(
+            f"{path}: graph file {shown(unlisted[0])} is not listed under 'files'; export the bundle again"
+        )
     return manifest
 
 
@@ -242,8 +244,8 @@ def _check_graphs(manifest: Manifest, where: str) -> None:
             found = {key: tensor.shape for key, tensor in specs.items()}
             if wrong := sorted(key for key in {*wanted, *found} if wanted.get(key) != found.get(key)):
                 raise BundleError(
-                    f"{where}: {name}: graph: {part}: {wrong[0]!r} is {_listed(found.get(wrong[0]))}, but the sizes "
-                    f"given for the models make it {_listed(wanted.get(wrong[0]))}; export the bundle again"
+                    f"{where}: {name}: graph: {part}: {shown(wrong[0])} is {_listed(found.get(wrong[0]))}, but the "
+                    f"sizes given for the models make it {_listed(wanted.get(wrong[0]))}; export the bundle again"
                 )
 
 
@@ -280,7 +282,9 @@ def _check_numbers(manifest: Manifest, where: str) -> None:
         numbers += [("draft: taps", tap, 0, MODEL_RANGES["num_layers"][1]) for tap in manifest.head.taps]
     for name, value, least, most in numbers:
         if not least <= value <= most:
-            raise BundleError(f"{where}: {name} is {value}, but must be {least} to {most}; export the bundle again")
+            raise BundleError(
+                f"{where}: {name} is {shown(value)}, but must be {least} to {most}; export the bundle again"
+            )
 
 
 def _check_certificate(manifest: Manifest, where: str) -> None:
@@ -316,7 +320,7 @@ def _check_certificate(manifest: Manifest, where: str) -> None:
 
 
 def _listed(shape: Shape | None) -> str:
-    return "absent" if shape is None else str(list(shape))
+    return "absent" if shape is None else shown(list(shape))
 
 
 def bundle_file(bundle: Path, name: str) -> Path:
@@ -330,7 +334,9 @@ def bundle_file(bundle: Path, name: str) -> Path:
     except (OSError, RuntimeError, ValueError):  # a loop of links, a name no file system takes
         leaves = True
     if leaves:
-        raise BundleError(f"{bundle / MANIFEST_NAME}: file path {name!r} leaves the bundle; export the bundle again")
+        raise BundleError(
+            f"{bundle / MANIFEST_NAME}: file path {shown(name)} leaves the bundle; export the bundle again"
+        )
     if not found:
         raise BundleError(f"{path} is missing from the bundle, or no regular file; copy or export the bundle again")
     return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 import sys
 import types
 import typing
@@ -10,6 +11,9 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from eagle_runtime.errors import BundleError
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 1, 60, 60
 
 
 def checked(kind: Any, value: Any, where: str) -> Any:
@@ -20,7 +24,7 @@ def checked(kind: Any, value: Any, where: str) -> Any:
         return _build_dataclass(typing.cast("type[Any]", kind), value, where)
     if origin is dict:
         if isinstance(value, dict):
-            return {key: checked(args[1], item, f"{where}: {key!r}") for key, item in value.items()}
+            return {key: checked(args[1], item, f"{where}: {shown(key)}") for key, item in value.items()}
     elif origin is tuple:
         if isinstance(value, list):
             return tuple(checked(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
@@ -37,18 +41,23 @@ def checked(kind: Any, value: Any, where: str) -> Any:
             return float(value)
     elif type(value) is kind:
         return value
-    raise BundleError(f"{where} is {value!r}, which is no {_describe(kind)}; export the bundle again")
+    raise BundleError(f"{where} is {shown(value)}, which is no {_describe(kind)}; export the bundle again")
 
 
 def _build_dataclass(kind: type[Any], value: Any, where: str) -> Any:
     if not isinstance(value, Mapping):
-        raise BundleError(f"{where} is {value!r}, which is no JSON object; export the bundle again")
+        raise BundleError(f"{where} is {shown(value)}, which is no JSON object; export the bundle again")
     hints = typing.get_type_hints(kind)
     if unknown := sorted(set(value) - set(hints)):
-        raise BundleError(f"{where}: unknown key {unknown[0]!r}; export the bundle again with this version")
+        raise BundleError(f"{where}: unknown key {shown(unknown[0])}; export the bundle again with this version")
     if missing := [name for name in hints if name not in value]:
         raise BundleError(f"{where}: key {missing[0]!r} is missing; export the bundle again with this version")
     return kind(**{name: checked(hint, value[name], f"{where}: {name}") for name, hint in hints.items()})
+
+
+def shown(value: object) -> str:
+    """Returns the repr of a value, or as much of it as a sentence can hold."""
+    return _SHORT.repr(value)
 
 
 def _describe(kind: Any) -> str:

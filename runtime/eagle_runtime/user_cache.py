@@ -12,7 +12,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from eagle_runtime.errors import BundleError
+from eagle_runtime.plain_file import MEGABYTE, read_plain
 from eagle_runtime.processor import processor_features, processor_name
+
+LARGEST = MEGABYTE  # bytes of a file; they take some kilobytes
 
 
 def cache_folder() -> Path:
@@ -40,10 +44,10 @@ def machine_key(facts: Iterable[str]) -> str:
 
 
 def read_json(name: str) -> Any:
-    """Returns what a file of the cache folder holds; None if there is none or it cannot be read."""
+    """Returns what a file of the cache folder holds; None if there is none, or it is no JSON of ours."""
     try:
-        return json.loads((cache_folder() / name).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, RuntimeError):  # RuntimeError: there is no home
+        return json.loads(read_plain(cache_folder() / name, LARGEST).decode())
+    except (BundleError, OSError, ValueError, RuntimeError):  # RuntimeError: there is no home, or JSON is too deep
         return None
 
 
@@ -53,11 +57,13 @@ def write_json(name: str, data: Any) -> None:
     try:
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, encoding="utf-8", suffix=".new", delete=False) as file:
-            json.dump(data, file)
+        handle, new = tempfile.mkstemp(dir=folder, suffix=".new")
         try:
-            Path(file.name).replace(folder / name)
-        except OSError:
-            Path(file.name).unlink(missing_ok=True)
+            with open(handle, "w", encoding="utf-8") as file:
+                json.dump(data, file)
+            os.replace(new, folder / name)
+        except BaseException:  # a disk may be full, and an interrupt may come between any two steps
+            Path(new).unlink(missing_ok=True)
+            raise
     except (OSError, RuntimeError):
         return

@@ -78,10 +78,11 @@ def test_what_is_found_is_kept_and_said_once(
         with pytest.warns(EagleWarning):  # other threads may divide sums in another way
             assert check_rows(session, manifest, 2) == first
         assert len(session.fed) > passes
-    for file in (tmp_path / "cache").iterdir():
-        file.write_text('{"padding": 7}', encoding="utf-8")
-    with Uneven(bundle, lambda rows: False) as session:
-        assert check_rows(session, manifest, 1) == RowCheck(RowPadding())
+    for padding in ("7", '"x"', '{"least": 1}', '{"least": 1000000000, "multiple": 1}', '{"least": 1, "multiple": 0}'):
+        for file in (tmp_path / "cache").iterdir():
+            file.write_text(f'{{"padding": {padding}}}', encoding="utf-8")
+        with Uneven(bundle, lambda rows: False) as session:
+            assert check_rows(session, manifest, 1) == RowCheck(RowPadding())
 
 
 def test_without_equal_rows_drafts_are_off(bundle_of: Callable[..., Path], prompts: list[list[int]]) -> None:

@@ -371,7 +371,20 @@ def test_few_passes_are_not_worth_a_file(cache: Path) -> None:
         lambda data: json.dumps({**data, "spread": [[float("nan")] * len(row) for row in data["spread"]]}),
         lambda data: json.dumps({**data, "spread": [[-entry for entry in row] for row in data["spread"]]}),
         lambda data: json.dumps(data).replace("0.0", "0.x", 1),
-        lambda data: json.dumps({**data, "costs": {**data["costs"], "target": {**data["costs"]["target"], "rows": 3}}}),
+        *(
+            lambda data, change=change: json.dumps(
+                {**data, "costs": {**data["costs"], "target": {**data["costs"]["target"], **change}}}
+            )
+            for change in (
+                {"rows": 3},
+                {"contexts": [64, 64]},
+                {"contexts": [64, 10**40]},
+                {"rows": [64, 48, 32, 24, 16, 8, 4, 2, 1]},
+                {"rows": [1, 2, 4, 8, 16, 24, 32, 48, 10**40]},
+                {"seconds": [[1e308] * 9] * 2},
+                {"seconds": [[float("inf")] * 9] * 2},
+            )
+        ),
     ],
 )
 def test_what_cannot_be_read_is_as_good_as_nothing(change: Callable[[Any], str], cache: Path) -> None:
@@ -380,6 +393,14 @@ def test_what_cannot_be_read_is_as_good_as_nothing(change: Callable[[Any], str],
     assert read_belief("costs.json") is not None
     (cache / "costs.json").write_text(change(data), encoding="utf-8")
     assert read_belief("costs.json") is None
+    assert open_costs("costs.json", lambda: CPU_PRIOR).latest() == table(unknown(CPU_PRIOR))
+
+
+def test_costs_of_a_bundle_without_a_head_are_none_of_one_with_a_head(cache: Path) -> None:
+    taught().close()
+    data = json.loads((cache / "costs.json").read_text(encoding="utf-8"))
+    data["costs"]["head"] = None
+    (cache / "costs.json").write_text(json.dumps(data), encoding="utf-8")
     assert open_costs("costs.json", lambda: CPU_PRIOR).latest() == table(unknown(CPU_PRIOR))
 
 

@@ -34,6 +34,7 @@ from eagle_runtime.manifest import (
     verify_hashes,
 )
 from eagle_runtime.plain_file import file_sha256
+from eagle_runtime.typed_json import shown
 
 FILES = ("target/model.onnx", "target/model.onnx.data", "draft/model.onnx", "tokenizer.json")
 SIZES = [  # and where the graphs contradict them first
@@ -285,7 +286,7 @@ def test_numbers_that_json_wrote_without_a_point(bundle: Path) -> None:
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 10**400, True, "1.0"])
 def test_no_numbers(bundle: Path, number: object) -> None:
     message = refusal(bundle, replaced(stored(bundle), ("certificate", "kl"), number))
-    assert f"certificate: kl is {number!r}" in message and "no float" in message
+    assert f"certificate: kl is {shown(number)}" in message and "no float" in message
 
 
 @pytest.mark.parametrize(
@@ -388,7 +389,25 @@ def test_paths_that_leave_the_bundle(bundle: Path, name: str, listed_as: str) ->
         data["files"][name] = "0" * 64
     else:
         data[listed_as]["graph"]["file"] = name
-    assert f"file path {name!r} leaves the bundle" in refusal(bundle, data)
+    assert f"file path {shown(name)} leaves the bundle" in refusal(bundle, data)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data, long: data.update(schema_version=long),
+        lambda data, long: data.update({"x" * 100_000: 1}),
+        lambda data, long: data["tools"].update({"x" * 100_000: 1}),
+        lambda data, long: data["target"].update(model_type=long),
+        lambda data, long: data["target"].update(context=10**4000),
+        lambda data, long: data["target"]["graph"]["inputs"].update({"x" * 100_000: {"dtype": "x", "shape": []}}),
+        lambda data, long: data["target"]["graph"].update(file="x" * 100_000),
+    ],
+)
+def test_what_is_long_is_told_in_part(bundle: Path, change: Callable[[Any, Any], None]) -> None:
+    data = stored(bundle)
+    change(data, [["x" * 1000] * 1000] * 10)
+    assert len(refusal(bundle, data)) < 500 + len(str(bundle))
 
 
 def test_an_absolute_path_into_the_bundle(bundle: Path) -> None:
