@@ -202,15 +202,15 @@ def test_messages_that_hold_themselves(folder: Path) -> None:
     ],
 )
 def test_a_broken_tokenizer_config(content: str | bytes, says: str, folder: Path) -> None:
-    text = text_of(folder, IN_USE["llama3"])
     raw = content.encode() if isinstance(content, str) else content
     (folder / "tokenizer_config.json").write_bytes(raw)
+    text = text_of(folder, IN_USE["llama3"])
     with pytest.raises(BundleError, match=rf"tokenizer_config\.json {says}"):
         text.render(CHAT)
 
 
 def test_a_template_in_another_encoding(folder: Path) -> None:
-    text = text_of(folder, "")
     (folder / "chat_template.jinja").write_bytes("é".encode("latin-1"))
+    text = Text(folder)
     with pytest.raises(BundleError, match=r"chat_template\.jinja cannot be read as UTF-8"):
         text.render(CHAT)
