@@ -4,7 +4,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: setup test lint demo bench processors clean
+.PHONY: setup test lint demo bench processors faults clean
 .DEFAULT_GOAL := test
 
 setup: .venv/.installed
@@ -34,6 +34,10 @@ bench: setup
 # Half an hour; needs Debian's qemu-user. Keeps an ARM64 Python in ~/.cache/eagle-edge-arm64, or in EAGLE_ARM64.
 processors: setup
 	$(BIN)/pytest -n 2 -m "emulated or not emulated" tests/processors
+
+# Some ten minutes: damaged bundles and caches, killed exports, threads (docs/reliability.md). EAGLE_FAULTS=10 for ten times as many.
+faults: setup
+	$(BIN)/pytest -n 2 -m slow tests/faults
 
 clean:
 	rm -rf .venv .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
