@@ -1,7 +1,7 @@
 """Every file of a bundle damaged in every way. With hashes checked, nothing damaged is ever decoded from.
 
-With `check_hashes=False` the caller vouches for the weights alone: what they are damaged to is decoded from, or refused.
-Of all other files nothing damaged is used then either.
+With `check_hashes=False` the caller vouches for the weights alone: what they are damaged to is decoded from, or
+refused. Of all other files nothing damaged is used then either.
 """
 
 from __future__ import annotations
