@@ -14,7 +14,7 @@ import pytest
 from filelock import FileLock
 
 from eagle_runtime import EagleModel
-from eagle_runtime.manifest import MANIFEST_NAME
+from eagle_runtime.bundle.manifest import MANIFEST_NAME
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # some tests import it themselves
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.cache import ALIGNMENT
-from eagle_runtime.session.driver import DeviceInfo, out_of_memory
+from eagle_runtime.session.trt.driver import DeviceInfo, out_of_memory
 
 Work = Callable[[], None]
 STREAM = 7

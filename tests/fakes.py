@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from eagle_runtime.bundle.manifest import TensorSpec
 from eagle_runtime.cache import Cache, KVCache
-from eagle_runtime.manifest import TensorSpec
-from eagle_runtime.session import Array, Session
+from eagle_runtime.session.protocol import Array, Session
 from eagle_runtime.tree import Bool, Float
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from eagle_runtime.cache import KVCache
-from eagle_runtime.cost import LARGEST, Costs
-from eagle_runtime.session import Array
+from eagle_runtime.drafting.costs.tables import LARGEST, Costs
+from eagle_runtime.session.protocol import Array
 from fakes import FakeHead, FakeTarget, Language
 
 NOISE = 0.1  # standard deviation of a pass's logarithm

@@ -22,10 +22,10 @@ HEAVY = {"torch", "transformers", "onnx", "onnxscript", "onnx_ir"}
 BASE = {"numpy", "tokenizers", "jinja2"}  # what the distribution requires whatever its extras
 EXTRAS = {"runtime": set[str](), "calib": {"onnx", "rich", "filelock"}}  # of the lean parts: what their jobs bring
 ENGINES = {  # engine library -> the one file that imports it
-    "onnxruntime": "runtime/eagle_runtime/session/ort.py",
-    "tensorrt_rtx": "runtime/eagle_runtime/trt_library.py",
-    "tensorrt": "runtime/eagle_runtime/trt_library.py",
-    "cuda": "runtime/eagle_runtime/session/driver.py",
+    "onnxruntime": "runtime/eagle_runtime/session/ort/session.py",
+    "tensorrt_rtx": "runtime/eagle_runtime/session/trt/library.py",
+    "tensorrt": "runtime/eagle_runtime/session/trt/library.py",
+    "cuda": "runtime/eagle_runtime/session/trt/driver.py",
 }
 SECONDS = 0.3  # of processor time: a busy machine would stretch the time on the clock
 
@@ -82,7 +82,7 @@ def house(tmp_path: Path) -> Path:
     """A small tree in which every allowed arrow is drawn."""
     allowed = [f"import {package}" for package in PARTS.values()]
     for index, (part, package) in enumerate(PARTS.items()):
-        (tmp_path / part / package / "session").mkdir(parents=True)
+        (tmp_path / part / package / "session" / "ort").mkdir(parents=True)
         text = ["import json", "import numpy as np", "from . import sibling", *allowed[: index + 1]]
         text += [] if part in LEAN else ["import torch"]
         (tmp_path / part / package / "__init__.py").write_text("\n".join(text))

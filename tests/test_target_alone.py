@@ -20,16 +20,16 @@ from eagle_export.checkpoint import open_checkpoint
 from eagle_export.cli import main as export_main
 from eagle_export.errors import ExportError
 from eagle_runtime import EagleModel
+from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
 from eagle_runtime.cli import main as run_main
-from eagle_runtime.cost import Costs
-from eagle_runtime.drafter import DynamicTree
+from eagle_runtime.drafting.costs.learned import LearnedCosts
+from eagle_runtime.drafting.costs.tables import Costs
+from eagle_runtime.drafting.drafter import DynamicTree
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle
-from eagle_runtime.learned_costs import LearnedCosts
-from eagle_runtime.manifest import MANIFEST_NAME, read_manifest
-from eagle_runtime.session.ort import OrtSession, open_graph
-from eagle_runtime.session.ort_device import OrtDeviceSession
-from eagle_runtime.session.ort_memory import OrtMemory
+from eagle_runtime.session.ort.device_session import OrtDeviceSession
+from eagle_runtime.session.ort.memory import OrtMemory
+from eagle_runtime.session.ort.session import OrtSession, open_graph
 from eagle_tools.acceptance import main as acceptance_main
 from eagle_tools.compare_engines import compare_sessions
 from eagle_tools.doctor import main as doctor_main

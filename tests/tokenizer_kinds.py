@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from eagle_runtime.text_stream import UNKNOWN
+from eagle_runtime.text.detokenizer import UNKNOWN
 
 WORDS = ["▁the", "▁a", "▁", "b", "c", "é", "€", UNKNOWN, "▁▁", "s", "'", "▁'", "n't", "."]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]

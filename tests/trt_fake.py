@@ -18,10 +18,18 @@ import numpy as np
 import onnxruntime as ort
 
 from cuda_fake import FakeDriver
-from eagle_export.engines import profiles_of
-from eagle_runtime.engine_file import ENGINES, SIDECAR, SIDECAR_VERSION, EngineFolder, EngineSet, EngineSpec, Profile
-from eagle_runtime.manifest import Manifest, read_manifest
-from eagle_runtime.plain_file import file_sha256
+from eagle_export.tensorrt.build import profiles_of
+from eagle_runtime.bundle.manifest import Manifest, read_manifest
+from eagle_runtime.bundle.plain_file import file_sha256
+from eagle_runtime.session.trt.engine_file import (
+    ENGINES,
+    SIDECAR,
+    SIDECAR_VERSION,
+    EngineFolder,
+    EngineSet,
+    EngineSpec,
+    Profile,
+)
 
 VERSION = "1.0"
 DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}

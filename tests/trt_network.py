@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from eagle_export import network
 from eagle_export.errors import ExportError
-from eagle_export.kernels import Kernel, read_kernels
-from eagle_runtime.engine_file import Profile
+from eagle_export.tensorrt import network
+from eagle_export.tensorrt.kernels import Kernel, read_kernels
+from eagle_runtime.session.trt.engine_file import Profile
 
 if sys.platform == "linux" and platform.machine() == "x86_64":
     import tensorrt_rtx as trt

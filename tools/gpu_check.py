@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle_runtime.command import Parser, run_command
-from eagle_runtime.nvidia import Gpu, first_gpu
+from eagle_runtime.machine.nvidia import Gpu, first_gpu
 from eagle_tools.engines import find_engines
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -24,17 +24,17 @@ from eagle_calib.errors import CalibrationError
 from eagle_calib.folder import clear_leftovers, written
 from eagle_calib.observe import ObservingSession
 from eagle_calib.texts import read_windows
-from eagle_runtime.drafter import Drafter, DynamicTree, EagleDrafter
+from eagle_runtime.bundle.graph_file import read_graph
+from eagle_runtime.bundle.manifest import MANIFEST_NAME, Manifest, read_manifest, read_text_file, verify_hashes
+from eagle_runtime.bundle.plain_file import file_sha256
+from eagle_runtime.drafting.drafter import Drafter, DynamicTree, EagleDrafter
+from eagle_runtime.drafting.lookup import LookupDrafter
 from eagle_runtime.eagle_model import MAX_THREADS
 from eagle_runtime.generate import Cycle, generate
-from eagle_runtime.graph_file import read_graph
-from eagle_runtime.lookup import LookupDrafter
-from eagle_runtime.manifest import MANIFEST_NAME, Manifest, read_manifest, read_text_file, verify_hashes
 from eagle_runtime.model import Head, Target
-from eagle_runtime.plain_file import file_sha256
 from eagle_runtime.sampling import Sampler, SamplingParams
-from eagle_runtime.session import Session
-from eagle_runtime.text import Text
+from eagle_runtime.session.protocol import Session
+from eagle_runtime.text.tokenizer import Text
 
 WINDOW = 256  # tokens of a prompt
 NEW_TOKENS = 32  # decoded after each

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eagle_calib.errors import CalibrationError
-from eagle_runtime.manifest import GraphSpec, TensorSpec
+from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec
 
 if TYPE_CHECKING:
     import onnx

@@ -13,10 +13,10 @@ from eagle_calib.calibration import Float, Input, Observed
 from eagle_calib.errors import CalibrationError
 from eagle_calib.graph import observable
 from eagle_calib.ranges import Histogram, clipping_ranges
+from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec
 from eagle_runtime.cache import Cache
-from eagle_runtime.manifest import GraphSpec, TensorSpec
-from eagle_runtime.session import Array, Session
-from eagle_runtime.session.ort import OrtSession
+from eagle_runtime.session.ort.session import OrtSession
+from eagle_runtime.session.protocol import Array, Session
 
 SAMPLE_ROWS = 1024
 SEED = 0

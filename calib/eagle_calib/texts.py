@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_calib.errors import CalibrationError
-from eagle_runtime.text import Text
+from eagle_runtime.text.tokenizer import Text
 
 BLOCK_CHARS = 1 << 16  # of plain text, tokenised at a time
 

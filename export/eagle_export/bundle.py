@@ -25,8 +25,7 @@ from eagle_export.heads.config import HeadConfig
 from eagle_export.pair import Pair, build_graphs, open_pair
 from eagle_export.recipes import apply, draft_precision_beside, plan
 from eagle_export.weights import num_bytes, save
-from eagle_runtime.errors import BundleError
-from eagle_runtime.manifest import (
+from eagle_runtime.bundle.manifest import (
     MANIFEST_NAME,
     SCHEMA_VERSION,
     GraphSpec,
@@ -36,8 +35,9 @@ from eagle_runtime.manifest import (
     TensorSpec,
     TreeDefaults,
 )
-from eagle_runtime.plain_file import file_sha256
-from eagle_runtime.text import Text
+from eagle_runtime.bundle.plain_file import file_sha256
+from eagle_runtime.errors import BundleError
+from eagle_runtime.text.tokenizer import Text
 
 GRAPH_FILES = {"target": "target/model.onnx", "draft": "draft/model.onnx"}
 TOP_K = 64  # tokens that a head's graph names per row unless more or fewer are asked for; drawing wants many

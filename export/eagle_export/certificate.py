@@ -25,11 +25,11 @@ from eagle_export.errors import ExportError
 from eagle_export.gate import LIMITS, Demand, FidelityError, refusal
 from eagle_export.trace import quiet
 from eagle_runtime import BackendError, EagleError, EagleModel
-from eagle_runtime.fidelity import shortfall
-from eagle_runtime.manifest import Certificate, GoldenPrompt, Manifest, TopTokens, read_text_file
+from eagle_runtime.bundle.fidelity import shortfall
+from eagle_runtime.bundle.manifest import Certificate, GoldenPrompt, Manifest, TopTokens, read_text_file
 from eagle_runtime.replay import GOLDEN_TOKENS, forced_logits, golden_prompts, mean_tau, replay
 from eagle_runtime.scoring import divergence, log_softmax
-from eagle_runtime.text import Text
+from eagle_runtime.text.tokenizer import Text
 from eagle_runtime.tree import Float
 
 TOP = 5  # tokens stored of each row
@@ -187,7 +187,7 @@ def _top(logits: Float) -> tuple[TopTokens, ...]:
 
 def _check_engine() -> None:
     try:
-        import eagle_runtime.session.ort  # noqa: F401
+        import eagle_runtime.session.ort.session  # noqa: F401
     except BackendError as error:
         raise ExportError(str(error)) from None
 

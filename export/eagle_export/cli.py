@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from eagle_runtime.bundle.manifest import Certificate
 from eagle_runtime.command import Parser, run_command, tell
-from eagle_runtime.manifest import Certificate
 
 if TYPE_CHECKING:
-    from eagle_export.engines import Built, BuiltEngine
+    from eagle_export.tensorrt.build import Built, BuiltEngine
 
 # The keys of recipes.RECIPES and of what stands there, known without heavy imports.
 BACKENDS = ("cpu", "tensorrt-rtx", "tensorrt", "cuda")
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
 
 def run_engines(args: argparse.Namespace) -> None:
     """Build engines as told by the parsed arguments and report on stdout."""
-    from eagle_export.engines import build_engines
+    from eagle_export.tensorrt.build import build_engines
 
     done = build_engines(
         Path(args.bundle),

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from eagle_export.blame import LayerError
 from eagle_export.errors import ExportError
 from eagle_export.recipes import RECIPES
-from eagle_runtime.fidelity import compared
-from eagle_runtime.manifest import Certificate, Limits
+from eagle_runtime.bundle.fidelity import compared
+from eagle_runtime.bundle.manifest import Certificate, Limits
 
 LIMITS = {
     "fp32": Limits(0.99, 1e-5),

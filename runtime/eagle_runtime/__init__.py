@@ -9,9 +9,9 @@ Read generate.py first: it is the loop.
 
 import logging
 
+from eagle_runtime.bundle.fidelity import FidelityWarning
 from eagle_runtime.eagle_model import EagleModel
 from eagle_runtime.errors import BackendError, BundleError, BusyError, ClosedError, EagleError, RequestError
-from eagle_runtime.fidelity import FidelityWarning
 from eagle_runtime.result import Piece, Result, Stats
 from eagle_runtime.sampling import SamplingParams
 

@@ -10,11 +10,11 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from eagle_runtime.bundle.graph_file import read_graph
+from eagle_runtime.bundle.manifest import Manifest
 from eagle_runtime.errors import BackendError, EagleError
-from eagle_runtime.graph_file import read_graph
-from eagle_runtime.manifest import Manifest
-from eagle_runtime.memory import total_memory
-from eagle_runtime.session import Session
+from eagle_runtime.machine.memory import total_memory
+from eagle_runtime.session.protocol import Session
 
 BACKENDS = ("tensorrt-rtx", "tensorrt", "cuda", "cpu")  # in the order of the walk: the faster first
 AUTO = "auto"
@@ -89,16 +89,16 @@ def open_sessions(
     """Of the target of a bundle and, if it has one, of its head. context: tokens of prompt and output; head_scratch:
     rows that the head's cache holds beyond them; threads: of one pass on the CPU. Raises BackendError, BundleError."""
     if backend.startswith("tensorrt"):
-        from eagle_runtime.session import tensorrt
+        from eagle_runtime.session.trt import session as tensorrt
 
         return tensorrt.open_sessions(bundle, manifest, backend, context, head_scratch)
     graphs = [model.graph for model in manifest.models.values()]
     contents = [read_graph(bundle, manifest, graph) for graph in graphs]
     if backend == "cuda":
-        from eagle_runtime.session import cuda
+        from eagle_runtime.session.ort import cuda
 
         return cuda.open_sessions(bundle, manifest, context, head_scratch)
-    from eagle_runtime.session.ort import OrtSession
+    from eagle_runtime.session.ort.session import OrtSession
 
     check_host_memory(manifest, context, head_scratch)
     return tuple(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn, TextIO
 
 from eagle_runtime.errors import EagleError, EagleWarning, is_panic
-from eagle_runtime.stops import Stopped, clean_stops
+from eagle_runtime.threads.stops import Stopped, clean_stops
 
 LONGEST = 1000  # characters of a message
 

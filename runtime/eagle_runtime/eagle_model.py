@@ -18,11 +18,15 @@ from typing import Any, Literal, cast
 
 from eagle_runtime.backends import AUTO, PassedOver, check_name, choose, library_version, notice, open_sessions
 from eagle_runtime.boundary import shown, token_ids, whole
-from eagle_runtime.cost import Costs, file_name, measure
-from eagle_runtime.cost_aware import CostAwareDrafter, Rehearsal
-from eagle_runtime.cost_prior import prior_costs
-from eagle_runtime.coupling import Coupling, Greedy, Trust
-from eagle_runtime.drafter import (
+from eagle_runtime.bundle.fidelity import FidelityWarning, shortfall
+from eagle_runtime.bundle.manifest import Manifest, TreeKind, read_manifest, read_text_file, verify_hashes
+from eagle_runtime.drafting.acceptance import Experience
+from eagle_runtime.drafting.cost_aware import CostAwareDrafter, Rehearsal
+from eagle_runtime.drafting.costs.learned import LearnedCosts, open_costs, unknown
+from eagle_runtime.drafting.costs.prior import prior_costs
+from eagle_runtime.drafting.costs.tables import Costs, file_name, measure
+from eagle_runtime.drafting.coupling import Coupling, Greedy, Trust
+from eagle_runtime.drafting.drafter import (
     Drafter,
     DynamicTree,
     EagleDrafter,
@@ -32,22 +36,18 @@ from eagle_runtime.drafter import (
     chain,
     check_children,
 )
-from eagle_runtime.engines import Engines
+from eagle_runtime.drafting.lookup import LookupDrafter
 from eagle_runtime.errors import ClosedError, RequestError
 from eagle_runtime.exact_rows import PaddedSession, RowCheck, check_rows
-from eagle_runtime.experience import Experience
-from eagle_runtime.fidelity import FidelityWarning, shortfall
 from eagle_runtime.generate import Cycle, generate
-from eagle_runtime.learned_costs import LearnedCosts, open_costs, unknown
-from eagle_runtime.lookup import LookupDrafter
-from eagle_runtime.manifest import Manifest, TreeKind, read_manifest, read_text_file, verify_hashes
 from eagle_runtime.model import Features, Head, Target
 from eagle_runtime.result import Ending, Piece, Result, Stream, stats_of
 from eagle_runtime.sampling import Sampler, SamplingParams
-from eagle_runtime.session import Session
-from eagle_runtime.text import Message, Text
+from eagle_runtime.session.protocol import Session
+from eagle_runtime.text.tokenizer import Message, Text
+from eagle_runtime.threads.engines import Engines
+from eagle_runtime.threads.turns import Claim, Turns
 from eagle_runtime.tree import EAGLE1_CHOICES, Float
-from eagle_runtime.turns import Claim, Turns
 
 Prompt = str | Sequence[int] | Sequence[Message]
 Method = Literal["eagle", "eagle+lookup", "lookup", "vanilla"]

@@ -20,13 +20,13 @@ from typing import Protocol
 
 import numpy as np
 
+from eagle_runtime.bundle.manifest import Manifest
 from eagle_runtime.errors import EagleWarning
-from eagle_runtime.manifest import Manifest
+from eagle_runtime.machine.user_cache import machine_key, read_json, write_json
 from eagle_runtime.model import Target
-from eagle_runtime.session import Session
+from eagle_runtime.session.protocol import Session
 from eagle_runtime.session.row_padding import RowPadding
 from eagle_runtime.tree import Int, Tree, node_depths, root_only
-from eagle_runtime.user_cache import machine_key, read_json, write_json
 
 CHECKED = (2, 3, 6, 17, 64)  # rows of the trees compared: both parities, and sizes at which kernels change their tiling
 PAST = 72  # rows before them: more than the 64 whose keys exact attention sums in fp64

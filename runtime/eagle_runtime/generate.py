@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from eagle_runtime.accept import Step, accept
-from eagle_runtime.drafter import Drafter
+from eagle_runtime.drafting.drafter import Drafter
 from eagle_runtime.model import Target
 from eagle_runtime.sampling import Sampler
 from eagle_runtime.tree import Tree, root_only

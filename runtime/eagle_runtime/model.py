@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from eagle_runtime.coupling import NEVER, Foresight
+from eagle_runtime.drafting.coupling import NEVER, Foresight
 from eagle_runtime.errors import EagleWarning, RequestError
-from eagle_runtime.session import Array, Rows, Session
+from eagle_runtime.session.protocol import Array, Rows, Session
 from eagle_runtime.tree import MAX_DEPTH, MAX_NODES, Bool, Float, Int, Tree, additive_mask, ancestor_mask, node_depths
 
 PREFILL_CHUNK = 512  # rows of one prefill pass: bounds the T x T mask and the activations

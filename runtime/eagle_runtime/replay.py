@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from eagle_runtime.bundle.manifest import GoldenPrompt
 from eagle_runtime.eagle_model import EagleModel
-from eagle_runtime.manifest import GoldenPrompt
 from eagle_runtime.result import Result
-from eagle_runtime.text import Text
+from eagle_runtime.text.tokenizer import Text
 from eagle_runtime.tree import Float
 
 GOLDEN_TOKENS = 32  # decoded from each prompt

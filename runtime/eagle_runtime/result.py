@@ -10,7 +10,7 @@ from typing import Literal
 
 from eagle_runtime.errors import BusyError
 from eagle_runtime.generate import Cycle
-from eagle_runtime.turns import Claim
+from eagle_runtime.threads.turns import Claim
 
 FinishReason = Literal["stop", "length"]
 

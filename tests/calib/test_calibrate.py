@@ -27,12 +27,12 @@ from eagle_calib.observe import SAMPLE_ROWS, ObservingSession, Statistics
 from eagle_calib.ranges import Histogram, clipping_ranges
 from eagle_calib.texts import read_windows
 from eagle_export.recipes.graph import linears
+from eagle_runtime.bundle.manifest import MANIFEST_NAME, GraphSpec, read_manifest
+from eagle_runtime.bundle.plain_file import file_sha256
 from eagle_runtime.cache import Cache, KVCache
-from eagle_runtime.manifest import MANIFEST_NAME, GraphSpec, read_manifest
-from eagle_runtime.plain_file import file_sha256
-from eagle_runtime.session import Array
-from eagle_runtime.session.ort import OrtSession
-from eagle_runtime.text import Text
+from eagle_runtime.session.ort.session import OrtSession
+from eagle_runtime.session.protocol import Array
+from eagle_runtime.text.tokenizer import Text
 from fakes import rows_of
 
 MAX_TOKENS = WINDOW + 64

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from eagle_calib.errors import CalibrationError
 from eagle_calib.graph import observable
-from eagle_runtime.manifest import GraphSpec, TensorSpec
+from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec
 
 
 def tensor(name: str, shape: list[int | str]) -> onnx.ValueInfoProto:

@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 
 from conftest import GOLDEN
 from eagle_calib.texts import BLOCK_CHARS, read_windows
-from eagle_runtime.text import Text
+from eagle_runtime.text.tokenizer import Text
 
 VOCAB = 300
 BOS = 299

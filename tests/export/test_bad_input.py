@@ -26,8 +26,8 @@ from torch import Tensor
 import eagle_export.bundle
 from eagle_export.cli import main
 from eagle_runtime import EagleModel
-from eagle_runtime.engine_file import SIDECAR_VERSION, EngineSet, EngineSpec, Profile
-from eagle_runtime.manifest import MANIFEST_NAME, read_manifest
+from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
+from eagle_runtime.session.trt.engine_file import SIDECAR_VERSION, EngineSet, EngineSpec, Profile
 
 CHECK_SECONDS = 2.0  # of processor time; the checks take a tenth of it, tracing the golden pair three times as much
 GATE, NORM = "model.layers.2.mlp.gate_proj.weight", "model.norm.weight"

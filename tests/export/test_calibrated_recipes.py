@@ -29,8 +29,8 @@ from eagle_export.recipes.int4 import int4_blocks
 from eagle_export.recipes.qdq import best_range, int8_static
 from eagle_export.recipes.smooth import channel_sizes, groups, inputs_of, smooth
 from eagle_runtime import EagleModel
+from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.generate import Cycle
-from eagle_runtime.manifest import read_manifest
 from eagle_runtime.scoring import divergence, log_softmax
 from eagle_runtime.tree import Tree
 
@@ -103,8 +103,8 @@ def test_scaling_alone_keeps_the_function(
     shutil.copytree(bundle_of("eagle1"), bundle)
     (bundle / "target" / "model.onnx.data").unlink()
     save(model, bundle / "target" / "model.onnx", lambda _: None)
-    from eagle_runtime.manifest import MANIFEST_NAME
-    from eagle_runtime.plain_file import file_sha256
+    from eagle_runtime.bundle.manifest import MANIFEST_NAME
+    from eagle_runtime.bundle.plain_file import file_sha256
 
     manifest = read_manifest(bundle)
     files = {name: file_sha256(bundle / name) for name in manifest.files}

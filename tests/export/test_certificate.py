@@ -22,9 +22,9 @@ from eagle_export.checkpoint import open_checkpoint
 from eagle_export.cli import main
 from eagle_export.errors import ExportError
 from eagle_runtime import EagleModel
-from eagle_runtime.manifest import MANIFEST_NAME, Certificate, read_manifest, verify_hashes
+from eagle_runtime.bundle.manifest import MANIFEST_NAME, Certificate, read_manifest, verify_hashes
 from eagle_runtime.replay import GOLDEN_TEXTS, GOLDEN_TOKENS, compare, golden_prompts
-from eagle_runtime.text import Text
+from eagle_runtime.text.tokenizer import Text
 
 
 def certificate_of(bundle: Path, source: Path = GOLDEN / "target") -> Certificate:
@@ -126,7 +126,7 @@ def test_a_machine_that_is_too_small_exports_with_a_warning(
 
 def test_no_engine_no_certificate(bundle_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = bundle_of("eagle1")
-    monkeypatch.delitem(sys.modules, "eagle_runtime.session.ort", raising=False)
+    monkeypatch.delitem(sys.modules, "eagle_runtime.session.ort.session", raising=False)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ExportError, match="onnxruntime is not installed"):
         certificate_of(bundle)

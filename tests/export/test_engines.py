@@ -19,17 +19,18 @@ import numpy as np
 import pytest
 
 from conftest import HEADS
-from eagle_export import engines as module
 from eagle_export.bundle import export
 from eagle_export.cli import LIBRARIES, main
-from eagle_export.engines import build_engines, profiles_of
 from eagle_export.errors import ExportError
-from eagle_runtime import BackendError, trt_library
-from eagle_runtime.engine_file import find_engines
-from eagle_runtime.manifest import read_manifest, verify_hashes
-from eagle_runtime.plain_file import file_sha256
-from eagle_runtime.session.driver import DeviceInfo
-from eagle_runtime.session.padding import PAST_STEP, pass_shape
+from eagle_export.tensorrt import build as module
+from eagle_export.tensorrt.build import build_engines, profiles_of
+from eagle_runtime import BackendError
+from eagle_runtime.bundle.manifest import read_manifest, verify_hashes
+from eagle_runtime.bundle.plain_file import file_sha256
+from eagle_runtime.session.trt import library as trt_library
+from eagle_runtime.session.trt.driver import DeviceInfo
+from eagle_runtime.session.trt.engine_file import find_engines
+from eagle_runtime.session.trt.padding import PAST_STEP, pass_shape
 from eagle_tools.demo import PAIR
 from grow import Shape, grow
 

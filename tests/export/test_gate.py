@@ -35,8 +35,8 @@ from eagle_export.recipes import RECIPES
 from eagle_export.recipes.smooth import smooth
 from eagle_export.weights import save
 from eagle_runtime import EagleModel, FidelityWarning
+from eagle_runtime.bundle.manifest import Certificate, Limits, read_manifest
 from eagle_runtime.cli import main as run_main
-from eagle_runtime.manifest import Certificate, Limits, read_manifest
 from eagle_tools.doctor import main as doctor_main
 
 LAYERS = 2

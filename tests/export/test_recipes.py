@@ -21,7 +21,7 @@ from eagle_export.recipes.blocks import MIDDLE, rounded
 from eagle_export.recipes.int4 import int4_blocks, packed
 from eagle_export.recipes.int8 import int8_per_token, per_column
 from eagle_runtime import EagleModel
-from eagle_runtime.manifest import read_manifest
+from eagle_runtime.bundle.manifest import read_manifest
 
 Array = npt.NDArray[Any]
 

@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 
 from conftest import GOLDEN, HEADS
 from eagle_export.bundle import export
-from eagle_export.kernels import read_kernels
+from eagle_export.tensorrt.kernels import read_kernels
 from eagle_export.trace import OPSET
-from eagle_runtime.manifest import read_manifest
+from eagle_runtime.bundle.manifest import read_manifest
 from trt_network import CAPABILITIES, DRAFT_SIZES, TARGET_SIZES, Network
 
 # A Llama of about a billion parameters, but for its number of layers and its vocabulary.

@@ -14,8 +14,8 @@ import pytest
 from conftest import GOLDEN, HEADS, put_tokenizer
 from eagle_calib.calibrate import calibrate
 from eagle_export.bundle import export
-from eagle_export.kernels import Kernel
-from eagle_runtime.manifest import read_manifest
+from eagle_export.tensorrt.kernels import Kernel
+from eagle_runtime.bundle.manifest import read_manifest
 from trt_network import CAPABILITIES, DRAFT_SIZES, TARGET_SIZES, Network
 
 KINDS = sorted(HEADS)

@@ -13,8 +13,8 @@ import torch
 from conftest import HEADS
 from eagle_export.graphs import build_head
 from eagle_export.heads.config import HeadConfig
-from eagle_runtime.manifest import read_manifest
-from eagle_runtime.session.ort import OrtSession
+from eagle_runtime.bundle.manifest import read_manifest
+from eagle_runtime.session.ort.session import OrtSession
 from eagle_runtime.tree import additive_mask
 from fakes import rows_of
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_runtime.manifest import MANIFEST_NAME
+from eagle_runtime.bundle.manifest import MANIFEST_NAME
 from faults.json_damage import flipped
 from faults.probe import Answer, Probe, same
 from faults.tally import Tally, scaled

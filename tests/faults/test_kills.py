@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from eagle_calib.calibration import read_calibration
-from eagle_runtime.manifest import MANIFEST_NAME, read_manifest, verify_hashes
+from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest, verify_hashes
 from faults.forks import Forks, Kill
 from faults.tally import Tally, scaled
 

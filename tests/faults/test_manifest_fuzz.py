@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_runtime.manifest import MANIFEST_NAME
+from eagle_runtime.bundle.manifest import MANIFEST_NAME
 from faults.json_damage import damaged
 from faults.probe import Probe, same
 from faults.tally import Tally, scaled

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pytest
 
 from eagle_runtime import BackendError, BundleError, EagleModel, SamplingParams
-from eagle_runtime.drafter import Drafter, DynamicTree, EagleDrafter, Plain
+from eagle_runtime.drafting.drafter import Drafter, DynamicTree, EagleDrafter, Plain
 from eagle_runtime.generate import Cycle, generate
-from eagle_runtime.nvidia import Gpu, first_gpu
+from eagle_runtime.machine.nvidia import Gpu, first_gpu
 from eagle_runtime.replay import forced_logits
 from eagle_runtime.sampling import Sampler
 from eagle_tools.compare_engines import compare_sessions
@@ -51,8 +51,8 @@ def bundle_on(tmp_path_factory: pytest.TempPathFactory, gpu: Gpu) -> Callable[[s
         folder = base / f"{backend}_{precision}"
         if not folder.exists():
             from eagle_export.bundle import export
-            from eagle_export.engines import build_engines
             from eagle_export.errors import ExportError
+            from eagle_export.tensorrt.build import build_engines
 
             pair = PAIR / "target", PAIR / "eagle3"
             export(*pair, folder, precision=precision, backend=backend, certify=False)

@@ -16,9 +16,9 @@ import pytest
 
 from eagle_runtime import BackendError, BundleError, EagleModel
 from eagle_runtime.backends import AUTO, BACKENDS, check_name, choose, open_sessions, told, unfit
+from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from eagle_runtime.cli import main
-from eagle_runtime.manifest import Manifest, read_manifest
-from eagle_runtime.session import Session
+from eagle_runtime.session.protocol import Session
 
 
 @pytest.fixture
@@ -115,9 +115,9 @@ def test_a_bundle_for_cpus_pays_nothing_for_the_walk(bundle_of: Callable[..., Pa
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
     loaded = set(json.loads(done.stdout))
-    assert "eagle_runtime.session.ort" in loaded
+    assert "eagle_runtime.session.ort.session" in loaded
     sessions = {f"eagle_runtime.session.{name}" for name in ("cuda", "tensorrt", "driver", "ort_device")}
-    assert not loaded & (sessions | {"tensorrt", "tensorrt_rtx", "cuda", "eagle_runtime.nvidia"})
+    assert not loaded & (sessions | {"tensorrt", "tensorrt_rtx", "cuda", "eagle_runtime.machine.nvidia"})
 
 
 def test_the_command_says_what_it_chose_if_asked_to_choose(

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
+from eagle_runtime.bundle.manifest import MANIFEST_NAME
 from eagle_runtime.cli import main
-from eagle_runtime.manifest import MANIFEST_NAME
 
 IDS = ["--prompt-ids", "5,6,7"]
 RUN = [sys.executable, "-m", "eagle_runtime.cli"]

@@ -12,16 +12,16 @@ import pytest
 
 from eagle_runtime import SamplingParams
 from eagle_runtime.cache import KVCache
-from eagle_runtime.cost import Costs, Timings
-from eagle_runtime.cost_aware import CostAwareDrafter
-from eagle_runtime.coupling import Coupling, Greedy, Trust
-from eagle_runtime.drafter import Drafter, DynamicTree, EagleDrafter, Plain, StaticTree, chain
+from eagle_runtime.drafting.acceptance import Experience
+from eagle_runtime.drafting.cost_aware import CostAwareDrafter
+from eagle_runtime.drafting.costs.tables import Costs, Timings
+from eagle_runtime.drafting.coupling import Coupling, Greedy, Trust
+from eagle_runtime.drafting.drafter import Drafter, DynamicTree, EagleDrafter, Plain, StaticTree, chain
 from eagle_runtime.errors import EagleWarning
-from eagle_runtime.experience import Experience
 from eagle_runtime.generate import generate
 from eagle_runtime.model import Head, Target
 from eagle_runtime.sampling import Sampler
-from eagle_runtime.session import Array
+from eagle_runtime.session.protocol import Array
 from eagle_runtime.tree import EAGLE1_CHOICES
 from fakes import Blend, FakeHead, FakeTarget, Table
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from eagle_runtime.chat_template import SECONDS, TEXT_CHARS
 from eagle_runtime.errors import BundleError, RequestError
-from eagle_runtime.text import Text
+from eagle_runtime.text.chat_template import SECONDS, TEXT_CHARS
+from eagle_runtime.text.tokenizer import Text
 
 CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief.\n"},

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, models
 from eagle_runtime import cli
 from eagle_runtime.command import LONGEST, Parser, one_line, run_command
 from eagle_runtime.errors import EagleError, EagleWarning
-from eagle_runtime.stops import CLEARING_S, SAME_S
+from eagle_runtime.threads.stops import CLEARING_S, SAME_S
 
 HANGS = """
 import argparse, hashlib, sys, tempfile, time

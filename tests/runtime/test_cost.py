@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eagle_runtime import EagleModel, user_cache
+from eagle_runtime import EagleModel
 from eagle_runtime.backends import library_version
-from eagle_runtime.cost import (
+from eagle_runtime.drafting.cost_aware import Rehearsal
+from eagle_runtime.drafting.costs.tables import (
     HEAD_ROWS,
     LARGEST,
     TARGET_ROWS,
@@ -25,8 +26,8 @@ from eagle_runtime.cost import (
     file_name,
     measure,
 )
-from eagle_runtime.cost_aware import Rehearsal
-from eagle_runtime.user_cache import cache_folder
+from eagle_runtime.machine import user_cache
+from eagle_runtime.machine.user_cache import cache_folder
 
 
 @pytest.fixture

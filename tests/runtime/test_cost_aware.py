@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_runtime import EagleModel
-from eagle_runtime.cost import LARGEST, Costs, Timings
-from eagle_runtime.cost_aware import Copy, CostAwareDrafter, Pool, best_size
-from eagle_runtime.drafter import DynamicTree
+from eagle_runtime.drafting.acceptance import CREDIT, DENIED, NAMED, OF_DENIED, SHARE, TRIAL, Experience, Pace, match_of
+from eagle_runtime.drafting.cost_aware import Copy, CostAwareDrafter, Pool, best_size
+from eagle_runtime.drafting.costs.tables import LARGEST, Costs, Timings
+from eagle_runtime.drafting.drafter import DynamicTree
 from eagle_runtime.errors import RequestError
-from eagle_runtime.experience import CREDIT, DENIED, NAMED, OF_DENIED, SHARE, TRIAL, Experience, Pace, match_of
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.model import WINDOW, Head, Target
 from eagle_runtime.sampling import Sampler, SamplingParams

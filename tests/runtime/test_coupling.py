@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pytest
 
 from eagle_runtime import SamplingParams
-from eagle_runtime.coupling import NEVER, SUREST, WEIGHTS, Coupling, Greedy, Trust, at_temperature, log_softmax
-from eagle_runtime.drafter import EagleDrafter, chain
+from eagle_runtime.drafting.coupling import NEVER, SUREST, WEIGHTS, Coupling, Greedy, Trust, at_temperature, log_softmax
+from eagle_runtime.drafting.drafter import EagleDrafter, chain
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.model import WINDOW, Head, Target
 from eagle_runtime.sampling import Sampler

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from eagle_runtime import BackendError, EagleModel
-from eagle_runtime.manifest import read_manifest
-from eagle_runtime.nvidia import Gpu, first_gpu, read_gpu
-from eagle_runtime.session.cuda import (
+from eagle_runtime.bundle.manifest import read_manifest
+from eagle_runtime.machine.nvidia import Gpu, first_gpu, read_gpu
+from eagle_runtime.session.ort.cuda import (
     PROVIDER,
     check_libraries,
     check_memory,
@@ -21,8 +21,8 @@ from eagle_runtime.session.cuda import (
     check_provider,
     memory_needed,
 )
-from eagle_runtime.session.ort import CPU, available_providers, open_graph, operators, preload_libraries
-from eagle_runtime.session.ort_memory import SPARE, OrtCache, OrtMemory
+from eagle_runtime.session.ort.memory import SPARE, OrtCache, OrtMemory
+from eagle_runtime.session.ort.session import CPU, available_providers, open_graph, operators, preload_libraries
 
 GPU = Gpu("NVIDIA Fake", "8.9", "13.0", 8_000_000_000, 5_000_000_000, "580.65")
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from cuda_fake import FakeDriver
 from eagle_runtime.cache import KVCache
-from eagle_runtime.session.device import Device, DeviceCache, DeviceRows, empty_rows, in_place, joined_rows, runs
-from eagle_runtime.session.padding import PAST_STEP, PassShape, bucket, pass_shape, round_up, write_ids, write_mask
+from eagle_runtime.session.trt.device import Device, DeviceCache, DeviceRows, empty_rows, in_place, joined_rows, runs
+from eagle_runtime.session.trt.padding import PAST_STEP, PassShape, bucket, pass_shape, round_up, write_ids, write_mask
 from eagle_runtime.tree import Bool, additive_mask
 
 WIDTH = 3

@@ -21,7 +21,7 @@ from scipy.stats import chisquare
 
 from eagle_runtime.accept import Step
 from eagle_runtime.cache import KVCache
-from eagle_runtime.drafter import Drafter, DynamicTree, EagleDrafter, Plain, StaticTree, TreeShape, chain
+from eagle_runtime.drafting.drafter import Drafter, DynamicTree, EagleDrafter, Plain, StaticTree, TreeShape, chain
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.model import Features, Head, Target, causal
 from eagle_runtime.sampling import Sampler, SamplingParams

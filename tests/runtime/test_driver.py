@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from eagle_runtime.errors import BackendError
-from eagle_runtime.session.driver import CudaDriver, describe, no_driver
+from eagle_runtime.session.trt.driver import CudaDriver, describe, no_driver
 
 Error = enum.IntEnum(
     "Error",

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from eagle_runtime import EagleModel, RequestError
+from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.cache import ByHeadCache, KVCache
 from eagle_runtime.errors import EagleWarning
 from eagle_runtime.exact_rows import CHECKED, PADDINGS, RowCheck, check_rows, find_padding, repeated_chain
-from eagle_runtime.manifest import read_manifest
 from eagle_runtime.model import Target
-from eagle_runtime.session import Array
-from eagle_runtime.session.ort import OrtSession, byte_products_saturate
+from eagle_runtime.session.ort.session import OrtSession, byte_products_saturate
+from eagle_runtime.session.protocol import Array
 from eagle_runtime.session.row_padding import RowPadding
 from eagle_runtime.tree import MAX_DEPTH, Tree, node_depths
 

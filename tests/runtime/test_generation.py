@@ -199,7 +199,7 @@ def test_text_in_text_out(text_bundle: Path, recorded: dict[str, Any], capsys: p
 def test_streamed_text_keeps_spaces_and_flushes_broken_characters() -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    from eagle_runtime.text_stream import TextStream, Vocabulary
+    from eagle_runtime.text.detokenizer import TextStream, Vocabulary
 
     words = Tokenizer(models.Unigram([("<unk>", 0.0), ("▁a", -1.0), ("▁b", -1.0), ("c", -1.0)], unk_id=0))
     words.decoder = decoders.Metaspace()

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from eagle_runtime import BundleError, EagleModel
-from eagle_runtime.graph_file import external_files, read_graph
-from eagle_runtime.manifest import MANIFEST_NAME, read_manifest
+from eagle_runtime.bundle.graph_file import external_files, read_graph
+from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
 
 GRAPH = "target/model.onnx"
 ONES = np.ones(1 << 18, np.float32).tobytes()  # more than any tensor of the golden pair takes

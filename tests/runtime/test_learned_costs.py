@@ -13,13 +13,10 @@ import numpy as np
 import pytest
 
 from eagle_runtime import EagleModel
-from eagle_runtime.cost import CONTEXTS, FIRST_ROWS, HEAD_ROWS, TARGET_ROWS, Costs, CostSource, Timings
-from eagle_runtime.cost_aware import CostAwareDrafter, best_size
-from eagle_runtime.cost_prior import pass_bytes, prior_costs
-from eagle_runtime.drafter import Drafter, Plain
-from eagle_runtime.experience import CREDIT, SHARE, Experience
-from eagle_runtime.generate import Cycle, generate
-from eagle_runtime.learned_costs import (
+from eagle_runtime.bundle.manifest import read_manifest
+from eagle_runtime.drafting.acceptance import CREDIT, SHARE, Experience
+from eagle_runtime.drafting.cost_aware import CostAwareDrafter, best_size
+from eagle_runtime.drafting.costs.learned import (
     FEW,
     LearnedCosts,
     Pass,
@@ -31,7 +28,10 @@ from eagle_runtime.learned_costs import (
     table,
     unknown,
 )
-from eagle_runtime.manifest import read_manifest
+from eagle_runtime.drafting.costs.prior import pass_bytes, prior_costs
+from eagle_runtime.drafting.costs.tables import CONTEXTS, FIRST_ROWS, HEAD_ROWS, TARGET_ROWS, Costs, CostSource, Timings
+from eagle_runtime.drafting.drafter import Drafter, Plain
+from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.model import Head, Target
 from eagle_runtime.sampling import Sampler, SamplingParams
 from fakes import Blend, Table

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_runtime import EagleModel
-from eagle_runtime.drafter import Plain
+from eagle_runtime.drafting.drafter import Plain
+from eagle_runtime.drafting.lookup import LONGEST, REMEMBERED, SHORTEST, LookupDrafter, Suffixes
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle, generate
-from eagle_runtime.lookup import LONGEST, REMEMBERED, SHORTEST, LookupDrafter, Suffixes
 from eagle_runtime.sampling import Sampler, SamplingParams
 
 texts = st.lists(st.integers(0, 3), max_size=60)

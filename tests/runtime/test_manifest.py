@@ -16,8 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_runtime.errors import BundleError
-from eagle_runtime.manifest import (
+from eagle_runtime.bundle.manifest import (
     MANIFEST_NAME,
     Certificate,
     GoldenPrompt,
@@ -33,8 +32,9 @@ from eagle_runtime.manifest import (
     read_manifest,
     verify_hashes,
 )
-from eagle_runtime.plain_file import file_sha256
-from eagle_runtime.typed_json import shown
+from eagle_runtime.bundle.plain_file import file_sha256
+from eagle_runtime.bundle.typed_json import shown
+from eagle_runtime.errors import BundleError
 
 FILES = ("target/model.onnx", "target/model.onnx.data", "draft/model.onnx", "tokenizer.json")
 SIZES = [  # and where the graphs contradict them first

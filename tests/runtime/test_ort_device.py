@@ -12,12 +12,12 @@ import numpy.typing as npt
 import pytest
 
 from eagle_runtime import BackendError, EagleModel
+from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec, read_manifest
 from eagle_runtime.cache import KVCache
-from eagle_runtime.manifest import GraphSpec, TensorSpec, read_manifest
 from eagle_runtime.model import Target
-from eagle_runtime.session.ort import open_graph
-from eagle_runtime.session.ort_device import KEYS, OrtDeviceSession, check_rows
-from eagle_runtime.session.ort_memory import SPARE, OrtCache, OrtMemory, OrtRows
+from eagle_runtime.session.ort.device_session import KEYS, OrtDeviceSession, check_rows
+from eagle_runtime.session.ort.memory import SPARE, OrtCache, OrtMemory, OrtRows
+from eagle_runtime.session.ort.session import open_graph
 from eagle_runtime.session.row_padding import fill_up
 from eagle_runtime.tree import Tree
 

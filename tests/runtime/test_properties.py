@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_runtime.drafter import DynamicTree, EagleDrafter, StaticTree, TreeShape, chain
+from eagle_runtime.bundle.manifest import Manifest, read_manifest
+from eagle_runtime.drafting.drafter import DynamicTree, EagleDrafter, StaticTree, TreeShape, chain
 from eagle_runtime.generate import Cycle, generate
-from eagle_runtime.manifest import Manifest, read_manifest
 from eagle_runtime.model import Guess, Head, Scratch, Target
 from eagle_runtime.sampling import Sampler, SamplingParams
-from eagle_runtime.session.ort import OrtSession
+from eagle_runtime.session.ort.session import OrtSession
 from eagle_runtime.tree import EAGLE1_CHOICES, Int, Tree, ancestor_mask, node_depths, root_only
 from fakes import rows_of
 

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from eagle_runtime.session import onnx_bytes, row_graphs
+from eagle_runtime.session.ort import onnx_bytes, row_graphs
 
 
 @pytest.mark.parametrize("graph", [row_graphs.allocate, row_graphs.pick, row_graphs.move])

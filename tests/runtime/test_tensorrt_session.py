@@ -14,11 +14,11 @@ import pytest
 
 from cuda_fake import FakeDriver
 from eagle_runtime import BackendError, BundleError, EagleModel, RequestError
+from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.eagle_model import HEAD_SCRATCH
-from eagle_runtime.manifest import read_manifest
-from eagle_runtime.session import tensorrt
-from eagle_runtime.session.tensorrt import start_sessions
-from eagle_runtime.trt_library import LIBRARIES
+from eagle_runtime.session.trt import session as tensorrt
+from eagle_runtime.session.trt.library import LIBRARIES
+from eagle_runtime.session.trt.session import start_sessions
 from trt_fake import GraphStrategy, Specialization, Strategy, fake_library, write_fake_engines
 
 CONTEXT = 700

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
 from eagle_runtime.errors import BundleError, RequestError
-from eagle_runtime.text import Text
+from eagle_runtime.text.tokenizer import Text
 from tokenizer_kinds import TOKENIZERS, id_of
 
 DEMO = Path(__file__).parents[2] / "tools" / "demo_pair" / "target"
@@ -131,7 +131,7 @@ def test_what_others_write_on_stderr_meanwhile_is_kept(tmp_path: Path) -> None:
     code = """
 import os, sys, threading
 from pathlib import Path
-from eagle_runtime.text import Text
+from eagle_runtime.text.tokenizer import Text
 done = threading.Event()
 count = 0
 def write():

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from eagle_runtime.errors import RequestError
-from eagle_runtime.text_stream import HELD, UNKNOWN, TextStream, Vocabulary
+from eagle_runtime.text.detokenizer import HELD, UNKNOWN, TextStream, Vocabulary
 from tokenizer_kinds import BYTES, TOKENIZERS, byte_level, gemma, id_of, llama, metaspace_with_bytes
 
 CHARACTERS = ["€", "é", "😀", "a", "\n", UNKNOWN, "ཀ"]

@@ -24,10 +24,10 @@ import pytest
 
 import eagle_runtime
 from eagle_runtime import BusyError, ClosedError, EagleError, EagleModel, RequestError
-from eagle_runtime import turns as turns_module
 from eagle_runtime.generate import Cycle
-from eagle_runtime.line import Line, Place
 from eagle_runtime.model import Target
+from eagle_runtime.threads import turns as turns_module
+from eagle_runtime.threads.line import Line, Place
 from eagle_runtime.tree import Tree
 from thread_calls import PATIENCE, TREE, Thread, cases
 

@@ -17,11 +17,11 @@ import pytest
 
 from conftest import HEADS, load_trace
 from eagle_runtime import EagleModel, SamplingParams
-from eagle_runtime.cost import Costs, Timings
-from eagle_runtime.cost_aware import CostAwareDrafter
-from eagle_runtime.coupling import Coupling, Trust
-from eagle_runtime.drafter import Drafter, DynamicTree, EagleDrafter, Plain, StaticTree, chain
-from eagle_runtime.experience import Experience
+from eagle_runtime.drafting.acceptance import Experience
+from eagle_runtime.drafting.cost_aware import CostAwareDrafter
+from eagle_runtime.drafting.costs.tables import Costs, Timings
+from eagle_runtime.drafting.coupling import Coupling, Trust
+from eagle_runtime.drafting.drafter import Drafter, DynamicTree, EagleDrafter, Plain, StaticTree, chain
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.model import Head
 from eagle_runtime.sampling import Sampler

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from eagle_runtime.drafter import DynamicTree, EagleDrafter, Plain, StaticTree, TreeShape, chain
+from eagle_runtime.drafting.drafter import DynamicTree, EagleDrafter, Plain, StaticTree, TreeShape, chain
 from eagle_runtime.errors import RequestError
 from eagle_runtime.model import PREFILL_CHUNK, WINDOW, Guess, Head, Scratch, Target
 from eagle_runtime.tree import (

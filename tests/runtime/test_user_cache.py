@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_runtime.user_cache import LARGEST, read_json, write_json
+from eagle_runtime.machine.user_cache import LARGEST, read_json, write_json
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eagle_runtime.cost_prior import pass_bytes
+from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec
+from eagle_runtime.drafting.costs.prior import pass_bytes
 from eagle_runtime.errors import RequestError
-from eagle_runtime.manifest import GraphSpec, TensorSpec
 from eagle_tools.bench.charts import ticks
 from eagle_tools.bench.estimate import median_of, paired_ratio
 from eagle_tools.bench.identity import agreement, parted, told

@@ -20,12 +20,12 @@ from conftest import GOLDEN, put_tokenizer
 from eagle_export.certificate import make_certificate
 from eagle_export.checkpoint import open_checkpoint
 from eagle_runtime import EagleModel
-from eagle_runtime.manifest import MANIFEST_NAME, Manifest, read_manifest
+from eagle_runtime.bundle.manifest import MANIFEST_NAME, Manifest, read_manifest
 from eagle_runtime.replay import replay
-from eagle_runtime.session import Session
-from eagle_runtime.session.ort import open_graph
-from eagle_runtime.session.ort_device import OrtDeviceSession
-from eagle_runtime.session.ort_memory import OrtMemory
+from eagle_runtime.session.ort.device_session import OrtDeviceSession
+from eagle_runtime.session.ort.memory import OrtMemory
+from eagle_runtime.session.ort.session import open_graph
+from eagle_runtime.session.protocol import Session
 from eagle_tools.doctor import _lossless, _ties, main
 from eagle_tools.engines import Finding, _imported, find_engines, nvidia_gpu
 from eagle_tools.ties import NEAR
@@ -213,7 +213,7 @@ def test_another_engine_is_held_against_the_cpu(
     def on_device(bundle: Path, manifest: Any, context: int, head_scratch: int) -> Any:
         return device_sessions(bundle, manifest)
 
-    monkeypatch.setattr("eagle_runtime.session.cuda.open_sessions", on_device)
+    monkeypatch.setattr("eagle_runtime.session.ort.cuda.open_sessions", on_device)
     bundle = certified("fp32")
     assert main([str(bundle), "--backend", "cuda", "--json"]) == 0
     checks = json.loads(capsys.readouterr().out)["checks"]

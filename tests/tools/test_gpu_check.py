@@ -18,7 +18,7 @@ from eagle_calib.cli import _parser as calib_parser
 from eagle_export.cli import _engines_parser
 from eagle_export.cli import _parser as export_parser
 from eagle_runtime.command import Parser
-from eagle_runtime.nvidia import Gpu
+from eagle_runtime.machine.nvidia import Gpu
 from eagle_tools.bench.cli import _parser as bench_parser
 from eagle_tools.doctor import _parser as doctor_parser
 

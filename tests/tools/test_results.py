@@ -12,7 +12,7 @@ import pytest
 
 from conftest import GOLDEN, put_tokenizer
 from eagle_runtime.errors import RequestError
-from eagle_runtime.text import Text
+from eagle_runtime.text.tokenizer import Text
 from eagle_tools.bench import run
 from eagle_tools.bench.memory import Peak
 from eagle_tools.bench.plan import Plan

@@ -19,7 +19,7 @@ from eagle_export.graphs import build_head
 from eagle_export.heads.config import HeadConfig, read_head_config
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head
-from eagle_runtime.manifest import HeadKind
+from eagle_runtime.bundle.manifest import HeadKind
 from eagle_train.config import TrainConfig
 from eagle_train.losses import eagle1_loss, masked_mean, overlap, restricted_teacher, soft_cross_entropy
 from eagle_train.metrics import Tally, simulated_tau

@@ -23,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime import EagleModel
+from eagle_runtime.bundle.manifest import TreeKind, read_manifest
 from eagle_runtime.command import Parser, run_command
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle
-from eagle_runtime.manifest import TreeKind, read_manifest
 from eagle_tools.questions import Question, read_questions
 
 CHAIN = 5  # drafts of a chain: 0-alpha to 4-alpha

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.model import Features, Guess, Head, Scratch, Target
-from eagle_runtime.session import Session
+from eagle_runtime.session.protocol import Session
 from eagle_runtime.tree import Int, Tree
 
 NODES = 15  # of a compared tree

@@ -11,7 +11,7 @@ from typing import Any
 
 from eagle_runtime.backends import BACKENDS
 from eagle_runtime.errors import BackendError
-from eagle_runtime.nvidia import first_gpu
+from eagle_runtime.machine.nvidia import first_gpu
 
 TIMEOUT = 120  # seconds for importing a library; a cold disk takes some
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}  # of ONNX Runtime

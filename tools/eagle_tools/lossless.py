@@ -23,7 +23,7 @@ import numpy as np
 from eagle_runtime import EagleModel
 from eagle_runtime.command import Parser, run_command
 from eagle_runtime.errors import RequestError
-from eagle_runtime.processor import processor_name
+from eagle_runtime.machine.processor import processor_name
 from eagle_tools.ties import is_tie
 
 LONGEST_PROMPT = 160  # tokens; exact attention treats the newest 64 positions in another way than those before

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from eagle_runtime.manifest import HeadKind
+from eagle_runtime.bundle.manifest import HeadKind
 from eagle_train.errors import TrainError
 
 # What a row of an EAGLE-1 head sees (EAGLE paper, section 5.3.2: the input ablation). Decoding always feeds

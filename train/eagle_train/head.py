@@ -23,7 +23,7 @@ from eagle_export.graphs import build_head
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.pair import HeadPart, open_pair
-from eagle_runtime.manifest import HeadKind
+from eagle_runtime.bundle.manifest import HeadKind
 from eagle_train.config import Inputs
 from eagle_train.errors import TrainError
 from eagle_train.objective import Vocabulary

@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 
 from eagle_export.checkpoint import Checkpoint
 from eagle_export.errors import ExportError
-from eagle_runtime.manifest import HeadKind
+from eagle_runtime.bundle.manifest import HeadKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import Protocol, TypeVar
 
 from eagle_runtime import EagleModel
-from eagle_runtime.cost_prior import pass_bytes
+from eagle_runtime.drafting.costs.prior import pass_bytes
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle
 from eagle_tools.bench.methods import Settings, settings_of

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_runtime.errors import BackendError, EagleError
-from eagle_runtime.session.driver import describe
+from eagle_runtime.session.trt.driver import describe
 
 TOKENS = 16  # decoded: enough for a few trees behind the prompt
 TIMEOUT = 1800  # seconds

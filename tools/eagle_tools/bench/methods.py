@@ -7,9 +7,9 @@ import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from eagle_runtime.bundle.manifest import Manifest, TreeKind
 from eagle_runtime.eagle_model import Method
 from eagle_runtime.errors import RequestError
-from eagle_runtime.manifest import Manifest, TreeKind
 from eagle_tools.bench.ablations import ablations
 
 Settings = dict[str, Any]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eagle_runtime import Result
+from eagle_runtime.bundle.manifest import Manifest
 from eagle_runtime.errors import RequestError
-from eagle_runtime.manifest import Manifest
 
 
 class Setup(NamedTuple):

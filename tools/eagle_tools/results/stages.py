@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from eagle_runtime.manifest import MANIFEST_NAME, read_manifest, read_text_file
-from eagle_runtime.text import Text
+from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest, read_text_file
+from eagle_runtime.text.tokenizer import Text
 from eagle_tools.bench.methods import ABLATED, sweep
 from eagle_tools.bench.plan import Plan
 from eagle_tools.bench.rows import Row, Setup, read_rows

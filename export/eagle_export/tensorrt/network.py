@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from eagle_export.errors import ExportError
-from eagle_runtime.engine_file import Profile
-from eagle_runtime.trt_library import Messages, listen
+from eagle_runtime.session.trt.engine_file import Profile
+from eagle_runtime.session.trt.library import Messages, listen
 
 Report = Callable[[str, int, int], None]  # what is being done, steps done of it, steps in all
 

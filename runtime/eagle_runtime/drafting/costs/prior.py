@@ -14,8 +14,8 @@ from math import prod
 
 import numpy as np
 
-from eagle_runtime.cost import CONTEXTS, FIRST_ROWS, HEAD_ROWS, TARGET_ROWS, Costs, Timings
-from eagle_runtime.manifest import GraphSpec, HeadSpec, Manifest, TargetSpec
+from eagle_runtime.bundle.manifest import GraphSpec, HeadSpec, Manifest, TargetSpec
+from eagle_runtime.drafting.costs.tables import CONTEXTS, FIRST_ROWS, HEAD_ROWS, TARGET_ROWS, Costs, Timings
 
 EMBEDDING = "model.embed_tokens.weight"
 BITS = {"bfloat16": 16, "int4": 4, "uint4": 4}  # of types that NumPy has no name for

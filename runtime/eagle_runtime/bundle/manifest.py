@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from eagle_runtime.bundle.plain_file import MANIFEST_BYTES, TEXT_BYTES, file_sha256, inside, read_plain
+from eagle_runtime.bundle.typed_json import checked, shown
 from eagle_runtime.errors import BundleError
-from eagle_runtime.plain_file import MANIFEST_BYTES, TEXT_BYTES, file_sha256, inside, read_plain
 from eagle_runtime.tree import MAX_DEPTH, MAX_NODES
-from eagle_runtime.typed_json import checked, shown
 
 MANIFEST_NAME = "eagle_config.json"
 SCHEMA_VERSION = 6

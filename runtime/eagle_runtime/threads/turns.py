@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from typing import TypeVar
 
-from eagle_runtime.engines import Engines
 from eagle_runtime.errors import BusyError, RequestError
-from eagle_runtime.line import Line, Place, this_thread
+from eagle_runtime.threads.engines import Engines
+from eagle_runtime.threads.line import Line, Place, this_thread
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from eagle_runtime.coupling import Trust
+from eagle_runtime.drafting.coupling import Trust
 from eagle_runtime.tree import Float, Int, Tree
 
 # A head's probabilities are corrected in these bins, by accepted / expected; PRIOR counts as much as seen evidence.

@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eagle_runtime.cost import LARGEST, Costs, CostSource, HeadPass, Seconds, Timings
-from eagle_runtime.experience import DENIED, NAMED, UNASKED, Experience, Gain, match_of
-from eagle_runtime.lookup import Suffixes
+from eagle_runtime.drafting.acceptance import DENIED, NAMED, UNASKED, Experience, Gain, match_of
+from eagle_runtime.drafting.costs.tables import LARGEST, Costs, CostSource, HeadPass, Seconds, Timings
+from eagle_runtime.drafting.lookup import Suffixes
 from eagle_runtime.model import WINDOW, Features, Guess, Head, Scratch
 from eagle_runtime.tree import Float, Int, Tree, best_first, root_only, subtree
 

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
+from eagle_runtime.bundle.manifest import GraphSpec, HeadSpec, Manifest, TargetSpec, pieces_of
 from eagle_runtime.errors import BackendError
-from eagle_runtime.manifest import GraphSpec, HeadSpec, Manifest, TargetSpec, pieces_of
-from eagle_runtime.nvidia import Gpu, first_gpu
-from eagle_runtime.session import Session
-from eagle_runtime.session.ort import (
+from eagle_runtime.machine.nvidia import Gpu, first_gpu
+from eagle_runtime.session.ort.device_session import OrtDeviceSession
+from eagle_runtime.session.ort.memory import SPARE, OrtMemory
+from eagle_runtime.session.ort.session import (
     WAYS_OUT,
     Providers,
     available_providers,
@@ -24,8 +25,7 @@ from eagle_runtime.session.ort import (
     preload_libraries,
     without_warnings,
 )
-from eagle_runtime.session.ort_device import OrtDeviceSession
-from eagle_runtime.session.ort_memory import SPARE, OrtMemory
+from eagle_runtime.session.protocol import Session
 
 PROVIDER = "CUDAExecutionProvider"
 OPTIONS = {"device_id": "0", "use_tf32": "0", "arena_extend_strategy": "kSameAsRequested"}

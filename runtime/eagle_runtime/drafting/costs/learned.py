@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from eagle_runtime.cost import (
+from eagle_runtime.drafting.costs.tables import (
     CONTEXTS,
     FIRST_ROWS,
     HEAD_ROWS,
@@ -31,7 +31,7 @@ from eagle_runtime.cost import (
     costs_from_json,
     line_of,
 )
-from eagle_runtime.user_cache import read_json, write_json
+from eagle_runtime.machine.user_cache import read_json, write_json
 
 Kind = Literal["target", "plain", "head", "first"]
 Array = npt.NDArray[np.float64]

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from eagle_runtime.bundle.manifest import MANIFEST_NAME, GraphSpec, Manifest, read_listed
+from eagle_runtime.bundle.plain_file import GRAPH_BYTES
 from eagle_runtime.errors import BundleError
-from eagle_runtime.manifest import MANIFEST_NAME, GraphSpec, Manifest, read_listed
-from eagle_runtime.plain_file import GRAPH_BYTES
 
 # Message of onnx.proto -> number of a field -> message that it holds.
 MESSAGES: Mapping[str, Mapping[int, str]] = {

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from eagle_runtime.engine_file import Profile
+from eagle_runtime.bundle.manifest import GraphSpec
+from eagle_runtime.bundle.plain_file import LARGEST, read_plain
 from eagle_runtime.errors import BackendError, BundleError, RequestError
-from eagle_runtime.manifest import GraphSpec
-from eagle_runtime.plain_file import LARGEST, read_plain
-from eagle_runtime.session.device import Device
-from eagle_runtime.session.padding import PassShape
-from eagle_runtime.trt_library import Messages
+from eagle_runtime.session.trt.device import Device
+from eagle_runtime.session.trt.engine_file import Profile
+from eagle_runtime.session.trt.library import Messages
+from eagle_runtime.session.trt.padding import PassShape
 
 GRAPHS = 64  # captured graphs per engine; a generation of 4096 tokens has about fifty shapes
 

@@ -12,9 +12,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from eagle_runtime.bundle.plain_file import MEGABYTE, read_plain
 from eagle_runtime.errors import BundleError
-from eagle_runtime.plain_file import MEGABYTE, read_plain
-from eagle_runtime.processor import processor_features, processor_name
+from eagle_runtime.machine.processor import processor_features, processor_name
 
 LARGEST = MEGABYTE  # bytes of a file; they take some kilobytes
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagle_runtime.boundary import shown, token_ids
+from eagle_runtime.bundle.plain_file import TEXT_BYTES, read_plain
 from eagle_runtime.errors import BundleError, RequestError, is_panic
-from eagle_runtime.plain_file import TEXT_BYTES, read_plain
-from eagle_runtime.text_stream import TextStream, Vocabulary
+from eagle_runtime.text.detokenizer import TextStream, Vocabulary
 
 if TYPE_CHECKING:
     import tokenizers
@@ -83,7 +83,7 @@ class Text:
             raise RequestError(f"{self._bundle} has no chat_template.jinja; pass text or ids instead of messages")
         from jinja2 import TemplateError
 
-        from eagle_runtime.chat_template import OverrunError, message_data, render
+        from eagle_runtime.text.chat_template import OverrunError, message_data, render
 
         try:
             source = self._template.decode("utf-8")

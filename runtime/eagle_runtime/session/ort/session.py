@@ -17,10 +17,11 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec, pieces_of
 from eagle_runtime.cache import ByHeadCache, KVCache, aligned_empty
 from eagle_runtime.errors import BackendError
-from eagle_runtime.manifest import GraphSpec, TensorSpec, pieces_of
-from eagle_runtime.session import Array, onnx_bytes
+from eagle_runtime.session.ort import onnx_bytes
+from eagle_runtime.session.protocol import Array
 from eagle_runtime.session.row_padding import RowPadding, fill_up
 
 # From 1.32 on it sends usage data unless told not to, and keeps a number of the machine in the user's cache folder.

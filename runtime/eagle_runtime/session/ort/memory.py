@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.cache import Cache
-from eagle_runtime.session import Array, row_graphs
-from eagle_runtime.session.ort import CPU, Providers, open_graph, run_graph
+from eagle_runtime.session.ort import row_graphs
+from eagle_runtime.session.ort.session import CPU, Providers, open_graph, run_graph
+from eagle_runtime.session.protocol import Array
 from eagle_runtime.tree import Int
 
 WORD = 4  # bytes; rows are moved in units of it

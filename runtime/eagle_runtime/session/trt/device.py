@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.cache import ALIGNMENT, Cache
-from eagle_runtime.session.driver import Driver
-from eagle_runtime.session.padding import PAST_STEP, round_up
+from eagle_runtime.session.trt.driver import Driver
+from eagle_runtime.session.trt.padding import PAST_STEP, round_up
 from eagle_runtime.tree import Int
 
 SLACK = 64  # rows behind a cache's capacity, for the padded rows of a pass

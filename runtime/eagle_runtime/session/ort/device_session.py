@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from eagle_runtime.bundle.manifest import GraphSpec
 from eagle_runtime.errors import BackendError
-from eagle_runtime.manifest import GraphSpec
-from eagle_runtime.session.ort import BoundSession, run_graph
-from eagle_runtime.session.ort_memory import OrtCache, OrtMemory, OrtRows
+from eagle_runtime.session.ort.memory import OrtCache, OrtMemory, OrtRows
+from eagle_runtime.session.ort.session import BoundSession, run_graph
 from eagle_runtime.session.row_padding import fill_up
 
 KEYS = 4  # memory-efficient attention with a mask takes a whole multiple of so many keys

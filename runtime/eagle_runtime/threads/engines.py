@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from eagle_runtime.errors import BusyError, ClosedError
-from eagle_runtime.line import Line, Place, this_thread, wait
-from eagle_runtime.session import Session
+from eagle_runtime.session.protocol import Session
+from eagle_runtime.threads.line import Line, Place, this_thread, wait
 
 T = TypeVar("T")
 

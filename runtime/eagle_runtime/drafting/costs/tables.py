@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.cache import Cache
+from eagle_runtime.machine.user_cache import machine_key
 from eagle_runtime.model import Features, Head, Target
 from eagle_runtime.tree import Tree
-from eagle_runtime.user_cache import machine_key
 
 Seconds = npt.NDArray[np.float64]
 HeadPass = Literal["head", "first"]  # a level of the head's tree below another, and the first level

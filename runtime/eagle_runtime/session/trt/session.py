@@ -19,16 +19,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from eagle_runtime.bundle.manifest import GraphSpec, Manifest, TensorSpec
 from eagle_runtime.cache import ALIGNMENT
-from eagle_runtime.engine_file import EngineFolder, EngineSpec, find_engines
-from eagle_runtime.manifest import GraphSpec, Manifest, TensorSpec
-from eagle_runtime.session import Array
-from eagle_runtime.session.device import Device, DeviceCache, DeviceRows, cache_rows, in_place, joined_rows
-from eagle_runtime.session.driver import CudaDriver, Driver, out_of_memory
-from eagle_runtime.session.execution import Execution, concrete
-from eagle_runtime.session.padding import PAST_STEP, PassShape, pass_shape, round_up, write_ids, write_mask
-from eagle_runtime.trt_library import listen, load_library
-from eagle_runtime.user_cache import cache_folder
+from eagle_runtime.machine.user_cache import cache_folder
+from eagle_runtime.session.protocol import Array
+from eagle_runtime.session.trt.device import Device, DeviceCache, DeviceRows, cache_rows, in_place, joined_rows
+from eagle_runtime.session.trt.driver import CudaDriver, Driver, out_of_memory
+from eagle_runtime.session.trt.engine_file import EngineFolder, EngineSpec, find_engines
+from eagle_runtime.session.trt.execution import Execution, concrete
+from eagle_runtime.session.trt.library import listen, load_library
+from eagle_runtime.session.trt.padding import PAST_STEP, PassShape, pass_shape, round_up, write_ids, write_mask
 
 KEPT = ("features", "hidden")  # outputs that stay on the GPU
 MARGIN = 256 << 20  # bytes of GPU memory left to the driver, and to kernels that are compiled here

@@ -15,10 +15,16 @@ import numpy as np
 from eagle_calib.folder import clear_leftovers, written
 from eagle_export.destination import TIMING, check_space, disk_errors
 from eagle_export.errors import ExportError
-from eagle_export.kernels import read_kernels
-from eagle_export.network import Network, Report, capability_of
+from eagle_export.tensorrt.kernels import read_kernels
+from eagle_export.tensorrt.network import Network, Report, capability_of
+from eagle_runtime.bundle.graph_file import read_graph
+from eagle_runtime.bundle.manifest import Manifest, read_manifest, verify_hashes
+from eagle_runtime.bundle.plain_file import file_sha256
 from eagle_runtime.eagle_model import DEFAULT_CONTEXT, HEAD_SCRATCH
-from eagle_runtime.engine_file import (
+from eagle_runtime.model import PREFILL_CHUNK
+from eagle_runtime.session.trt.device import in_place
+from eagle_runtime.session.trt.driver import DeviceInfo, describe
+from eagle_runtime.session.trt.engine_file import (
     ENGINES,
     SIDECAR,
     SIDECAR_VERSION,
@@ -27,14 +33,8 @@ from eagle_runtime.engine_file import (
     Profile,
     host_platform,
 )
-from eagle_runtime.graph_file import read_graph
-from eagle_runtime.manifest import Manifest, read_manifest, verify_hashes
-from eagle_runtime.model import PREFILL_CHUNK
-from eagle_runtime.plain_file import file_sha256
-from eagle_runtime.session.device import in_place
-from eagle_runtime.session.driver import DeviceInfo, describe
-from eagle_runtime.session.padding import PAST_STEP, bucket, round_up
-from eagle_runtime.trt_library import LIBRARIES, load_library
+from eagle_runtime.session.trt.library import LIBRARIES, load_library
+from eagle_runtime.session.trt.padding import PAST_STEP, bucket, round_up
 
 CAPABILITIES = ("8.6", "8.9", "12.0")  # GeForce RTX 30, 40 and 50; several cost little room
 LOGIT_ROWS = 128  # rows with logits in a pass larger than a tree is by default: 128 x 128k numbers are 65 MB

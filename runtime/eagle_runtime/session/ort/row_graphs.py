@@ -3,7 +3,7 @@ bytes, whatever the rows hold."""
 
 from __future__ import annotations
 
-from eagle_runtime.session.onnx_bytes import FLOAT, INT64, model, node
+from eagle_runtime.session.ort.onnx_bytes import FLOAT, INT64, model, node
 
 
 def allocate() -> bytes:

@@ -1,0 +1,1 @@
+"""The bundle folder: its manifest and files."""

@@ -1,0 +1,1 @@
+"""What proposes the tree that the target verifies."""

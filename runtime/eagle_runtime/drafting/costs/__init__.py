@@ -1,0 +1,1 @@
+"""What forward passes cost, which trees are sized by."""

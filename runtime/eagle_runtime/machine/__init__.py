@@ -1,0 +1,1 @@
+"""What this machine is, and the user's cache folder on it."""
