@@ -188,11 +188,11 @@ class FakeHead(_FakeSession):
         pairs = np.array([tokens, positions]).T
         rows, visible = self._append(feeds["features"], pairs, feeds["tree_mask"], cache)
         wanted = feeds["logit_rows"]
-        guesses = [self._guess(rows[:, seen]) for seen in visible[wanted]]
+        proposals = [self._guess(rows[:, seen]) for seen in visible[wanted]]
         return self._hand_out(
             {
-                "token_ids": np.array([ids for ids, _ in guesses]),
-                "log_probs": np.array([log_probs for _, log_probs in guesses]),
+                "token_ids": np.array([ids for ids, _ in proposals]),
+                "log_probs": np.array([log_probs for _, log_probs in proposals]),
                 "hidden": (pairs[wanted] + np.array([0, 1])).astype(np.float32),
             }
         )

@@ -232,7 +232,7 @@ class FakeContext:
                 assert not isinstance(wanted, str) or sizes.setdefault(wanted, size) == size, f"{wanted} is two sizes"
         assert sizes["T"] <= sizes["L"] <= sizes["P"] + sizes["T"]
         if self.driver.capturing is not None:
-            assert self.passes and self.passes[-1] == sizes, "captured before the library settled on the shape"
+            assert self.passes and self.passes[-1] == sizes, "captured before the library committed on the shape"
         self.passes.append(sizes)
         addresses = dict(self.addresses)
         self.driver.enqueue(lambda: self._compute(sizes, addresses), stream_handle)

@@ -1,8 +1,8 @@
 """The run: text through the runtime's own loop, target and head watched, what was seen written down.
 
 Every window of text is read as a prompt, then decoded for a few tokens with drafted trees, so that each graph meets
-what it will be fed: prompts and trees the target, settled rows and levels of growing trees the head. Without a head the
-trees are chains looked up in the text.
+what it will be fed: prompts and trees the target, committed rows and levels of growing trees the head. Without a
+head the trees are chains of n-gram matches in the text.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[n
 class Cache(ABC):
     """How many rows there are, wherever they lie.
 
-    Rows below `length` are settled; a pass writes its T new rows at length.., or beside the cache where it is not
+    Rows below `length` are committed; a pass writes its T new rows at length.., or beside the cache where it is not
     `in_place`, and leaves `length` alone until `advance` or `keep` says which of them stay. Only sessions write
     rows."""
 
@@ -69,7 +69,7 @@ class Cache(ABC):
         self.length = length
 
     def pretend(self, length: int) -> None:
-        """Take `length` rows for settled, whatever they hold: passes behind them take the time they always take."""
+        """Take `length` rows for committed, whatever they hold: passes behind them take the time they always take."""
         assert 0 <= length <= self.capacity
         self.length = length
 
@@ -90,11 +90,11 @@ class KVCache(Cache):
         self.rows[:, self.length : self.length + len(path)] = self.rows[:, self.length + path]
 
 
-class ByHeadCache(Cache):
+class HeadMajorCache(Cache):
     """On the host, head by head, as exact attention reads it (eagle_export.recipes.attention).
 
     keys [layers, kv_heads, columns, head_dim] and values [layers, kv_heads, pieces, columns, head_dim / pieces] are
-    laid out for `columns` >= 1 rows, and anew when more are settled: by steps of STEP rows or of one in SPARE, with
+    laid out for `columns` >= 1 rows, and anew when more are committed: by steps of STEP rows or of one in SPARE, with
     which moving rows costs about as much per token as reading the columns behind them, which hold zeros. Rows that were
     just written lie in `written` [2 * layers, T, kv_heads, head_dim]."""
 

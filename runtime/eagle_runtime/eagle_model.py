@@ -20,7 +20,7 @@ from eagle_runtime.backends import AUTO, PassedOver, check_name, choose, library
 from eagle_runtime.boundary import shown, token_ids, whole
 from eagle_runtime.bundle.fidelity import FidelityWarning, shortfall
 from eagle_runtime.bundle.manifest import Manifest, TreeKind, read_manifest, read_text_file, verify_hashes
-from eagle_runtime.drafting.acceptance import Experience
+from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter, Rehearsal
 from eagle_runtime.drafting.costs.learned import LearnedCosts, open_costs, unknown
 from eagle_runtime.drafting.costs.prior import prior_costs
@@ -30,7 +30,7 @@ from eagle_runtime.drafting.drafter import (
     Drafter,
     DynamicTree,
     EagleDrafter,
-    Plain,
+    NoDraft,
     StaticTree,
     TreeShape,
     chain,
@@ -83,7 +83,7 @@ class EagleModel:
         self._engines = Engines(sessions)
         self._make_caches()
         self._costs = LearnedCosts(unknown(prior_costs(manifest, self.backend)))
-        self._experience: dict[tuple[str, bool], Experience] = {}
+        self._acceptance: dict[tuple[str, bool], AcceptanceStats] = {}
 
     @classmethod
     def load(
@@ -297,7 +297,7 @@ class EagleModel:
         started = first_at = time.perf_counter()
         elsewhere = 0.0  # seconds in which the consumer had its turn
         # A tree of another kind holds passes of the head that nobody timed.
-        timed = self._costs.verified if isinstance(drafter, Plain | CostAwareDrafter) else None
+        timed = self._costs.verified if isinstance(drafter, NoDraft | CostAwareDrafter) else None
         steps = self._turns.steps(claim, generate(self._target, drafter, sampler, prompt, timed=timed))
         with contextlib.closing(steps):
             for event in steps:
@@ -354,7 +354,7 @@ class EagleModel:
         sampler: Sampler,
     ) -> Drafter:
         if method == "vanilla" or (self.row_check is not None and self.row_check.padding is None):
-            return Plain()  # in the latter case drafts would change the output
+            return NoDraft()  # in the latter case drafts would change the output
         if method not in typing.get_args(Method):
             raise RequestError(f"method is {shown(method)}, but must be one of {', '.join(typing.get_args(Method))}")
         greedy = sampler.params.temperature == 0
@@ -384,10 +384,10 @@ class EagleModel:
         if kind not in typing.get_args(TreeKind):
             raise RequestError(f"tree is {shown(kind)}, but must be one of {', '.join(typing.get_args(TreeKind))}")
         if kind == "cost-aware":
-            experience = self._experience.setdefault((method, greedy), Experience())
+            acceptance = self._acceptance.setdefault((method, greedy), AcceptanceStats())
             if head is not None:
-                head = head.coupled(Greedy() if greedy else Coupling(sampler, experience.trust))
-            return CostAwareDrafter(head, self._costs, experience, top_k=top_k, copies=method != "eagle")
+                head = head.coupled(Greedy() if greedy else Coupling(sampler, acceptance.trust))
+            return CostAwareDrafter(head, self._costs, acceptance, top_k=top_k, copies=method != "eagle")
         if method == "lookup" and kind == "chain":
             return LookupDrafter(len(line.choices))
         if head is None or method != "eagle":

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from eagle_runtime.drafting.coupling import NEVER, Foresight
+from eagle_runtime.drafting.coupling import NEVER, Ranker
 from eagle_runtime.errors import EagleWarning, RequestError
 from eagle_runtime.session.protocol import Array, Rows, Session
 from eagle_runtime.tree import MAX_DEPTH, MAX_NODES, Bool, Float, Int, Tree, additive_mask, ancestor_mask, node_depths
@@ -61,7 +61,7 @@ class Target:
     def verify(self, tree: Tree) -> tuple[Float, Features]:
         """One pass over all nodes; returns logits [N, V] and features [N, Hd], valid until the next pass.
 
-        The tree's rows stand behind the cache until `cache.keep(path)` settles the accepted ones. Raises RequestError
+        The tree's rows stand behind the cache until `cache.keep(path)` commits the accepted ones. Raises RequestError
         for a tree of more than MAX_NODES nodes or MAX_DEPTH levels, in which rows would not be exact."""
         depths = node_depths(tree.parents)
         if tree.num_nodes > MAX_NODES or depths.max() > MAX_DEPTH:
@@ -98,7 +98,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
+class Proposal:
     """The head's output for T rows: its k likeliest next tokens per row, best first, and its own hidden state.
 
     tokens [T, k] target ids, log_probs [T, k], hidden [T, Hd]."""
@@ -113,8 +113,9 @@ class Head:
     target's feature at position i with the token at i + 1, counted from where it began to read. Rows of a growing tree
     stand behind them for one draft.
 
-    Of a prompt longer than WINDOW it reads the last WINDOW rows alone: guesses hang on what is near, heads learned from
-    short texts, and a pass over thousands of rows would cost as much as many drafts (as in MagicDec, arXiv 2408.11049).
+    Of a prompt longer than WINDOW it reads the last WINDOW rows alone: proposals depend on what is near, heads learned
+    from short texts, and a forward pass over thousands of rows would cost as much as many drafts (as in MagicDec,
+    arXiv 2408.11049).
     On the pair of tools/demo_pair behind 3000 tokens, greedy tau is 4.4 with a window of 256, 4.2 to 4.4 with 64 to
     1024, and 3.9 without one."""
 
@@ -128,16 +129,16 @@ class Head:
         dtype = session.inputs["tree_mask"].dtype
         self._causal = additive_mask(causal(WINDOW), dtype)
         # Additive masks of scratch rows among each other; the last row sees none of them.
-        self._sights = additive_mask(np.zeros((scratch + 1, scratch), np.bool_), dtype)
+        self._scratch_masks = additive_mask(np.zeros((scratch + 1, scratch), np.bool_), dtype)
         self._feature_dtype = session.inputs["features"].dtype
-        self._foresight: Foresight | None = None
+        self._ranker: Ranker | None = None
         self._unread = 0  # tokens before that of the first row
         self._named = _NamedTokens(vocab_size)  # shared by all that are coupled
 
-    def coupled(self, foresight: Foresight) -> Head:
+    def coupled(self, ranker: Ranker) -> Head:
         """This head, with the same cache, guessing what will be emitted in place of what is likely."""
         other = copy.copy(self)
-        other._foresight = foresight
+        other._ranker = ranker
         return other
 
     @property
@@ -150,14 +151,14 @@ class Head:
         rows: Features = self._session.joined(parts)
         return rows
 
-    def observe(self, tokens: Sequence[int], features: Features) -> Guess:
-        """Settle verified rows; returns the guess of the last one (T = 1): the children of the root.
+    def observe(self, tokens: Sequence[int], features: Features) -> Proposal:
+        """Settle verified rows; returns the proposal of the last one (T = 1): the children of the root.
 
         tokens [n]: the token after each feature row, the root last; features [n, Hd]: the target's. Into an empty cache
         come the prompt's; of more than WINDOW rows the last are read, and all before them forgotten."""
         assert len(tokens) == len(features) > 0
-        if self._foresight is not None:
-            self._foresight.learn(tokens[0])
+        if self._ranker is not None:
+            self._ranker.learn(tokens[0])
         if self.cache.length == 0:
             self._unread = 0
         if (skipped := len(tokens) - WINDOW) > 0:
@@ -167,31 +168,31 @@ class Head:
         ids = np.array(tokens, np.int64)
         numbers = row_numbers(len(ids))
         mask = self._causal[: len(ids), : len(ids)]
-        guess = self._run(ids, features, self.cache.length + numbers, mask, numbers[-1:])
+        proposal = self._run(ids, features, self.cache.length + numbers, mask, numbers[-1:])
         self.cache.advance(len(ids))
-        return self.decided(guess, self.cache.length, awaited=True)
+        return self.decided(proposal, self.cache.length, awaited=True)
 
-    def decided(self, guess: Guess, row: int, *, awaited: bool = False) -> Guess:
-        """A guess of the tokens that the settled row `row` will hold, as far as that can be foreseen.
+    def decided(self, proposal: Proposal, row: int, *, awaited: bool = False) -> Proposal:
+        """A proposal of the tokens that the committed row `row` will hold, as far as that can be foreseen.
         awaited: the first token observed next is what came of it."""
-        if self._foresight is None:
-            return guess
+        if self._ranker is None:
+            return proposal
         position = self._unread + row + 1
-        tokens, log_probs = self._foresight.decide(guess.tokens, guess.log_probs, position, awaited=awaited)
-        return Guess(tokens, log_probs, guess.hidden)
+        tokens, log_probs = self._ranker.decide(proposal.tokens, proposal.log_probs, position, awaited=awaited)
+        return Proposal(tokens, log_probs, proposal.hidden)
 
-    def sights(self, parents: Int, fed: int) -> Floating:
+    def scratch_mask(self, parents: Int, fed: int) -> Floating:
         """Additive masks [T, fed + T] of new scratch rows behind `fed` others: each sees what its parent sees, and
         itself. parents [T]: scratch rows, -1 for those that see no other. Valid until the next call."""
         end = fed + len(parents)
-        self._sights[fed:end, :end] = self._sights[parents, :end]
+        self._scratch_masks[fed:end, :end] = self._scratch_masks[parents, :end]
         rows = np.arange(fed, end)
-        self._sights[rows, rows] = 0
-        return self._sights[fed:end, :end]
+        self._scratch_masks[rows, rows] = 0
+        return self._scratch_masks[fed:end, :end]
 
-    def _run(self, tokens: Int, features: Features, positions: Int, mask: Floating, wanted: Int) -> Guess:
+    def _run(self, tokens: Int, features: Features, positions: Int, mask: Floating, wanted: Int) -> Proposal:
         """T rows; mask [T, L], additive, says which of the last L rows (these T included) each may see; wanted [R]: the
-        rows whose guesses are returned."""
+        rows whose proposals are returned."""
         if isinstance(features, np.ndarray):
             features = np.ascontiguousarray(features, self._feature_dtype)
         out: dict[str, Any] = self._session.run(
@@ -205,7 +206,7 @@ class Head:
             self.cache,
         )
         named, log_probs = self._named.checked(out["token_ids"], out["log_probs"])
-        return Guess(named, log_probs, self._session.joined([out["hidden"]]))
+        return Proposal(named, log_probs, self._session.joined([out["hidden"]]))
 
 
 class _NamedTokens:
@@ -247,32 +248,32 @@ class _NamedTokens:
 
 
 class Scratch:
-    """Rows of one growing tree, level by level, behind the head's settled rows; gone when the block ends.
+    """Rows of one growing tree, level by level, behind the head's committed rows; gone when the block ends.
 
     with Scratch(head) as scratch:
-        guess = scratch.feed(tokens, hidden, parents)   # one level
+        proposal = scratch.feed(tokens, hidden, parents)   # one level
     """
 
     def __init__(self, head: Head) -> None:
         self._head = head
-        self._settled = head.cache.length
+        self._committed = head.cache.length
         self._depth = 0
 
-    def feed(self, tokens: Int, hidden: Features, parents: Int) -> Guess:
+    def feed(self, tokens: Int, hidden: Features, parents: Int) -> Proposal:
         """One level of the tree: tokens [T], the hidden state each follows from [T, Hd], and the scratch row of
         each one's parent [T], -1 under the root. Scratch rows count up in the order fed."""
         head, new = self._head, len(tokens)
-        # The root's children are fed at the position right after the settled rows, each level one further; what they
-        # guess would be settled in the row after theirs.
-        position = self._settled + self._depth
-        mask = head.sights(parents, head.cache.length - self._settled)
-        guess = head._run(tokens, hidden, np.full(new, position, np.int64), mask, row_numbers(new))
+        # The root's children are fed at the position right after the committed rows, each level one further; what they
+        # proposal would be committed in the row after theirs.
+        position = self._committed + self._depth
+        mask = head.scratch_mask(parents, head.cache.length - self._committed)
+        proposal = head._run(tokens, hidden, np.full(new, position, np.int64), mask, row_numbers(new))
         head.cache.advance(new)
         self._depth += 1
-        return head.decided(guess, position + 1)
+        return head.decided(proposal, position + 1)
 
     def __enter__(self) -> Scratch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._head.cache.truncate(self._settled)
+        self._head.cache.truncate(self._committed)

@@ -122,7 +122,7 @@ def softmax(scores: Row) -> Row:
     return out
 
 
-def arrivals(seed: int, position: int, count: int) -> Row:
+def exponential_noise(seed: int, position: int, count: int) -> Row:
     """[count] exponential random numbers of an absolute position, one per token, all above 0: Philox, a counter-based
     generator (Salmon et al. 2011)."""
     generator = np.random.Generator(np.random.Philox(counter=[0, 0, 0, position], key=seed))
@@ -146,14 +146,14 @@ class Sampler:
                 raise RequestError(f"logit_bias names token {shown(token)}, outside the vocabulary of {vocab_size}")
         self._bias_ids = np.array(list(params.logit_bias), np.int64)
         self._bias = np.array(list(params.logit_bias.values()), np.float64)
-        self._arrivals = lru_cache(maxsize=KEPT)(partial(arrivals, params.seed, count=vocab_size))
+        self._noise = lru_cache(maxsize=KEPT)(partial(exponential_noise, params.seed, count=vocab_size))
         self._plain = len(self._bias_ids) == 0 and (
             params.repetition_penalty == 1 and params.presence_penalty == 0 and params.frequency_penalty == 0
         )
 
-    def arrivals(self, position: int) -> Row:
+    def exponential_noise(self, position: int) -> Row:
         """What decides at an absolute position; not computed again for another look soon."""
-        return self._arrivals(position)
+        return self._noise(position)
 
     def next(self, logits: npt.NDArray[np.float32]) -> int:
         """Draw the token of the next position from the target's logits [V] and add it to the history."""
@@ -178,7 +178,7 @@ class Sampler:
         # difference (Daliri et al., arXiv 2408.07978). A point on the cumulative distribution would meet the shifted
         # edges of all tokens: hundreds of times as often.
         rates = np.exp(scores - scores.max())
-        return int(np.argmax(rates / self.arrivals(self.position)))
+        return int(np.argmax(rates / self.exponential_noise(self.position)))
 
     @np.errstate(over="ignore", invalid="ignore")  # what overflows is refused below
     def process(self, logits: npt.NDArray[np.float32]) -> Row:

@@ -190,12 +190,12 @@ def test_trees_were_seen_beside_prompts(calibrations: dict[str, Path], kind: str
     down = found.target["model.layers.7.mlp.down_proj.weight"]
     assert down.rows == MAX_TOKENS + tokens["verified"]
     assert found.target["lm_head.weight"].rows == 2 + tokens["verified"]  # one row of each prompt
-    settled = MAX_TOKENS + 2 * NEW_TOKENS  # no more than these
+    committed = MAX_TOKENS + 2 * NEW_TOKENS  # no more than these
     trees = tokens["verified"] // 60
     grown = trees * 5 * 10  # five levels of ten
     for name, observed in found.draft.items():
         if name.endswith(("fc.weight", "k_proj.weight", "v_proj.weight")):  # of every row
-            assert MAX_TOKENS + grown <= observed.rows <= settled + grown
+            assert MAX_TOKENS + grown <= observed.rows <= committed + grown
         else:  # of those that children are wanted of
             assert observed.rows == trees + grown
 

@@ -53,7 +53,7 @@ def test_logits_are_the_same_to_the_bit_in_any_tree(
 ) -> None:
     rng = np.random.default_rng(5)
     with EagleModel.load(bundle_of("eagle3", precision), threads=threads) as model:
-        for length in (1, 39, 70, LONG):  # no past but the root's, none settled, a few, many
+        for length in (1, 39, 70, LONG):  # no past but the root's, none committed, a few, many
             for nodes, chain in ((2, False), (9, False), (60, False), (MAX_DEPTH + 1, True)):
                 assert_equal_alone(model, rng.integers(0, 256, length).tolist(), random_tree(rng, nodes, chain))
 

@@ -239,10 +239,10 @@ def test_bundle_equals_the_papers(name: str, tmp_path: Path) -> None:
         logits, found = model._target.prefill(PROMPT)
         np.testing.assert_allclose(logits, out.logits[0, -1], atol=1e-4)
         np.testing.assert_allclose(found, features, atol=1e-4)
-        guess = model.head.observe(ids, found)
+        proposal = model.head.observe(ids, found)
         with Scratch(model.head) as scratch:
-            following = scratch.feed(np.array([11]), guess.hidden, np.array([-1]))
-    for ours, reference in ((guess, log_probs[-1]), (following, next_log_probs[-1])):
+            following = scratch.feed(np.array([11]), proposal.hidden, np.array([-1]))
+    for ours, reference in ((proposal, log_probs[-1]), (following, next_log_probs[-1])):
         best = reference.topk(ours.tokens.shape[1])
         np.testing.assert_allclose(ours.log_probs[0], best.values, atol=1e-4)
         offset = weights["d2t"][best.indices] if variant.draft_vocab < 64 else 0

@@ -1,4 +1,4 @@
-"""A head asked for the guesses of a few rows: they are those that it makes of all, and it remembers every row."""
+"""A head asked for the proposals of a few rows: they are those that it makes of all, and it remembers every row."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from eagle_runtime import BackendError, BundleError, EagleModel, SamplingParams
-from eagle_runtime.drafting.drafter import Drafter, DynamicTree, EagleDrafter, Plain
+from eagle_runtime.drafting.drafter import Drafter, DynamicTree, EagleDrafter, NoDraft
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.machine.nvidia import Gpu, first_gpu
 from eagle_runtime.replay import forced_logits
@@ -130,7 +130,7 @@ def check_lossless(model: EagleModel, texts: Sequence[str], temperature: float) 
     for index, text in enumerate(texts):
         prompt = model.text.encode(text)[:PROMPT_TOKENS]
         params = SamplingParams(temperature=temperature, seed=index)
-        plain, plain_rows, _ = decode(model, Plain(), prompt, params)
+        plain, plain_rows, _ = decode(model, NoDraft(), prompt, params)
         eagle, eagle_rows, taken = decode(model, EagleDrafter(model.head, DynamicTree()), prompt, params)
         accepted += taken
         if eagle != plain:

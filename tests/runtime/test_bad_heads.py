@@ -12,11 +12,11 @@ import pytest
 
 from eagle_runtime import SamplingParams
 from eagle_runtime.cache import KVCache
-from eagle_runtime.drafting.acceptance import Experience
+from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
 from eagle_runtime.drafting.costs.tables import Costs, Timings
 from eagle_runtime.drafting.coupling import Coupling, Greedy, Trust
-from eagle_runtime.drafting.drafter import Drafter, DynamicTree, EagleDrafter, Plain, StaticTree, chain
+from eagle_runtime.drafting.drafter import Drafter, DynamicTree, EagleDrafter, NoDraft, StaticTree, chain
 from eagle_runtime.errors import EagleWarning
 from eagle_runtime.generate import generate
 from eagle_runtime.model import Head, Target
@@ -116,9 +116,9 @@ TREES: dict[str, Callable[[Head, Head], Drafter]] = {  # of the head, and of the
     "dynamic, uncoupled": lambda head, coupled: EagleDrafter(head, DynamicTree(20, 3, 5)),
     "static": lambda head, coupled: EagleDrafter(coupled, StaticTree(EAGLE1_CHOICES)),
     "chain": lambda head, coupled: EagleDrafter(coupled, chain(4)),
-    "cost-aware": lambda head, coupled: CostAwareDrafter(coupled, Costs(FLAT, FLAT), Experience(), top_k=6),
+    "cost-aware": lambda head, coupled: CostAwareDrafter(coupled, Costs(FLAT, FLAT), AcceptanceStats(), top_k=6),
     "cost-aware, lookup": lambda head, coupled: CostAwareDrafter(
-        coupled, Costs(FLAT, FLAT), Experience(), top_k=6, copies=True
+        coupled, Costs(FLAT, FLAT), AcceptanceStats(), top_k=6, copies=True
     ),
 }
 SAMPLINGS: list[dict[str, Any]] = [
@@ -149,7 +149,7 @@ def test_output_is_vanillas(name: str, tree: str) -> None:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             drafted = tokens_of(TREES[tree](head, coupled), target, sampler)
-        plain = tokens_of(Plain(), Target(FakeTarget(LANGUAGE), CAPACITY), Sampler(params, PROMPT, VOCAB))
+        plain = tokens_of(NoDraft(), Target(FakeTarget(LANGUAGE), CAPACITY), Sampler(params, PROMPT, VOCAB))
         count = min(len(drafted), len(plain))
         assert drafted[:count] == plain[:count] and count >= EVENTS
         assert [warning.category for warning in said] == [EagleWarning] * (name in WARNED), [str(w) for w in said]
@@ -163,7 +163,7 @@ def test_a_sound_head_is_left_as_it_is() -> None:
     features = np.array([[1, 0], [2, 1]], np.float32)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        guess = head.observe([2, 3], features)
+        proposal = head.observe([2, 3], features)
     feeds = {
         "input_ids": np.array([2, 3]),
         "features": features,
@@ -172,4 +172,4 @@ def test_a_sound_head_is_left_as_it_is() -> None:
         "logit_rows": np.array([1]),
     }
     out = sound.run(feeds, cache)
-    assert np.array_equal(guess.tokens, out["token_ids"]) and np.array_equal(guess.log_probs, out["log_probs"])
+    assert np.array_equal(proposal.tokens, out["token_ids"]) and np.array_equal(proposal.log_probs, out["log_probs"])

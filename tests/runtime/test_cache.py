@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from eagle_runtime.cache import ALIGNMENT, STEP, ByHeadCache, Cache, KVCache, aligned_empty
+from eagle_runtime.cache import ALIGNMENT, STEP, Cache, HeadMajorCache, KVCache, aligned_empty
 
 LAYERS, CAPACITY, HEADS, WIDTH = 2, 12, 2, 4
 MANY = 3 * STEP - 10
@@ -47,7 +47,7 @@ class CacheMachine(RuleBasedStateMachine):
         """Where a session writes `count` new rows [2 * layers, count, heads, width]."""
 
     @abstractmethod
-    def settled(self) -> npt.NDArray[np.generic]:
+    def committed(self) -> npt.NDArray[np.generic]:
         """[2 * layers, length, heads, width]"""
 
     def write(self, count: int) -> list[int]:
@@ -82,7 +82,7 @@ class CacheMachine(RuleBasedStateMachine):
     def rows_are_those_of_the_list(self) -> None:
         assert self.cache.length == len(self.expected)
         assert self.cache.room == self.cache.capacity - len(self.expected)
-        np.testing.assert_array_equal(self.settled(), marks(self.expected))
+        np.testing.assert_array_equal(self.committed(), marks(self.expected))
 
 
 class RowsMachine(CacheMachine):
@@ -93,7 +93,7 @@ class RowsMachine(CacheMachine):
     def new_rows(self, count: int) -> npt.NDArray[np.generic]:
         return self.cache.rows[:, self.cache.length : self.cache.length + count]
 
-    def settled(self) -> npt.NDArray[np.generic]:
+    def committed(self) -> npt.NDArray[np.generic]:
         return self.cache.rows[:, : self.cache.length]
 
 
@@ -102,13 +102,13 @@ class ByHeadMachine(CacheMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache: ByHeadCache = ByHeadCache(LAYERS, MANY, HEADS, WIDTH, PIECES, np.float32)
+        self.cache: HeadMajorCache = HeadMajorCache(LAYERS, MANY, HEADS, WIDTH, PIECES, np.float32)
 
     def new_rows(self, count: int) -> npt.NDArray[np.generic]:
         self.cache.expect(count)
         return self.cache.written
 
-    def settled(self) -> npt.NDArray[np.generic]:
+    def committed(self) -> npt.NDArray[np.generic]:
         keys = np.moveaxis(self.cache.keys, 1, 2)
         values = np.moveaxis(self.cache.values, 3, 1).reshape(keys.shape)
         both = np.stack([keys, values], 1).reshape(2 * LAYERS, *keys.shape[1:])
@@ -134,7 +134,7 @@ TestRows.settings = TestByHead.settings = settings(max_examples=40, stateful_ste
 
 
 def test_a_cache_by_heads_is_made_small_again() -> None:
-    cache = ByHeadCache(LAYERS, 20 * STEP, HEADS, WIDTH, PIECES)
+    cache = HeadMajorCache(LAYERS, 20 * STEP, HEADS, WIDTH, PIECES)
     assert cache.columns == STEP
     cache.pretend(18 * STEP)
     assert (cache.length, cache.columns) == (18 * STEP, 20 * STEP)

@@ -13,7 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_runtime import EagleModel
-from eagle_runtime.drafting.acceptance import CREDIT, DENIED, NAMED, OF_DENIED, SHARE, TRIAL, Experience, Pace, match_of
+from eagle_runtime.drafting.acceptance import (
+    CREDIT,
+    DENIED,
+    NAMED,
+    OF_DENIED,
+    SHARE,
+    TRIAL,
+    AcceptanceStats,
+    DraftBudget,
+    match_of,
+)
 from eagle_runtime.drafting.cost_aware import Copy, CostAwareDrafter, Pool, best_size
 from eagle_runtime.drafting.costs.tables import LARGEST, Costs, Timings
 from eagle_runtime.drafting.drafter import DynamicTree
@@ -36,13 +46,19 @@ DEAR = Costs(
 
 
 def decode(
-    target: Language, head: Language, costs: Costs, count: int, *, copies: bool, experience: Experience | None = None
+    target: Language,
+    head: Language,
+    costs: Costs,
+    count: int,
+    *,
+    copies: bool,
+    acceptance: AcceptanceStats | None = None,
 ) -> tuple[list[int], list[Tree], float]:
     """Tokens of greedy decoding, its trees, and what they cost in verifications of one token."""
     model = Target(FakeTarget(target), 600)
-    experience = Experience() if experience is None else experience
+    acceptance = AcceptanceStats() if acceptance is None else acceptance
     draft = Head(FakeHead(head, top_k=4), 600, 200)
-    drafter = CostAwareDrafter(draft, costs, experience, top_k=4, copies=copies)
+    drafter = CostAwareDrafter(draft, costs, acceptance, top_k=4, copies=copies)
     sampler = Sampler(SamplingParams(), [1, 2, 3], VOCAB)
     tokens, trees, cost = [], [], 0.0
     for event in generate(model, drafter, sampler, [1, 2, 3]):
@@ -101,18 +117,18 @@ def test_a_useless_head_costs_no_more_than_three_percent() -> None:
 
 
 def test_the_head_comes_back_when_it_pays_again() -> None:
-    """After a useless head the same experience serves a good one: it is tried again, and stays."""
-    experience = Experience()
-    decode(TARGET, USELESS, CHEAP, 60, copies=False, experience=experience)
-    decode(TARGET, USELESS, DEAR, 200, copies=False, experience=experience)
-    tokens, _, cost = decode(TARGET, GOOD, CHEAP, 400, copies=False, experience=experience)
+    """After a useless head the same acceptance serves a good one: it is tried again, and stays."""
+    acceptance = AcceptanceStats()
+    decode(TARGET, USELESS, CHEAP, 60, copies=False, acceptance=acceptance)
+    decode(TARGET, USELESS, DEAR, 200, copies=False, acceptance=acceptance)
+    tokens, _, cost = decode(TARGET, GOOD, CHEAP, 400, copies=False, acceptance=acceptance)
     assert cost < 0.7 * len(tokens)
 
 
 def test_copies_alone_need_no_head() -> None:
     model = Target(FakeTarget(Loop()), 600)
     costs = Costs(CHEAP.target, None)
-    drafter = CostAwareDrafter(None, costs, Experience(), copies=True)
+    drafter = CostAwareDrafter(None, costs, AcceptanceStats(), copies=True)
     passes, tokens = 0, 0
     for event in generate(model, drafter, Sampler(SamplingParams(), [1, 2, 3], VOCAB), [1, 2, 3]):
         passes += isinstance(event, Cycle)
@@ -157,30 +173,30 @@ def test_best_size_is_the_best_of_all(chances: list[float], steps: list[float], 
 
 
 def test_an_overconfident_head_is_believed_less() -> None:
-    experience, said = Experience(), np.log(np.array([0.9, 0.05], np.float32))
+    acceptance, said = AcceptanceStats(), np.log(np.array([0.9, 0.05], np.float32))
     tree = Tree(np.array([0, 1, 2]), np.array([-1, 0, 0]), np.zeros(3, np.float32))
     log_probs = np.array([np.nan, *said], np.float32)
     for number in range(400):  # half of what it calls 90 % sure comes true
         path = np.array([0, 1] if number % 2 else [0])
-        experience.learn(tree, path, log_probs, np.zeros(3, np.int64))
-    corrected = np.exp(experience.corrected(said))
+        acceptance.learn(tree, path, log_probs, np.zeros(3, np.int64))
+    corrected = np.exp(acceptance.corrected(said))
     assert corrected[0] == pytest.approx(0.5, abs=0.04) and corrected[1] < 0.02
 
 
 def test_matches_are_believed_as_they_come_true() -> None:
-    experience = Experience()
+    acceptance = AcceptanceStats()
     kinds = np.array([3, 4, match_of(np.array([3]), NAMED)[0]])
-    before = np.exp(experience.matched(kinds))
+    before = np.exp(acceptance.matched(kinds))
     tree = Tree(np.array([0, 1]), np.array([-1, 0]), np.zeros(2, np.float32))
     for _ in range(300):
-        experience.learn(tree, np.array([0]), np.full(2, np.nan, np.float32), np.array([0, 3]))
-    after = np.exp(experience.matched(kinds))
+        acceptance.learn(tree, np.array([0]), np.full(2, np.nan, np.float32), np.array([0, 3]))
+    after = np.exp(acceptance.matched(kinds))
     assert after[0] < 0.05 < before[0] and after[1:] == pytest.approx(before[1:])
 
 
 @pytest.mark.parametrize("said", [0.1, 0.9])
 def test_a_copy_that_the_head_names_is_worth_the_better_of_both(said: float) -> None:
-    copy = Copy([7, 8, 9], 4, Experience())
+    copy = Copy([7, 8, 9], 4, AcceptanceStats())
     before = copy.values.copy()
     values, matches = np.log(np.array([0.05, said], np.float32)), np.zeros(2, np.int64)
     copy.meet(np.array([3, 7]), np.array([-1, -1]), values, matches, 0)
@@ -190,7 +206,7 @@ def test_a_copy_that_the_head_names_is_worth_the_better_of_both(said: float) -> 
 
 
 def test_a_copy_that_the_head_does_not_name_is_worth_less() -> None:
-    copy, pool = Copy([7, 8, 9], 4, Experience()), Pool()
+    copy, pool = Copy([7, 8, 9], 4, AcceptanceStats()), Pool()
     before = copy.values.copy()
     level = (np.array([3, 5]), np.array([-1, -1]), np.log(np.array([0.5, 0.3], np.float32)))
     matches = np.zeros(2, np.int64)
@@ -205,32 +221,32 @@ def test_a_copy_that_the_head_does_not_name_is_worth_less() -> None:
 
 
 def test_drafts_lose_no_more_than_they_may() -> None:
-    pace, lost, tries = Pace(), 0.0, 0
+    budget, lost, tries = DraftBudget(), 0.0, 0
     for _ in range(2000):
-        if not pace.rests():
-            pace.note(1, 2.5)
+        if not budget.rests():
+            budget.note(1, 2.5)
             lost, tries = lost + 1.5, tries + 1
     assert tries > 20 and lost <= CREDIT + 1.5 + SHARE * 2000
 
 
 def test_drafts_that_pay_again_never_rest() -> None:
-    pace, rested = Pace(), 0
-    while not pace.rests():
-        pace.note(1, 2.0)
-    while pace.rests():
+    budget, rested = DraftBudget(), 0
+    while not budget.rests():
+        budget.note(1, 2.0)
+    while budget.rests():
         rested += 1
     assert rested < (TRIAL + 2) / SHARE
     for _ in range(20):
-        pace.note(3, 1.5)
-        assert not pace.rests()
+        budget.note(3, 1.5)
+        assert not budget.rests()
 
 
 def test_what_a_rest_left_unread_is_paid_for() -> None:
     """Behind a rest the head reads all tokens since its last draft at once, which the draft then counts."""
     per_row = 0.01
     costs = Costs(CHEAP.target, CHEAP.head, None, Timings((1, LARGEST), (64,), ((per_row, LARGEST * per_row),)))
-    experience = Experience()
-    drafter = CostAwareDrafter(Head(FakeHead(GOOD, top_k=4), 600, 200), costs, experience, top_k=4)
+    acceptance = AcceptanceStats()
+    drafter = CostAwareDrafter(Head(FakeHead(GOOD, top_k=4), 600, 200), costs, acceptance, top_k=4)
     rested, paid = 0, []
     for event in generate(Target(FakeTarget(TARGET), 600), drafter, Sampler(SamplingParams(), [1], VOCAB), [1]):
         if not isinstance(event, Cycle):
@@ -241,7 +257,7 @@ def test_what_a_rest_left_unread_is_paid_for() -> None:
         paid.append(drafter._last.cost)
         if len(paid) == 2:
             break
-        experience.pace.note(0, CREDIT + 6)
+        acceptance.budget.note(0, CREDIT + 6)
     assert 100 < rested < 500 and paid[1] > paid[0] + 0.8 * min(rested, WINDOW) * per_row
 
 

@@ -60,12 +60,12 @@ def test_chances_are_frequencies(noise: float) -> None:
     trust, rng = Trust(), np.random.default_rng(1)
     said, came, listed, in_list = [], [], 0.0, 0
     for seed in range(4000):
-        sampler, guess = Sampler(SamplingParams(temperature=1.0, seed=seed), [0], VOCAB), logits_of(seed)
+        sampler, proposal = Sampler(SamplingParams(temperature=1.0, seed=seed), [0], VOCAB), logits_of(seed)
         coupling = Coupling(sampler, trust)
-        drafted, chances = coupling.decide(*candidates(guess, 40), 1, awaited=True)
+        drafted, chances = coupling.decide(*candidates(proposal, 40), 1, awaited=True)
         one_hot = np.full(VOCAB, -100.0)
-        one_hot[rng.choice(VOCAB, p=np.exp(log_softmax(guess[None].astype(np.float64))[0]))] = 0
-        token = sampler.next((guess + rng.gumbel(size=VOCAB) if noise else one_hot).astype(np.float32))
+        one_hot[rng.choice(VOCAB, p=np.exp(log_softmax(proposal[None].astype(np.float64))[0]))] = 0
+        token = sampler.next((proposal + rng.gumbel(size=VOCAB) if noise else one_hot).astype(np.float32))
         coupling.learn(token)
         if seed < 200:
             continue
@@ -92,10 +92,10 @@ def test_chances_are_frequencies_at_low_temperatures(temperature: float) -> None
     said, came = [], []
     for seed in range(2000):
         sampler = Sampler(SamplingParams(temperature=temperature, seed=seed), [0], VOCAB)
-        guess = logits_of(seed)
-        foresight = Coupling(sampler, Full()) if temperature else Greedy()
-        drafted, chances = foresight.decide(*candidates(guess, 8), 1)
-        token = sampler.next((guess + SUREST * rng.gumbel(size=VOCAB)).astype(np.float32))
+        proposal = logits_of(seed)
+        ranker = Coupling(sampler, Full()) if temperature else Greedy()
+        drafted, chances = ranker.decide(*candidates(proposal, 8), 1)
+        token = sampler.next((proposal + SUREST * rng.gumbel(size=VOCAB)).astype(np.float32))
         assert np.all(np.diff(chances[0]) <= 0) and np.exp(chances[0]).sum() <= 1 + 1e-6
         said.append(np.exp(chances[0]))
         came.append(drafted[0] == token)

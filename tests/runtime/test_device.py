@@ -95,12 +95,12 @@ def test_a_cache_keeps_the_rows_that_one_on_the_host_keeps(length: int, path: li
     host = KVCache(layers, 20, 2, 8)
     cache = DeviceCache(device, layers, 20, 2 * 8 * 4)
     host.rows[:] = 0
-    for settled, count in ((0, length), (length, 10)):
+    for committed, count in ((0, length), (length, 10)):
         new = rng.standard_normal((2 * layers, 16, 2, 8)).astype(np.float32)  # T padded to 16
-        host.rows[:, settled : settled + count] = new[:, :count]
+        host.rows[:, committed : committed + count] = new[:, :count]
         there = on_device(device, new.reshape(2 * layers, -1))
         cache.append(there.address, there.row_bytes, count)
-        host.length = cache.length = settled
+        host.length = cache.length = committed
         host.advance(count)
         cache.advance(count)
     host.truncate(length)

@@ -21,7 +21,7 @@ from scipy.stats import chisquare
 
 from eagle_runtime.accept import Step
 from eagle_runtime.cache import KVCache
-from eagle_runtime.drafting.drafter import Drafter, DynamicTree, EagleDrafter, Plain, StaticTree, TreeShape, chain
+from eagle_runtime.drafting.drafter import Drafter, DynamicTree, EagleDrafter, NoDraft, StaticTree, TreeShape, chain
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.model import Features, Head, Target, causal
 from eagle_runtime.sampling import Sampler, SamplingParams
@@ -254,7 +254,7 @@ def test_output_equals_plain_decoding(name: str, setting: str) -> None:
     target, head = new_target(), new_head(draft)
     accepted = 0
     for seed in range(15):
-        plain, _ = decode(target, Plain(), params, seed, least=CAPACITY)
+        plain, _ = decode(target, NoDraft(), params, seed, least=CAPACITY)
         tokens, cycles = decode(target, EagleDrafter(head, shape), params, seed, least=CAPACITY)
         assert tokens == plain
         assert len(tokens) == FULL
@@ -501,8 +501,8 @@ class SampledDrafter:
 
     def _draw(self, tokens: Sequence[int], count: int) -> list[int]:
         # The order of arrival of exponential clocks with rates q is a draw from q without replacement.
-        arrivals = self._rng.exponential(size=VOCAB) / softmax(self._draft.logits(history_of(tokens)))
-        drawn: list[int] = np.argsort(arrivals)[:count].tolist()
+        exponential_noise = self._rng.exponential(size=VOCAB) / softmax(self._draft.logits(history_of(tokens)))
+        drawn: list[int] = np.argsort(exponential_noise)[:count].tolist()
         return drawn
 
 

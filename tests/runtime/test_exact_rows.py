@@ -12,7 +12,7 @@ import pytest
 
 from eagle_runtime import EagleModel, RequestError
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.cache import ByHeadCache, KVCache
+from eagle_runtime.cache import HeadMajorCache, KVCache
 from eagle_runtime.errors import EagleWarning
 from eagle_runtime.exact_rows import CHECKED, PADDINGS, RowCheck, check_rows, find_padding, repeated_chain
 from eagle_runtime.model import Target
@@ -31,7 +31,7 @@ class Uneven(OrtSession):
         self._odd = odd
         self.fed: list[int] = []
 
-    def run(self, feeds: Any, cache: KVCache | ByHeadCache) -> dict[str, Array]:
+    def run(self, feeds: Any, cache: KVCache | HeadMajorCache) -> dict[str, Array]:
         out = super().run(feeds, cache)
         rows = self.padding.rows(len(feeds["input_ids"]))
         self.fed.append(rows)

@@ -77,12 +77,12 @@ def test_first_draft_log_probs(name: str, kind: str, bundle_of: Callable[..., Pa
     tokens = fixture["draft_in_ids"].tolist()
     with EagleModel.load(bundle_of(kind)) as model:
         _, features = model._target.prefill(tokens[:-1])
-        guess = model.head.observe(tokens[1:], features)
+        proposal = model.head.observe(tokens[1:], features)
     expected = fixture["draft_first_logprobs"]
-    best = np.argsort(-expected, kind="stable")[: guess.log_probs.shape[1]]
-    np.testing.assert_allclose(guess.log_probs[0], expected[best], atol=1e-4)
+    best = np.argsort(-expected, kind="stable")[: proposal.log_probs.shape[1]]
+    np.testing.assert_allclose(proposal.log_probs[0], expected[best], atol=1e-4)
     d2t = load_file(GOLDEN / "head_eagle3_dv44" / "model.safetensors")["d2t"] if kind == "eagle3" else 0 * best
-    assert guess.tokens[0].tolist() == (best + (d2t[best] if kind == "eagle3" else 0)).tolist()
+    assert proposal.tokens[0].tolist() == (best + (d2t[best] if kind == "eagle3" else 0)).tolist()
 
 
 @pytest.mark.parametrize("name", ["eagle2_tt16_d3_k4"])

@@ -14,7 +14,7 @@ import pytest
 
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.drafting.acceptance import CREDIT, SHARE, Experience
+from eagle_runtime.drafting.acceptance import CREDIT, SHARE, AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter, best_size
 from eagle_runtime.drafting.costs.learned import (
     FEW,
@@ -30,7 +30,7 @@ from eagle_runtime.drafting.costs.learned import (
 )
 from eagle_runtime.drafting.costs.prior import pass_bytes, prior_costs
 from eagle_runtime.drafting.costs.tables import CONTEXTS, FIRST_ROWS, HEAD_ROWS, TARGET_ROWS, Costs, CostSource, Timings
-from eagle_runtime.drafting.drafter import Drafter, Plain
+from eagle_runtime.drafting.drafter import Drafter, NoDraft
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.model import Head, Target
 from eagle_runtime.sampling import Sampler, SamplingParams
@@ -68,19 +68,19 @@ MACHINES: dict[str, tuple[Costs, Costs]] = {  # what is true, and what was taken
 
 
 def decode(
-    machine: Machine, costs: CostSource | None, count: int, share: float, experience: Experience | None = None
+    machine: Machine, costs: CostSource | None, count: int, share: float, acceptance: AcceptanceStats | None = None
 ) -> tuple[int, float]:
     """Greedy decoding of `count` tokens or a few more in pieces of 100; returns how many, and the seconds they took
     after the first token of each piece. costs: None drafts nothing. share: how much the head knows of the target."""
     head = Blend(share, TARGET, Table(VOCAB, 1, 3.0))
-    experience = Experience() if experience is None else experience
+    acceptance = AcceptanceStats() if acceptance is None else acceptance
     tokens, seconds = 0, 0.0
     for number in range(count // 100):
         prompt = [1, 2, 3, number % VOCAB]
-        drafter: Drafter = Plain()
+        drafter: Drafter = NoDraft()
         if costs is not None:
             draft = Head(TimedHead(head, 4, machine), 600, 200)
-            drafter = CostAwareDrafter(draft, costs, experience, top_k=4, clock=machine.clock)
+            drafter = CostAwareDrafter(draft, costs, acceptance, top_k=4, clock=machine.clock)
         timed = costs.verified if isinstance(costs, LearnedCosts) else None
         target = Target(TimedTarget(TARGET, machine), 600)
         begun, found = 0.0, 0
@@ -307,7 +307,7 @@ def test_a_consumer_that_takes_its_time_teaches_nothing() -> None:
         told.append((rows, context, seconds))
 
     target = Target(TimedTarget(TARGET, clock), 100)
-    for _ in generate(target, Plain(), Sampler(SamplingParams(), [1, 2], VOCAB), [1, 2], clock.clock, timed):
+    for _ in generate(target, NoDraft(), Sampler(SamplingParams(), [1, 2], VOCAB), [1, 2], clock.clock, timed):
         clock.now += 1000.0
         if len(told) == 3:
             break

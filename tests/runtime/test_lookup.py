@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_runtime import EagleModel
-from eagle_runtime.drafting.drafter import Plain
+from eagle_runtime.drafting.drafter import NoDraft
 from eagle_runtime.drafting.lookup import LONGEST, REMEMBERED, SHORTEST, LookupDrafter, Suffixes
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle, generate
@@ -82,7 +82,7 @@ def test_output_is_the_targets_own_and_copies_are_accepted(
     model, accepted = model_of("eagle1"), 0
     for seed, prompt in enumerate(([40, 41, 42, 43] * 5, list(b"the cat and the dog and the cat and the"))):
         outputs = []
-        for drafter in (Plain(), LookupDrafter()):
+        for drafter in (NoDraft(), LookupDrafter()):
             sampler = Sampler(SamplingParams(temperature=temperature, seed=seed), prompt, 256)
             tokens: list[int] = []
             for event in generate(model._target, drafter, sampler, prompt):

@@ -71,11 +71,11 @@ def little_bundle(folder: Path) -> Manifest:
         weights=weights,
         recipe={"model.layers.0.mlp.up_proj.weight": "int8"},
     )
-    guesses: dict[str, Shape] = {"log_probs": (1, "R", 3), "token_ids": (1, "R", 3), "hidden": (1, "R", 8)}
+    proposals: dict[str, Shape] = {"log_probs": (1, "R", 3), "token_ids": (1, "R", 3), "hidden": (1, "R", 8)}
     head = GraphSpec(
         file=FILES[2],
         inputs=tensors({**ids, "features": (1, "T", 8)}, "past_key_values", "P", layers=1),
-        outputs=tensors(guesses, "present", "T", layers=1),
+        outputs=tensors(proposals, "present", "T", layers=1),
         weights={},
         recipe={},
     )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from eagle_runtime.drafting.drafter import DynamicTree, EagleDrafter, StaticTree, TreeShape, chain
 from eagle_runtime.generate import Cycle, generate
-from eagle_runtime.model import Guess, Head, Scratch, Target
+from eagle_runtime.model import Head, Proposal, Scratch, Target
 from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.session.ort.session import OrtSession
 from eagle_runtime.tree import EAGLE1_CHOICES, Int, Tree, ancestor_mask, node_depths, root_only
@@ -154,15 +154,15 @@ def test_scores_are_those_of_each_path_alone(pair: Pair, shape: str, prompt: lis
         assert_close(tree.scores[node], score_of_path(alone, first, own))
 
 
-def score_of_path(head: Head, guess: Guess, tokens: list[int]) -> float:
+def score_of_path(head: Head, proposal: Proposal, tokens: list[int]) -> float:
     """The sum of the log-probabilities of a path's tokens, fed one by one."""
     score = 0.0
     with Scratch(head) as scratch:
         for step, token in enumerate(tokens):
-            (rank,) = np.flatnonzero(guess.tokens[0] == token)
-            score += float(guess.log_probs[0, rank])
+            (rank,) = np.flatnonzero(proposal.tokens[0] == token)
+            score += float(proposal.log_probs[0, rank])
             if step < len(tokens) - 1:
-                guess = scratch.feed(np.array([token]), guess.hidden, np.array([step - 1]))
+                proposal = scratch.feed(np.array([token]), proposal.hidden, np.array([step - 1]))
     return score
 
 
@@ -187,5 +187,5 @@ def test_head_rows_hold_verified_tokens_only(
     _, features = pair.target().prefill(tokens[:-1])
     fresh.observe(tokens[1:], features)
     assert head.cache.length == fresh.cache.length == len(tokens) - 1
-    settled = slice(0, len(tokens) - 1)
-    assert_close(rows_of(head.cache)[:, settled], rows_of(fresh.cache)[:, settled])
+    committed = slice(0, len(tokens) - 1)
+    assert_close(rows_of(head.cache)[:, committed], rows_of(fresh.cache)[:, committed])

@@ -22,7 +22,7 @@ from transformers.generation.logits_process import (
 )
 
 from eagle_runtime.errors import EagleError, RequestError
-from eagle_runtime.sampling import Row, Sampler, SamplingParams, arrivals
+from eagle_runtime.sampling import Row, Sampler, SamplingParams, exponential_noise
 
 VOCAB = 40
 
@@ -95,15 +95,15 @@ def test_draw_depends_on_seed_and_position_only() -> None:
 
 def test_arrivals_are_exponential_and_those_of_the_position() -> None:
     for numbers in (
-        np.concatenate([arrivals(seed, position, 4) for seed in range(40) for position in range(25)]),
-        np.array([arrivals(seed, position, 7)[6] for seed in range(40) for position in range(100)]),
+        np.concatenate([exponential_noise(seed, position, 4) for seed in range(40) for position in range(25)]),
+        np.array([exponential_noise(seed, position, 7)[6] for seed in range(40) for position in range(100)]),
     ):
         shares = np.sort(1 - np.exp(-numbers))
         # Kolmogorov-Smirnov: 1.95 / sqrt(n) is the 0.1 % point
         assert np.abs(shares - np.arange(len(shares)) / len(shares)).max() < 1.95 / math.sqrt(len(shares))
-    longer = arrivals(3, 7, 50)
-    assert np.array_equal(longer[:20], arrivals(3, 7, 20))
-    assert not np.isin(longer, np.concatenate([arrivals(3, 8, 50), arrivals(4, 7, 50)])).any()
+    longer = exponential_noise(3, 7, 50)
+    assert np.array_equal(longer[:20], exponential_noise(3, 7, 20))
+    assert not np.isin(longer, np.concatenate([exponential_noise(3, 8, 50), exponential_noise(4, 7, 50)])).any()
 
 
 def test_rounding_hardly_ever_changes_a_draw() -> None:

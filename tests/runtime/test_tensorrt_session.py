@@ -181,11 +181,11 @@ def test_only_logits_and_guesses_come_back(machine_of: Callable[..., Machine], p
         target, head = model.manifest.target, model.manifest.head
         assert head is not None
         downloaded = sum(call[3] for call in calls if call[0] == "download")
-        guesses = head.top_k * (4 + 8)
-        levels = 6  # of a default tree: what follows the settled rows, and five grown ones
+        proposals = head.top_k * (4 + 8)
+        levels = 6  # of a default tree: what follows the committed rows, and five grown ones
         nodes = sum(cycle.tree.num_nodes for cycle in cycles)
-        rows = (1 + 5 * model.manifest.tree_defaults.draft_top_k) * len(cycles)  # one of the settled, and five levels
-        assert downloaded == (1 + nodes) * target.vocab_size * 4 + rows * guesses
+        rows = (1 + 5 * model.manifest.tree_defaults.draft_top_k) * len(cycles)  # one of the committed, and five levels
+        assert downloaded == (1 + nodes) * target.vocab_size * 4 + rows * proposals
         passes = 1 + (1 + levels) * len(cycles)
         assert sum(call[0] == "upload" for call in calls) == passes, "one copy of all small inputs per pass"
 

@@ -17,11 +17,11 @@ import pytest
 
 from conftest import HEADS, load_trace
 from eagle_runtime import EagleModel, SamplingParams
-from eagle_runtime.drafting.acceptance import Experience
+from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
 from eagle_runtime.drafting.costs.tables import Costs, Timings
 from eagle_runtime.drafting.coupling import Coupling, Trust
-from eagle_runtime.drafting.drafter import Drafter, DynamicTree, EagleDrafter, Plain, StaticTree, chain
+from eagle_runtime.drafting.drafter import Drafter, DynamicTree, EagleDrafter, NoDraft, StaticTree, chain
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.model import Head
 from eagle_runtime.sampling import Sampler
@@ -37,7 +37,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 # As measured on a desktop processor; what was learned in one output stays for the next, as in a model.
 COSTS = Costs(Timings((1, 16, 64), (64,), ((0.05, 0.062, 0.13),)), Timings((1, 32), (64,), ((0.003, 0.005),)))
-EXPERIENCE = Experience()
+EXPERIENCE = AcceptanceStats()
 DRAFTERS: dict[str, tuple[str, Callable[[Head], Drafter]]] = {
     "dynamic": ("eagle1", lambda head: EagleDrafter(head, DynamicTree(24, 3, 5))),
     "static": ("eagle1", lambda head: EagleDrafter(head, StaticTree(EAGLE1_CHOICES))),
@@ -106,7 +106,7 @@ def check_identity(
     ):
         params = SamplingParams(temperature=temperature, seed=1000 + index, **options)
         # Each kind's own: targets that were calibrated with different heads differ.
-        plains = {kind: decode(model_of(kind, precision), lambda _: Plain(), params, prompt) for kind in HEADS}
+        plains = {kind: decode(model_of(kind, precision), lambda _: NoDraft(), params, prompt) for kind in HEADS}
         for name, (kind, build) in DRAFTERS.items():
             plain, plain_rows, _ = plains[kind]
             tokens, rows, taken = decode(model_of(kind, precision), build, params, prompt)

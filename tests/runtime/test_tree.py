@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from eagle_runtime.drafting.drafter import DynamicTree, EagleDrafter, Plain, StaticTree, TreeShape, chain
+from eagle_runtime.drafting.drafter import DynamicTree, EagleDrafter, NoDraft, StaticTree, TreeShape, chain
 from eagle_runtime.errors import RequestError
-from eagle_runtime.model import PREFILL_CHUNK, WINDOW, Guess, Head, Scratch, Target
+from eagle_runtime.model import PREFILL_CHUNK, WINDOW, Head, Proposal, Scratch, Target
 from eagle_runtime.tree import (
     EAGLE1_CHOICES,
     Tree,
@@ -126,7 +126,7 @@ def test_choices_without_a_tree_are_refused(choices: list[tuple[int, ...]]) -> N
 
 
 def test_root_only_and_plain_draft_nothing() -> None:
-    tree = Plain().grow([3, ROOT], np.zeros((1, 2), np.float32), 60)
+    tree = NoDraft().grow([3, ROOT], np.zeros((1, 2), np.float32), 60)
     check_tree(tree)
     assert tree.tokens.tolist() == root_only(ROOT).tokens.tolist() == [ROOT]
 
@@ -213,7 +213,7 @@ def check_growth(
         assert list(nodes_of(tree).values()) == list(expected.values())
 
 
-# At spread 0 all guesses tie; at 1000 the best is certain, and a child ties with its parent.
+# At spread 0 all proposals tie; at 1000 the best is certain, and a child ties with its parent.
 drafts = st.builds(Table, st.just(VOCAB), st.integers(0, 1000), st.sampled_from([0.0, 1.0, 1000.0]))
 verified = st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4), min_size=1, max_size=4)
 
@@ -259,18 +259,18 @@ def test_chain_is_both_a_static_and_a_dynamic_tree(
     assert slow_dynamic(draft, tokens, dynamic, max_nodes) == slow_static(draft, tokens, chain(num_drafted), max_nodes)
 
 
-def fail_while_growing(head: Head, guess: Guess) -> None:
+def fail_while_growing(head: Head, proposal: Proposal) -> None:
     with Scratch(head) as scratch:
-        scratch.feed(guess.tokens[0], guess.hidden[np.zeros(2, np.int64)], np.array([-1, -1]))
+        scratch.feed(proposal.tokens[0], proposal.hidden[np.zeros(2, np.int64)], np.array([-1, -1]))
         assert head.cache.length == 4
         raise KeyError
 
 
 def test_scratch_rows_are_gone_even_after_an_error() -> None:
     head = Head(FakeHead(Table(VOCAB, 0, 1.0), top_k=2), capacity=8, scratch=4)
-    guess = head.observe([1, 2], history_of([5, 1]).T)
+    proposal = head.observe([1, 2], history_of([5, 1]).T)
     with pytest.raises(KeyError):
-        fail_while_growing(head, guess)
+        fail_while_growing(head, proposal)
     assert head.cache.length == 2
 
 
@@ -305,9 +305,9 @@ def test_the_head_reads_the_end_of_what_is_long(first: int, count: int) -> None:
     head = Head(FakeHead(draft, top_k=3), 1024, 0)
     if first:
         head.observe(text[1 : first + 1], features[:first])
-    guess = head.observe(text[first + 1 :], features[first:])
+    proposal = head.observe(text[first + 1 :], features[first:])
     read = text if count <= WINDOW else text[-WINDOW - 1 :]
-    assert guess.tokens[0].tolist() == [token for token, _ in likeliest(draft, read, 3)]
+    assert proposal.tokens[0].tolist() == [token for token, _ in likeliest(draft, read, 3)]
     assert head.cache.length == len(read) - 1
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from eagle_runtime import EagleModel
 from eagle_runtime.replay import forced_logits
-from eagle_runtime.sampling import arrivals
+from eagle_runtime.sampling import exponential_noise
 from eagle_tools.ties import NEAR, first_difference, is_tie
 
 PROMPT = [5, 6, 7]
@@ -24,7 +24,7 @@ def test_only_a_gap_of_rounding_is_a_tie(
     model = model_of("eagle1")
     tokens = model.generate(PROMPT, max_new_tokens=24, method="vanilla", temperature=temperature, seed=SEED).token_ids
     logits = forced_logits(model, PROMPT, tokens).astype(np.float64)
-    dice = np.stack([arrivals(SEED, len(PROMPT) + at, logits.shape[1]) for at in range(len(tokens))])
+    dice = np.stack([exponential_noise(SEED, len(PROMPT) + at, logits.shape[1]) for at in range(len(tokens))])
     scores = logits - temperature * np.log(dice)
     assert scores.argmax(-1).tolist() == list(tokens)
     gaps = (np.diff(np.sort(scores, axis=-1)[:, -2:])[:, 0] / np.abs(logits).max(-1)).tolist()

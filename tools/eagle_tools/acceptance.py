@@ -6,7 +6,7 @@ prints a table of the papers' shape and writes FOLDER/acceptance.md and FOLDER/c
 
     tau         tokens emitted per pass of the target
     n-alpha     share of drafts accepted n + 1 tokens deep, among those accepted n deep, in a chain: the head's input
-                then holds n of its own guesses (EAGLE paper, section 5.2)
+                then holds n of its own proposals (EAGLE paper, section 5.2)
     confidence  the head's probability for a token, given the path to it; EAGLE-2 (section 3.2, Figure 6) builds its
                 trees on this being close to the chance of acceptance
 """

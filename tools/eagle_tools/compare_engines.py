@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from eagle_runtime.model import Features, Guess, Head, Scratch, Target
+from eagle_runtime.model import Features, Head, Proposal, Scratch, Target
 from eagle_runtime.session.protocol import Session
 from eagle_runtime.tree import Int, Tree
 
@@ -108,19 +108,19 @@ def _verified(logits: Array, features: Features) -> list[_Rows]:
 def _head_rows(head: Head, prompt: Sequence[int], features: Array, levels: Int) -> list[_Rows]:
     """features [n, Hd]: of the prompt; levels [2, CHILDREN]: tokens to grow."""
     head.cache.truncate(0)
-    found = _guessed(head.observe([*prompt[1:], int(levels[0, 0])], features))
+    found = _proposed(head.observe([*prompt[1:], int(levels[0, 0])], features))
     hidden = np.repeat(features[-1:], CHILDREN, 0)
     nested = np.arange(CHILDREN)[::-1] // 2  # two children under either of the two last of the level before
     with Scratch(head) as scratch:
         for tokens, parents in zip(levels, (np.full(CHILDREN, -1), nested), strict=True):
-            found += _guessed(scratch.feed(tokens, hidden, parents))
+            found += _proposed(scratch.feed(tokens, hidden, parents))
     return found
 
 
-def _guessed(guess: Guess) -> list[_Rows]:
+def _proposed(proposal: Proposal) -> list[_Rows]:
     return [
-        _Rows("draft", "log_probs", guess.log_probs, guess.tokens[:, 0]),
-        _Rows("draft", "hidden", np.array(guess.hidden)),
+        _Rows("draft", "log_probs", proposal.log_probs, proposal.tokens[:, 0]),
+        _Rows("draft", "hidden", np.array(proposal.hidden)),
     ]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from eagle_runtime import EagleModel
 from eagle_runtime.replay import forced_logits
-from eagle_runtime.sampling import arrivals
+from eagle_runtime.sampling import exponential_noise
 
 NEAR = {"float32": 1e-5, "float16": 2**-8}  # of the largest logit: two that rounding alone sets apart
 
@@ -43,6 +43,6 @@ def is_tie(
     logits = forced_logits(model, prompt, one[: at + 1])[-1]
     scores = logits.astype(np.float64)
     if temperature > 0:
-        scores -= temperature * np.log(arrivals(seed, len(prompt) + at, len(scores)))
+        scores -= temperature * np.log(exponential_noise(seed, len(prompt) + at, len(scores)))
     near = NEAR[computes_in(model)] * float(np.abs(logits).max())
     return abs(float(scores[one[at]] - scores[other[at]])) <= near

@@ -109,11 +109,11 @@ def eagle3_objective(
         counted = batch.counted(step)
         args = (hidden[:, : counted.shape[1]], teacher[:, 1 + step :], counted & teachable[:, 1 + step :])
         if config.recompute:  # logits of all steps at once are the largest part of the memory
-            loss, guess = checkpoint(step_loss, *args, use_reentrant=False)
+            loss, proposal = checkpoint(step_loss, *args, use_reentrant=False)
         else:
-            loss, guess = step_loss(*args)
+            loss, proposal = step_loss(*args)
         losses.append(loss)
-        run.count(step, guess, counted)
+        run.count(step, proposal, counted)
     total = torch.stack([DECAY**step * loss for step, loss in enumerate(losses)]).sum()
     return total, {f"step{step}": loss.detach() for step, loss in enumerate(losses)}
 
@@ -141,16 +141,16 @@ def measure(
 
 
 class _Run:
-    """Counts, step by step, the rows whose guess is the target's, and remembers those right at every step so far."""
+    """Counts, step by step, the rows whose proposal is the target's, and remembers those right at every step so far."""
 
     def __init__(self, batch: Batch, best: Tensor, kept: Tensor | None, tally: Tally) -> None:
         """best [B, T]: the target's likeliest tokens. kept: draft id -> target id, or None where both are the same."""
         self._best, self._kept, self._tally = best, kept, tally
         self._earlier = torch.ones_like(batch.loss_mask)
 
-    def count(self, step: int, guess: Tensor, counted: Tensor, shared: Tensor | None = None) -> None:
-        """guess [B, rows]: draft ids; counted [B, rows]; shared: probability that head and target have in common."""
-        right = (guess if self._kept is None else self._kept[guess]) == self._best[:, 1 + step :]
+    def count(self, step: int, proposal: Tensor, counted: Tensor, shared: Tensor | None = None) -> None:
+        """proposal [B, rows]: draft ids; counted [B, rows]; shared: probability that head and target have in common."""
+        right = (proposal if self._kept is None else self._kept[proposal]) == self._best[:, 1 + step :]
         earlier = self._earlier[:, : counted.shape[1]]
         self._tally.add(step, right, earlier, counted, shared)
         self._earlier = earlier & right & counted

@@ -7,7 +7,7 @@
     hidden -> norm -> own LM head -> logits over the draft vocabulary
 
 `fc` belongs to the target's side: it sees target taps only, never the head's own hidden state, which takes the
-features' place when the head follows its own guess.
+features' place when the head follows its own proposal.
 """
 
 from __future__ import annotations

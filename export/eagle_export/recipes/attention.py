@@ -40,7 +40,7 @@ HIDDEN, SEEN = np.float32(np.finfo(np.float32).min), np.float32(0)
 
 
 def exact_attention(model: ir.Model) -> dict[str, str]:
-    """Replace every Attention node by products that are equal to the bit in any tree, and lay its past out by heads:
+    """Replace every Attention node by products that are equal to the bit in any tree, and lay its past out head-major:
     keys [kv_heads, C, width], values [kv_heads, pieces, C, width / pieces], C >= 1 columns; tree_mask becomes [1, 1, T,
     T]. Returns node name -> what was done; raises ExportError for a node that does not read a cache."""
     changed = {}
@@ -48,7 +48,7 @@ def exact_attention(model: ir.Model) -> dict[str, str]:
     for node in [node for node in model.graph if node.op_type == "Attention"]:
         part = _part(model, node)
         columns = columns or _columns(model, node, part)
-        changed[str(node.outputs[0].name)] = "settled keys in fp32, recent ones in fp64"
+        changed[str(node.outputs[0].name)] = "committed keys in fp32, recent ones in fp64"
         replace(node, _attend(model, node, part, columns))
         keys, values = part.past
         keys.shape = ir.Shape([part.kv_heads, "C", part.width])
@@ -88,7 +88,7 @@ class _Part:
 class _Columns:
     """What all layers share. The last RECENT rows of the past, if it has as many, stand in the columns from `start` to
     `end`. Biases are added to scores [kv_heads, R, columns], where the R rows are T for each query head of a key's:
-    `settled` [R, C] hides recent keys, `recent` [R, start to end] all others, and `new` [R, T] what the tree's mask
+    `committed` [R, C] hides recent keys, `recent` [R, start to end] all others, and `new` [R, T] what the tree's mask
     hides.
 
     start, end [1]; sizes [2]: columns of recent and of new; ones [C, COLUMNS]"""
@@ -96,7 +96,7 @@ class _Columns:
     start: ir.Value
     end: ir.Value
     sizes: ir.Value
-    settled: ir.Value
+    committed: ir.Value
     recent: ir.Value
     new: ir.Value
     ones: ir.Value
@@ -144,7 +144,7 @@ def _columns(model: ir.Model, node: ir.Node, part: _Part) -> _Columns:
         start=start,
         end=end,
         sizes=op("Concat", [op("Sub", [end, start]), op("Shape", [mask], start=3, end=4)], axis=0),
-        settled=of_rows(op("Where", [old, seen, hidden])),
+        committed=of_rows(op("Where", [old, seen, hidden])),
         recent=of_rows(op("Where", [near, seen, hidden])),
         new=of_rows(op("Squeeze", [mask, ints(0, 1)])),
         ones=op(
@@ -190,14 +190,14 @@ def _attend(model: ir.Model, node: ir.Node, part: _Part, columns: _Columns) -> i
     keys, values = part.past
     new_keys, new_values = (op("Squeeze", value, ints(0)) for value in part.new)
     past_scores = scores(keys)
-    settled = op("Add", past_scores, columns.settled)
+    committed = op("Add", past_scores, columns.committed)
     last = op("Add", op("Slice", past_scores, columns.start, columns.end, ints(2)), columns.recent)
     recent = op("Concat", last, op("Add", scores(new_keys, transBatchB=1), columns.new), axis=-1)
-    top = op("Max", greatest(settled), greatest(recent))
+    top = op("Max", greatest(committed), greatest(recent))
 
-    settled = weights(settled)
-    settled_sum = _product(op, by_pieces(settled), values)  # [kv_heads, pieces, R, cut]
-    settled_total = op("Slice", op("MatMul", settled, columns.ones), ints(0), ints(1), ints(2))
+    committed = weights(committed)
+    settled_sum = _product(op, by_pieces(committed), values)  # [kv_heads, pieces, R, cut]
+    settled_total = op("Slice", op("MatMul", committed, columns.ones), ints(0), ints(1), ints(2))
 
     recent = double(weights(recent))
     last, new = insert_split(node, recent, 2, axis=-1, sizes=columns.sizes)

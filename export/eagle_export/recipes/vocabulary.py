@@ -1,6 +1,6 @@
-"""A draft vocabulary: the head guesses only tokens that are frequent, so its LM head and its softmax shrink.
+"""A draft vocabulary: the head proposals only tokens that are frequent, so its LM head and its softmax shrink.
 
-Lossless whatever is kept, since the target verifies with its whole vocabulary: a token that the head cannot guess is
+Lossless whatever is kept, since the target verifies with its whole vocabulary: a token that the head cannot proposal is
 emitted all the same, as the target's own.
 """
 

@@ -230,8 +230,8 @@ def _check_graphs(manifest: Manifest, where: str) -> None:
         ("target", target, {}, {"logits": (1, "R", target.vocab_size), "features": features})
     ]
     if head is not None:
-        guesses: Shape = (1, "R", head.top_k)
-        outputs_of_head = {"log_probs": guesses, "token_ids": guesses, "hidden": (1, "R", head.hidden_size)}
+        proposals: Shape = (1, "R", head.top_k)
+        outputs_of_head = {"log_probs": proposals, "token_ids": proposals, "hidden": (1, "R", head.hidden_size)}
         tables.append(("head", head, {"features": features}, outputs_of_head))
     for name, spec, more, outputs in tables:
         layers = range(min(spec.num_layers, len(spec.graph.inputs)))  # of a wild number, one too many is enough
@@ -261,7 +261,7 @@ def _past_shapes(spec: TargetSpec | HeadSpec, rows: Sequence[str]) -> dict[str, 
 
 
 def pieces_of(graph: GraphSpec) -> int | None:
-    """Into how many pieces the past values of a head are cut, where a graph's past lies by heads (keys [kv_heads, C,
+    """Into how many pieces the past values of a head are cut, where a graph's past lies head-major (keys [kv_heads, C,
     head_dim], values [kv_heads, pieces, C, head_dim / pieces]); None where it lies row by row."""
     values = graph.inputs.get("past_key_values.0.value")
     pieces = values.shape[1] if values is not None and len(values.shape) == 4 else None

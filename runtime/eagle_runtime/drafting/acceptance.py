@@ -36,7 +36,7 @@ def match_of(lengths: Int, verdict: int) -> Int:
     return verdict * len(MATCHED) + np.minimum(lengths, len(MATCHED) - 1)
 
 
-class Experience:
+class AcceptanceStats:
     """Counts of what was drafted and accepted."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Experience:
         self._ratios = np.zeros(bins, np.float32)  # log-ratios of these, the prior included
         self._tried_matches = np.full(3 * len(MATCHED), PRIOR)
         self._accepted_matches = PRIOR * np.concatenate([MATCHED, MATCHED, OF_DENIED * MATCHED])
-        self.pace = Pace()
+        self.budget = DraftBudget()
         self.trust = Trust()
 
     def corrected(self, log_probs: Float) -> Float:
@@ -80,7 +80,7 @@ class Experience:
             self._accepted_matches += np.bincount(matches[matched], taken[matched], kinds)
 
 
-class Pace:
+class DraftBudget:
     """Whether the head may draft: an account in verifications of one token, which drafts pay the tokens into that they
     brought, and the cost of all passes out of. Overdrawn, the head rests, and every verification without it saves a
     little towards another trial. So whatever the text, drafts lose at most about CREDIT, and SHARE of the rest."""

@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eagle_runtime.drafting.acceptance import DENIED, NAMED, UNASKED, Experience, Gain, match_of
+from eagle_runtime.drafting.acceptance import DENIED, NAMED, UNASKED, AcceptanceStats, Gain, match_of
 from eagle_runtime.drafting.costs.tables import LARGEST, Costs, CostSource, HeadPass, Seconds, Timings
 from eagle_runtime.drafting.lookup import Suffixes
-from eagle_runtime.model import WINDOW, Features, Guess, Head, Scratch
+from eagle_runtime.model import WINDOW, Features, Head, Proposal, Scratch
 from eagle_runtime.tree import Float, Int, Tree, best_first, root_only, subtree
 
 DEEPEST = 10  # levels below the root that the head grows at most
@@ -36,7 +36,7 @@ OF_NAN = np.float32(-1e9)  # log-chance of what a head that computes NaN says; a
 class Pool:
     """Candidates under the root, parents before children. Log-chances [M] of the whole path down to each; parents [M]
     in the pool, -1 under the root; log_probs [M]: what the head said given the parent, NaN: nothing; matches [M]: what
-    a looked up token counts as (experience.match_of), 0 for others."""
+    a looked up token counts as (acceptance.match_of), 0 for others."""
 
     def __init__(self) -> None:
         self.tokens: list[Int] = []
@@ -60,12 +60,12 @@ class Copy:
     """A looked up chain that the head's tree may run along: `met` of its tokens are nodes of the pool so far, `at`
     being the last of them (-1: the root)."""
 
-    def __init__(self, tokens: Sequence[int], length: int, experience: Experience) -> None:
+    def __init__(self, tokens: Sequence[int], length: int, acceptance: AcceptanceStats) -> None:
         """length: of the match."""
-        self._experience = experience
+        self._acceptance = acceptance
         self.tokens = np.array(tokens, np.int64)
         self.matches = match_of(length + np.arange(len(tokens)), UNASKED)
-        self.values: Float = np.cumsum(experience.matched(self.matches), dtype=np.float32)
+        self.values: Float = np.cumsum(acceptance.matched(self.matches), dtype=np.float32)
         self.met = 0
         self.at = -1
 
@@ -87,7 +87,7 @@ class Copy:
             return
         found = np.flatnonzero(children & (tokens == self.tokens[self.met]))
         asked = match_of(self.matches[self.met], NAMED if len(found) else DENIED)
-        before, now = self._experience.matched(np.array([self.matches[self.met], asked]))
+        before, now = self._acceptance.matched(np.array([self.matches[self.met], asked]))
         self.matches[self.met] = asked
         self.values[self.met :] += now - before
         if len(found) == 0:
@@ -111,13 +111,13 @@ class Copy:
 
 
 class CostAwareDrafter:
-    """Sizes every tree by the costs. One object per generation; what was learned stays in `experience`."""
+    """Sizes every tree by the costs. One object per generation; what was learned stays in `acceptance`."""
 
     def __init__(
         self,
         head: Head | None,
         costs: CostSource,
-        experience: Experience,
+        acceptance: AcceptanceStats,
         *,
         top_k: int = 10,
         copies: bool = False,
@@ -128,7 +128,7 @@ class CostAwareDrafter:
         self._head = head
         self._source = costs
         self._clock = clock
-        self._experience = experience
+        self._acceptance = acceptance
         self._top_k = 0 if head is None else min(top_k, head.top_k, head.scratch // DEEPEST)
         self._suffixes = Suffixes() if copies else None
         self._unread: list[Features] = []  # rows that the head has not observed
@@ -149,7 +149,7 @@ class CostAwareDrafter:
         copy = self._copy(tokens, most - 1)
         if self._source.asks_for_plain:
             return root_only(tokens[-1])
-        rests = self._head is None or self._experience.pace.rests()
+        rests = self._head is None or self._acceptance.budget.rests()
         if rests and copy is None:
             return root_only(tokens[-1])
         costs = self._source.now
@@ -171,7 +171,7 @@ class CostAwareDrafter:
         if length == 0:
             return None
         copied = self._suffixes.continuation(place, min(most, LONGEST_COPY))
-        return Copy(copied, length, self._experience)
+        return Copy(copied, length, self._acceptance)
 
     def _draft(self, pool: Pool, copy: Copy | None, tokens: Sequence[int], costs: Costs, verify: Seconds) -> float:
         """Grow the pool with the head while that pays; returns the seconds that its passes are taken to cost."""
@@ -185,7 +185,7 @@ class CostAwareDrafter:
         self._unread = []
         # The prompt is read once; what it cost says nothing about drafts. What a rest left unread does.
         read = min(len(features), WINDOW) if context else 1
-        guess = head.observe(tokens[len(tokens) - len(features) :], features)
+        proposal = head.observe(tokens[len(tokens) - len(features) :], features)
         spent = float(first[min(read, LARGEST)]) * max(1.0, read / LARGEST)
         frontier = np.array([-1])
         above = np.zeros(1, np.float32)
@@ -196,7 +196,7 @@ class CostAwareDrafter:
         with Scratch(head) as scratch:
             while True:
                 start = pool.size
-                values = self._add_level(pool, copy, guess, frontier, above)
+                values = self._add_level(pool, copy, proposal, frontier, above)
                 best = best_first(values, k)
                 grown, picked = picked, self._worth_growing(pool, copy, values[best], verify, spent, seconds)
                 ended = self._clock()
@@ -206,19 +206,19 @@ class CostAwareDrafter:
                 kind, begun, context = "head", ended, head.cache.length
                 best = best[:picked]
                 frontier, above = start + best, values[best]
-                rows = best // k  # of the last guess
-                guess = scratch.feed(pool.tokens[-1][best], guess.hidden[rows], scratch_rows[rows])
+                rows = best // k  # of the last proposal
+                proposal = scratch.feed(pool.tokens[-1][best], proposal.hidden[rows], scratch_rows[rows])
                 scratch_rows = fed + np.arange(picked)
                 fed += picked
                 spent += float(seconds[picked])
 
-    def _add_level(self, pool: Pool, copy: Copy | None, guess: Guess, frontier: Int, above: Float) -> Float:
+    def _add_level(self, pool: Pool, copy: Copy | None, proposal: Proposal, frontier: Int, above: Float) -> Float:
         """Add the children of pool nodes `frontier`, whose log-chances are `above`; returns their log-chances."""
         k = self._top_k
-        log_probs = np.fmax(guess.log_probs[:, :k], OF_NAN)
-        corrected = self._experience.corrected(log_probs)
+        log_probs = np.fmax(proposal.log_probs[:, :k], OF_NAN)
+        corrected = self._acceptance.corrected(log_probs)
         values = (above[:, None] + corrected).ravel()
-        tokens, parents = guess.tokens[:, :k].ravel(), np.repeat(frontier, k)
+        tokens, parents = proposal.tokens[:, :k].ravel(), np.repeat(frontier, k)
         matches = np.zeros(len(values), np.int64)
         if copy is not None:
             copy.meet(tokens, parents, values, matches, pool.size)
@@ -257,9 +257,9 @@ class CostAwareDrafter:
             if len(children) == 0:
                 break
             path.append(int(children[0]))
-        self._experience.learn(last.tree, np.array(path), last.log_probs, last.matches)
+        self._acceptance.learn(last.tree, np.array(path), last.log_probs, last.matches)
         if last.drafted:
-            self._experience.pace.note(len(new), last.cost)
+            self._acceptance.budget.note(len(new), last.cost)
             self._gain.note(len(new), last.cost)
 
 
@@ -272,40 +272,42 @@ class Rehearsal:
         self._features = features
         flat = Timings((1, LARGEST), (1,), ((1.0, 1.0),))
         self._seconds = flat.at(1)
-        self._drafter = CostAwareDrafter(self.head, Costs(flat, flat), Experience())
+        self._drafter = CostAwareDrafter(self.head, Costs(flat, flat), AcceptanceStats())
         self.head.cache.truncate(0)
         self._first = self.head.observe([0], features)
         self._pool = Pool()
         self._add(self._pool, self._first, np.array([-1], np.int64))
         nodes = np.zeros(USUAL, np.int64)
-        self._add(self._pool, Guess(self._first.tokens[nodes], self._first.log_probs[nodes], self._first.hidden), nodes)
+        self._add(
+            self._pool, Proposal(self._first.tokens[nodes], self._first.log_probs[nodes], self._first.hidden), nodes
+        )
 
     def read(self, rows: int) -> None:
-        settled = self.head.cache.length
-        guess = self.head.observe([0] * rows, self._features[np.zeros(rows, np.int64)])
-        self.head.cache.truncate(settled)
-        self._add(Pool(), guess, np.array([-1], np.int64))
+        committed = self.head.cache.length
+        proposal = self.head.observe([0] * rows, self._features[np.zeros(rows, np.int64)])
+        self.head.cache.truncate(committed)
+        self._add(Pool(), proposal, np.array([-1], np.int64))
 
     def level(self, rows: int) -> None:
         nodes = np.zeros(rows, np.int64)
         with Scratch(self.head) as scratch:
-            guess = scratch.feed(nodes, self._first.hidden[nodes], nodes - 1)
-        self._add(Pool(), guess, nodes - 1)
+            proposal = scratch.feed(nodes, self._first.hidden[nodes], nodes - 1)
+        self._add(Pool(), proposal, nodes - 1)
 
     def tree(self) -> None:
         draft = _chosen(self._pool, 0, self._seconds, 1.0, 1.0, 1, True)
         self._drafter._last = draft
         self._drafter._learn([0, int(draft.tree.tokens[1])])
 
-    def _add(self, pool: Pool, guess: Guess, frontier: Int) -> None:
+    def _add(self, pool: Pool, proposal: Proposal, frontier: Int) -> None:
         drafter, seconds = self._drafter, self._seconds
-        values = drafter._add_level(pool, None, guess, frontier, np.zeros(len(frontier), np.float32))
+        values = drafter._add_level(pool, None, proposal, frontier, np.zeros(len(frontier), np.float32))
         drafter._worth_growing(pool, None, values[best_first(values, drafter._top_k)], seconds, 1.0, seconds)
 
 
 class _Draft(NamedTuple):
-    """A tree as it was handed out: what each node's drafter said of it (as in Experience.learn), the tokens there were,
-    whether the head took part, and the cost of all passes in tokens without drafts."""
+    """A tree as it was handed out: what each node's drafter said of it (as in AcceptanceStats.learn), the tokens
+    there were, whether the head took part, and the cost of all passes in tokens without drafts."""
 
     tree: Tree
     log_probs: Float

@@ -2,7 +2,7 @@
 
 A seed fixes the random numbers of every position before its token is drawn (see sampling): the token with the highest
 probability / number wins. The drafter does not know the target's probabilities, but it may know the numbers: what the
-head holds likely, divided by the same numbers, is a better guess of the one token that will be drawn than the head's
+head holds likely, divided by the same numbers, is a better proposal of the one token that will be drawn than the head's
 likeliest tokens are (Daliri et al., arXiv 2408.07978). Drafts never change what is emitted, so this is lossless like
 any other way to choose them.
 
@@ -13,7 +13,7 @@ emitted: of tokens with probability q_i and number e_i, i is drawn with chance (
 At temperature 0 the target's likeliest token wins, which a head would know that knew the target's probabilities. Its
 errors do not shrink with the temperature: if they are Gumbel noise of scale s on its logits, i wins with chance
 q_i^(1/s) / sum_j q_j^(1/s), so chances are never surer than those of temperature s = SUREST. Measured on 2600 tokens of
-48 prompts that the heads of tools/demo_pair guessed: the mean log-likelihood of what came is -0.94 (EAGLE-1) and -0.96
+48 prompts that the heads of tools/demo_pair proposed: the mean log-likelihood of what came is -0.94 (EAGLE-1) and -0.96
 (EAGLE-3) by what the head says, -0.56 and -0.65 at 0.5, within 0.01 of the best for either.
 
 Shapes: T rows, K candidates per row, W weights.
@@ -29,7 +29,7 @@ from eagle_runtime.sampling import Row, Sampler
 from eagle_runtime.tree import Float, Int
 
 EULER = 0.5772156649  # mean of a Gumbel variable, such as -log(number)
-SUREST = 0.5  # temperature that a head's guess is never surer than at
+SUREST = 0.5  # temperature that a head's proposal is never surer than at
 NEVER = -60.0  # log-chance of a token that cannot be drawn; finite, so that sums and differences stay numbers
 WEIGHTS = np.linspace(0, 1, 6)
 PRIOR = -2 * np.abs(WEIGHTS - 0.5)  # log-likelihoods before any text
@@ -54,7 +54,7 @@ class Trust:
             self._log_likelihoods = FADE * self._log_likelihoods + np.maximum(log_likelihoods, SURPRISE)
 
 
-class Foresight(Protocol):
+class Ranker(Protocol):
     """Turns what a head holds likely into what will be emitted."""
 
     def decide(self, tokens: Int, log_probs: Float, position: int, *, awaited: bool = False) -> tuple[Int, Float]:
@@ -63,7 +63,7 @@ class Foresight(Protocol):
         outcome."""
 
     def learn(self, token: int) -> None:
-        """The token that was emitted where the last awaited guess was of."""
+        """The token that was emitted where the last awaited proposal was of."""
 
 
 class Greedy:
@@ -90,15 +90,15 @@ class Coupling:
         """sampler: draws the tokens, at a temperature above 0. trust: learns from this generation."""
         self._sampler = sampler
         self._trust = trust
-        self._open: tuple[Int, Row, Row] | None = None  # tokens, scores, numbers of a guess whose outcome is awaited
+        self._open: tuple[Int, Row, Row] | None = None  # tokens, scores, numbers of a proposal whose outcome is awaited
 
     def decide(self, tokens: Int, log_probs: Float, position: int, *, awaited: bool = False) -> tuple[Int, Float]:
-        """As in Foresight. The temperature and the filters apply to the candidates as they will to the target's
+        """As in Ranker. The temperature and the filters apply to the candidates as they will to the target's
         logits; penalties and biases do not. All other tokens together count as one, its number being that of a mean
         winner."""
         scores = self._filtered(log_probs.astype(np.float64))
         mean = np.full((len(tokens), 1), EULER)
-        numbers = np.concatenate([-np.log(self._sampler.arrivals(position)[tokens]), mean], 1)
+        numbers = np.concatenate([-np.log(self._sampler.exponential_noise(position)[tokens]), mean], 1)
         if (sure := self._sampler.params.temperature / SUREST) < 1:
             scores, numbers = sure * scores, sure * numbers
         if awaited:
@@ -109,7 +109,7 @@ class Coupling:
         return np.take_along_axis(tokens, order, 1), np.minimum(chances, 0).astype(np.float32)
 
     def learn(self, token: int) -> None:
-        """The token that was emitted where the last awaited guess was of."""
+        """The token that was emitted where the last awaited proposal was of."""
         if self._open is None:
             return
         tokens, scores, numbers = self._open

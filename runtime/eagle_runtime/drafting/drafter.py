@@ -13,7 +13,7 @@ import numpy as np
 
 from eagle_runtime.boundary import whole
 from eagle_runtime.errors import RequestError
-from eagle_runtime.model import Features, Guess, Head, Scratch
+from eagle_runtime.model import Features, Head, Proposal, Scratch
 from eagle_runtime.tree import (
     MAX_DEPTH,
     MAX_NODES,
@@ -37,7 +37,7 @@ class Drafter(Protocol):
         that were verified since the last call (all of the prompt on the first). max_nodes >= 2."""
 
 
-class Plain:
+class NoDraft:
     """Drafts nothing: vanilla decoding through the same loop, sampler and stop code."""
 
     def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
@@ -45,18 +45,18 @@ class Plain:
 
 
 class TreeShape(Protocol):
-    """How an EAGLE head's guesses become a tree."""
+    """How an EAGLE head's proposals become a tree."""
 
     @property
     def children(self) -> int:
-        """Guesses per row the shape looks at."""
+        """Proposals per row the shape looks at."""
 
     @property
     def scratch(self) -> int:
         """Head rows that growing one tree takes."""
 
-    def grow(self, head: Head, root: int, first: Guess, max_nodes: int) -> Tree:
-        """first: the guess for the children of the root (T = 1)."""
+    def grow(self, head: Head, root: int, first: Proposal, max_nodes: int) -> Tree:
+        """first: the proposal for the children of the root (T = 1)."""
 
 
 def check_children(head: Head, children: int) -> None:
@@ -118,7 +118,7 @@ class DynamicTree:
     def scratch(self) -> int:
         return self.depth * self.top_k
 
-    def grow(self, head: Head, root: int, first: Guess, max_nodes: int) -> Tree:
+    def grow(self, head: Head, root: int, first: Proposal, max_nodes: int) -> Tree:
         k = self.top_k
         tokens, scores = [first.tokens[0, :k]], [first.log_probs[0, :k]]  # the pool, one array per level
         parents: list[Int] = [np.full(k, -1, np.int64)]
@@ -129,15 +129,15 @@ class DynamicTree:
         with Scratch(head) as scratch:
             for level in range(self.depth):
                 start = pool - len(tokens[-1])  # the frontier always lies in the newest level
-                guess = scratch.feed(tokens[-1][frontier - start], hidden, scratch_parents)
-                level_scores = (scores[-1][frontier - start, None] + guess.log_probs[:, :k]).ravel()
-                tokens.append(guess.tokens[:, :k].ravel())
+                proposal = scratch.feed(tokens[-1][frontier - start], hidden, scratch_parents)
+                level_scores = (scores[-1][frontier - start, None] + proposal.log_probs[:, :k]).ravel()
+                tokens.append(proposal.tokens[:, :k].ravel())
                 scores.append(level_scores)
                 parents.append(np.repeat(frontier, k))
                 best = best_first(level_scores, k)
                 frontier = pool + best
                 scratch_parents = level * k + best // k
-                hidden = guess.hidden[best // k]
+                hidden = proposal.hidden[best // k]
                 pool += len(level_scores)
         return rerank(
             root,
@@ -164,7 +164,7 @@ class StaticTree:
     def scratch(self) -> int:
         return len({choice[:-1] for choice in self.choices} - {()})
 
-    def grow(self, head: Head, root: int, first: Guess, max_nodes: int) -> Tree:
+    def grow(self, head: Head, root: int, first: Proposal, max_nodes: int) -> Tree:
         choices = self.choices[: max_nodes - 1]
         parents = choice_parents(choices)
         ranks = np.array([-1, *(choice[-1] for choice in choices)], np.int64)
@@ -173,18 +173,18 @@ class StaticTree:
         scores = np.zeros(len(parents), np.float32)
         has_children = np.isin(np.arange(len(parents)), parents)
         row_of = np.full(len(parents), -1, np.int64)  # node -> scratch row
-        fed = np.zeros(1, np.int64)  # nodes of the last level that were fed; guess has a row for each
-        guess = first
+        fed = np.zeros(1, np.int64)  # nodes of the last level that were fed; proposal has a row for each
+        proposal = first
         with Scratch(head) as scratch:
             for depth in range(1, int(depths.max()) + 1):
                 level = np.flatnonzero(depths == depth)
                 rows = np.searchsorted(fed, parents[level])
-                tokens[level] = guess.tokens[rows, ranks[level]]
-                scores[level] = scores[parents[level]] + guess.log_probs[rows, ranks[level]]
+                tokens[level] = proposal.tokens[rows, ranks[level]]
+                scores[level] = scores[parents[level]] + proposal.log_probs[rows, ranks[level]]
                 if not np.any(inner := has_children[level]):
                     break
-                fed, hidden = level[inner], guess.hidden[rows[inner]]
-                guess = scratch.feed(tokens[fed], hidden, row_of[parents[fed]])
+                fed, hidden = level[inner], proposal.hidden[rows[inner]]
+                proposal = scratch.feed(tokens[fed], hidden, row_of[parents[fed]])
                 row_of[fed] = row_of.max() + 1 + np.arange(len(fed))
         return Tree(tokens, parents, scores)
 

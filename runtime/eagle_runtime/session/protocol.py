@@ -43,7 +43,7 @@ class Session(Protocol):
 
     def run(self, feeds: Mapping[str, Any], cache: Any) -> dict[str, Any]:
         """One pass: rows below cache.length are the past, the T new rows are written behind them; the caller
-        settles them. cache: of this session's own new_cache. What is returned (features and hidden as Rows, all else
+        commits them. cache: of this session's own new_cache. What is returned (features and hidden as Rows, all else
         as arrays) is overwritten by the next run."""
 
     def joined(self, parts: Sequence[Any]) -> Any:

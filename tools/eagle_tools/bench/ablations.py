@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from eagle_runtime.model import Guess, Head, Scratch
+from eagle_runtime.model import Head, Proposal, Scratch
 from eagle_runtime.tree import Float, Int, Tree, best_first, subtree
 
 Rank = Literal["value", "confidence"]
@@ -55,7 +55,7 @@ class AblatedTree:
     def scratch(self) -> int:
         return self.depth * self.top_k
 
-    def grow(self, head: Head, root: int, first: Guess, max_nodes: int) -> Tree:
+    def grow(self, head: Head, root: int, first: Proposal, max_nodes: int) -> Tree:
         pool = self._pool(head, first)
         count = min(self.num_nodes, max_nodes) - 1
         if self.keep == "grown":
@@ -65,7 +65,7 @@ class AblatedTree:
             kept = connected(best_first(ranks, len(ranks)), pool.parents, count)
         return subtree(root, pool.tokens, pool.parents, pool.values, np.sort(kept))
 
-    def _pool(self, head: Head, first: Guess) -> Pool:
+    def _pool(self, head: Head, first: Proposal) -> Pool:
         k = self.top_k
         tokens, confidences = [first.tokens[0, :k]], [first.log_probs[0, :k]]
         values = [confidences[0]]
@@ -77,16 +77,16 @@ class AblatedTree:
         with Scratch(head) as scratch:
             for level in range(self.depth):
                 frontier = grown[-1] - (size - len(tokens[-1]))  # rows of the newest level
-                guess = scratch.feed(tokens[-1][frontier], hidden, scratch_parents)
-                own = guess.log_probs[:, :k]
+                proposal = scratch.feed(tokens[-1][frontier], hidden, scratch_parents)
+                own = proposal.log_probs[:, :k]
                 values.append((values[-1][frontier, None] + own).ravel())
                 parents.append(np.repeat(grown[-1], k))
-                tokens.append(guess.tokens[:, :k].ravel())
+                tokens.append(proposal.tokens[:, :k].ravel())
                 confidences.append(own.ravel())
                 best = best_first(values[-1] if self.rank == "value" else confidences[-1], k)
                 grown.append(size + best)
                 scratch_parents = level * k + best // k
-                hidden = guess.hidden[best // k]
+                hidden = proposal.hidden[best // k]
                 size += len(tokens[-1])
         columns = np.concatenate(tokens), np.concatenate(parents), np.concatenate(confidences), np.concatenate(values)
         return Pool(*columns, tuple(grown))

@@ -24,7 +24,7 @@ class OrtDeviceSession(BoundSession):
     """A graph on a device. Features come in as OrtRows or as host arrays, and go out as OrtRows.
 
     A pass of several rows is filled up until past and new rows are a multiple of KEYS. Filling rows see themselves
-    and the past, no other row sees them, and what they write behind the cache is never settled. A single row goes as
+    and the past, no other row sees them, and what they write behind the cache is never committed. A single row goes as
     it is: its attention is small either way, and products with 4-bit weights have a kernel of their own for it."""
 
     def __init__(self, session: Any, path: Path, spec: GraphSpec, memory: OrtMemory) -> None:

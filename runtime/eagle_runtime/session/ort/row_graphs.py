@@ -18,12 +18,12 @@ def pick() -> bytes:
 
 
 def move() -> bytes:
-    """cache [A, n, W], index [m] int64, places [A, m, 2] int64 -> settled [A, n, W]: the cache with cache[:, index]
-    written at places. Bound to the address of the cache, settled changes it in place: all that is read is copied
+    """cache [A, n, W], index [m] int64, places [A, m, 2] int64 -> committed [A, n, W]: the cache with cache[:, index]
+    written at places. Bound to the address of the cache, committed changes it in place: all that is read is copied
     first."""
     nodes = [
         node("Gather", ["cache", "index"], "picked", axis=1),
-        node("ScatterND", ["cache", "places", "picked"], "settled"),
+        node("ScatterND", ["cache", "places", "picked"], "committed"),
     ]
     inputs = {"cache": (FLOAT, 3), "index": (INT64, 1), "places": (INT64, 3)}
-    return model(nodes, inputs, {"settled": (FLOAT, 3)})
+    return model(nodes, inputs, {"committed": (FLOAT, 3)})

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec, pieces_of
-from eagle_runtime.cache import ByHeadCache, KVCache, aligned_empty
+from eagle_runtime.cache import HeadMajorCache, KVCache, aligned_empty
 from eagle_runtime.errors import BackendError
 from eagle_runtime.session.ort import onnx_bytes
 from eagle_runtime.session.protocol import Array
@@ -251,15 +251,15 @@ class OrtSession(BoundSession):
         super().__init__(open_graph(path, CPU, threads, model, config), path, spec)
         self.padding = RowPadding()
         self._pieces = pieces_of(spec)
-        self._past: tuple[int, ...] = ()  # what the halves of a cache by heads are bound to
+        self._past: tuple[int, ...] = ()  # what the halves of a cache head-major are bound to
         self._new: tuple[int, ...] = ()
 
-    def new_cache(self, capacity: int) -> KVCache | ByHeadCache:
+    def new_cache(self, capacity: int) -> KVCache | HeadMajorCache:
         if self._pieces is None:
             return KVCache(self._layers, capacity, *self._row_shape, self._row.dtype)
-        return ByHeadCache(self._layers, capacity, *self._row_shape, self._pieces, self._row.dtype)
+        return HeadMajorCache(self._layers, capacity, *self._row_shape, self._pieces, self._row.dtype)
 
-    def run(self, feeds: Mapping[str, Any], cache: KVCache | ByHeadCache) -> dict[str, Array]:
+    def run(self, feeds: Mapping[str, Any], cache: KVCache | HeadMajorCache) -> dict[str, Array]:
         count, wanted = len(feeds["input_ids"]), len(feeds["logit_rows"])
         assert count <= cache.room, "the caller checks capacity before a pass"
         rows, logit_rows = self.padding.rows(count), self.padding.rows(wanted)
@@ -270,8 +270,8 @@ class OrtSession(BoundSession):
         sizes: dict[str, int] = {}
         for name in self.inputs:
             self._feed(name, feeds[name], sizes)
-        if isinstance(cache, ByHeadCache):
-            self._bind_by_head(cache, rows)
+        if isinstance(cache, HeadMajorCache):
+            self._bind_head_major(cache, rows)
         else:
             self._bind_cache("cpu", cache.heads, cache.length, rows, cache.rows.strides[1], cache.rows.dtype)
         results = {name: self._bind_output(name, sizes) for name in self.outputs}
@@ -286,7 +286,7 @@ class OrtSession(BoundSession):
         """Whether the graph was made for rows whose bits do not depend on which others share the forward pass."""
         return self._pieces is not None
 
-    def _bind_by_head(self, cache: ByHeadCache, rows: int) -> None:
+    def _bind_head_major(self, cache: HeadMajorCache, rows: int) -> None:
         """What is bound stays bound while a cache is laid out in the same way, and while passes have as many rows."""
         cache.expect(rows)
         keys, values, new = cache.keys, cache.values, cache.written

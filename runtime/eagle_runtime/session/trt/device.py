@@ -201,7 +201,7 @@ class DeviceCache(Cache):
         return self._block.address + half * self.pitch + row * self.row_bytes
 
     def append(self, source: int, pitch: int, count: int) -> None:
-        """Copy `count` rows of every half, which lie `pitch` bytes apart at `source`, behind the settled rows."""
+        """Copy `count` rows of every half, which lie `pitch` bytes apart at `source`, behind the committed rows."""
         self._device.driver.copy_2d(
             self.address(0, self.length),
             self.pitch,

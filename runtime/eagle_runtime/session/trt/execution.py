@@ -117,7 +117,7 @@ class Execution:
         self._set_profile(index)
         self._set_shapes(shape)
         if self._own_graphs and shape == self._last and shape not in self._graphs and len(self._graphs) < GRAPHS:
-            # The library has settled on this shape in the pass before: now it queues nothing but kernels.
+            # The library has committed on this shape in the pass before: now it queues nothing but kernels.
             graph = self._device.driver.capture(self._device.stream, self._queue)
             self._graphs[shape] = graph
             if graph is not None:
