@@ -29,8 +29,8 @@ from eagle_runtime.bundle.manifest import MANIFEST_NAME, Manifest, read_manifest
 from eagle_runtime.bundle.plain_file import file_sha256
 from eagle_runtime.drafting.drafter import Drafter, DynamicTree, EagleDrafter
 from eagle_runtime.drafting.lookup import LookupDrafter
-from eagle_runtime.eagle_model import MAX_THREADS
 from eagle_runtime.generate import Cycle, generate
+from eagle_runtime.loading import MAX_THREADS
 from eagle_runtime.model import Head, Target
 from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.session.protocol import Session
