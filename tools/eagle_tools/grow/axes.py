@@ -63,7 +63,7 @@ class Stream:
         return grown
 
     def last_norm(self, weight: Tensor) -> Tensor:
-        """Returns the weight [H'] of the norm before an LM head. It turns the constant into 1 / RMS of the old stream."""
+        """Returns the weight [H'] of the norm before an LM head; it turns the constant into 1 / RMS of the old."""
         grown = self.norm(weight)
         if self.constant:
             grown[-1] = self.gain / self.constant

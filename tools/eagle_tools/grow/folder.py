@@ -21,11 +21,10 @@ SHARD_BYTES = 1 << 30  # default maximum size of a file
 def write_folder(
     folder: Path, config: dict[str, Any], tensors: NamedTensors, dtype: torch.dtype, shard_bytes: int
 ) -> None:
-    """Write config.json, the tensors in files of at most shard_bytes, and their index. Integer tensors keep their type."""
+    """Write config.json, the tensors in files of at most shard_bytes, and the index. Integers keep their type."""
     folder.mkdir(parents=True)
-    config = {key: value for key, value in config.items() if key != "torch_dtype"} | {
-        "dtype": str(dtype).removeprefix("torch.")
-    }
+    config = {key: value for key, value in config.items() if key != "torch_dtype"}
+    config["dtype"] = str(dtype).removeprefix("torch.")
     write_json(folder / "config.json", config)
     files: list[list[str]] = []
     total = 0

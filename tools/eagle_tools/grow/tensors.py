@@ -46,7 +46,7 @@ def target_tensors(pair: Pair, shape: Shape, stream: Stream) -> NamedTensors:
 
 
 def head_tensors(pair: Pair, shape: Shape, stream: Stream) -> NamedTensors:
-    """Yields a grown head's tensors by name, one at a time, without the embedding that it shares with the target. Raises
+    """Yields a grown head's tensors by name, one at a time, but not the embedding, which is the target's. Raises
     GrowError for a tensor it does not know."""
     head = head_of(pair).config
     rng = torch.Generator().manual_seed(1)
@@ -125,7 +125,7 @@ def grow_embedding(old: Tensor, stream: Stream, added: int, rng: torch.Generator
 
 
 def grow_lm_head(old: Tensor, stream: Stream, added: int, rng: torch.Generator) -> Tensor:
-    """Returns old [V, H] grown to [V + added, H']. From the constant the added rows, else random, read a very low logit."""
+    """Returns old [V, H] grown to [V + added, H']. Added rows are random, but read a very low logit."""
     rows = torch.randn(added, old.shape[1], generator=rng) * old.float().std()
     grown = torch.cat([old.float(), rows])[:, stream.axis.source].mul_(stream.axis.read)
     if added:
