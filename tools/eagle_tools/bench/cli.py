@@ -158,7 +158,7 @@ def write_text(path: Path, text: str) -> None:
 def _methods(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Methods that every bundle must run, and those that it runs if it can."""
     from eagle_runtime.bundle.manifest import TreeKind
-    from eagle_runtime.eagle_model import Method
+    from eagle_runtime.drafting.choose import Method
     from eagle_tools.bench.methods import ABLATED, VANILLA, offered, sweep
 
     must = tuple(args.methods.split(",")) if args.methods is not None else (VANILLA,)
