@@ -15,7 +15,7 @@ from statistics import median
 
 from eagle_runtime import EagleModel, Result
 from eagle_runtime.command import Parser, run_command
-from eagle_runtime.eagle_model import Method
+from eagle_runtime.drafting.choose import Method
 from eagle_runtime.errors import RequestError
 from eagle_tools.markdown import markdown_table
 from eagle_tools.questions import read_questions
