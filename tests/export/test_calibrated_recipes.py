@@ -259,8 +259,7 @@ def test_searched_scales_are_folded_into_the_norm_and_help(layer: tuple[Array, A
     size[[5, 40]] = 30
     rows = rng.normal(size=(1, 512, 64)).astype(np.float32)
     normed = outputs(normed_linear(np.eye(64, dtype=np.float32), size), rows)[0]
-    ranges = dict.fromkeys(("absmax", "percentile", "entropy", "mse"), float(np.abs(normed).max()))
-    observed = {"w": Observed(256, np.abs(normed[:256]).max(0), normed[:256], ranges)}
+    observed = {"w": Observed(256, np.abs(normed[:256]).max(0), normed[:256])}
     exact = normed[256:] @ weight
     searched = normed_linear(weight, size)
     int8_static(searched, observed, np.int8(0))
@@ -350,7 +349,7 @@ def test_a_calibration_of_another_pair_is_refused(calibrations: dict[str, Path])
     observed = dict(read_calibration(calibrations["eagle1"]).target)
     name = "model.layers.3.self_attn.o_proj.weight"
     seen = observed[name]
-    observed[name] = Observed(seen.rows, seen.channel_absmax[:-1], seen.sample[:, :-1], seen.ranges)
+    observed[name] = Observed(seen.rows, seen.channel_absmax[:-1], seen.sample[:, :-1])
     width = len(seen.channel_absmax)
     with pytest.raises(ExportError, match=rf"{name}.* is {width - 1} wide, the layer {width}"):
         int8_static(target_graph("eagle1"), observed, np.uint8(128))
