@@ -23,7 +23,7 @@ from eagle_export.errors import ExportError
 from eagle_export.gate import demanded
 from eagle_export.heads.config import HeadConfig
 from eagle_export.pair import Pair, build_graphs, open_pair
-from eagle_export.recipes import apply, draft_precision_beside, plan
+from eagle_export.recipes.plan import apply, default_draft_precision, plan
 from eagle_export.weights import num_bytes, save
 from eagle_runtime.bundle.manifest import (
     MANIFEST_NAME,
@@ -89,7 +89,7 @@ def export(
         raise ExportError(f"draft vocabulary is {draft_vocab}, but must be 1 or more")
     precisions = {"target": precision}
     if draft is not None:
-        precisions["draft"] = draft_precision or draft_precision_beside(backend, precision)
+        precisions["draft"] = draft_precision or default_draft_precision(backend, precision)
     elif (draft_precision, draft_vocab, draft_top_k) != (None, None, None):
         raise ExportError("draft precision, vocabulary and top-k are a head's; give one, or leave them out")
     demand = demanded(backend, precision, min_agreement, max_kl, calibrated=calibration is not None)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from eagle_export.blame import LayerError
 from eagle_export.errors import ExportError
-from eagle_export.recipes import RECIPES
+from eagle_export.recipes.plan import RECIPES
 from eagle_runtime.bundle.fidelity import compared
 from eagle_runtime.bundle.manifest import Certificate, Limits
 

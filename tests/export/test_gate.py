@@ -31,7 +31,7 @@ from eagle_export.cli import BACKENDS, PRECISIONS, main
 from eagle_export.errors import ExportError
 from eagle_export.gate import LIMITS, Demand, FidelityError, accepting, demanded, refusal, what_to_try
 from eagle_export.pair import build_graphs, open_pair
-from eagle_export.recipes import RECIPES
+from eagle_export.recipes.plan import RECIPES
 from eagle_export.recipes.smooth import smooth
 from eagle_export.weights import save
 from eagle_runtime import EagleModel, FidelityWarning

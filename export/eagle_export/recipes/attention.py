@@ -30,6 +30,7 @@ import onnx_ir as ir
 
 from eagle_export.errors import ExportError
 from eagle_export.recipes.graph import MICROSOFT, constant, insert, insert_split, replace
+from eagle_export.recipes.graph_pass import Pass
 from eagle_runtime.tree import MAX_DEPTH
 
 RECENT = MAX_DEPTH  # positions; no deeper tree is verified
@@ -39,24 +40,31 @@ WIDEST = 128  # values of a head that it sums in one sequence, however many colu
 HIDDEN, SEEN = np.float32(np.finfo(np.float32).min), np.float32(0)
 
 
-def exact_attention(model: ir.Model) -> dict[str, str]:
-    """Replace every Attention node by products that are equal to the bit in any tree, and lay its past out head-major:
-    keys [kv_heads, C, width], values [kv_heads, pieces, C, width / pieces], C >= 1 columns; tree_mask becomes [1, 1, T,
-    T]. Returns node name -> what was done; raises ExportError for a node that does not read a cache."""
-    changed = {}
-    columns: _Columns | None = None
-    for node in [node for node in model.graph if node.op_type == "Attention"]:
-        part = _part(model, node)
-        columns = columns or _columns(model, node, part)
-        changed[str(node.outputs[0].name)] = "committed keys in fp32, recent ones in fp64"
-        replace(node, _attend(model, node, part, columns))
-        keys, values = part.past
-        keys.shape = ir.Shape([part.kv_heads, "C", part.width])
-        values.shape = ir.Shape([part.kv_heads, part.width // part.cut, "C", part.cut])
-    if changed:
+@dataclass(frozen=True, slots=True)
+class ExactAttention(Pass[ir.Node]):
+    """Replaces every Attention node by products that are equal to the bit in any tree, and makes its past head-major:
+    keys [kv_heads, C, width], values [kv_heads, pieces, C, width / pieces], C >= 1 columns. tree_mask becomes
+    [1, 1, T, T]. Raises ExportError for an Attention node that does not read a cache."""
+
+    name = "exact attention"
+
+    def pattern(self, model: ir.Model) -> list[ir.Node]:
+        return [node for node in model.graph if node.op_type == "Attention"]
+
+    def rewrite(self, model: ir.Model, matches: list[ir.Node]) -> dict[str, str]:
+        changed = {}
+        columns: _Columns | None = None
+        for node in matches:
+            part = _part(model, node)
+            columns = columns or _columns(model, node, part)
+            changed[str(node.outputs[0].name)] = "committed keys in fp32, recent ones in fp64"
+            replace(node, _attend(model, node, part, columns))
+            keys, values = part.past
+            keys.shape = ir.Shape([part.kv_heads, "C", part.width])
+            values.shape = ir.Shape([part.kv_heads, part.width // part.cut, "C", part.cut])
         _input(model, "tree_mask").shape = ir.Shape([1, 1, "T", "T"])
         model.opset_imports[MICROSOFT] = 1
-    return changed
+        return changed
 
 
 @dataclass(frozen=True, slots=True)

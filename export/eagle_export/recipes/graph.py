@@ -75,6 +75,11 @@ def linears(model: ir.Model) -> list[Linear]:
     return found
 
 
+def any_linear(_: Linear) -> bool:
+    """Whether a pass takes the layer: always."""
+    return True
+
+
 def is_lm_head(linear: Linear) -> bool:
     """Whether the layer computes the target's logits, or what the head's log-probabilities are taken of."""
     (out,) = linear.node.outputs

@@ -26,6 +26,7 @@ from eagle_export.recipes.graph import (
     MICROSOFT,
     Array,
     Linear,
+    any_linear,
     constant,
     fed_by_product,
     insert,
@@ -36,6 +37,7 @@ from eagle_export.recipes.graph import (
     pieces,
     replace,
 )
+from eagle_export.recipes.graph_pass import Pass
 
 LEVELS = 127
 PRODUCT_PARTS, LM_HEAD_PARTS = 8, 2
@@ -49,31 +51,39 @@ class _Rows:
     scales: ir.Value
 
 
-def int8_per_token(model: ir.Model, wanted: Callable[[Linear], bool] = lambda _: True) -> dict[str, str]:
-    """Quantise every wanted linear layer. Returns weight name -> what was done."""
-    changed = {}
-    rows: dict[tuple[ir.Value, int], _Rows] = {}  # layers of one input share its quantised form
-    # Counted first: what feeds a layer is no longer to be seen when it was replaced.
-    for linear, parts in [(linear, parts_of(linear)) for linear in filter(wanted, linears(model))]:
-        node, x, (k, n), name, read = linear.node, linear.x, linear.shape, linear.name, linear.reader()
-        if (x, parts) not in rows:
-            rows[x, parts] = _quantised_rows(model, node, x, parts)
-        arrays = pieces(_split_columns(read, parts), 2 * parts)
-        sums, scales = [], rows[x, parts].scales
-        for index, q in enumerate(rows[x, parts].parts):
-            end = f".{index}" if parts > 1 else ""
-            weight = lazy_weight(model, f"{name}.int8{end}", ir.DataType.INT8, (k // parts, n), arrays[2 * index])
-            columns = lazy_weight(model, f"{name}.scale{end}", ir.DataType.FLOAT, (n,), arrays[2 * index + 1])
-            inputs = [q, weight, _step(model), columns, _middle(model)]
-            sums.append(insert(node, "MatMulIntegerToFloat", inputs, MICROSOFT))
-        out = _scaled(model, node, sums, scales)
-        changed[name] = "int8 per column, activations int8 per token"
-        if parts > 1:
-            changed[name] += f", each in {parts} parts"
-        replace(node, out)
-    if changed:
+@dataclass(frozen=True, slots=True)
+class Int8PerToken(Pass[Linear]):
+    """Quantises weights per column and inputs per row, of the linear layers that are `wanted`."""
+
+    wanted: Callable[[Linear], bool] = any_linear
+    name = "int8 per token"
+
+    def pattern(self, model: ir.Model) -> list[Linear]:
+        return list(filter(self.wanted, linears(model)))
+
+    def rewrite(self, model: ir.Model, matches: list[Linear]) -> dict[str, str]:
+        changed = {}
+        rows: dict[tuple[ir.Value, int], _Rows] = {}  # layers of one input share its quantised form
+        # Parts are counted before any layer is replaced: they depend on the operator that computes a layer's input.
+        for linear, parts in [(linear, parts_of(linear)) for linear in matches]:
+            node, x, (k, n), name, read = linear.node, linear.x, linear.shape, linear.name, linear.reader()
+            if (x, parts) not in rows:
+                rows[x, parts] = _quantised_rows(model, node, x, parts)
+            arrays = pieces(_split_columns(read, parts), 2 * parts)
+            sums, scales = [], rows[x, parts].scales
+            for index, q in enumerate(rows[x, parts].parts):
+                end = f".{index}" if parts > 1 else ""
+                weight = lazy_weight(model, f"{name}.int8{end}", ir.DataType.INT8, (k // parts, n), arrays[2 * index])
+                columns = lazy_weight(model, f"{name}.scale{end}", ir.DataType.FLOAT, (n,), arrays[2 * index + 1])
+                inputs = [q, weight, _step(model), columns, _middle(model)]
+                sums.append(insert(node, "MatMulIntegerToFloat", inputs, MICROSOFT))
+            out = _scaled(model, node, sums, scales)
+            changed[name] = "int8 per column, activations int8 per token"
+            if parts > 1:
+                changed[name] += f", each in {parts} parts"
+            replace(node, out)
         model.opset_imports[MICROSOFT] = 1
-    return changed
+        return changed
 
 
 def parts_of(linear: Linear) -> int:
