@@ -146,8 +146,8 @@ def compare_with_source(source: Checkpoint, bundle: Path, manifest: Manifest) ->
 def continuations(
     folder: Path, prompts: Sequence[Sequence[int]], eos: Collection[int], count: int
 ) -> list[Continuation]:
-    """The checkpoint's greedy continuations: at most `count` tokens after each prompt, up to and with the first eos. The
-    model is freed afterwards. Raises ExportError if transformers cannot run it or its logits are not finite."""
+    """The checkpoint's greedy continuations: at most `count` tokens after each prompt, up to the first eos, included.
+    The model is freed afterwards. Raises ExportError if transformers cannot run it or its logits are not finite."""
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
