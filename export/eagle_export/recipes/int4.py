@@ -1,4 +1,4 @@
-"""4-bit weights in blocks along the input, as ONNX Runtime's MatMulNBits takes them and as TensorRT does."""
+"""4-bit weights in blocks of input channels, in the layouts of ONNX Runtime's MatMulNBits and of TensorRT."""
 
 from __future__ import annotations
 
@@ -112,8 +112,9 @@ def _packed(quantise: Callable[[], Blocks], dtype: npt.DTypeLike) -> tuple[Array
 
 
 def packed(blocks: Blocks, dtype: npt.DTypeLike = np.float32) -> tuple[Array, Array, Array]:
-    """As MatMulNBits reads them: levels [N, blocks, size / 2], steps [N * blocks] of a type, and levels of zero
-    [N * ceil(blocks / 2)]. Two levels share a byte, the earlier one low; the last block is filled up with zeros."""
+    """Returns what MatMulNBits reads: levels [N, blocks, size / 2], steps [N * blocks] of a type, and zero levels
+    [N * ceil(blocks / 2)]. Two levels share a byte, the first in the low bits; the last block is padded with its zero
+    level."""
     (k, n), count = blocks.level.shape, len(blocks.step)
     level = np.empty((n, count * blocks.size), np.uint8)
     level[:, :k] = blocks.level.T
@@ -129,6 +130,6 @@ def _pairs(levels: Array) -> Array:
 
 
 def _signed(quantise: Callable[[], Blocks], dtype: np.dtype[Any]) -> tuple[Array, Array]:
-    """Levels -8..7 as int4 [K, N] and steps [blocks, N] of a type."""
+    """Returns levels -8..7 as int4 [K, N], and steps [blocks, N] of a type."""
     blocks = quantise()
     return (blocks.level.astype(np.int8) - MIDDLE).astype(ml_dtypes.int4), blocks.step.astype(dtype)

@@ -1,9 +1,11 @@
 """int8 as QuantizeLinear and DequantizeLinear nodes, which TensorRT and ONNX Runtime fuse into int8 products.
 
-Static W8A8: one scale for all of a layer's input, from calibration, and one per column of its weight; symmetric, as
-TensorRT demands. Every MatMul gets a DequantizeLinear of its own, else ONNX Runtime does not fuse it. Weight-only: the
-weight's alone; the product is in floats. down and the LM head are left to another pass: few values of down's input are
-large, and other ones in every row, so that one scale for all rows loses most of them.
+Int8Static (W8A8): one scale for the whole input of a layer, from the calibration, and one per column of its weight;
+symmetric, as TensorRT demands. Each MatMul gets its own DequantizeLinear, else ONNX Runtime does not fuse it. down and
+the LM head are left to another pass: a few values of down's input are large, in different channels in each row, so that
+one scale for all rows would be too coarse for most values.
+
+Int8Weights: weights only; products stay in floats.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from eagle_export.recipes.graph_pass import Pass
 from eagle_export.recipes.int8 import LEVELS, per_column
 from eagle_export.recipes.smooth import inputs_of, smooth
 
-CLIPS = np.linspace(0.3, 1.0, 15, dtype=np.float32)  # shares of the largest input tried as range
+CLIPS = np.linspace(0.3, 1.0, 15, dtype=np.float32)  # shares of the largest input that are tried as range
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,8 @@ class Int8Weights(Pass[Linear]):
 
 
 def best_range(x: Array, absmax: Array) -> float:
-    """The range for all of x [n, K] that leaves the smallest squared error in 127 levels either way. absmax [K]: of
-    all inputs seen, of which x is a sample."""
+    """Returns the range with the smallest squared error for x [n, K], in 127 levels on both sides of 0. absmax [K]:
+    largest magnitudes of all inputs seen, of which x is a sample."""
     largest = max(float(absmax.max()), 1e-20)
     errors = [float(np.square(_rounded(x, largest * clip) - x).sum()) for clip in CLIPS]
     return largest * float(CLIPS[int(np.argmin(errors))])
