@@ -167,7 +167,7 @@ def _parser() -> Parser:
         "draft",
         nargs="?",
         metavar="DRAFT",
-        help="folder of the EAGLE-1/2 or EAGLE-3 head; without one, drafts are looked up in the text",
+        help="folder of the EAGLE-1/2 or EAGLE-3 head; without one, drafts come from n-gram matches in the text",
     )
     parser.add_argument("-o", "--output", required=True, metavar="BUNDLE", help="folder to write")
     parser.add_argument("-p", "--precision", choices=PRECISIONS, default="fp32", help="of the target")
@@ -183,7 +183,7 @@ def _parser() -> Parser:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="leave these layers of the target as they are, such as lm_head.weight or '*.0.mlp.*'; may be repeated",
+        help="leave these layers of the target as traced, such as lm_head.weight or '*.0.mlp.*'; may be repeated",
     )
     parser.add_argument(
         "--draft-vocab", type=int, metavar="N", help="keep the head's N most frequent tokens (needs --calibration)"
@@ -192,14 +192,17 @@ def _parser() -> Parser:
         "--draft-top-k",
         type=int,
         metavar="K",
-        help="tokens the head names per row: most children of a tree's node; drawing wants many (default 64)",
+        help="top tokens that the head returns per row: the most children of a tree's node (default 64)",
     )
     parser.add_argument(
         "--no-certificate", dest="certify", action="store_false", help="do not compare the bundle with the source"
     )
-    limits = parser.add_argument_group("what a bundle must reach to be written (defaults: see docs/precision.md)")
+    limits = parser.add_argument_group("limits that a bundle must meet to be written (defaults: see docs/precision.md)")
     limits.add_argument(
-        "--min-agreement", type=float, metavar="X", help="least share of tokens that it ranks first as its source does"
+        "--min-agreement",
+        type=float,
+        metavar="X",
+        help="least share of tokens for which it ranks the same token first as its source",
     )
     limits.add_argument("--max-kl", type=float, metavar="Y", help="largest mean KL from its source, in nats per token")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
