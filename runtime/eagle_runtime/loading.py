@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+from eagle_runtime.arguments import checked_int
 from eagle_runtime.backends import AUTO, PassedOver, check_name, choose, library_version, notice, open_sessions
-from eagle_runtime.boundary import whole
 from eagle_runtime.bundle.fidelity import FidelityWarning, shortfall
 from eagle_runtime.bundle.manifest import Manifest, read_manifest, read_text_file, verify_hashes
 from eagle_runtime.drafting.acceptance import AcceptanceStats
@@ -70,11 +70,11 @@ def open_bundle(folder: Path, backend: str, context: int | None, threads: int | 
     longest = manifest.target.context
     if context is None:
         context = min(longest, DEFAULT_CONTEXT)
-    context = whole("context", context, 0)
+    context = checked_int("context", context, 0)
     if not 2 <= context <= longest:
         raise RequestError(f"context is {context}, but this model serves 2 to {longest} tokens")
     if threads is not None:
-        threads = whole("threads", threads, 1, MAX_THREADS)
+        threads = checked_int("threads", threads, 1, MAX_THREADS)
     check_name(backend)
     if check_hashes:
         verify_hashes(folder, manifest)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from eagle_runtime.boundary import whole
+from eagle_runtime.arguments import checked_int
 from eagle_runtime.drafting.head import Head, Proposal, Scratch
 from eagle_runtime.errors import RequestError
 from eagle_runtime.tree import (
@@ -54,7 +54,7 @@ class DynamicTree:
             ("depth", self.depth, 0, MAX_DEPTH - 1),
             ("draft_top_k", self.top_k, 1, MAX_NODES),
         ):
-            whole(name, value, least, most)
+            checked_int(name, value, least, most)
 
     @property
     def children(self) -> int:
