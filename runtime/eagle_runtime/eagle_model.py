@@ -3,58 +3,50 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
-import logging
 import secrets
 import time
-import typing
-import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, cast
+from typing import Any
 
-from eagle_runtime.backends import AUTO, PassedOver, check_name, choose, library_version, notice, open_sessions
-from eagle_runtime.boundary import shown, token_ids, whole
-from eagle_runtime.bundle.fidelity import FidelityWarning, shortfall
-from eagle_runtime.bundle.manifest import Manifest, TreeKind, read_manifest, read_text_file, verify_hashes
+from eagle_runtime.arguments import checked_ids, checked_int, short_repr
+from eagle_runtime.bundle.manifest import TreeKind
 from eagle_runtime.drafting.acceptance import AcceptanceStats
-from eagle_runtime.drafting.cost_aware import CostAwareDrafter, Rehearsal
-from eagle_runtime.drafting.costs.learned import LearnedCosts, open_costs, unknown
-from eagle_runtime.drafting.costs.prior import prior_costs
-from eagle_runtime.drafting.costs.tables import Costs, file_name, measure
-from eagle_runtime.drafting.coupling import Coupling, Greedy, Trust
-from eagle_runtime.drafting.drafter import (
-    Drafter,
-    DynamicTree,
-    EagleDrafter,
-    NoDraft,
-    StaticTree,
-    TreeShape,
-    chain,
-    check_children,
+from eagle_runtime.drafting.choose import (
+    NO_HEAD,
+    Choice,
+    FixedTree,
+    LookupChain,
+    Method,
+    Sizes,
+    Vanilla,
+    choose_drafter,
+    default_method,
 )
+from eagle_runtime.drafting.cost_aware import CostAwareDrafter, Rehearsal
+from eagle_runtime.drafting.costs.measure import measure
+from eagle_runtime.drafting.costs.tables import Costs
+from eagle_runtime.drafting.coupling import Coupling, Greedy, Trust
+from eagle_runtime.drafting.drafter import Drafter, NoDraft
+from eagle_runtime.drafting.eagle import EagleDrafter
+from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.lookup import LookupDrafter
+from eagle_runtime.drafting.shapes import TreeShape
 from eagle_runtime.errors import ClosedError, RequestError
-from eagle_runtime.exact_rows import PaddedSession, RowCheck, check_rows
 from eagle_runtime.generate import Cycle, generate
-from eagle_runtime.model import Features, Head, Target
-from eagle_runtime.result import Ending, Piece, Result, Stream, stats_of
+from eagle_runtime.loading import OpenBundle, open_bundle
+from eagle_runtime.result import Piece, Result, StopCondition, Stream, stats_of
 from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.session.protocol import Session
-from eagle_runtime.text.tokenizer import Message, Text
-from eagle_runtime.threads.engines import Engines
+from eagle_runtime.target import Features
+from eagle_runtime.text.tokenizer import Message
 from eagle_runtime.threads.turns import Claim, Turns
-from eagle_runtime.tree import EAGLE1_CHOICES, Float
+from eagle_runtime.tree import Float
 
 Prompt = str | Sequence[int] | Sequence[Message]
-Method = Literal["eagle", "eagle+lookup", "lookup", "vanilla"]
-
-DEFAULT_CONTEXT = 4096  # tokens; a model trained on 128k would otherwise reserve tens of gigabytes of cache
-HEAD_SCRATCH = 512  # rows the head may use to grow one tree
-MAX_THREADS = 256  # beyond the cores they only wait for each other; thousands take minutes to start
 
 
 class EagleModel:
@@ -70,20 +62,24 @@ class EagleModel:
     `close` waits for the running step; whatever comes afterwards raises ClosedError, on twins too, and so does every
     call in a process that was forked after the model was loaded."""
 
-    def __init__(self, bundle: Path, manifest: Manifest, sessions: tuple[Session, ...], context: int) -> None:
-        """Use `EagleModel.load`. sessions: of the target and, if the bundle has one, of the head."""
-        self.manifest = manifest
-        self.context = context
-        self.backend = "cpu"
-        self.threads: int | None = None
-        self.passed_over: PassedOver = ()
-        self.row_check: RowCheck | None = None
-        self.notice: str | None = None
-        self.text = Text(bundle, partial(read_text_file, bundle, manifest))
-        self._engines = Engines(sessions)
-        self._make_caches()
-        self._costs = LearnedCosts(unknown(prior_costs(manifest, self.backend)))
-        self._acceptance: dict[tuple[str, bool], AcceptanceStats] = {}
+    def __init__(self, bundle: OpenBundle) -> None:
+        """Use `EagleModel.load`."""
+        self.manifest = bundle.manifest
+        self.context = bundle.context
+        self.backend = bundle.backend
+        self.threads = bundle.threads
+        self.passed_over = bundle.passed_over
+        self.row_check = bundle.row_check
+        self.notice = bundle.notice
+        self.text = bundle.text
+        self._bundle = bundle
+        self._engines = bundle.engines
+        self._engines.users.add(self)
+        self._target = bundle.target
+        self._head = bundle.head
+        self._costs = bundle.costs
+        self._acceptance = bundle.acceptance
+        self._turns = Turns(self._engines)
 
     @classmethod
     def load(
@@ -105,45 +101,7 @@ class EagleModel:
         its SHA-256 (about a second per gigabyte). On the CPU a quantised target's rows are checked once per machine
         (exact_rows; some 170 rows): `model.row_check`. Raises BundleError, BackendError, RequestError; gives a
         FidelityWarning for a bundle that follows its source less closely than its precision should."""
-        folder = Path(bundle)
-        manifest = read_manifest(folder)
-        longest = manifest.target.context
-        if context is None:
-            context = min(longest, DEFAULT_CONTEXT)
-        context = whole("context", context, 0)
-        if not 2 <= context <= longest:
-            raise RequestError(f"context is {context}, but this model serves 2 to {longest} tokens")
-        if threads is not None:
-            threads = whole("threads", threads, 1, MAX_THREADS)
-        check_name(backend)
-        if check_hashes:
-            verify_hashes(folder, manifest)
-
-        def open_on(name: str) -> EagleModel:
-            sessions = open_sessions(name, folder, manifest, context, HEAD_SCRATCH, threads)
-            model = cls(folder, manifest, sessions, context)
-            if name == "cpu":
-                model.row_check = check_rows(cast(PaddedSession, sessions[0]), manifest, threads)
-            return model
-
-        chosen = choose(backend, folder, manifest, open_on)
-        model = chosen.opened
-        model.backend, model.passed_over, model.threads = chosen.backend, chosen.passed_over, threads
-        facts = [*manifest.files.values(), model.backend, library_version(model.backend), str(threads), str(context)]
-        model._costs = open_costs(file_name(facts), partial(prior_costs, manifest, model.backend))
-        if (said := shortfall(manifest)) is not None:
-            warnings.warn(f"{folder}: {said}", FidelityWarning, stacklevel=2)
-        if backend == AUTO and (told := notice(chosen, folder)) is not None:
-            model.notice = told
-            logging.getLogger(__name__).warning("%s", told)
-        return model
-
-    def _make_caches(self) -> None:
-        target, *heads = self._engines.sessions
-        self._target = Target(target, self.context)
-        self._head = Head(heads[0], self.context, HEAD_SCRATCH, self.manifest.target.vocab_size) if heads else None
-        self._turns = Turns(self._engines)
-        self._engines.users.add(self)
+        return cls(open_bundle(Path(bundle), backend, context, threads, check_hashes))
 
     def twin(self) -> EagleModel:
         """This model once more: the same engines, caches of its own, so that two generations may take turns, step by
@@ -151,9 +109,7 @@ class EagleModel:
         closes all. Raises RequestError on other backends than cpu, whose engines are tied to one cache."""
         if self.backend != "cpu":
             raise RequestError(f"a model on {self.backend} has no twins; load the bundle once more")
-        other = copy.copy(self)
-        other._make_caches()
-        return other
+        return EagleModel(self._bundle.with_new_caches())
 
     @property
     def sessions(self) -> tuple[Session, ...]:
@@ -166,18 +122,13 @@ class EagleModel:
         """Raises RequestError for a bundle without one."""
         self._engines.check()
         if self._head is None:
-            raise RequestError(
-                "the bundle has no draft head; use method lookup or vanilla, or export the target with a head"
-            )
+            raise RequestError(NO_HEAD)
         return self._head
 
     @property
     def default_method(self) -> Method:
-        """How to decode if nothing else is asked for: by all that drafts here, or by the head alone where the bundle
-        asks for a tree that only a head grows."""
-        if self._head is None:
-            return "lookup"
-        return "eagle+lookup" if self.manifest.tree_defaults.tree == "cost-aware" else "eagle"
+        """The method of a request that names neither method nor tree."""
+        return default_method(self.manifest.tree_defaults, self._head is not None)
 
     def generate(self, prompt: Prompt, **settings: Any) -> Result:
         """Decode to the end; settings as in `stream`."""
@@ -217,32 +168,27 @@ class EagleModel:
         work; pieces raise these too, and BusyError."""
         self._engines.check()
         params = _sampling_params(sampling, secrets.randbits(32) if seed is None else seed)
-        total_token, depth, draft_top_k = (
-            value if value is None else whole(name, value, least)
-            for name, value, least in (
-                ("total_token", total_token, 2), ("depth", depth, 0), ("draft_top_k", draft_top_k, 1)
-            )
-        )  # fmt: skip
         tokens = self._checked_prompt(prompt)
-        max_new_tokens = whole("max_new_tokens", max_new_tokens, 1)
-        if method is None:
-            shaped = tree not in (None, "cost-aware") or total_token is not None or depth is not None
-            method = "eagle" if shaped and self._head is not None else self.default_method
+        max_new_tokens = checked_int("max_new_tokens", max_new_tokens, 1)
+        sizes, top_k = Sizes(total_token, depth, draft_top_k), None if self._head is None else self._head.top_k
+        method, choice = choose_drafter(method, tree, sizes, self.manifest.tree_defaults, top_k)
         sampler = Sampler(params, tokens, self.manifest.target.vocab_size)
-        drafter = self._drafter(method, tree, total_token, depth, draft_top_k, sampler)
-        stop = frozenset(token_ids("stop_token_ids", stop_token_ids)) | (
+        drafter = self._drafter(choice, method, sampler)
+        stop = frozenset(checked_ids("stop_token_ids", stop_token_ids)) | (
             frozenset() if ignore_eos else frozenset(self.manifest.target.eos_token_ids)
         )
         limit = min(max_new_tokens, self.context - len(tokens))
         claim = Claim(streamed=True)
-        return Stream(self._decode(claim, tokens, drafter, sampler, Ending(stop, limit), method, on_cycle), claim)
+        return Stream(
+            self._decode(claim, tokens, drafter, sampler, StopCondition(stop, limit), method, on_cycle), claim
+        )
 
     def score(self, tokens: Sequence[int], first: int = 0) -> Iterator[Float]:
         """What the target alone says of a text: the logits after tokens[first], tokens[first + 1], ... in pieces
         [R, V]. Takes the model as a stream does. Raises RequestError, ClosedError, and BusyError with a piece."""
         self._engines.check()
         checked = self._checked_prompt(tokens)
-        first = whole("first", first, 0)
+        first = checked_int("first", first, 0)
         return self._turns.steps(Claim(streamed=True), self._target.score(checked, first))
 
     def costs(self, *, measure_again: bool = False) -> Costs:
@@ -287,7 +233,7 @@ class EagleModel:
         prompt: list[int],
         drafter: Drafter,
         sampler: Sampler,
-        ending: Ending,
+        stop: StopCondition,
         method: Method,
         on_cycle: Callable[[Cycle], None] | None,
     ) -> Generator[Piece, None, None]:
@@ -311,10 +257,10 @@ class EagleModel:
                     first_at = time.perf_counter()
                     elsewhere -= claim.waited
                     new = [event]
-                new = ending.cut(new, len(emitted))
+                new = stop.cut(new, len(emitted))
                 emitted += new
                 text = decoder.feed(new) if decoder is not None else ""
-                if ending.reason is not None:
+                if stop.reason is not None:
                     break
                 left = time.perf_counter()
                 yield Piece(text, tuple(new))
@@ -325,7 +271,7 @@ class EagleModel:
             text += decoder.finish()
         whole = decoder.text if decoder is not None else None
         try:
-            yield Piece(text, tuple(new), Result(whole, tuple(emitted), ending.reason or "length", stats))
+            yield Piece(text, tuple(new), Result(whole, tuple(emitted), stop.reason or "length", stats))
         finally:  # also where the consumer, having the result, does not come back
             self._costs.end_generation()
 
@@ -336,7 +282,9 @@ class EagleModel:
             raise RequestError("the prompt is empty; give at least one token")
         for index, token in enumerate(tokens):
             if not 0 <= token < vocab:
-                raise RequestError(f"prompt id {shown(token)} at position {index} is outside the vocabulary of {vocab}")
+                raise RequestError(
+                    f"prompt id {short_repr(token)} at position {index} is outside the vocabulary of {vocab}"
+                )
         if len(tokens) >= self.context:
             raise RequestError(
                 f"the prompt has {len(tokens)} tokens, but the context holds {self.context} with the output; "
@@ -344,56 +292,19 @@ class EagleModel:
             )
         return tokens
 
-    def _drafter(
-        self,
-        method: Method,
-        tree: TreeKind | TreeShape | None,
-        total: int | None,
-        depth: int | None,
-        top_k: int | None,
-        sampler: Sampler,
-    ) -> Drafter:
-        if method == "vanilla" or (self.row_check is not None and self.row_check.padding is None):
-            return NoDraft()  # in the latter case drafts would change the output
-        if method not in typing.get_args(Method):
-            raise RequestError(f"method is {shown(method)}, but must be one of {', '.join(typing.get_args(Method))}")
+    def _drafter(self, choice: Choice, method: Method, sampler: Sampler) -> Drafter:
+        """Builds what was chosen, or NoDraft where the target's rows are not exact: drafts would change the output."""
+        if isinstance(choice, Vanilla) or (self.row_check is not None and self.row_check.padding is None):
+            return NoDraft()
+        if isinstance(choice, LookupChain):
+            return LookupDrafter(choice.length)
         greedy = sampler.params.temperature == 0
-        head = None if method == "lookup" else self.head
-
-        def fixed(shape: TreeShape, head: Head) -> Drafter:
-            return EagleDrafter(head if greedy else head.coupled(Coupling(sampler, Trust())), shape)
-
-        if tree is not None and not isinstance(tree, str):
-            if not hasattr(tree, "grow"):
-                raise RequestError(f"tree is {shown(tree)}, but must be one of {', '.join(typing.get_args(TreeKind))}")
-            grown_by = self.head
-            if method != "eagle":
-                raise RequestError(f"method {method} takes no tree shape of your own; leave tree out")
-            return fixed(tree, grown_by)
-        defaults = self.manifest.tree_defaults
-        sized = total is not None or depth is not None
-        total = defaults.total_token if total is None else total
-        depth = defaults.depth if depth is None else depth
-        if top_k is None:
-            top_k = defaults.draft_top_k if head is None else min(defaults.draft_top_k, head.top_k)
-        elif head is not None:
-            check_children(head, top_k)
-        # Checked whatever the shape, so that a wrong number never passes unnoticed.
-        dynamic, line = DynamicTree(total, depth, top_k), chain(min(depth + 1, total - 1))
-        kind = tree or ("cost-aware" if method != "eagle" else "dynamic" if sized else defaults.tree)
-        if kind not in typing.get_args(TreeKind):
-            raise RequestError(f"tree is {shown(kind)}, but must be one of {', '.join(typing.get_args(TreeKind))}")
-        if kind == "cost-aware":
-            acceptance = self._acceptance.setdefault((method, greedy), AcceptanceStats())
-            if head is not None:
-                head = head.coupled(Greedy() if greedy else Coupling(sampler, acceptance.trust))
-            return CostAwareDrafter(head, self._costs, acceptance, top_k=top_k, copies=method != "eagle")
-        if method == "lookup" and kind == "chain":
-            return LookupDrafter(len(line.choices))
-        if head is None or method != "eagle":
-            raise RequestError(f"method {method} does not draft a {kind} tree; leave the tree to it")
-        shapes: dict[str, TreeShape] = {"dynamic": dynamic, "static": StaticTree(EAGLE1_CHOICES), "chain": line}
-        return fixed(shapes[kind], head)
+        if isinstance(choice, FixedTree):
+            return EagleDrafter(self.head if greedy else self.head.coupled(Coupling(sampler, Trust())), choice.shape)
+        acceptance = self._acceptance.setdefault((method, greedy), AcceptanceStats())
+        ranker = Greedy() if greedy else Coupling(sampler, acceptance.trust)
+        head = self.head.coupled(ranker) if choice.head else None
+        return CostAwareDrafter(head, self._costs, acceptance, top_k=choice.top_k, copies=choice.lookup)
 
 
 def _sampling_params(sampling: dict[str, Any], seed: int) -> SamplingParams:
