@@ -27,17 +27,21 @@ from eagle_runtime.drafting.choose import (
     default_method,
 )
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter, Rehearsal
-from eagle_runtime.drafting.costs.tables import Costs, measure
+from eagle_runtime.drafting.costs.measure import measure
+from eagle_runtime.drafting.costs.tables import Costs
 from eagle_runtime.drafting.coupling import Coupling, Greedy, Trust
-from eagle_runtime.drafting.drafter import Drafter, EagleDrafter, NoDraft, TreeShape
+from eagle_runtime.drafting.drafter import Drafter, NoDraft
+from eagle_runtime.drafting.eagle import EagleDrafter
+from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.lookup import LookupDrafter
+from eagle_runtime.drafting.shapes import TreeShape
 from eagle_runtime.errors import ClosedError, RequestError
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.loading import OpenBundle, open_bundle
-from eagle_runtime.model import Features, Head
 from eagle_runtime.result import Piece, Result, StopCondition, Stream, stats_of
 from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.session.protocol import Session
+from eagle_runtime.target import Features
 from eagle_runtime.text.tokenizer import Message
 from eagle_runtime.threads.scheduler import Lease, Scheduler
 from eagle_runtime.tree import Float

@@ -25,7 +25,7 @@ import pytest
 import eagle_runtime
 from eagle_runtime import BusyError, ClosedError, EagleError, EagleModel, RequestError
 from eagle_runtime.generate import Cycle
-from eagle_runtime.model import Target
+from eagle_runtime.target import Target
 from eagle_runtime.threads import scheduler
 from eagle_runtime.threads.ticket_queue import Ticket, TicketQueue
 from eagle_runtime.tree import Tree
