@@ -28,8 +28,8 @@ from eagle_calib.ranges import Histogram, clipping_ranges
 from eagle_calib.texts import read_windows
 from eagle_export.recipes.graph import linears
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, GraphSpec, read_manifest
-from eagle_runtime.bundle.plain_file import file_sha256
 from eagle_runtime.cache import Cache, KVCache
+from eagle_runtime.files import file_sha256
 from eagle_runtime.session.ort.session import OrtSession
 from eagle_runtime.session.protocol import Array
 from eagle_runtime.text.tokenizer import Text
@@ -301,11 +301,11 @@ def refused(bundles: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixt
         ("a.txt", b"ab\0cd", "is not text (it holds zero bytes)"),
         ("a.jsonl", b"", "holds no text"),
         ("a.jsonl", b'{"text": ""}\n', "holds no text"),
-        ("a.jsonl", b'{"text": "abc"}\nabc\n', "line 2 is no JSON"),
-        ("a.jsonl", b"[1, 2]\n", "line 1 has no 'turns', 'text' or 'ids'"),
+        ("a.jsonl", b'{"text": "abc"}\nabc\n', "line 2 is not readable JSON"),
+        ("a.jsonl", b"[1, 2]\n", "line 1 holds no JSON object"),
         ("a.jsonl", b'{"prompt": "abc"}\n', "line 1 has no 'turns', 'text' or 'ids'"),
         ("a.jsonl", b'{"turns": []}\n', "line 1 has no 'turns', 'text' or 'ids'"),
-        ("a.jsonl", b'{"text": "ab\\ud800"}\n', "line 1: character 2 is half of one"),
+        ("a.jsonl", b'{"text": "ab\\ud800"}\n', "line 1 holds half a character"),
         ("a.jsonl", b'{"ids": [1, 256]}\n', "line 1: 256 is no id of the vocabulary of 256"),
         ("a.jsonl", b'{"ids": [1, -1]}\n', "line 1: -1 is no id"),
         ("a.jsonl", b'{"ids": [1, "a"]}\n', "line 1: 'a' is no id"),

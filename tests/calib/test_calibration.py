@@ -14,7 +14,7 @@ import pytest
 from eagle_calib.calibration import Input, Observed, Source, Tokens, read_calibration, write_calibration
 from eagle_calib.errors import CalibrationError
 from eagle_runtime import EagleError
-from eagle_runtime.bundle.plain_file import file_sha256
+from eagle_runtime.files import file_sha256
 
 Edit = Callable[[dict[str, Any], dict[str, npt.NDArray[Any]]], object]
 
@@ -163,7 +163,7 @@ def test_broken_files_are_refused(folder: Path) -> None:
     json_path.write_text("[" * 100_000)
     assert "is not readable JSON" in said()
     json_path.write_text("[1]")
-    assert "schema_version is None" in said()
+    assert "holds no JSON object" in said()
     json_path.unlink()
     assert "calibration.json is missing; give the folder that eagle-calib wrote" in said()
     with pytest.raises(CalibrationError, match="is not a folder"):

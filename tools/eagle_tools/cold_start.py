@@ -14,7 +14,7 @@ from pathlib import Path
 
 from eagle_runtime import EagleModel
 from eagle_runtime.command import Parser, run_command
-from eagle_runtime.eagle_model import Method
+from eagle_runtime.drafting.choose import Method
 from eagle_runtime.errors import RequestError
 from eagle_tools.bench.contenders import by_turns
 from eagle_tools.questions import read_questions

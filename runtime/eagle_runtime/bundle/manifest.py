@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from eagle_runtime.bundle.plain_file import MANIFEST_BYTES, TEXT_BYTES, file_sha256, inside, read_plain
 from eagle_runtime.bundle.typed_json import checked, shown
 from eagle_runtime.errors import BundleError
+from eagle_runtime.files import MANIFEST_BYTES, TEXT_BYTES, file_sha256, inside, read_json, read_plain
 from eagle_runtime.tree import MAX_DEPTH, MAX_NODES
 
 MANIFEST_NAME = "eagle_config.json"
@@ -186,14 +186,8 @@ def read_manifest(bundle: Path) -> Manifest:
     path = bundle / MANIFEST_NAME
     if not bundle.is_dir():
         raise BundleError(f"{bundle} is not a folder; give the folder that eagle-export wrote")
-    try:
-        data = json.loads(read_plain(path, MANIFEST_BYTES).decode())
-    except FileNotFoundError:
-        raise BundleError(f"{path} is missing; give the folder that eagle-export wrote") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise BundleError(f"{path} is not readable JSON ({error}); export the bundle again") from None
-    if not isinstance(data, dict):
-        raise BundleError(f"{path} holds no JSON object; export the bundle again")
+    missing = "give the folder that eagle-export wrote"
+    data = read_json(path, MANIFEST_BYTES, BundleError, "export the bundle again", missing)
     version = data.get("schema_version")
     if version != SCHEMA_VERSION:
         raise BundleError(

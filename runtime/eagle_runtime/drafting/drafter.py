@@ -59,11 +59,11 @@ class TreeShape(Protocol):
         """first: the proposal for the children of the root (T = 1)."""
 
 
-def check_children(head: Head, children: int) -> None:
-    """Raises RequestError for more children per node than a head tells."""
-    if children > head.top_k:
+def check_children(top_k: int, children: int) -> None:
+    """Raises RequestError for more children per node than the top_k tokens that a head returns per row."""
+    if children > top_k:
         raise RequestError(
-            f"the tree asks for {children} children per node, but the bundle's head computes {head.top_k}; "
+            f"the tree asks for {children} children per node, but the bundle's head computes {top_k}; "
             "lower --draft-top-k"
         )
 
@@ -73,7 +73,7 @@ class EagleDrafter:
     cache."""
 
     def __init__(self, head: Head, shape: TreeShape) -> None:
-        check_children(head, shape.children)
+        check_children(head.top_k, shape.children)
         if shape.scratch > head.scratch:
             raise RequestError(
                 f"growing the tree takes {shape.scratch} rows, but the head has room for {head.scratch}; "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import sys
 import tempfile
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagle_runtime.boundary import shown, token_ids
-from eagle_runtime.bundle.plain_file import TEXT_BYTES, read_plain
 from eagle_runtime.errors import BundleError, RequestError, is_panic
+from eagle_runtime.files import TEXT_BYTES, parse_json, read_plain
 from eagle_runtime.text.detokenizer import TextStream, Vocabulary
 
 if TYPE_CHECKING:
@@ -203,12 +202,7 @@ def _special_tokens(path: Path, content: bytes | None) -> dict[str, str]:
     BundleError."""
     if content is None:
         return {}
-    try:
-        config = json.loads(content.decode())
-    except (ValueError, RecursionError) as error:
-        raise BundleError(f"{path} is not readable JSON ({_one_line(error)}); export the bundle again") from None
-    if not isinstance(config, dict):
-        raise BundleError(f"{path} holds no JSON object; export the bundle again")
+    config = parse_json(content, path, BundleError, "export the bundle again")
     tokens = {}
     for name, value in config.items():
         content = value.get("content") if isinstance(value, dict) else value
