@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from eagle_runtime.boundary import shown, token_ids, whole
+from eagle_runtime.arguments import checked_ids, checked_int, short_repr
 from eagle_runtime.bundle.manifest import TreeKind
 from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.choose import (
@@ -27,17 +27,21 @@ from eagle_runtime.drafting.choose import (
     default_method,
 )
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter, Rehearsal
-from eagle_runtime.drafting.costs.tables import Costs, measure
+from eagle_runtime.drafting.costs.measure import measure
+from eagle_runtime.drafting.costs.tables import Costs
 from eagle_runtime.drafting.coupling import Coupling, Greedy, Trust
-from eagle_runtime.drafting.drafter import Drafter, EagleDrafter, NoDraft, TreeShape
+from eagle_runtime.drafting.drafter import Drafter, NoDraft
+from eagle_runtime.drafting.eagle import EagleDrafter
+from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.lookup import LookupDrafter
+from eagle_runtime.drafting.shapes import TreeShape
 from eagle_runtime.errors import ClosedError, RequestError
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.loading import OpenBundle, open_bundle
-from eagle_runtime.model import Features, Head
-from eagle_runtime.result import Ending, Piece, Result, Stream, stats_of
+from eagle_runtime.result import Piece, Result, StopCondition, Stream, stats_of
 from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.session.protocol import Session
+from eagle_runtime.target import Features
 from eagle_runtime.text.tokenizer import Message
 from eagle_runtime.threads.turns import Claim, Turns
 from eagle_runtime.tree import Float
@@ -165,24 +169,26 @@ class EagleModel:
         self._engines.check()
         params = _sampling_params(sampling, secrets.randbits(32) if seed is None else seed)
         tokens = self._checked_prompt(prompt)
-        max_new_tokens = whole("max_new_tokens", max_new_tokens, 1)
+        max_new_tokens = checked_int("max_new_tokens", max_new_tokens, 1)
         sizes, top_k = Sizes(total_token, depth, draft_top_k), None if self._head is None else self._head.top_k
         method, choice = choose_drafter(method, tree, sizes, self.manifest.tree_defaults, top_k)
         sampler = Sampler(params, tokens, self.manifest.target.vocab_size)
         drafter = self._drafter(choice, method, sampler)
-        stop = frozenset(token_ids("stop_token_ids", stop_token_ids)) | (
+        stop = frozenset(checked_ids("stop_token_ids", stop_token_ids)) | (
             frozenset() if ignore_eos else frozenset(self.manifest.target.eos_token_ids)
         )
         limit = min(max_new_tokens, self.context - len(tokens))
         claim = Claim(streamed=True)
-        return Stream(self._decode(claim, tokens, drafter, sampler, Ending(stop, limit), method, on_cycle), claim)
+        return Stream(
+            self._decode(claim, tokens, drafter, sampler, StopCondition(stop, limit), method, on_cycle), claim
+        )
 
     def score(self, tokens: Sequence[int], first: int = 0) -> Iterator[Float]:
         """What the target alone says of a text: the logits after tokens[first], tokens[first + 1], ... in pieces
         [R, V]. Takes the model as a stream does. Raises RequestError, ClosedError, and BusyError with a piece."""
         self._engines.check()
         checked = self._checked_prompt(tokens)
-        first = whole("first", first, 0)
+        first = checked_int("first", first, 0)
         return self._turns.steps(Claim(streamed=True), self._target.score(checked, first))
 
     def costs(self, *, measure_again: bool = False) -> Costs:
@@ -227,7 +233,7 @@ class EagleModel:
         prompt: list[int],
         drafter: Drafter,
         sampler: Sampler,
-        ending: Ending,
+        stop: StopCondition,
         method: Method,
         on_cycle: Callable[[Cycle], None] | None,
     ) -> Generator[Piece, None, None]:
@@ -251,10 +257,10 @@ class EagleModel:
                     first_at = time.perf_counter()
                     elsewhere -= claim.waited
                     new = [event]
-                new = ending.cut(new, len(emitted))
+                new = stop.cut(new, len(emitted))
                 emitted += new
                 text = decoder.feed(new) if decoder is not None else ""
-                if ending.reason is not None:
+                if stop.reason is not None:
                     break
                 left = time.perf_counter()
                 yield Piece(text, tuple(new))
@@ -265,7 +271,7 @@ class EagleModel:
             text += decoder.finish()
         whole = decoder.text if decoder is not None else None
         try:
-            yield Piece(text, tuple(new), Result(whole, tuple(emitted), ending.reason or "length", stats))
+            yield Piece(text, tuple(new), Result(whole, tuple(emitted), stop.reason or "length", stats))
         finally:  # also where the consumer, having the result, does not come back
             self._costs.end_generation()
 
@@ -276,7 +282,9 @@ class EagleModel:
             raise RequestError("the prompt is empty; give at least one token")
         for index, token in enumerate(tokens):
             if not 0 <= token < vocab:
-                raise RequestError(f"prompt id {shown(token)} at position {index} is outside the vocabulary of {vocab}")
+                raise RequestError(
+                    f"prompt id {short_repr(token)} at position {index} is outside the vocabulary of {vocab}"
+                )
         if len(tokens) >= self.context:
             raise RequestError(
                 f"the prompt has {len(tokens)} tokens, but the context holds {self.context} with the output; "
