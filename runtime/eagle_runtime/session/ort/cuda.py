@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from eagle_runtime.bundle.manifest import GraphSpec, HeadSpec, Manifest, TargetSpec, pieces_of
 from eagle_runtime.errors import BackendError
 from eagle_runtime.machine.nvidia import Gpu, first_gpu
@@ -89,8 +87,7 @@ def check_libraries(complaints: Iterable[str]) -> None:
 def memory_needed(bundle: Path, model: TargetSpec | HeadSpec, rows: int) -> int:
     """Bytes of a model's weights, as they lie on the disk, and of a cache of so many rows."""
     weights = sum(path.stat().st_size for path in (bundle / model.graph.file).parent.iterdir())
-    width = model.num_kv_heads * model.head_dim * np.dtype(model.graph.inputs["past_key_values.0.key"].dtype).itemsize
-    return weights + 2 * model.num_layers * (rows + SPARE) * width
+    return weights + 2 * model.num_layers * (rows + SPARE) * model.graph.kv_row_bytes
 
 
 def check_memory(gpu: Gpu, needed: int) -> None:

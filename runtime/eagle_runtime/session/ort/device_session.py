@@ -80,7 +80,7 @@ class OrtDeviceSession(BoundSession):
 def check_rows(path: Path, spec: GraphSpec) -> None:
     """Raises BackendError unless rows of keys, values and features all start where kernels may read them."""
     for name, tensor in {**spec.inputs, **spec.outputs}.items():
-        if name in ROWS or name.startswith("past_key_values."):
+        if name in (*ROWS, *spec.past):
             numbers = int(np.prod([dim for dim in tensor.shape if isinstance(dim, int)]))
             size = numbers * np.dtype(tensor.dtype).itemsize
             if size % VECTOR:
