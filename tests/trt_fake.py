@@ -20,7 +20,7 @@ import onnxruntime as ort
 from cuda_fake import FakeDriver
 from eagle_export.tensorrt.build import profiles_of
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
-from eagle_runtime.bundle.plain_file import file_sha256
+from eagle_runtime.files import file_sha256
 from eagle_runtime.session.trt.engine_file import (
     ENGINES,
     SIDECAR,

@@ -26,11 +26,11 @@ from eagle_calib.observe import ObservingSession
 from eagle_calib.texts import read_windows
 from eagle_runtime.bundle.graph_file import read_graph
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, Manifest, read_manifest, read_text_file, verify_hashes
-from eagle_runtime.bundle.plain_file import file_sha256
 from eagle_runtime.drafting.drafter import Drafter, DynamicTree, EagleDrafter
 from eagle_runtime.drafting.lookup import LookupDrafter
-from eagle_runtime.eagle_model import MAX_THREADS
+from eagle_runtime.files import file_sha256
 from eagle_runtime.generate import Cycle, generate
+from eagle_runtime.loading import MAX_THREADS
 from eagle_runtime.model import Head, Target
 from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.session.protocol import Session

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_calib.errors import CalibrationError
-from eagle_runtime.bundle.plain_file import file_sha256
+from eagle_runtime.files import file_sha256
 
 Graph = Literal["target", "draft"]
 Float = npt.NDArray[np.float32]

@@ -35,8 +35,8 @@ from eagle_runtime.bundle.manifest import (
     TensorSpec,
     TreeDefaults,
 )
-from eagle_runtime.bundle.plain_file import file_sha256
 from eagle_runtime.errors import BundleError
+from eagle_runtime.files import file_sha256
 from eagle_runtime.text.tokenizer import Text
 
 GRAPH_FILES = {"target": "target/model.onnx", "draft": "draft/model.onnx"}

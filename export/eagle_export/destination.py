@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 from eagle_calib.folder import WORK, clear_leftovers
 from eagle_export.errors import ExportError
 from eagle_runtime.bundle.manifest import MANIFEST_NAME
-from eagle_runtime.bundle.plain_file import MANIFEST_BYTES, read_plain
 from eagle_runtime.errors import BundleError
+from eagle_runtime.files import MANIFEST_BYTES, read_plain
 from eagle_runtime.session.trt.engine_file import ENGINES, SIDECAR, read_sidecar
 
 TIMING = "timing.cache"  # in a bundle's folder of engines: what TensorRT learned of the GPU while it built them

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
-import logging
 import secrets
 import time
 import typing
-import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from eagle_runtime.backends import AUTO, PassedOver, check_name, choose, library_version, notice, open_sessions
 from eagle_runtime.boundary import shown, token_ids, whole
-from eagle_runtime.bundle.fidelity import FidelityWarning, shortfall
-from eagle_runtime.bundle.manifest import Manifest, TreeKind, read_manifest, read_text_file, verify_hashes
+from eagle_runtime.bundle.manifest import TreeKind
 from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter, Rehearsal
-from eagle_runtime.drafting.costs.learned import LearnedCosts, open_costs, unknown
-from eagle_runtime.drafting.costs.prior import prior_costs
-from eagle_runtime.drafting.costs.tables import Costs, file_name, measure
+from eagle_runtime.drafting.costs.tables import Costs, measure
 from eagle_runtime.drafting.coupling import Coupling, Greedy, Trust
 from eagle_runtime.drafting.drafter import (
     Drafter,
@@ -38,23 +31,18 @@ from eagle_runtime.drafting.drafter import (
 )
 from eagle_runtime.drafting.lookup import LookupDrafter
 from eagle_runtime.errors import ClosedError, RequestError
-from eagle_runtime.exact_rows import PaddedSession, RowCheck, check_rows
 from eagle_runtime.generate import Cycle, generate
-from eagle_runtime.model import Features, Head, Target
+from eagle_runtime.loading import OpenBundle, open_bundle
+from eagle_runtime.model import Features, Head
 from eagle_runtime.result import Ending, Piece, Result, Stream, stats_of
 from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.session.protocol import Session
-from eagle_runtime.text.tokenizer import Message, Text
-from eagle_runtime.threads.engines import Engines
+from eagle_runtime.text.tokenizer import Message
 from eagle_runtime.threads.turns import Claim, Turns
 from eagle_runtime.tree import EAGLE1_CHOICES, Float
 
 Prompt = str | Sequence[int] | Sequence[Message]
 Method = Literal["eagle", "eagle+lookup", "lookup", "vanilla"]
-
-DEFAULT_CONTEXT = 4096  # tokens; a model trained on 128k would otherwise reserve tens of gigabytes of cache
-HEAD_SCRATCH = 512  # rows the head may use to grow one tree
-MAX_THREADS = 256  # beyond the cores they only wait for each other; thousands take minutes to start
 
 
 class EagleModel:
@@ -70,20 +58,24 @@ class EagleModel:
     `close` waits for the running step; whatever comes afterwards raises ClosedError, on twins too, and so does every
     call in a process that was forked after the model was loaded."""
 
-    def __init__(self, bundle: Path, manifest: Manifest, sessions: tuple[Session, ...], context: int) -> None:
-        """Use `EagleModel.load`. sessions: of the target and, if the bundle has one, of the head."""
-        self.manifest = manifest
-        self.context = context
-        self.backend = "cpu"
-        self.threads: int | None = None
-        self.passed_over: PassedOver = ()
-        self.row_check: RowCheck | None = None
-        self.notice: str | None = None
-        self.text = Text(bundle, partial(read_text_file, bundle, manifest))
-        self._engines = Engines(sessions)
-        self._make_caches()
-        self._costs = LearnedCosts(unknown(prior_costs(manifest, self.backend)))
-        self._acceptance: dict[tuple[str, bool], AcceptanceStats] = {}
+    def __init__(self, bundle: OpenBundle) -> None:
+        """Use `EagleModel.load`."""
+        self.manifest = bundle.manifest
+        self.context = bundle.context
+        self.backend = bundle.backend
+        self.threads = bundle.threads
+        self.passed_over = bundle.passed_over
+        self.row_check = bundle.row_check
+        self.notice = bundle.notice
+        self.text = bundle.text
+        self._bundle = bundle
+        self._engines = bundle.engines
+        self._engines.users.add(self)
+        self._target = bundle.target
+        self._head = bundle.head
+        self._costs = bundle.costs
+        self._acceptance = bundle.acceptance
+        self._turns = Turns(self._engines)
 
     @classmethod
     def load(
@@ -105,45 +97,7 @@ class EagleModel:
         its SHA-256 (about a second per gigabyte). On the CPU a quantised target's rows are checked once per machine
         (exact_rows; some 170 rows): `model.row_check`. Raises BundleError, BackendError, RequestError; gives a
         FidelityWarning for a bundle that follows its source less closely than its precision should."""
-        folder = Path(bundle)
-        manifest = read_manifest(folder)
-        longest = manifest.target.context
-        if context is None:
-            context = min(longest, DEFAULT_CONTEXT)
-        context = whole("context", context, 0)
-        if not 2 <= context <= longest:
-            raise RequestError(f"context is {context}, but this model serves 2 to {longest} tokens")
-        if threads is not None:
-            threads = whole("threads", threads, 1, MAX_THREADS)
-        check_name(backend)
-        if check_hashes:
-            verify_hashes(folder, manifest)
-
-        def open_on(name: str) -> EagleModel:
-            sessions = open_sessions(name, folder, manifest, context, HEAD_SCRATCH, threads)
-            model = cls(folder, manifest, sessions, context)
-            if name == "cpu":
-                model.row_check = check_rows(cast(PaddedSession, sessions[0]), manifest, threads)
-            return model
-
-        chosen = choose(backend, folder, manifest, open_on)
-        model = chosen.opened
-        model.backend, model.passed_over, model.threads = chosen.backend, chosen.passed_over, threads
-        facts = [*manifest.files.values(), model.backend, library_version(model.backend), str(threads), str(context)]
-        model._costs = open_costs(file_name(facts), partial(prior_costs, manifest, model.backend))
-        if (said := shortfall(manifest)) is not None:
-            warnings.warn(f"{folder}: {said}", FidelityWarning, stacklevel=2)
-        if backend == AUTO and (told := notice(chosen, folder)) is not None:
-            model.notice = told
-            logging.getLogger(__name__).warning("%s", told)
-        return model
-
-    def _make_caches(self) -> None:
-        target, *heads = self._engines.sessions
-        self._target = Target(target, self.context)
-        self._head = Head(heads[0], self.context, HEAD_SCRATCH, self.manifest.target.vocab_size) if heads else None
-        self._turns = Turns(self._engines)
-        self._engines.users.add(self)
+        return cls(open_bundle(Path(bundle), backend, context, threads, check_hashes))
 
     def twin(self) -> EagleModel:
         """This model once more: the same engines, caches of its own, so that two generations may take turns, step by
@@ -151,9 +105,7 @@ class EagleModel:
         closes all. Raises RequestError on other backends than cpu, whose engines are tied to one cache."""
         if self.backend != "cpu":
             raise RequestError(f"a model on {self.backend} has no twins; load the bundle once more")
-        other = copy.copy(self)
-        other._make_caches()
-        return other
+        return EagleModel(self._bundle.with_new_caches())
 
     @property
     def sessions(self) -> tuple[Session, ...]:

@@ -22,7 +22,7 @@ import numpy as np
 
 from eagle_runtime.bundle.manifest import Manifest
 from eagle_runtime.errors import EagleWarning
-from eagle_runtime.machine.user_cache import machine_key, read_json, write_json
+from eagle_runtime.machine.user_cache import machine_key, read_cached, write_cached
 from eagle_runtime.model import Target
 from eagle_runtime.session.protocol import Session
 from eagle_runtime.session.row_padding import RowPadding
@@ -77,7 +77,7 @@ def check_rows(session: PaddedSession, manifest: Manifest, threads: int | None) 
     check = _read(name)
     if check is None:
         check = find_padding(session)
-        write_json(name, asdict(check))
+        write_cached(name, asdict(check))
         if check.padding != RowPadding():
             warnings.warn(f"{session.path}: {check}", EagleWarning, stacklevel=3)
     session.padding = check.padding or RowPadding()
@@ -130,6 +130,6 @@ def repeated_chain(chain: Int, nodes: int) -> Tree:
 
 def _read(name: str) -> RowCheck | None:
     """What was found before; None if nothing was, or the file says what no check finds."""
-    data = read_json(name)
+    data = read_cached(name)
     kept = {json.dumps(asdict(check)): check for check in map(RowCheck, (*PADDINGS, None))}
     return kept.get(json.dumps(data))

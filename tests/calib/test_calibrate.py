@@ -28,8 +28,8 @@ from eagle_calib.ranges import Histogram, clipping_ranges
 from eagle_calib.texts import read_windows
 from eagle_export.recipes.graph import linears
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, GraphSpec, read_manifest
-from eagle_runtime.bundle.plain_file import file_sha256
 from eagle_runtime.cache import Cache, KVCache
+from eagle_runtime.files import file_sha256
 from eagle_runtime.session.ort.session import OrtSession
 from eagle_runtime.session.protocol import Array
 from eagle_runtime.text.tokenizer import Text

@@ -14,7 +14,7 @@ import pytest
 from eagle_calib.calibration import Input, Observed, Source, Tokens, read_calibration, write_calibration
 from eagle_calib.errors import CalibrationError
 from eagle_runtime import EagleError
-from eagle_runtime.bundle.plain_file import file_sha256
+from eagle_runtime.files import file_sha256
 
 Edit = Callable[[dict[str, Any], dict[str, npt.NDArray[Any]]], object]
 

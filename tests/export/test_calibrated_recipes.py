@@ -104,7 +104,7 @@ def test_scaling_alone_keeps_the_function(
     (bundle / "target" / "model.onnx.data").unlink()
     save(model, bundle / "target" / "model.onnx", lambda _: None)
     from eagle_runtime.bundle.manifest import MANIFEST_NAME
-    from eagle_runtime.bundle.plain_file import file_sha256
+    from eagle_runtime.files import file_sha256
 
     manifest = read_manifest(bundle)
     files = {name: file_sha256(bundle / name) for name in manifest.files}

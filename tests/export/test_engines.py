@@ -26,7 +26,7 @@ from eagle_export.tensorrt import build as module
 from eagle_export.tensorrt.build import build_engines, profiles_of
 from eagle_runtime import BackendError
 from eagle_runtime.bundle.manifest import read_manifest, verify_hashes
-from eagle_runtime.bundle.plain_file import file_sha256
+from eagle_runtime.files import file_sha256
 from eagle_runtime.session.trt import library as trt_library
 from eagle_runtime.session.trt.driver import DeviceInfo
 from eagle_runtime.session.trt.engine_file import find_engines

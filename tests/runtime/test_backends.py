@@ -141,7 +141,7 @@ def test_engine_files_of_the_bundle_are_not_taken_silently(
     def on_cpu(name: str, *arguments: Any) -> tuple[Session, ...]:
         return open_sessions("cpu", *arguments)
 
-    monkeypatch.setattr("eagle_runtime.eagle_model.open_sessions", on_cpu)
+    monkeypatch.setattr("eagle_runtime.loading.open_sessions", on_cpu)
     with caplog.at_level(logging.INFO, "eagle_runtime"), EagleModel.load(halves, context=64, backend=asked) as model:
         told = [record.getMessage() for record in caplog.records if record.name.startswith("eagle_runtime")]
         assert model.backend == "tensorrt-rtx"
@@ -159,7 +159,7 @@ def test_the_command_tells_of_engine_files(
     def on_cpu(name: str, *arguments: Any) -> tuple[Session, ...]:
         return open_sessions("cpu", *arguments)
 
-    monkeypatch.setattr("eagle_runtime.eagle_model.open_sessions", on_cpu)
+    monkeypatch.setattr("eagle_runtime.loading.open_sessions", on_cpu)
     assert main([str(halves), "--prompt-ids", "5,6,7", "--max-new-tokens", "3", "--json", *argv]) == 0
     assert "eagle-run: tensorrt-rtx takes the engine files that lie in " in capsys.readouterr().err
 

@@ -32,9 +32,9 @@ from eagle_runtime.bundle.manifest import (
     read_manifest,
     verify_hashes,
 )
-from eagle_runtime.bundle.plain_file import file_sha256
 from eagle_runtime.bundle.typed_json import shown
 from eagle_runtime.errors import BundleError
+from eagle_runtime.files import file_sha256
 
 FILES = ("target/model.onnx", "target/model.onnx.data", "draft/model.onnx", "tokenizer.json")
 SIZES = [  # and where the graphs contradict them first

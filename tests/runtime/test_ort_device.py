@@ -14,6 +14,7 @@ import pytest
 from eagle_runtime import BackendError, EagleModel
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec, read_manifest
 from eagle_runtime.cache import KVCache
+from eagle_runtime.loading import bundle_of_sessions
 from eagle_runtime.model import Target
 from eagle_runtime.session.ort.device_session import KEYS, OrtDeviceSession, check_rows
 from eagle_runtime.session.ort.memory import SPARE, OrtCache, OrtMemory, OrtRows
@@ -32,7 +33,7 @@ def device_model(bundle: Path, context: int = 512, scratch: int = 512) -> EagleM
         OrtDeviceSession(open_graph(bundle / graph.file, threads=1), bundle / graph.file, graph, memory)
         for graph in (model.graph for model in manifest.models.values())
     )
-    return EagleModel(bundle, manifest, (target, head), context)
+    return EagleModel(bundle_of_sessions(bundle, manifest, (target, head), context))
 
 
 @pytest.fixture(scope="module")

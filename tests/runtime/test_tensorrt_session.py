@@ -15,7 +15,7 @@ import pytest
 from cuda_fake import FakeDriver
 from eagle_runtime import BackendError, BundleError, EagleModel, RequestError
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.eagle_model import HEAD_SCRATCH
+from eagle_runtime.loading import HEAD_SCRATCH, bundle_of_sessions
 from eagle_runtime.session.trt import session as tensorrt
 from eagle_runtime.session.trt.library import LIBRARIES
 from eagle_runtime.session.trt.session import start_sessions
@@ -40,7 +40,9 @@ class Machine:
 
     @contextmanager
     def model(self, steady: bool = True) -> Iterator[EagleModel]:
-        with EagleModel(self.bundle, read_manifest(self.bundle), self.sessions(steady), CONTEXT) as model:
+        with EagleModel(
+            bundle_of_sessions(self.bundle, read_manifest(self.bundle), self.sessions(steady), CONTEXT)
+        ) as model:
             yield model
 
     @property
@@ -236,7 +238,7 @@ def test_a_new_cache_makes_graphs_of_its_own(machine_of: Callable[..., Machine],
     """Graphs hold addresses; those of another cache are not launched."""
     machine = machine_of("eagle1", "tensorrt")
     manifest, sessions = read_manifest(machine.bundle), machine.sessions()
-    first, second = (EagleModel(machine.bundle, manifest, sessions, CONTEXT) for _ in range(2))
+    first, second = (EagleModel(bundle_of_sessions(machine.bundle, manifest, sessions, CONTEXT)) for _ in range(2))
     expected = told(first, prompts[0])
     assert told(second, prompts[0]) == expected and told(first, prompts[0]) == expected
     first.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_runtime.machine.user_cache import LARGEST, read_json, write_json
+from eagle_runtime.machine.user_cache import LARGEST, read_cached, write_cached
 
 
 @pytest.fixture
@@ -21,9 +21,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_was_written_is_read(cache: Path) -> None:
-    assert read_json("a.json") is None
-    write_json("a.json", {"a": [1]})
-    assert read_json("a.json") == {"a": [1]}
+    assert read_cached("a.json") is None
+    write_cached("a.json", {"a": [1]})
+    assert read_cached("a.json") == {"a": [1]}
     assert [path.name for path in cache.iterdir()] == ["a.json"]
 
 
@@ -44,16 +44,16 @@ def test_what_was_written_is_read(cache: Path) -> None:
 def test_what_is_no_file_of_ours_is_as_good_as_none(put: Callable[[Path], object], cache: Path) -> None:
     cache.mkdir()
     put(cache / "a.json")
-    assert read_json("a.json") is None
+    assert read_cached("a.json") is None
 
 
 def test_a_full_disk_leaves_nothing_behind(cache: Path) -> None:
-    write_json("a.json", [1])
+    write_cached("a.json", [1])
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-        write_json("a.json", [1.5] * 10_000)
+        write_cached("a.json", [1.5] * 10_000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [path.name for path in cache.iterdir()] == ["a.json"]
-    assert read_json("a.json") == [1]
+    assert read_cached("a.json") == [1]

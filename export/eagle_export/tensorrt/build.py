@@ -17,8 +17,8 @@ from eagle_export.tensorrt.kernels import read_kernels
 from eagle_export.tensorrt.network import Network, Report, capability_of
 from eagle_runtime.bundle.graph_file import read_graph
 from eagle_runtime.bundle.manifest import Manifest, read_manifest, verify_hashes
-from eagle_runtime.bundle.plain_file import file_sha256
-from eagle_runtime.eagle_model import DEFAULT_CONTEXT, HEAD_SCRATCH
+from eagle_runtime.files import file_sha256
+from eagle_runtime.loading import DEFAULT_CONTEXT, HEAD_SCRATCH
 from eagle_runtime.model import PREFILL_CHUNK
 from eagle_runtime.session.trt.device import in_place
 from eagle_runtime.session.trt.driver import DeviceInfo, describe

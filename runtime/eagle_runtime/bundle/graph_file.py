@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, GraphSpec, Manifest, read_listed
-from eagle_runtime.bundle.plain_file import GRAPH_BYTES
 from eagle_runtime.errors import BundleError
+from eagle_runtime.files import GRAPH_BYTES
 
 # Message of onnx.proto -> number of a field -> message that it holds.
 MESSAGES: Mapping[str, Mapping[int, str]] = {

@@ -20,9 +20,9 @@ from typing import Literal
 
 import numpy as np
 
-from eagle_runtime.bundle.plain_file import MANIFEST_BYTES, TEXT_BYTES, file_sha256, inside, read_plain
 from eagle_runtime.bundle.typed_json import checked, shown
 from eagle_runtime.errors import BundleError
+from eagle_runtime.files import MANIFEST_BYTES, TEXT_BYTES, file_sha256, inside, read_plain
 from eagle_runtime.tree import MAX_DEPTH, MAX_NODES
 
 MANIFEST_NAME = "eagle_config.json"

@@ -6,14 +6,13 @@ import hashlib
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from eagle_runtime.bundle.plain_file import MEGABYTE, read_plain
 from eagle_runtime.errors import BundleError
+from eagle_runtime.files import MEGABYTE, read_plain, replacing
 from eagle_runtime.machine.processor import processor_features, processor_name
 
 LARGEST = MEGABYTE  # bytes of a file; they take some kilobytes
@@ -43,27 +42,21 @@ def machine_key(facts: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(words).encode()).hexdigest()[:32]
 
 
-def read_json(name: str) -> Any:
-    """Returns what a file of the cache folder holds; None if there is none, or it is no JSON of ours."""
+def read_cached(name: str) -> Any:
+    """Returns the JSON value in a file of the cache folder; None if there is no such file, or it cannot be read."""
     try:
         return json.loads(read_plain(cache_folder() / name, LARGEST).decode())
-    except (BundleError, OSError, ValueError, RuntimeError):  # RuntimeError: there is no home, or JSON is too deep
+    except (BundleError, OSError, ValueError, RuntimeError):  # RuntimeError: no home folder, or JSON nested too deep
         return None
 
 
-def write_json(name: str, data: Any) -> None:
-    """Write beside and rename, so that a file is the old one or whole. A folder that cannot be written only means that
-    the work is done again."""
+def write_cached(name: str, data: Any) -> None:
+    """Write a JSON value to a file of the cache folder, which is the old or the new one at any time. Does nothing where
+    the folder cannot be written: then the work is done again in the next run."""
     try:
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
-        handle, new = tempfile.mkstemp(dir=folder, suffix=".new")
-        try:
-            with open(handle, "w", encoding="utf-8") as file:
-                json.dump(data, file)
-            os.replace(new, folder / name)
-        except BaseException:  # a disk may be full, and an interrupt may come between any two steps
-            Path(new).unlink(missing_ok=True)
-            raise
+        with replacing(folder / name) as new:
+            new.write_text(json.dumps(data), encoding="utf-8")
     except (OSError, RuntimeError):
         return

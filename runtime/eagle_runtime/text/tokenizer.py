@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagle_runtime.boundary import shown, token_ids
-from eagle_runtime.bundle.plain_file import TEXT_BYTES, read_plain
 from eagle_runtime.errors import BundleError, RequestError, is_panic
+from eagle_runtime.files import TEXT_BYTES, read_plain
 from eagle_runtime.text.detokenizer import TextStream, Vocabulary
 
 if TYPE_CHECKING:

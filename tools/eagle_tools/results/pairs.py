@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.bundle.plain_file import file_sha256
 from eagle_runtime.errors import BundleError, RequestError
+from eagle_runtime.files import file_sha256
 
 TOOLS = Path(__file__).resolve().parents[2]
 HELDOUT, EDITS = TOOLS / "demo_pair" / "heldout.jsonl", TOOLS / "demo_pair" / "edits.jsonl"

@@ -31,7 +31,7 @@ from eagle_runtime.drafting.costs.tables import (
     costs_from_json,
     line_of,
 )
-from eagle_runtime.machine.user_cache import read_json, write_json
+from eagle_runtime.machine.user_cache import read_cached, write_cached
 
 Kind = Literal["target", "plain", "head", "first"]
 Array = npt.NDArray[np.float64]
@@ -260,7 +260,7 @@ class LearnedCosts:
         belief = self._belief
         self._written = belief.corrections
         if self._file is not None:
-            write_json(self._file, {"costs": dataclasses.asdict(table(belief)), "spread": belief.spread.tolist()})
+            write_cached(self._file, {"costs": dataclasses.asdict(table(belief)), "spread": belief.spread.tolist()})
 
 
 def open_costs(file: str, prior: Callable[[], Costs]) -> LearnedCosts:
@@ -274,7 +274,7 @@ def open_costs(file: str, prior: Callable[[], Costs]) -> LearnedCosts:
 
 def read_belief(file: str) -> Belief | None:
     """What `file` tells of an earlier run's costs; None if there is no such file, or it is of no use."""
-    data = read_json(file)
+    data = read_cached(file)
     try:
         base, spread = costs_from_json(data["costs"]), np.array(data["spread"], np.float64)
         if spread.shape != (COUNT, COUNT) or not np.isfinite(spread).all() or not np.allclose(spread, spread.T):

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from eagle_runtime.bundle.manifest import Manifest
-from eagle_runtime.bundle.plain_file import SIDECAR_BYTES, file_sha256, inside, read_plain
 from eagle_runtime.bundle.typed_json import checked
 from eagle_runtime.errors import BackendError, BundleError
+from eagle_runtime.files import SIDECAR_BYTES, file_sha256, inside, read_plain
 from eagle_runtime.session.trt.driver import DeviceInfo
 from eagle_runtime.session.trt.padding import PAST_STEP, round_up
 

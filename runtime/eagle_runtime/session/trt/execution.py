@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from eagle_runtime.bundle.manifest import GraphSpec
-from eagle_runtime.bundle.plain_file import LARGEST, read_plain
 from eagle_runtime.errors import BackendError, BundleError, RequestError
+from eagle_runtime.files import LARGEST, read_plain
 from eagle_runtime.session.trt.device import Device
 from eagle_runtime.session.trt.engine_file import Profile
 from eagle_runtime.session.trt.library import Messages

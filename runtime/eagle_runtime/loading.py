@@ -1,0 +1,130 @@
+"""Opening a bundle folder: check the arguments and the files, choose a backend, start its engines, make the caches."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import warnings
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+from eagle_runtime.backends import AUTO, PassedOver, check_name, choose, library_version, notice, open_sessions
+from eagle_runtime.boundary import whole
+from eagle_runtime.bundle.fidelity import FidelityWarning, shortfall
+from eagle_runtime.bundle.manifest import Manifest, read_manifest, read_text_file, verify_hashes
+from eagle_runtime.drafting.acceptance import AcceptanceStats
+from eagle_runtime.drafting.costs.learned import LearnedCosts, open_costs, unknown
+from eagle_runtime.drafting.costs.prior import prior_costs
+from eagle_runtime.drafting.costs.tables import file_name
+from eagle_runtime.errors import RequestError
+from eagle_runtime.exact_rows import PaddedSession, RowCheck, check_rows
+from eagle_runtime.model import Head, Target
+from eagle_runtime.session.protocol import Session
+from eagle_runtime.text.tokenizer import Text
+from eagle_runtime.threads.engines import Engines
+
+DEFAULT_CONTEXT = 4096  # tokens; a model trained on 128k would otherwise reserve tens of gigabytes of cache
+HEAD_SCRATCH = 512  # rows the head may use to grow one tree
+MAX_THREADS = 256  # beyond the cores they only wait for each other; thousands take minutes to start
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBundle:
+    """An opened bundle. target and head own the caches; a model and its twins share everything else.
+
+    context: tokens of prompt and output that the caches hold. head: None for a bundle without one. acceptance: how
+    drafts were accepted so far, by (method, whether decoding is greedy). passed_over, notice, row_check: see
+    `open_bundle`."""
+
+    manifest: Manifest
+    context: int
+    backend: str
+    threads: int | None
+    text: Text
+    engines: Engines
+    target: Target
+    head: Head | None
+    costs: LearnedCosts
+    acceptance: dict[tuple[str, bool], AcceptanceStats] = dataclasses.field(default_factory=dict)
+    row_check: RowCheck | None = None
+    passed_over: PassedOver = ()
+    notice: str | None = None
+
+    def with_new_caches(self) -> OpenBundle:
+        """Returns the same bundle with a target and a head whose caches are empty."""
+        target, head = _models(self.engines.sessions, self.manifest, self.context)
+        return dataclasses.replace(self, target=target, head=head)
+
+
+def open_bundle(folder: Path, backend: str, context: int | None, threads: int | None, check_hashes: bool) -> OpenBundle:
+    """Open a bundle folder; the arguments are those of `EagleModel.load`.
+
+    Of the result, passed_over gives (backend, reason) for each backend that was tried before the one in use, notice
+    is a warning about engine files that "auto" chose to run, and row_check the outcome of exact_rows. Raises
+    BundleError, BackendError, RequestError; gives a FidelityWarning."""
+    manifest = read_manifest(folder)
+    longest = manifest.target.context
+    if context is None:
+        context = min(longest, DEFAULT_CONTEXT)
+    context = whole("context", context, 0)
+    if not 2 <= context <= longest:
+        raise RequestError(f"context is {context}, but this model serves 2 to {longest} tokens")
+    if threads is not None:
+        threads = whole("threads", threads, 1, MAX_THREADS)
+    check_name(backend)
+    if check_hashes:
+        verify_hashes(folder, manifest)
+
+    def open_on(name: str) -> OpenBundle:
+        sessions = open_sessions(name, folder, manifest, context, HEAD_SCRATCH, threads)
+        opened = bundle_of_sessions(folder, manifest, sessions, context, backend=name, threads=threads)
+        if name != "cpu":
+            return opened
+        return dataclasses.replace(opened, row_check=check_rows(cast(PaddedSession, sessions[0]), manifest, threads))
+
+    chosen = choose(backend, folder, manifest, open_on)
+    facts = [*manifest.files.values(), chosen.backend, library_version(chosen.backend), str(threads), str(context)]
+    if (problem := shortfall(manifest)) is not None:
+        warnings.warn(f"{folder}: {problem}", FidelityWarning, stacklevel=3)
+    warning = notice(chosen, folder) if backend == AUTO else None
+    if warning is not None:
+        logging.getLogger(__name__).warning("%s", warning)
+    return dataclasses.replace(
+        chosen.opened,
+        costs=open_costs(file_name(facts), partial(prior_costs, manifest, chosen.backend)),
+        passed_over=chosen.passed_over,
+        notice=warning,
+    )
+
+
+def bundle_of_sessions(
+    folder: Path,
+    manifest: Manifest,
+    sessions: tuple[Session, ...],
+    context: int,
+    *,
+    backend: str = "cpu",
+    threads: int | None = None,
+) -> OpenBundle:
+    """Make an OpenBundle of sessions that are open: of the target and, if the bundle has one, of the head. Its costs
+    are estimates that are kept in no file. Raises BundleError for a broken tokenizer."""
+    target, head = _models(sessions, manifest, context)
+    return OpenBundle(
+        manifest=manifest,
+        context=context,
+        backend=backend,
+        threads=threads,
+        text=Text(folder, partial(read_text_file, folder, manifest)),
+        engines=Engines(sessions),
+        target=target,
+        head=head,
+        costs=LearnedCosts(unknown(prior_costs(manifest, backend))),
+    )
+
+
+def _models(sessions: tuple[Session, ...], manifest: Manifest, context: int) -> tuple[Target, Head | None]:
+    session, *heads = sessions
+    target = Target(session, context)
+    return target, Head(heads[0], context, HEAD_SCRATCH, manifest.target.vocab_size) if heads else None

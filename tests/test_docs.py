@@ -1,0 +1,221 @@
+"""The README and the pages in docs/: their examples run as printed, their links and file names lead somewhere.
+
+Examples are fenced blocks, run from a folder as `make demo` leaves it, in the order of the page:
+- ```console: lines that begin with `$ ` are commands, the lines below each are its standard output;
+- ```python with `>>>`: a session; names live to the end of the page;
+- ```python that begins with `# NAME.py`: a file, for commands below it; any other ```python must compile.
+In output, `...` stands for any text."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from eagle_calib import cli as calib_cli
+from eagle_export import cli as export_cli
+from eagle_runtime import cli as run_cli
+from eagle_tools import demo, doctor
+from eagle_tools.bench import cli as bench_cli
+from eagle_train import cli as train_cli
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", *DOCS]
+LINKED = [*PAGES, *(path for path in ROOT.glob("*.md") if path not in PAGES), ROOT / "tools/demo_pair/README.md"]
+COMMANDS = {
+    "eagle-export": export_cli.main,
+    "eagle-run": run_cli.main,
+    "eagle-calib": calib_cli.main,
+    "eagle-doctor": doctor.main,
+    "eagle-bench": bench_cli.main,
+    "eagle-train": train_cli.main,
+}
+PACKAGES = [
+    "runtime/eagle_runtime",
+    "calib/eagle_calib",
+    "export/eagle_export",
+    "train/eagle_train",
+    "tools/eagle_tools",
+]
+OPENING = 25  # lines of a page by which its first example begins
+WITHOUT_EXAMPLE = {  # pages that are being rewritten; the set only shrinks, and goes when it is empty
+    "backends.md", "bench.md", "bundle.md", "calibration.md", "engines.md", "precision.md", "reliability.md",
+    "results.md", "sampling.md", "text.md", "threads.md", "training.md", "trees.md",
+}  # fmt: skip
+FOREIGN_OPTIONS = {"--help", "--inplace"}  # of every parser; rsync's
+
+
+def blocks(page: Path) -> Iterator[tuple[int, str, str]]:
+    """(line, language, content) of a page's fenced blocks."""
+    text = page.read_text(encoding="utf-8")
+    for block in re.finditer(r"^```(\w*)\n(.*?)^```", text, re.S | re.M):
+        yield text.count("\n", 0, block.start()) + 1, block[1], block[2]
+
+
+def has_example(language: str, content: str) -> bool:
+    """Whether a block is one that a test runs."""
+    return (language == "console" and "$ " in content) or (language == "python" and ">>> " in content)
+
+
+def commands(block: str) -> list[tuple[str, str]]:
+    """(command, output) of a console block; a backslash continues a command on the next line."""
+    block = block.replace("\\\n", " ")
+    return re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.M)
+
+
+@pytest.fixture(scope="session")
+def demo_bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder .demo as `make demo` leaves it, made by the first worker that asks."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = shared / ".demo"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            assert demo.main(folder) == 0
+    return folder
+
+
+@pytest.fixture
+def workplace(demo_bundles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that examples run in."""
+    (tmp_path / "tools").symlink_to(ROOT / "tools")
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    (tmp_path / ".demo").symlink_to(demo_bundles)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def output_of(command: str) -> str:
+    """Standard output of a command, which must succeed: in this process where it is the project's own."""
+    program, *arguments = shlex.split(command)
+    if program in COMMANDS:
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            assert COMMANDS[program](arguments) == 0, command
+        return out.getvalue()
+    path = os.pathsep.join([str(ROOT / package.split("/")[0]) for package in PACKAGES])
+    program = sys.executable if program == "python" else program
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    assert done.returncode == 0, f"{command}\n{done.stderr}"
+    return done.stdout
+
+
+def run_page(page: Path) -> int:
+    """Run the examples of a page; returns how many there were."""
+    names: dict[str, object] = {}
+    ran = 0
+    for line, language, content in blocks(page):
+        where = f"{page.name}:{line}"
+        if language == "console":
+            for command, printed in commands(content):
+                shown = output_of(command)
+                options = doctest.ELLIPSIS
+                same = doctest.OutputChecker().check_output(printed.rstrip() + "\n", shown.rstrip() + "\n", options)
+                assert same, f"{where}: {command}\nprinted:\n{printed}\nshown:\n{shown}"
+                ran += 1
+        elif language == "python" and ">>> " in content:
+            test = doctest.DocTestParser().get_doctest(content, names, page.name, str(page), line)
+            report = io.StringIO()
+            runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+            failed = runner.run(test, out=report.write, clear_globs=False).failed
+            assert failed == 0, f"{where}\n{report.getvalue()}"
+            names = test.globs
+            ran += len(test.examples)
+        elif language == "python":
+            compile(content, where, "exec")
+            if name := re.match(r"# (\w+\.py)\n", content):
+                Path(name[1]).write_text(content, encoding="utf-8")
+    return ran
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if any(has_example(*block[1:]) for block in blocks(page))],
+    ids=lambda page: page.name,
+)
+def test_examples(page: Path, workplace: Path) -> None:
+    assert run_page(page) > 0
+
+
+def test_the_readme_has_commands_and_a_session() -> None:
+    of_readme = list(blocks(ROOT / "README.md"))
+    assert sum(len(commands(content)) for _, language, content in of_readme if language == "console") >= 2
+    assert sum(content.count(">>> ") for _, language, content in of_readme if language == "python") >= 4
+
+
+def test_pages_open_with_an_example() -> None:
+    without = {
+        page.name
+        for page in DOCS
+        if not any(line <= OPENING and has_example(language, content) for line, language, content in blocks(page))
+    }
+    assert without <= WITHOUT_EXAMPLE
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    seen: dict[str, int] = {}
+    for heading in re.findall(r"^#+ (.*)$", text, re.M):
+        anchor = re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()).replace(" ", "-")
+        seen[anchor] = seen.get(anchor, -1) + 1
+    return {f"{anchor}-{number}" if number else anchor for anchor, most in seen.items() for number in range(most + 1)}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if link.startswith("https://"):
+            continue
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_files_that_are_named_exist(page: Path) -> None:
+    """Names with a folder, in `code`, of Python files and scripts, and whatever begins with a folder of the project."""
+    if page.name == "CHANGELOG.md":
+        pytest.skip("tells of files that were moved since")
+    folders = [
+        ROOT,
+        page.parent,
+        *(ROOT / package for package in PACKAGES),
+        *(ROOT / p.split("/")[0] for p in PACKAGES),
+    ]
+    tops = {package.split("/")[0] for package in PACKAGES} | {"tests", "docs"}
+    for name in re.findall(r"`([\w.-]+(?:/[\w.-]+)*/?)`", page.read_text(encoding="utf-8")):
+        if "/" in name and (name.endswith((".py", ".sh")) or name.split("/")[0] in tops):
+            assert any((folder / name).exists() for folder in folders), name
+
+
+def test_every_option_of_the_readme_exists() -> None:
+    known = {
+        option
+        for cli in (export_cli, run_cli, calib_cli, doctor, bench_cli)
+        for option in cli._parser()._option_string_actions
+    }
+    mentioned = set(re.findall(r"`[^`\n]*?(--[a-z-]+)", README)) | set(re.findall(r" (--[a-z-]+)", README))
+    assert mentioned <= known
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+def test_every_option_of_a_page_exists(page: Path) -> None:
+    """Some parser of the project, scripts included, knows every option."""
+    sources = [path for package in PACKAGES for path in (ROOT / package.split("/")[0]).rglob("*.py")]
+    known = {option for path in sources for option in re.findall(r'"(--[a-z0-9-]+)"', path.read_text(encoding="utf-8"))}
+    mentioned = set(re.findall(r"(?<![\w-])(--[a-z][a-z0-9-]+)", page.read_text(encoding="utf-8")))
+    assert mentioned <= known | FOREIGN_OPTIONS
