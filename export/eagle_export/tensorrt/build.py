@@ -19,9 +19,10 @@ from eagle_runtime.bundle.graph_file import read_graph
 from eagle_runtime.bundle.manifest import Manifest, read_manifest, verify_hashes
 from eagle_runtime.files import file_sha256
 from eagle_runtime.loading import DEFAULT_CONTEXT, HEAD_SCRATCH
+from eagle_runtime.machine.nvidia import DeviceInfo
 from eagle_runtime.model import PREFILL_CHUNK
 from eagle_runtime.session.trt.device import in_place
-from eagle_runtime.session.trt.driver import DeviceInfo, describe
+from eagle_runtime.session.trt.driver import describe
 from eagle_runtime.session.trt.engine_file import (
     ENGINES,
     SIDECAR,

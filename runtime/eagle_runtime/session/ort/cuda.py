@@ -11,7 +11,7 @@ from pathlib import Path
 
 from eagle_runtime.bundle.manifest import GraphSpec, HeadSpec, Manifest, TargetSpec, pieces_of
 from eagle_runtime.errors import BackendError
-from eagle_runtime.machine.nvidia import Gpu, first_gpu
+from eagle_runtime.machine.nvidia import DeviceInfo, first_gpu
 from eagle_runtime.session.ort.device_session import OrtDeviceSession
 from eagle_runtime.session.ort.memory import SPARE, OrtMemory
 from eagle_runtime.session.ort.session import (
@@ -90,12 +90,11 @@ def memory_needed(bundle: Path, model: TargetSpec | HeadSpec, rows: int) -> int:
     return weights + 2 * model.num_layers * (rows + SPARE) * model.graph.kv_row_bytes
 
 
-def check_memory(gpu: Gpu, needed: int) -> None:
+def check_memory(gpu: DeviceInfo, needed: int) -> None:
     """Raises BackendError if the GPU cannot hold `needed` bytes."""
-    free = gpu.memory if gpu.free is None else gpu.free
-    if needed > free:
+    if needed > gpu.available:
         raise BackendError(
-            f"{gpu.name} has {free / 1e9:.1f} of {gpu.memory / 1e9:.1f} GB free, but this bundle takes about "
+            f"{gpu.name} has {gpu.available / 1e9:.1f} of {gpu.total / 1e9:.1f} GB free, but this bundle takes about "
             f"{needed / 1e9:.1f} GB; {WAYS_OUT}"
         )
 

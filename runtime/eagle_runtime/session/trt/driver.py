@@ -7,24 +7,12 @@ Addresses, streams and graphs are plain integers. Copies and launches are queued
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from eagle_runtime.errors import BackendError
+from eagle_runtime.machine.nvidia import DeviceInfo, cuda_version
 
 OLDEST_DRIVER = {12: "525", 13: "580"}  # CUDA major version -> the first driver release that serves it
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceInfo:
-    """The GPU that work goes to. compute_capability: such as "8.9". driver: the newest CUDA version that the driver
-    serves, such as "13.0". free, total: bytes of its memory."""
-
-    name: str
-    compute_capability: str
-    driver: str
-    free: int
-    total: int
 
 
 class Driver(Protocol):
@@ -104,9 +92,9 @@ class CudaDriver:
         return DeviceInfo(
             name=bytes(properties.name).split(b"\0")[0].decode(errors="replace"),
             compute_capability=f"{properties.major}.{properties.minor}",
-            driver=_version(self._answer("cudaDriverGetVersion")),
-            free=int(free),
+            cuda=cuda_version(self._answer("cudaDriverGetVersion")),
             total=int(total),
+            free=int(free),
         )
 
     def allocate(self, nbytes: int) -> int:
@@ -209,15 +197,15 @@ class CudaDriver:
 _NO_GPU = "the NVIDIA driver sees no GPU; look at nvidia-smi and CUDA_VISIBLE_DEVICES"
 
 
-def no_driver(found: int, needed: int) -> BackendError:
-    """found, needed: CUDA versions as the driver counts them (13000 is 13.0), 0 for no driver. A driver serves every
-    minor version of the majors it knows."""
+def no_driver(served: int, needed: int) -> BackendError:
+    """Returns the error for a missing or old driver. served, needed: CUDA versions as the driver counts them (13000 is
+    13.0); served is 0 where no driver is installed. A driver serves every minor version of the majors it knows."""
     major = needed // 1000
     release = OLDEST_DRIVER.get(major)
     hint = f"install driver {release} or newer" if release else f"install a driver for CUDA {major}"
-    if found == 0:
+    if served == 0:
         return BackendError(f"no NVIDIA driver is installed; {hint}")
-    return BackendError(f"the NVIDIA driver serves CUDA up to {_version(found)}, but {major}.0 is needed; {hint}")
+    return BackendError(f"the NVIDIA driver serves CUDA up to {cuda_version(served)}, but {major}.0 is needed; {hint}")
 
 
 def out_of_memory(needed: int, free: int, total: int) -> BackendError:
@@ -227,7 +215,3 @@ def out_of_memory(needed: int, free: int, total: int) -> BackendError:
         "free; lower --context, use an int8 or int4 bundle, build its engines with --weight-streaming, or end the "
         "process that holds the rest"
     )
-
-
-def _version(number: int) -> str:
-    return f"{number // 1000}.{number % 1000 // 10}"

@@ -64,8 +64,8 @@ def start_sessions(
         parts.append(_Part(manifest.head.graph, engines.draft, context + head_scratch, streamed=False))
     buffers = sum(part.buffer_bytes for part in parts)
     resident = sum(part.engine.size for part in parts if not part.streamed)
-    if info.free < buffers + resident:
-        raise out_of_memory(buffers + resident, info.free, info.total)
+    if info.available < buffers + resident:
+        raise out_of_memory(buffers + resident, info.available, info.total)
     messages = listen(trt)
     runtime = trt.Runtime(messages.logger)
     runtime.error_recorder = messages.recorder
@@ -78,7 +78,7 @@ def start_sessions(
         working = max(execution.scratch_bytes for execution in executions)
         for part, execution in zip(parts, executions, strict=True):
             if part.streamed:
-                execution.keep_on_gpu(info.free - buffers - resident - working - MARGIN)
+                execution.keep_on_gpu(info.available - buffers - resident - working - MARGIN)
         nbytes = max(execution.scratch_bytes for execution in executions)
         scratch = device.reserve(nbytes)  # one for both: they never run at once
         sessions = []
