@@ -21,8 +21,8 @@ from eagle_runtime.session.ort.cuda import (
     check_provider,
     memory_needed,
 )
+from eagle_runtime.session.ort.library import CPU, available_providers, open_graph, operators, preload_libraries
 from eagle_runtime.session.ort.memory import SPARE, OrtCache, OrtMemory
-from eagle_runtime.session.ort.session import CPU, available_providers, open_graph, operators, preload_libraries
 
 GPU = DeviceInfo("NVIDIA Fake", "8.9", "13.0", 8_000_000_000, 5_000_000_000, "580.65")
 
