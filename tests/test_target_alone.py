@@ -24,7 +24,7 @@ from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
 from eagle_runtime.cli import main as run_main
 from eagle_runtime.drafting.costs.learned import LearnedCosts
 from eagle_runtime.drafting.costs.tables import Costs
-from eagle_runtime.drafting.drafter import DynamicTree
+from eagle_runtime.drafting.shapes import DynamicTree
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle
 from eagle_runtime.session.ort.device_session import OrtDeviceSession

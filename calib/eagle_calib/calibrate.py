@@ -26,14 +26,17 @@ from eagle_calib.observe import ObservingSession
 from eagle_calib.texts import read_windows
 from eagle_runtime.bundle.graph_file import read_graph
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, Manifest, read_manifest, read_text_file, verify_hashes
-from eagle_runtime.drafting.drafter import Drafter, DynamicTree, EagleDrafter
+from eagle_runtime.drafting.drafter import Drafter
+from eagle_runtime.drafting.eagle import EagleDrafter
+from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.lookup import LookupDrafter
+from eagle_runtime.drafting.shapes import DynamicTree
 from eagle_runtime.files import file_sha256
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.loading import MAX_THREADS
-from eagle_runtime.model import Head, Target
 from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.session.protocol import Session
+from eagle_runtime.target import Target
 from eagle_runtime.text.tokenizer import Text
 
 WINDOW = 256  # tokens of a prompt

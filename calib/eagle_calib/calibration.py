@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_calib.errors import CalibrationError
-from eagle_runtime.files import file_sha256
+from eagle_runtime.files import MANIFEST_BYTES, file_sha256, read_json
 
 Graph = Literal["target", "draft"]
 Float = npt.NDArray[np.float32]
@@ -118,13 +118,8 @@ def read_calibration(folder: Path) -> Calibration:
     path = folder / JSON_NAME
     if not folder.is_dir():
         raise CalibrationError(f"{folder} is not a folder; give the folder that eagle-calib wrote")
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CalibrationError(f"{path} is missing; give the folder that eagle-calib wrote") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise CalibrationError(f"{path} is not readable JSON ({error}); {AGAIN}") from None
-    version = data.get("schema_version") if isinstance(data, dict) else None
+    data = read_json(path, MANIFEST_BYTES, CalibrationError, AGAIN, missing="give the folder that eagle-calib wrote")
+    version = data.get("schema_version")
     if version != SCHEMA_VERSION:
         raise CalibrationError(f"{path}: schema_version is {version!r}, but must be {SCHEMA_VERSION}; {AGAIN}")
     where = str(path)

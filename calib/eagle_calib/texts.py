@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from eagle_calib.errors import CalibrationError
+from eagle_runtime.files import json_lines, text_lines
 from eagle_runtime.text.tokenizer import Text
 
 BLOCK_CHARS = 1 << 16  # of plain text, tokenised at a time
@@ -53,28 +53,22 @@ def _contents(path: Path | None) -> Iterator[tuple[str, str | list[Any]]]:
     if path is None:
         yield "the calibration text", (resources.files("eagle_calib") / "text.txt").read_text(encoding="utf-8")
     elif path.suffix == ".jsonl":
-        for number, line in enumerate(_lines(path), 1):
-            if line.strip():
-                where = f"{path}, line {number}"
-                yield where, _row(where, line)
+        for number, row in json_lines(path, CalibrationError, "give 'turns', 'text' or 'ids' in each line"):
+            where = f"{path}, line {number}"
+            yield where, _row(where, row)
     else:
-        for block in joined(_lines(path), BLOCK_CHARS):
+        for block in joined(text_lines(path, CalibrationError, newline=None), BLOCK_CHARS):
             yield str(path), block
 
 
-def _row(where: str, line: str) -> str | list[Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        raise CalibrationError(f"{where} is no JSON; give one object with 'turns', 'text' or 'ids' per line") from None
-    if isinstance(row, dict):
-        turns, text, ids = row.get("turns"), row.get("text"), row.get("ids")
-        if isinstance(ids, list):
-            return ids
-        if isinstance(text, str):
-            return text
-        if isinstance(turns, list) and turns and isinstance(turns[0], str):
-            return str(turns[0])
+def _row(where: str, row: dict[str, Any]) -> str | list[Any]:
+    turns, text, ids = row.get("turns"), row.get("text"), row.get("ids")
+    if isinstance(ids, list):
+        return ids
+    if isinstance(text, str):
+        return text
+    if isinstance(turns, list) and turns and isinstance(turns[0], str):
+        return str(turns[0])
     raise CalibrationError(f"{where} has no 'turns', 'text' or 'ids' to calibrate on; mend the line")
 
 
@@ -82,10 +76,6 @@ def _encoded(where: str, content: str | list[Any], text: Text, vocab_size: int) 
     if isinstance(content, str):
         if not text.available:
             raise CalibrationError(f"{where} is text, but the bundle has no tokenizer.json; give --data rows of 'ids'")
-        try:
-            content.encode()
-        except UnicodeEncodeError as error:
-            raise CalibrationError(f"{where}: character {error.start} is half of one; mend the text") from None
         content = text.encode(content) if content else []
     if wrong := [item for item in content if type(item) is not int or not 0 <= item < vocab_size]:
         raise CalibrationError(f"{where}: {wrong[0]!r} is no id of the vocabulary of {vocab_size}; mend the text")
@@ -104,16 +94,3 @@ def joined(lines: Iterable[str], chars: int) -> Iterator[str]:
             block, size = [], 0
     if block:
         yield "".join(block)
-
-
-def _lines(path: Path) -> Iterator[str]:
-    try:
-        with path.open(encoding="utf-8") as file:
-            for line in file:
-                if "\0" in line:
-                    raise CalibrationError(f"{path} is not text (it holds zero bytes); give UTF-8 text")
-                yield line
-    except UnicodeDecodeError as error:
-        raise CalibrationError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
-    except OSError as error:
-        raise CalibrationError(f"{path} cannot be read ({error.strerror}); give a file of text") from None

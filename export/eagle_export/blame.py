@@ -23,9 +23,9 @@ import onnx_ir as ir
 
 from eagle_export.recipes.graph import Array, Linear, is_lm_head, linears
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec
-from eagle_runtime.model import causal, row_numbers
 from eagle_runtime.scoring import divergence, log_softmax
 from eagle_runtime.session.ort.session import OrtSession
+from eagle_runtime.target import causal, row_numbers
 from eagle_runtime.tree import Float, additive_mask
 
 ROWS = 16  # of logits that the KL is taken over

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from eagle_export.errors import ExportError
+from eagle_runtime.files import TEXT_BYTES
+from eagle_runtime.files import read_json as read_json_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +88,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; raises ExportError."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ExportError(f"{path} is missing; give a complete Hugging Face model folder") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ExportError(f"{path} is not readable JSON ({error}); download it again") from None
-    if not isinstance(data, dict):
-        raise ExportError(f"{path} holds no JSON object; download it again")
-    return data
+    missing = "give a complete Hugging Face model folder"
+    return read_json_file(path, TEXT_BYTES["tokenizer.json"], ExportError, "download it again", missing)
 
 
 def _index_tensors(folder: Path) -> dict[str, StoredTensor]:

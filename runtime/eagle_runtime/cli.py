@@ -16,7 +16,8 @@ from typing import Any, TextIO
 from eagle_runtime.backends import AUTO, BACKENDS, told
 from eagle_runtime.bundle.manifest import TreeKind
 from eagle_runtime.command import Parser, run_command
-from eagle_runtime.eagle_model import EagleModel, Method
+from eagle_runtime.drafting.choose import Method
+from eagle_runtime.eagle_model import EagleModel
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle
 from eagle_runtime.result import Result

@@ -6,43 +6,47 @@ import contextlib
 import dataclasses
 import secrets
 import time
-import typing
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
-from eagle_runtime.boundary import shown, token_ids, whole
+from eagle_runtime.arguments import checked_ids, checked_int, short_repr
 from eagle_runtime.bundle.manifest import TreeKind
 from eagle_runtime.drafting.acceptance import AcceptanceStats
-from eagle_runtime.drafting.cost_aware import CostAwareDrafter, Rehearsal
-from eagle_runtime.drafting.costs.tables import Costs, measure
-from eagle_runtime.drafting.coupling import Coupling, Greedy, Trust
-from eagle_runtime.drafting.drafter import (
-    Drafter,
-    DynamicTree,
-    EagleDrafter,
-    NoDraft,
-    StaticTree,
-    TreeShape,
-    chain,
-    check_children,
+from eagle_runtime.drafting.choose import (
+    NO_HEAD,
+    Choice,
+    FixedTree,
+    LookupChain,
+    Method,
+    Sizes,
+    Vanilla,
+    choose_drafter,
+    default_method,
 )
+from eagle_runtime.drafting.cost_aware import CostAwareDrafter, Rehearsal
+from eagle_runtime.drafting.costs.measure import measure
+from eagle_runtime.drafting.costs.tables import Costs
+from eagle_runtime.drafting.coupling import Coupling, Greedy, Trust
+from eagle_runtime.drafting.drafter import Drafter, NoDraft
+from eagle_runtime.drafting.eagle import EagleDrafter
+from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.lookup import LookupDrafter
+from eagle_runtime.drafting.shapes import TreeShape
 from eagle_runtime.errors import ClosedError, RequestError
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.loading import OpenBundle, open_bundle
-from eagle_runtime.model import Features, Head
-from eagle_runtime.result import Ending, Piece, Result, Stream, stats_of
+from eagle_runtime.result import Piece, Result, StopCondition, Stream, stats_of
 from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.session.protocol import Session
+from eagle_runtime.target import Features
 from eagle_runtime.text.tokenizer import Message
 from eagle_runtime.threads.turns import Claim, Turns
-from eagle_runtime.tree import EAGLE1_CHOICES, Float
+from eagle_runtime.tree import Float
 
 Prompt = str | Sequence[int] | Sequence[Message]
-Method = Literal["eagle", "eagle+lookup", "lookup", "vanilla"]
 
 
 class EagleModel:
@@ -118,18 +122,13 @@ class EagleModel:
         """Raises RequestError for a bundle without one."""
         self._engines.check()
         if self._head is None:
-            raise RequestError(
-                "the bundle has no draft head; use method lookup or vanilla, or export the target with a head"
-            )
+            raise RequestError(NO_HEAD)
         return self._head
 
     @property
     def default_method(self) -> Method:
-        """How to decode if nothing else is asked for: by all that drafts here, or by the head alone where the bundle
-        asks for a tree that only a head grows."""
-        if self._head is None:
-            return "lookup"
-        return "eagle+lookup" if self.manifest.tree_defaults.tree == "cost-aware" else "eagle"
+        """The method of a request that names neither method nor tree."""
+        return default_method(self.manifest.tree_defaults, self._head is not None)
 
     def generate(self, prompt: Prompt, **settings: Any) -> Result:
         """Decode to the end; settings as in `stream`."""
@@ -169,32 +168,27 @@ class EagleModel:
         work; pieces raise these too, and BusyError."""
         self._engines.check()
         params = _sampling_params(sampling, secrets.randbits(32) if seed is None else seed)
-        total_token, depth, draft_top_k = (
-            value if value is None else whole(name, value, least)
-            for name, value, least in (
-                ("total_token", total_token, 2), ("depth", depth, 0), ("draft_top_k", draft_top_k, 1)
-            )
-        )  # fmt: skip
         tokens = self._checked_prompt(prompt)
-        max_new_tokens = whole("max_new_tokens", max_new_tokens, 1)
-        if method is None:
-            shaped = tree not in (None, "cost-aware") or total_token is not None or depth is not None
-            method = "eagle" if shaped and self._head is not None else self.default_method
+        max_new_tokens = checked_int("max_new_tokens", max_new_tokens, 1)
+        sizes, top_k = Sizes(total_token, depth, draft_top_k), None if self._head is None else self._head.top_k
+        method, choice = choose_drafter(method, tree, sizes, self.manifest.tree_defaults, top_k)
         sampler = Sampler(params, tokens, self.manifest.target.vocab_size)
-        drafter = self._drafter(method, tree, total_token, depth, draft_top_k, sampler)
-        stop = frozenset(token_ids("stop_token_ids", stop_token_ids)) | (
+        drafter = self._drafter(choice, method, sampler)
+        stop = frozenset(checked_ids("stop_token_ids", stop_token_ids)) | (
             frozenset() if ignore_eos else frozenset(self.manifest.target.eos_token_ids)
         )
         limit = min(max_new_tokens, self.context - len(tokens))
         claim = Claim(streamed=True)
-        return Stream(self._decode(claim, tokens, drafter, sampler, Ending(stop, limit), method, on_cycle), claim)
+        return Stream(
+            self._decode(claim, tokens, drafter, sampler, StopCondition(stop, limit), method, on_cycle), claim
+        )
 
     def score(self, tokens: Sequence[int], first: int = 0) -> Iterator[Float]:
         """What the target alone says of a text: the logits after tokens[first], tokens[first + 1], ... in pieces
         [R, V]. Takes the model as a stream does. Raises RequestError, ClosedError, and BusyError with a piece."""
         self._engines.check()
         checked = self._checked_prompt(tokens)
-        first = whole("first", first, 0)
+        first = checked_int("first", first, 0)
         return self._turns.steps(Claim(streamed=True), self._target.score(checked, first))
 
     def costs(self, *, measure_again: bool = False) -> Costs:
@@ -239,7 +233,7 @@ class EagleModel:
         prompt: list[int],
         drafter: Drafter,
         sampler: Sampler,
-        ending: Ending,
+        stop: StopCondition,
         method: Method,
         on_cycle: Callable[[Cycle], None] | None,
     ) -> Generator[Piece, None, None]:
@@ -263,10 +257,10 @@ class EagleModel:
                     first_at = time.perf_counter()
                     elsewhere -= claim.waited
                     new = [event]
-                new = ending.cut(new, len(emitted))
+                new = stop.cut(new, len(emitted))
                 emitted += new
                 text = decoder.feed(new) if decoder is not None else ""
-                if ending.reason is not None:
+                if stop.reason is not None:
                     break
                 left = time.perf_counter()
                 yield Piece(text, tuple(new))
@@ -277,7 +271,7 @@ class EagleModel:
             text += decoder.finish()
         whole = decoder.text if decoder is not None else None
         try:
-            yield Piece(text, tuple(new), Result(whole, tuple(emitted), ending.reason or "length", stats))
+            yield Piece(text, tuple(new), Result(whole, tuple(emitted), stop.reason or "length", stats))
         finally:  # also where the consumer, having the result, does not come back
             self._costs.end_generation()
 
@@ -288,7 +282,9 @@ class EagleModel:
             raise RequestError("the prompt is empty; give at least one token")
         for index, token in enumerate(tokens):
             if not 0 <= token < vocab:
-                raise RequestError(f"prompt id {shown(token)} at position {index} is outside the vocabulary of {vocab}")
+                raise RequestError(
+                    f"prompt id {short_repr(token)} at position {index} is outside the vocabulary of {vocab}"
+                )
         if len(tokens) >= self.context:
             raise RequestError(
                 f"the prompt has {len(tokens)} tokens, but the context holds {self.context} with the output; "
@@ -296,56 +292,19 @@ class EagleModel:
             )
         return tokens
 
-    def _drafter(
-        self,
-        method: Method,
-        tree: TreeKind | TreeShape | None,
-        total: int | None,
-        depth: int | None,
-        top_k: int | None,
-        sampler: Sampler,
-    ) -> Drafter:
-        if method == "vanilla" or (self.row_check is not None and self.row_check.padding is None):
-            return NoDraft()  # in the latter case drafts would change the output
-        if method not in typing.get_args(Method):
-            raise RequestError(f"method is {shown(method)}, but must be one of {', '.join(typing.get_args(Method))}")
+    def _drafter(self, choice: Choice, method: Method, sampler: Sampler) -> Drafter:
+        """Builds what was chosen, or NoDraft where the target's rows are not exact: drafts would change the output."""
+        if isinstance(choice, Vanilla) or (self.row_check is not None and self.row_check.padding is None):
+            return NoDraft()
+        if isinstance(choice, LookupChain):
+            return LookupDrafter(choice.length)
         greedy = sampler.params.temperature == 0
-        head = None if method == "lookup" else self.head
-
-        def fixed(shape: TreeShape, head: Head) -> Drafter:
-            return EagleDrafter(head if greedy else head.coupled(Coupling(sampler, Trust())), shape)
-
-        if tree is not None and not isinstance(tree, str):
-            if not hasattr(tree, "grow"):
-                raise RequestError(f"tree is {shown(tree)}, but must be one of {', '.join(typing.get_args(TreeKind))}")
-            grown_by = self.head
-            if method != "eagle":
-                raise RequestError(f"method {method} takes no tree shape of your own; leave tree out")
-            return fixed(tree, grown_by)
-        defaults = self.manifest.tree_defaults
-        sized = total is not None or depth is not None
-        total = defaults.total_token if total is None else total
-        depth = defaults.depth if depth is None else depth
-        if top_k is None:
-            top_k = defaults.draft_top_k if head is None else min(defaults.draft_top_k, head.top_k)
-        elif head is not None:
-            check_children(head, top_k)
-        # Checked whatever the shape, so that a wrong number never passes unnoticed.
-        dynamic, line = DynamicTree(total, depth, top_k), chain(min(depth + 1, total - 1))
-        kind = tree or ("cost-aware" if method != "eagle" else "dynamic" if sized else defaults.tree)
-        if kind not in typing.get_args(TreeKind):
-            raise RequestError(f"tree is {shown(kind)}, but must be one of {', '.join(typing.get_args(TreeKind))}")
-        if kind == "cost-aware":
-            acceptance = self._acceptance.setdefault((method, greedy), AcceptanceStats())
-            if head is not None:
-                head = head.coupled(Greedy() if greedy else Coupling(sampler, acceptance.trust))
-            return CostAwareDrafter(head, self._costs, acceptance, top_k=top_k, copies=method != "eagle")
-        if method == "lookup" and kind == "chain":
-            return LookupDrafter(len(line.choices))
-        if head is None or method != "eagle":
-            raise RequestError(f"method {method} does not draft a {kind} tree; leave the tree to it")
-        shapes: dict[str, TreeShape] = {"dynamic": dynamic, "static": StaticTree(EAGLE1_CHOICES), "chain": line}
-        return fixed(shapes[kind], head)
+        if isinstance(choice, FixedTree):
+            return EagleDrafter(self.head if greedy else self.head.coupled(Coupling(sampler, Trust())), choice.shape)
+        acceptance = self._acceptance.setdefault((method, greedy), AcceptanceStats())
+        ranker = Greedy() if greedy else Coupling(sampler, acceptance.trust)
+        head = self.head.coupled(ranker) if choice.head else None
+        return CostAwareDrafter(head, self._costs, acceptance, top_k=choice.top_k, copies=choice.lookup)
 
 
 def _sampling_params(sampling: dict[str, Any], seed: int) -> SamplingParams:

@@ -136,9 +136,9 @@ def text_lines(path: Path, error: type[EagleError], newline: str | None = "\n") 
         raise error(f"{path} cannot be read ({problem.strerror}); give a file of text") from None
 
 
-def json_lines(path: Path, error: type[EagleError], advice: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields ("FILE, line N", object) for each line of a JSONL file that is not blank. Raises `error` for lines that
-    hold no JSON object, or a surrogate (half a character, which no tokenizer reads)."""
+def json_lines(path: Path, error: type[EagleError], advice: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields (number, object) for each line of a JSONL file that is not blank. Raises `error`, naming "FILE,
+    line N", for lines that hold no JSON object, or a surrogate (half a character, which no tokenizer reads)."""
     for number, line in enumerate(text_lines(path, error), 1):
         if not line.strip():
             continue
@@ -150,7 +150,7 @@ def json_lines(path: Path, error: type[EagleError], advice: str) -> Iterator[tup
             raise error(f"{where} is not readable JSON ({problem}); {advice}") from None
         if halved:
             raise error(f"{where} holds half a character (a surrogate); {advice}")
-        yield where, row
+        yield number, row
 
 
 def _check(path: Path, status: os.stat_result, limit: int) -> None:

@@ -93,7 +93,7 @@ class Stream(Iterator[Piece]):
 
 
 @dataclass
-class Ending:
+class StopCondition:
     """Where the output stops: at a stop token or at `limit` tokens, also in the middle of an accepted run."""
 
     stop: frozenset[int]

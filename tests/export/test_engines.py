@@ -32,7 +32,8 @@ from eagle_runtime.session.trt import library as trt_library
 from eagle_runtime.session.trt.engine_file import find_engines
 from eagle_runtime.session.trt.padding import PAST_STEP, pass_shape
 from eagle_tools.demo import PAIR
-from grow import Shape, grow
+from eagle_tools.grow.shape import Shape
+from grow import grow
 
 if sys.platform == "linux" and platform.machine() == "x86_64":
     import tensorrt_rtx as trt

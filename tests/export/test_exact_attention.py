@@ -16,8 +16,8 @@ from eagle_export.errors import ExportError
 from eagle_export.recipes.attention import exact_attention
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.model import Target
 from eagle_runtime.session.ort.session import OrtSession
+from eagle_runtime.target import Target
 from eagle_runtime.tree import MAX_DEPTH, Tree
 
 LONG = 330  # more than one block of ONNX Runtime's products

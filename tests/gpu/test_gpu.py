@@ -14,7 +14,9 @@ import numpy.typing as npt
 import pytest
 
 from eagle_runtime import BackendError, BundleError, EagleModel, SamplingParams
-from eagle_runtime.drafting.drafter import Drafter, DynamicTree, EagleDrafter, NoDraft
+from eagle_runtime.drafting.drafter import Drafter, NoDraft
+from eagle_runtime.drafting.eagle import EagleDrafter
+from eagle_runtime.drafting.shapes import DynamicTree
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.machine.nvidia import DeviceInfo, first_gpu
 from eagle_runtime.replay import forced_logits

@@ -15,11 +15,11 @@ from eagle_runtime import BackendError, EagleModel
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec, read_manifest
 from eagle_runtime.cache import KVCache
 from eagle_runtime.loading import bundle_of_sessions
-from eagle_runtime.model import Target
 from eagle_runtime.session.ort.device_session import KEYS, OrtDeviceSession, check_rows
 from eagle_runtime.session.ort.library import open_graph
 from eagle_runtime.session.ort.memory import SPARE, OrtCache, OrtMemory, OrtRows
 from eagle_runtime.session.row_padding import pad_rows
+from eagle_runtime.target import Target
 from eagle_runtime.tree import Tree
 
 KINDS = ("eagle1", "eagle3")
@@ -109,7 +109,7 @@ def test_a_prompt_of_several_chunks(
     on_device: Callable[[str, str], EagleModel], model_of: Callable[..., EagleModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whose features are joined on the device."""
-    monkeypatch.setattr("eagle_runtime.model.PREFILL_CHUNK", 30)
+    monkeypatch.setattr("eagle_runtime.target.PREFILL_CHUNK", 30)
     prompt = np.random.default_rng(3).integers(0, 256, 101).tolist()
     ours, theirs = (
         model.generate(prompt, tree="dynamic", max_new_tokens=24)

@@ -25,7 +25,7 @@ import pytest
 import eagle_runtime
 from eagle_runtime import BusyError, ClosedError, EagleError, EagleModel, RequestError
 from eagle_runtime.generate import Cycle
-from eagle_runtime.model import Target
+from eagle_runtime.target import Target
 from eagle_runtime.threads import turns as turns_module
 from eagle_runtime.threads.line import Line, Place
 from eagle_runtime.tree import Tree

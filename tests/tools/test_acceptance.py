@@ -1,4 +1,4 @@
-"""Acceptance figures: counted by hand on small trees, and against the statistics of real generations."""
+"""Acceptance figures: counted by hand on small trees, and compared with the statistics of real generations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from eagle_runtime import EagleModel
 from eagle_runtime.accept import Step
 from eagle_runtime.generate import Cycle
 from eagle_runtime.tree import Tree
-from eagle_tools.acceptance import BINS, Acceptance, fate_of_nodes, main, measure, table
+from eagle_tools.acceptance import BINS, Acceptance, main, measure, table, verified_nodes
 from eagle_tools.plots import scaling_plot
 from eagle_tools.questions import Question
 
@@ -25,7 +25,7 @@ QUESTIONS = [Question(0, ("Q: Ann has 3 apples and gets 4 more.",)), Question(1,
 
 
 def cycle(parents: list[int], probabilities: list[float], path: list[int]) -> Cycle:
-    """A verification of a tree whose nodes have these probabilities under their parents."""
+    """A cycle whose tree has these probabilities of each node given its parent, and this accepted path."""
     scores = np.zeros(len(parents), np.float32)
     for node in range(1, len(parents)):
         scores[node] = scores[parents[node]] + np.log(probabilities[node])
@@ -33,39 +33,39 @@ def cycle(parents: list[int], probabilities: list[float], path: list[int]) -> Cy
     return Cycle(tree, Step(np.array(path), np.zeros(len(path), np.int64)), 0.0, 0.0, 0.0)
 
 
-def test_only_nodes_under_an_accepted_one_were_tested() -> None:
+def test_children_of_accepted_nodes_are_the_tested_ones() -> None:
     #       0 -> 1 (.6), 2 (.3);  1 -> 3 (.5), 4 (.4);  2 -> 5 (.9);  accepted: 0, 1, 4
-    confidence, accepted = fate_of_nodes(cycle([-1, 0, 0, 1, 1, 2], [1, 0.6, 0.3, 0.5, 0.4, 0.9], [0, 1, 4]))
+    confidence, accepted = verified_nodes(cycle([-1, 0, 0, 1, 1, 2], [1, 0.6, 0.3, 0.5, 0.4, 0.9], [0, 1, 4]))
     np.testing.assert_allclose(confidence, [0.6, 0.3, 0.5, 0.4], rtol=1e-6)
     assert accepted.tolist() == [True, False, False, True]
 
 
-def test_alpha_counts_each_depth_among_those_that_got_there() -> None:
-    found = Acceptance("pair", "chain", 0.0)
+def test_n_alpha_counts_the_drafts_that_reached_each_depth() -> None:
+    counts = Acceptance("pair", "chain", 0.0)
     chain = ([-1, 0, 1, 2], [1, 0.9, 0.5, 0.5])
     for path in ([0], [0, 1], [0, 1, 2, 3], [0, 1, 2, 3]):
-        found.add(cycle(*chain, path))
-    assert found.reached.tolist() == [4, 3, 2, 0, 0]  # three drafts: nothing was tried at depth 4
-    assert found.accepted.tolist() == [3, 2, 2, 0, 0]
-    np.testing.assert_allclose(found.n_alpha, [3 / 4, 2 / 3, 1, 0, 0])
+        counts.add(cycle(*chain, path))
+    assert counts.reached.tolist() == [4, 3, 2, 0, 0]  # three drafts: nothing was tried at depth 4
+    assert counts.accepted.tolist() == [3, 2, 2, 0, 0]
+    np.testing.assert_allclose(counts.n_alpha, [3 / 4, 2 / 3, 1, 0, 0])
 
 
-def test_calibration_of_a_head_that_is_as_right_as_confident() -> None:
+def test_calibration_of_a_head_whose_confidence_is_the_chance_of_acceptance() -> None:
     rng = np.random.default_rng(0)
     confidence = rng.random(200_000, np.float32)
-    found = Acceptance("pair", "dynamic", 1.0)
-    found.confidences, found.outcomes = [confidence], [rng.random(200_000) < confidence]
-    means, share, count = found.calibration()
+    counts = Acceptance("pair", "dynamic", 1.0)
+    counts.confidences, counts.outcomes = [confidence], [rng.random(200_000) < confidence]
+    means, share, count = counts.calibration()
     assert len(means) == BINS and count.sum() == 200_000
     np.testing.assert_allclose(share, means, atol=0.02)
-    found.confidences, found.outcomes = [np.array([0.05, 1.0], np.float32)], [np.array([False, True])]
-    means, share, count = found.calibration()  # empty intervals are left out, 1 belongs to the last
+    counts.confidences, counts.outcomes = [np.array([0.05, 1.0], np.float32)], [np.array([False, True])]
+    means, share, count = counts.calibration()  # empty intervals are left out, 1 belongs to the last
     assert (means.round(3).tolist(), share.tolist(), count.tolist()) == ([0.05, 1.0], [0.0, 1.0], [1, 1])
 
 
 @pytest.fixture(scope="module")
 def bundle(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of the golden pair that takes text."""
+    """A bundle of the golden pair with a tokenizer."""
     folder = tmp_path_factory.mktemp("acceptance") / "pair"
     shutil.copytree(bundle_of("eagle3"), folder)
     put_tokenizer(folder)
@@ -74,11 +74,11 @@ def bundle(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFact
 
 def test_tau_is_that_of_the_generations(bundle: Path) -> None:
     with EagleModel.load(bundle, threads=1) as model:
-        found = measure(model, "pair", QUESTIONS, "dynamic", 0.0, 40)
+        counts = measure(model, "pair", QUESTIONS, "dynamic", 0.0, 40)
         stats = [model.generate(q.turns[0], tree="dynamic", max_new_tokens=40).stats for q in QUESTIONS]
         chain = measure(model, "pair", QUESTIONS[:1], "chain", 0.0, 40)
-    assert found.tau == sum(s.new_tokens - 1 for s in stats) / sum(s.target_passes for s in stats)
-    assert found.tau > 2 and len(found.calibration()[0]) >= 5
+    assert counts.tau == sum(s.new_tokens - 1 for s in stats) / sum(s.target_passes for s in stats)
+    assert counts.tau > 2 and len(counts.calibration()[0]) >= 5
     assert chain.tau > 1.5 and chain.reached[0] == chain.passes and 0 < chain.n_alpha[0] <= 1
 
 
@@ -108,7 +108,7 @@ def test_command_prints_the_table_and_writes_it_with_the_plot(
     assert (out / "calibration.png").read_bytes().startswith(PNG)
 
 
-def test_command_refuses_before_decoding(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_input_is_refused(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "set.jsonl").write_text('{"turns": ["a"]}', encoding="utf-8")
     prompts = ["--prompts", str(tmp_path / "set.jsonl")]
     assert main([str(bundle), *prompts, "-o", str(tmp_path / "none" / "out")]) == 2
@@ -119,11 +119,11 @@ def test_command_refuses_before_decoding(bundle: Path, tmp_path: Path, capsys: p
     assert len(lines) == 4 and all(line.startswith("eagle_tools.acceptance: ") for line in lines)
 
 
-def test_table_shows_alphas_of_the_chain_only() -> None:
-    found = Acceptance("e", "chain", 1.0, new_tokens=30, passes=10)
-    found.reached[:], found.accepted[:] = 8, [6, 4, 2, 1, 0]
+def test_table_shows_n_alpha_of_chains_only() -> None:
+    counts = Acceptance("e", "chain", 1.0, new_tokens=30, passes=10)
+    counts.reached[:], counts.accepted[:] = 8, [6, 4, 2, 1, 0]
     tree = Acceptance("e", "dynamic", 0.0, new_tokens=40, passes=10)
-    lines = table([found, tree]).splitlines()
+    lines = table([counts, tree]).splitlines()
     assert lines[2] == "| e | 1 | chain | 3.00 | 0.75 | 0.50 | 0.25 | 0.12 | 0.00 |"
     assert lines[3] == "| e | 0 | dynamic | 4.00 |  |  |  |  |  |"
 

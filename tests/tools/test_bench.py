@@ -18,12 +18,13 @@ import pytest
 from conftest import GOLDEN, put_listed, put_tokenizer
 from eagle_runtime import EagleModel
 from eagle_tools.bench import contenders, main, run
-from eagle_tools.bench.contenders import bundle_contenders, by_turns, first_turns, interleave, turns
+from eagle_tools.bench.contenders import bundle_contenders, first_turns, interleave, turns
 from eagle_tools.bench.cycles import Recorder
 from eagle_tools.bench.memory import Job, JobError, Peak, peak_of
 from eagle_tools.bench.rows import Asked, Row, Setup, read_rows, row_of
 from eagle_tools.questions import Question
 from eagle_tools.ties import NEAR
+from eagle_tools.turns import by_turns
 
 QUESTIONS = (
     Question(0, ("Q: Ann has 3 apples and gets 4 more.",), "apples"),

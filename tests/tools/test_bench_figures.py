@@ -101,7 +101,7 @@ def test_a_summary_by_hand() -> None:
     assert eagle.vs_pytorch is not None and eagle.vs_pytorch.value == pytest.approx(6)
     assert eager.vs_vanilla is None and eager.same == (2, 3)
     assert eagle.draft == pytest.approx(0.25) and eagle.verify == pytest.approx(0.7)
-    assert eagle.host == pytest.approx(0.05)  # all the rest, not only what was told as host
+    assert eagle.host == pytest.approx(0.05)  # all the rest, not only what the rows report as host
     decode_s = sum(40 / (30 + 3 * p) for p in range(3))
     assert eagle.roofline == pytest.approx(1000 * 60 / decode_s / 2000)
     assert vanilla.peak is None and vanilla.roofline is None and eager.host is None
@@ -111,7 +111,7 @@ def test_a_summary_by_hand() -> None:
         in text
     )
     assert "| 20.0 | 25 / 70 / 5.0 | 5 |" in text
-    assert "eagle int8 (b), is 6.00x (6.00-6.00) the fastest mode of PyTorch, eager fp32." in text
+    assert "eagle int8 (b), runs at 6.00x (6.00-6.00) the speed of PyTorch's fastest mode, eager fp32." in text
 
 
 def test_markdown_keeps_sizes_apart_and_tells_categories() -> None:

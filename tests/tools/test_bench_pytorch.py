@@ -105,7 +105,7 @@ def test_command_compares_in_one_table(
     assert "16 new tokens, end-of-sequence ignored" in printed
     assert re.search(r"^\| target \| fp32 \| pytorch \| eager \| [^|]+ \| - \| 1.00x .* \| 2/2 \|$", printed, re.M)
     assert re.search(r"^\| pair \| fp32 \| cpu \| eagle \| [^|]+ \| [\d.]+x [^|]+ \| [\d.]+x ", printed, re.M)
-    assert re.search(r"The fastest here, \w+ fp32 \(pair\), is [\d.]+x \(.*\) the fastest mode of PyTorch", printed)
+    assert re.search(r"The fastest here, \w+ fp32 \(pair\), runs at [\d.]+x \(.*\) the speed of PyTorch", printed)
     assert main([*argv, *more]) == 2 and "holds rows already" in capsys.readouterr().err
 
 

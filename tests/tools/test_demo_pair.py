@@ -15,13 +15,15 @@ from transformers import LlamaForCausalLM
 from eagle_export.bundle import export
 from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.drafting.coupling import Coupling, Trust
-from eagle_runtime.drafting.drafter import DynamicTree, EagleDrafter
+from eagle_runtime.drafting.eagle import EagleDrafter
+from eagle_runtime.drafting.shapes import DynamicTree
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.sampling import Sampler
 from eagle_tools.acceptance import measure
 from eagle_tools.demo import PAIR
+from eagle_tools.grow.shape import Shape
 from eagle_tools.questions import read_questions
-from grow import Shape, grow
+from grow import grow
 
 HEADS = ("eagle1", "eagle3")
 LARGE = Shape(16, 2048, 32, 8, 64, 8192)  # Llama-3.2-1B but for the vocabulary

@@ -20,7 +20,10 @@ from eagle_export.bundle import export
 from eagle_export.heads.config import default_taps
 from eagle_runtime import EagleModel
 from eagle_runtime.generate import Cycle
-from grow import GrowError, Shape, grow, main, place_layers, shares
+from eagle_tools.grow.axes import shares
+from eagle_tools.grow.layers import place_layers
+from eagle_tools.grow.shape import GrowError, Shape
+from grow import grow, main
 
 TARGET, HEAD_FOLDERS = GOLDEN / "target", [GOLDEN / folder for folder in HEADS.values()]
 # The golden target: 8 layers, hidden 64, 4 heads over 2 key/value heads of 16, 160 MLP units, 256 tokens.
@@ -49,11 +52,11 @@ def test_grown_target_has_the_same_logits(shape: Shape, tmp_path: Path, prompts:
         assert grown[:, 256:].max() < small.min() - 50  # probability 0 even in fp64
 
 
-def test_halves_hold_the_grown_target_as_exactly_as_the_small_one(tmp_path: Path, prompts: list[list[int]]) -> None:
+def test_fp16_represents_the_grown_target_as_exactly_as_the_small_one(tmp_path: Path, prompts: list[list[int]]) -> None:
     rounded, grown = tmp_path / "rounded", tmp_path / "grown"
     model = LlamaForCausalLM.from_pretrained(TARGET, dtype=torch.float16)
     model.save_pretrained(rounded)
-    grow(rounded, [GOLDEN / HEADS["eagle3"]], grown, WIDER, "fp16")  # the other holds an embedding in full precision
+    grow(rounded, [GOLDEN / HEADS["eagle3"]], grown, WIDER, "fp16")  # the other has an fp32 embedding of its own
     small, large = (logits(folder, prompts[0]) for folder in (rounded, grown / "target"))
     torch.testing.assert_close(large, small, atol=1e-3, rtol=0)  # weights near 0 lose bits when shared out
 
@@ -99,7 +102,7 @@ def test_exported_pair_decodes_and_drafts_the_same(
 
 
 def test_next_to_nothing_is_zero(tmp_path: Path) -> None:
-    """Timing would not be honest if a kernel or a store could skip what was added."""
+    """A kernel or a file format that skips zeros must not make the grown pair cheaper than a real one."""
     grow(TARGET, HEAD_FOLDERS, tmp_path, Shape(11, 256, 8, 4, 16, 512), "fp32", shard_bytes=1 << 20)
     for folder in ("target", "eagle1", "eagle3"):
         files = sorted((tmp_path / folder).glob("*.safetensors"))
@@ -114,9 +117,9 @@ def test_next_to_nothing_is_zero(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=60).map(lambda rest: np.array([*range(6), *rest])))
 def test_shares_are_powers_of_two_and_sum_to_one(source: np.ndarray[Any, np.dtype[np.int64]]) -> None:
-    found = shares(source).numpy()
-    assert np.array_equal(np.bincount(source, found), np.ones(6))
-    assert np.all(np.frexp(found)[0] == 0.5)
+    weights = shares(source).numpy()
+    assert np.array_equal(np.bincount(source, weights), np.ones(6))
+    assert np.all(np.frexp(weights)[0] == 0.5)
 
 
 @given(st.integers(7, 40), st.integers(0, 60))

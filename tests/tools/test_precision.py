@@ -1,4 +1,4 @@
-"""The precision report: figures against slow and obvious ones, and the command from bundles to files."""
+"""The precision report: its figures against simple slow computations, and the command from bundles to files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUESTIONS = [Question(0, ("Q: Ann has 3 apples and gets 4 more.",)), Question(1,
 
 @pytest.fixture(scope="module")
 def bundles(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """fp32 and int8, both taking text."""
+    """An fp32 and an int8 bundle, both with a tokenizer."""
     base = tmp_path_factory.mktemp("precision")
     for precision in ("fp32", "int8"):
         shutil.copytree(bundle_of("eagle3", precision), base / precision)
@@ -42,10 +42,10 @@ def models(bundles: list[Path]) -> Iterator[list[EagleModel]]:
         yield [one, other]
 
 
-def test_closeness_is_that_of_rows_read_one_by_one(models: list[EagleModel]) -> None:
+def test_closeness_equals_that_of_rows_scored_one_by_one(models: list[EagleModel]) -> None:
     ids = models[0].text.encode(TEXT)[:150]
     windows = [ids[:100], ids[100:]]
-    found = compare_texts(models, windows)
+    measured = compare_texts(models, windows)
     kl, same, nll, rows = 0.0, 0, [0.0, 0.0], 0
     for window in windows:
         for end in range(1, len(window)):
@@ -54,30 +54,30 @@ def test_closeness_is_that_of_rows_read_one_by_one(models: list[EagleModel]) -> 
             same += int(logs[0].argmax() == logs[1].argmax())
             nll = [before - log[window[end]] for before, log in zip(nll, logs, strict=True)]
             rows += 1
-    reference, int8 = found
+    reference, int8 = measured
     assert reference.rows == int8.rows == rows == len(ids) - 2
     assert (reference.kl, reference.same) == (0, rows)
     assert int8.kl == pytest.approx(kl, rel=1e-2) and int8.kl / rows > 1e-5
-    assert abs(int8.same - same) <= 1  # a tie may fall otherwise in another pass
-    for each, sums in zip(found, nll, strict=True):
+    assert abs(int8.same - same) <= 1  # rounding may decide a tie differently in another forward pass
+    for each, sums in zip(measured, nll, strict=True):
         assert each.perplexity == pytest.approx(math.exp(sums / rows), rel=1e-3)
 
 
 def test_closeness_by_hand() -> None:
-    found = Closeness()
+    closeness = Closeness()
     reference = np.log(np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]]))
-    found.add(reference, np.log(np.array([[0.25, 0.25, 0.5], [0.25, 0.5, 0.25]])), [2, 0])
-    found.add(reference[:1], reference[:1], [1])
-    assert (found.rows, found.same) == (3, 2)
-    assert found.kl == pytest.approx(0.25 * math.log(2))
-    assert found.perplexity == pytest.approx((2 * 4 * 4) ** (1 / 3))
+    closeness.add(reference, np.log(np.array([[0.25, 0.25, 0.5], [0.25, 0.5, 0.25]])), [2, 0])
+    closeness.add(reference[:1], reference[:1], [1])
+    assert (closeness.rows, closeness.same) == (3, 2)
+    assert closeness.kl == pytest.approx(0.25 * math.log(2))
+    assert closeness.perplexity == pytest.approx((2 * 4 * 4) ** (1 / 3))
 
 
-def test_speeds_are_of_all_prompts_and_tau_is_that_of_the_generations(models: list[EagleModel]) -> None:
-    told = []
-    found = time_models(models, QUESTIONS, 24, lambda: told.append(1))
-    assert len(told) == 2
-    for model, speed in zip(models, found, strict=True):
+def test_speeds_cover_all_prompts_and_tau_is_that_of_the_generations(models: list[EagleModel]) -> None:
+    calls = []
+    speeds = time_models(models, QUESTIONS, 24, lambda: calls.append(1))
+    assert len(calls) == 2
+    for model, speed in zip(models, speeds, strict=True):
         tree = {"tree": "dynamic", "total_token": NODES}
         stats = [model.generate(q.turns[0], max_new_tokens=24, **tree).stats for q in QUESTIONS]
         assert speed.new_tokens == sum(s.new_tokens - 1 for s in stats) > 20
@@ -98,8 +98,8 @@ def test_command_prints_the_table_and_writes_everything(
     arguments = ["--text", str(tmp_path / "text.txt"), "--prompts", str(tmp_path / "set.jsonl"), "-o", str(out)]
     limits = ["--count", "1", "--max-new-tokens", "24", "--threads", "1", "--tokens", "120"]
     assert main([*map(str, bundles), *arguments, *limits]) == 0
-    printed, said = capsys.readouterr()
-    assert said == ""
+    printed, errors = capsys.readouterr()
+    assert errors == ""
     assert printed == (out / "precision.md").read_text()
     lines = re.findall(r"^\| (\w+) \| ([\w, ]+) \| [\d.]+ \| ([\d.e-]+) \| ([\d.]+)% \|", printed, re.M)
     assert [line[:2] for line in lines] == [("fp32", "fp32"), ("int8", "int8, head int4")]
@@ -112,7 +112,7 @@ def test_command_prints_the_table_and_writes_everything(
     assert (out / "precision.png").read_bytes().startswith(PNG)
 
 
-def test_command_refuses_before_the_work(
+def test_wrong_input_is_refused_before_the_work(
     bundles: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "set.jsonl").write_text('{"turns": ["a"]}')
@@ -142,7 +142,7 @@ def test_command_refuses_before_the_work(
     assert not (tmp_path / "out").exists()
 
 
-def test_table_and_plot_of_what_could_not_be_timed(tmp_path: Path) -> None:
+def test_table_and_plot_of_a_bundle_without_times(tmp_path: Path) -> None:
     row = Row("a", "int8, head fp32", 2_500_000, 0.00123, 0.987, 12.5, -1.0, None, None, None, None, None, None)
     line = table([row]).splitlines()[2]
     assert line == "| a | int8, head fp32 | 2.5 | 0.0012 | 98.70% | 12.500 | -1.00 % | - | - | - | - | - | - |"
@@ -156,10 +156,10 @@ def test_windows_of_plain_text(models: list[EagleModel], tmp_path: Path) -> None
     ids = models[0].text.encode("abcdefghij")
     assert read_windows(path, models[0], 4, 100) == [ids[:4], ids[4:8], ids[8:]]
     assert read_windows(path, models[0], 4, 7) == [ids[:4], ids[4:7]]
-    assert read_windows(path, models[0], 3, 100) == [ids[:3], ids[3:6], ids[6:9]]  # a token alone says nothing
+    assert read_windows(path, models[0], 3, 100) == [ids[:3], ids[3:6], ids[6:9]]  # a single token predicts nothing
 
 
-def test_windows_of_rows_stay_inside_them(models: list[EagleModel], tmp_path: Path) -> None:
+def test_windows_do_not_cross_rows(models: list[EagleModel], tmp_path: Path) -> None:
     path = tmp_path / "text.jsonl"
     path.write_text('{"ids": [1, 2, 3]}\n\n{"text": "ab", "more": 1}\n{"ids": [7]}\n{"ids": [8, 9]}\n')
     ab = models[0].text.encode("ab")
@@ -167,7 +167,7 @@ def test_windows_of_rows_stay_inside_them(models: list[EagleModel], tmp_path: Pa
     assert read_windows(path, models[0], 8, 5) == [[1, 2, 3], ab]
 
 
-def test_a_row_ends_at_its_lines_end_alone(models: list[EagleModel], tmp_path: Path) -> None:
+def test_only_a_newline_ends_a_row(models: list[EagleModel], tmp_path: Path) -> None:
     path = tmp_path / "text.jsonl"
     path.write_text(json.dumps({"ids": [1, 2], "note": "a\u2028b\x85"}, ensure_ascii=False), encoding="utf-8")
     assert read_windows(path, models[0], 8, 100) == [[1, 2]]
@@ -179,13 +179,13 @@ def test_a_row_ends_at_its_lines_end_alone(models: list[EagleModel], tmp_path: P
         ("", "no text of two tokens"),
         ("\n", "no text of two tokens"),
         ('{"ids": [1]}', "no text of two tokens"),
-        ("nonsense", "line 1 is no JSON"),
-        ("[1, 2]", "line 1 has neither"),
+        ("nonsense", "line 1 is not readable JSON"),
+        ("[1, 2]", "line 1 holds no JSON object"),
         ('{"ids": [1, 2]}\n{"ids": [1, 256]}', "line 2 has neither a 'text' nor 'ids' below 256"),
         ('{"ids": [1, true]}', "line 1 has neither"),
         ('{"text": 3}', "line 1 has neither"),
         ('{"text": ["ab"]}', "line 1 has neither"),
-        ("[" * 100_000, "line 1 is no JSON"),
+        ("[" * 100_000, "line 1 is not readable JSON"),
         (r'{"text": "ab\ud800"}', "half a character"),
     ],
 )

@@ -111,7 +111,7 @@ def test_conversations_the_template_refuses_are_counted(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "a.jsonl", [bad, {"conversations": DIALOGUE}])
     assert len(list(reader.read([path]))) == 1
     assert reader.skipped == 1
-    assert "no tools" in reader.skip_reason and f"{path}:1" in reader.skip_reason
+    assert "no tools" in reader.skip_reason and f"{path}, line 1" in reader.skip_reason
 
 
 def test_plain_text_and_folders(tmp_path: Path) -> None:
@@ -136,11 +136,11 @@ def test_rows_of_ids_need_no_tokenizer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("a.jsonl", b'{"ids": [1, 256]}', "a.jsonl:1: ids must be"),
-        ("a.jsonl", b'{"ids": [1, true]}', "a.jsonl:1: ids must be"),
-        ("a.jsonl", b'\n{"ids": [1', "a.jsonl:2 is not JSON"),
-        ("a.jsonl", b"[1]", "a.jsonl:1 holds no JSON object"),
-        ("a.jsonl", b'{"id": 1}', "a.jsonl:1: the row holds no 'ids'"),
+        ("a.jsonl", b'{"ids": [1, 256]}', "a.jsonl, line 1: ids must be"),
+        ("a.jsonl", b'{"ids": [1, true]}', "a.jsonl, line 1: ids must be"),
+        ("a.jsonl", b'\n{"ids": [1', "a.jsonl, line 2 is not readable JSON"),
+        ("a.jsonl", b"[1]", "a.jsonl, line 1 holds no JSON object"),
+        ("a.jsonl", b'{"id": 1}', "a.jsonl, line 1: the row holds no 'ids'"),
         ("a.jsonl", b'{"ids": [1], "prompt_tokens": 2}', "prompt_tokens is 2"),
         ("a.jsonl", b'{"messages": [{"role": "user"}]}', "a message needs role and content"),
         ("a.jsonl", b'{"messages": 3}', "a message needs role and content"),
@@ -159,11 +159,11 @@ def test_what_cannot_be_used_is_refused_in_one_sentence(tmp_path: Path, name: st
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ("[" * 100_000, "a.jsonl:1 is not JSON"),
-        (r'{"text": "ab\ud800"}', "a.jsonl:1 holds half a character"),
-        (r'{"messages": [{"role": "user", "content": "\udfff"}]}', "a.jsonl:1 holds half a character"),
-        ('{"text": ["ab"]}', "a.jsonl:1: the row holds no"),
-        ('{"messages": [{"role": ["user"], "content": "x"}]}', "a.jsonl:1: a message needs role and content"),
+        ("[" * 100_000, "a.jsonl, line 1 is not readable JSON"),
+        (r'{"text": "ab\ud800"}', "a.jsonl, line 1 holds half a character"),
+        (r'{"messages": [{"role": "user", "content": "\udfff"}]}', "a.jsonl, line 1 holds half a character"),
+        ('{"text": ["ab"]}', "a.jsonl, line 1: the row holds no"),
+        ('{"messages": [{"role": ["user"], "content": "x"}]}', "a.jsonl, line 1: a message needs role and content"),
     ],
 )
 def test_rows_that_no_tokenizer_reads(tmp_path: Path, row: str, says: str) -> None:

@@ -1,14 +1,15 @@
-"""How well a head drafts: tokens per pass for each tree shape, acceptance by depth, and whether its confidence is true.
+"""How well a head drafts: tokens per forward pass for each tree, acceptance by depth, and how its confidence relates to
+acceptance.
 
     python -m eagle_tools.acceptance BUNDLE... --prompts FILE.jsonl -o FOLDER
 
-prints a table of the papers' shape and writes FOLDER/acceptance.md and FOLDER/calibration.png.
+prints a table in the form of the papers' and writes FOLDER/acceptance.md and FOLDER/calibration.png.
 
-    tau         tokens emitted per pass of the target
-    n-alpha     share of drafts accepted n + 1 tokens deep, among those accepted n deep, in a chain: the head's input
-                then holds n of its own proposals (EAGLE paper, section 5.2)
-    confidence  the head's probability for a token, given the path to it; EAGLE-2 (section 3.2, Figure 6) builds its
-                trees on this being close to the chance of acceptance
+    tau         tokens emitted per forward pass of the target
+    n-alpha     for chains: share of the drafts with n accepted tokens whose next token is accepted too; the head's
+                input then contains n of its own proposals (EAGLE paper, section 5.2)
+    confidence  the head's probability of a token, given the path to it; EAGLE-2's trees (section 3.2, Figure 6) assume
+                that it is close to the probability of acceptance
 """
 
 from __future__ import annotations
@@ -27,19 +28,21 @@ from eagle_runtime.bundle.manifest import TreeKind, read_manifest
 from eagle_runtime.command import Parser, run_command
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle
+from eagle_tools.markdown import markdown_table
 from eagle_tools.questions import Question, read_questions
 
 CHAIN = 5  # drafts of a chain: 0-alpha to 4-alpha
 TREES: tuple[TreeKind, ...] = ("chain", "static", "dynamic")
-BINS = 10  # of confidence, equally wide
+BINS = 10  # intervals of confidence, equally wide
 
 
 @dataclass(slots=True)
 class Acceptance:
-    """Counts over generations with one head, one tree shape and one temperature.
+    """Counts over generations with one head, one tree kind and one temperature.
 
-    new_tokens: emitted after the first of each; passes of the target; reached[d], accepted[d]: drafts whose first d
-    tokens were accepted and that went on, and those among them whose token d + 1 was accepted too."""
+    new_tokens: tokens after the first of each generation. passes: forward passes of the target. reached[d]: drafts
+    longer than d tokens whose first d tokens were accepted. accepted[d]: those of them whose token d + 1 was accepted
+    too. confidences, outcomes: of each cycle, as `verified_nodes` returns them."""
 
     bundle: str
     tree: TreeKind
@@ -57,31 +60,32 @@ class Acceptance:
 
     @property
     def n_alpha(self) -> tuple[float, ...]:
-        """0-alpha, 1-alpha, ... of a chain."""
+        """Returns 0-alpha, 1-alpha, ... of a chain."""
         return tuple((self.accepted / np.maximum(1, self.reached)).tolist())
 
     def add(self, cycle: Cycle) -> None:
-        """Count one verification."""
+        """Count the draft of one cycle."""
         depth = cycle.step.num_accepted
         self.reached[: min(depth + 1, CHAIN, cycle.tree.num_nodes - 1)] += 1
         self.accepted[:depth] += 1
-        confidence, outcome = fate_of_nodes(cycle)
+        confidence, outcome = verified_nodes(cycle)
         self.confidences.append(confidence)
         self.outcomes.append(outcome)
 
     def calibration(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-        """Mean confidence, share accepted and number of the nodes in each of BINS intervals of confidence; empty
+        """Returns mean confidence, share accepted and number of nodes for each of BINS intervals of confidence; empty
         intervals are left out."""
         confidence, outcome = np.concatenate(self.confidences), np.concatenate(self.outcomes)
         interval = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
         count = np.bincount(interval, minlength=BINS)
-        full = count > 0
-        means = [np.bincount(interval, weights=x, minlength=BINS)[full] / count[full] for x in (confidence, outcome)]
-        return means[0], means[1], count[full]
+        used = count > 0
+        means = [np.bincount(interval, weights=x, minlength=BINS)[used] / count[used] for x in (confidence, outcome)]
+        return means[0], means[1], count[used]
 
 
-def fate_of_nodes(cycle: Cycle) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-    """Confidence and fate of the drafted nodes that the target had a say on: those under an accepted node."""
+def verified_nodes(cycle: Cycle) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+    """Returns the confidence [n] of the children of accepted nodes, and whether each was accepted [n]. The target did
+    not decide about other nodes."""
     tree, path = cycle.tree, cycle.step.path
     nodes = np.flatnonzero(np.isin(tree.parents, path))
     confidence = np.exp(tree.scores[nodes] - tree.scores[tree.parents[nodes]])
@@ -96,11 +100,11 @@ def measure(
     temperature: float,
     max_new_tokens: int,
     seed: int = 0,
-    told: Callable[[], None] = lambda: None,
+    on_question: Callable[[], None] = lambda: None,
 ) -> Acceptance:
-    """Decode every question; told is called after each one. A chat model is asked through its template, turn by turn;
-    any other gets the first turn as text."""
-    found = Acceptance(name, tree, temperature)
+    """Returns the counts over all questions. A chat model answers every turn through its template; any other gets the
+    first turn as plain text. on_question: called after each question."""
+    counts = Acceptance(name, tree, temperature)
     for question in questions:
         messages: list[dict[str, str]] = []
         for turn in question.turns if model.text.chat else question.turns[:1]:
@@ -112,34 +116,33 @@ def measure(
                 temperature=temperature,
                 max_new_tokens=max_new_tokens,
                 seed=seed,
-                on_cycle=found.add,
+                on_cycle=counts.add,
             )
             messages.append({"role": "assistant", "content": result.text or ""})
-            found.new_tokens += result.stats.new_tokens - 1
-            found.passes += result.stats.target_passes
-        told()
-    return found
+            counts.new_tokens += result.stats.new_tokens - 1
+            counts.passes += result.stats.target_passes
+        on_question()
+    return counts
 
 
 def table(rows: Sequence[Acceptance]) -> str:
-    """Markdown: tau by tree, and n-alpha beside the chain."""
+    """Returns a Markdown table: tau of each tree, and n-alpha of chains."""
     titles = ["head", "T", "tree", "tau", *(f"{n}-alpha" for n in range(CHAIN))]
-    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    lines = []
     for row in rows:
         alphas = [f"{alpha:.2f}" for alpha in row.n_alpha] if row.tree == "chain" else [""] * CHAIN
-        cells = [row.bundle, f"{row.temperature:g}", row.tree, f"{row.tau:.2f}", *alphas]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        lines.append([row.bundle, f"{row.temperature:g}", row.tree, f"{row.tau:.2f}", *alphas])
+    return markdown_table(titles, lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status: 0, or 2 after an error that is the input's."""
+    """Entry point; returns the exit status: 0, or 2 after an error in the input."""
     return run_command(_parser(), argv, run, extra="bench", interrupted="interrupted; nothing was written")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Measure what the parsed arguments name, print the table, write it with the plot."""
-    import matplotlib  # noqa: F401  (missing packages show before the work)
+    """Measure the bundles that the arguments name, print the table, write table and plot."""
+    import matplotlib  # noqa: F401  (a missing package is reported before the work)
     from rich.console import Console
     from rich.progress import Progress
 
@@ -187,7 +190,7 @@ def _settings(args: argparse.Namespace) -> Iterator[tuple[TreeKind, float]]:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="eagle_tools.acceptance", description="How well a bundle's head drafts, on a question set.")
+    parser = Parser(prog="eagle_tools.acceptance", description="How well a bundle's head drafts on a set of questions.")
     parser.add_argument("bundles", nargs="+", metavar="BUNDLE", help="folders written by eagle-export")
     parser.add_argument("--prompts", required=True, metavar="FILE", help='JSONL with "turns" per line')
     parser.add_argument("-o", "--output", metavar="FOLDER", help="write acceptance.md and calibration.png there")
@@ -195,7 +198,7 @@ def _parser() -> Parser:
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0], metavar="T")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of one pass (default: physical cores)")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of a forward pass (default: physical cores)")
     return parser
 
 

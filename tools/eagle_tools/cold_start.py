@@ -1,92 +1,65 @@
-"""What it costs to know nothing of a machine: generations that begin with costs made of shapes, beside generations that
-begin with measured ones and beside plain decoding, in turns."""
+"""How much speed cost-aware trees lose on a new machine: generations that begin with costs estimated from the graphs'
+shapes, with measured costs, and plain decoding, by turns.
+
+    python -m eagle_tools.cold_start BUNDLE --prompts FILE.jsonl"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import os
-import statistics
 import tempfile
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 
-from eagle_runtime import EagleModel
+from eagle_runtime import EagleModel, Result
 from eagle_runtime.command import Parser, run_command
-from eagle_runtime.eagle_model import Method
+from eagle_runtime.drafting.choose import Method
 from eagle_runtime.errors import RequestError
-from eagle_tools.bench.contenders import by_turns
+from eagle_tools.markdown import markdown_table
 from eagle_tools.questions import read_questions
+from eagle_tools.turns import by_turns, generation, starting_order
 
-NAMES = ("plain", "measured", "shapes")  # what a generation begins with
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One generation. first_s: seconds until the first token."""
-
-    name: str
-    tokens_per_s: float
-    first_s: float
-    token_ids: tuple[int, ...]
+NAMES = ("plain", "measured", "shapes")  # plain decoding, and the two kinds of costs to begin with
 
 
 def compare(
     bundle: Path, prompts: Sequence[str | Sequence[int]], threads: int | None, method: Method | None, new_tokens: int
-) -> list[dict[str, Run]]:
-    """Of every prompt the runs by name; those of the first prompt are each model's first. What is learned is kept
-    nowhere. Raises RequestError where outputs differ."""
-    found = []
+) -> list[dict[str, Result]]:
+    """Returns the results of each prompt by name; on the first prompt each model generates for the first time. The
+    learned costs are discarded. Raises RequestError where outputs differ."""
+    compared = []
     with contextlib.ExitStack() as stack:
         stack.enter_context(cache_in(stack.enter_context(tempfile.TemporaryDirectory())))
         models = {name: stack.enter_context(EagleModel.load(bundle, backend="cpu", threads=threads)) for name in NAMES}
         models["measured"].costs(measure_again=True)
         for number, prompt in enumerate(prompts):
-            order = NAMES[number % len(NAMES) :] + NAMES[: number % len(NAMES)]
-            runs = [generate(name, models[name], prompt, method, new_tokens) for name in order]
-            found.append({run.name: run for _, run in by_turns(runs)})
-            if len({run.token_ids for run in found[-1].values()}) > 1:
+            names = [NAMES[index] for index in starting_order(len(NAMES), number)]
+            methods = {name: "vanilla" if name == "plain" else method for name in names}
+            settings = {"max_new_tokens": new_tokens, "ignore_eos": True}
+            runs = [generation(models[name], prompt, method=methods[name], **settings) for name in names]
+            compared.append({names[index]: result for index, result in by_turns(runs)})
+            if len({result.token_ids for result in compared[-1].values()}) > 1:
                 raise RequestError(f"prompt {number}: output with drafts is not that of plain decoding")
-    return found
+    return compared
 
 
-def generate(
-    name: str, model: EagleModel, prompt: str | Sequence[int], method: Method | None, new_tokens: int
-) -> Generator[int, None, Run]:
-    """One generation, which others may take turns with between its pieces."""
-    asked: Method | None = "vanilla" if name == "plain" else method
-    count = 0
-    for piece in model.stream(prompt, method=asked, max_new_tokens=new_tokens, ignore_eos=True):
-        count += len(piece.token_ids)
-        if piece.result is not None:
-            stats = piece.result.stats
-            return Run(name, stats.tokens_per_s, stats.prefill_s, piece.result.token_ids)
-        yield count
-    raise AssertionError("a stream ends with a result")
-
-
-def table(found: Sequence[dict[str, Run]]) -> str:
-    """Markdown: medians over prompts, ratios being medians of single prompts' ratios."""
-    lines = [
-        "| begins with | tok/s | x measured | x measured, first third | first token of all, ms |",
-        "|---" * 5 + "|",
-    ]
+def table(compared: Sequence[dict[str, Result]]) -> str:
+    """Returns a Markdown table of medians over prompts; a ratio is the median of the ratios on single prompts."""
+    titles = ["begins with", "tok/s", "x measured", "x measured, first third", "first token of all, ms"]
+    lines = []
     for name in NAMES:
-        ratios = [runs[name].tokens_per_s / runs["measured"].tokens_per_s for runs in found]
-        cells = [
-            f"{statistics.median(runs[name].tokens_per_s for runs in found):.0f}",
-            f"{statistics.median(ratios):.2f}",
-            f"{statistics.median(ratios[: -(-len(ratios) // 3)]):.2f}",
-            f"{1e3 * found[0][name].first_s:.1f}",
-        ]
-        lines.append("| " + " | ".join([name, *cells]) + " |")
-    return "\n".join(lines) + "\n"
+        speeds = [results[name].stats.tokens_per_s for results in compared]
+        ratios = [results[name].stats.tokens_per_s / results["measured"].stats.tokens_per_s for results in compared]
+        cells = [f"{median(speeds):.0f}", f"{median(ratios):.2f}", f"{median(ratios[: -(-len(ratios) // 3)]):.2f}"]
+        lines.append([name, *cells, f"{1e3 * compared[0][name].stats.prefill_s:.1f}"])
+    return markdown_table(titles, lines)
 
 
 @contextlib.contextmanager
 def cache_in(folder: str) -> Iterator[None]:
-    """Within the block `folder` takes the place of the user's cache folder."""
+    """Within the block `folder` replaces the user's cache folder."""
     before = os.environ.get("EAGLE_CACHE")
     os.environ["EAGLE_CACHE"] = folder
     try:
@@ -105,12 +78,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, metavar="N", help="take the first N questions (default: all)")
     parser.add_argument("--method", choices=["eagle", "eagle+lookup", "lookup"], help="default: the bundle's")
     parser.add_argument("--max-new-tokens", type=int, default=96, metavar="N", help="per prompt (default 96)")
-    parser.add_argument("--threads", type=int, metavar="N", help="of one pass (default: the engine's choice)")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of a pass (default: the engine's choice)")
 
     def run(args: argparse.Namespace) -> None:
         prompts = [question.turns[0] for question in read_questions(args.prompts, args.count)]
-        found = compare(args.bundle, prompts, args.threads, args.method, args.max_new_tokens)
-        print(table(found), end="")
+        print(table(compare(args.bundle, prompts, args.threads, args.method, args.max_new_tokens)), end="")
 
     return run_command(parser, argv, run, extra="bench", interrupted="interrupted; nothing was measured")
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from eagle_runtime import EagleModel
 from eagle_runtime.errors import RequestError
+from eagle_runtime.files import json_lines, text_lines
 
 WINDOW = 512  # tokens that are read together
 TOKEN_CHARS = 16  # characters that a token stands for at most, on average: no more of a long file is encoded
@@ -35,24 +35,14 @@ def read_windows(path: Path, model: EagleModel, longest: int, limit: int) -> lis
 
 
 def _texts(path: Path, model: EagleModel, chars: int) -> Iterator[list[int]]:
-    try:
-        content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{path} cannot be read as UTF-8 text ({error})") from None
     if path.suffix != ".jsonl":
-        yield model.text.encode(content[:chars])
+        yield model.text.encode("".join(text_lines(path, RequestError, newline=None))[:chars])
         return
-    for number, line in enumerate(content.split("\n"), 1):  # splitlines would also split at U+2028, inside a text
-        if line.strip():
-            yield _row(f"{path}, line {number}", line, model)
+    for number, row in json_lines(path, RequestError, "give one object with 'text' or 'ids' per line"):
+        yield _row(f"{path}, line {number}", row, model)
 
 
-def _row(where: str, line: str, model: EagleModel) -> list[int]:
-    try:
-        row: Any = json.loads(line)
-    except (ValueError, RecursionError):
-        raise RequestError(f"{where} is no JSON; give one object with 'text' or 'ids' per line") from None
-    row = row if isinstance(row, dict) else {}
+def _row(where: str, row: dict[str, Any], model: EagleModel) -> list[int]:
     if isinstance(row.get("text"), str):
         return model.text.encode(row["text"])
     vocab = model.manifest.target.vocab_size

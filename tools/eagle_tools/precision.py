@@ -1,18 +1,20 @@
-"""What a precision costs and brings: bundles of one pair side by side, the first being the reference.
+"""Quality and speed of one pair's bundles in several precisions, compared with the first bundle, the reference.
 
     python -m eagle_tools.precision BUNDLE... --text FILE --prompts FILE.jsonl -o FOLDER
 
-prints a table and writes it to FOLDER/precision.md, its rows to precision.jsonl, and precision.png: quality over speed.
+prints a table, writes it to FOLDER/precision.md and its rows to precision.jsonl, and plots quality over speed in
+precision.png.
 
-    KL           mean KL(reference || bundle) of the target's next token over held-out text, nats
-    top-1        share of the rows whose likeliest token is the reference's
+    KL           mean KL(reference || bundle) of the target's next-token distribution over held-out text, in nats
+    top-1        share of the rows that rank the same token first as the reference
     perplexity   of the text, and its change against the reference
-    tau          tokens per pass of the target, greedy, dynamic trees of 16 nodes; looked up chains without a head
-    tok/s        of decoding, vanilla and with the bundle's own tree, median over the prompts
-    drafting     of one such tree: all passes of the head for it, median
-    pass of n    of the target over n tokens, median
+    tau          tokens per forward pass of the target: greedy, dynamic trees of 16 nodes (without a head: chains of
+                 n-gram matches)
+    tok/s        decoding speed, vanilla and with the bundle's own tree, median over the prompts
+    drafting     time of the head's forward passes for one tree of 16 nodes, median
+    pass of n    time of the target's forward pass over n tokens, median
 
-All bundles are loaded at once and take turns, prompt by prompt, so that whatever else the machine does meets all alike.
+All bundles are loaded at once and take turns (eagle_tools/turns.py).
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -38,28 +40,29 @@ from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle
 from eagle_runtime.scoring import Double, divergence, log_softmax
 from eagle_tools.heldout import WINDOW, read_windows
+from eagle_tools.markdown import markdown_table
 from eagle_tools.questions import Question, read_questions
+from eagle_tools.turns import WARM_UP, by_turns, generation, starting_order
 
-WARM_UP = 8  # tokens
-NODES = 16  # of the larger pass that is timed
+NODES = 16  # nodes of the fixed tree, and rows of the larger forward pass that is timed
 
 
 @dataclass(slots=True)
 class Closeness:
-    """Sums over scored rows. kl: nats; same: rows with the reference's likeliest token; nll: nats of the text's own
-    tokens."""
+    """Sums over scored rows. kl: nats. same: number of rows that rank the same token first as the reference. nll:
+    negative log-likelihood of the text, in nats."""
 
     rows: int = 0
     kl: float = 0.0
     same: int = 0
     nll: float = 0.0
 
-    def add(self, reference: Double, found: Double, following: Sequence[int]) -> None:
-        """reference, found [R, V]: log-probabilities; following [R]: the token that came after each row."""
-        self.rows += len(found)
-        self.kl += float(divergence(reference, found).sum())
-        self.same += int((reference.argmax(-1) == found.argmax(-1)).sum())
-        self.nll -= float(found[np.arange(len(found)), list(following)].sum())
+    def add(self, reference: Double, compared: Double, following: Sequence[int]) -> None:
+        """Add rows. reference, compared [R, V]: log-probabilities. following [R]: the token after each row."""
+        self.rows += len(compared)
+        self.kl += float(divergence(reference, compared).sum())
+        self.same += int((reference.argmax(-1) == compared.argmax(-1)).sum())
+        self.nll -= float(compared[np.arange(len(compared)), list(following)].sum())
 
     @property
     def perplexity(self) -> float:
@@ -68,8 +71,9 @@ class Closeness:
 
 @dataclass(slots=True)
 class Speed:
-    """Tokens per second of every prompt, seconds of every pass by its tokens and of drafting every tree of NODES, and
-    the counts behind tau."""
+    """Measurements of one model. vanilla, eagle: tokens per second of each prompt. passes: tokens of a forward pass ->
+    seconds of each. drafts: seconds of drafting each tree of NODES nodes. new_tokens, target_passes: of the generations
+    with such trees, for tau."""
 
     vanilla: list[float] = field(default_factory=list)
     eagle: list[float] = field(default_factory=list)
@@ -78,8 +82,8 @@ class Speed:
     new_tokens: int = 0
     target_passes: int = 0
 
-    def pass_over(self, cycle: Cycle) -> None:
-        """Note a verification, if it is of a size that is asked for."""
+    def add_cycle(self, cycle: Cycle) -> None:
+        """Record the times of a cycle whose tree has one of the sizes that are timed."""
         if cycle.tree.num_nodes in self.passes:
             self.passes[cycle.tree.num_nodes].append(cycle.verify_s)
         if cycle.tree.num_nodes == NODES:
@@ -88,7 +92,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A bundle's figures, as the module says; perplexity_change: percent. None: the prompts gave nothing to time."""
+    """The figures of a bundle, see the module's docstring. perplexity_change: percent. None: no prompt gave a time."""
 
     bundle: str
     precision: str
@@ -106,62 +110,68 @@ class Row:
 
 
 def compare_texts(
-    models: Sequence[EagleModel], windows: Sequence[Sequence[int]], told: Callable[[], None] = lambda: None
+    models: Sequence[EagleModel], windows: Sequence[Sequence[int]], on_window: Callable[[], None] = lambda: None
 ) -> list[Closeness]:
-    """Read every window with every model; the first model is the reference. told: called after each window."""
-    found = [Closeness() for _ in models]
+    """Returns the closeness of each model to the first one over all windows of token ids. on_window: called after
+    each window."""
+    sums = [Closeness() for _ in models]
     for window in windows:
         read = 0
-        # Side by side, a piece of each at a time: whole windows of logits would take gigabytes.
+        # Compared piece by piece, since the logits of whole windows would take gigabytes.
         for pieces in zip(*(model.score(window[:-1]) for model in models), strict=True):
             following = window[read + 1 : read + 1 + len(pieces[0])]
             reference = log_softmax(pieces[0])
-            for closeness, piece in zip(found, pieces, strict=True):
+            for closeness, piece in zip(sums, pieces, strict=True):
                 closeness.add(reference, log_softmax(piece), following)
             read += len(following)
-        told()
-    return found
+        on_window()
+    return sums
 
 
 def time_models(
     models: Sequence[EagleModel],
     questions: Sequence[Question],
     max_new_tokens: int,
-    told: Callable[[], None] = lambda: None,
+    on_question: Callable[[], None] = lambda: None,
 ) -> list[Speed]:
-    """Decode every question with every model in turn, after one warm-up each. told: called after each question."""
-    found = [Speed() for _ in models]
+    """Returns the speed of each model over all questions, which the models answer by turns after one warm-up each.
+    on_question: called after each question."""
+    speeds = [Speed() for _ in models]
     for model in models:
-        _decode(model, questions[0], WARM_UP, Speed())
+        list(by_turns([_answer(model, questions[0], WARM_UP, Speed())]))
     for number, question in enumerate(questions):
-        first = number % len(models)  # another begins each time
-        for index in (*range(first, len(models)), *range(first)):
-            _decode(models[index], question, max_new_tokens, found[index])
-        told()
-    return found
+        order = starting_order(len(models), number)
+        list(by_turns([_answer(models[index], question, max_new_tokens, speeds[index]) for index in order]))
+        on_question()
+    return speeds
 
 
-def _decode(model: EagleModel, question: Question, max_new_tokens: int, found: Speed) -> None:
+def _answer(model: EagleModel, question: Question, max_new_tokens: int, speed: Speed) -> Generator[int, None, None]:
+    """A run (eagle_tools/turns.py) that answers the question without drafts, with the bundle's own tree, and with the
+    fixed tree, and adds the measurements to `speed`."""
     prompt: Prompt = question.turns[0]
     if model.text.chat:
         prompt = [{"role": "user", "content": question.turns[0]}]
-    plain = model.generate(prompt, method="vanilla", max_new_tokens=max_new_tokens, on_cycle=found.pass_over)
-    eagle = model.generate(prompt, max_new_tokens=max_new_tokens)
+    limit: dict[str, Any] = {"max_new_tokens": max_new_tokens}
+    plain = yield from generation(model, prompt, method="vanilla", on_cycle=speed.add_cycle, **limit)
+    count = plain.stats.new_tokens
+    eagle = yield from generation(model, prompt, earlier_tokens=count, **limit)
+    count += eagle.stats.new_tokens
     tree: dict[str, Any] = {"tree": "dynamic", "total_token": NODES}
     if model.manifest.head is None:
         tree = {"tree": "chain", "total_token": NODES, "depth": NODES - 2}
-    fixed = model.generate(prompt, max_new_tokens=max_new_tokens, on_cycle=found.pass_over, **tree)
+    fixed = yield from generation(model, prompt, earlier_tokens=count, on_cycle=speed.add_cycle, **limit, **tree)
     if eagle.stats.target_passes:
-        found.vanilla.append(plain.stats.tokens_per_s)
-        found.eagle.append(eagle.stats.tokens_per_s)
-        found.new_tokens += fixed.stats.new_tokens - 1
-        found.target_passes += fixed.stats.target_passes
+        speed.vanilla.append(plain.stats.tokens_per_s)
+        speed.eagle.append(eagle.stats.tokens_per_s)
+        speed.new_tokens += fixed.stats.new_tokens - 1
+        speed.target_passes += fixed.stats.target_passes
 
 
 def rows_of(
     bundles: Sequence[Path], models: Sequence[EagleModel], texts: Sequence[Closeness], speeds: Sequence[Speed]
 ) -> list[Row]:
-    """One row per bundle, in order."""
+    """Returns one row per bundle, in order."""
     rows = []
     for bundle, model, text, speed in zip(bundles, models, texts, speeds, strict=True):
         target = model.manifest.precision["target"]
@@ -191,17 +201,17 @@ def _median(values: Sequence[float], unit: float = 1.0) -> float | None:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Markdown."""
+    """Returns the rows as a Markdown table."""
     titles = ["bundle", "precision", "MB", "KL", "top-1", "perplexity", "change", "tau", "vanilla tok/s"]
     titles += ["drafted tok/s", "drafting, ms", "pass of 1, ms", f"pass of {NODES}, ms"]
-    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    lines = []
     for row in rows:
         cells = [row.bundle, row.precision, f"{row.bytes / 1e6:.1f}", f"{row.kl:.2g}", f"{row.agreement:.2%}"]
         cells += [f"{row.perplexity:.3f}", f"{row.perplexity_change:+.2f} %", _cell(row.tau, 2)]
         cells += [_cell(row.vanilla_tokens_per_s, 1), _cell(row.eagle_tokens_per_s, 1)]
         cells += [_cell(row.draft_ms, 2), _cell(row.pass_1_ms, 2), _cell(row.pass_16_ms, 2)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        lines.append(cells)
+    return markdown_table(titles, lines)
 
 
 def _cell(value: float | None, digits: int) -> str:
@@ -209,13 +219,13 @@ def _cell(value: float | None, digits: int) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status: 0, or 2 after an error that is the input's."""
+    """Entry point; returns the exit status: 0, or 2 after an error in the input."""
     return run_command(_parser(), argv, run, extra="bench", interrupted="interrupted; nothing was written")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Measure what the parsed arguments name, print the table, write it with rows and plot."""
-    import matplotlib  # noqa: F401  (missing packages show before the work)
+    """Measure the bundles that the arguments name, print the table, write table, rows and plot."""
+    import matplotlib  # noqa: F401  (a missing package is reported before the work)
     from rich.console import Console
     from rich.progress import Progress
 
@@ -254,17 +264,17 @@ def _check_folder(folder: Path) -> None:
 
 
 def _check_vocabularies(bundles: Sequence[Path], models: Sequence[EagleModel]) -> None:
-    """Ids must mean the same to all; raises RequestError."""
-    seen = [(m.manifest.target.vocab_size, m.manifest.files.get("tokenizer.json")) for m in models]
-    for bundle, vocabulary in zip(bundles, seen, strict=True):
-        if vocabulary != seen[0]:
+    """Raises RequestError unless all bundles have the same vocabulary."""
+    vocabularies = [(m.manifest.target.vocab_size, m.manifest.files.get("tokenizer.json")) for m in models]
+    for bundle, vocabulary in zip(bundles, vocabularies, strict=True):
+        if vocabulary != vocabularies[0]:
             raise RequestError(f"{bundle} has another vocabulary than {bundles[0]}; give bundles of one target")
 
 
 def _parser() -> Parser:
     parser = Parser(
         prog="eagle_tools.precision",
-        description="Bundles of one pair in several precisions: how close to the first, and how fast.",
+        description="How close bundles of one pair are to the first one, and how fast.",
     )
     parser.add_argument("bundles", nargs="+", metavar="BUNDLE", help="folders written by eagle-export")
     parser.add_argument("--text", required=True, metavar="FILE", help='held-out text, or JSONL with "text" or "ids"')
@@ -274,10 +284,10 @@ def _parser() -> Parser:
     )
     parser.add_argument("--count", type=int, metavar="N", help="take the first N prompts (default: all)")
     parser.add_argument(
-        "--tokens", type=int, default=8192, metavar="N", help="of the text that are read (default 8192)"
+        "--tokens", type=int, default=8192, metavar="N", help="tokens of the text to read (default 8192)"
     )
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="per prompt (default 128)")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of one pass (default: physical cores)")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of a forward pass (default: physical cores)")
     return parser
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_calib.texts import joined
+from eagle_runtime.files import json_lines, text_lines
 from eagle_train.errors import TrainError
 
 WINDOW_FILES = ("ids.bin", "mask.bin", "starts.bin", "digest")  # of a folder of windows
 BLOCK_CHARS = 1 << 20  # of a plain text file, tokenised at a time
 ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
-SURROGATE = re.compile("[\ud800-\udfff]")
 Message = dict[str, str]
 
 
@@ -52,10 +50,10 @@ class TextReader:
         Raises TrainError for what is missing, not text, or not understood."""
         for path in data_files(paths, self._pattern):
             if path.suffix == ".jsonl":
-                for where, row in read_rows(path):
-                    yield from self._row(where, row)
+                for number, row in json_lines(path, TrainError, "correct the file"):
+                    yield from self._row(f"{path}, line {number}", row)
             else:
-                for block in joined(_lines(path), BLOCK_CHARS):
+                for block in joined(text_lines(path, TrainError, newline=""), BLOCK_CHARS):
                     yield self._plain(str(path), block)
 
     def _row(self, where: str, row: Mapping[str, Any]) -> Iterator[Example]:
@@ -148,25 +146,6 @@ def data_files(paths: Iterable[Path], pattern: str = "**/*") -> Iterator[Path]:
             raise TrainError(f"{path} does not exist; give files or folders of training text")
 
 
-def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(file:line, object) of each row of a JSONL file; raises TrainError."""
-    for number, line in enumerate(_lines(path), 1):
-        if not line.strip():
-            continue
-        where = f"{path}:{number}"
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise TrainError(f"{where} is not JSON ({error}); correct the file") from None
-        if not isinstance(row, dict):
-            raise TrainError(f"{where} holds no JSON object; correct the file")
-        if "\\u" in line and SURROGATE.search(json.dumps(row, ensure_ascii=False)):
-            raise TrainError(
-                f"{where} holds half a character (a surrogate), which no tokenizer reads; correct the file"
-            )
-        yield where, row
-
-
 def messages_of(where: str, row: Mapping[str, Any]) -> list[Message]:
     """Messages of a row in either of the two common spellings, without answers before the first question."""
     rows = row.get("messages", row.get("conversations"))
@@ -209,19 +188,6 @@ def _rendered(tokenizer: Any, messages: Sequence[Message]) -> list[tuple[str, li
 
 def _shared_length(a: str, b: str) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _lines(path: Path) -> Iterator[str]:
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            for line in file:
-                if "\0" in line:
-                    raise TrainError(f"{path} is not text (it holds zero bytes); leave it out, or use --glob")
-                yield line
-    except UnicodeDecodeError as error:
-        raise TrainError(f"{path} is not UTF-8 text (byte {error.start}); leave it out, or use --glob") from None
-    except OSError as error:
-        raise TrainError(f"{path} cannot be read ({error.strerror})") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from eagle_calib.folder import claimed
-from eagle_train.data import Message, first_line, ids_of, load_tokenizer, messages_of, read_rows
+from eagle_runtime.files import json_lines
+from eagle_train.data import Message, first_line, ids_of, load_tokenizer, messages_of
 from eagle_train.errors import TrainError
 from eagle_train.target import FrozenTarget
 
@@ -179,7 +180,8 @@ def _dialogues(prompts: Path, answerer: Answerer) -> Iterator[Dialogue]:
     """Prompts of a JSONL file; raises TrainError."""
     if not prompts.is_file():
         raise TrainError(f"{prompts} does not exist; give a JSONL file with one prompt per line")
-    for where, row in read_rows(prompts):
+    for number, row in json_lines(prompts, TrainError, "correct the file"):
+        where = f"{prompts}, line {number}"
         if "ids" in row:
             ids = ids_of(where, row["ids"], answerer.vocab_size)
         elif isinstance(text := row.get("prompt", row.get("text")), str):

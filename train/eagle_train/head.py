@@ -7,15 +7,17 @@ in its checkpoint.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -24,6 +26,7 @@ from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.pair import HeadPart, open_pair
 from eagle_runtime.bundle.manifest import HeadKind
+from eagle_runtime.files import replacing
 from eagle_train.config import Inputs
 from eagle_train.errors import TrainError
 from eagle_train.objective import Vocabulary
@@ -158,33 +161,29 @@ def save_head(folder: Path, head: Head, shape: HeadConfig, target: FrozenTarget,
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write beside, bring to the disk, rename: the file is the old one or the new one, never a part. Raises
-    TrainError."""
-    beside = path.with_name(f".{path.name}.new")
-    try:
-        save_file(tensors, beside, metadata)
-        _replace(beside, path)
-    except Exception as error:  # OSError, or safetensors' own error for a full disk
-        beside.unlink(missing_ok=True)
-        raise _unwritten(path, error) from None
+    """Write tensors to a file that is the old one or the complete new one at any time. Raises TrainError."""
+    with _replacing(path) as new:
+        save_file(tensors, new, metadata)
+        new.chmod(0o644)  # safetensors writes for the owner alone
 
 
 def write_text(path: Path, text: str) -> None:
     """As write_tensors, for text."""
-    beside = path.with_name(f".{path.name}.new")
+    with _replacing(path) as new:
+        new.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """As files.replacing, with the new file flushed to the disk before it is renamed. Its name is the same each time,
+    so that a killed training leaves at most one. Raises TrainError."""
     try:
-        beside.write_text(text, encoding="utf-8")
-        _replace(beside, path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
+        with replacing(path, path.with_name(f".{path.name}.new")) as new:
+            yield new
+            with new.open("rb") as file:
+                os.fsync(file.fileno())
+    except (OSError, SafetensorError) as error:  # the latter for a full disk
         raise _unwritten(path, error) from None
-
-
-def _replace(beside: Path, path: Path) -> None:
-    with beside.open("rb") as file:
-        os.fsync(file.fileno())
-    beside.chmod(0o644)  # safetensors writes for the owner alone
-    beside.replace(path)
 
 
 def _unwritten(path: Path, error: Exception) -> TrainError:

@@ -20,7 +20,6 @@ from eagle_runtime.bundle.manifest import Manifest, read_manifest, verify_hashes
 from eagle_runtime.files import file_sha256
 from eagle_runtime.loading import DEFAULT_CONTEXT, HEAD_SCRATCH
 from eagle_runtime.machine.nvidia import DeviceInfo
-from eagle_runtime.model import PREFILL_CHUNK
 from eagle_runtime.session.trt.device import in_place
 from eagle_runtime.session.trt.driver import describe
 from eagle_runtime.session.trt.engine_file import (
@@ -34,6 +33,7 @@ from eagle_runtime.session.trt.engine_file import (
 )
 from eagle_runtime.session.trt.library import LIBRARIES, load_library
 from eagle_runtime.session.trt.padding import PAST_STEP, bucket, round_up
+from eagle_runtime.target import PREFILL_CHUNK
 
 CAPABILITIES = ("8.6", "8.9", "12.0")  # GeForce RTX 30, 40 and 50; several cost little room
 LOGIT_ROWS = 128  # rows with logits in a pass larger than a tree is by default: 128 x 128k numbers are 65 MB

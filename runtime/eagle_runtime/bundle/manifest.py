@@ -20,9 +20,10 @@ from typing import Literal
 
 import numpy as np
 
-from eagle_runtime.bundle.typed_json import checked, shown
+from eagle_runtime.arguments import short_repr
+from eagle_runtime.bundle.typed_json import from_json
 from eagle_runtime.errors import BundleError
-from eagle_runtime.files import MANIFEST_BYTES, TEXT_BYTES, file_sha256, inside, read_plain
+from eagle_runtime.files import MANIFEST_BYTES, TEXT_BYTES, file_sha256, inside, read_json, read_plain
 from eagle_runtime.tree import MAX_DEPTH, MAX_NODES
 
 MANIFEST_NAME = "eagle_config.json"
@@ -215,21 +216,15 @@ def read_manifest(bundle: Path) -> Manifest:
     path = bundle / MANIFEST_NAME
     if not bundle.is_dir():
         raise BundleError(f"{bundle} is not a folder; give the folder that eagle-export wrote")
-    try:
-        data = json.loads(read_plain(path, MANIFEST_BYTES).decode())
-    except FileNotFoundError:
-        raise BundleError(f"{path} is missing; give the folder that eagle-export wrote") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise BundleError(f"{path} is not readable JSON ({error}); export the bundle again") from None
-    if not isinstance(data, dict):
-        raise BundleError(f"{path} holds no JSON object; export the bundle again")
+    missing = "give the folder that eagle-export wrote"
+    data = read_json(path, MANIFEST_BYTES, BundleError, "export the bundle again", missing)
     version = data.get("schema_version")
     if version != SCHEMA_VERSION:
         raise BundleError(
-            f"{path}: schema_version is {shown(version)}, this runtime reads {SCHEMA_VERSION}; "
+            f"{path}: schema_version is {short_repr(version)}, this runtime reads {SCHEMA_VERSION}; "
             "export the bundle again or install the matching eagle-edge"
         )
-    manifest = typing.cast(Manifest, checked(Manifest, data, str(path)))
+    manifest = typing.cast(Manifest, from_json(Manifest, data, str(path)))
     _check_graphs(manifest, str(path))
     _check_numbers(manifest, str(path))
     _check_certificate(manifest, str(path))
@@ -238,7 +233,7 @@ def read_manifest(bundle: Path) -> Manifest:
         bundle_file(bundle, file)
     if unlisted := [file for file in graphs if file not in manifest.files]:
         raise BundleError(
-            f"{path}: graph file {shown(unlisted[0])} is not listed under 'files'; export the bundle again"
+            f"{path}: graph file {short_repr(unlisted[0])} is not listed under 'files'; export the bundle again"
         )
     return manifest
 
@@ -272,8 +267,8 @@ def _check_graphs(manifest: Manifest, where: str) -> None:
             found = {key: tensor.shape for key, tensor in specs.items()}
             if wrong := sorted(key for key in {*wanted, *found} if wanted.get(key) != found.get(key)):
                 raise BundleError(
-                    f"{where}: {name}: graph: {part}: {shown(wrong[0])} is {_listed(found.get(wrong[0]))}, but the "
-                    f"sizes given for the models make it {_listed(wanted.get(wrong[0]))}; export the bundle again"
+                    f"{where}: {name}: graph: {part}: {short_repr(wrong[0])} is {_listed(found.get(wrong[0]))}, but "
+                    f"the sizes given for the models make it {_listed(wanted.get(wrong[0]))}; export the bundle again"
                 )
 
 
@@ -311,7 +306,7 @@ def _check_numbers(manifest: Manifest, where: str) -> None:
     for name, value, least, most in numbers:
         if not least <= value <= most:
             raise BundleError(
-                f"{where}: {name} is {shown(value)}, but must be {least} to {most}; export the bundle again"
+                f"{where}: {name} is {short_repr(value)}, but must be {least} to {most}; export the bundle again"
             )
 
 
@@ -348,7 +343,7 @@ def _check_certificate(manifest: Manifest, where: str) -> None:
 
 
 def _listed(shape: Shape | None) -> str:
-    return "absent" if shape is None else shown(list(shape))
+    return "absent" if shape is None else short_repr(list(shape))
 
 
 def bundle_file(bundle: Path, name: str) -> Path:
@@ -363,7 +358,7 @@ def bundle_file(bundle: Path, name: str) -> Path:
         leaves = True
     if leaves:
         raise BundleError(
-            f"{bundle / MANIFEST_NAME}: file path {shown(name)} leaves the bundle; export the bundle again"
+            f"{bundle / MANIFEST_NAME}: file path {short_repr(name)} leaves the bundle; export the bundle again"
         )
     if not found:
         raise BundleError(f"{path} is missing from the bundle, or no regular file; copy or export the bundle again")

@@ -6,9 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import os
 import sys
-import tempfile
 import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 from eagle_runtime.command import Parser, run_command
 from eagle_runtime.errors import RequestError
+from eagle_runtime.files import replacing
 
 MODES = "eager,compiled,prompt-lookup"
 
@@ -148,32 +147,18 @@ def check_output(path: Path | None) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write beside and rename, so that a file is either the old one or whole; raises RequestError."""
+    """Write a file that is the old one or the complete new one at any time; raises RequestError."""
     try:
-        handle, name = tempfile.mkstemp(prefix=path.name, dir=path.absolute().parent)
-        try:
-            with open(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(name, 0o666 & ~_umask())
-            os.replace(name, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
+        with replacing(path) as new:
+            new.write_text(text, encoding="utf-8")
     except OSError as error:
         raise RequestError(f"{path} cannot be written ({error.strerror})") from None
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
 
 
 def _methods(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Methods that every bundle must run, and those that it runs if it can."""
     from eagle_runtime.bundle.manifest import TreeKind
-    from eagle_runtime.eagle_model import Method
+    from eagle_runtime.drafting.choose import Method
     from eagle_tools.bench.methods import ABLATED, VANILLA, offered, sweep
 
     must = tuple(args.methods.split(",")) if args.methods is not None else (VANILLA,)

@@ -1,12 +1,10 @@
-"""What is compared, and the order it runs in: on the CPU by turns of a tenth of a second, else of a prompt, so that
-the noise of a machine meets all alike."""
+"""The contenders of a comparison, and the order in which they answer prompts."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import zip_longest
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from eagle_runtime import EagleModel
 from eagle_runtime.drafting.costs.prior import pass_bytes
@@ -15,24 +13,20 @@ from eagle_runtime.generate import Cycle
 from eagle_tools.bench.methods import Settings, settings_of
 from eagle_tools.bench.rows import Asked, Row, Setup, precision_name, row_of
 from eagle_tools.questions import Question
+from eagle_tools.turns import WARM_UP, by_turns, generation, starting_order
 
-WARM_UP = 8  # tokens
-TURN = 0.1  # seconds at least: a small model finds its weights in the processor's caches again, as it would alone
-PAUSE = 0.05  # seconds: threads of another engine may go on spinning for some milliseconds
-
-R = TypeVar("R")
 Watch = Callable[[Setup, Asked], Callable[[Cycle], None] | None]
 
 
 class Contender(Protocol):
-    """Answers prompts in one way. pass_bytes: of weights that one pass of the target reads."""
+    """Answers prompts in one way. pass_bytes: bytes of weights that a forward pass of the target reads."""
 
     setup: Setup
     pass_bytes: int
 
     def run(self, asked: Asked, max_new_tokens: int, place: int = 0) -> Generator[int, None, Row]:
-        """Answer greedily, or with the seed it was given; yields how many tokens there are wherever others may have
-        their turn. place: another for each answer of this contender that takes turns with this one."""
+        """A run (eagle_tools/turns.py) that answers a prompt and returns its row. place: number of the prompt among
+        those that this contender answers by turns."""
 
 
 class BundleContender:
@@ -47,7 +41,7 @@ class BundleContender:
         ignore_eos: bool,
         watch: Watch | None = None,
     ) -> None:
-        """watch: who is told of the cycles of a generation, if anyone."""
+        """watch: returns the function to call after each cycle of a generation, or None."""
         self.setup = setup
         self.pass_bytes = pass_bytes(model.manifest.target.graph)
         self._model = model
@@ -56,7 +50,7 @@ class BundleContender:
         self._watch = watch
 
     def check(self, asked: Sequence[Asked], max_new_tokens: int) -> None:
-        """Raises RequestError for what this contender could not run, before any work."""
+        """Raises RequestError, before any work, for a prompt that this contender cannot run."""
         for prompt in asked:
             try:
                 self._model.stream(prompt.token_ids, max_new_tokens=max_new_tokens, **self._settings)
@@ -65,23 +59,13 @@ class BundleContender:
                 raise RequestError(f"{where}: {error}") from None
 
     def run(self, asked: Asked, max_new_tokens: int, place: int = 0) -> Generator[int, None, Row]:
-        model = self._model_at(place)
-        count = 0
-        for piece in model.stream(
-            asked.token_ids,
-            max_new_tokens=max_new_tokens,
-            on_cycle=None if self._watch is None else self._watch(self.setup, asked),
-            **self._settings,
-        ):
-            if piece.result is not None:
-                return row_of(self.setup, asked, piece.result)
-            count += len(piece.token_ids)
-            if model is not self._model:
-                yield count
-        raise AssertionError("a stream ends with a result")
+        on_cycle = None if self._watch is None else self._watch(self.setup, asked)
+        settings = {**self._settings, "max_new_tokens": max_new_tokens, "on_cycle": on_cycle}
+        result = yield from generation(self._model_at(place), asked.token_ids, **settings)
+        return row_of(self.setup, asked, result)
 
     def _model_at(self, place: int) -> EagleModel:
-        """A twin that nobody else has, where there are any."""
+        """Returns a twin of the model that only this place uses; on other backends than the CPU the model itself."""
         if self._model.backend != "cpu":
             return self._model
         while len(self._twins) <= place:
@@ -98,7 +82,7 @@ def bundle_contenders(
     ignore_eos: bool,
     watch: Watch | None = None,
 ) -> list[BundleContender]:
-    """A contender for each method at each temperature."""
+    """Returns a contender for each method at each temperature."""
     precision = precision_name(model.manifest)
     return [
         BundleContender(
@@ -115,29 +99,29 @@ def bundle_contenders(
 
 
 def first_turns(model: EagleModel, questions: Sequence[Question]) -> list[Asked]:
-    """Every question's first turn as ids: through the chat template if the bundle has one, else as plain text."""
+    """Returns the first turn of each question as ids: through the chat template if there is one, else as plain text."""
     return [Asked(question.id, question.category, _encoded(model, question.turns[:1], ())) for question in questions]
 
 
 def turns(model: EagleModel, question: Question, answers: list[str]) -> Iterator[Asked]:
-    """The prompts of a question: all turns of a chat, or the first as text. answers: filled by the caller between two
-    prompts, an answer to each."""
+    """Yields the prompts of a question: all turns of a chat, or the first turn as text. The caller appends the answer
+    to each prompt to `answers` before it asks for the next."""
     for number in range(1, 1 + (len(question.turns) if model.text.chat else 1)):
         ids = _encoded(model, question.turns[:number], answers)
         yield Asked(question.id if number == 1 else f"{question.id}/{number}", question.category, ids)
 
 
-def _encoded(model: EagleModel, said: Sequence[str], answers: Sequence[str]) -> tuple[int, ...]:
+def _encoded(model: EagleModel, user_turns: Sequence[str], answers: Sequence[str]) -> tuple[int, ...]:
     if not model.text.chat:
-        return tuple(model.text.encode(said[0]))
-    messages = [{"role": "user", "content": said[0]}]
-    for answer, turn in zip(answers, said[1:], strict=True):
+        return tuple(model.text.encode(user_turns[0]))
+    messages = [{"role": "user", "content": user_turns[0]}]
+    for answer, turn in zip(answers, user_turns[1:], strict=True):
         messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": turn}]
     return tuple(model.text.encode(messages))
 
 
 def answer_text(model: EagleModel, row: Row) -> str:
-    """What a row's tokens say, for the next turn's prompt."""
+    """Returns the text of a row's tokens, for the next turn's prompt."""
     decoder = model.text.stream([])
     assert decoder is not None
     decoder.feed(row.token_ids)
@@ -151,59 +135,38 @@ def interleave(
     questions: Sequence[Question],
     max_new_tokens: int,
     together: int = 1,
-    told: Callable[[Setup], None] = lambda setup: None,
+    on_row: Callable[[Setup], None] = lambda setup: None,
 ) -> Iterator[tuple[Asked, Row]]:
-    """Prompts, and rows of every contender on each: after a warm-up each, all answer one prompt before any sees the
-    next, another beginning each time.
+    """Yields each prompt with the row of each contender: after one warm-up each, all contenders answer a prompt by
+    turns before any of them gets the next.
 
-    model: encodes. together: prompts that are answered by turns too, as those of two lengths that are compared. A later
-    turn of a talk follows the first contender's answer for all, so that all are asked the same. told: after each
-    run."""
+    model: encodes the prompts. together: number of questions answered by turns at once, as those of two lengths that
+    are compared. A later turn of a chat follows the first contender's answer for all, so that all get the same prompt.
+    on_row: called after each run."""
     asked = first_turns(model, questions[:1])[0]
     for contender in contenders:
         list(by_turns([contender.run(asked, min(WARM_UP, max_new_tokens))]))
-        told(contender.setup)
+        on_row(contender.setup)
     number = 0
     for start in range(0, len(questions), together):
         some = questions[start : start + together]
         answers: list[list[str]] = [[] for _ in some]
         for prompts in zip_longest(
-            *(turns(model, question, said) for question, said in zip(some, answers, strict=True))
+            *(turns(model, question, replies) for question, replies in zip(some, answers, strict=True))
         ):
-            first = number % len(contenders)
             order = [
                 (place, asked, index)
                 for place, asked in enumerate(prompts)
                 if asked is not None
-                for index in (*range(first, len(contenders)), *range(first))
+                for index in starting_order(len(contenders), number)
             ]
             rows: dict[int, Row] = {}
-            for which, row in by_turns([contenders[i].run(asked, max_new_tokens, place) for place, asked, i in order]):
-                rows[which] = row
-                told(row.setup)
-            for which, (place, asked, index) in enumerate(order):
+            runs = [contenders[index].run(asked, max_new_tokens, place) for place, asked, index in order]
+            for run, row in by_turns(runs):
+                rows[run] = row
+                on_row(row.setup)
+            for run, (place, asked, index) in enumerate(order):
                 if index == 0 and model.text.chat:
-                    answers[place].append(answer_text(model, rows[which]))
-                yield asked, rows[which]
+                    answers[place].append(answer_text(model, rows[run]))
+                yield asked, rows[run]
             number += 1
-
-
-def by_turns(runs: Sequence[Generator[int, None, R]], turn: float = TURN) -> Iterator[tuple[int, R]]:
-    """Each run's number and what it returns, as they end. After `turn` seconds it is the turn of the run with the
-    fewest tokens, so that all go on over the same time."""
-    tokens = dict.fromkeys(range(len(runs)), 0)
-    while tokens:
-        which = min(tokens, key=tokens.__getitem__)
-        begins = tokens[which] == 0
-        if begins:
-            time.sleep(PAUSE)
-        ends = time.perf_counter() + turn
-        try:
-            tokens[which] = next(runs[which])
-            while time.perf_counter() < ends:
-                tokens[which] = next(runs[which])
-        except StopIteration as end:
-            del tokens[which]
-            yield which, end.value
-        if begins:
-            time.sleep(PAUSE)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from eagle_runtime.bundle.manifest import Manifest, TreeKind
-from eagle_runtime.eagle_model import Method
+from eagle_runtime.drafting.choose import Method
 from eagle_runtime.errors import RequestError
 from eagle_tools.bench.ablations import ablations
 

@@ -1,4 +1,4 @@
-"""Rows to figures: one Summary per setup, and the Markdown that shows them."""
+"""Computes the figures of each setup from its rows, and writes them as Markdown."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from eagle_tools.bench.identity import PYTORCH, agreement
 from eagle_tools.bench.memory import Peak
 from eagle_tools.bench.methods import SHAPE, VANILLA
 from eagle_tools.bench.rows import Row, Setup, by_setup
+from eagle_tools.markdown import markdown_table
 
 ALPHAS = 5  # 0-alpha to 4-alpha
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Figures of one setup over its prompts; None: nothing to tell it from.
+    """Figures of one setup over its prompts; None where the rows or the machine do not provide the figure.
 
-    tok_s: median with its interval. vs_vanilla, vs_pytorch: paired ratios, to vanilla on the same bundle and
-    temperature and to PyTorch's eager mode in the precision closest to the checkpoint. tau: of all tokens and passes.
-    alphas[n]: share of the passes that accepted n drafted tokens which accepted another. ttft_s: median time to the
-    first token. draft, verify, host: shares of the decoding time; host is all that is neither of the others. roofline:
-    bytes of the target's weights that the passes read, per second of decoding, over the memory's bandwidth. same: on
-    how many of how many prompts the tokens are those of vanilla (PyTorch: of the first bundle's)."""
+    tok_s: median tokens per second with its interval. vs_vanilla, vs_pytorch: paired speed ratios to vanilla on the
+    same bundle and temperature, and to PyTorch's eager mode in the precision closest to the checkpoint. tau: tokens per
+    forward pass over all prompts. alphas[n]: of the passes that accepted n drafted tokens, the share that accepted
+    another. ttft_s: median seconds to the first token. draft, verify, host: shares of the decoding time; host is the
+    rest. roofline: bytes of the target's weights read per second of decoding, over the memory's bandwidth. same: number
+    of prompts whose tokens equal vanilla's (PyTorch: those of the first bundle's vanilla), and number compared."""
 
     setup: Setup
     tok_s: Estimate
@@ -48,13 +49,13 @@ def summarise(
     weights: Mapping[tuple[str, ...], int],
     bandwidth: Mapping[str, float | None],
 ) -> list[Summary]:
-    """One summary per setup, by temperature, then as they ran.
+    """Returns one summary per setup, sorted by temperature, then in the order in which they ran.
 
-    peaks, weights: by `memory_key`; weights: bytes that one pass of the target reads. bandwidth: backend -> bytes per
-    second of the memory it runs from."""
+    peaks, weights: by `memory_key`; weights: bytes that one forward pass of the target reads. bandwidth: backend ->
+    bytes per second of the memory that it reads weights from."""
     groups = by_setup(rows)
     reference = next((s for s in groups if s.backend == PYTORCH and s.method == "eager"), None)
-    found = []
+    summaries = []
     for setup, mine in groups.items():
         vanilla = groups.get(setup._replace(method=VANILLA), [])
         if setup.backend == PYTORCH:
@@ -64,7 +65,7 @@ def summarise(
         shares = _shares(mine, decode_s)
         read = weights.get(memory_key(setup))
         speed = bandwidth.get(setup.backend)
-        found.append(
+        summaries.append(
             Summary(
                 setup=setup,
                 tok_s=median_of([row.tok_s for row in mine]),
@@ -81,16 +82,16 @@ def summarise(
                 same=agreement(mine, vanilla) if vanilla else None,
             )
         )
-    return found
+    return summaries
 
 
 def memory_key(setup: Setup) -> tuple[str, ...]:
-    """What shares a measurement of memory: temperature costs none."""
+    """Returns the setup without its temperature, which memory does not depend on."""
     return setup[:4]
 
 
 def alphas(rows: Sequence[Row]) -> tuple[float, ...] | None:
-    """0-alpha, 1-alpha, ... as far as any pass went."""
+    """Returns 0-alpha, 1-alpha, ... as deep as any pass accepted; None if a row does not have depths."""
     if any(row.accepted_per_depth is None for row in rows):
         return None
     counts = [sum(row.target_passes for row in rows)]
@@ -100,17 +101,17 @@ def alphas(rows: Sequence[Row]) -> tuple[float, ...] | None:
 
 
 def by_category(rows: Sequence[Row]) -> dict[str, dict[Setup, tuple[float, Estimate | None]]]:
-    """category -> setup -> tau and speed-up over vanilla, for sets that have several categories."""
+    """Returns category -> setup -> tau and speed-up over vanilla; empty for a set with one category."""
     categories = list(dict.fromkeys(row.category for row in rows))
-    found: dict[str, dict[Setup, tuple[float, Estimate | None]]] = {}
+    figures: dict[str, dict[Setup, tuple[float, Estimate | None]]] = {}
     for category in categories if len(categories) > 1 else []:
         some = summarise([row for row in rows if row.category == category], {}, {}, {})
-        found[category] = {s.setup: (s.tau, s.vs_vanilla) for s in some}
-    return found
+        figures[category] = {s.setup: (s.tau, s.vs_vanilla) for s in some}
+    return figures
 
 
 def fastest_line(summaries: Sequence[Summary], rows: Sequence[Row]) -> str | None:
-    """The fastest setup of ours over PyTorch's fastest, both by their median; None without PyTorch."""
+    """Returns a sentence on the fastest bundle's speed over PyTorch's fastest mode; None without PyTorch."""
     theirs = [s for s in summaries if s.setup.backend == PYTORCH]
     ours = [s for s in summaries if s.setup.backend != PYTORCH and s.setup.temperature == 0]
     if not theirs or not ours:
@@ -119,14 +120,14 @@ def fastest_line(summaries: Sequence[Summary], rows: Sequence[Row]) -> str | Non
     groups = by_setup(rows)
     ratio = _against(groups[one.setup], groups[other.setup])
     return (
-        f"The fastest here, {one.setup.method} {one.setup.precision} ({one.setup.bundle}), is {ratio_text(ratio)} the "
-        f"fastest mode of PyTorch, {other.setup.method} {other.setup.precision}."
+        f"The fastest here, {one.setup.method} {one.setup.precision} ({one.setup.bundle}), runs at {ratio_text(ratio)} "
+        f"the speed of PyTorch's fastest mode, {other.setup.method} {other.setup.precision}."
     )
 
 
 def markdown(summaries: Sequence[Summary], rows: Sequence[Row]) -> str:
-    """A table per temperature, the sizes of trees apart, one by category where there are several, and what PyTorch's
-    fastest mode comes to."""
+    """Returns Markdown: a table per temperature and one of tree sizes, one by category if there are several, and the
+    comparison with PyTorch's fastest mode."""
     parts = []
     for temperature in dict.fromkeys(s.setup.temperature for s in summaries):
         some = [s for s in summaries if s.setup.temperature == temperature]
@@ -146,68 +147,66 @@ def _table(summaries: Sequence[Summary]) -> str:
     pytorch = any(s.vs_pytorch for s in summaries)
     titles = ["bundle", "precision", "backend", "method", "tok/s", "x vanilla", *(["x PyTorch"] if pytorch else [])]
     titles += ["tau", "n-alpha, n = 0..4", "first token, ms", "draft / verify / host, %", "peak MB", "roofline", "same"]
-    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    lines = []
     for s in summaries:
         cells = [s.setup.bundle, s.setup.precision, s.setup.backend, s.setup.method, estimate_text(s.tok_s)]
         cells += [ratio_text(s.vs_vanilla), *([ratio_text(s.vs_pytorch)] if pytorch else []), f"{s.tau:.2f}"]
         cells += [" ".join(f".{round(100 * alpha):02d}" if alpha < 0.995 else "1" for alpha in s.alphas or ()) or "-"]
         cells += [f"{1e3 * s.ttft_s:.1f}", shares_text(s), peak_text(s.peak), percent(s.roofline)]
         cells += ["-" if s.same is None else f"{s.same[0]}/{s.same[1]}"]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        lines.append(cells)
+    return markdown_table(titles, lines)
 
 
 def _size_table(summaries: Sequence[Summary]) -> str:
-    """tok/s and tau of every size; the fastest of a bundle in bold."""
+    """Returns a table of tok/s and tau of every size, the fastest of each bundle in bold."""
     bundles = list(dict.fromkeys(s.setup[1:4] for s in summaries))
     cells = {(s.setup.method, s.setup[1:4]): s for s in summaries}
     best = {
         bundle: max((s for s in summaries if s.setup[1:4] == bundle), key=lambda s: s.tok_s.value) for bundle in bundles
     }
-    lines = ["| size | " + " | ".join(f"{name}, {precision}" for precision, _, name in bundles) + " |"]
-    lines.append("|---" * (1 + len(bundles)) + "|")
+    lines = []
     for size in dict.fromkeys(s.setup.method for s in summaries):
         row = [size]
         for bundle in bundles:
             s = cells.get((size, bundle))
             mark = "**" if s is best[bundle] else ""
             row.append("-" if s is None else f"{mark}{s.tok_s.value:.1f} tok/s, tau {s.tau:.2f}{mark}")
-        lines.append("| " + " | ".join(row) + " |")
-    return "\n".join(lines) + "\n"
+        lines.append(row)
+    return markdown_table(["size", *(f"{name}, {precision}" for precision, _, name in bundles)], lines)
 
 
 def _category_table(categories: Mapping[str, Mapping[Setup, tuple[float, Estimate | None]]]) -> str:
     setups = [s for s in next(iter(categories.values())) if s.backend != PYTORCH and s.method != VANILLA]
-    titles = ["bundle", "precision", "method", "T", *categories]
-    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    lines = []
     for setup in setups:
         cells = [setup.bundle, setup.precision, setup.method, f"{setup.temperature:g}"]
-        for found in categories.values():
-            tau, ratio = found.get(setup, (0.0, None))
+        for figures in categories.values():
+            tau, ratio = figures.get(setup, (0.0, None))
             cells.append(f"{ratio.value:.2f}x, {tau:.2f}" if ratio else "-")
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        lines.append(cells)
+    return markdown_table(["bundle", "precision", "method", "T", *categories], lines)
 
 
-def estimate_text(found: Estimate, digits: int = 1) -> str:
-    """12.3 (11.9-12.8)."""
-    return f"{found.value:.{digits}f} ({found.low:.{digits}f}-{found.high:.{digits}f})"
+def estimate_text(estimate: Estimate) -> str:
+    """Returns the median and its interval, as in "12.3 (11.9-12.8)"."""
+    return f"{estimate.value:.1f} ({estimate.low:.1f}-{estimate.high:.1f})"
 
 
-def ratio_text(found: Estimate | None) -> str:
-    """2.31x (2.20-2.44)."""
-    return "-" if found is None else f"{found.value:.2f}x ({found.low:.2f}-{found.high:.2f})"
+def ratio_text(ratio: Estimate | None) -> str:
+    """Returns a ratio and its interval, as in "2.31x (2.20-2.44)"."""
+    return "-" if ratio is None else f"{ratio.value:.2f}x ({ratio.low:.2f}-{ratio.high:.2f})"
 
 
 def shares_text(s: Summary) -> str:
-    """30 / 65 / 5."""
+    """Returns the percentages of draft, verify and host, as in "30 / 65 / 5.0"."""
     if s.draft is None or s.verify is None or s.host is None:
         return "-"
     return f"{100 * s.draft:.0f} / {100 * s.verify:.0f} / {100 * s.host:.1f}"
 
 
 def peak_text(peak: Peak | None) -> str:
-    """MB of host memory, and of the device's where it was told."""
+    """Returns the MB of host memory, and those of the GPU if they were measured."""
     if peak is None:
         return "-"
     return f"{peak.host / 1e6:.0f}" + (f" + {peak.device / 1e6:.0f} GPU" if peak.device else "")
@@ -218,7 +217,7 @@ def percent(share: float | None) -> str:
 
 
 def as_json(s: Summary) -> dict[str, object]:
-    """For --json."""
+    """Returns the summary as data for --json."""
     data = asdict(s)
     return {**s.setup._asdict(), **{key: value for key, value in data.items() if key != "setup"}}
 

@@ -1,5 +1,5 @@
-"""--tune: what passes over more rows cost here, measured beforehand; trees of the kind "cost-aware" are sized by it,
-and correct it from then on."""
+"""eagle-bench --tune: measures the time of forward passes by their rows, by which cost-aware trees choose their
+size."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from eagle_runtime.drafting.costs.tables import Costs, Timings
 from eagle_tools.bench.charts import line_chart
 from eagle_tools.bench.plan import bundle_names
 from eagle_tools.bench.rows import precision_name
+from eagle_tools.markdown import markdown_table
 
 Measured = Sequence[tuple[str, Costs]]
 
 
 def tune(bundles: Sequence[Path], backend: str, context: int | None, threads: int | None) -> list[tuple[str, Costs]]:
-    """Measure the passes of every bundle, which cost-aware decoding from now on begins with. threads: None is another
-    setting than a number, and remembered apart."""
-    found = []
+    """Returns (name, costs) of each bundle, measured; cost-aware decoding begins with them from now on. Costs are kept
+    per number of threads, and for None, the engine's choice, apart."""
+    measured = []
     for name, bundle in zip(bundle_names(bundles), bundles, strict=True):
         with EagleModel.load(bundle, backend=backend, context=context, threads=threads) as model:
             costs = model.costs(measure_again=True)
-            found.append((f"{name}, {precision_name(model.manifest)}, {model.backend}", costs))
-    return found
+            measured.append((f"{name}, {precision_name(model.manifest)}, {model.backend}", costs))
+    return measured
 
 
 def tune_table(measured: Measured) -> str:
-    """Markdown: milliseconds by rows of a pass, and how many times those of one row."""
+    """Returns Markdown tables: milliseconds by rows of a forward pass, and the ratio to a pass of one row."""
     parts = []
     for name, costs in measured:
         for model, timings in _graphs(costs):
@@ -37,15 +38,15 @@ def tune_table(measured: Measured) -> str:
 
 
 def tune_chart(measured: Measured) -> str:
-    """SVG: milliseconds over rows, a line per model and context."""
+    """Returns an SVG chart: milliseconds over rows, one line per graph and context."""
     lines = {}
     for name, costs in measured:
         for model, timings in _graphs(costs):
             if timings is not None:
                 for context, seconds in zip(timings.contexts, timings.seconds, strict=True):
                     points = [(rows, 1e3 * s) for rows, s in zip(timings.rows, seconds, strict=True)]
-                    lines[f"{name}, {model} behind {context} tokens"] = points
-    return line_chart(lines, "rows of a pass", "milliseconds")
+                    lines[f"{name}, {model} after {context} tokens"] = points
+    return line_chart(lines, "rows of a forward pass", "milliseconds")
 
 
 def _graphs(costs: Costs) -> tuple[tuple[str, Timings | None], ...]:
@@ -53,9 +54,9 @@ def _graphs(costs: Costs) -> tuple[tuple[str, Timings | None], ...]:
 
 
 def _table(timings: Timings) -> str:
-    titles = ["rows", *(f"behind {context} tokens, ms" for context in timings.contexts)]
-    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    titles = ["rows", *(f"after {context} tokens, ms" for context in timings.contexts)]
+    lines = []
     for index, rows in enumerate(timings.rows):
-        cells = [f"{1e3 * line[index]:.2f} ({line[index] / line[0]:.2f}x)" for line in timings.seconds]
-        lines.append("| " + " | ".join([str(rows), *cells]) + " |")
-    return "\n".join(lines) + "\n"
+        cells = (f"{1e3 * seconds[index]:.2f} ({seconds[index] / seconds[0]:.2f}x)" for seconds in timings.seconds)
+        lines.append([str(rows), *cells])
+    return markdown_table(titles, lines)

@@ -10,6 +10,7 @@ from eagle_tools.bench.identity import PYTORCH
 from eagle_tools.bench.methods import SHAPE
 from eagle_tools.bench.rows import Row
 from eagle_tools.bench.summary import Summary, estimate_text, fastest_line, ratio_text, summarise
+from eagle_tools.markdown import markdown_table
 from eagle_tools.results.pairs import PRECISIONS
 from eagle_tools.results.stages import ABLATION, LONG, Finished, peak_name
 
@@ -95,7 +96,7 @@ def methods_table(found: Mapping[str, Finished]) -> str:
                 s = _find(summaries, head, method, temperature)
                 cells += ["-", "-"] if s is None else [ratio_text(s.vs_vanilla), f"{s.tau:.2f}"]
             lines.append(cells)
-    return _table(titles, lines)
+    return markdown_table(titles, lines)
 
 
 def ablation_table(rows: Sequence[Row]) -> str:
@@ -109,7 +110,9 @@ def ablation_table(rows: Sequence[Row]) -> str:
             s = _find(summaries, "eagle1", method, temperature)
             cells += ["-", "-"] if s is None else [ratio_text(s.vs_vanilla), f"{s.tau:.2f}"]
         lines.append(cells)
-    return _table(["method", *(f"T = {t:g} {what}" for t in temperatures for what in ("speed-up", "tau"))], lines)
+    return markdown_table(
+        ["method", *(f"T = {t:g} {what}" for t in temperatures for what in ("speed-up", "tau"))], lines
+    )
 
 
 def pytorch_table(found: Finished) -> str:
@@ -128,7 +131,7 @@ def pytorch_table(found: Finished) -> str:
         lines.append(cells)
     titles = ["", "precision", "method", "tok/s", "x PyTorch eager", "x PyTorch fastest", "tau", "first token, ms"]
     titles += ["peak MB", "tokens as ours"]
-    return _table(titles, lines) + "\n" + (fastest_line(summaries, rows) or "")
+    return markdown_table(titles, lines) + "\n" + (fastest_line(summaries, rows) or "")
 
 
 def sweep_table(found: Mapping[str, Sequence[Row]]) -> str:
@@ -144,7 +147,7 @@ def sweep_table(found: Mapping[str, Sequence[Row]]) -> str:
         cells += [estimate_text(aware.tok_s), ratio_text(paired_ratio(mine, _speeds(rows, best)))]
         lines.append([*cells, ratio_text(paired_ratio(mine, _speeds(rows, dynamic))), ratio_text(aware.vs_vanilla)])
     titles = ["precision", "sizes tried", "best size", "best, tok/s", "default size, tok/s", "cost-aware, tok/s"]
-    return _table([*titles, "cost-aware / best", "cost-aware / default size", "cost-aware / vanilla"], lines)
+    return markdown_table([*titles, "cost-aware / best", "cost-aware / default size", "cost-aware / vanilla"], lines)
 
 
 def versus_table(rows: Sequence[Row], others: Sequence[str]) -> str:
@@ -157,7 +160,7 @@ def versus_table(rows: Sequence[Row], others: Sequence[str]) -> str:
             theirs = next(o for o in summaries if o.setup.method == other)
             cells.append(ratio_text(paired_ratio(_speeds(rows, s), _speeds(rows, theirs))))
         lines.append(cells)
-    return _table(["method", "tok/s", "tau", "x vanilla", *(f"x {other}" for other in others)], lines)
+    return markdown_table(["method", "tok/s", "tau", "x vanilla", *(f"x {other}" for other in others)], lines)
 
 
 def long_table(rows: Sequence[Row]) -> str:
@@ -180,7 +183,7 @@ def long_table(rows: Sequence[Row]) -> str:
         cells += [ratio_text(paired_ratio(passes[1], passes[0]))]
         lines.append(cells)
     titles = ["method", f"tok/s behind {names[0]}", f"behind {names[1]}", "ratio", "tau, short", "long"]
-    return _table([*titles, "ms per cycle, short", "long", "ratio"], lines)
+    return markdown_table([*titles, "ms per cycle, short", "long", "ratio"], lines)
 
 
 def _place(row: Row) -> str:
@@ -201,8 +204,3 @@ def _find(summaries: Sequence[Summary], head: str, method: str, temperature: flo
 
 def _speeds(rows: Sequence[Row], s: Summary) -> dict[int | str, float]:
     return {row.prompt_id: row.tok_s for row in rows if row.setup == s.setup}
-
-
-def _table(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    head = "| " + " | ".join(titles) + " |\n" + "|---" * len(titles) + "|\n"
-    return head + "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from eagle_runtime.bundle.manifest import Manifest
-from eagle_runtime.bundle.typed_json import checked
+from eagle_runtime.bundle.typed_json import from_json
 from eagle_runtime.errors import BackendError, BundleError
-from eagle_runtime.files import SIDECAR_BYTES, file_sha256, inside, read_plain
+from eagle_runtime.files import SIDECAR_BYTES, file_sha256, inside, read_json
 from eagle_runtime.machine.nvidia import DeviceInfo
 from eagle_runtime.session.trt.padding import PAST_STEP, round_up
 
@@ -140,17 +140,17 @@ def read_sidecar(path: Path, command: str) -> EngineSet:
     try:
         if not inside(path.parents[2], path):
             raise BundleError(f"{path} leaves the bundle by a link; build the engines again: {command}")
-        data = json.loads(read_plain(path, SIDECAR_BYTES).decode())
-    except (OSError, ValueError, RecursionError) as error:
-        raise BundleError(f"{path} is not readable JSON ({error}); build the engines again: {command}") from None
-    version = data.get("schema_version") if isinstance(data, dict) else None
+    except OSError as error:  # a loop of links
+        raise BundleError(f"{path} cannot be read ({error}); build the engines again: {command}") from None
+    data = read_json(path, SIDECAR_BYTES, BundleError, f"build the engines again: {command}")
+    version = data.get("schema_version")
     if version != SIDECAR_VERSION:
         raise BundleError(
             f"{path}: schema_version is {version!r}, this runtime reads {SIDECAR_VERSION}; build the engines again: "
             f"{command}"
         )
     try:
-        engines = typing.cast(EngineSet, checked(EngineSet, data, str(path)))
+        engines = typing.cast(EngineSet, from_json(EngineSet, data, str(path)))
     except BundleError as error:
         what, _, _ = str(error).partition(";")
         raise BundleError(f"{what}; build the engines again: {command}") from None

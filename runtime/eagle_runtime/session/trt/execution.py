@@ -11,7 +11,7 @@ import numpy as np
 
 from eagle_runtime.bundle.manifest import GraphSpec
 from eagle_runtime.errors import BackendError, BundleError, RequestError
-from eagle_runtime.files import LARGEST, read_plain
+from eagle_runtime.files import LARGEST, read_plain, replacing
 from eagle_runtime.session.trt.device import Device
 from eagle_runtime.session.trt.engine_file import Profile
 from eagle_runtime.session.trt.library import Messages
@@ -190,11 +190,7 @@ def _read_runtime_cache(config: Any, path: Path) -> Any:
 def _write_runtime_cache(cache: Any, path: Path) -> None:
     """Beside and renamed. A folder that cannot be written only costs the next start some time."""
     content = cache.serialize()
-    beside = path.with_name(f".{path.name}.new")
-    try:
+    with contextlib.suppress(OSError, TypeError):  # a read-only folder; nothing to serialise
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(memoryview(content))
-        beside.replace(path)
-    except (OSError, TypeError):  # a read-only folder; nothing to serialise
-        with contextlib.suppress(OSError):
-            beside.unlink()
+        with replacing(path) as new:
+            new.write_bytes(memoryview(content))

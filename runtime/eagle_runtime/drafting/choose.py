@@ -1,0 +1,120 @@
+"""Which drafter a request asks for: method, tree and sizes -> a description that EagleModel builds the drafter from."""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from eagle_runtime.arguments import checked_int, short_repr
+from eagle_runtime.bundle.manifest import TreeDefaults, TreeKind
+from eagle_runtime.drafting.eagle import check_children
+from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, TreeShape, chain
+from eagle_runtime.errors import RequestError
+from eagle_runtime.tree import EAGLE1_CHOICES
+
+Method = Literal["eagle", "eagle+lookup", "lookup", "vanilla"]
+
+NO_HEAD = "the bundle has no draft head; use method lookup or vanilla, or export the target with a head"
+
+
+class Sizes(NamedTuple):
+    """Sizes of a tree as a caller gives them; None takes the bundle's (manifest.TreeDefaults)."""
+
+    total_token: int | None = None
+    depth: int | None = None
+    draft_top_k: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Vanilla:
+    """No drafts."""
+
+
+@dataclass(frozen=True, slots=True)
+class FixedTree:
+    """The head's proposals in a tree of a fixed shape."""
+
+    shape: TreeShape
+
+
+@dataclass(frozen=True, slots=True)
+class LookupChain:
+    """A chain of `length` tokens that followed an earlier n-gram match."""
+
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class CostAware:
+    """A tree sized by what forward passes cost, of the head's proposals, of n-gram matches, or of both."""
+
+    head: bool
+    lookup: bool
+    top_k: int
+
+
+Choice = Vanilla | FixedTree | LookupChain | CostAware
+
+
+def default_method(defaults: TreeDefaults, has_head: bool) -> Method:
+    """The method where neither method nor tree is given: the head's proposals with n-gram matches, or the head alone
+    where the bundle's default tree is one that only a head grows."""
+    if not has_head:
+        return "lookup"
+    return "eagle+lookup" if defaults.tree == "cost-aware" else "eagle"
+
+
+def choose_drafter(
+    method: Method | None,
+    tree: TreeKind | TreeShape | None,
+    sizes: Sizes,
+    defaults: TreeDefaults,
+    head_top_k: int | None,
+) -> tuple[Method, Choice]:
+    """The method that is meant, and the drafter.
+
+    head_top_k: tokens that the bundle's head returns per row; None: it has no head. Raises RequestError for a
+    combination that no drafter serves and for sizes out of range."""
+    total, depth, top_k = (
+        value if value is None else checked_int(name, value, least)
+        for (name, value), least in zip(sizes._asdict().items(), (2, 0, 1), strict=True)
+    )
+    sized = total is not None or depth is not None
+    if method is None:
+        fixed = tree not in (None, "cost-aware") or sized
+        method = "eagle" if fixed and head_top_k is not None else default_method(defaults, head_top_k is not None)
+    if method == "vanilla":
+        return method, Vanilla()
+    if method not in typing.get_args(Method):
+        raise RequestError(f"method is {short_repr(method)}, but must be one of {', '.join(typing.get_args(Method))}")
+    if method != "lookup" and head_top_k is None:
+        raise RequestError(NO_HEAD)
+    if tree is not None and not isinstance(tree, str):
+        if not hasattr(tree, "grow"):
+            raise RequestError(f"tree is {short_repr(tree)}, but must be one of {', '.join(typing.get_args(TreeKind))}")
+        if head_top_k is None:
+            raise RequestError(NO_HEAD)
+        if method != "eagle":
+            raise RequestError(f"method {method} takes no tree shape of your own; leave tree out")
+        return method, FixedTree(tree)
+    total = defaults.total_token if total is None else total
+    depth = defaults.depth if depth is None else depth
+    limit = None if method == "lookup" else head_top_k
+    if top_k is None:
+        top_k = defaults.draft_top_k if limit is None else min(defaults.draft_top_k, limit)
+    elif limit is not None:
+        check_children(limit, top_k)
+    # Checked whatever the tree, so that a wrong number never passes unnoticed.
+    dynamic, line = DynamicTree(total, depth, top_k), chain(min(depth + 1, total - 1))
+    kind = tree or ("cost-aware" if method != "eagle" else "dynamic" if sized else defaults.tree)
+    if kind not in typing.get_args(TreeKind):
+        raise RequestError(f"tree is {short_repr(kind)}, but must be one of {', '.join(typing.get_args(TreeKind))}")
+    if kind == "cost-aware":
+        return method, CostAware(method != "lookup", method != "eagle", top_k)
+    if method == "lookup" and kind == "chain":
+        return method, LookupChain(len(line.choices))
+    if method != "eagle":
+        raise RequestError(f"method {method} does not draft a {kind} tree; leave the tree to it")
+    shapes: dict[str, TreeShape] = {"dynamic": dynamic, "static": StaticTree(EAGLE1_CHOICES), "chain": line}
+    return method, FixedTree(shapes[kind])

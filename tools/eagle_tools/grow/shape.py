@@ -1,0 +1,88 @@
+"""The shape that a pair is grown to, and the checks before anything is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from eagle_export.heads.config import default_taps
+from eagle_export.pair import HeadPart, Pair
+from eagle_runtime.errors import EagleError
+
+
+class GrowError(EagleError):
+    """The pair cannot be grown to the requested shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of the grown target; the heads' layers get the same ones. A vocabulary of 0 keeps its old size."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int = 0
+    draft_vocab: int = 0
+
+    def config(self) -> dict[str, int]:
+        """The config.json entries that the target and its heads share."""
+        return {
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+        }
+
+
+def head_of(pair: Pair) -> HeadPart:
+    """The pair's head. Every pair that is grown was opened with one."""
+    assert pair.head is not None
+    return pair.head
+
+
+def check_shape(pairs: list[Pair], shape: Shape) -> None:
+    """Raises GrowError if one of the sizes is too small for the old pair, or the pair has a part that cannot grow."""
+    config = pairs[0].config
+    layers = int(config.num_hidden_layers)
+    smallest = {
+        "layers": layers,
+        "hidden": int(config.hidden_size),
+        "heads": int(config.num_attention_heads),
+        "kv_heads": pairs[0].num_kv_heads,
+        "head_dim": pairs[0].head_dim,
+        "intermediate": int(config.intermediate_size),
+    }
+    for name, old in smallest.items():
+        if getattr(shape, name) < old:
+            raise GrowError(f"{name} would be {getattr(shape, name)}, but the target has {old}; growth only adds")
+    if shape.intermediate % 2:
+        raise GrowError(f"intermediate {shape.intermediate} is odd, but inserted layers pair their units; add one")
+    if shape.heads % shape.kv_heads:
+        raise GrowError(f"{shape.heads} heads do not share {shape.kv_heads} key/value heads evenly; change one of them")
+    if shape.hidden % shape.heads:
+        raise GrowError(f"hidden {shape.hidden} is no multiple of {shape.heads} heads, as Llama requires; change one")
+    if shape.vocab and shape.vocab < int(config.vocab_size):
+        raise GrowError(f"vocab would be {shape.vocab}, but the target has {config.vocab_size}; growth only adds")
+    rope: list[dict[str, Any]] = [config.rope_parameters or {}]
+    rope += [head_of(pair).config.rope["rope_parameters"] for pair in pairs]
+    for parameters in rope:
+        if parameters.get("rope_type", "default") not in ("default", "linear", "llama3"):
+            raise GrowError(f"rope scaling {parameters['rope_type']!r} depends on head_dim; grow a pair without it")
+    for pair in pairs:
+        head, folder = head_of(pair).config, head_of(pair).checkpoint.folder
+        if head.hidden_size != int(config.hidden_size) or head_of(pair).own_embedding:
+            raise GrowError(f"{folder} has an embedding of its own; only heads that share the target's grow")
+        if head.kind != "eagle3":
+            continue
+        if head.taps != default_taps(layers):
+            raise GrowError(f"{folder} taps layers {head.taps}; only the usual {default_taps(layers)} grow")
+        added = shape.draft_vocab - head.draft_vocab_size
+        if shape.draft_vocab and not 0 <= added <= (shape.vocab or head.vocab_size) - head.vocab_size:
+            raise GrowError(
+                f"draft_vocab {shape.draft_vocab} adds {added} draft tokens, which must be 0 or more and at most as "
+                "many as vocab adds"
+            )
