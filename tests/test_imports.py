@@ -97,7 +97,7 @@ def house(tmp_path: Path) -> Path:
     ("file", "text", "line"),
     [
         ("runtime/eagle_runtime/a.py", "import eagle_export", 1),
-        ("runtime/eagle_runtime/a.py", "from eagle_calib.ranges import Range", 1),
+        ("runtime/eagle_runtime/a.py", "from eagle_calib.texts import joined", 1),
         ("runtime/eagle_runtime/deep/er/a.py", "import json, torch.nn as nn", 1),
         ("runtime/eagle_runtime/a.py", "def lazy():\n    from transformers import AutoTokenizer", 2),
         ("runtime/eagle_runtime/a.py", "if TYPE_CHECKING:\n    import onnx", 2),

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import math
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,9 +22,8 @@ Graph = Literal["target", "draft"]
 Float = npt.NDArray[np.float32]
 
 JSON_NAME, ARRAYS_NAME = "calibration.json", "calibration.npz"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 COUNTS = "token_counts"  # in the arrays
-METHODS = ("absmax", "percentile", "entropy", "mse")
 GRAPHS: tuple[Graph, ...] = ("target", "draft")
 AGAIN = "run eagle-calib again"
 
@@ -34,13 +32,11 @@ AGAIN = "run eagle-calib again"
 class Observed:
     """What went into a linear layer. rows: how many were seen. channel_absmax [K]: largest |x| of each channel.
 
-    sample [n, K]: rows spread evenly over all that were seen. ranges: method (METHODS) -> the |x| at which a
-    per-tensor quantiser should clip, above 0 and at most the absmax."""
+    sample [n, K]: rows spread evenly over all that were seen."""
 
     rows: int
     channel_absmax: Float
     sample: Float
-    ranges: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +94,6 @@ def write_calibration(
                     "weights": list(item.weights),
                     "channels": len(seen.channel_absmax),
                     "rows": seen.rows,
-                    "ranges": {method: seen.ranges[method] for method in METHODS},
                 }
             )
     np.savez(folder / ARRAYS_NAME, allow_pickle=False, **arrays)  # gives every member the same fixed date
@@ -163,7 +158,7 @@ def _layers(graph: Graph, items: Any, arrays: dict[str, Float], where: str) -> d
     layers: dict[str, Observed] = {}
     for index, item in enumerate(items):
         here = f"{where}: {graph}[{index}]"
-        _check_keys(item, {"tensor", "weights", "channels", "rows", "ranges"}, here)
+        _check_keys(item, {"tensor", "weights", "channels", "rows"}, here)
         weights = item["weights"]
         if not isinstance(weights, list) or not weights or not all(isinstance(name, str) for name in weights):
             raise CalibrationError(f"{here}: weights is no list of names; {AGAIN}")
@@ -182,18 +177,11 @@ def _observed(item: Mapping[str, Any], arrays: dict[str, Float], prefix: str, he
     channels = _check_count(item["channels"], f"{here}: channels")
     absmax = _array(arrays, f"{prefix}.channel_absmax", (channels,), here)
     sample = _array(arrays, f"{prefix}.sample", (None, channels), here)
-    ranges = item["ranges"]
-    _check_keys(ranges, set(METHODS), f"{here}: ranges")
-    for method, value in ranges.items():
-        if type(value) is not float or not math.isfinite(value) or not 0 < value <= ranges["absmax"]:
-            raise CalibrationError(
-                f"{here}: the {method} range is {value!r}, but must be above 0 and at most the absmax; {AGAIN}"
-            )
-    if np.any(absmax < 0) or np.float32(ranges["absmax"]) != absmax.max():
-        raise CalibrationError(f"{here}: the absmax range is not the largest channel's; {AGAIN}")
+    if np.any(absmax < 0) or not np.any(absmax):
+        raise CalibrationError(f"{here}: channel_absmax must hold magnitudes that are not all 0; {AGAIN}")
     if not 1 <= len(sample) <= rows or np.any(np.abs(sample) > absmax):
         raise CalibrationError(f"{here}: the sample does not come from the rows that were measured; {AGAIN}")
-    return Observed(rows, absmax, sample, dict(ranges))
+    return Observed(rows, absmax, sample)
 
 
 def _array(arrays: dict[str, Float], name: str, shape: tuple[int | None, ...], here: str) -> Float:

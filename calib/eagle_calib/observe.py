@@ -12,7 +12,6 @@ import numpy as np
 from eagle_calib.calibration import Float, Input, Observed
 from eagle_calib.errors import CalibrationError
 from eagle_calib.graph import observable
-from eagle_calib.ranges import Histogram, clipping_ranges
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec
 from eagle_runtime.cache import Cache
 from eagle_runtime.session.ort.session import OrtSession
@@ -32,27 +31,22 @@ class Statistics:
         self._rows = 0
         self._channel_absmax = np.zeros(channels, np.float32)
         self._sample = np.zeros((SAMPLE_ROWS, channels), np.float32)
-        self._histogram = Histogram()
         self._rng = np.random.default_rng(SEED)
 
     def add(self, rows: Float) -> None:
         """Count rows [n, K]. Raises CalibrationError if a value is no finite number."""
-        magnitudes = np.abs(rows)
-        largest = magnitudes.max(axis=0, initial=0)
+        largest = np.abs(rows).max(axis=0, initial=0)
         if not np.isfinite(largest).all():
             raise CalibrationError(f"{self._name} holds values that are no finite numbers; {ADVICE}")
         np.maximum(self._channel_absmax, largest, out=self._channel_absmax)
-        self._histogram.add(magnitudes)
         self._draw(rows)
         self._rows += len(rows)
 
     def observed(self) -> Observed:
         """The figures of all rows. Raises CalibrationError if no range can be had of them."""
-        absmax = self._channel_absmax.max(initial=0)
-        if absmax < np.finfo(np.float32).tiny:
+        if self._channel_absmax.max(initial=0) < np.finfo(np.float32).tiny:
             raise CalibrationError(f"{self._name} is zero throughout, which gives no range; {ADVICE}")
-        ranges = clipping_ranges(self._histogram, float(absmax))
-        return Observed(self._rows, self._channel_absmax.copy(), self._sample[: self._rows].copy(), ranges)
+        return Observed(self._rows, self._channel_absmax.copy(), self._sample[: self._rows].copy())
 
     def _draw(self, rows: Float) -> None:
         """Reservoir sampling (Vitter's algorithm R): every row seen is in the sample with the same chance."""
