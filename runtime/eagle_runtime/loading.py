@@ -15,13 +15,15 @@ from eagle_runtime.backends import AUTO, PassedOver, check_name, choose, library
 from eagle_runtime.bundle.fidelity import FidelityWarning, shortfall
 from eagle_runtime.bundle.manifest import Manifest, read_manifest, read_text_file, verify_hashes
 from eagle_runtime.drafting.acceptance import AcceptanceStats
-from eagle_runtime.drafting.costs.learned import LearnedCosts, open_costs, unknown
+from eagle_runtime.drafting.costs.estimate import unknown
+from eagle_runtime.drafting.costs.learned import LearnedCosts, open_costs
 from eagle_runtime.drafting.costs.prior import prior_costs
-from eagle_runtime.drafting.costs.tables import file_name
+from eagle_runtime.drafting.costs.storage import file_name
+from eagle_runtime.drafting.head import Head
 from eagle_runtime.errors import RequestError
 from eagle_runtime.exact_rows import PaddedSession, RowCheck, check_rows
-from eagle_runtime.model import Head, Target
 from eagle_runtime.session.protocol import Session
+from eagle_runtime.target import Target
 from eagle_runtime.text.tokenizer import Text
 from eagle_runtime.threads.engines import Engines
 

@@ -25,8 +25,9 @@ from eagle_export.errors import ExportError
 from eagle_export.pair import build_graphs, open_pair
 from eagle_export.recipes.blocks import compensated, damped_gram, rounded
 from eagle_export.recipes.graph import linears
-from eagle_export.recipes.int4 import int4_blocks
-from eagle_export.recipes.qdq import best_range, int8_static
+from eagle_export.recipes.int4 import Int4Blocks
+from eagle_export.recipes.plan import apply, plan
+from eagle_export.recipes.qdq import Int8Static, best_range, simulated
 from eagle_export.recipes.smooth import channel_sizes, groups, inputs_of, smooth
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
@@ -205,6 +206,19 @@ def test_calibrated_bundles_decode_losslessly_and_close_to_the_source(
             assert eagle.stats.tau > 1.3
 
 
+@pytest.mark.parametrize(("backend", "precision"), [("cpu", "int8-static"), ("tensorrt", "int8")])
+def test_static_int8_smooths_o_proj_on_every_backend(
+    backend: str, precision: str, calibrations: dict[str, Path]
+) -> None:
+    """Its input is traced back through the Attention node, which the CPU's exact attention replaces."""
+    calibration = read_calibration(calibrations["eagle1"])
+    expected = smooth(target_graph("eagle1"), calibration.target, simulated)
+    done = apply(plan(backend, precision, None, calibration).passes["target"], target_graph("eagle1"))
+    smoothed = {name for name, what in done.items() if what.endswith(", smoothed")}
+    assert smoothed == set(expected)
+    assert any(name.endswith("o_proj.weight") for name in smoothed)
+
+
 @pytest.mark.parametrize("graph", ["target/model.onnx", "draft/model.onnx"])
 def test_onnxruntime_fuses_every_product_of_a_static_graph(
     graph: str, calibrations: dict[str, Path], tmp_path: Path
@@ -259,11 +273,10 @@ def test_searched_scales_are_folded_into_the_norm_and_help(layer: tuple[Array, A
     size[[5, 40]] = 30
     rows = rng.normal(size=(1, 512, 64)).astype(np.float32)
     normed = outputs(normed_linear(np.eye(64, dtype=np.float32), size), rows)[0]
-    ranges = dict.fromkeys(("absmax", "percentile", "entropy", "mse"), float(np.abs(normed).max()))
-    observed = {"w": Observed(256, np.abs(normed[:256]).max(0), normed[:256], ranges)}
+    observed = {"w": Observed(256, np.abs(normed[:256]).max(0), normed[:256])}
     exact = normed[256:] @ weight
     searched = normed_linear(weight, size)
-    int8_static(searched, observed, np.int8(0))
+    Int8Static(observed, np.int8(0)).apply(searched)
     error = np.square(outputs(searched, rows)[0, 256:] - exact).mean()
     unscaled = normed_linear(weight, size)
     (norm,) = (node for node in unscaled.graph if node.op_type == "RMSNormalization")
@@ -272,7 +285,7 @@ def test_searched_scales_are_folded_into_the_norm_and_help(layer: tuple[Array, A
     for use in [use for use in norm.outputs[0].uses() if use.node is not aside]:
         use.node.replace_input_with(use.idx, aside.outputs[0])
     aside.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
-    int8_static(unscaled, observed, np.int8(0))
+    Int8Static(observed, np.int8(0)).apply(unscaled)
     plain = np.square(outputs(unscaled, rows)[0, 256:] - exact).mean()
     assert error < 0.5 * plain
 
@@ -350,13 +363,13 @@ def test_a_calibration_of_another_pair_is_refused(calibrations: dict[str, Path])
     observed = dict(read_calibration(calibrations["eagle1"]).target)
     name = "model.layers.3.self_attn.o_proj.weight"
     seen = observed[name]
-    observed[name] = Observed(seen.rows, seen.channel_absmax[:-1], seen.sample[:, :-1], seen.ranges)
+    observed[name] = Observed(seen.rows, seen.channel_absmax[:-1], seen.sample[:, :-1])
     width = len(seen.channel_absmax)
     with pytest.raises(ExportError, match=rf"{name}.* is {width - 1} wide, the layer {width}"):
-        int8_static(target_graph("eagle1"), observed, np.uint8(128))
+        Int8Static(observed, np.uint8(128)).apply(target_graph("eagle1"))
     del observed[name]
     with pytest.raises(ExportError, match=f"lacks layer '{name}'"):
-        int4_blocks(target_graph("eagle1"), 32, 1, observed=observed)
+        Int4Blocks(32, 1, observed=observed).apply(target_graph("eagle1"))
 
 
 def test_inputs_are_those_after_scaling(calibrations: dict[str, Path]) -> None:

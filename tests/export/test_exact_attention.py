@@ -13,11 +13,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from eagle_export.bundle import export
 from eagle_export.errors import ExportError
-from eagle_export.recipes.attention import exact_attention
+from eagle_export.recipes.attention import ExactAttention
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.model import Target
 from eagle_runtime.session.ort.session import OrtSession
+from eagle_runtime.target import Target
 from eagle_runtime.tree import MAX_DEPTH, Tree
 
 LONG = 330  # more than one block of ONNX Runtime's products
@@ -85,7 +85,7 @@ def test_heads_of_any_shape(kv_heads: int, width: int, tmp_path: Path) -> None:
 
     folder = tmp_path / "fp32/target"
     graph = ir.load(folder / "model.onnx")
-    assert len(exact_attention(graph)) == config.num_hidden_layers
+    assert len(ExactAttention().apply(graph)) == config.num_hidden_layers
     ir.save(graph, folder / "exact.onnx")
     with OrtSession(folder / "exact.onnx", read_manifest(tmp_path / "int8").target.graph, threads=1) as session:
         target = Target(session, capacity=512)
@@ -101,4 +101,4 @@ def test_attention_without_a_cache_is_refused(bundle_of: Callable[..., Path]) ->
     attention = next(node for node in model.graph if node.op_type == "Attention")
     attention.replace_input_with(1, attention.inputs[0])
     with pytest.raises(ExportError, match="does not read its keys from the cache"):
-        exact_attention(model)
+        ExactAttention().apply(model)

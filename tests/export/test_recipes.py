@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,17 @@ import onnxruntime
 import pytest
 
 from conftest import GOLDEN, HEADS
+from eagle_calib.calibration import Calibration
 from eagle_export.bundle import export
 from eagle_export.errors import ExportError
-from eagle_export.recipes import RECIPES, Pass, apply
+from eagle_export.recipes.attention import ExactAttention
 from eagle_export.recipes.blocks import MIDDLE, rounded
-from eagle_export.recipes.int4 import int4_blocks, packed
-from eagle_export.recipes.int8 import int8_per_token, per_column
+from eagle_export.recipes.int4 import Int4Blocks, packed
+from eagle_export.recipes.int8 import Int8PerToken, per_column
+from eagle_export.recipes.keep import KeepLayers
+from eagle_export.recipes.plan import PLACES, RECIPES, apply, plan
+from eagle_export.recipes.qdq import Int8Static, Int8Weights
+from eagle_export.recipes.vocabulary import TrimVocabulary
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
 
@@ -95,7 +100,7 @@ def test_an_int8_row_is_the_same_to_the_bit_beside_any_others(
 ) -> None:
     model = linear_model(weight, fed_by, output)
     said = "int8 per column, activations int8 per token" + (f", each in {parts} parts" if parts > 1 else "")
-    assert int8_per_token(model) == {"w": said}
+    assert Int8PerToken().apply(model) == {"w": said}
     assert sum(node.op_type == "MatMulIntegerToFloat" for node in model.graph) == parts
     run = session(model, threads)
     together = run(rows)
@@ -111,16 +116,16 @@ def test_parts_are_finer_where_few_values_are_large(weight: Array) -> None:
     rows = np.random.default_rng(2).normal(size=(1, 64, 192)).astype(np.float32)
     rows[0, np.arange(64), np.arange(64) * 3] *= 12
     model = linear_model(weight)
-    int8_per_token(model)
+    Int8PerToken().apply(model)
     whole = np.square(session(model)(np.square(rows)) - np.square(rows) @ weight).mean()
     cut = linear_model(weight, "Mul")
-    int8_per_token(cut)
+    Int8PerToken().apply(cut)
     assert np.square(session(cut)(rows) - np.square(rows) @ weight).mean() < 0.4 * whole
 
 
 def test_an_input_that_cannot_be_cut_stays_whole(weight: Array) -> None:
     model = linear_model(weight[:188], "Mul")
-    assert int8_per_token(model) == {"w": "int8 per column, activations int8 per token"}
+    assert Int8PerToken().apply(model) == {"w": "int8 per column, activations int8 per token"}
 
 
 def test_one_scale_for_all_rows_would_not_be_lossless(weight: Array, rows: Array) -> None:
@@ -132,7 +137,7 @@ def test_one_scale_for_all_rows_would_not_be_lossless(weight: Array, rows: Array
 
 def test_int4_follows_the_weight_as_four_bits_can(weight: Array, rows: Array) -> None:
     model = linear_model(weight)
-    assert int4_blocks(model, block=32, accuracy=1) == {"w": "int4 in blocks of 32"}
+    assert Int4Blocks(block=32, accuracy=1).apply(model) == {"w": "int4 in blocks of 32"}
     blocks = rounded(weight, 32, asymmetric=True)
     assert blocks.level.min() == 0 and blocks.level.max() == 15 and len(np.unique(blocks.zero)) > 3
     np.testing.assert_allclose(session(model)(rows), rows @ blocks.values(), atol=2e-3)  # unpacked as it was packed
@@ -188,16 +193,16 @@ def test_a_layer_may_feed_another_directly(weight: Array, rows: Array) -> None:
     first.outputs[0].name, y.name = "between", "y"
     y.type, y.shape = model.graph.outputs[0].type, ir.Shape([1, "T", 160])
     model.graph.outputs[0] = y
-    assert list(int8_per_token(model)) == ["w", "again"]
+    assert list(Int8PerToken().apply(model)) == ["w", "again"]
     exact = rows @ weight @ weight[:160].T
     assert np.abs(session(model)(rows) - exact).max() < 0.03 * np.abs(exact).max()
 
 
 def test_a_pass_that_finds_nothing_is_an_error(weight: Array) -> None:
     model = linear_model(weight)
-    apply((Pass("int8", int8_per_token),), model)
-    with pytest.raises(ExportError, match="pass 'int8' found nothing to change"):
-        apply((Pass("int8", int8_per_token),), model)
+    apply((Int8PerToken(),), model)
+    with pytest.raises(ExportError, match="pass 'int8 per token' found nothing to change"):
+        apply((Int8PerToken(),), model)
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
@@ -241,6 +246,29 @@ def test_halves_and_a_quantised_head_do_not_mix(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="fp16 features"):
         export(GOLDEN / "target", GOLDEN / HEADS["eagle3"], tmp_path / "b", precision="fp16", draft_precision="int8")
     assert not list(tmp_path.iterdir())
+
+
+def planned() -> Iterator[tuple[str, list[type]]]:
+    """Backend, precision and graph -> classes of its passes in order, with every optional pass."""
+    calibration = Calibration({}, {}, np.zeros(1, np.float32))
+    for backend, recipes in RECIPES.items():
+        for precision in recipes:
+            kept = ("*",) if precision not in ("fp32", "fp16") else ()
+            for graph, passes in plan(backend, precision, precision, calibration, 10, kept).passes.items():
+                yield f"{backend} {precision} {graph}", [type(step) for step in passes]
+
+
+def test_passes_stand_where_their_reasons_say() -> None:
+    for name, classes in planned():
+        assert set(classes) <= set(PLACES) and len(classes) == len(set(classes)), name
+        assert KeepLayers not in classes[1:], name
+        assert TrimVocabulary not in classes[1:], name
+        if Int8Static in classes and ExactAttention in classes:
+            assert classes.index(Int8Static) < classes.index(ExactAttention), name
+        for last in (Int8PerToken, Int8Weights):
+            assert last not in classes[:-1], name
+        quantised = name.startswith("cpu") and name.endswith("target") and len(classes) > 0
+        assert (ExactAttention in classes) == quantised, name
 
 
 def test_every_recipe_is_offered_by_the_command() -> None:

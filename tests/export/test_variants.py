@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from eagle_export.bundle import export
 from eagle_runtime import EagleModel
-from eagle_runtime.model import Scratch
+from eagle_runtime.drafting.head import Scratch
 
 PROMPT = [5, 17, 3, 60, 41, 2, 33, 8, 19, 4, 55]
 

@@ -12,7 +12,7 @@ import pytest
 
 from eagle_runtime import EagleModel, RequestError, SamplingParams
 from eagle_runtime.arguments import short_repr
-from eagle_runtime.drafting.drafter import DynamicTree
+from eagle_runtime.drafting.shapes import DynamicTree
 from eagle_runtime.sampling import Sampler
 
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")

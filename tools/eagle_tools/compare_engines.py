@@ -13,8 +13,9 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from eagle_runtime.model import Features, Head, Scratch, Target
+from eagle_runtime.drafting.head import Head, Scratch
 from eagle_runtime.session.protocol import Session
+from eagle_runtime.target import Features, Target
 from eagle_runtime.tree import Int, Tree
 
 NODES = 15  # of a compared tree
