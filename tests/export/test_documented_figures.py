@@ -24,6 +24,7 @@ from eagle_runtime.tree import MAX_DEPTH
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT_KB = round(len((resources.files("eagle_calib") / "text.txt").read_bytes()) / 1000)
+PROMPTS = len(GOLDEN_TEXTS)
 WORDS = {3: "three", 4: "four"}
 
 
@@ -48,10 +49,7 @@ def text(page: str) -> str:
         ("precision.md", f"keys {RECENT} or more positions back"),
         ("precision.md", f"no tree is deeper than {MAX_DEPTH} levels"),
         ("precision.md", f"up to {WORDS[WORST]} worst layers"),
-        (
-            "precision.md",
-            f"{len(GOLDEN_TEXTS)} prompts with {GOLDEN_TOKENS} tokens each are {len(GOLDEN_TEXTS) * GOLDEN_TOKENS} rows",
-        ),
+        ("precision.md", f"{PROMPTS} prompts with {GOLDEN_TOKENS} tokens each are {PROMPTS * GOLDEN_TOKENS} rows"),
     ],
 )
 def test_a_sentence_has_the_figure_of_the_code(page: str, sentence: str) -> None:
