@@ -202,6 +202,13 @@ def test_files_that_are_named_exist(page: Path) -> None:
             assert any((folder / name).exists() for folder in folders), name
 
 
+@pytest.mark.parametrize("drawing", sorted((ROOT / "docs").glob("*.svg")), ids=lambda path: path.name)
+def test_files_in_drawings_exist(drawing: Path) -> None:
+    """Names that stand alone in the text of a drawing, below the runtime's package."""
+    for name in re.findall(r">([\w/]+(?:\.py|/))<", drawing.read_text(encoding="utf-8")):
+        assert (ROOT / "runtime/eagle_runtime" / name).exists(), name
+
+
 def test_every_option_of_the_readme_exists() -> None:
     known = {
         option

@@ -23,9 +23,9 @@ import numpy as np
 from eagle_runtime.bundle.manifest import Manifest
 from eagle_runtime.errors import EagleWarning
 from eagle_runtime.machine.user_cache import machine_key, read_cached, write_cached
-from eagle_runtime.model import Target
 from eagle_runtime.session.protocol import Session
 from eagle_runtime.session.row_padding import RowPadding
+from eagle_runtime.target import Target
 from eagle_runtime.tree import Int, Tree, node_depths, root_only
 
 CHECKED = (2, 3, 6, 17, 64)  # rows of the trees compared: both parities, and sizes at which kernels change their tiling

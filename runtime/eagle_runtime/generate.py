@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from eagle_runtime.accept import Step, accept
 from eagle_runtime.drafting.drafter import Drafter
-from eagle_runtime.model import Target
 from eagle_runtime.sampling import Sampler
+from eagle_runtime.target import Target
 from eagle_runtime.tree import Tree, root_only
 
 

@@ -10,18 +10,20 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+from eagle_runtime.arguments import checked_int
 from eagle_runtime.backends import AUTO, PassedOver, check_name, choose, library_version, notice, open_sessions
-from eagle_runtime.boundary import whole
 from eagle_runtime.bundle.fidelity import FidelityWarning, shortfall
 from eagle_runtime.bundle.manifest import Manifest, read_manifest, read_text_file, verify_hashes
 from eagle_runtime.drafting.acceptance import AcceptanceStats
-from eagle_runtime.drafting.costs.learned import LearnedCosts, open_costs, unknown
+from eagle_runtime.drafting.costs.estimate import unknown
+from eagle_runtime.drafting.costs.learned import LearnedCosts, open_costs
 from eagle_runtime.drafting.costs.prior import prior_costs
-from eagle_runtime.drafting.costs.tables import file_name
+from eagle_runtime.drafting.costs.storage import file_name
+from eagle_runtime.drafting.head import Head
 from eagle_runtime.errors import RequestError
 from eagle_runtime.exact_rows import PaddedSession, RowCheck, check_rows
-from eagle_runtime.model import Head, Target
 from eagle_runtime.session.protocol import Session
+from eagle_runtime.target import Target
 from eagle_runtime.text.tokenizer import Text
 from eagle_runtime.threads.engines import Engines
 
@@ -68,11 +70,11 @@ def open_bundle(folder: Path, backend: str, context: int | None, threads: int | 
     longest = manifest.target.context
     if context is None:
         context = min(longest, DEFAULT_CONTEXT)
-    context = whole("context", context, 0)
+    context = checked_int("context", context, 0)
     if not 2 <= context <= longest:
         raise RequestError(f"context is {context}, but this model serves 2 to {longest} tokens")
     if threads is not None:
-        threads = whole("threads", threads, 1, MAX_THREADS)
+        threads = checked_int("threads", threads, 1, MAX_THREADS)
     check_name(backend)
     if check_hashes:
         verify_hashes(folder, manifest)

@@ -16,7 +16,7 @@ from functools import lru_cache, partial
 import numpy as np
 import numpy.typing as npt
 
-from eagle_runtime.boundary import finite, number, shown, whole
+from eagle_runtime.arguments import checked_finite, checked_float, checked_int, short_repr
 from eagle_runtime.errors import EagleError, RequestError
 
 Row = npt.NDArray[np.float64]
@@ -47,8 +47,8 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         checked: dict[str, object] = {
-            "top_k": whole("top_k", self.top_k, 0),
-            "seed": whole("seed", self.seed, 0, 2**64 - 1),
+            "top_k": checked_int("top_k", self.top_k, 0),
+            "seed": checked_int("seed", self.seed, 0, 2**64 - 1),
             "logit_bias": _checked_bias(self.logit_bias),
         }
         ranges: list[tuple[str, float, Callable[[float], bool], str]] = [
@@ -60,7 +60,7 @@ class SamplingParams:
             ("frequency_penalty", self.frequency_penalty, lambda x: True, "finite"),
         ]
         for name, value, holds, wanted in ranges:
-            checked[name] = found = finite(name, value)
+            checked[name] = found = checked_finite(name, value)
             if not holds(found):
                 raise RequestError(f"{name} is {found}, but must be {wanted}")
         for name, plain in checked.items():
@@ -70,13 +70,13 @@ class SamplingParams:
 def _checked_bias(bias: object) -> dict[int, float]:
     """token id -> number; raises RequestError."""
     if not isinstance(bias, Mapping):
-        raise RequestError(f"logit_bias is {shown(bias)}, but must map token ids to numbers")
+        raise RequestError(f"logit_bias is {short_repr(bias)}, but must map token ids to numbers")
     checked = {}
     for token, value in bias.items():
-        token_id = whole("a token of logit_bias", token, 0)
-        added = number(f"logit_bias of token {shown(token_id)}", value)
+        token_id = checked_int("a token of logit_bias", token, 0)
+        added = checked_float(f"logit_bias of token {short_repr(token_id)}", value)
         if math.isnan(added) or added == math.inf:
-            raise RequestError(f"logit_bias of token {shown(token_id)} is {added}, but must be a number or -inf")
+            raise RequestError(f"logit_bias of token {short_repr(token_id)} is {added}, but must be a number or -inf")
         checked[token_id] = added
     return checked
 
@@ -143,7 +143,9 @@ class Sampler:
         self._counts = np.zeros(vocab_size, np.int64)  # output only
         for token in params.logit_bias:
             if token >= vocab_size:
-                raise RequestError(f"logit_bias names token {shown(token)}, outside the vocabulary of {vocab_size}")
+                raise RequestError(
+                    f"logit_bias names token {short_repr(token)}, outside the vocabulary of {vocab_size}"
+                )
         self._bias_ids = np.array(list(params.logit_bias), np.int64)
         self._bias = np.array(list(params.logit_bias.values()), np.float64)
         self._noise = lru_cache(maxsize=KEPT)(partial(exponential_noise, params.seed, count=vocab_size))

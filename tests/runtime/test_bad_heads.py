@@ -16,12 +16,15 @@ from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
 from eagle_runtime.drafting.costs.tables import Costs, Timings
 from eagle_runtime.drafting.coupling import Coupling, Greedy, Trust
-from eagle_runtime.drafting.drafter import Drafter, DynamicTree, EagleDrafter, NoDraft, StaticTree, chain
+from eagle_runtime.drafting.drafter import Drafter, NoDraft
+from eagle_runtime.drafting.eagle import EagleDrafter
+from eagle_runtime.drafting.head import Head
+from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, chain
 from eagle_runtime.errors import EagleWarning
 from eagle_runtime.generate import generate
-from eagle_runtime.model import Head, Target
 from eagle_runtime.sampling import Sampler
 from eagle_runtime.session.protocol import Array
+from eagle_runtime.target import Target
 from eagle_runtime.tree import EAGLE1_CHOICES
 from fakes import Blend, FakeHead, FakeTarget, Table
 

@@ -16,7 +16,7 @@ from eagle_runtime.drafting.choose import (
     choose_drafter,
     default_method,
 )
-from eagle_runtime.drafting.drafter import DynamicTree, StaticTree, chain
+from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, chain
 from eagle_runtime.errors import RequestError
 from eagle_runtime.tree import EAGLE1_CHOICES
 

@@ -26,11 +26,12 @@ from eagle_runtime.drafting.acceptance import (
 )
 from eagle_runtime.drafting.cost_aware import Copy, CostAwareDrafter, Pool, best_size
 from eagle_runtime.drafting.costs.tables import LARGEST, Costs, Timings
-from eagle_runtime.drafting.drafter import DynamicTree
+from eagle_runtime.drafting.head import WINDOW, Head
+from eagle_runtime.drafting.shapes import DynamicTree
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle, generate
-from eagle_runtime.model import WINDOW, Head, Target
 from eagle_runtime.sampling import Sampler, SamplingParams
+from eagle_runtime.target import Target
 from eagle_runtime.tree import Tree
 from fakes import Blend, FakeHead, FakeTarget, Language, Table
 

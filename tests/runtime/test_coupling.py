@@ -11,10 +11,12 @@ import pytest
 
 from eagle_runtime import SamplingParams
 from eagle_runtime.drafting.coupling import NEVER, SUREST, WEIGHTS, Coupling, Greedy, Trust, at_temperature, log_softmax
-from eagle_runtime.drafting.drafter import EagleDrafter, chain
+from eagle_runtime.drafting.eagle import EagleDrafter
+from eagle_runtime.drafting.head import WINDOW, Head
+from eagle_runtime.drafting.shapes import chain
 from eagle_runtime.generate import Cycle, generate
-from eagle_runtime.model import WINDOW, Head, Target
 from eagle_runtime.sampling import Sampler
+from eagle_runtime.target import Target
 from eagle_runtime.tree import Float
 from fakes import FakeHead, FakeTarget
 

@@ -21,10 +21,13 @@ from scipy.stats import chisquare
 
 from eagle_runtime.accept import Step
 from eagle_runtime.cache import KVCache
-from eagle_runtime.drafting.drafter import Drafter, DynamicTree, EagleDrafter, NoDraft, StaticTree, TreeShape, chain
+from eagle_runtime.drafting.drafter import Drafter, NoDraft
+from eagle_runtime.drafting.eagle import EagleDrafter
+from eagle_runtime.drafting.head import Head
+from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, TreeShape, chain
 from eagle_runtime.generate import Cycle, generate
-from eagle_runtime.model import Features, Head, Target, causal
 from eagle_runtime.sampling import Sampler, SamplingParams
+from eagle_runtime.target import Features, Target, causal
 from eagle_runtime.tree import Int, Tree
 from fakes import Blend, FakeHead, FakeTarget, Language, Table, history_of
 
@@ -321,8 +324,8 @@ def keep_one_row_less(cache: KVCache, path: Int) -> None:
 
 
 PLANTED_IN_THE_LOOP: dict[str, tuple[str, object]] = {
-    "siblings see each other": ("eagle_runtime.model.ancestor_mask", lambda parents: causal(len(parents))),
-    "positions count nodes": ("eagle_runtime.model.node_depths", lambda parents: np.arange(len(parents))),
+    "siblings see each other": ("eagle_runtime.target.ancestor_mask", lambda parents: causal(len(parents))),
+    "positions count nodes": ("eagle_runtime.target.node_depths", lambda parents: np.arange(len(parents))),
     "rows are not gathered": ("eagle_runtime.cache.KVCache.keep", forget_to_gather),
     "the last row is lost": ("eagle_runtime.cache.KVCache.keep", keep_one_row_less),
 }

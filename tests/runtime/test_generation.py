@@ -87,7 +87,7 @@ def test_long_prompts_are_read_in_chunks(
     long = [token for prompt in prompts for token in prompt] * 8
     model = model_of("eagle3")
     whole = model.generate(long, max_new_tokens=24, ignore_eos=True, **SMALL)
-    from eagle_runtime import model as module
+    from eagle_runtime import target as module
 
     monkeypatch.setattr(module, "PREFILL_CHUNK", 50)
     cycles: list[Cycle] = []

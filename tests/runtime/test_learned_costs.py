@@ -16,24 +16,16 @@ from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.drafting.acceptance import CREDIT, SHARE, AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter, best_size
-from eagle_runtime.drafting.costs.learned import (
-    FEW,
-    LearnedCosts,
-    Pass,
-    expected,
-    learned,
-    measured,
-    open_costs,
-    read_belief,
-    table,
-    unknown,
-)
+from eagle_runtime.drafting.costs.estimate import Pass, expected, learned, measured, table, unknown
+from eagle_runtime.drafting.costs.learned import FEW, LearnedCosts, open_costs
 from eagle_runtime.drafting.costs.prior import pass_bytes, prior_costs
+from eagle_runtime.drafting.costs.storage import read_belief
 from eagle_runtime.drafting.costs.tables import CONTEXTS, FIRST_ROWS, HEAD_ROWS, TARGET_ROWS, Costs, CostSource, Timings
 from eagle_runtime.drafting.drafter import Drafter, NoDraft
+from eagle_runtime.drafting.head import Head
 from eagle_runtime.generate import Cycle, generate
-from eagle_runtime.model import Head, Target
 from eagle_runtime.sampling import Sampler, SamplingParams
+from eagle_runtime.target import Target
 from fakes import Blend, Table
 from machine_fake import Machine, TimedHead, TimedTarget
 

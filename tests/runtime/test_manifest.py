@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eagle_runtime.arguments import short_repr
 from eagle_runtime.bundle.manifest import (
     MANIFEST_NAME,
     Certificate,
@@ -32,7 +33,6 @@ from eagle_runtime.bundle.manifest import (
     read_manifest,
     verify_hashes,
 )
-from eagle_runtime.bundle.typed_json import shown
 from eagle_runtime.errors import BundleError
 from eagle_runtime.files import file_sha256
 
@@ -286,7 +286,7 @@ def test_numbers_that_json_wrote_without_a_point(bundle: Path) -> None:
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 10**400, True, "1.0"])
 def test_no_numbers(bundle: Path, number: object) -> None:
     message = refusal(bundle, replaced(stored(bundle), ("certificate", "kl"), number))
-    assert f"certificate: kl is {shown(number)}" in message and "no float" in message
+    assert f"certificate: kl is {short_repr(number)}" in message and "no float" in message
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ def test_paths_that_leave_the_bundle(bundle: Path, name: str, listed_as: str) ->
         data["files"][name] = "0" * 64
     else:
         data[listed_as]["graph"]["file"] = name
-    assert f"file path {shown(name)} leaves the bundle" in refusal(bundle, data)
+    assert f"file path {short_repr(name)} leaves the bundle" in refusal(bundle, data)
 
 
 @pytest.mark.parametrize(

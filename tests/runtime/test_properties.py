@@ -13,11 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
-from eagle_runtime.drafting.drafter import DynamicTree, EagleDrafter, StaticTree, TreeShape, chain
+from eagle_runtime.drafting.eagle import EagleDrafter
+from eagle_runtime.drafting.head import Head, Proposal, Scratch
+from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, TreeShape, chain
 from eagle_runtime.generate import Cycle, generate
-from eagle_runtime.model import Head, Proposal, Scratch, Target
 from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.session.ort.session import OrtSession
+from eagle_runtime.target import Target
 from eagle_runtime.tree import EAGLE1_CHOICES, Int, Tree, ancestor_mask, node_depths, root_only
 from fakes import rows_of
 

@@ -21,9 +21,11 @@ from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
 from eagle_runtime.drafting.costs.tables import Costs, Timings
 from eagle_runtime.drafting.coupling import Coupling, Trust
-from eagle_runtime.drafting.drafter import Drafter, DynamicTree, EagleDrafter, NoDraft, StaticTree, chain
+from eagle_runtime.drafting.drafter import Drafter, NoDraft
+from eagle_runtime.drafting.eagle import EagleDrafter
+from eagle_runtime.drafting.head import Head
+from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, chain
 from eagle_runtime.generate import Cycle, generate
-from eagle_runtime.model import Head
 from eagle_runtime.sampling import Sampler
 from eagle_runtime.tree import EAGLE1_CHOICES
 

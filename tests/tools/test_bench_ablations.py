@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from eagle_runtime import EagleModel
-from eagle_runtime.drafting.drafter import DynamicTree
+from eagle_runtime.drafting.shapes import DynamicTree
 from eagle_runtime.generate import Cycle
 from eagle_runtime.tree import node_depths
 from eagle_tools.bench.ablations import AblatedTree, ablations, connected

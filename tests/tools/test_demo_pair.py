@@ -15,7 +15,8 @@ from transformers import LlamaForCausalLM
 from eagle_export.bundle import export
 from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.drafting.coupling import Coupling, Trust
-from eagle_runtime.drafting.drafter import DynamicTree, EagleDrafter
+from eagle_runtime.drafting.eagle import EagleDrafter
+from eagle_runtime.drafting.shapes import DynamicTree
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.sampling import Sampler
 from eagle_tools.acceptance import measure

@@ -10,14 +10,18 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from eagle_runtime.bundle.typed_json import checked, shown
+import numpy as np
+
+from eagle_runtime.arguments import short_repr
+from eagle_runtime.bundle.typed_json import from_json
 from eagle_runtime.errors import BundleError
 from eagle_runtime.files import MANIFEST_BYTES, TEXT_BYTES, file_sha256, inside, read_json, read_plain
 from eagle_runtime.tree import MAX_DEPTH, MAX_NODES
@@ -61,6 +65,32 @@ class GraphSpec:
     outputs: dict[str, TensorSpec]
     weights: dict[str, TensorSpec]
     recipe: dict[str, str]
+
+    @property
+    def past(self) -> tuple[str, ...]:
+        """Names of the inputs that hold the cache: keys of layer 0, values of layer 0, keys of layer 1, ..."""
+        return tuple(name for name in past_names(len(self.inputs)) if name in self.inputs)
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """Names of the outputs that hold the new key/value rows, in the order of `past`."""
+        return tuple(name for name in present_names(len(self.outputs)) if name in self.outputs)
+
+    @property
+    def kv_row_bytes(self) -> int:
+        """Bytes that the keys, or the values, of one token take in one layer."""
+        new = self.outputs[self.present[0]]
+        return math.prod(int(size) for size in new.shape[2:]) * np.dtype(new.dtype).itemsize
+
+
+def past_names(num_layers: int) -> list[str]:
+    """Returns the names of a graph's cache inputs: keys of layer 0, values of layer 0, keys of layer 1, ..."""
+    return [f"past_key_values.{layer}.{part}" for layer in range(num_layers) for part in ("key", "value")]
+
+
+def present_names(num_layers: int) -> list[str]:
+    """Returns the names of the outputs that hold new key/value rows, in the order of `past_names`."""
+    return [f"present.{layer}.{part}" for layer in range(num_layers) for part in ("key", "value")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +221,10 @@ def read_manifest(bundle: Path) -> Manifest:
     version = data.get("schema_version")
     if version != SCHEMA_VERSION:
         raise BundleError(
-            f"{path}: schema_version is {shown(version)}, this runtime reads {SCHEMA_VERSION}; "
+            f"{path}: schema_version is {short_repr(version)}, this runtime reads {SCHEMA_VERSION}; "
             "export the bundle again or install the matching eagle-edge"
         )
-    manifest = typing.cast(Manifest, checked(Manifest, data, str(path)))
+    manifest = typing.cast(Manifest, from_json(Manifest, data, str(path)))
     _check_graphs(manifest, str(path))
     _check_numbers(manifest, str(path))
     _check_certificate(manifest, str(path))
@@ -203,7 +233,7 @@ def read_manifest(bundle: Path) -> Manifest:
         bundle_file(bundle, file)
     if unlisted := [file for file in graphs if file not in manifest.files]:
         raise BundleError(
-            f"{path}: graph file {shown(unlisted[0])} is not listed under 'files'; export the bundle again"
+            f"{path}: graph file {short_repr(unlisted[0])} is not listed under 'files'; export the bundle again"
         )
     return manifest
 
@@ -228,29 +258,28 @@ def _check_graphs(manifest: Manifest, where: str) -> None:
         outputs_of_head = {"log_probs": proposals, "token_ids": proposals, "hidden": (1, "R", head.hidden_size)}
         tables.append(("head", head, {"features": features}, outputs_of_head))
     for name, spec, more, outputs in tables:
-        layers = range(min(spec.num_layers, len(spec.graph.inputs)))  # of a wild number, one too many is enough
-        rows = [f"{layer}.{part}" for layer in layers for part in ("key", "value")]
-        new = {f"present.{row}": (1, "T", spec.num_kv_heads, spec.head_dim) for row in rows}
+        layers = min(spec.num_layers, len(spec.graph.inputs))  # of a wild number, one too many is enough
+        new: dict[str, Shape] = dict.fromkeys(present_names(layers), (1, "T", spec.num_kv_heads, spec.head_dim))
         for part, wanted, specs in (
-            ("inputs", {**inputs, **more, **_past_shapes(spec, rows)}, spec.graph.inputs),
+            ("inputs", {**inputs, **more, **_past_shapes(spec, past_names(layers))}, spec.graph.inputs),
             ("outputs", {**outputs, **new}, spec.graph.outputs),
         ):
             found = {key: tensor.shape for key, tensor in specs.items()}
             if wrong := sorted(key for key in {*wanted, *found} if wanted.get(key) != found.get(key)):
                 raise BundleError(
-                    f"{where}: {name}: graph: {part}: {shown(wrong[0])} is {_listed(found.get(wrong[0]))}, but the "
-                    f"sizes given for the models make it {_listed(wanted.get(wrong[0]))}; export the bundle again"
+                    f"{where}: {name}: graph: {part}: {short_repr(wrong[0])} is {_listed(found.get(wrong[0]))}, but "
+                    f"the sizes given for the models make it {_listed(wanted.get(wrong[0]))}; export the bundle again"
                 )
 
 
-def _past_shapes(spec: TargetSpec | HeadSpec, rows: Sequence[str]) -> dict[str, Shape]:
-    """Of the past keys and values named by `rows`, and of the mask where it goes with them."""
+def _past_shapes(spec: TargetSpec | HeadSpec, names: Iterable[str]) -> dict[str, Shape]:
+    """Returns the shapes that the cache inputs `names` must have, and that of the mask where it depends on them."""
     pieces = pieces_of(spec.graph)
     if pieces is None or spec.head_dim % pieces:
-        return {f"past_key_values.{row}": (1, "P", spec.num_kv_heads, spec.head_dim) for row in rows}
+        return dict.fromkeys(names, (1, "P", spec.num_kv_heads, spec.head_dim))
     keys: Shape = (spec.num_kv_heads, "C", spec.head_dim)
     values: Shape = (spec.num_kv_heads, pieces, "C", spec.head_dim // pieces)
-    past = {f"past_key_values.{row}": keys if row.endswith("key") else values for row in rows}
+    past = {name: keys if name.endswith("key") else values for name in names}
     return {**past, "tree_mask": (1, 1, "T", "T")}
 
 
@@ -277,7 +306,7 @@ def _check_numbers(manifest: Manifest, where: str) -> None:
     for name, value, least, most in numbers:
         if not least <= value <= most:
             raise BundleError(
-                f"{where}: {name} is {shown(value)}, but must be {least} to {most}; export the bundle again"
+                f"{where}: {name} is {short_repr(value)}, but must be {least} to {most}; export the bundle again"
             )
 
 
@@ -314,7 +343,7 @@ def _check_certificate(manifest: Manifest, where: str) -> None:
 
 
 def _listed(shape: Shape | None) -> str:
-    return "absent" if shape is None else shown(list(shape))
+    return "absent" if shape is None else short_repr(list(shape))
 
 
 def bundle_file(bundle: Path, name: str) -> Path:
@@ -329,7 +358,7 @@ def bundle_file(bundle: Path, name: str) -> Path:
         leaves = True
     if leaves:
         raise BundleError(
-            f"{bundle / MANIFEST_NAME}: file path {shown(name)} leaves the bundle; export the bundle again"
+            f"{bundle / MANIFEST_NAME}: file path {short_repr(name)} leaves the bundle; export the bundle again"
         )
     if not found:
         raise BundleError(f"{path} is missing from the bundle, or no regular file; copy or export the bundle again")

@@ -1,33 +1,30 @@
-"""Parsed JSON as instances of annotated dataclasses, with one sentence for whatever does not fit."""
+"""Parsed JSON as instances of annotated dataclasses; a value that does not fit raises an error of one sentence."""
 
 from __future__ import annotations
 
 import dataclasses
-import reprlib
 import sys
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from eagle_runtime.arguments import short_repr
 from eagle_runtime.errors import BundleError
 
-_SHORT = reprlib.Repr()
-_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 1, 60, 60
 
-
-def checked(kind: Any, value: Any, where: str) -> Any:
-    """`value` (parsed JSON) as an instance of the annotation `kind`, a dataclass say; raises BundleError naming
-    `where`."""
+def from_json(kind: Any, value: Any, where: str) -> Any:
+    """Returns `value` (parsed JSON) as an instance of the annotation `kind`, such as a dataclass; raises BundleError
+    naming `where`."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         return _build_dataclass(typing.cast("type[Any]", kind), value, where)
     if origin is dict:
         if isinstance(value, dict):
-            return {key: checked(args[1], item, f"{where}: {shown(key)}") for key, item in value.items()}
+            return {key: from_json(args[1], item, f"{where}: {short_repr(key)}") for key, item in value.items()}
     elif origin is tuple:
         if isinstance(value, list):
-            return tuple(checked(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+            return tuple(from_json(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     elif origin is Literal:
         if value in args:
             return value
@@ -35,29 +32,24 @@ def checked(kind: Any, value: Any, where: str) -> Any:
         if type(value) in args:
             return value
         if models := [arg for arg in args if dataclasses.is_dataclass(arg)]:
-            return checked(models[0], value, where)
+            return from_json(models[0], value, where)
     elif kind is float:
         if type(value) in (int, float) and abs(value) <= sys.float_info.max:  # JSON may write 1.0 as 1; NaN is neither
             return float(value)
     elif type(value) is kind:
         return value
-    raise BundleError(f"{where} is {shown(value)}, which is no {_describe(kind)}; export the bundle again")
+    raise BundleError(f"{where} is {short_repr(value)}, which is no {_describe(kind)}; export the bundle again")
 
 
 def _build_dataclass(kind: type[Any], value: Any, where: str) -> Any:
     if not isinstance(value, Mapping):
-        raise BundleError(f"{where} is {shown(value)}, which is no JSON object; export the bundle again")
+        raise BundleError(f"{where} is {short_repr(value)}, which is no JSON object; export the bundle again")
     hints = typing.get_type_hints(kind)
     if unknown := sorted(set(value) - set(hints)):
-        raise BundleError(f"{where}: unknown key {shown(unknown[0])}; export the bundle again with this version")
+        raise BundleError(f"{where}: unknown key {short_repr(unknown[0])}; export the bundle again with this version")
     if missing := [name for name in hints if name not in value]:
         raise BundleError(f"{where}: key {missing[0]!r} is missing; export the bundle again with this version")
-    return kind(**{name: checked(hint, value[name], f"{where}: {name}") for name, hint in hints.items()})
-
-
-def shown(value: object) -> str:
-    """Returns the repr of a value, or as much of it as a sentence can hold."""
-    return _SHORT.repr(value)
+    return kind(**{name: from_json(hint, value[name], f"{where}: {name}") for name, hint in hints.items()})
 
 
 def _describe(kind: Any) -> str:

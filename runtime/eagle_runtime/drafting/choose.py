@@ -6,9 +6,10 @@ import typing
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from eagle_runtime.boundary import shown, whole
+from eagle_runtime.arguments import checked_int, short_repr
 from eagle_runtime.bundle.manifest import TreeDefaults, TreeKind
-from eagle_runtime.drafting.drafter import DynamicTree, StaticTree, TreeShape, chain, check_children
+from eagle_runtime.drafting.eagle import check_children
+from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, TreeShape, chain
 from eagle_runtime.errors import RequestError
 from eagle_runtime.tree import EAGLE1_CHOICES
 
@@ -76,7 +77,7 @@ def choose_drafter(
     head_top_k: tokens that the bundle's head returns per row; None: it has no head. Raises RequestError for a
     combination that no drafter serves and for sizes out of range."""
     total, depth, top_k = (
-        value if value is None else whole(name, value, least)
+        value if value is None else checked_int(name, value, least)
         for (name, value), least in zip(sizes._asdict().items(), (2, 0, 1), strict=True)
     )
     sized = total is not None or depth is not None
@@ -86,12 +87,12 @@ def choose_drafter(
     if method == "vanilla":
         return method, Vanilla()
     if method not in typing.get_args(Method):
-        raise RequestError(f"method is {shown(method)}, but must be one of {', '.join(typing.get_args(Method))}")
+        raise RequestError(f"method is {short_repr(method)}, but must be one of {', '.join(typing.get_args(Method))}")
     if method != "lookup" and head_top_k is None:
         raise RequestError(NO_HEAD)
     if tree is not None and not isinstance(tree, str):
         if not hasattr(tree, "grow"):
-            raise RequestError(f"tree is {shown(tree)}, but must be one of {', '.join(typing.get_args(TreeKind))}")
+            raise RequestError(f"tree is {short_repr(tree)}, but must be one of {', '.join(typing.get_args(TreeKind))}")
         if head_top_k is None:
             raise RequestError(NO_HEAD)
         if method != "eagle":
@@ -108,7 +109,7 @@ def choose_drafter(
     dynamic, line = DynamicTree(total, depth, top_k), chain(min(depth + 1, total - 1))
     kind = tree or ("cost-aware" if method != "eagle" else "dynamic" if sized else defaults.tree)
     if kind not in typing.get_args(TreeKind):
-        raise RequestError(f"tree is {shown(kind)}, but must be one of {', '.join(typing.get_args(TreeKind))}")
+        raise RequestError(f"tree is {short_repr(kind)}, but must be one of {', '.join(typing.get_args(TreeKind))}")
     if kind == "cost-aware":
         return method, CostAware(method != "lookup", method != "eagle", top_k)
     if method == "lookup" and kind == "chain":

@@ -21,8 +21,9 @@ import numpy as np
 
 from eagle_runtime.drafting.acceptance import DENIED, NAMED, UNASKED, AcceptanceStats, Gain, match_of
 from eagle_runtime.drafting.costs.tables import LARGEST, Costs, CostSource, HeadPass, Seconds, Timings
+from eagle_runtime.drafting.head import WINDOW, Head, Proposal, Scratch
 from eagle_runtime.drafting.lookup import Suffixes
-from eagle_runtime.model import WINDOW, Features, Head, Proposal, Scratch
+from eagle_runtime.target import Features
 from eagle_runtime.tree import Float, Int, Tree, best_first, root_only, subtree
 
 DEEPEST = 10  # levels below the root that the head grows at most

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from eagle_runtime.errors import RequestError
-from eagle_runtime.model import Features
+from eagle_runtime.target import Features
 from eagle_runtime.tree import MAX_DEPTH, Tree, root_only
 
 SHORTEST = 2  # tokens that a match must have

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eagle_runtime.boundary import shown, token_ids
+from eagle_runtime.arguments import checked_ids, short_repr
 from eagle_runtime.errors import BundleError, RequestError, is_panic
 from eagle_runtime.files import TEXT_BYTES, parse_json, read_plain
 from eagle_runtime.text.detokenizer import TextStream, Vocabulary
@@ -53,13 +53,13 @@ class Text:
             return self._encoded(prompt, "the prompt", special=True)
         if isinstance(prompt, Mapping | bytes | bytearray):
             raise RequestError(
-                f"the prompt is {shown(prompt)}, but must be text, a list of token ids, or a list of chat messages"
+                f"the prompt is {short_repr(prompt)}, but must be text, a list of token ids, or a list of chat messages"
             )
         try:
             items = list(prompt)
         except TypeError:
             raise RequestError(
-                f"the prompt is {shown(prompt)}, but must be text, a list of token ids, or a list of chat messages"
+                f"the prompt is {short_repr(prompt)}, but must be text, a list of token ids, or a list of chat messages"
             ) from None
         messages = [item for item in items if isinstance(item, Mapping)]
         if messages and len(messages) < len(items):
@@ -67,7 +67,7 @@ class Text:
         if messages:
             self._required()
             return self._encoded(self.render(messages), "the prompt that the chat template made", special=False)
-        return token_ids("the prompt", items)
+        return checked_ids("the prompt", items)
 
     def stream(self, prompt: Sequence[int]) -> TextStream | None:
         """A decoder of what follows the prompt, as it comes; None without a tokenizer."""
@@ -110,8 +110,8 @@ class Text:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise RequestError(
-                f"{what} holds half a character (a surrogate, {shown(text[error.start])}) at position {error.start}; "
-                "give text in UTF-8"
+                f"{what} holds half a character (a surrogate, {short_repr(text[error.start])}) at position "
+                f"{error.start}; give text in UTF-8"
             ) from None
         with _errors_of(self._path, "cannot encode"):
             return list(self._required().encode(text, add_special_tokens=special).ids)

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from eagle_runtime.model import Head, Proposal, Scratch
+from eagle_runtime.drafting.head import Head, Proposal, Scratch
 from eagle_runtime.tree import Float, Int, Tree, best_first, subtree
 
 Rank = Literal["value", "confidence"]

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from eagle_runtime.bundle.manifest import Manifest
-from eagle_runtime.bundle.typed_json import checked
+from eagle_runtime.bundle.typed_json import from_json
 from eagle_runtime.errors import BackendError, BundleError
 from eagle_runtime.files import SIDECAR_BYTES, file_sha256, inside, read_json
-from eagle_runtime.session.trt.driver import DeviceInfo
+from eagle_runtime.machine.nvidia import DeviceInfo
 from eagle_runtime.session.trt.padding import PAST_STEP, round_up
 
 ENGINES = "engines"  # folder inside a bundle
@@ -150,7 +150,7 @@ def read_sidecar(path: Path, command: str) -> EngineSet:
             f"{command}"
         )
     try:
-        engines = typing.cast(EngineSet, checked(EngineSet, data, str(path)))
+        engines = typing.cast(EngineSet, from_json(EngineSet, data, str(path)))
     except BundleError as error:
         what, _, _ = str(error).partition(";")
         raise BundleError(f"{what}; build the engines again: {command}") from None

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from eagle_runtime import EagleModel, RequestError, SamplingParams
-from eagle_runtime.boundary import shown
-from eagle_runtime.drafting.drafter import DynamicTree
+from eagle_runtime.arguments import short_repr
+from eagle_runtime.drafting.shapes import DynamicTree
 from eagle_runtime.sampling import Sampler
 
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -136,5 +136,10 @@ def test_values_are_shown_short() -> None:
         Unshowable(),
         np.zeros(10**6),
     ):
-        assert 0 < len(shown(value)) < 200
-    assert (shown("0.7"), shown(2.5), shown(np.float64(2.5)), shown(None)) == ("'0.7'", "2.5", "2.5", "None")
+        assert 0 < len(short_repr(value)) < 200
+    assert (short_repr("0.7"), short_repr(2.5), short_repr(np.float64(2.5)), short_repr(None)) == (
+        "'0.7'",
+        "2.5",
+        "2.5",
+        "None",
+    )

@@ -1,100 +1,25 @@
-"""The two models of a pair, each a session with its cache: the target verifies, the head drafts.
+"""The draft head of a pair: proposes the next tokens of verified rows and of the nodes of a growing tree.
 
-Shapes: T rows of one pass, N tree nodes, V vocabulary, Hd width of features, k children per row.
+Shapes: T rows of one forward pass, R rows that are proposed for, k proposed tokens per row, Hd width of features.
 """
 
 from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from eagle_runtime.drafting.coupling import NEVER, Ranker
-from eagle_runtime.errors import EagleWarning, RequestError
-from eagle_runtime.session.protocol import Array, Rows, Session
-from eagle_runtime.tree import MAX_DEPTH, MAX_NODES, Bool, Float, Int, Tree, additive_mask, ancestor_mask, node_depths
+from eagle_runtime.errors import EagleWarning
+from eagle_runtime.session.protocol import Session
+from eagle_runtime.target import Features, Floating, causal, row_numbers
+from eagle_runtime.tree import Float, Int, additive_mask
 
-PREFILL_CHUNK = 512  # rows of one prefill pass: bounds the T x T mask and the activations
 WINDOW = 256  # rows that the head reads in one go
-SCORE_CHUNK = 64  # rows of one scoring pass: bounds the logits, of which every row is wanted
-
-Floating = npt.NDArray[np.floating]
-Features = Floating | Rows
-
-
-def row_numbers(count: int) -> Int:
-    """0..count-1, 64 bits wide on every platform (NumPy's default integer is not)."""
-    return np.arange(count, dtype=np.int64)
-
-
-def causal(count: int) -> Bool:
-    """[count, count]: each row sees itself and the rows before it."""
-    return np.tri(count, dtype=np.bool_)
-
-
-class Target:
-    """The large model. Its cache holds the rows of every token but the last one (the root of the next tree)."""
-
-    def __init__(self, session: Session, capacity: int) -> None:
-        self._session = session
-        self.cache = session.new_cache(capacity)
-        self.vocab_size = int(session.outputs["logits"].shape[2])
-        self._mask_dtype = session.inputs["tree_mask"].dtype
-
-    def prefill(self, prompt: Sequence[int]) -> tuple[Float, Features]:
-        """Forget everything, read the prompt; returns the last row's logits [V] and all features [len, Hd]."""
-        self.cache.truncate(0)
-        features = []
-        for start in range(0, len(prompt), PREFILL_CHUNK):
-            chunk = np.array(prompt[start : start + PREFILL_CHUNK], np.int64)
-            rows = np.array([len(chunk) - 1], np.int64)
-            out = self._run(chunk, start + row_numbers(len(chunk)), causal(len(chunk)), rows)
-            self.cache.advance(len(chunk))
-            features.append(self._session.joined([out["features"]]))
-        return out["logits"][0].copy(), self._session.joined(features)
-
-    def verify(self, tree: Tree) -> tuple[Float, Features]:
-        """One pass over all nodes; returns logits [N, V] and features [N, Hd], valid until the next pass.
-
-        The tree's rows stand behind the cache until `cache.keep(path)` commits the accepted ones. Raises RequestError
-        for a tree of more than MAX_NODES nodes or MAX_DEPTH levels, in which rows would not be exact."""
-        depths = node_depths(tree.parents)
-        if tree.num_nodes > MAX_NODES or depths.max() > MAX_DEPTH:
-            raise RequestError(
-                f"the tree has {tree.num_nodes} nodes and is {depths.max()} levels deep, but a forward pass verifies "
-                f"at most {MAX_NODES} and {MAX_DEPTH}; draft a smaller one"
-            )
-        positions = self.cache.length + depths
-        rows = row_numbers(tree.num_nodes)
-        out = self._run(tree.tokens, positions, ancestor_mask(tree.parents), rows)
-        return out["logits"], out["features"]
-
-    def score(self, tokens: Sequence[int], first: int = 0) -> Iterator[Float]:
-        """Forget everything, read a text; yields the logits of the rows tokens[first], tokens[first + 1], ... in
-        pieces [R, V] of at most SCORE_CHUNK rows."""
-        self.cache.truncate(0)
-        for start in range(0, len(tokens), SCORE_CHUNK):
-            chunk = np.array(tokens[start : start + SCORE_CHUNK], np.int64)
-            rows = row_numbers(len(chunk))
-            wanted = rows[max(0, first - start) :]
-            out = self._run(chunk, start + rows, causal(len(chunk)), wanted if len(wanted) else rows[-1:])
-            self.cache.advance(len(chunk))
-            if len(wanted):
-                yield out["logits"].copy()  # others may run passes while the caller looks at it
-
-    def _run(self, tokens: Int, positions: Int, visible: Bool, logit_rows: Int) -> dict[str, Any]:
-        feeds: dict[str, Array] = {
-            "input_ids": tokens,
-            "position_ids": positions,
-            "tree_mask": additive_mask(visible, self._mask_dtype),
-            "logit_rows": logit_rows,
-        }
-        return self._session.run(feeds, self.cache)
 
 
 @dataclass(frozen=True, slots=True)
