@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -33,14 +33,15 @@ class NumpySession(Session):
         self.outputs = {name: tensor for name, tensor in spec.outputs.items() if name not in kept}
 
     def new_cache(self, capacity: int) -> KVCache:
-        return KVCache(len(self._past) // 2, capacity, *map(int, self._row), dtype=self._dtype)
+        heads, width = map(int, self._row)
+        return KVCache(len(self._past) // 2, capacity, heads, width, self._dtype)
 
     def run(self, feeds: Mapping[str, Any], cache: KVCache) -> dict[str, Any]:
         count, start = len(feeds["input_ids"]), cache.length
         inputs = {name: np.asarray(value)[None] if name in BATCHED else value for name, value in feeds.items()}
         inputs["tree_mask"] = feeds["tree_mask"][None, None]
         inputs |= {name: cache.rows[index, None, :start] for index, name in enumerate(self._past)}
-        results: list[Array] = self._graph.run([*self.outputs, *self._present], inputs)
+        results = cast(list[Array], self._graph.run([*self.outputs, *self._present], inputs))
         for index, new in enumerate(results[len(self.outputs) :]):
             cache.rows[index, start : start + count] = new[0]
         return {name: value[0] for name, value in zip(self.outputs, results, strict=False)}
