@@ -114,8 +114,8 @@ def _quantised_rows(model: ir.Model, before: ir.Node, x: ir.Value, parts: int) -
     q = insert(before, "QuantizeLinear", [unit, _step(model), _middle(model)])
     if parts == 1:
         return _Rows((q,), scale)
-    in_one_row = constant(model, "shape_beside", np.array([0, 0, 1, -1]))
-    return _Rows(insert_split(before, q, parts, axis=2), insert(before, "Reshape", [scale, in_one_row]))
+    scale_shape = constant(model, "shape_scales", np.array([0, 0, 1, -1]))
+    return _Rows(insert_split(before, q, parts, axis=2), insert(before, "Reshape", [scale, scale_shape]))
 
 
 def _scaled(model: ir.Model, before: ir.Node, sums: list[ir.Value], scales: ir.Value) -> ir.Value:
