@@ -22,7 +22,7 @@ HEAVY = {"torch", "transformers", "onnx", "onnxscript", "onnx_ir"}
 BASE = {"numpy", "tokenizers", "jinja2"}  # what the distribution requires whatever its extras
 EXTRAS = {"runtime": set[str](), "calib": {"onnx", "rich", "filelock"}}  # of the lean parts: what their jobs bring
 ENGINES = {  # engine library -> the one file that imports it
-    "onnxruntime": "runtime/eagle_runtime/session/ort/session.py",
+    "onnxruntime": "runtime/eagle_runtime/session/ort/library.py",
     "tensorrt_rtx": "runtime/eagle_runtime/session/trt/library.py",
     "tensorrt": "runtime/eagle_runtime/session/trt/library.py",
     "cuda": "runtime/eagle_runtime/session/trt/driver.py",

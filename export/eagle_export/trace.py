@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from eagle_export.errors import ExportError
 from eagle_export.graphs import native_operators, rotary_modules
+from eagle_runtime.bundle.manifest import past_names, present_names
 
 OPSET = 24
 # Example sizes, all different and above 1: torch would merge equal dimensions, and make a size of 1 a constant.
@@ -102,7 +103,6 @@ def _trace(
         (torch.zeros(shape, dtype=layout.dtype), torch.zeros(shape, dtype=layout.dtype))
         for _ in range(layout.num_layers)
     ]
-    parts = [f"{layer}.{part}" for layer in range(layout.num_layers) for part in ("key", "value")]
     with native_operators(), quiet("torch.onnx"):
         program = torch.onnx.export(
             module,
@@ -111,8 +111,8 @@ def _trace(
             dynamic_shapes=tuple(dynamic),
             opset_version=OPSET,
             optimize=False,  # its constant folding would read the fake weights
-            input_names=[*input_names, *(f"past_key_values.{part}" for part in parts)],
-            output_names=[*output_names, *(f"present.{part}" for part in parts)],
+            input_names=[*input_names, *past_names(layout.num_layers)],
+            output_names=[*output_names, *present_names(layout.num_layers)],
             verbose=False,
         )
     assert program is not None
@@ -137,7 +137,7 @@ def check_contract(model: ir.Model, expected: Expected) -> None:
         )
     if unused := [value.name for value in model.graph.inputs if not value.uses()]:
         raise ExportError(f"the trace does not use its input {unused[0]}; report this as a bug")
-    symbolic = {"input_ids": {1: "T"}, "tree_mask": {2: "T", 3: "L"}, "past_key_values.0.key": {1: "P"}}
+    symbolic = {"input_ids": {1: "T"}, "tree_mask": {2: "T", 3: "L"}, past_names(1)[0]: {1: "P"}}
     for value in model.graph.inputs:
         for axis, name in symbolic.get(value.name or "", {}).items():
             dim = value.shape[axis] if value.shape is not None else None

@@ -43,7 +43,7 @@ from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.session.protocol import Session
 from eagle_runtime.target import Features
 from eagle_runtime.text.tokenizer import Message
-from eagle_runtime.threads.turns import Claim, Turns
+from eagle_runtime.threads.scheduler import Lease, Scheduler
 from eagle_runtime.tree import Float
 
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -79,7 +79,7 @@ class EagleModel:
         self._head = bundle.head
         self._costs = bundle.costs
         self._acceptance = bundle.acceptance
-        self._turns = Turns(self._engines)
+        self._scheduler = Scheduler(self._engines)
 
     @classmethod
     def load(
@@ -133,7 +133,7 @@ class EagleModel:
     def generate(self, prompt: Prompt, **settings: Any) -> Result:
         """Decode to the end; settings as in `stream`."""
         with self.stream(prompt, **settings) as pieces:
-            pieces.claim.place.streamed = False  # it ends by itself, so others may wait
+            pieces.lease.ticket.streamed = False  # it ends by itself, so others may wait
             for piece in pieces:
                 if piece.result is not None:
                     return piece.result
@@ -178,9 +178,9 @@ class EagleModel:
             frozenset() if ignore_eos else frozenset(self.manifest.target.eos_token_ids)
         )
         limit = min(max_new_tokens, self.context - len(tokens))
-        claim = Claim(streamed=True)
+        lease = Lease(streamed=True)
         return Stream(
-            self._decode(claim, tokens, drafter, sampler, StopCondition(stop, limit), method, on_cycle), claim
+            self._decode(lease, tokens, drafter, sampler, StopCondition(stop, limit), method, on_cycle), lease
         )
 
     def score(self, tokens: Sequence[int], first: int = 0) -> Iterator[Float]:
@@ -189,7 +189,7 @@ class EagleModel:
         self._engines.check()
         checked = self._checked_prompt(tokens)
         first = checked_int("first", first, 0)
-        return self._turns.steps(Claim(streamed=True), self._target.score(checked, first))
+        return self._scheduler.steps(Lease(streamed=True), self._target.score(checked, first))
 
     def costs(self, *, measure_again: bool = False) -> Costs:
         """What passes cost on this machine, as far as is known: learned from the passes of this model's generations
@@ -199,7 +199,7 @@ class EagleModel:
         self._engines.check()
         if measure_again:
             other = self.twin() if self.backend == "cpu" else self
-            other._turns.run(lambda: self._costs.measured(measure(other._target, other._rehearsal())))
+            other._scheduler.run(lambda: self._costs.measured(measure(other._target, other._rehearsal())))
         return self._costs.latest()
 
     def _rehearsal(self) -> Callable[[Features], Rehearsal] | None:
@@ -229,7 +229,7 @@ class EagleModel:
 
     def _decode(
         self,
-        claim: Claim,
+        lease: Lease,
         prompt: list[int],
         drafter: Drafter,
         sampler: Sampler,
@@ -244,7 +244,7 @@ class EagleModel:
         elsewhere = 0.0  # seconds in which the consumer had its turn
         # A tree of another kind holds passes of the head that nobody timed.
         timed = self._costs.verified if isinstance(drafter, NoDraft | CostAwareDrafter) else None
-        steps = self._turns.steps(claim, generate(self._target, drafter, sampler, prompt, timed=timed))
+        steps = self._scheduler.steps(lease, generate(self._target, drafter, sampler, prompt, timed=timed))
         with contextlib.closing(steps):
             for event in steps:
                 if isinstance(event, Cycle):
@@ -253,9 +253,9 @@ class EagleModel:
                         on_cycle(event)
                     new = event.step.tokens.tolist()
                 else:
-                    started += claim.waited
+                    started += lease.waited
                     first_at = time.perf_counter()
-                    elsewhere -= claim.waited
+                    elsewhere -= lease.waited
                     new = [event]
                 new = stop.cut(new, len(emitted))
                 emitted += new
@@ -265,7 +265,7 @@ class EagleModel:
                 left = time.perf_counter()
                 yield Piece(text, tuple(new))
                 elsewhere += time.perf_counter() - left
-        times = (first_at - started, time.perf_counter() - first_at - elsewhere - claim.waited)
+        times = (first_at - started, time.perf_counter() - first_at - elsewhere - lease.waited)
         stats = stats_of(method, sampler.params.seed, len(prompt), len(emitted), cycles, times)
         if decoder is not None:
             text += decoder.finish()

@@ -23,7 +23,7 @@ from conftest import put_tokenizer
 from eagle_calib.calibrate import NEW_TOKENS, WINDOW, decode_windows
 from eagle_calib.calibration import GRAPHS, Float, Observed, read_calibration
 from eagle_calib.cli import main
-from eagle_calib.observe import SAMPLE_ROWS, ObservingSession, Statistics
+from eagle_calib.observe import SAMPLE_ROWS, InputStatistics, ObservingSession
 from eagle_calib.texts import read_windows
 from eagle_export.recipes.graph import linears
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, GraphSpec, read_manifest
@@ -123,7 +123,7 @@ def check(observed: Observed, rows: Float) -> None:
 
 def test_the_sample_is_spread_over_all_rows() -> None:
     rows = np.repeat(np.arange(1, 20_001, dtype=np.float32)[:, None], 3, axis=1)
-    one, two = Statistics("x", 3), Statistics("x", 3)
+    one, two = InputStatistics("x", 3), InputStatistics("x", 3)
     for start, end in pairwise([0, 7, 200, 300, 5000, 5001, 19_000, 20_000]):
         one.add(rows[start:end])
         two.add(rows[start:end])
@@ -133,7 +133,7 @@ def test_the_sample_is_spread_over_all_rows() -> None:
     tenths, _ = np.histogram(sample[:, 0], 10, (0, 20_000))
     expected, deviation = SAMPLE_ROWS / 10, np.sqrt(SAMPLE_ROWS * 0.1 * 0.9)
     assert np.abs(tenths - expected).max() <= 4 * deviation
-    few = Statistics("x", 3)
+    few = InputStatistics("x", 3)
     few.add(rows[:5])
     np.testing.assert_array_equal(few.observed().sample, rows[:5])
 
@@ -315,7 +315,7 @@ def test_a_bundle_without_tokenizer_takes_ids_only(
 ) -> None:
     bundle = bundle_of("eagle1")
     (tmp_path / "a.jsonl").write_text('{"ids": [5, 6, 7]}\n{"text": "abc"}\n')
-    words = "but the bundle has no tokenizer.json; give --data rows of 'ids'"
+    words = "but the bundle has no tokenizer.json; give rows of 'ids' as data"
     assert f"the calibration text is text, {words}" in refused(bundle=bundle)
     assert f"line 2 is text, {words}" in refused("--data", str(tmp_path / "a.jsonl"), bundle=bundle)
     (tmp_path / "a.jsonl").write_text('{"ids": [5, 6, 7]}\n')

@@ -57,7 +57,7 @@ def test_layers_and_added_outputs(tmp_path: Path) -> None:
 
 def test_graphs_that_cannot_be_observed(tmp_path: Path) -> None:
     path, spec = graph(tmp_path, sizes=False)
-    with pytest.raises(CalibrationError, match="does not tell the size of 'y'; export the bundle again"):
+    with pytest.raises(CalibrationError, match="does not state the size of 'y'; export the bundle again"):
         observable(path, spec)
     path, spec = graph(tmp_path, weights=())
     with pytest.raises(CalibrationError, match="has no linear layers to observe"):

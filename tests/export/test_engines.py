@@ -27,8 +27,8 @@ from eagle_export.tensorrt.build import build_engines, profiles_of
 from eagle_runtime import BackendError
 from eagle_runtime.bundle.manifest import read_manifest, verify_hashes
 from eagle_runtime.files import file_sha256
+from eagle_runtime.machine.nvidia import DeviceInfo
 from eagle_runtime.session.trt import library as trt_library
-from eagle_runtime.session.trt.driver import DeviceInfo
 from eagle_runtime.session.trt.engine_file import find_engines
 from eagle_runtime.session.trt.padding import PAST_STEP, pass_shape
 from eagle_tools.demo import PAIR
