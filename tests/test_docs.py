@@ -32,7 +32,7 @@ from eagle_train import cli as train_cli
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [ROOT / "README.md", *DOCS]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 LINKED = [*PAGES, *(path for path in ROOT.glob("*.md") if path not in PAGES), ROOT / "tools/demo_pair/README.md"]
 COMMANDS = {
     "eagle-export": export_cli.main,
