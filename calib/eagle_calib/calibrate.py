@@ -60,7 +60,7 @@ def calibrate(
 
     max_tokens: tokens of the text to read. threads: threads of a forward pass. An existing calibration is replaced at
     the end; any other existing folder is refused. Raises CalibrationError, BundleError or BackendError. Then, and when
-    interrupted, nothing is left behind."""
+    interrupted, no files are left."""
     if max_tokens < 1:
         raise CalibrationError(f"max-tokens is {max_tokens}, but must be 1 or more")
     if threads is not None and not 1 <= threads <= MAX_THREADS:
@@ -92,7 +92,7 @@ def calibrate(
             write_calibration(new, source, graphs, counts.astype(np.float32))
     except OSError as error:
         reason = error.strerror or str(error)
-        raise CalibrationError(f"{folder} could not be written ({reason}); nothing was left behind") from None
+        raise CalibrationError(f"{folder} could not be written ({reason}); no files were left") from None
     return Calibrated(tokens, graphs)
 
 

@@ -141,8 +141,7 @@ def _check_source(data: Mapping[str, Any], where: str) -> None:
 
 def _read_arrays(path: Path, expected: str) -> dict[str, Float]:
     try:
-        found = file_sha256(path)
-        if found != expected:
+        if file_sha256(path) != expected:
             raise CalibrationError(f"{path} does not match its SHA-256 in {JSON_NAME}; copy the folder or {AGAIN}")
         with np.load(path, allow_pickle=False) as file:
             return dict(file)

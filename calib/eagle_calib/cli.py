@@ -15,7 +15,7 @@ from eagle_runtime.command import Parser, run_command
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, or 2 after an error that is the input's."""
-    return run_command(_parser(), argv, run, extra="cpu,calib", interrupted="interrupted; nothing was left behind")
+    return run_command(_parser(), argv, run, extra="cpu,calib", interrupted="interrupted; no files were left")
 
 
 def run(args: argparse.Namespace) -> None:

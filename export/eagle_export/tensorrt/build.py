@@ -72,7 +72,7 @@ def build_engines(
     to build for, None for CAPABILITIES; only TensorRT for RTX can choose. context: tokens of prompt and output that
     the engines serve; None takes the model's own, at most 4096. weight_streaming: let the target's weights stay on
     the host as far as the GPU has no room for them. An older folder of the same target is replaced in the end. Raises
-    ExportError, BundleError, BackendError, and then, as when interrupted, leaves nothing behind."""
+    ExportError, BundleError, BackendError, and then, as when interrupted, leaves no files."""
     assert library in LIBRARIES, library
     manifest = read_manifest(bundle)
     check_precision(bundle, manifest)
