@@ -16,10 +16,6 @@ SAMPLING: list[dict[str, Any]] = [
     {"temperature": 1.0, "seed": 3},
     {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.2, "seed": 5},
 ]
-    {},
-    {"temperature": 1.0, "seed": 3},
-    {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.2, "seed": 5},
-]
 
 
 class Replay:
