@@ -116,7 +116,7 @@ def check_host_memory(manifest: Manifest, context: int, head_scratch: int) -> No
     if there is not None and needed > there:
         raise BackendError(
             f"a context of {context} tokens takes {needed / 1e9:.1f} GB for keys and values, but this machine has "
-            f"{there / 1e9:.1f} GB of memory and swap; load with a smaller context (--context)"
+            f"{there / 1e9:.1f} GB of memory and swap; load with a smaller context"
         )
 
 

@@ -114,7 +114,9 @@ def test_an_unknown_cuda_is_named_all_the_same() -> None:
 
 def test_full_memory_names_need_and_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
     bindings = bind(monkeypatch, cudaMalloc=(Error.cudaErrorMemoryAllocation, None))
-    with pytest.raises(BackendError, match=r"3\.20 GB are needed, 1\.50 GB of 8\.00 GB are free; lower --context, use"):
+    with pytest.raises(
+        BackendError, match=r"3\.20 GB are needed, 1\.50 GB of 8\.00 GB are free; lower the context, use"
+    ):
         CudaDriver().allocate(3_200_000_000)
     assert ("cudaGetLastError",) in bindings.calls, "or the error would be reported again"
 

@@ -165,7 +165,7 @@ def test_a_bundle_is_loaded_with_its_engines(
     with pytest.raises(BundleError, match=r"built for compute capability 8\.9, but this GPU has 12\.0; build"):
         EagleModel.load(machine.bundle, backend=library, context=CONTEXT)
     machine.driver.compute_capability = "8.9"
-    with pytest.raises(BundleError, match="--context 700 needs no new engines"):
+    with pytest.raises(BundleError, match="a context of 700 needs no new engines"):
         EagleModel.load(machine.bundle, backend=library, context=2000)
     assert machine.library.contexts == [] and machine.driver.used == 0
 
@@ -387,7 +387,7 @@ def test_an_engine_of_another_graph_is_refused(machine_of: Callable[..., Machine
 def test_a_tree_that_the_engine_has_no_logits_for_is_refused(machine_of: Callable[..., Machine]) -> None:
     settings = {"total_token": 200, "depth": 8, "draft_top_k": 10}
     with machine_of().model() as model:
-        with pytest.raises(RequestError, match=r"256 of them with logits.*lower --total-token") as error:
+        with pytest.raises(RequestError, match=r"256 of them with logits.*lower total_token") as error:
             model.generate([1, 2, 3], max_new_tokens=300, ignore_eos=True, **settings)
         assert "\n" not in str(error.value)
         assert model.generate([1, 2, 3], max_new_tokens=3).token_ids, "the model goes on"

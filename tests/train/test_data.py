@@ -251,7 +251,7 @@ def test_draft_vocabulary_keeps_the_frequent_and_the_special() -> None:
     assert choose_vocabulary(counts, None, []) is None
     assert coverage(counts, None) == 1.0
     for size in (1, 7):
-        with pytest.raises(TrainError, match="--draft-vocab"):
+        with pytest.raises(TrainError, match="draft vocabulary"):
             choose_vocabulary(counts, size, [0, 3])
 
 

@@ -66,7 +66,7 @@ def _fill(place: Path, target: FrozenTarget, taps: tuple[int, ...], windows: Win
     if free < needed * 1.02:
         raise TrainError(
             f"{place.parent} has {free / 1e9:.1f} GB free, but the cache takes {needed / 1e9:.1f} GB; free space, or "
-            "train without --cache"
+            "train without a cache"
         )
     # NumPy knows no bfloat16: halves are kept as bits.
     kind: type[np.generic] = np.float32 if target.model.dtype == torch.float32 else np.uint16
@@ -74,7 +74,7 @@ def _fill(place: Path, target: FrozenTarget, taps: tuple[int, ...], windows: Win
     try:
         _write(place, target, taps, windows, kind)
     except OSError as error:
-        raise TrainError(f"the cache in {place.parent} could not be written ({error}); train without --cache") from None
+        raise TrainError(f"the cache in {place.parent} could not be written ({error}); train without a cache") from None
 
 
 def _write(place: Path, target: FrozenTarget, taps: tuple[int, ...], windows: Windows, kind: type[np.generic]) -> None:

@@ -46,7 +46,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         if self.steps is None and self.minutes is None:
-            raise TrainError("a run needs an end; give --steps or --minutes")
+            raise TrainError("a run needs an end; give steps or minutes")
         if self.steps is not None and self.steps < 0:
             raise TrainError(f"steps is {self.steps}, but must be 0 or more")
         for name, least in {"batch_size": 1, "seq_len": 4, "ttt_steps": 1, "save_every": 1, "log_every": 1}.items():
@@ -58,7 +58,7 @@ class TrainConfig:
         if self.inputs not in INPUTS:
             raise TrainError(f"inputs is {self.inputs!r}, but must be one of {', '.join(INPUTS)}")
         if self.kind == "eagle3" and self.inputs != "feature+shifted":
-            raise TrainError("the input ablation is EAGLE-1's; train with --kind eagle1 or without --inputs")
+            raise TrainError("the input ablation is EAGLE-1's; train an eagle1 head, or with all inputs")
         if self.warmup < 0 or self.noise < 0 or self.classification < 0 or self.seed < 0:
             raise TrainError("warmup, noise, classification and seed must be 0 or more")
 

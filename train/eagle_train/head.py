@@ -45,17 +45,17 @@ def read_head(folder: Path, target: FrozenTarget, kind: HeadKind) -> HeadPart:
     assert part is not None
     shape = part.config
     if shape.kind != kind:
-        raise TrainError(f"{folder} is an {shape.kind} head; train it on with --kind {shape.kind}")
+        raise TrainError(f"{folder} is an {shape.kind} head; train it further as that kind")
     new = target.head_config(kind, shape.draft_vocab_size)
     for name in ("num_layers", "hidden_size", "target_hidden_size", "qkv_bias", "taps"):
         if getattr(shape, name) != getattr(new, name):
             raise TrainError(
                 f"{folder} has {name} {getattr(shape, name)}, but heads trained here have {getattr(new, name)}; start "
-                "without --init"
+                "without an initial head"
             )
     if part.own_embedding or shape.rope["rope_parameters"]["rope_type"] != "default":
         what = "an embedding of its own" if part.own_embedding else "scaled rotation"
-        raise TrainError(f"{folder} has {what}, which heads trained here have not; start without --init")
+        raise TrainError(f"{folder} has {what}, which heads trained here have not; start without an initial head")
     borrowed = {"embed_tokens.weight"} | ({"lm_head.weight"} if kind == "eagle1" else set())
     with torch.device("meta"):
         parameters = dict(cast(torch.nn.Module, build_head(shape)).named_parameters())
@@ -82,7 +82,7 @@ def choose_vocabulary(counts: npt.NDArray[np.int64], size: int | None, always: S
     if not max(1, len(always)) <= size <= vocab:
         raise TrainError(
             f"the draft vocabulary has {size} tokens, but must have {max(1, len(always))} (the special tokens) to "
-            f"{vocab} (the target's vocabulary); change --draft-vocab"
+            f"{vocab} (the target's vocabulary); change the size of the draft vocabulary"
         )
     if size == vocab:
         return None
@@ -188,7 +188,7 @@ def _replacing(path: Path) -> Iterator[Path]:
 
 def _unwritten(path: Path, error: Exception) -> TrainError:
     kept = "the one written before is still there" if path.exists() else "nothing was left behind"
-    return TrainError(f"{path} could not be written ({error}); {kept}; free space and go on with --resume")
+    return TrainError(f"{path} could not be written ({error}); {kept}; free space and resume the training")
 
 
 def _cut_inputs(head: Eagle1Head, hidden_size: int, inputs: Inputs) -> None:

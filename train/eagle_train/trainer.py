@@ -66,7 +66,7 @@ def train_head(job: Job, config: TrainConfig, clock: Callable[[], float] = time.
     processes = PartialState(cpu=job.device == "cpu")
     device = torch.device("cpu") if job.device == "cpu" else processes.device
     if device.type != (job.device or device.type):
-        raise TrainError(f"device {job.device} is not there; leave --device out to use what is")
+        raise TrainError(f"device {job.device} is not there; leave the device out to use what is")
     _check_output(job)
     with claimed(job.output.absolute()) if processes.is_main_process else contextlib.nullcontext():
         return _train(job, config, processes, device, clock)
@@ -87,12 +87,12 @@ def _train(
         return found
     except torch.OutOfMemoryError:
         raise TrainError(
-            f"{device} is out of memory; give a smaller --batch-size or --seq-len, or --recompute for EAGLE-3"
+            f"{device} is out of memory; use smaller batches or shorter sequences, or recompute activations (EAGLE-3)"
         ) from None
     except OSError as error:
         raise TrainError(
             f"{error.filename or job.output} could not be read or written ({error.strerror}); what was saved before "
-            "is still there, so free space and go on with --resume"
+            "is still there, so free space and resume the training"
         ) from None
 
 
@@ -218,7 +218,7 @@ class Run:
         if saved != self._progress.step or not self._checkpoint.exists():
             self._save(loss if self._progress.step else None)
         if config.inputs == "feature+unshifted":
-            _say("decoding feeds no head with unshifted tokens, so this one is measured only; --eval-data says on what")
+            _say("decoding feeds no head with unshifted tokens, so this one is only measured, on the evaluation data")
         else:
             save_head(self._job.output, self._head, self._shape, self._target, self._vocabulary)
         return self._evaluate()
@@ -315,7 +315,7 @@ class Run:
         if loss is not None and not torch.isfinite(loss):
             raise TrainError(
                 f"the loss is {float(loss)} at step {self._progress.step}, so nothing was saved over the checkpoint "
-                "before; start again with a lower --lr"
+                "before; start again with a lower learning rate"
             )
         save_checkpoint(self._checkpoint, self._parameters, self._optimizer, self._progress, self._identity)
 
@@ -343,9 +343,9 @@ def _check_output(job: Job) -> None:
     if output.exists() and not output.is_dir():
         raise TrainError(f"{output} exists and is no folder; choose another name")
     if job.resume and not checkpoint.parent.is_dir():
-        raise TrainError(f"{checkpoint} is missing, so there is nothing to resume; run without --resume")
+        raise TrainError(f"{checkpoint} is missing, so there is nothing to resume; start a new run")
     if not job.resume and checkpoint.is_file():
-        raise TrainError(f"{output} holds a training run; go on with --resume, or choose another folder")
+        raise TrainError(f"{output} holds a training run; resume it, or choose another folder")
     if not job.resume and output.is_dir() and {path.name for path in output.iterdir()} - {WORK}:
         raise TrainError(f"{output} is not empty; choose another folder")
     work = output / WORK

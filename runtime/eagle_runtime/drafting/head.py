@@ -161,8 +161,8 @@ class _NamedTokens:
             self._warned = True
             warnings.warn(
                 "the draft head computes what it should not (NaN, infinities, or ids outside the vocabulary): drafts "
-                "are lost, though not a token of the output is another; export the head again, or with "
-                "--draft-precision fp32",
+                "are lost, though not a token of the output is another; export the head again, or in "
+                "fp32",
                 EagleWarning,
                 stacklevel=2,
             )

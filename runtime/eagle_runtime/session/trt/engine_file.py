@@ -199,7 +199,7 @@ def _differences(
         most = min(profile.P[-1] for profile in spec.profiles)
         short = most < round_up(rows, PAST_STEP)
         says = f"{spec.file} serves {most} rows, but a context of {context} needs {rows}"
-        yield f"{says} (--context {engines.context} needs no new engines)" if short else None
+        yield f"{says} (a context of {engines.context} needs no new engines)" if short else None
     for spec in engines.specs.values():
         yield _damage(folder, spec)
 

@@ -104,7 +104,7 @@ class Execution:
         raise RequestError(
             f"a pass of {shape.rows} rows, {shape.logit_rows} of them with logits, behind {shape.past} is more than "
             f"the engine of {self._spec.file} serves ({widest.T[-1]} rows, {widest.R[-1]} with "
-            f"logits, behind {widest.P[-1]}); lower --total-token or --context"
+            f"logits, behind {widest.P[-1]}); lower total_token or the context"
         )
 
     def run(self, shape: PassShape) -> None:
