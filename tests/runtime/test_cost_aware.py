@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_runtime import EagleModel
+from eagle_runtime.accept import Step
 from eagle_runtime.drafting.acceptance import (
     CREDIT,
     DENIED,
@@ -46,6 +47,16 @@ DEAR = Costs(
 )
 
 
+class Recording(CostAwareDrafter):
+    """Keeps the cost of the last tree, in verifications of one token; None: nothing was drafted."""
+
+    cost: float | None = None
+
+    def learn(self, step: Step) -> None:
+        self.cost = self._last.cost if self._last is not None else None
+        super().learn(step)
+
+
 def decode(
     target: Language,
     head: Language,
@@ -59,14 +70,14 @@ def decode(
     model = Target(FakeTarget(target), 600)
     acceptance = AcceptanceStats() if acceptance is None else acceptance
     draft = Head(FakeHead(head, top_k=4), 600, 200)
-    drafter = CostAwareDrafter(draft, costs, acceptance, top_k=4, copies=copies)
+    drafter = Recording(draft, costs, acceptance, top_k=4, copies=copies)
     sampler = Sampler(SamplingParams(), [1, 2, 3], VOCAB)
     tokens, trees, cost = [], [], 0.0
     for event in generate(model, drafter, sampler, [1, 2, 3]):
         if isinstance(event, Cycle):
             tokens += event.step.tokens.tolist()
             trees.append(event.tree)
-            cost += drafter._last.cost if drafter._last is not None else 1.0
+            cost += drafter.cost or 1.0
         else:
             tokens.append(event)
         if len(tokens) >= count:
@@ -247,15 +258,15 @@ def test_what_a_rest_left_unread_is_paid_for() -> None:
     per_row = 0.01
     costs = Costs(CHEAP.target, CHEAP.head, None, Timings((1, LARGEST), (64,), ((per_row, LARGEST * per_row),)))
     acceptance = AcceptanceStats()
-    drafter = CostAwareDrafter(Head(FakeHead(GOOD, top_k=4), 600, 200), costs, acceptance, top_k=4)
+    drafter = Recording(Head(FakeHead(GOOD, top_k=4), 600, 200), costs, acceptance, top_k=4)
     rested, paid = 0, []
     for event in generate(Target(FakeTarget(TARGET), 600), drafter, Sampler(SamplingParams(), [1], VOCAB), [1]):
         if not isinstance(event, Cycle):
             continue
-        if drafter._last is None:
+        if drafter.cost is None:
             rested += 1
             continue
-        paid.append(drafter._last.cost)
+        paid.append(drafter.cost)
         if len(paid) == 2:
             break
         acceptance.budget.note(0, CREDIT + 6)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from eagle_runtime.drafting.coupling import Trust
+from eagle_runtime.drafting.coupling import NoiseWeight
 from eagle_runtime.tree import Float, Int, Tree
 
 # A head's probabilities are corrected in these bins, by accepted / expected; PRIOR counts as much as seen evidence.
@@ -47,7 +47,7 @@ class AcceptanceStats:
         self._tried_matches = np.full(3 * len(MATCHED), PRIOR)
         self._accepted_matches = PRIOR * np.concatenate([MATCHED, MATCHED, OF_DENIED * MATCHED])
         self.budget = DraftBudget()
-        self.trust = Trust()
+        self.noise_weight = NoiseWeight()
 
     def corrected(self, log_probs: Float) -> Float:
         """A head's log-probabilities of children given that their parent is accepted -> the target's, as counted."""

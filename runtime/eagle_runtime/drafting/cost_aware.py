@@ -19,9 +19,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from eagle_runtime.accept import Step
 from eagle_runtime.drafting.acceptance import DENIED, NAMED, UNASKED, AcceptanceStats, Gain, match_of
-from eagle_runtime.drafting.costs.tables import LARGEST, Costs, CostSource, HeadPass, Seconds, Timings
-from eagle_runtime.drafting.head import WINDOW, Head, Proposal, Scratch
+from eagle_runtime.drafting.costs.tables import LARGEST, Costs, CostSource, Kind, Seconds
+from eagle_runtime.drafting.costs.timer import CycleTimer
+from eagle_runtime.drafting.head import WINDOW, DraftHead, Proposal, Scratch
 from eagle_runtime.drafting.lookup import Suffixes
 from eagle_runtime.target import Features
 from eagle_runtime.tree import Float, Int, Tree, best_first, root_only, subtree
@@ -116,7 +118,7 @@ class CostAwareDrafter:
 
     def __init__(
         self,
-        head: Head | None,
+        head: DraftHead | None,
         costs: CostSource,
         acceptance: AcceptanceStats,
         *,
@@ -128,7 +130,7 @@ class CostAwareDrafter:
         node. copies: whether what followed the same tokens before is a candidate too."""
         self._head = head
         self._source = costs
-        self._clock = clock
+        self._timer = CycleTimer(costs, clock)
         self._acceptance = acceptance
         self._top_k = 0 if head is None else min(top_k, head.top_k, head.scratch // DEEPEST)
         self._suffixes = Suffixes() if copies else None
@@ -143,7 +145,7 @@ class CostAwareDrafter:
             self._begun = True
             if self._head is not None:
                 self._head.cache.truncate(0)
-        self._learn(tokens)
+        self._timer.begin(len(tokens) - 1)
         if self._head is not None:
             self._unread.append(features)
         most = min(max_nodes, LARGEST)
@@ -161,8 +163,20 @@ class CostAwareDrafter:
         spent = self._draft(pool, copy, tokens, costs, verify) if drafted else 0.0
         if copy is not None:
             copy.append_to(pool)
-        self._last = _chosen(pool, tokens[-1], verify, plain, spent, len(tokens), drafted)
+        self._last = _chosen(pool, tokens[-1], verify, plain, spent, drafted)
         return self._last.tree
+
+    def learn(self, step: Step) -> None:
+        """Count what was accepted of the last tree, and report the cycle's seconds to the costs."""
+        last, self._last = self._last, None
+        if self._head is not None:
+            self._head.learn(int(step.tokens[0]))
+        if last is not None:
+            self._acceptance.learn(last.tree, step.path, last.log_probs, last.matches)
+            if last.drafted:
+                self._acceptance.budget.note(len(step.tokens), last.cost)
+                self._gain.note(len(step.tokens), last.cost)
+        self._timer.end(1 if last is None else last.tree.num_nodes)
 
     def _copy(self, tokens: Sequence[int], most: int) -> Copy | None:
         if self._suffixes is None:
@@ -178,7 +192,7 @@ class CostAwareDrafter:
         """Grow the pool with the head while that pays; returns the seconds that its passes are taken to cost."""
         head, k = self._head, self._top_k
         assert head is not None and costs.head is not None
-        begun = self._clock()
+        self._timer.start_lap()
         context = head.cache.length
         seconds = costs.head.at(context)
         first = (costs.first or costs.head).at(context)
@@ -192,7 +206,7 @@ class CostAwareDrafter:
         above = np.zeros(1, np.float32)
         scratch_rows = np.array([-1])
         fed = 0
-        kind: HeadPass = "first"
+        kind: Kind = "first"
         picked = read if context and read <= LARGEST else 0  # rows of the pass, if it is one to learn from
         with Scratch(head) as scratch:
             while True:
@@ -200,11 +214,10 @@ class CostAwareDrafter:
                 values = self._add_level(pool, copy, proposal, frontier, above)
                 best = best_first(values, k)
                 grown, picked = picked, self._worth_growing(pool, copy, values[best], verify, spent, seconds)
-                ended = self._clock()
-                self._source.drafted(kind, grown, context, ended - begun)
+                self._timer.end_lap(kind, grown, context)
                 if picked == 0 or len(pool.values) == DEEPEST:
                     return spent
-                kind, begun, context = "head", ended, head.cache.length
+                kind, context = "head", head.cache.length
                 best = best[:picked]
                 frontier, above = start + best, values[best]
                 rows = best // k  # of the last proposal
@@ -246,74 +259,14 @@ class CostAwareDrafter:
         hoped = np.concatenate([have, chances[:count] * best, chances[:count] * second])
         return count if best_size(hoped, verify, spent + float(seconds[count]))[1] > rate else 0
 
-    def _learn(self, tokens: Sequence[int]) -> None:
-        """What became of the last tree, from the tokens that came since."""
-        last, self._last = self._last, None
-        if last is None:
-            return
-        new = tokens[last.length :]
-        path = [0]
-        for token in new:
-            children = np.flatnonzero((last.tree.parents == path[-1]) & (last.tree.tokens == token))
-            if len(children) == 0:
-                break
-            path.append(int(children[0]))
-        self._acceptance.learn(last.tree, np.array(path), last.log_probs, last.matches)
-        if last.drafted:
-            self._acceptance.budget.note(len(new), last.cost)
-            self._gain.note(len(new), last.cost)
-
-
-class Rehearsal:
-    """Growing trees to no end but to be timed (cost.Drafting)."""
-
-    def __init__(self, head: Head, features: Features) -> None:
-        """features [1, Hd]: any of the target's."""
-        self.head = head
-        self._features = features
-        flat = Timings((1, LARGEST), (1,), ((1.0, 1.0),))
-        self._seconds = flat.at(1)
-        self._drafter = CostAwareDrafter(self.head, Costs(flat, flat), AcceptanceStats())
-        self.head.cache.truncate(0)
-        self._first = self.head.observe([0], features)
-        self._pool = Pool()
-        self._add(self._pool, self._first, np.array([-1], np.int64))
-        nodes = np.zeros(USUAL, np.int64)
-        self._add(
-            self._pool, Proposal(self._first.tokens[nodes], self._first.log_probs[nodes], self._first.hidden), nodes
-        )
-
-    def read(self, rows: int) -> None:
-        committed = self.head.cache.length
-        proposal = self.head.observe([0] * rows, self._features[np.zeros(rows, np.int64)])
-        self.head.cache.truncate(committed)
-        self._add(Pool(), proposal, np.array([-1], np.int64))
-
-    def level(self, rows: int) -> None:
-        nodes = np.zeros(rows, np.int64)
-        with Scratch(self.head) as scratch:
-            proposal = scratch.feed(nodes, self._first.hidden[nodes], nodes - 1)
-        self._add(Pool(), proposal, nodes - 1)
-
-    def tree(self) -> None:
-        draft = _chosen(self._pool, 0, self._seconds, 1.0, 1.0, 1, True)
-        self._drafter._last = draft
-        self._drafter._learn([0, int(draft.tree.tokens[1])])
-
-    def _add(self, pool: Pool, proposal: Proposal, frontier: Int) -> None:
-        drafter, seconds = self._drafter, self._seconds
-        values = drafter._add_level(pool, None, proposal, frontier, np.zeros(len(frontier), np.float32))
-        drafter._worth_growing(pool, None, values[best_first(values, drafter._top_k)], seconds, 1.0, seconds)
-
 
 class _Draft(NamedTuple):
-    """A tree as it was handed out: what each node's drafter said of it (as in AcceptanceStats.learn), the tokens
-    there were, whether the head took part, and the cost of all passes in tokens without drafts."""
+    """A tree as it was handed out: what each node's drafter said of it (as in AcceptanceStats.learn), whether the
+    head took part, and the cost of all passes in tokens without drafts."""
 
     tree: Tree
     log_probs: Float
     matches: Int
-    length: int
     drafted: bool
     cost: float
 
@@ -330,7 +283,7 @@ def best_size(chances: Seconds, verify: Seconds, spent: float) -> tuple[int, flo
     return nodes + 1, float(rates[nodes])
 
 
-def _chosen(pool: Pool, root: int, verify: Seconds, plain: float, spent: float, length: int, drafted: bool) -> _Draft:
+def _chosen(pool: Pool, root: int, verify: Seconds, plain: float, spent: float, drafted: bool) -> _Draft:
     """plain: seconds of a token without drafts."""
     nothing, none = np.full(1, np.nan, np.float32), np.zeros(1, np.int64)
     values = np.concatenate(pool.values)
@@ -339,4 +292,4 @@ def _chosen(pool: Pool, root: int, verify: Seconds, plain: float, spent: float, 
     tree = subtree(root, np.concatenate(pool.tokens), np.concatenate(pool.parents), values, kept)
     log_probs = np.concatenate([nothing, np.concatenate(pool.log_probs)[kept]])
     matches = np.concatenate([none, np.concatenate(pool.matches)[kept]])
-    return _Draft(tree, log_probs, matches, length, drafted, float((spent + verify[nodes - 1]) / plain))
+    return _Draft(tree, log_probs, matches, drafted, float((spent + verify[nodes - 1]) / plain))

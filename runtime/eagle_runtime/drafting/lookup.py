@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from eagle_runtime.accept import Step
 from eagle_runtime.errors import RequestError
 from eagle_runtime.target import Features
 from eagle_runtime.tree import MAX_DEPTH, Tree, root_only
@@ -67,6 +68,9 @@ class LookupDrafter:
         if length == 0:
             return root_only(tokens[-1])
         return chain_of(tokens[-1], self._suffixes.continuation(place, min(self._num_drafted, max_nodes - 1)))
+
+    def learn(self, step: Step) -> None:
+        """The next call of `grow` gets the whole text, and needs nothing else."""
 
 
 def chain_of(root: int, drafted: Sequence[int]) -> Tree:
