@@ -15,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.cache import ALIGNMENT
-from eagle_runtime.session.trt.driver import DeviceInfo, out_of_memory
+from eagle_runtime.errors import BackendError
+from eagle_runtime.machine.nvidia import DeviceInfo
+from eagle_runtime.session.trt.driver import out_of_memory
 
 Work = Callable[[], None]
 STREAM = 7
@@ -33,6 +35,7 @@ class FakeDriver:
         self.capturable = True
         self.streams: set[int] = set()
         self.graphs: dict[int, list[Work]] = {}
+        self._captures = 0
         self._queue: list[Work] = []
         self._device: dict[int, npt.NDArray[np.uint8]] = {}  # address -> memory
         self._host: dict[int, npt.NDArray[np.uint8]] = {}
@@ -52,7 +55,7 @@ class FakeDriver:
         return [call[1:] for call in self.calls if call[0] == name]
 
     def describe(self) -> DeviceInfo:
-        return DeviceInfo(self.name, self.compute_capability, "13.0", self.total - self.used, self.total)
+        return DeviceInfo(self.name, self.compute_capability, "13.0", self.total, self.total - self.used)
 
     def allocate(self, nbytes: int) -> int:
         self._note("allocate", nbytes)
@@ -133,18 +136,20 @@ class FakeDriver:
             self.capturing = None
         if not (queued and self.capturable):
             return None
-        graph = len(self.graphs) + 1
-        self.graphs[graph] = captured
-        return graph
+        self._captures += 1  # the id of a destroyed graph is never used again
+        self.graphs[self._captures] = captured
+        return self._captures
 
     def launch(self, graph: int, stream: int) -> None:
         self._note("launch", graph, stream)
+        self._check_graph(graph, "launched")
         for work in self.graphs[graph]:
             self.enqueue(work, stream)
 
     def destroy_graph(self, graph: int) -> None:
         self._note("destroy_graph", graph)
-        self.graphs[graph] = []
+        self._check_graph(graph, "destroyed")
+        del self.graphs[graph]
 
     # What a fake library that computes on this GPU needs.
 
@@ -162,6 +167,10 @@ class FakeDriver:
 
     def _note(self, *call: Any) -> None:
         self.calls.append(call)
+
+    def _check_graph(self, graph: int, verb: str) -> None:
+        if graph not in self.graphs:
+            raise BackendError(f"the GPU failed: graph {graph} is {verb}, but no longer exists")
 
     def _check_stream(self, stream: int) -> None:
         assert stream in self.streams, "no such stream; the default one is never used"

@@ -259,7 +259,7 @@ def test_without_a_driver_the_reason_is_told_in_one_line() -> None:
     from cuda.bindings import runtime
 
     if runtime.cudaGetDeviceCount()[0] == runtime.cudaError_t.cudaSuccess:
-        assert describe().free <= describe().total
+        assert describe().available <= describe().total
         return
     with pytest.raises(BackendError, match=r"driver") as error:
         describe()

@@ -22,7 +22,7 @@ HEAVY = {"torch", "transformers", "onnx", "onnxscript", "onnx_ir"}
 BASE = {"numpy", "tokenizers", "jinja2"}  # what the distribution requires whatever its extras
 EXTRAS = {"runtime": set[str](), "calib": {"onnx", "rich", "filelock"}}  # of the lean parts: what their jobs bring
 ENGINES = {  # engine library -> the one file that imports it
-    "onnxruntime": "runtime/eagle_runtime/session/ort/session.py",
+    "onnxruntime": "runtime/eagle_runtime/session/ort/library.py",
     "tensorrt_rtx": "runtime/eagle_runtime/session/trt/library.py",
     "tensorrt": "runtime/eagle_runtime/session/trt/library.py",
     "cuda": "runtime/eagle_runtime/session/trt/driver.py",
@@ -97,7 +97,7 @@ def house(tmp_path: Path) -> Path:
     ("file", "text", "line"),
     [
         ("runtime/eagle_runtime/a.py", "import eagle_export", 1),
-        ("runtime/eagle_runtime/a.py", "from eagle_calib.ranges import Range", 1),
+        ("runtime/eagle_runtime/a.py", "from eagle_calib.texts import joined", 1),
         ("runtime/eagle_runtime/deep/er/a.py", "import json, torch.nn as nn", 1),
         ("runtime/eagle_runtime/a.py", "def lazy():\n    from transformers import AutoTokenizer", 2),
         ("runtime/eagle_runtime/a.py", "if TYPE_CHECKING:\n    import onnx", 2),
@@ -164,6 +164,8 @@ def test_the_public_names_are_these() -> None:
         "BundleError",
         "BusyError",
         "ClosedError",
+        "Cycle",
+        "Drafter",
         "EagleError",
         "EagleModel",
         "FidelityWarning",
@@ -172,5 +174,7 @@ def test_the_public_names_are_these() -> None:
         "Result",
         "SamplingParams",
         "Stats",
+        "Tree",
+        "TreeShape",
     ]
     assert all(hasattr(eagle_runtime, name) for name in eagle_runtime.__all__)

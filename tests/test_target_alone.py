@@ -28,8 +28,9 @@ from eagle_runtime.drafting.shapes import DynamicTree
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle
 from eagle_runtime.session.ort.device_session import OrtDeviceSession
+from eagle_runtime.session.ort.library import open_graph
 from eagle_runtime.session.ort.memory import OrtMemory
-from eagle_runtime.session.ort.session import OrtSession, open_graph
+from eagle_runtime.session.ort.session import OrtSession
 from eagle_tools.acceptance import main as acceptance_main
 from eagle_tools.compare_engines import compare_sessions
 from eagle_tools.doctor import main as doctor_main

@@ -21,6 +21,7 @@ from cuda_fake import FakeDriver
 from eagle_export.tensorrt.build import profiles_of
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from eagle_runtime.files import file_sha256
+from eagle_runtime.session.trt.device import in_place
 from eagle_runtime.session.trt.engine_file import (
     ENGINES,
     SIDECAR,
@@ -286,5 +287,13 @@ def _write_engine(
         "profiles": [{field: getattr(profile, field) for field in fields} for profile in profiles],
     }
     file.write_text(json.dumps(content), encoding="utf-8")
-    graph = {path: digest for path, digest in manifest.files.items() if path.startswith(f"{name}/")}
-    return EngineSpec(file.name, file_sha256(file), file.stat().st_size, graph, profiles, False, None, None)
+    return EngineSpec(
+        file=file.name,
+        sha256=file_sha256(file),
+        size=file.stat().st_size,
+        graph={path: digest for path, digest in manifest.files.items() if path.startswith(f"{name}/")},
+        profiles=profiles,
+        in_place=in_place(manifest.models[name].graph.kv_row_bytes),
+        kernels=None,
+        fused_attention=None,
+    )

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle_runtime.command import Parser, run_command
-from eagle_runtime.machine.nvidia import Gpu, first_gpu
+from eagle_runtime.machine.nvidia import DeviceInfo, first_gpu
 from eagle_tools.engines import find_engines
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,10 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command(_parser(), argv, check, extra="cuda,export,calib,bench", interrupted=stopped) or int(not fine)
 
 
-def plan(out: Path, gpu: Gpu, works: Sequence[str], pairs: Sequence[str], count: int) -> Iterator[Step]:
+def plan(out: Path, gpu: DeviceInfo, works: Sequence[str], pairs: Sequence[str], count: int) -> Iterator[Step]:
     """All steps. works: backends whose libraries are there. CUDA's are checked whether they are or not."""
     libraries = [name for name in ("tensorrt-rtx", "tensorrt") if name in works]
-    if gpu.compute not in RTX_CARDS and "tensorrt-rtx" in libraries:
+    if gpu.compute_capability not in RTX_CARDS and "tensorrt-rtx" in libraries:
         libraries.remove("tensorrt-rtx")
     yield Step("machine", ("-m", "eagle_tools.doctor", "--json"))
     yield Step("tests", ("-m", "pytest", "-m", "gpu", "-rs", "-s", "--rootdir", str(ROOT), str(ROOT / "tests" / "gpu")))
@@ -95,7 +95,7 @@ def plan(out: Path, gpu: Gpu, works: Sequence[str], pairs: Sequence[str], count:
 
 
 def _pair_steps(
-    out: Path, name: str, folder: Path, head: str, libraries: Sequence[str], count: int, gpu: Gpu
+    out: Path, name: str, folder: Path, head: str, libraries: Sequence[str], count: int, gpu: DeviceInfo
 ) -> Iterator[Step]:
     """Of one target with one head. Its fp16 bundle serves all engines."""
     needs = () if folder == DEMO else (folder,)
@@ -118,7 +118,7 @@ def _pair_steps(
         bundles[library] = [fp16, int8]
         for bundle in bundles[library]:
             build = ("-m", "eagle_export.cli", "engines", str(bundle), "--backend", library)
-            capability = ("--compute-capability", gpu.compute) if library == "tensorrt-rtx" else ()
+            capability = ("--compute-capability", gpu.compute_capability) if library == "tensorrt-rtx" else ()
             yield Step(f"engines-{bundle.name}-{library}", (*build, *capability), (bundle,))
     for backend, folders in bundles.items():
         for bundle in folders:
@@ -150,7 +150,7 @@ def run(steps: Sequence[Step], out: Path) -> Iterator[Outcome]:
         yield outcome
 
 
-def write_report(out: Path, gpu: Gpu, outcomes: Sequence[Outcome], done: bool) -> None:
+def write_report(out: Path, gpu: DeviceInfo, outcomes: Sequence[Outcome], done: bool) -> None:
     """report.json and report.md of the steps so far."""
     fine = done and all(outcome.status == 0 for outcome in outcomes)
     steps = [{**dataclasses.asdict(outcome), "log": f"{outcome.name}.log"} for outcome in outcomes]
@@ -159,7 +159,7 @@ def write_report(out: Path, gpu: Gpu, outcomes: Sequence[Outcome], done: bool) -
     (out / "report.md").write_text(page(out, gpu, outcomes, done), encoding="utf-8")
 
 
-def page(out: Path, gpu: Gpu, outcomes: Sequence[Outcome], done: bool) -> str:
+def page(out: Path, gpu: DeviceInfo, outcomes: Sequence[Outcome], done: bool) -> str:
     """Markdown: the card, what became of every step, what the engines say, and the tables of the bench."""
     failed = sum(outcome.status != 0 for outcome in outcomes)
     verdict = "all well" if not failed else f"{failed} of {len(outcomes)} steps differ, fail or were left out"

@@ -1,12 +1,11 @@
-"""A calibration on disk: calibration.json says what was observed where, calibration.npz holds the arrays.
+"""A calibration on disk: calibration.json lists the observed tensors, calibration.npz holds their arrays.
 
-`write_calibration` and `read_calibration` are the only code that knows the files. K channels, n sampled rows.
+Only `write_calibration` and `read_calibration` know the format. K channels, n sampled rows.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,31 +22,26 @@ Graph = Literal["target", "draft"]
 Float = npt.NDArray[np.float32]
 
 JSON_NAME, ARRAYS_NAME = "calibration.json", "calibration.npz"
-SCHEMA_VERSION = 1
-COUNTS = "token_counts"  # in the arrays
-METHODS = ("absmax", "percentile", "entropy", "mse")
+SCHEMA_VERSION = 2
+COUNTS = "token_counts"  # name of an array
 GRAPHS: tuple[Graph, ...] = ("target", "draft")
 AGAIN = "run eagle-calib again"
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What went into a linear layer. rows: how many were seen. channel_absmax [K]: largest |x| of each channel.
-
-    sample [n, K]: rows spread evenly over all that were seen. ranges: method (METHODS) -> the |x| at which a
-    per-tensor quantiser should clip, above 0 and at most the absmax."""
+    """The inputs x of a linear layer. rows: their number. channel_absmax [K]: largest |x| of each channel. sample [n,
+    K]: rows that were drawn uniformly from all."""
 
     rows: int
     channel_absmax: Float
     sample: Float
-    ranges: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Weight name -> what the layer was fed, per graph; layers of one input share one object. draft: empty where there
-    was no head. token_counts [V]: how
-    often each id of the target's vocabulary stood in the text or was decoded."""
+    """target, draft: weight name -> inputs of its layer; layers that read one tensor share one object. draft is empty
+    without a head. token_counts [V]: how often each token of the target's vocabulary was read or decoded."""
 
     target: dict[str, Observed]
     draft: dict[str, Observed]
@@ -56,7 +50,7 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What was fed to the target. prefilled: rows of prompts. verified: rows of trees, roots included."""
+    """Rows that the target computed. prefilled: rows of prompts. verified: rows of trees, with their roots."""
 
     prefilled: int
     verified: int
@@ -64,7 +58,8 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a calibration comes from. bundle: SHA-256 of the bundle's manifest, which lists all its files."""
+    """The origin of a calibration. bundle: SHA-256 of the bundle's manifest, which lists the hashes of all its
+    files."""
 
     tools: dict[str, str]
     bundle: str
@@ -73,7 +68,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One tensor that feeds linear layers: its name in the graph and the weights of those layers."""
+    """One tensor that linear layers read: its name in the graph and the weights of those layers."""
 
     tensor: str
     weights: tuple[str, ...]
@@ -83,7 +78,7 @@ class Input:
 def write_calibration(
     folder: Path, source: Source, graphs: Mapping[Graph, Sequence[Input]], token_counts: Float
 ) -> None:
-    """Write both files into a folder; equal arguments give equal bytes. graphs: "draft" only where there is a head."""
+    """Writes both files into a folder; equal arguments give equal bytes. graphs: "draft" only if there is a head."""
     arrays: dict[str, Float] = {COUNTS: token_counts}
     listed: dict[str, list[dict[str, Any]]] = {}
     for graph in GRAPHS:
@@ -98,10 +93,9 @@ def write_calibration(
                     "weights": list(item.weights),
                     "channels": len(seen.channel_absmax),
                     "rows": seen.rows,
-                    "ranges": {method: seen.ranges[method] for method in METHODS},
                 }
             )
-    np.savez(folder / ARRAYS_NAME, allow_pickle=False, **arrays)  # gives every member the same fixed date
+    np.savez(folder / ARRAYS_NAME, allow_pickle=False, **arrays)  # NumPy gives all members the same date
     data = {
         "schema_version": SCHEMA_VERSION,
         "tools": source.tools,
@@ -114,7 +108,7 @@ def write_calibration(
 
 
 def read_calibration(folder: Path) -> Calibration:
-    """Read and check a folder that eagle-calib wrote; raises CalibrationError."""
+    """Reads and checks a folder that eagle-calib wrote. Raises CalibrationError."""
     path = folder / JSON_NAME
     if not folder.is_dir():
         raise CalibrationError(f"{folder} is not a folder; give the folder that eagle-calib wrote")
@@ -147,8 +141,7 @@ def _check_source(data: Mapping[str, Any], where: str) -> None:
 
 def _read_arrays(path: Path, expected: str) -> dict[str, Float]:
     try:
-        found = file_sha256(path)
-        if found != expected:
+        if file_sha256(path) != expected:
             raise CalibrationError(f"{path} does not match its SHA-256 in {JSON_NAME}; copy the folder or {AGAIN}")
         with np.load(path, allow_pickle=False) as file:
             return dict(file)
@@ -157,13 +150,13 @@ def _read_arrays(path: Path, expected: str) -> dict[str, Float]:
 
 
 def _layers(graph: Graph, items: Any, arrays: dict[str, Float], where: str) -> dict[str, Observed]:
-    """Weight name -> Observed; takes what it uses out of `arrays`."""
+    """Returns weight name -> Observed, and removes the arrays that it uses from `arrays`."""
     if not isinstance(items, list) or not (items or graph == "draft"):
         raise CalibrationError(f"{where}: {graph} lists no inputs; {AGAIN}")
     layers: dict[str, Observed] = {}
     for index, item in enumerate(items):
         here = f"{where}: {graph}[{index}]"
-        _check_keys(item, {"tensor", "weights", "channels", "rows", "ranges"}, here)
+        _check_keys(item, {"tensor", "weights", "channels", "rows"}, here)
         weights = item["weights"]
         if not isinstance(weights, list) or not weights or not all(isinstance(name, str) for name in weights):
             raise CalibrationError(f"{here}: weights is no list of names; {AGAIN}")
@@ -182,18 +175,11 @@ def _observed(item: Mapping[str, Any], arrays: dict[str, Float], prefix: str, he
     channels = _check_count(item["channels"], f"{here}: channels")
     absmax = _array(arrays, f"{prefix}.channel_absmax", (channels,), here)
     sample = _array(arrays, f"{prefix}.sample", (None, channels), here)
-    ranges = item["ranges"]
-    _check_keys(ranges, set(METHODS), f"{here}: ranges")
-    for method, value in ranges.items():
-        if type(value) is not float or not math.isfinite(value) or not 0 < value <= ranges["absmax"]:
-            raise CalibrationError(
-                f"{here}: the {method} range is {value!r}, but must be above 0 and at most the absmax; {AGAIN}"
-            )
-    if np.any(absmax < 0) or np.float32(ranges["absmax"]) != absmax.max():
-        raise CalibrationError(f"{here}: the absmax range is not the largest channel's; {AGAIN}")
+    if np.any(absmax < 0) or not np.any(absmax):
+        raise CalibrationError(f"{here}: channel_absmax must hold magnitudes that are not all 0; {AGAIN}")
     if not 1 <= len(sample) <= rows or np.any(np.abs(sample) > absmax):
         raise CalibrationError(f"{here}: the sample does not come from the rows that were measured; {AGAIN}")
-    return Observed(rows, absmax, sample, dict(ranges))
+    return Observed(rows, absmax, sample)
 
 
 def _array(arrays: dict[str, Float], name: str, shape: tuple[int | None, ...], here: str) -> Float:

@@ -1,4 +1,4 @@
-"""Write a bundle: graphs, weights, tokenizer files and manifest, beside the destination and renamed when complete."""
+"""Writes a bundle: graphs, weights, tokenizer files and manifest, in a work folder that is renamed when complete."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 
 from eagle_calib.calibration import read_calibration
 from eagle_calib.folder import written
-from eagle_export.blame import layers_of
 from eagle_export.certificate import certified
 from eagle_export.checkpoint import read_json
 from eagle_export.destination import check_destination, check_older, check_space, disk_errors, engines_of
 from eagle_export.errors import ExportError
-from eagle_export.gate import demanded
 from eagle_export.heads.config import HeadConfig
+from eagle_export.limits import required_fidelity
 from eagle_export.pair import Pair, build_graphs, open_pair
-from eagle_export.recipes import apply, draft_precision_beside, plan
+from eagle_export.recipes.plan import apply, default_draft_precision, plan
 from eagle_export.weights import num_bytes, save
+from eagle_export.worst_layers import layers_of
 from eagle_runtime.bundle.manifest import (
     MANIFEST_NAME,
     SCHEMA_VERSION,
@@ -40,14 +40,14 @@ from eagle_runtime.files import file_sha256
 from eagle_runtime.text.tokenizer import Text
 
 GRAPH_FILES = {"target": "target/model.onnx", "draft": "draft/model.onnx"}
-TOP_K = 64  # tokens that a head's graph names per row unless more or fewer are asked for; drawing wants many
+TOP_K = 64  # default of the top k that a head's graph returns per row; sampled trees use many candidates
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 TOOLS = ("eagle-edge", "torch", "transformers", "onnx", "onnx-ir", "onnxscript")
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What an export made. shared: weights that both graphs hold under one name. size: bytes on disk."""
+    """A written bundle. shared: weights that both graphs hold under one name. size: bytes on disk."""
 
     bundle: Path
     manifest: Manifest
@@ -72,28 +72,32 @@ def export(
     max_kl: float | None = None,
     keep: Sequence[str] = (),
 ) -> Exported:
-    """Export a target and a head (Hugging Face folders) as a bundle folder. draft: None for the target alone.
+    """Exports a target and a head (Hugging Face folders) as a bundle folder. draft: None for the target alone.
 
-    backend, precision: keys of recipes.RECIPES. draft_precision: of the head, None for what suits the target's.
-    calibration: folder that eagle-calib wrote for these models. draft_vocab: most frequent tokens that the head keeps,
-    None for all it knows. draft_top_k: tokens that the head's graph names per row, so the most children a tree's node
-    may have, None for TOP_K. certify: compare the finished bundle with the source and note the outcome in its manifest;
-    where that cannot be done the export goes on with a warning. min_agreement, max_kl: refuse a bundle that agrees less
-    with the source, or is further away (nats); None for what its precision should reach (gate.LIMITS). keep: patterns
-    of names of the target's weights that stay as wide as they are. An existing bundle is replaced in the end, with the
-    engines that were built of it; a folder that holds anything else is refused. Raises ExportError (FidelityError for a
-    bundle that was refused), CalibrationError or FolderError, and then, as when interrupted, leaves nothing behind."""
+    backend, precision: keys of recipes.plan.RECIPES. draft_precision: precision of the head, None for the default next
+    to the target's. calibration: folder that eagle-calib wrote for these models. draft_vocab: number of most frequent
+    tokens that the head keeps, None for all. draft_top_k: the top k that the head's graph returns per row, which is the
+    most children that a tree's node may have; None for TOP_K. certify: compare the finished bundle with the source and
+    write the result into its manifest; if this machine cannot do that, a warning is returned. min_agreement, max_kl
+    (nats): limits beyond which the bundle is refused; None for those of its precision (limits.LIMITS). keep: patterns
+    of names of the target's weights that stay as traced.
+
+    An existing bundle, with the engines built from it, is replaced at the end; a folder with other files is refused.
+    Raises ExportError (FidelityError for a bundle outside its limits), CalibrationError or FolderError. Then, and when
+    interrupted, no files are left."""
     if draft_top_k is not None and draft_top_k < 1:
         raise ExportError(f"draft top-k is {draft_top_k}, but must be 1 or more")
     if draft_vocab is not None and draft_vocab < 1:
         raise ExportError(f"draft vocabulary is {draft_vocab}, but must be 1 or more")
     precisions = {"target": precision}
     if draft is not None:
-        precisions["draft"] = draft_precision or draft_precision_beside(backend, precision)
+        precisions["draft"] = draft_precision or default_draft_precision(backend, precision)
     elif (draft_precision, draft_vocab, draft_top_k) != (None, None, None):
-        raise ExportError("draft precision, vocabulary and top-k are a head's; give one, or leave them out")
-    demand = demanded(backend, precision, min_agreement, max_kl, calibrated=calibration is not None)
-    if demand.asked and not certify:
+        raise ExportError(
+            "draft precision, vocabulary and top-k are settings of a head; give a head, or leave them out"
+        )
+    required = required_fidelity(backend, precision, min_agreement, max_kl, calibrated=calibration is not None)
+    if required.explicit and not certify:
         raise ExportError("an agreement or a KL is asked for, but the export is to go without the comparison")
     observed = None if calibration is None else read_calibration(calibration)
     recipe = plan(backend, precision, precisions.get("draft"), observed, draft_vocab, keep)
@@ -111,9 +115,7 @@ def export(
         pair = open_pair(target, draft)
         texts = _read_texts(target)
         if "tokenizer.json" not in texts:
-            warnings.append(
-                f"{target} has no tokenizer.json; the bundle decodes token ids only (eagle-run --prompt-ids)"
-            )
+            warnings.append(f"{target} has no tokenizer.json; the bundle takes and returns token ids, no text")
         top_k = min(TOP_K, draft_vocab or TOP_K) if draft_top_k is None else draft_top_k
         if pair.head is not None:
             top_k = min(top_k, pair.head.config.draft_vocab_size)
@@ -128,11 +130,11 @@ def export(
             _write(folder, texts, graphs, lambda n: progress.advance(task, n))
             manifest = _manifest(folder, pair, graphs, precisions, decisions, top_k, draft_vocab)
             (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
-            del graphs  # and the weights in them, before others are loaded
+            del graphs  # frees their weights before the source's are loaded
             if certify:
-                tell = partial(_tell, progress, task)
-                manifest, said = certified(pair.target, folder, manifest, layers, demand, tell)
-                warnings += said
+                report = partial(_show_step, progress, task)
+                manifest, shortfalls = certified(pair.target, folder, manifest, layers, required, report)
+                warnings += shortfalls
                 (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
             total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return Exported(bundle, manifest, shared_weights(manifest), total, tuple(warnings))
@@ -141,7 +143,7 @@ def export(
 def _write(
     folder: Path, texts: Mapping[str, bytes], graphs: Mapping[str, ir.Model], advance: Callable[[int], None]
 ) -> None:
-    """Write everything but the manifest."""
+    """Writes everything but the manifest."""
     for name, graph in graphs.items():
         path = folder / GRAPH_FILES[name]
         path.parent.mkdir()
@@ -151,7 +153,8 @@ def _write(
 
 
 def _read_texts(target: Path) -> dict[str, bytes]:
-    """Tokenizer and template files, name -> content; what the runtime could not read is refused before the trace."""
+    """Tokenizer and template files, name -> content. Raises ExportError, before the trace, for one that the runtime
+    could not read."""
     try:
         Text(target)
     except BundleError as error:
@@ -172,7 +175,8 @@ def _read_texts(target: Path) -> dict[str, bytes]:
 
 
 def _stored_template(stored: object) -> str | None:
-    """Older tokenizers keep the template, or several with names, inside tokenizer_config.json."""
+    """The chat template of an older tokenizer_config.json, which holds one template or several with names; None if it
+    has no default one."""
     if isinstance(stored, list):
         named = [item for item in stored if isinstance(item, dict) and item.get("name") == "default"]
         stored = named[0].get("template") if named else None
@@ -180,7 +184,7 @@ def _stored_template(stored: object) -> str | None:
 
 
 def shared_weights(manifest: Manifest) -> tuple[str, ...]:
-    """Weights, not small constants, that both graphs hold alike."""
+    """Names of the weights, without small constants, that are the same in both graphs."""
     if manifest.head is None:
         return ()
     target, head = manifest.target.graph.weights, manifest.head.graph.weights
@@ -254,13 +258,13 @@ def _tensor_spec(value: ir.Value) -> TensorSpec:
     return TensorSpec(str(value.dtype.numpy()), shape)
 
 
-def _tell(progress: Progress, task: TaskID, what: str) -> None:
-    """Name what is being done, of no known length."""
-    progress.update(task, description=what, total=None)
+def _show_step(progress: Progress, task: TaskID, description: str) -> None:
+    """Shows a step of unknown length."""
+    progress.update(task, description=description, total=None)
 
 
 def _progress() -> Progress:
-    """A bar on stderr; nothing where stderr is no terminal."""
+    """A progress bar on stderr, hidden if stderr is not a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, disable=not sys.stderr.isatty(), transient=True)

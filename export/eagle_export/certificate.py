@@ -1,7 +1,7 @@
-"""A bundle's certificate: what the source model says on a few prompts, and how closely the finished bundle follows.
+"""A bundle's certificate: the source model's greedy continuations of a few prompts, and how closely the bundle follows.
 
-The source is the checkpoint itself, run by transformers on the CPU in fp32: other code than the graphs were traced
-from, so that an error of the export shows. Shapes: n tokens of a continuation, V vocabulary.
+The source is the checkpoint, run by transformers on the CPU in fp32: different code from the traced graphs, so that an
+error of the export shows. Shapes: n tokens of a continuation, V vocabulary.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import torch
 from transformers import LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from eagle_export.blame import ROWS, Layer, LayerError, worst_layers
 from eagle_export.checkpoint import Checkpoint
 from eagle_export.errors import ExportError
-from eagle_export.gate import LIMITS, Demand, FidelityError, refusal
+from eagle_export.limits import LIMITS, Advice, FidelityError, RequiredFidelity, refusal
 from eagle_export.trace import quiet
+from eagle_export.worst_layers import ROWS, Layer, LayerError, worst_layers
 from eagle_runtime import BackendError, EagleError, EagleModel
 from eagle_runtime.bundle.fidelity import shortfall
 from eagle_runtime.bundle.manifest import Certificate, GoldenPrompt, Manifest, TopTokens, read_text_file
@@ -32,13 +32,13 @@ from eagle_runtime.scoring import divergence, log_softmax
 from eagle_runtime.text.tokenizer import Text
 from eagle_runtime.tree import Float
 
-TOP = 5  # tokens stored of each row
-MEMORY_MARGIN = 1.25  # beside the weights: activations, and what an engine packs anew
+TOP = 5  # tokens stored per row of logits
+MEMORY_MARGIN = 1.25  # times the weights: activations, and weights that the engine repacks
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """The source's greedy words after a prompt. logits [n, V]: the rows that chose them."""
+    """The source's greedy tokens after a prompt. logits [n, V]: the rows that they are the argmax of."""
 
     prompt: list[int]
     tokens: list[int]
@@ -46,8 +46,8 @@ class Continuation:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """A certificate, and the continuation that the bundle is furthest from."""
+class Comparison:
+    """A certificate, and the continuation with the largest mean KL."""
 
     certificate: Certificate
     farthest: Continuation
@@ -58,56 +58,61 @@ def certified(
     bundle: Path,
     manifest: Manifest,
     layers: Sequence[Layer],
-    demand: Demand,
-    tell: Callable[[str], None],
+    required: RequiredFidelity,
+    report: Callable[[str], None],
 ) -> tuple[Manifest, list[str]]:
-    """The manifest of a bundle, with a certificate if one can be made, and what to warn of.
+    """Returns the manifest of a bundle, with a certificate if this machine can make one, and warnings.
 
-    layers: of the target's graph before it was changed. tell: called with what is being done. Raises FidelityError for
-    a bundle that does not reach what is demanded, and ExportError where that is asked for but cannot be compared."""
-    tell("comparing with the source")
+    layers: of the target's graph before the recipe. report: called with what is being done. Raises FidelityError for a
+    bundle that does not reach what is required, and ExportError if limits were asked for and cannot be checked."""
+    report("comparing with the source")
     try:
-        compared = compare_with_source(source, bundle, manifest)
+        comparison = compare_with_source(source, bundle, manifest)
     except FidelityError:
         raise
     except ExportError as error:
-        if demand.asked:
+        if required.explicit:
             raise ExportError(f"the bundle cannot be held to an agreement or a KL: {error}") from None
         return manifest, [f"the bundle has no certificate: {error}"]
-    certificate = compared.certificate
-    if not demand.wanted.met(certificate.agreement, certificate.kl):
-        raise FidelityError(refusal(certificate, demand, _blamed(bundle, manifest, layers, compared.farthest, tell)))
+    certificate = comparison.certificate
+    if not required.limits.met(certificate.agreement, certificate.kl):
+        worst = _worst_layers(bundle, manifest, layers, comparison.farthest, report)
+        raise refusal(certificate, required, worst)
     manifest = replace(manifest, certificate=certificate)
-    said = shortfall(manifest)
-    return manifest, [] if said is None else [f"the bundle is marked: {said}"]
+    warning = shortfall(manifest)
+    return manifest, [] if warning is None else [f"the bundle is marked: {warning}"]
 
 
-def _blamed(
-    bundle: Path, manifest: Manifest, layers: Sequence[Layer], said: Continuation, tell: Callable[[str], None]
+def _worst_layers(
+    bundle: Path,
+    manifest: Manifest,
+    layers: Sequence[Layer],
+    continuation: Continuation,
+    report: Callable[[str], None],
 ) -> list[LayerError]:
-    """The worst layers over the first rows of a continuation; none if this machine cannot tell."""
-    count = min(ROWS, len(said.tokens))
-    tokens, graph = [*said.prompt, *said.tokens[: count - 1]], manifest.target.graph
+    """The worst layers over the first rows of a continuation; none if this machine cannot run the graph."""
+    count = min(ROWS, len(continuation.tokens))
+    tokens, graph = [*continuation.prompt, *continuation.tokens[: count - 1]], manifest.target.graph
 
-    def told(done: int, steps: int) -> None:
-        tell(f"looking for the worst layers ({done} of {steps})")
+    def count_layers(done: int, steps: int) -> None:
+        report(f"looking for the worst layers ({done} of {steps})")
 
     try:
-        return worst_layers(bundle / graph.file, graph, layers, tokens, said.logits[:count], told)
+        return worst_layers(bundle / graph.file, graph, layers, tokens, continuation.logits[:count], count_layers)
     except (EagleError, MemoryError):
         return []
 
 
 def make_certificate(source: Checkpoint, bundle: Path, manifest: Manifest) -> Certificate:
-    """What compare_with_source finds, in short."""
+    """The certificate alone of what compare_with_source returns; raises what it does."""
     return compare_with_source(source, bundle, manifest).certificate
 
 
-def compare_with_source(source: Checkpoint, bundle: Path, manifest: Manifest) -> Compared:
-    """Run the source, then the bundle, on the golden prompts. bundle: complete but for the certificate.
+def compare_with_source(source: Checkpoint, bundle: Path, manifest: Manifest) -> Comparison:
+    """Runs the source, then the bundle, on the golden prompts. bundle: complete but for the certificate.
 
-    Raises ExportError, saying why in one sentence, if this machine cannot do either; FidelityError if the bundle's
-    logits are not finite."""
+    Raises ExportError if this machine cannot run one of them, and FidelityError if the bundle's logits are not
+    finite."""
     _check_engine()
     _check_memory(source, bundle)
     target = manifest.target
@@ -115,35 +120,34 @@ def compare_with_source(source: Checkpoint, bundle: Path, manifest: Manifest) ->
     count = min(GOLDEN_TOKENS, target.context - max(map(len, prompts)))
     if count < 1:
         raise ExportError(f"a context of {target.context} tokens has no room for a prompt and a continuation")
-    said = continuations(source.folder, prompts, target.eos_token_ids, count)
+    expected = continuations(source.folder, prompts, target.eos_token_ids, count)
     try:
         with EagleModel.load(bundle, backend="cpu", check_hashes=False) as model:
-            forced = [forced_logits(model, each.prompt, each.tokens) for each in said]
+            forced = [forced_logits(model, each.prompt, each.tokens) for each in expected]
             finite = all(np.isfinite(rows).all() for rows in forced)
             tau = mean_tau(replay(model, prompts, drafts=True)) if finite else 1.0
     except Exception as error:  # engines raise a dozen kinds without a common base
         raise ExportError(f"the bundle does not run here ({_first_line(error)})") from None
     if not finite:
-        raise FidelityError(
-            f"in {manifest.precision['target']} the bundle's logits are not finite; use a wider --precision"
-        )
-    same = np.concatenate([rows.argmax(-1) == each.tokens for rows, each in zip(forced, said, strict=True)])
-    kl = [divergence(log_softmax(each.logits), log_softmax(rows)) for rows, each in zip(forced, said, strict=True)]
+        reason = f"in {manifest.precision['target']} the bundle's logits are not finite"
+        raise FidelityError(reason, [Advice("use a wider precision")])
+    same = np.concatenate([rows.argmax(-1) == each.tokens for rows, each in zip(forced, expected, strict=True)])
+    kl = [divergence(log_softmax(each.logits), log_softmax(rows)) for rows, each in zip(forced, expected, strict=True)]
     certificate = Certificate(
-        prompts=tuple(GoldenPrompt(tuple(each.prompt), tuple(each.tokens), _top(each.logits)) for each in said),
+        prompts=tuple(GoldenPrompt(tuple(each.prompt), tuple(each.tokens), _top(each.logits)) for each in expected),
         agreement=round(float(same.mean()), 6),
         kl=float(f"{np.concatenate(kl).mean():.4g}"),
         tau=round(tau, 4),
         limits=LIMITS[manifest.precision["target"]],
     )
-    return Compared(certificate, said[int(np.argmax([rows.mean() for rows in kl]))])
+    return Comparison(certificate, expected[int(np.argmax([rows.mean() for rows in kl]))])
 
 
 def continuations(
     folder: Path, prompts: Sequence[Sequence[int]], eos: Collection[int], count: int
 ) -> list[Continuation]:
-    """At most `count` tokens after each prompt, the first eos included, by the checkpoint in `folder`; it is freed
-    again. Raises ExportError if transformers cannot run it or its logits are not finite."""
+    """The checkpoint's greedy continuations: at most `count` tokens after each prompt, up to the first eos, included.
+    The model is freed afterwards. Raises ExportError if transformers cannot run it or its logits are not finite."""
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
@@ -151,15 +155,15 @@ def continuations(
             model = cast(Any, LlamaForCausalLM).from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
             )
-        said = [_continue(model.eval(), prompt, eos, count) for prompt in prompts]
+        results = [_continue(model.eval(), prompt, eos, count) for prompt in prompts]
     except Exception as error:  # transformers, safetensors and a full memory raise many kinds
         raise ExportError(f"transformers does not run {folder} ({_first_line(error)})") from None
     finally:
         if bars:
             transformers_logging.enable_progress_bar()
-    if not all(np.isfinite(each.logits).all() for each in said):
+    if not all(np.isfinite(each.logits).all() for each in results):
         raise ExportError(f"the logits of {folder} are not finite")
-    return said
+    return results
 
 
 @torch.inference_mode()
@@ -187,13 +191,14 @@ def _top(logits: Float) -> tuple[TopTokens, ...]:
 
 def _check_engine() -> None:
     try:
-        import eagle_runtime.session.ort.session  # noqa: F401
+        import eagle_runtime.session.ort.library  # noqa: F401
     except BackendError as error:
         raise ExportError(str(error)) from None
 
 
 def _check_memory(source: Checkpoint, bundle: Path) -> None:
-    """Source and engine are loaded one after the other; a machine that runs out of memory would kill the export."""
+    """Raises ExportError if the memory is too small: the system would kill the export. Source and engine are loaded one
+    after the other."""
     numbers = sum(math.prod(tensor.shape) for tensor in source.tensors.values())
     stored = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
     needed, free = int(MEMORY_MARGIN * max(4 * numbers, stored)), free_memory()
@@ -202,7 +207,7 @@ def _check_memory(source: Checkpoint, bundle: Path) -> None:
 
 
 def free_memory() -> int | None:
-    """Bytes that can still be used: what Linux calls available, elsewhere all that is built in; None if not told."""
+    """Bytes of memory that can still be used: MemAvailable on Linux, elsewhere all physical memory; None if unknown."""
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
@@ -216,4 +221,4 @@ def free_memory() -> int | None:
 
 
 def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error).strip() else 'no words'}"
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error).strip() else 'no message'}"

@@ -20,16 +20,16 @@ from eagle_runtime.files import read_json as read_json_file
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor lies and what it is, known without reading it."""
+    """A tensor in a safetensors file: its file, shape and type, without its values."""
 
     name: str
     file: Path
     shape: tuple[int, ...]
-    dtype: str  # safetensors' name: F32, F16, BF16, I64, BOOL, ...
+    dtype: str  # as safetensors names it: F32, F16, BF16, I64, BOOL, ...
 
     def read(self) -> torch.Tensor:
-        """The tensor, read now; only this one is in memory."""
-        # Through NumPy: framework="pt" maps a file so that Linux refuses one larger than the memory.
+        """Reads the tensor; no other tensor of the file is loaded."""
+        # With NumPy: framework="pt" maps the file in a way that Linux refuses if it is larger than the memory.
         with safe_open(self.file, framework="np") as file:
             array = file.get_tensor(self.name)
         if array.dtype == ml_dtypes.bfloat16:
@@ -39,31 +39,32 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """config: config.json as it stands. tensors: name -> where it lies."""
+    """A Hugging Face folder. config: content of config.json. tensors: by name."""
 
     folder: Path
     config: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]
 
     def require(self, name: str, shape: tuple[int | None, ...]) -> StoredTensor:
-        """The tensor of that name; ExportError if it is missing or of another shape (None: any size but 0)."""
+        """Returns the tensor of that name. Raises ExportError if it is missing or has another shape (None: any size but
+        0)."""
         if name not in self.tensors:
             raise ExportError(
                 f"{self.folder}: tensor {name!r} is missing; the checkpoint is incomplete or of another kind"
             )
-        found = self.tensors[name].shape
-        if len(found) != len(shape) or any(
-            want not in (None, have) or have == 0 for want, have in zip(shape, found, strict=True)
+        stored = self.tensors[name].shape
+        if len(stored) != len(shape) or any(
+            want not in (None, have) or have == 0 for want, have in zip(shape, stored, strict=True)
         ):
             wanted = ", ".join("any" if size is None else str(size) for size in shape)
             raise ExportError(
-                f"{self.folder}: tensor {name!r} has shape {list(found)}, but this pair needs [{wanted}]; "
+                f"{self.folder}: tensor {name!r} has shape {list(stored)}, but this pair needs [{wanted}]; "
                 "check that target and head belong together"
             )
         return self.tensors[name]
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A positive whole number of the config; ExportError otherwise."""
+        """Returns a positive whole number of the config. Raises ExportError for anything else."""
         value = self.config.get(key)
         value = default if value is None else value
         if type(value) is not int or value < 1:
@@ -71,7 +72,7 @@ class Checkpoint:
         return value
 
     def number(self, key: str, default: float) -> float:
-        """A number of the config that is not negative; ExportError otherwise."""
+        """Returns a number of the config, 0 or more. Raises ExportError for anything else."""
         value = self.config.get(key)
         value = default if value is None else value
         if type(value) not in (int, float) or not 0 <= value < math.inf:
@@ -80,14 +81,14 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Open a folder with config.json and model.safetensors, whole or sharded by an index. Raises ExportError."""
+    """Opens a folder with config.json and model.safetensors, in one file or in shards. Raises ExportError."""
     if not folder.is_dir():
         raise ExportError(f"{folder} is not a folder; give a downloaded Hugging Face model folder")
     return Checkpoint(folder, read_json(folder / "config.json"), _index_tensors(folder))
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; raises ExportError."""
+    """Reads a JSON object from a file. Raises ExportError."""
     missing = "give a complete Hugging Face model folder"
     return read_json_file(path, TEXT_BYTES["tokenizer.json"], ExportError, "download it again", missing)
 
@@ -122,10 +123,10 @@ def _list_file(path: Path) -> dict[str, StoredTensor]:
         raise ExportError(f"{path} is missing; the download is incomplete")
     try:
         with safe_open(path, framework="np") as file:
-            found = {}
-            for name in file.keys():  # noqa: SIM118  (no mapping: it has keys() only)
+            tensors = {}
+            for name in file.keys():  # noqa: SIM118  (safe_open is no mapping)
                 part = file.get_slice(name)
-                found[name] = StoredTensor(name, path, tuple(part.get_shape()), part.get_dtype())
-            return found
+                tensors[name] = StoredTensor(name, path, tuple(part.get_shape()), part.get_dtype())
+            return tensors
     except (SafetensorError, OSError) as error:
         raise ExportError(f"{path} is damaged or cut short ({error}); download it again") from None

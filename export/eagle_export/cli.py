@@ -1,4 +1,4 @@
-"""eagle-export and eagle-export engines: parsers only. Heavy imports wait until the arguments are sound."""
+"""The commands eagle-export and eagle-export engines. Heavy imports wait until the arguments have been parsed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from eagle_runtime.command import Parser, run_command, tell
 if TYPE_CHECKING:
     from eagle_export.tensorrt.build import Built, BuiltEngine
 
-# The keys of recipes.RECIPES and of what stands there, known without heavy imports.
+# The keys of recipes.plan.RECIPES and of its tables, without heavy imports; a test compares them.
 BACKENDS = ("cpu", "tensorrt-rtx", "tensorrt", "cuda")
 LIBRARIES = ("tensorrt-rtx", "tensorrt")
 PRECISIONS = ("fp32", "fp16", "int8", "int8-static", "int8-weight", "int4")
@@ -27,33 +27,38 @@ PRECISIONS = ("fp32", "fp16", "int8", "int8-static", "int8-weight", "int4")
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, or 2 after an error that is the input's."""
     argv = sys.argv[1:] if argv is None else argv
-    interrupted = "interrupted; nothing was left behind"
+    interrupted = "interrupted; no files were left"
     if argv and argv[0] == "engines":
         return run_command(_engines_parser(), argv[1:], run_engines, extra="export", interrupted=interrupted)
     return run_command(_parser(), argv, run, extra="export", interrupted=interrupted)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Export as told by the parsed arguments and report on stdout."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched that was not asked for
+    """Exports a bundle as the parsed arguments say, and prints a report on stdout."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no library fetches files
     from eagle_export.bundle import export
+    from eagle_export.errors import ExportError
+    from eagle_export.limits import FidelityError
 
     started = time.perf_counter()
-    done = export(
-        Path(args.target),
-        None if args.draft is None else Path(args.draft),
-        Path(args.output),
-        precision=args.precision,
-        draft_precision=args.draft_precision,
-        backend=args.backend,
-        draft_vocab=args.draft_vocab,
-        calibration=None if args.calibration is None else Path(args.calibration),
-        draft_top_k=args.draft_top_k,
-        certify=args.certify,
-        min_agreement=args.min_agreement,
-        max_kl=args.max_kl,
-        keep=args.keep,
-    )
+    try:
+        done = export(
+            Path(args.target),
+            None if args.draft is None else Path(args.draft),
+            Path(args.output),
+            precision=args.precision,
+            draft_precision=args.draft_precision,
+            backend=args.backend,
+            draft_vocab=args.draft_vocab,
+            calibration=None if args.calibration is None else Path(args.calibration),
+            draft_top_k=args.draft_top_k,
+            certify=args.certify,
+            min_agreement=args.min_agreement,
+            max_kl=args.max_kl,
+            keep=args.keep,
+        )
+    except FidelityError as error:
+        raise ExportError(error.with_options) from None
     for warning in done.warnings:
         tell("eagle-export", f"warning: {warning}")
     seconds = time.perf_counter() - started
@@ -81,7 +86,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def run_engines(args: argparse.Namespace) -> None:
-    """Build engines as told by the parsed arguments and report on stdout."""
+    """Builds engines as the parsed arguments say, and prints a report on stdout."""
     from eagle_export.tensorrt.build import build_engines
 
     done = build_engines(
@@ -162,7 +167,7 @@ def _parser() -> Parser:
         "draft",
         nargs="?",
         metavar="DRAFT",
-        help="folder of the EAGLE-1/2 or EAGLE-3 head; without one, drafts are looked up in the text",
+        help="folder of the EAGLE-1/2 or EAGLE-3 head; without one, drafts come from n-gram matches in the text",
     )
     parser.add_argument("-o", "--output", required=True, metavar="BUNDLE", help="folder to write")
     parser.add_argument("-p", "--precision", choices=PRECISIONS, default="fp32", help="of the target")
@@ -178,7 +183,7 @@ def _parser() -> Parser:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="leave these layers of the target as they are, such as lm_head.weight or '*.0.mlp.*'; may be repeated",
+        help="leave these layers of the target as traced, such as lm_head.weight or '*.0.mlp.*'; may be repeated",
     )
     parser.add_argument(
         "--draft-vocab", type=int, metavar="N", help="keep the head's N most frequent tokens (needs --calibration)"
@@ -187,14 +192,17 @@ def _parser() -> Parser:
         "--draft-top-k",
         type=int,
         metavar="K",
-        help="tokens the head names per row: most children of a tree's node; drawing wants many (default 64)",
+        help="top tokens that the head returns per row: the most children of a tree's node (default 64)",
     )
     parser.add_argument(
         "--no-certificate", dest="certify", action="store_false", help="do not compare the bundle with the source"
     )
-    limits = parser.add_argument_group("what a bundle must reach to be written (defaults: see docs/precision.md)")
+    limits = parser.add_argument_group("limits that a bundle must meet to be written (defaults: see docs/precision.md)")
     limits.add_argument(
-        "--min-agreement", type=float, metavar="X", help="least share of tokens that it ranks first as its source does"
+        "--min-agreement",
+        type=float,
+        metavar="X",
+        help="least share of tokens for which it ranks the same token first as its source",
     )
     limits.add_argument("--max-kl", type=float, metavar="Y", help="largest mean KL from its source, in nats per token")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")

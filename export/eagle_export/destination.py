@@ -1,4 +1,4 @@
-"""Where a bundle goes: checked before the work, and once more before what lay there is replaced."""
+"""The destination of a bundle: checked before the export, and again before an older bundle is replaced."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from eagle_runtime.errors import BundleError
 from eagle_runtime.files import MANIFEST_BYTES, read_plain
 from eagle_runtime.session.trt.engine_file import ENGINES, SIDECAR, read_sidecar
 
-TIMING = "timing.cache"  # in a bundle's folder of engines: what TensorRT learned of the GPU while it built them
+TIMING = "timing.cache"  # TensorRT's measurements of the GPU, in a bundle's folder of engines
 
 
 def check_destination(bundle: Path) -> None:
-    """Raises ExportError unless `bundle` is free, or an older bundle with nothing else in it, in a folder that exists.
-    What killed exports left there is cleared away."""
+    """Raises ExportError unless `bundle` is free, or an older bundle without other files, in a folder that exists.
+    Removes what killed exports left there."""
     if bundle.parent.is_dir():
         clear_leftovers(bundle.parent)
     if bundle.is_symlink() or (bundle.exists() and not bundle.is_dir()):
@@ -34,15 +34,15 @@ def check_destination(bundle: Path) -> None:
 
 
 def check_older(older: Path, bundle: Path) -> None:
-    """Raises ExportError unless all that lies in `older`, which has or had the name `bundle`, may go: files that its
-    manifest lists, and engines that were built of it. An empty folder may go too."""
+    """Raises ExportError if `older`, which has or had the name `bundle`, holds anything but the files that its manifest
+    lists and engines that were built from it. An empty folder is fine."""
     if not any(older.iterdir()):
         return
     if not (older / MANIFEST_NAME).is_file():
         raise ExportError(f"{bundle} exists and holds other files; choose another name")
     ours = {MANIFEST_NAME, f"{ENGINES}/{TIMING}", *_listed(older / MANIFEST_NAME, bundle / MANIFEST_NAME)}
     for sidecar in older.glob(f"{ENGINES}/*/{SIDECAR}"):
-        with contextlib.suppress(BundleError):  # then they are nobody's
+        with contextlib.suppress(BundleError):  # its files then belong to no bundle
             specs = read_sidecar(sidecar, "").specs.values()
             folder = sidecar.parent.relative_to(older).as_posix()
             ours |= {f"{folder}/{name}" for name in (SIDECAR, *(spec.file for spec in specs))}
@@ -53,18 +53,18 @@ def check_older(older: Path, bundle: Path) -> None:
             raise ExportError(f"{bundle / name}: engines are being built in this bundle; wait until that ends")
         if name not in (folders if path.is_dir() and not path.is_symlink() else ours):
             raise ExportError(
-                f"{bundle / name} is none of the bundle's own files, which alone may be replaced; take it away, or "
-                "choose another name"
+                f"{bundle / name} does not belong to the bundle, and only the bundle's files may be replaced; move it "
+                "away, or choose another name"
             )
 
 
 def engines_of(bundle: Path) -> tuple[str, ...]:
-    """Names of the folders of engines in a bundle."""
+    """Names of the engine folders in a bundle."""
     return tuple(sorted(sidecar.parent.name for sidecar in bundle.glob(f"{ENGINES}/*/{SIDECAR}")))
 
 
 def _listed(path: Path, named: Path) -> Iterator[str]:
-    """The files that a manifest lists, of whatever version it is. named: the path for errors."""
+    """The files that a manifest of any version lists. named: its path in errors."""
     try:
         data = json.loads(read_plain(path, MANIFEST_BYTES).decode())
         yield from data["files"]
@@ -73,9 +73,9 @@ def _listed(path: Path, named: Path) -> Iterator[str]:
 
 
 def check_space(parent: Path, needed: int) -> None:
-    """needed: bytes of weights. Raises ExportError if the disk has no room for them."""
+    """Raises ExportError if the disk has no room for `needed` bytes of weights."""
     free = shutil.disk_usage(parent).free
-    needed += needed // 50 + (4 << 20)  # graphs, manifest, blocks that are not filled
+    needed += needed // 50 + (4 << 20)  # graphs, manifest, partly filled blocks
     if free < needed:
         raise ExportError(
             f"{parent} has {free / 1e6:.0f} MB free, but the bundle may take {needed / 1e6:.0f} MB; free space first"
@@ -84,11 +84,11 @@ def check_space(parent: Path, needed: int) -> None:
 
 @contextlib.contextmanager
 def disk_errors(bundle: Path) -> Iterator[None]:
-    """What the operating system says of a write, as ExportError."""
+    """Turns an OSError of the block into an ExportError."""
     try:
         yield
     except OSError as error:
-        # NumPy reports a write that was cut short without a number.
+        # NumPy raises an error without a number for an incomplete write.
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)
         what = "the disk is full" if full else error.strerror or str(error)
-        raise ExportError(f"{bundle} could not be written ({what}); nothing was left behind") from None
+        raise ExportError(f"{bundle} could not be written ({what}); no files were left") from None

@@ -1,7 +1,7 @@
-"""What can be wrong with what is exported."""
+"""The error of everything in this package."""
 
 from eagle_runtime.errors import EagleError
 
 
 class ExportError(EagleError):
-    """A checkpoint, a pair or a destination that cannot be exported; one sentence with what, where, what to do."""
+    """A checkpoint, a pair or a destination that cannot be exported. One sentence: what, where, what to do."""

@@ -1,6 +1,7 @@
 """The two graphs of a pair as torch modules, ready to be traced.
 
-They fix the contract: batch 1, past rows in, only new rows out, an additive mask over the last L key columns.
+Their inputs and outputs are the contract with the runtime: batch 1; past rows in, only new rows out; an additive mask
+over the last L key columns.
 Shapes: T rows, P past rows, L masked columns, R rows of logits, V vocabulary, H/Hd width of target/head,
 k children per row.
 """
@@ -23,26 +24,27 @@ from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_export.heads.layers import Rows
 
-ATTENTION = "eagle_edge"  # name under which our attention is known to transformers
+ATTENTION = "eagle_edge"  # name of our attention function in transformers's registry
 
 
 class TargetGraph(nn.Module):
-    """The target with its features: the final hidden state after the last norm, or EAGLE-3's `fc` of the taps."""
+    """The target, with features for the head: the final hidden state after the last norm, or EAGLE-3's `fc` of the
+    taps."""
 
     def __init__(self, config: LlamaConfig, taps: tuple[int, ...], fc: nn.Linear | None) -> None:
         super().__init__()
-        config = copy.deepcopy(config)  # transformers writes the attention's name into it
-        # The checkpoint's own dtype stands in its config and would win over the one that is asked for.
+        config = copy.deepcopy(config)  # transformers writes into it
+        # An explicit dtype, because the config holds that of the checkpoint.
         model = LlamaForCausalLM._from_config(config, attn_implementation=ATTENTION, dtype=torch.get_default_dtype())
         self.model = model.model
         self.lm_head = model.lm_head
         self.taps = taps
-        self.head_fc = fc  # named apart from whatever a target may call its own
+        self.head_fc = fc  # a name that no target's own parameter has
 
     def forward(
         self, input_ids: Tensor, position_ids: Tensor, tree_mask: Tensor, logit_rows: Tensor, past: list[Rows]
     ) -> tuple[Tensor, Tensor, list[Rows]]:
-        """-> logits [1,R,V] fp32, features [1,T,Hd], new rows per layer."""
+        """Returns logits [1,R,V] fp32, features [1,T,Hd], and new rows per layer."""
         cache = _NewRows(past)
         tapped: list[Tensor] = []
         hooks = [
@@ -64,10 +66,10 @@ class TargetGraph(nn.Module):
 
 
 class DraftGraph(nn.Module):
-    """A head with the k likeliest next tokens of the rows asked for, so that ten numbers leave the graph, not a
-    vocabulary. Of all other rows it computes keys and values alone: reading a text costs a fraction of drafting."""
+    """A head that returns the top k tokens of the rows in logit_rows instead of logits over the vocabulary. For all
+    other rows it computes keys and values only, so that reading a prompt costs a fraction of drafting."""
 
-    d2t: Tensor | None  # [Vd, 1], offset from draft to target id; None where both are the same
+    d2t: Tensor | None  # [Vd, 1], offset from draft to target id; None if both are the same
 
     def __init__(self, head: Eagle1Head | Eagle3Head, top_k: int) -> None:
         super().__init__()
@@ -84,9 +86,9 @@ class DraftGraph(nn.Module):
         logit_rows: Tensor,
         past: list[Rows],
     ) -> tuple[Tensor, Tensor, Tensor, list[Rows]]:
-        """-> log_probs [1,R,k] fp32, token_ids [1,R,k] (target ids), hidden [1,R,Hd], new rows per layer."""
+        """Returns log_probs [1,R,k] fp32, token_ids [1,R,k] (target ids), hidden [1,R,Hd], and new rows per layer."""
         hidden, new = self.head(input_ids, features, position_ids, full_mask(tree_mask, past), past, logit_rows)
-        # Scores in fp32 whatever the weights: halves round probabilities near 1 together and plant ties.
+        # Scores in fp32 for weights of any type: fp16 would round probabilities near 1 to equal values.
         scores = self.head.logits(hidden).float().log_softmax(-1)
         log_probs, ids = scores.topk(self.top_k)
         if self.d2t is not None:
@@ -95,7 +97,7 @@ class DraftGraph(nn.Module):
 
 
 def full_mask(tree_mask: Tensor, past: list[Rows]) -> Tensor:
-    """tree_mask [1,1,T,L] over the last L columns -> [1,1,T,P+T]: everything before is visible."""
+    """Extends tree_mask [1,1,T,L] of the last L columns to [1,1,T,P+T]; all columns before are visible."""
     rows, columns = tree_mask.shape[2], tree_mask.shape[3]
     before = past[0][0].shape[1] + rows - columns
     return torch.cat([tree_mask.new_zeros(1, 1, rows, before), tree_mask], -1)
@@ -118,9 +120,9 @@ def rotary_modules(module: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
 
 @contextmanager
 def native_operators() -> Iterator[None]:
-    """Make transformers' Llama parts call torch's native norm and rotary operators, each one node in ONNX.
+    """Makes transformers' Llama modules call torch's native norm and rotary operators, which become one ONNX node each.
 
-    The replaced functions compute the same in eager mode. They are process-wide, hence restored at the end."""
+    The functions compute the same in eager mode. They are replaced for the whole process, and restored at the end."""
     saved = (
         modeling_llama.LlamaRMSNorm.forward,
         modeling_llama.LlamaRotaryEmbedding.forward,
@@ -142,7 +144,7 @@ def native_operators() -> Iterator[None]:
 
 
 class _NewRows(Cache):  # type: ignore[misc]
-    """A cache that joins past rows with new ones for attention and remembers the new ones."""
+    """A cache that concatenates past and new rows for attention, and keeps the new ones."""
 
     def __init__(self, past: list[Rows]) -> None:
         super().__init__(layers=[])
@@ -159,14 +161,14 @@ class _NewRows(Cache):  # type: ignore[misc]
         return keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0  # positions and mask are given, so nothing depends on it
+        return 0  # unused: positions and mask are given
 
 
 def _attention(
     _module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float, **_: Any
 ) -> tuple[Tensor, None]:
-    """q [1,Hq,T,D], k and v [1,Hkv,P+T,D] -> [1,T,Hq,D]. Scaled before the operator, whose own scale TensorRT would
-    spread over the whole cached key."""
+    """q [1,Hq,T,D], k and v [1,Hkv,P+T,D]. Returns [1,T,Hq,D]. q is scaled here, because TensorRT would apply the
+    operator's own scale to all cached keys."""
     out = nn.functional.scaled_dot_product_attention(
         q * scaling, k, v, attn_mask=mask, scale=1.0, enable_gqa=q.shape[1] != k.shape[1]
     )
@@ -178,7 +180,7 @@ def _rms_norm(self: Any, x: Tensor) -> Tensor:
 
 
 def _rotary_tables(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """cos, sin [1, T, D/2]: the operator takes one half, the other being equal."""
+    """Returns cos and sin [1, T, D/2]: the operator takes one half, because both are equal."""
     angles = position_ids[..., None].float() * self.inv_freq.float()
     scale = self.attention_scaling
     return (angles.cos() * scale).to(x.dtype), (angles.sin() * scale).to(x.dtype)

@@ -1,4 +1,4 @@
-"""A target, and the head that drafts for it: read, checked against each other, and turned into graphs."""
+"""A target and its draft head: opens both checkpoints, checks that they fit, and traces their graphs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from eagle_export.weights import Weight, attach, simplify
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
-STORED = ("F64", "F32", "F16", "BF16")  # anything else is quantised: its numbers mean nothing without their scales
+STORED = ("F64", "F32", "F16", "BF16")  # other types are quantised, and useless without their scales
 
 
 @dataclass(frozen=True, slots=True)
 class HeadPart:
-    """A head's checkpoint and what was concluded from it. own_embedding: its embedding is not the target's, so it is
-    stored beside it."""
+    """A head's checkpoint and what was derived from it. own_embedding: whether its embedding differs from the target's,
+    so that both are stored."""
 
     checkpoint: Checkpoint
     config: HeadConfig
@@ -38,8 +38,7 @@ class HeadPart:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target's checkpoint and what was concluded from it; head: None for a target alone. eos: ids that end a
-    text."""
+    """A target's checkpoint and what was derived from it. head: None for a target alone. eos: ids that end a text."""
 
     target: Checkpoint
     config: LlamaConfig
@@ -53,20 +52,19 @@ class Pair:
 
     @property
     def head_dim(self) -> int:
-        """Of the target's attention."""
+        """Width of a head of the target's attention."""
         assert self.config.head_dim is not None  # filled in by transformers
         return int(self.config.head_dim)
 
     @property
     def num_kv_heads(self) -> int:
-        """Of the target's attention."""
+        """Key/value heads of the target's attention."""
         assert self.config.num_key_value_heads is not None  # filled in by transformers
         return int(self.config.num_key_value_heads)
 
 
 def open_pair(target_folder: Path, head_folder: Path | None) -> Pair:
-    """Open the target's folder, and the head's if there is one, and check that they fit, before any long work. Raises
-    ExportError."""
+    """Opens the folders of the target and, if there is one, the head, and checks that they fit. Raises ExportError."""
     target = open_checkpoint(target_folder)
     head = None if head_folder is None else open_checkpoint(head_folder)
     config = _llama_config(target)
@@ -74,10 +72,10 @@ def open_pair(target_folder: Path, head_folder: Path | None) -> Pair:
 
 
 def build_graphs(pair: Pair, precision: str, top_k: int) -> dict[str, ir.Model]:
-    """Trace the target ("target") and the head ("draft"), if there is one, and attach their weights. Raises
-    ExportError if any tensor of either file is left over.
+    """Traces the graphs "target" and, if there is a head, "draft", and attaches their weights. Raises ExportError if a
+    tensor of either checkpoint is left over.
 
-    precision: "fp32" or "fp16". top_k: children per row computed by the head's graph."""
+    precision: "fp32" or "fp16". top_k: children per row that the head's graph returns."""
     dtype = DTYPES[precision]
     head = pair.head
     modules, checkpoints = {"target": _target_module(pair, dtype)}, {"target": pair.target}
@@ -109,10 +107,10 @@ def build_graphs(pair: Pair, precision: str, top_k: int) -> dict[str, ir.Model]:
 
 
 def weight_sources(pair: Pair) -> dict[str, dict[str, Weight]]:
-    """Parameter name -> weight, for the graph "target" and, where there is a head, "draft".
+    """Returns parameter name -> weight, for the graph "target" and, if there is a head, "draft".
 
-    The head's own tensors get the prefix "head."; what it borrows keeps the target's name, so that both graphs call
-    the same weight the same."""
+    The head's own tensors get the prefix "head."; weights that it borrows keep the target's name, so that a weight has
+    one name in both graphs."""
     target_names = set(pair.target.tensors) - _rotary_buffers(pair.target)
     target = {name: Weight(name, pair.target.tensors[name]) for name in target_names}
     if pair.tied:
@@ -130,7 +128,7 @@ def weight_sources(pair: Pair) -> dict[str, dict[str, Weight]]:
         draft["head.embed_tokens.weight"] = target[EMBEDDING]
     if head.config.kind == "eagle1":
         draft["head.lm_head.weight"] = target[LM_HEAD]
-    else:  # its fc reads taps, so it stands in the target's graph
+    else:  # its fc reads taps, so it is part of the target's graph
         for name in ("fc.weight", "fc.bias"):
             if f"head.{name}" in draft:
                 target[f"head_{name}"] = draft.pop(f"head.{name}")
@@ -172,8 +170,8 @@ def _draft_module(head: HeadPart, dtype: torch.dtype, top_k: int) -> torch.nn.Mo
 
 
 def _check_all_used(checkpoint: Checkpoint, module: torch.nn.Module, weights: Mapping[str, Weight]) -> None:
-    """Every weight belongs to a parameter of its shape and every parameter has a weight; a leftover tensor would mean
-    that the checkpoint is of a kind this export does not know, and decoding would be silently wrong."""
+    """Raises ExportError unless weights and parameters match one to one, with equal shapes. A tensor that is left over
+    would mean a kind of checkpoint that this export does not know, and wrong output without an error."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
     if unused := sorted(set(weights) - set(parameters)):
         raise ExportError(
@@ -201,7 +199,8 @@ def _check_all_used(checkpoint: Checkpoint, module: torch.nn.Module, weights: Ma
 
 @contextmanager
 def _accepted_by_transformers(checkpoint: Checkpoint) -> Iterator[None]:
-    """It validates configs with errors of its own kinds, and some values only where a model is built."""
+    """Turns the errors with which transformers rejects a config into ExportError. It checks some values only when it
+    builds a model."""
     try:
         yield
     except Exception as error:
@@ -240,7 +239,7 @@ def _llama_config(target: Checkpoint) -> LlamaConfig:
 
 
 def _eos_ids(target: Checkpoint) -> tuple[int, ...]:
-    """One id or a list, from generation_config.json, else config.json."""
+    """The eos ids (one or a list) of generation_config.json, else of config.json."""
     path = target.folder / "generation_config.json"
     value: Any = read_json(path).get("eos_token_id") if path.is_file() else None
     if value is None:
@@ -252,7 +251,8 @@ def _eos_ids(target: Checkpoint) -> tuple[int, ...]:
 
 
 def _vocabulary_map(head: Checkpoint, config: HeadConfig) -> torch.Tensor | None:
-    """d2t [Vd], offsets from draft to target ids, checked against t2d [V] if the file has it."""
+    """Returns d2t [Vd], the offsets from draft to target ids, checked against t2d [V] if the file has it; None if the
+    ids are the same."""
     if config.kind != "eagle3":
         return None
     size, vocab = config.draft_vocab_size, config.vocab_size
@@ -278,7 +278,7 @@ def _vocabulary_map(head: Checkpoint, config: HeadConfig) -> torch.Tensor | None
 
 
 def _own_embedding(target: Checkpoint, head: Checkpoint, config: HeadConfig) -> bool:
-    """Whether the head's embedding differs from the target's. Published heads carry a copy, or none."""
+    """Whether the head's embedding differs from the target's. Published heads hold a copy, or none."""
     name = "embed_tokens.weight"
     if name not in head.tensors:
         target.require(EMBEDDING, (config.vocab_size, config.hidden_size))
@@ -290,5 +290,5 @@ def _own_embedding(target: Checkpoint, head: Checkpoint, config: HeadConfig) -> 
 
 
 def _rotary_buffers(checkpoint: Checkpoint) -> set[str]:
-    """inv_freq tables that old checkpoints carry: they follow from the config."""
+    """Names of inv_freq tables, which old checkpoints hold. They are computed from the config."""
     return {name for name in checkpoint.tensors if name.endswith("rotary_emb.inv_freq")}

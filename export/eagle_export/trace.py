@@ -1,7 +1,7 @@
-"""Trace a graph module into ONNX without its weights, and check that the result keeps the contract.
+"""Traces a graph module into ONNX without its weights, and checks the result.
 
-Weights are fake while tracing (shapes and types only), so a model of any size is traced in a few hundred megabytes;
-weights.py attaches the real ones as they are written.
+Weights are fake tensors during the trace (shapes and types only), so that a model of any size is traced in a few
+hundred megabytes; weights.py attaches the real ones when they are written.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from eagle_export.errors import ExportError
 from eagle_export.graphs import native_operators, rotary_modules
+from eagle_runtime.bundle.manifest import past_names, present_names
 
 OPSET = 24
-# Example sizes, all different: equal or unit sizes would be taken for one and the same dimension, or a constant.
+# Example sizes, all different and above 1: torch would merge equal dimensions, and make a size of 1 a constant.
 EXAMPLE = {"T": 7, "P": 5, "L": 9, "R": 3}
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Key/value rows of a graph."""
+    """Shape and type of a graph's key/value rows."""
 
     num_layers: int
     kv_heads: int
@@ -46,15 +47,15 @@ class Expected:
 
     @property
     def rotary(self) -> int:
-        """Queries and keys."""
+        """One rotation for queries and one for keys."""
         return 2 * self.attention
 
 
 def build_fake(build: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
-    """Build a module with fake parameters of `dtype` (real ones would fill memory) but real rotary tables, which no
-    checkpoint holds."""
+    """Builds a module with fake parameters of `dtype`, which take no memory, but with real rotary tables, which are in
+    no checkpoint."""
     before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)  # fake parameters cannot be converted afterwards
+    torch.set_default_dtype(dtype)  # fake parameters cannot be converted later
     try:
         with native_operators(), FakeTensorMode(allow_non_fake_inputs=True):
             module = build().eval()
@@ -66,7 +67,7 @@ def build_fake(build: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
 
 
 def trace_target(module: nn.Module, layout: Layout, expected: Expected) -> ir.Model:
-    """TargetGraph -> ONNX with the contract's names; raises ExportError if the trace went wrong."""
+    """Traces a TargetGraph into ONNX, with the contract's names. Raises ExportError if the trace is not as expected."""
     names = ["input_ids", "position_ids", "tree_mask", "logit_rows"]
     t, mask = EXAMPLE["T"], _example_mask(layout)
     args = (torch.zeros(1, t, dtype=torch.int64), torch.arange(t)[None], mask, torch.arange(EXAMPLE["R"]))
@@ -75,7 +76,7 @@ def trace_target(module: nn.Module, layout: Layout, expected: Expected) -> ir.Mo
 
 
 def trace_draft(module: nn.Module, feature_size: int, layout: Layout, expected: Expected) -> ir.Model:
-    """DraftGraph -> ONNX with the contract's names; raises ExportError if the trace went wrong."""
+    """Traces a DraftGraph into ONNX, with the contract's names. Raises ExportError if the trace is not as expected."""
     names = ["input_ids", "features", "position_ids", "tree_mask", "logit_rows"]
     t, mask = EXAMPLE["T"], _example_mask(layout)
     features = torch.zeros(1, t, feature_size, dtype=layout.dtype)
@@ -97,12 +98,11 @@ def _trace(
     dynamic: list[Any] = [{axis: symbols[name] for axis, name in dim.items()} for dim in dims]
     dynamic.append([({1: symbols["P"]}, {1: symbols["P"]})] * layout.num_layers)
     shape = (1, EXAMPLE["P"], layout.kv_heads, layout.head_dim)
-    # A tensor of its own for every input: one object given twice is traced as one input.
+    # One tensor per input: an object that is passed twice would be traced as one input.
     past = [
         (torch.zeros(shape, dtype=layout.dtype), torch.zeros(shape, dtype=layout.dtype))
         for _ in range(layout.num_layers)
     ]
-    parts = [f"{layer}.{part}" for layer in range(layout.num_layers) for part in ("key", "value")]
     with native_operators(), quiet("torch.onnx"):
         program = torch.onnx.export(
             module,
@@ -110,9 +110,9 @@ def _trace(
             dynamo=True,
             dynamic_shapes=tuple(dynamic),
             opset_version=OPSET,
-            optimize=False,  # its constant folding reads weights, which are fake here
-            input_names=[*input_names, *(f"past_key_values.{part}" for part in parts)],
-            output_names=[*output_names, *(f"present.{part}" for part in parts)],
+            optimize=False,  # its constant folding would read the fake weights
+            input_names=[*input_names, *past_names(layout.num_layers)],
+            output_names=[*output_names, *present_names(layout.num_layers)],
             verbose=False,
         )
     assert program is not None
@@ -123,22 +123,21 @@ def _trace(
 
 
 def check_contract(model: ir.Model, expected: Expected) -> None:
-    """Every norm, rotation and attention is one standard node, and every dynamic dimension is still symbolic.
-
-    A transformers release that renames a function would otherwise slip through as a correct but slow graph, or
-    as one frozen to the example's sizes. Raises ExportError."""
+    """Raises ExportError unless each norm, rotation and attention is one standard node, and each dynamic dimension is
+    symbolic. With a transformers release that renames a function, the graph would else be correct but slow, or fixed to
+    the example's sizes."""
     foreign = sorted({node.domain for node in model.graph if node.domain})
     counts = Counter(node.op_type for node in model.graph)
-    found = (counts["Attention"], counts["RMSNormalization"], counts["RotaryEmbedding"])
+    traced = (counts["Attention"], counts["RMSNormalization"], counts["RotaryEmbedding"])
     wanted = (expected.attention, expected.rms_norm, expected.rotary)
-    if foreign or found != wanted:
+    if foreign or traced != wanted:
         raise ExportError(
-            f"the trace has {found} Attention, RMSNormalization and RotaryEmbedding nodes instead of {wanted} and "
+            f"the trace has {traced} Attention, RMSNormalization and RotaryEmbedding nodes instead of {wanted} and "
             f"foreign domains {foreign}; this transformers version is not supported (try the tested one)"
         )
     if unused := [value.name for value in model.graph.inputs if not value.uses()]:
         raise ExportError(f"the trace does not use its input {unused[0]}; report this as a bug")
-    symbolic = {"input_ids": {1: "T"}, "tree_mask": {2: "T", 3: "L"}, "past_key_values.0.key": {1: "P"}}
+    symbolic = {"input_ids": {1: "T"}, "tree_mask": {2: "T", 3: "L"}, past_names(1)[0]: {1: "P"}}
     for value in model.graph.inputs:
         for axis, name in symbolic.get(value.name or "", {}).items():
             dim = value.shape[axis] if value.shape is not None else None
@@ -151,7 +150,7 @@ def _example_mask(layout: Layout) -> Tensor:
 
 
 def _clear_metadata(model: ir.Model) -> None:
-    """The exporter notes absolute source paths and stack traces on everything."""
+    """Removes the absolute source paths and stack traces that torch's exporter attaches."""
     for item in (model, model.graph, *model.graph, *_values(model)):
         item.metadata_props.clear()
 
@@ -165,7 +164,7 @@ def _values(model: ir.Model) -> Iterator[ir.Value]:
 
 @contextmanager
 def quiet(name: str) -> Iterator[None]:
-    """Silence warnings and a library's logger: its notes are about its own inner life, not the user's model."""
+    """Silences warnings and a library's logger; its messages are not about the user's model."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)

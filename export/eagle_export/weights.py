@@ -1,4 +1,5 @@
-"""Put a checkpoint's tensors behind a traced graph's initializers, to be read one by one while the file is written."""
+"""Attaches a checkpoint's tensors to the initializers of a traced graph; they are read one by one as the file is
+written."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import ml_dtypes  # noqa: F401  (teaches NumPy the half types that onnx_ir writes)
+import ml_dtypes  # noqa: F401  (adds the 16-bit types that onnx_ir writes to NumPy)
 import numpy as np
 import onnx_ir as ir
 import torch
@@ -21,18 +22,16 @@ DATA_SUFFIX = ".data"
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """Where an initializer's values come from and the name it gets in the graph.
-
-    Two graphs of a bundle give the same weight the same name."""
+    """The tensor that holds an initializer's values, and the initializer's name in the graph. A weight has one name in
+    both graphs of a bundle."""
 
     name: str
     source: StoredTensor
 
 
 def attach(model: ir.Model, weights: Mapping[str, Weight]) -> None:
-    """Replace every fake initializer by a lazy tensor. weights: module parameter name -> weight.
-
-    Raises ExportError if a parameter has no weight."""
+    """Replaces every fake initializer by a lazy tensor. weights: module parameter name -> weight. Raises ExportError if
+    a parameter has no weight."""
     graph = model.graph
     for name, value in list(graph.initializers.items()):
         if name not in weights:
@@ -42,12 +41,12 @@ def attach(model: ir.Model, weights: Mapping[str, Weight]) -> None:
         weight = weights[name]
         assert value.shape is not None and value.dtype is not None
         shape = value.shape.numpy()
-        assert shape == weight.source.shape, weight  # compared before the trace
+        assert shape == weight.source.shape, weight  # checked before the trace
         _set_lazy(value, weight.name, shape, _reader(weight.source, value.dtype))
         if weight.name == name:
             continue
         graph.initializers.pop(name)
-        if weight.name in graph.initializers:  # tied: one weight under two parameter names is stored once
+        if weight.name in graph.initializers:  # tied: a weight with two parameter names is stored once
             ir.convenience.replace_all_uses_with(value, graph.initializers[weight.name])
             continue
         value.name = weight.name
@@ -55,10 +54,10 @@ def attach(model: ir.Model, weights: Mapping[str, Weight]) -> None:
 
 
 def simplify(model: ir.Model) -> None:
-    """Fold constants, but no weight: a transposed weight stays a weight, written transposed."""
+    """Folds constants. A transposed weight stays a lazy weight, and is written transposed."""
     weights = {value: value.const_value for value in model.graph.initializers.values() if _is_lazy(value)}
     for weight in weights:
-        weight.const_value = None  # out of sight: folding would read every weight, and equal ones would become one
+        weight.const_value = None  # hidden: folding would read every weight, and merge equal ones
     with quiet("onnx_ir"):
         optimizer.optimize_ir(model)
     for weight, tensor in weights.items():
@@ -66,7 +65,7 @@ def simplify(model: ir.Model) -> None:
     for node in list(model.graph):
         value = node.inputs[0] if node.op_type == "Transpose" else None
         if value is None or not _is_lazy(value) or len(value.uses()) > 1:
-            continue  # a tied embedding is gathered from and transposed for the LM head: it is stored once
+            continue  # a tied embedding is also read by a Gather: it is stored once, not transposed
         source = value.const_value
         assert isinstance(source, ir.LazyTensor) and value.name is not None
         columns, rows = source.shape.numpy()
@@ -76,9 +75,9 @@ def simplify(model: ir.Model) -> None:
 
 
 def save(model: ir.Model, path: Path, advance: Callable[[int], None]) -> None:
-    """Write the graph and its weights (path + ".data"), one tensor in memory at a time.
+    """Writes the graph and its weights (path + ".data"), with one tensor in memory at a time.
 
-    advance: called with the bytes of each tensor. Raises ExportError for values that are not finite."""
+    advance: called with the size of each tensor in bytes. Raises ExportError for values that are not finite."""
     try:
         ir.save(
             model,
@@ -87,7 +86,7 @@ def save(model: ir.Model, path: Path, advance: Callable[[int], None]) -> None:
             size_threshold_bytes=256,
             callback=lambda tensor, _info: advance(tensor.nbytes),
         )
-    except ir.serde.SerdeError as error:  # small weights are read inside the graph's own writer, which wraps our error
+    except ir.serde.SerdeError as error:  # small weights are read by the graph's writer, which wraps our error
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, ExportError):
@@ -97,7 +96,7 @@ def save(model: ir.Model, path: Path, advance: Callable[[int], None]) -> None:
 
 
 def num_bytes(model: ir.Model) -> int:
-    """Bytes that the weights of a graph take on disk."""
+    """Size of a graph's weights on disk, in bytes."""
     return sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
 
 

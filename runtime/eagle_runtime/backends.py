@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-import numpy as np
-
 from eagle_runtime.bundle.graph_file import read_graph
 from eagle_runtime.bundle.manifest import Manifest
 from eagle_runtime.errors import BackendError, EagleError
@@ -113,8 +111,7 @@ def check_host_memory(manifest: Manifest, context: int, head_scratch: int) -> No
     rows = {"target": context, "draft": context + head_scratch}
     needed = 0
     for name, model in manifest.models.items():
-        numbers = 2 * model.num_layers * rows[name] * model.num_kv_heads * model.head_dim
-        needed += numbers * np.dtype(model.graph.outputs["present.0.key"].dtype).itemsize
+        needed += 2 * model.num_layers * rows[name] * model.graph.kv_row_bytes
     there = total_memory()
     if there is not None and needed > there:
         raise BackendError(

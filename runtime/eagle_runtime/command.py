@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn, TextIO
 
 from eagle_runtime.errors import EagleError, EagleWarning, is_panic
-from eagle_runtime.threads.stops import Stopped, clean_stops
+from eagle_runtime.threads.interrupts import Interrupted, handled_interrupts
 
 LONGEST = 1000  # characters of a message
 
@@ -53,7 +53,7 @@ def run_command(
             stream.reconfigure(errors="backslashreplace")
     args = parser.parse_args(argv)
     try:
-        with clean_stops(), _warnings_told(parser.prog):
+        with handled_interrupts(), _warnings_told(parser.prog):
             run(args)
     except EagleError as error:
         tell(parser.prog, str(error))
@@ -70,7 +70,7 @@ def run_command(
         where = "" if error.filename is None else f"{error.filename}: "
         tell(parser.prog, f"{where}{error.strerror or error}; see that it can be read and written")
         return 2
-    except Stopped as stop:
+    except Interrupted as stop:
         tell(parser.prog, interrupted)
         return 128 + int(stop.args[0])
     except BaseException as error:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from eagle_runtime.errors import BusyError
 from eagle_runtime.generate import Cycle
-from eagle_runtime.threads.turns import Claim
+from eagle_runtime.threads.scheduler import Lease
 
 FinishReason = Literal["stop", "length"]
 
@@ -67,8 +67,8 @@ class Stream(Iterator[Piece]):
     """A generation piece by piece; nothing is computed before the first is asked for, nor between two. It has the
     model's caches from then on until it ends or is closed or dropped."""
 
-    def __init__(self, pieces: Generator[Piece, None, None], claim: Claim) -> None:
-        self.claim = claim
+    def __init__(self, pieces: Generator[Piece, None, None], lease: Lease) -> None:
+        self.lease = lease
         self._pieces = pieces
 
     def __next__(self) -> Piece:

@@ -1,4 +1,4 @@
-"""A quantised target's logits are the same to the bit in any tree, on any number of threads, for any shape of heads."""
+"""A quantised target's logits are equal to the bit in any tree, on any number of threads, for any shape of heads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from eagle_export.bundle import export
 from eagle_export.errors import ExportError
-from eagle_export.recipes.attention import exact_attention
+from eagle_export.recipes.attention import ExactAttention
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.session.ort.session import OrtSession
@@ -29,7 +29,7 @@ def random_tree(rng: np.random.Generator, nodes: int, chain: bool) -> Tree:
 
 
 def assert_equal_alone(model: EagleModel, prompt: list[int], tree: Tree) -> None:
-    """The last node of a tree, one in the middle and their ancestors, against the same tokens one at a time."""
+    """Compares the last node of a tree and one in the middle with the same tokens decoded one at a time."""
     target = model._target
     target.prefill(prompt)
     logits, features = (np.array(rows) for rows in target.verify(tree))
@@ -53,14 +53,14 @@ def test_logits_are_the_same_to_the_bit_in_any_tree(
 ) -> None:
     rng = np.random.default_rng(5)
     with EagleModel.load(bundle_of("eagle3", precision), threads=threads) as model:
-        for length in (1, 39, 70, LONG):  # no past but the root's, none committed, a few, many
+        for length in (1, 39, 70, LONG):  # past rows: the root's alone, none far enough back for fp32, a few, many
             for nodes, chain in ((2, False), (9, False), (60, False), (MAX_DEPTH + 1, True)):
                 assert_equal_alone(model, rng.integers(0, 256, length).tolist(), random_tree(rng, nodes, chain))
 
 
 @pytest.mark.parametrize(("kv_heads", "width"), [(4, 64), (1, 64), (2, 256), (2, 24)])
 def test_heads_of_any_shape(kv_heads: int, width: int, tmp_path: Path) -> None:
-    """One query head to a key, all of them, wide ones, and a width that cannot be cut."""
+    """One query head per key, one key for all, wide heads, and a width that cannot be divided."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=256,
@@ -85,7 +85,7 @@ def test_heads_of_any_shape(kv_heads: int, width: int, tmp_path: Path) -> None:
 
     folder = tmp_path / "fp32/target"
     graph = ir.load(folder / "model.onnx")
-    assert len(exact_attention(graph)) == config.num_hidden_layers
+    assert len(ExactAttention().apply(graph)) == config.num_hidden_layers
     ir.save(graph, folder / "exact.onnx")
     with OrtSession(folder / "exact.onnx", read_manifest(tmp_path / "int8").target.graph, threads=1) as session:
         target = Target(session, capacity=512)
@@ -101,4 +101,4 @@ def test_attention_without_a_cache_is_refused(bundle_of: Callable[..., Path]) ->
     attention = next(node for node in model.graph if node.op_type == "Attention")
     attention.replace_input_with(1, attention.inputs[0])
     with pytest.raises(ExportError, match="does not read its keys from the cache"):
-        exact_attention(model)
+        ExactAttention().apply(model)

@@ -1,9 +1,9 @@
-"""Recipes: what they change, how closely the quantised layers follow the real ones, and that a row stands alone."""
+"""Recipes: what they change, the error of quantised layers, and that a row does not depend on the others."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,17 @@ import onnxruntime
 import pytest
 
 from conftest import GOLDEN, HEADS
+from eagle_calib.calibration import Calibration
 from eagle_export.bundle import export
 from eagle_export.errors import ExportError
-from eagle_export.recipes import RECIPES, Pass, apply
+from eagle_export.recipes.attention import ExactAttention
 from eagle_export.recipes.blocks import MIDDLE, rounded
-from eagle_export.recipes.int4 import int4_blocks, packed
-from eagle_export.recipes.int8 import int8_per_token, per_column
+from eagle_export.recipes.int4 import Int4Blocks, packed
+from eagle_export.recipes.int8 import Int8PerToken, per_column
+from eagle_export.recipes.keep import KeepLayers
+from eagle_export.recipes.plan import PLACES, RECIPES, apply, plan
+from eagle_export.recipes.qdq import Int8Static, Int8Weights
+from eagle_export.recipes.vocabulary import TrimVocabulary
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
 
@@ -27,7 +32,7 @@ Array = npt.NDArray[Any]
 
 
 def linear_model(weight: Array, fed_by: str | None = None, output: str = "y") -> ir.Model:
-    """x [1, T, K] @ weight, or another operator's output of it: fed_by, of x and x"""
+    """A model of x [1, T, K] @ weight. fed_by: an operator that is applied to x and x first."""
     k, n = weight.shape
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1, "T", k]))
     w = ir.Value(name="w", const_value=ir.tensor(weight), type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([k, n]))
@@ -40,7 +45,7 @@ def linear_model(weight: Array, fed_by: str | None = None, output: str = "y") ->
 
 
 def dynamic_quantize_matmul(model: ir.Model) -> None:
-    """The fast operator that is not batch-invariant, in place of the MatMul."""
+    """Replaces the MatMul by the fast operator whose rows depend on each other."""
     (node,) = model.graph
     x, weight = node.inputs
     assert x is not None and weight is not None and weight.const_value is not None
@@ -76,7 +81,7 @@ def weight() -> Array:
 
 @pytest.fixture(scope="module")
 def rows() -> Array:
-    """[1, 16, 192] of very different sizes, one of them zero."""
+    """[1, 16, 192], rows of very different magnitudes, one of them zero."""
     rng = np.random.default_rng(1)
     sizes = np.array([0.01, 1, 50], np.float32)
     x: Array = rng.normal(size=(1, 16, 192)).astype(np.float32) * rng.choice(sizes, size=(1, 16, 1))
@@ -90,12 +95,12 @@ def rows() -> Array:
     [(None, "y", 1), (None, "logits", 2), ("Mul", "y", 8)],
     ids=["one", "lm_head", "down"],
 )
-def test_an_int8_row_is_the_same_to_the_bit_beside_any_others(
+def test_an_int8_row_is_the_same_to_the_bit_with_any_other_rows(
     fed_by: str | None, output: str, parts: int, weight: Array, rows: Array, threads: int
 ) -> None:
     model = linear_model(weight, fed_by, output)
-    said = "int8 per column, activations int8 per token" + (f", each in {parts} parts" if parts > 1 else "")
-    assert int8_per_token(model) == {"w": said}
+    description = "int8 per column, activations int8 per token" + (f", each in {parts} parts" if parts > 1 else "")
+    assert Int8PerToken().apply(model) == {"w": description}
     assert sum(node.op_type == "MatMulIntegerToFloat" for node in model.graph) == parts
     run = session(model, threads)
     together = run(rows)
@@ -107,20 +112,20 @@ def test_an_int8_row_is_the_same_to_the_bit_beside_any_others(
 
 
 def test_parts_are_finer_where_few_values_are_large(weight: Array) -> None:
-    """A layer fed by a product against the same one on the product itself, whose input is not cut."""
+    """A layer that reads a product is cut into parts; the same layer on the squared input is not."""
     rows = np.random.default_rng(2).normal(size=(1, 64, 192)).astype(np.float32)
     rows[0, np.arange(64), np.arange(64) * 3] *= 12
     model = linear_model(weight)
-    int8_per_token(model)
-    whole = np.square(session(model)(np.square(rows)) - np.square(rows) @ weight).mean()
+    Int8PerToken().apply(model)
+    uncut = np.square(session(model)(np.square(rows)) - np.square(rows) @ weight).mean()
     cut = linear_model(weight, "Mul")
-    int8_per_token(cut)
-    assert np.square(session(cut)(rows) - np.square(rows) @ weight).mean() < 0.4 * whole
+    Int8PerToken().apply(cut)
+    assert np.square(session(cut)(rows) - np.square(rows) @ weight).mean() < 0.4 * uncut
 
 
-def test_an_input_that_cannot_be_cut_stays_whole(weight: Array) -> None:
+def test_an_input_that_cannot_be_divided_has_one_part(weight: Array) -> None:
     model = linear_model(weight[:188], "Mul")
-    assert int8_per_token(model) == {"w": "int8 per column, activations int8 per token"}
+    assert Int8PerToken().apply(model) == {"w": "int8 per column, activations int8 per token"}
 
 
 def test_one_scale_for_all_rows_would_not_be_lossless(weight: Array, rows: Array) -> None:
@@ -132,7 +137,7 @@ def test_one_scale_for_all_rows_would_not_be_lossless(weight: Array, rows: Array
 
 def test_int4_follows_the_weight_as_four_bits_can(weight: Array, rows: Array) -> None:
     model = linear_model(weight)
-    assert int4_blocks(model, block=32, accuracy=1) == {"w": "int4 in blocks of 32"}
+    assert Int4Blocks(block=32, accuracy=1).apply(model) == {"w": "int4 in blocks of 32"}
     blocks = rounded(weight, 32, asymmetric=True)
     assert blocks.level.min() == 0 and blocks.level.max() == 15 and len(np.unique(blocks.zero)) > 3
     np.testing.assert_allclose(session(model)(rows), rows @ blocks.values(), atol=2e-3)  # unpacked as it was packed
@@ -172,7 +177,7 @@ def test_a_column_of_zeros_has_a_scale() -> None:
 
 
 def test_a_layer_may_feed_another_directly(weight: Array, rows: Array) -> None:
-    """As the fc of a head without a bias feeds its attention."""
+    """As fc does in a head without biases."""
     model = linear_model(weight)
     (first,) = model.graph
     again = ir.Value(
@@ -188,23 +193,26 @@ def test_a_layer_may_feed_another_directly(weight: Array, rows: Array) -> None:
     first.outputs[0].name, y.name = "between", "y"
     y.type, y.shape = model.graph.outputs[0].type, ir.Shape([1, "T", 160])
     model.graph.outputs[0] = y
-    assert list(int8_per_token(model)) == ["w", "again"]
+    assert list(Int8PerToken().apply(model)) == ["w", "again"]
     exact = rows @ weight @ weight[:160].T
     assert np.abs(session(model)(rows) - exact).max() < 0.03 * np.abs(exact).max()
 
 
 def test_a_pass_that_finds_nothing_is_an_error(weight: Array) -> None:
     model = linear_model(weight)
-    apply((Pass("int8", int8_per_token),), model)
-    with pytest.raises(ExportError, match="pass 'int8' found nothing to change"):
-        apply((Pass("int8", int8_per_token),), model)
+    apply((Int8PerToken(),), model)
+    with pytest.raises(ExportError, match="pass 'int8 per token' found nothing to change"):
+        apply((Int8PerToken(),), model)
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("kind", sorted(HEADS))
 def test_every_large_weight_is_changed_and_listed(kind: str, precision: str, bundle_of: Callable[..., Path]) -> None:
     manifest = read_manifest(bundle_of(kind, precision))
-    assert manifest.precision == {"target": precision, "draft": "int4"}  # int8's head too, unless told
+    assert manifest.precision == {
+        "target": precision,
+        "draft": "int4",
+    }  # the default head of an int8 target is int4 too
     for name, layers in (("target", 8), ("draft", 1)):
         graph = manifest.models[name].graph
         kept = {name for name, spec in graph.weights.items() if spec.dtype == "float32" and len(spec.shape) > 1}
@@ -213,7 +221,7 @@ def test_every_large_weight_is_changed_and_listed(kind: str, precision: str, bun
         assert len(linears) >= 7 * layers + 1
         by_block = {weight.split(".")[-2] for weight, done in graph.recipe.items() if "blocks" in done}
         every = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-        every |= {"fc"} if kind == "eagle1" else set()  # EAGLE-3's is the target graph's last step
+        every |= {"fc"} if kind == "eagle1" else set()  # EAGLE-3's fc is part of the target's graph
         target = {"q_proj", "gate_proj", "up_proj"} if precision == "int4" else set()
         assert by_block == (every if name == "draft" else target)
         assert any(done == "fp16" for done in graph.recipe.values())  # the embedding
@@ -237,10 +245,33 @@ def test_head_and_target_may_differ_in_precision(tmp_path: Path, prompts: list[l
         assert eagle.stats.tau > 1.5
 
 
-def test_halves_and_a_quantised_head_do_not_mix(tmp_path: Path) -> None:
+def test_an_fp16_target_and_a_quantised_head_do_not_mix(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="fp16 features"):
         export(GOLDEN / "target", GOLDEN / HEADS["eagle3"], tmp_path / "b", precision="fp16", draft_precision="int8")
     assert not list(tmp_path.iterdir())
+
+
+def planned() -> Iterator[tuple[str, list[type]]]:
+    """Backend, precision and graph -> classes of its passes in order, with every optional pass."""
+    calibration = Calibration({}, {}, np.zeros(1, np.float32))
+    for backend, recipes in RECIPES.items():
+        for precision in recipes:
+            kept = ("*",) if precision not in ("fp32", "fp16") else ()
+            for graph, passes in plan(backend, precision, precision, calibration, 10, kept).passes.items():
+                yield f"{backend} {precision} {graph}", [type(step) for step in passes]
+
+
+def test_passes_stand_where_their_reasons_say() -> None:
+    for name, classes in planned():
+        assert set(classes) <= set(PLACES) and len(classes) == len(set(classes)), name
+        assert KeepLayers not in classes[1:], name
+        assert TrimVocabulary not in classes[1:], name
+        if Int8Static in classes and ExactAttention in classes:
+            assert classes.index(Int8Static) < classes.index(ExactAttention), name
+        for last in (Int8PerToken, Int8Weights):
+            assert last not in classes[:-1], name
+        quantised = name.startswith("cpu") and name.endswith("target") and len(classes) > 0
+        assert (ExactAttention in classes) == quantised, name
 
 
 def test_every_recipe_is_offered_by_the_command() -> None:

@@ -18,7 +18,7 @@ from eagle_runtime.drafting.drafter import Drafter, NoDraft
 from eagle_runtime.drafting.eagle import EagleDrafter
 from eagle_runtime.drafting.shapes import DynamicTree
 from eagle_runtime.generate import Cycle, generate
-from eagle_runtime.machine.nvidia import Gpu, first_gpu
+from eagle_runtime.machine.nvidia import DeviceInfo, first_gpu
 from eagle_runtime.replay import forced_logits
 from eagle_runtime.sampling import Sampler
 from eagle_tools.compare_engines import compare_sessions
@@ -37,7 +37,7 @@ Rows = list[npt.NDArray[np.float32]]
 
 
 @pytest.fixture(scope="module")
-def gpu() -> Gpu:
+def gpu() -> DeviceInfo:
     try:
         return first_gpu()
     except BackendError as error:
@@ -45,7 +45,7 @@ def gpu() -> Gpu:
 
 
 @pytest.fixture(scope="module")
-def bundle_on(tmp_path_factory: pytest.TempPathFactory, gpu: Gpu) -> Callable[[str, str], Path]:
+def bundle_on(tmp_path_factory: pytest.TempPathFactory, gpu: DeviceInfo) -> Callable[[str, str], Path]:
     """backend, precision -> bundle of the shipped pair, with engines where the backend needs them."""
     base = tmp_path_factory.mktemp("gpu")
 
@@ -59,7 +59,7 @@ def bundle_on(tmp_path_factory: pytest.TempPathFactory, gpu: Gpu) -> Callable[[s
             pair = PAIR / "target", PAIR / "eagle3"
             export(*pair, folder, precision=precision, backend=backend, certify=False)
             if backend != "cuda":
-                capabilities = [gpu.compute] if backend == "tensorrt-rtx" else None
+                capabilities = [gpu.compute_capability] if backend == "tensorrt-rtx" else None
                 try:
                     build_engines(folder, backend, capabilities, context=CONTEXT)
                 except (BackendError, ExportError) as error:
@@ -202,7 +202,7 @@ def test_cuda_says_what_pytorch_says(model_on: Callable[..., EagleModel], texts:
     assert np.mean(same) > 0.97
 
 
-def test_a_bundle_for_cpus_is_refused_by_name(tmp_path: Path, gpu: Gpu) -> None:
+def test_a_bundle_for_cpus_is_refused_by_name(tmp_path: Path, gpu: DeviceInfo) -> None:
     """Its int8 products would run on the host, silently."""
     from eagle_export.bundle import export
 

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, models
 from eagle_runtime import cli
 from eagle_runtime.command import LONGEST, Parser, one_line, run_command
 from eagle_runtime.errors import EagleError, EagleWarning
-from eagle_runtime.threads.stops import CLEARING_S, SAME_S
+from eagle_runtime.threads.interrupts import CLEANUP_S, SAME_S
 
 HANGS = """
 import argparse, hashlib, sys, tempfile, time
@@ -244,7 +244,7 @@ def test_a_second_interrupt_ends_a_pass_that_hangs(number: int, status: int, han
         work = "session.run(None, feeds)"
     with start(tmp_path, work, prepare=prepare) as process:
         process.send_signal(number)
-        time.sleep(CLEARING_S + 0.5)
+        time.sleep(CLEANUP_S + 0.5)
         assert process.poll() is None, "the first waits for the pass"
         begun = time.monotonic()
         process.send_signal(number)
@@ -259,12 +259,12 @@ def test_an_impatient_second_interrupt_ends_it_too(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         time.sleep(SAME_S + 0.2)
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130 and CLEARING_S - 0.1 < time.monotonic() - begun < CLEARING_S + 5
+        assert process.wait(30) == 130 and CLEANUP_S - 0.1 < time.monotonic() - begun < CLEANUP_S + 5
 
 
 def test_two_signals_at_once_count_as_one(tmp_path: Path) -> None:
     """A terminal signals all of a group, and a program that started the command may pass it on."""
-    with start(tmp_path, "time.sleep(600)", clearing=f"time.sleep({CLEARING_S + 1})") as process:
+    with start(tmp_path, "time.sleep(600)", clearing=f"time.sleep({CLEANUP_S + 1})") as process:
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) in (130, 143)
@@ -297,8 +297,8 @@ def test_a_child_that_is_ended_does_not_count(tmp_path: Path) -> None:
     """A forked process has the parent's handlers; what is sent to it is its own."""
     child = "import os; [(pid := os.fork()) or time.sleep(600), time.sleep(1), os.kill(pid, 15), os.waitpid(pid, 0)]"
     work = f"{child}; time.sleep(600)"
-    with start(tmp_path, work, clearing=f"time.sleep({CLEARING_S + 1})") as process:
-        time.sleep(SAME_S + CLEARING_S + 2)  # the child has gone by now
+    with start(tmp_path, work, clearing=f"time.sleep({CLEANUP_S + 1})") as process:
+        time.sleep(SAME_S + CLEANUP_S + 2)  # the child has gone by now
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
         assert process.communicate()[1].endswith("hangs: interrupted\n") and (tmp_path / "cleared").exists()

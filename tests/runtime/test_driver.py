@@ -66,7 +66,7 @@ def bind(monkeypatch: pytest.MonkeyPatch, **answers: tuple[Any, ...]) -> Binding
 def test_the_gpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     bind(monkeypatch)
     info = describe()
-    assert (info.name, info.compute_capability, info.driver) == ("Card", "8.9", "13.1")
+    assert (info.name, info.compute_capability, info.cuda) == ("Card", "8.9", "13.1")
     assert (info.free, info.total) == (1_500_000_000, 8_000_000_000)
 
 

@@ -15,7 +15,8 @@ from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.cache import HeadMajorCache, KVCache
 from eagle_runtime.errors import EagleWarning
 from eagle_runtime.exact_rows import CHECKED, PADDINGS, RowCheck, check_rows, find_padding, repeated_chain
-from eagle_runtime.session.ort.session import OrtSession, byte_products_saturate
+from eagle_runtime.session.ort.library import byte_products_saturate
+from eagle_runtime.session.ort.session import OrtSession
 from eagle_runtime.session.protocol import Array
 from eagle_runtime.session.row_padding import RowPadding
 from eagle_runtime.target import Target

@@ -16,9 +16,9 @@ from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec, read_manifest
 from eagle_runtime.cache import KVCache
 from eagle_runtime.loading import bundle_of_sessions
 from eagle_runtime.session.ort.device_session import KEYS, OrtDeviceSession, check_rows
+from eagle_runtime.session.ort.library import open_graph
 from eagle_runtime.session.ort.memory import SPARE, OrtCache, OrtMemory, OrtRows
-from eagle_runtime.session.ort.session import open_graph
-from eagle_runtime.session.row_padding import fill_up
+from eagle_runtime.session.row_padding import pad_rows
 from eagle_runtime.target import Target
 from eagle_runtime.tree import Tree
 
@@ -207,7 +207,7 @@ def test_a_path_is_gathered_as_on_the_host(dtype: npt.DTypeLike) -> None:
         KVCache(layers, capacity, heads, width, dtype),
     )
     stored = np.ctypeslib.as_array(
-        (ctypes.c_uint8 * (2 * layers * (capacity + SPARE) * cache.row_bytes)).from_address(cache.heads[0])
+        (ctypes.c_uint8 * (2 * layers * (capacity + SPARE) * cache.row_bytes)).from_address(cache.addresses[0])
     ).view(dtype).reshape(2 * layers, capacity + SPARE, heads, width)  # fmt: skip
     assert not stored.any()
     rng = np.random.default_rng(2)
@@ -231,8 +231,8 @@ def test_filling_rows_see_and_are_seen_by_themselves_alone() -> None:
         "features": np.arange(8, dtype=np.float16).reshape(2, 4),
         "logit_rows": np.array([1]),
     }
-    assert fill_up(feeds, 0) == feeds
-    filled = fill_up(feeds, 2)
+    assert pad_rows(feeds, 0) == feeds
+    filled = pad_rows(feeds, 2)
     assert filled["input_ids"].tolist() == [7, 8, 8, 8] and filled["position_ids"].tolist() == [3, 4, 4, 4]
     assert (
         filled["logit_rows"].tolist() == [1] and filled["features"].tolist() == feeds["features"][[0, 1, 1, 1]].tolist()

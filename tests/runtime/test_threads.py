@@ -26,8 +26,8 @@ import eagle_runtime
 from eagle_runtime import BusyError, ClosedError, EagleError, EagleModel, RequestError
 from eagle_runtime.generate import Cycle
 from eagle_runtime.target import Target
-from eagle_runtime.threads import turns as turns_module
-from eagle_runtime.threads.line import Line, Place
+from eagle_runtime.threads import scheduler
+from eagle_runtime.threads.ticket_queue import Ticket, TicketQueue
 from eagle_runtime.tree import Tree
 from thread_calls import PATIENCE, TREE, Thread, cases
 
@@ -67,14 +67,14 @@ def tokens_of(model: EagleModel, prompt: list[int], **settings: Any) -> tuple[in
 @pytest.fixture
 def in_line(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Waits until one more caller waits for the caches of a model."""
-    met: queue.SimpleQueue[Place] = queue.SimpleQueue()
-    refuse = turns_module._refuse
+    met: queue.SimpleQueue[Ticket] = queue.SimpleQueue()
+    check = scheduler._check_predecessor
 
-    def refused(before: Place) -> None:
-        refuse(before)
-        met.put(before)
+    def checked(previous: Ticket) -> None:
+        check(previous)
+        met.put(previous)
 
-    monkeypatch.setattr(turns_module, "_refuse", refused)
+    monkeypatch.setattr(scheduler, "_check_predecessor", checked)
     return lambda: (met.get(timeout=PATIENCE), None)[1]
 
 
@@ -120,18 +120,18 @@ def test_eight_threads_on_models_and_twins_emit_what_each_would_alone(
 
 
 def test_places_in_line_are_granted_in_order_of_arrival() -> None:
-    line, order = Line(), list[int]()
-    first = Place()
+    tickets, order = TicketQueue(), list[int]()
+    first = Ticket()
     arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def take(number: int) -> None:
-        place = Place()
-        with place.left:
-            line.join(place, lambda _: arrived.put(number))
+        ticket = Ticket()
+        with ticket.lock:
+            tickets.wait_for_turn(ticket, lambda _: arrived.put(number))
             order.append(number)
 
-    with first.left:
-        line.join(first, lambda _: None)
+    with first.lock:
+        tickets.wait_for_turn(first, lambda _: None)
         threads = []
         for number in range(12):
             threads.append(Thread(take, number))
@@ -143,23 +143,23 @@ def test_places_in_line_are_granted_in_order_of_arrival() -> None:
 
 
 def test_places_given_up_are_passed_by_and_not_kept() -> None:
-    line, first, second = Line(), Place(), Place()
+    tickets, first, second = TicketQueue(), Ticket(), Ticket()
 
-    def refuse(_: Place) -> None:
+    def refuse(_: Ticket) -> None:
         raise BusyError("no")
 
-    with first.left:
-        line.join(first, refuse)
+    with first.lock:
+        tickets.wait_for_turn(first, refuse)
         for _ in range(1000):
-            place = Place()
-            with place.left, pytest.raises(BusyError):
-                line.join(place, refuse)
-        assert sum(type(thing) is Place for thing in gc.get_objects()) < 50
-        waiting: queue.SimpleQueue[Place] = queue.SimpleQueue()
+            ticket = Ticket()
+            with ticket.lock, pytest.raises(BusyError):
+                tickets.wait_for_turn(ticket, refuse)
+        assert sum(type(thing) is Ticket for thing in gc.get_objects()) < 50
+        waiting: queue.SimpleQueue[Ticket] = queue.SimpleQueue()
 
         def take() -> None:
-            with second.left:
-                line.join(second, waiting.put)
+            with second.lock:
+                tickets.wait_for_turn(second, waiting.put)
 
         thread = Thread(take)
         assert waiting.get(timeout=PATIENCE) is first and thread.running

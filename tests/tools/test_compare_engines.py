@@ -11,8 +11,9 @@ import pytest
 
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.session.ort.device_session import OrtDeviceSession
+from eagle_runtime.session.ort.library import open_graph
 from eagle_runtime.session.ort.memory import OrtMemory
-from eagle_runtime.session.ort.session import OrtSession, open_graph
+from eagle_runtime.session.ort.session import OrtSession
 from eagle_runtime.session.protocol import Session
 from eagle_tools.compare_engines import compare_sessions
 

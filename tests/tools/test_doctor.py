@@ -23,8 +23,8 @@ from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, Manifest, read_manifest
 from eagle_runtime.replay import replay
 from eagle_runtime.session.ort.device_session import OrtDeviceSession
+from eagle_runtime.session.ort.library import open_graph
 from eagle_runtime.session.ort.memory import OrtMemory
-from eagle_runtime.session.ort.session import open_graph
 from eagle_runtime.session.protocol import Session
 from eagle_tools.doctor import _lossless, _ties, main
 from eagle_tools.engines import Finding, _imported, find_engines, nvidia_gpu

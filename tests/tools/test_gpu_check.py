@@ -18,13 +18,13 @@ from eagle_calib.cli import _parser as calib_parser
 from eagle_export.cli import _engines_parser
 from eagle_export.cli import _parser as export_parser
 from eagle_runtime.command import Parser
-from eagle_runtime.machine.nvidia import Gpu
+from eagle_runtime.machine.nvidia import DeviceInfo
 from eagle_tools.bench.cli import _parser as bench_parser
 from eagle_tools.doctor import _parser as doctor_parser
 
 SCRIPT = gpu_check.ROOT / "tools" / "gpu_check.sh"
-RTX = Gpu("NVIDIA GeForce Fake", "8.9", "13.0", 8_000_000_000, None, None)
-HOPPER = dataclasses.replace(RTX, name="NVIDIA H200", compute="9.0")
+RTX = DeviceInfo("NVIDIA GeForce Fake", "8.9", "13.0", 8_000_000_000, None, None)
+HOPPER = dataclasses.replace(RTX, name="NVIDIA H200", compute_capability="9.0")
 ALL = ("cpu", "cuda", "tensorrt-rtx", "tensorrt")
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="a script for Linux")
@@ -89,7 +89,7 @@ def test_a_python_that_is_not_there() -> None:
     )
 
 
-def steps(gpu: Gpu, works: tuple[str, ...], pairs: tuple[str, ...] = ("demo", "grown")) -> list[gpu_check.Step]:
+def steps(gpu: DeviceInfo, works: tuple[str, ...], pairs: tuple[str, ...] = ("demo", "grown")) -> list[gpu_check.Step]:
     return list(gpu_check.plan(Path("/out"), gpu, works, pairs, 4))
 
 
@@ -130,7 +130,7 @@ def test_each_step_needs_what_one_before_it_makes() -> None:
 
 
 def test_which_engines_are_checked() -> None:
-    def engines(gpu: Gpu, works: tuple[str, ...]) -> set[str]:
+    def engines(gpu: DeviceInfo, works: tuple[str, ...]) -> set[str]:
         return {step.argv[step.argv.index("--backend") + 1] for step in steps(gpu, works) if step.name[:5] == "bench"}
 
     assert engines(RTX, ALL) == {"cuda", "tensorrt-rtx", "tensorrt"}

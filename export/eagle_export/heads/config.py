@@ -1,4 +1,4 @@
-"""Which head a checkpoint holds: told by its tensors and their shapes, never by a flag."""
+"""The kind and sizes of the head in a checkpoint, read from its tensors and their shapes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from eagle_runtime.bundle.manifest import HeadKind
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
-    """Shapes of a head. hidden_size: its own width; target_hidden_size: of the features or taps it is fed.
+    """Sizes of a head. hidden_size: its own width; target_hidden_size: width of the features or taps that it reads.
 
-    taps: indices into the target's hidden_states (0: embeddings) for EAGLE-3, else empty. rope: as in a Llama
-    config (rope_theta, rope_scaling). draft_vocab_size: width of its logits."""
+    taps: for EAGLE-3 indices into the target's hidden_states (0: embeddings), else empty. rope: as in a Llama config
+    (rope_theta, rope_scaling). draft_vocab_size: width of its logits."""
 
     kind: HeadKind
     hidden_size: int
@@ -39,7 +39,7 @@ class HeadConfig:
     taps: tuple[int, ...]
 
     def llama(self) -> LlamaConfig:
-        """The config of transformers' Llama parts (norm, MLP, rotary tables) of this head."""
+        """The config with which transformers builds this head's norm, MLP and rotary tables."""
         return LlamaConfig(
             hidden_size=self.hidden_size,
             intermediate_size=self.intermediate_size,
@@ -53,9 +53,9 @@ class HeadConfig:
 
 
 def default_taps(num_layers: int) -> tuple[int, int, int]:
-    """EAGLE-3's taps: the inputs of target layers 2, N//2 and N-3, as hidden_states indices.
+    """EAGLE-3's default taps: the inputs of target layers 2, N//2 and N-3, as indices into hidden_states.
 
-    Raises ExportError below 7 layers, where the three collide or change order."""
+    Raises ExportError below 7 layers, where they are not three ascending layers."""
     taps = (2, num_layers // 2, num_layers - 3)
     if not taps[0] < taps[1] < taps[2]:
         raise ExportError(
@@ -65,7 +65,8 @@ def default_taps(num_layers: int) -> tuple[int, int, int]:
 
 
 def read_head_config(head: Checkpoint, target_hidden: int, target_layers: int, vocab: int) -> HeadConfig:
-    """Decide the kind by tensors, the sizes by shapes, and check both against the target. Raises ExportError."""
+    """Reads the kind from the names of the tensors and the sizes from their shapes. Raises ExportError if they do not
+    fit the target."""
     where = head.folder / "config.json"
     kind = _kind(head)
     if head.integer("vocab_size", vocab) != vocab:
@@ -119,10 +120,10 @@ def read_head_config(head: Checkpoint, target_hidden: int, target_layers: int, v
 
 
 def rope_settings(config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """rope_theta (default 10000, whatever the target's) and scaling of a Llama-like config, for LlamaConfig.
+    """rope_theta (default 10000, for any target) and scaling of a Llama-like config, as arguments of LlamaConfig.
 
-    Raises ExportError for scalings whose table depends on the length of the current call: rows cached earlier
-    would have been turned by another table."""
+    Raises ExportError for scalings whose table depends on the length of the current call: rows that are cached already
+    would have been rotated with another table."""
     for key in ("rope_parameters", "rope_scaling"):
         if not isinstance(config.get(key) or {}, Mapping):
             raise ExportError(f"{where}: {key} is {config[key]!r}, but must be an object")
@@ -163,8 +164,8 @@ def _check_fc(head: Checkpoint, kind: HeadKind, hidden: int, fed: int, target_hi
 
 
 def _taps(head: Checkpoint, count: int, target_layers: int) -> tuple[int, ...]:
-    """Published configs write layer ids in two ways: starting at 1 they mean outputs of layers, starting at 2
-    inputs, which are hidden_states indices."""
+    """The head's taps as indices into hidden_states. Published configs list layer ids in two ways: if the first id is
+    1, they are outputs of layers; else inputs, which are such indices already."""
     where = head.folder / "config.json"
     settings = head.config.get("eagle_config") or {}
     if not isinstance(settings, Mapping):

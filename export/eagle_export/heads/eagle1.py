@@ -4,8 +4,8 @@
                        cat -> fc -> layer 0 (no input norm) -> ... -> hidden [1,T,H] -> target's LM head -> logits
     embedding(ids) ----+
 
-The row of position i pairs the target's feature at i (after its last norm) with the token at i + 1; its hidden state
-approximates the feature at i + 1 and is fed back as such, so nothing stands between it and the LM head.
+The row of position i pairs the target's feature at i (after the last norm) with the token at i + 1. Its hidden state
+approximates the feature at i + 1 and is used as such in the next step, so the LM head reads it without another norm.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from eagle_export.heads.layers import Attention, Rows, mlp, rms_norm, rotary, wa
 
 
 class Eagle1Layer(nn.Module):
-    """A Llama decoder layer; the first of a head lacks the norm before its attention."""
+    """A Llama decoder layer. The first layer of a head has no norm before its attention."""
 
     def __init__(self, config: HeadConfig, index: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Eagle1Layer(nn.Module):
 
 
 class Eagle1Head(nn.Module):
-    """embed_tokens and lm_head are the target's."""
+    """The head; embed_tokens and lm_head hold the target's weights."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
@@ -58,8 +58,8 @@ class Eagle1Head(nn.Module):
         past: list[Rows],
         wanted_rows: Tensor | None = None,
     ) -> tuple[Tensor, list[Rows]]:
-        """input_ids [1,T], features [1,T,H], mask [1,1,T,P+T] -> hidden of the wanted rows, all if None, [1,R,H], and
-        each layer's new rows."""
+        """input_ids [1,T], features [1,T,H], mask [1,1,T,P+T]. Returns hidden [1,R,H] of the wanted rows (None: all),
+        and each layer's new rows."""
         x = self.fc(torch.cat([self.embed_tokens(input_ids), features], -1))
         rope = self.rotary_emb(x, position_ids)
         new = []
@@ -69,6 +69,6 @@ class Eagle1Head(nn.Module):
         return x, new
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[..., H] -> [..., V]"""
+        """Returns logits [..., V] of hidden [..., H]."""
         out: Tensor = self.lm_head(hidden)
         return out

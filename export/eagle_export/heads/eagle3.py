@@ -6,8 +6,8 @@
                                             features (un-normed) -----------------+
     hidden -> norm -> own LM head -> logits over the draft vocabulary
 
-`fc` belongs to the target's side: it sees target taps only, never the head's own hidden state, which takes the
-features' place when the head follows its own proposal.
+`fc` is part of the target's graph: it reads taps of the target only. When the head drafts on from its own proposal, its
+hidden state takes the place of the features.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from eagle_export.heads.layers import Attention, Rows, mlp, rms_norm, rotary, wa
 
 
 class Eagle3Layer(nn.Module):
-    """Checkpoints call it midlayer."""
+    """The head's only layer, called midlayer in checkpoints."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Eagle3Layer(nn.Module):
 
 
 class Eagle3Head(nn.Module):
-    """embed_tokens is the target's unless the head's width differs. Its logits stand for draft ids."""
+    """The head; embed_tokens holds the target's weight unless the widths differ. Its logits are over draft ids."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
@@ -66,13 +66,13 @@ class Eagle3Head(nn.Module):
         past: list[Rows],
         wanted_rows: Tensor | None = None,
     ) -> tuple[Tensor, list[Rows]]:
-        """input_ids [1,T], features [1,T,Hd] (fc of the taps, or own hidden), mask [1,1,T,P+T] -> hidden of the wanted
-        rows, all if None, [1,R,Hd], and the new rows."""
+        """input_ids [1,T], features [1,T,Hd] (fc of the taps, or own hidden), mask [1,1,T,P+T]. Returns hidden
+        [1,R,Hd] of the wanted rows (None: all), and the new rows."""
         rope = self.rotary_emb(features, position_ids)
         hidden, new = self.midlayer(self.embed_tokens(input_ids), features, rope, mask, past[0], wanted_rows)
         return hidden, [new]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[..., Hd] -> [..., Vd]"""
+        """Returns logits [..., Vd] of hidden [..., Hd]."""
         out: Tensor = self.lm_head(self.norm(hidden))
         return out

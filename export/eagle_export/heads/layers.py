@@ -1,6 +1,6 @@
-"""The decoder layer of a draft head, from transformers' own Llama parts.
+"""Parts of a draft head's decoder layer, built from transformers' Llama modules.
 
-Shapes: T rows, of which R are wanted, P past rows, X width fed to attention, H hidden, Hq/Hkv query/key heads, D
+Shapes: T rows, of which R are wanted, P past rows, X width of attention's input, H hidden, Hq/Hkv query/key heads, D
 head_dim.
 """
 
@@ -16,7 +16,7 @@ Rows = tuple[Tensor, Tensor]  # keys and values, each [1, rows, Hkv, D]
 
 
 class Attention(nn.Module):
-    """Self-attention whose input may be wider than its output, over past rows and its own."""
+    """Self-attention over past and new rows, whose input may be wider than its output."""
 
     def __init__(self, config: HeadConfig, width: int) -> None:
         super().__init__()
@@ -30,20 +30,20 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor, past: Rows, rows: Tensor | None = None
     ) -> tuple[Tensor, Rows]:
-        """x [1, T, X], mask additive [1, 1, T, P + T], rows [R] as in `wanted` -> output [1, R, H] and the T new
-        rows."""
+        """x [1, T, X], mask additive [1, 1, T, P + T], rows [R] as in `wanted`. Returns the output [1, R, H] and the T
+        new rows."""
         q, k, v = (
             project(source).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for project, source in ((self.q_proj, wanted(x, rows)), (self.k_proj, x), (self.v_proj, x))
         )
         if rows is None:
             q, k = modeling_llama.apply_rotary_pos_emb(q, k, *rope)
-        else:  # the function turns two at once; what is not used leaves no trace
+        else:  # the function rotates two tensors; the unused result is not traced
             q, _ = modeling_llama.apply_rotary_pos_emb(q, q, *(wanted(table, rows) for table in rope))
             _, k = modeling_llama.apply_rotary_pos_emb(k, k, *rope)
         new = (k.transpose(1, 2), v.transpose(1, 2))
         keys, values = (torch.cat(pair, 1).transpose(1, 2) for pair in zip(past, new, strict=True))
-        # Scaled here and not in the operator: TensorRT would otherwise rescale the whole cached key.
+        # q is scaled here: TensorRT would apply the operator's own scale to all cached keys.
         out = nn.functional.scaled_dot_product_attention(
             q * self.head_dim**-0.5,
             keys,
@@ -56,24 +56,24 @@ class Attention(nn.Module):
 
 
 def wanted(x: Tensor, rows: Tensor | None, axis: int = 1) -> Tensor:
-    """Those of the T rows of x whose output is wanted, [R]; None: all of them. Of the others a layer needs keys and
-    values alone, as long as no layer comes after it."""
+    """Selects the rows [R] of x whose output is wanted; None: all T. The last layer needs only keys and values of the
+    other rows."""
     return x if rows is None else x.index_select(axis, rows)
 
 
 def rms_norm(config: HeadConfig) -> nn.Module:
-    """Llama's RMSNorm of the head's width."""
+    """Returns Llama's RMSNorm of the head's width."""
     module: nn.Module = modeling_llama.LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
     return module
 
 
 def mlp(config: HeadConfig) -> nn.Module:
-    """Llama's SwiGLU block."""
+    """Returns Llama's SwiGLU block."""
     module: nn.Module = modeling_llama.LlamaMLP(config.llama())
     return module
 
 
 def rotary(config: HeadConfig) -> nn.Module:
-    """position_ids [1, T] -> cos, sin, with the head's own rope_theta."""
+    """Returns a module that maps position_ids [1, T] to cos and sin, with the head's own rope_theta."""
     module: nn.Module = modeling_llama.LlamaRotaryEmbedding(config.llama())
     return module

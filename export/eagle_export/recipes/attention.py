@@ -1,21 +1,22 @@
-"""Attention whose output does not depend on which other rows share the pass, at the price of plain products.
+"""Attention, built from plain matrix products, whose output does not depend on the other rows of the forward pass.
 
-A token verified in a tree and the same token decoded alone attend to the same keys, but some of them at other columns
-and beside masked ones, so a sum in fp32 is rounded in another order and differs in its last bit. Behind an int8 layer
-such a bit can turn one rounding and with it a near tie of two tokens. Three facts make the sums equal:
+A token that is verified in a tree and the same token decoded alone attend to the same keys, but some of these are in
+other columns, next to masked ones. An fp32 sum is then rounded in another order and differs in its last bit. In the
+int8 layer that follows, one bit can change a rounding, and with it a near tie of two tokens. Three facts make the sums
+equal:
 
-- A score is a sum over the width of one head. ONNX Runtime's products add it up in one sequence, whichever column the
-  key is at (up to a width of WIDEST; wider ones are summed in fp64), as long as a product has two rows or more.
-- Keys RECENT or more positions before the query are in the cache in either case, at the same columns: weighted sums
-  over them are in fp32, and the columns behind them, hidden by a weight of zero, add nothing. They are cut into as
-  many products as keep ONNX Runtime from dividing one among threads, which would change the sequence.
-- Newer keys, and the two parts together, are summed in fp64, where orders agree to 1e-16, hence to the last bit once
-  rounded to fp32 (except for one value in 1e8).
+- A score is a sum over the width of one head. ONNX Runtime's products add it up in the same order for every column of
+  the key (up to a width of WIDEST; wider ones are summed in fp64), if the product has at least two rows.
+- Keys that are RECENT or more positions before the query are in the cache in both cases, in the same columns: weighted
+  sums over them are in fp32. The columns after them have a weight of zero and add nothing. These sums are cut into so
+  many products that ONNX Runtime does not divide one among threads, which would change the order.
+- Newer keys, and the sum of both parts, are summed in fp64, where different orders agree to 1e-16, and so to the last
+  bit after rounding to fp32 (except for one value in 1e8).
 
-Past keys and values are given as the products read them: all rows of a head, or of a piece of one, lie together, which
-a product reads up to twice as fast as rows in which heads alternate. More columns may be given than there are rows, so
-that a cache can grow by steps: the first new token's position says how many rows there are, and what is behind them is
-hidden, but must be finite. There must be at least one column, since ONNX Runtime divides by zero in an empty product.
+The past is head-major: all rows of a head, or of a piece of one, are contiguous, which a product reads up to twice as
+fast as rows in which heads alternate. There may be more columns than rows, so that a cache can grow in steps: the first
+new token's position is the number of rows; the columns after them are masked, but must be finite. There must be at
+least one column, because ONNX Runtime divides by zero in an empty product.
 """
 
 from __future__ import annotations
@@ -30,39 +31,47 @@ import onnx_ir as ir
 
 from eagle_export.errors import ExportError
 from eagle_export.recipes.graph import MICROSOFT, constant, insert, insert_split, replace
+from eagle_export.recipes.graph_pass import Pass
 from eagle_runtime.tree import MAX_DEPTH
 
-RECENT = MAX_DEPTH  # positions; no deeper tree is verified
-COLUMNS = 16  # ONNX Runtime's smallest share of a product's columns
-THREADS = 16  # the most that it divides a product among
-WIDEST = 128  # values of a head that it sums in one sequence, however many columns there are
+RECENT = MAX_DEPTH  # positions; no verified tree is deeper
+COLUMNS = 16  # the fewest columns of a product that ONNX Runtime gives to one thread
+THREADS = 16  # the most threads among which it divides a product
+WIDEST = 128  # the widest head whose scores it sums in one order for any number of columns
 HIDDEN, SEEN = np.float32(np.finfo(np.float32).min), np.float32(0)
 
 
-def exact_attention(model: ir.Model) -> dict[str, str]:
-    """Replace every Attention node by products that are equal to the bit in any tree, and lay its past out head-major:
-    keys [kv_heads, C, width], values [kv_heads, pieces, C, width / pieces], C >= 1 columns; tree_mask becomes [1, 1, T,
-    T]. Returns node name -> what was done; raises ExportError for a node that does not read a cache."""
-    changed = {}
-    columns: _Columns | None = None
-    for node in [node for node in model.graph if node.op_type == "Attention"]:
-        part = _part(model, node)
-        columns = columns or _columns(model, node, part)
-        changed[str(node.outputs[0].name)] = "committed keys in fp32, recent ones in fp64"
-        replace(node, _attend(model, node, part, columns))
-        keys, values = part.past
-        keys.shape = ir.Shape([part.kv_heads, "C", part.width])
-        values.shape = ir.Shape([part.kv_heads, part.width // part.cut, "C", part.cut])
-    if changed:
+@dataclass(frozen=True, slots=True)
+class ExactAttention(Pass[ir.Node]):
+    """Replaces every Attention node by products that are equal to the bit in any tree, and makes its past head-major:
+    keys [kv_heads, C, width], values [kv_heads, pieces, C, width / pieces], C >= 1 columns. tree_mask becomes
+    [1, 1, T, T]. Raises ExportError for an Attention node that does not read a cache."""
+
+    name = "exact attention"
+
+    def pattern(self, model: ir.Model) -> list[ir.Node]:
+        return [node for node in model.graph if node.op_type == "Attention"]
+
+    def rewrite(self, model: ir.Model, matches: list[ir.Node]) -> dict[str, str]:
+        changed = {}
+        columns: _Columns | None = None
+        for node in matches:
+            part = _part(model, node)
+            columns = columns or _columns(model, node, part)
+            changed[str(node.outputs[0].name)] = "committed keys in fp32, recent ones in fp64"
+            replace(node, _attend(model, node, part, columns))
+            keys, values = part.past
+            keys.shape = ir.Shape([part.kv_heads, "C", part.width])
+            values.shape = ir.Shape([part.kv_heads, part.width // part.cut, "C", part.cut])
         _input(model, "tree_mask").shape = ir.Shape([1, 1, "T", "T"])
         model.opset_imports[MICROSOFT] = 1
-    return changed
+        return changed
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one node attends with. q [1, heads, T, width]; keys and values: past as exact_attention lays them out, new
-    [1, T, kv_heads, width]"""
+    """Inputs of one Attention node. q [1, heads, T, width]; past: keys and values, head-major as ExactAttention says;
+    new: keys and values, each [1, T, kv_heads, width]."""
 
     q: ir.Value
     past: tuple[ir.Value, ir.Value]
@@ -73,12 +82,12 @@ class _Part:
 
     @property
     def single(self) -> bool:
-        """Whether a key serves one query head, so that a pass of one token would be a product of one row."""
+        """Whether each key serves one query head, so that a forward pass of one token would be a product of one row."""
         return self.heads == self.kv_heads
 
     @property
     def cut(self) -> int:
-        """Values of a head in one product: many, yet few enough that there are THREADS products."""
+        """How many values of a head share one product: as many as possible with at least THREADS products."""
         cuts = [cut for cut in range(COLUMNS, self.width + 1, COLUMNS) if self.width % cut == 0]
         many = [cut for cut in cuts if self.kv_heads * self.width // cut >= THREADS]
         return max(many, default=min(cuts, default=self.width))
@@ -86,12 +95,12 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """What all layers share. The last RECENT rows of the past, if it has as many, stand in the columns from `start` to
-    `end`. Biases are added to scores [kv_heads, R, columns], where the R rows are T for each query head of a key's:
-    `committed` [R, C] hides recent keys, `recent` [R, start to end] all others, and `new` [R, T] what the tree's mask
-    hides.
+    """Values that all layers share. The last RECENT rows of the past, or all if there are fewer, are in the columns
+    from `start` to `end`. Biases are added to scores [kv_heads, R, columns], where R is T times the query heads per
+    key: `committed` [R, C] masks recent keys, `recent` [R, end - start] masks all others, and `new` [R, T] is the
+    tree's mask.
 
-    start, end [1]; sizes [2]: columns of recent and of new; ones [C, COLUMNS]"""
+    start, end [1]; sizes [2]: numbers of recent and of new columns; ones [C, COLUMNS]"""
 
     start: ir.Value
     end: ir.Value
@@ -106,8 +115,8 @@ def _part(model: ir.Model, node: ir.Node) -> _Part:
     q, *cached = node.inputs[:3]
     pairs = []
     for value in cached:
-        turned = None if value is None else value.producer()
-        joined = None if turned is None or turned.inputs[0] is None else turned.inputs[0].producer()
+        transpose = None if value is None else value.producer()
+        joined = None if transpose is None or transpose.inputs[0] is None else transpose.inputs[0].producer()
         if joined is None or joined.op_type != "Concat" or joined.inputs[0] not in model.graph.inputs:
             raise ExportError(f"attention {node.name} does not read its keys from the cache; report this as a bug")
         past, new = joined.inputs
@@ -156,7 +165,7 @@ def _columns(model: ir.Model, node: ir.Node, part: _Part) -> _Columns:
 
 
 def _attend(model: ir.Model, node: ir.Node, part: _Part, columns: _Columns) -> ir.Value:
-    """What `node` computes, by nodes put before it."""
+    """Inserts nodes before `node` that compute the same. Returns their result [1, heads, T, width]."""
     ints = partial(_ints, model)
 
     def op(name: str, *inputs: ir.Value, domain: str = "", **attributes: Any) -> ir.Value:
@@ -168,11 +177,11 @@ def _attend(model: ir.Model, node: ir.Node, part: _Part, columns: _Columns) -> i
     def single(value: ir.Value) -> ir.Value:
         return op("Cast", value, to=int(ir.DataType.FLOAT))
 
-    def scores(keys: ir.Value, **lie: int) -> ir.Value:
+    def scores(keys: ir.Value, **layout: int) -> ir.Value:
         """[kv_heads, R, columns]"""
         if part.width > WIDEST:
-            return single(_product(op, double(q), double(keys), transB=1, **lie))
-        return _product(op, q, keys, transB=1, **lie)
+            return single(_product(op, double(q), double(keys), transB=1, **layout))
+        return _product(op, q, keys, transB=1, **layout)
 
     def greatest(value: ir.Value) -> ir.Value:
         return op("ReduceMax", value, ints(-1), keepdims=1)
@@ -196,24 +205,24 @@ def _attend(model: ir.Model, node: ir.Node, part: _Part, columns: _Columns) -> i
     top = op("Max", greatest(committed), greatest(recent))
 
     committed = weights(committed)
-    settled_sum = _product(op, by_pieces(committed), values)  # [kv_heads, pieces, R, cut]
-    settled_total = op("Slice", op("MatMul", committed, columns.ones), ints(0), ints(1), ints(2))
+    committed_sum = _product(op, by_pieces(committed), values)  # [kv_heads, pieces, R, cut]
+    committed_total = op("Slice", op("MatMul", committed, columns.ones), ints(0), ints(1), ints(2))
 
     recent = double(weights(recent))
     last, new = insert_split(node, recent, 2, axis=-1, sizes=columns.sizes)
     last_values = double(op("Slice", values, columns.start, columns.end, ints(2)))
-    past_sum = op("Add", _product(op, by_pieces(last), last_values), double(settled_sum))
+    past_sum = op("Add", _product(op, by_pieces(last), last_values), double(committed_sum))
     past_sum = op("Reshape", op("Transpose", past_sum, perm=[0, 2, 1, 3]), ints(part.kv_heads, -1, part.width))
     total_sum = op("Add", past_sum, _product(op, new, double(new_values), transBatchB=1))
-    total = op("Add", op("ReduceSum", recent, ints(-1), keepdims=1), double(settled_total))
+    total = op("Add", op("ReduceSum", recent, ints(-1), keepdims=1), double(committed_total))
     mixed = op("Reshape", single(op("Div", total_sum, total)), ints(1, part.heads, -1, part.width))
     return op("Slice", mixed, ints(0), ints(-1), ints(2)) if part.single else mixed
 
 
-def _product(op: Callable[..., ir.Value], left: ir.Value, right: ir.Value, **lie: int) -> ir.Value:
-    """[heads, ..., R, K] times [heads, ..., K, N]. lie: how the right one lies instead: transB=1, [heads, ..., N, K];
-    transBatchB=1, the heads behind its first axis, as in new rows."""
-    return op("FusedMatMul", left, right, domain=MICROSOFT, **lie)
+def _product(op: Callable[..., ir.Value], left: ir.Value, right: ir.Value, **layout: int) -> ir.Value:
+    """[heads, ..., R, K] times [heads, ..., K, N]. layout: another layout of the right operand: transB=1 for
+    [heads, ..., N, K]; transBatchB=1 if the heads are its second axis, as in new rows."""
+    return op("FusedMatMul", left, right, domain=MICROSOFT, **layout)
 
 
 def _input(model: ir.Model, name: str) -> ir.Value:

@@ -1,12 +1,12 @@
-"""4-bit weights: 16 levels, each block of weights along the input with a step and a level of zero of its own.
+"""4-bit weights: 16 levels, with a step and a zero level for each block of input channels and each output column.
 
     weight ~ (level - zero) * step        weight, level [K, N]; step, zero [blocks, N]; level 0..15
 
-Rounded to nearest, every weight errs alone. Where recorded inputs x are at hand it is the output that should be right:
-the error of x @ W is told by x's products among channels, and what one weight is rounded off by, others can make up
-for. GPTQ (arXiv 2210.17323) rounds one channel after the other and moves each error on to the channels still to come;
-here in the form of arXiv 2307.13304, which needs one Cholesky factor and no inverse. Then every weight in turn goes to
-the level that is best given all others (coordinate descent, as in arXiv 2309.01885), and every step follows.
+`rounded` takes the nearest levels. With recorded inputs x, `compensated` minimises the error of x @ W instead, which
+depends on the mean products of x's channels (the Gram matrix): the error of one weight can be compensated by others.
+GPTQ (arXiv 2210.17323) rounds one channel after the other and moves each error to the channels that are still to come;
+here in the form of arXiv 2307.13304, which needs one Cholesky factor and no inverse. Then each weight in turn moves to
+the level that is best given all others (coordinate descent, as in arXiv 2309.01885), and the steps are fitted again.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import numpy as np
 
 from eagle_export.recipes.graph import Array
 
-HIGHEST, MIDDLE = 15, 8  # level; the level of zero of a block whose levels lie as far up as down
-SHARES = np.linspace(0.7, 1.0, 13, dtype=np.float32)  # of the range that takes in the largest value
-PASSES = 2  # of the descent; more change little
-LEAST_DAMPING = 1e-4  # of the mean square of all channels: one that was always zero has none of its own
+HIGHEST, MIDDLE = 15, 8  # highest level; zero level of a symmetric block
+SHARES = np.linspace(0.7, 1.0, 13, dtype=np.float32)  # shares of the full range that are tried
+SWEEPS = 2  # sweeps of the coordinate descent; more change little
+LEAST_DAMPING = 1e-4  # share of the channels' mean square that is added to each: a channel may always have been zero
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """level [K, N] uint8, step [blocks, N] fp32, zero [blocks, N] uint8. size: channels of a block; the last block may
+    """level [K, N] uint8, step [blocks, N] fp32, zero [blocks, N] uint8. size: channels per block; the last block may
     have fewer."""
 
     level: Array
@@ -34,14 +34,14 @@ class Blocks:
     size: int
 
     def values(self) -> Array:
-        """The weight [K, N] that is stored."""
+        """The weight [K, N] that the levels stand for."""
         block = np.arange(len(self.level)) // self.size
         values: Array = (self.level.astype(np.float32) - self.zero[block]) * self.step[block]
         return values
 
 
 def rounded(weight: Array, size: int, asymmetric: bool) -> Blocks:
-    """[K, N] to the nearest levels. asymmetric: blocks may lie anywhere around zero, else with zero in the middle."""
+    """Returns the nearest levels of a weight [K, N]. asymmetric: each block has its own zero level, else MIDDLE."""
     level = np.empty(weight.shape, np.uint8)
     step, zero = _empty(weight, size)
     for index, block in _blocks(len(weight), size):
@@ -51,8 +51,8 @@ def rounded(weight: Array, size: int, asymmetric: bool) -> Blocks:
 
 
 def compensated(weight: Array, inputs: Array, size: int, asymmetric: bool) -> Blocks:
-    """[K, N] to the levels that make the least squared error of inputs [n, K] times it. In a block's grid an error
-    counts by the mean square of what it is multiplied with."""
+    """Returns the levels of a weight [K, N] with the least squared error of inputs [n, K] @ weight. For a block's step
+    and zero, a channel's error is weighted by the mean square of its inputs."""
     importance = np.square(inputs).mean(0)
     gram = damped_gram(inputs)
     blocks = _fed_back(weight, gram, importance, size, asymmetric)
@@ -61,8 +61,8 @@ def compensated(weight: Array, inputs: Array, size: int, asymmetric: bool) -> Bl
 
 
 def damped_gram(inputs: Array) -> Array:
-    """inputs' mean products of channels [K, K], from n rows. A sample of few rows tells more of the channels' own
-    squares than of their products, so that the squares are raised by K / n."""
+    """Returns [K, K], the mean products of the inputs' channels over n rows. Few rows estimate the squares better than
+    the products, so the squares are raised by a share of K / n."""
     n, k = inputs.shape
     gram: Array = (inputs.T @ inputs) / np.float32(n)
     squares = gram.diagonal()
@@ -71,8 +71,8 @@ def damped_gram(inputs: Array) -> Array:
 
 
 def best_grid(weight: Array, importance: Array | None, asymmetric: bool) -> tuple[Array, Array]:
-    """One block [k, N] -> step and level of zero [N] with the smallest squared error, out of a few: cutting off the
-    largest value a little often costs less than the coarser steps it asks for. importance [k]: what an error counts."""
+    """Returns step and zero level [N] of one block [k, N], those of a few candidates with the smallest squared error:
+    clipping the largest value a little often costs less than a coarser step. importance [k]: weights of the errors."""
     counts = np.ones(len(weight), np.float32) if importance is None else importance
     best = np.full(weight.shape[1], np.inf, np.float32)
     step, zero = np.ones_like(best), np.full_like(best, MIDDLE)
@@ -85,14 +85,14 @@ def best_grid(weight: Array, importance: Array | None, asymmetric: bool) -> tupl
 
 
 def _grid(weight: Array, share: np.float32, asymmetric: bool) -> tuple[Array, Array]:
-    """A block's [k, N] step and level of zero [N] that take in this share of its range."""
+    """Returns the step and zero level [N] of a block [k, N] that cover this share of its range."""
     if asymmetric:
         low, high = np.minimum(weight.min(0), 0) * share, np.maximum(weight.max(0), 0) * share
         step = (high - low) / np.float32(HIGHEST)
         step[step == 0] = 1
         return step, np.rint(-low / step)
-    # The value furthest from zero takes level 0, which reaches one step further than the highest: the step has the
-    # opposite sign of that value.
+    # The value furthest from zero gets level 0, which reaches one step further than the highest level, so the step has
+    # the opposite sign of that value.
     furthest = np.take_along_axis(weight, np.abs(weight).argmax(0)[None], 0)[0]
     step = -furthest * share / np.float32(MIDDLE)
     step[step == 0] = 1
@@ -100,9 +100,9 @@ def _grid(weight: Array, share: np.float32, asymmetric: bool) -> tuple[Array, Ar
 
 
 def _fed_back(weight: Array, gram: Array, importance: Array, size: int, asymmetric: bool) -> Blocks:
-    """gram = L @ L.T, so an error E of the weight makes the output err by the squares of E.T @ L. Column k of that is
-    E[k] and what is fed back of the channels behind k: from the last channel to the first, each goes to the level
-    nearest to its weight less that."""
+    """GPTQ. With gram = L @ L.T, an error E [K, N] of the weight gives a squared output error of |E.T @ L|². Column k
+    of E.T @ L is E[k] plus feedback from the channels after k. So from the last channel to the first, each takes the
+    level nearest to its weight minus that feedback."""
     lower = np.linalg.cholesky(gram)
     lower /= lower.diagonal().copy()
     level, error = np.empty(weight.shape, np.uint8), np.zeros_like(weight)
@@ -111,29 +111,29 @@ def _fed_back(weight: Array, gram: Array, importance: Array, size: int, asymmetr
         aim = weight[block] - lower[block.stop :, block].T @ error[block.stop :]
         step[index], zero[index] = best_grid(aim, importance[block], asymmetric)
         within = lower[block, block]
-        wrong = error[block]  # a view
+        block_error = error[block]  # a view
         for row in reversed(range(len(aim))):
-            wanted = aim[row] - within[row + 1 :, row] @ wrong[row + 1 :]
-            found = _levels(wanted, step[index], zero[index])
-            level[block.start + row] = found
-            wrong[row] = (found - zero[index]) * step[index] - weight[block.start + row]
+            wanted = aim[row] - within[row + 1 :, row] @ block_error[row + 1 :]
+            nearest = _levels(wanted, step[index], zero[index])
+            level[block.start + row] = nearest
+            block_error[row] = (nearest - zero[index]) * step[index] - weight[block.start + row]
     return Blocks(level, step, zero, size)
 
 
 def _descend(weight: Array, gram: Array, blocks: Blocks) -> None:
-    """Move levels and steps, in place, to where each is best given all others."""
+    """Moves each level and step, in place, to its best value given all others."""
     error = blocks.values() - weight
-    slope = gram @ error  # [K, N] half the derivative of the output's error by each weight
-    for _ in range(PASSES):
+    slope = gram @ error  # [K, N], half of the derivative of the output's error with respect to each weight
+    for _ in range(SWEEPS):
         for index, block in _blocks(len(weight), blocks.size):
             step, zero, within = blocks.step[index], blocks.zero[index].astype(np.float32), gram[block, block]
             moved = np.zeros_like(error[block])
             for row, channel in enumerate(range(block.start, block.stop)):
                 steepness = slope[channel] + within[row, :row] @ moved[:row]
                 wanted = weight[channel] + error[channel] - steepness / within[row, row]
-                found = _levels(wanted, step, zero)
-                blocks.level[channel] = found
-                moved[row] = (found - zero) * step - weight[channel] - error[channel]
+                nearest = _levels(wanted, step, zero)
+                blocks.level[channel] = nearest
+                moved[row] = (nearest - zero) * step - weight[channel] - error[channel]
             lines = blocks.level[block] - zero
             rise, bend = (lines * (slope[block] + within @ moved)).sum(0), (lines * (within @ lines)).sum(0)
             change = np.divide(-rise, bend, out=np.zeros_like(rise), where=bend > 0)
@@ -144,7 +144,7 @@ def _descend(weight: Array, gram: Array, blocks: Blocks) -> None:
 
 
 def _levels(weight: Array, step: Array, zero: Array) -> Array:
-    """[..., N] -> nearest levels, as floats."""
+    """Returns the nearest levels [..., N] as floats."""
     levels: Array = np.clip(np.rint(weight / step) + zero, 0, HIGHEST)
     return levels
 

@@ -1,4 +1,4 @@
-"""What recipes need of a graph: its linear layers, new weights that are computed as they are written, new nodes."""
+"""Reading and changing graphs in recipes: linear layers, new nodes, and weights that are computed when written."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import onnx_ir as ir
 
 Array = npt.NDArray[Any]
 MICROSOFT = "com.microsoft"  # domain of ONNX Runtime's own operators
-KEPT_WIDE = "kept wide"  # mark of a node that recipes leave alone
-KEPT = ".kept"  # behind the name of an LM head of which some columns were kept
+KEPT_WIDE = "kept wide"  # key in a node's meta: recipes leave the layer as traced
+KEPT = ".kept"  # suffix to the name of an LM head that was trimmed to some of its columns
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A multiplication x [..., K] by a weight [K, N]. rotated: the weight lies as [N, K] behind a Transpose, since it
-    is also the embedding."""
+    """A product of x [..., K] and a weight [K, N]. rotated: the weight is stored as [N, K] and goes through a
+    Transpose, because it is also the embedding."""
 
     node: ir.Node
     weight: ir.Value
@@ -28,25 +28,25 @@ class Linear:
 
     @property
     def x(self) -> ir.Value:
-        """The input as it is now: the layer that computes it may have been replaced since this one was found."""
+        """The current input: the layer that computes it may have been replaced since this object was made."""
         (value, _) = self.node.inputs
         assert value is not None
         return value
 
     @property
     def name(self) -> str:
-        """The weight's."""
+        """Name of the weight."""
         return str(self.weight.name)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """K, N"""
+        """(K, N)"""
         assert self.weight.shape is not None
         rows, columns = self.weight.shape.numpy()
         return (columns, rows) if self.rotated else (rows, columns)
 
     def reader(self) -> Callable[[], Array]:
-        """Reads the weight as [K, N] fp32; outlives this layer in the graph."""
+        """Returns a function that reads the weight as [K, N] fp32, also after the layer has left the graph."""
         tensor, rotated = self.weight.const_value, self.rotated
         assert tensor is not None
 
@@ -58,8 +58,8 @@ class Linear:
 
 
 def linears(model: ir.Model) -> list[Linear]:
-    """Every multiplication by a weight that recipes may change, in the graph's order."""
-    found = []
+    """Every product with a weight that recipes may change, in the graph's order."""
+    layers = []
     for node in model.graph:
         if node.op_type != "MatMul" or KEPT_WIDE in node.meta:
             continue
@@ -71,22 +71,22 @@ def linears(model: ir.Model) -> list[Linear]:
             assert producer is not None and producer.inputs[0] is not None
             weight = producer.inputs[0]
         if weight.is_initializer() and weight.shape is not None and len(weight.shape) == 2:
-            found.append(Linear(node, weight, rotated))
-    return found
+            layers.append(Linear(node, weight, rotated))
+    return layers
 
 
 def is_lm_head(linear: Linear) -> bool:
-    """Whether the layer computes the target's logits, or what the head's log-probabilities are taken of."""
+    """Whether the layer computes the target's logits or the head's."""
     (out,) = linear.node.outputs
     casts = [use.node for use in out.uses() if use.node.op_type == "Cast"]
-    if casts and len(out.uses()) == 1:  # halves are made fp32 first
+    if casts and len(out.uses()) == 1:  # fp16 logits are cast to fp32
         (out,) = casts[0].outputs
     return out.name == "logits" or any(use.node.op_type == "LogSoftmax" for use in out.uses())
 
 
 def fed_by_product(linear: Linear) -> bool:
-    """Whether its input is one activation times another, as down's is: a few values of a row are then far larger than
-    the others."""
+    """Whether its input is one activation times another, as that of down is. A few values of a row are then far larger
+    than the others."""
     producer = linear.x.producer()
     return producer is not None and producer.op_type == "Mul"
 
@@ -98,7 +98,7 @@ def fed_by_norm(linear: Linear) -> bool:
 
 
 def narrows(linear: Linear) -> bool:
-    """Whether it puts out less than it reads, as k and v do where several query heads read them."""
+    """Whether its output is narrower than its input, as that of k and v is with grouped-query attention."""
     k, n = linear.shape
     return n < k
 
@@ -106,7 +106,7 @@ def narrows(linear: Linear) -> bool:
 def lazy_weight(
     model: ir.Model, name: str, dtype: ir.DataType, shape: tuple[int, ...], read: Callable[[], Array]
 ) -> ir.Value:
-    """A new initializer whose values are computed when they are written; one that is there already stays."""
+    """Adds an initializer whose values are computed when they are written. Returns an existing one of that name."""
     graph = model.graph
     if name in graph.initializers:
         return graph.initializers[name]
@@ -115,8 +115,8 @@ def lazy_weight(
 
 
 def pieces(compute: Callable[[], tuple[Array, ...]], count: int) -> tuple[Callable[[], Array], ...]:
-    """Readers of the `count` arrays that `compute` returns. It runs when one of them is first read; each is let go as
-    it is read, and what is read again is computed again."""
+    """Returns readers of the `count` arrays that `compute` returns. It runs when one of them is first read. Each array
+    is freed when it is read; reading one again computes all again."""
     held: dict[int, Array] = {}
 
     def read(index: int) -> Array:
@@ -128,7 +128,7 @@ def pieces(compute: Callable[[], tuple[Array, ...]], count: int) -> tuple[Callab
 
 
 def constant(model: ir.Model, name: str, array: Array) -> ir.Value:
-    """A small initializer; one of this name that is there already stays."""
+    """Adds a small initializer. Returns an existing one of that name."""
     if name in model.graph.initializers:
         return model.graph.initializers[name]
     return _register(model.graph, name, ir.tensor(array, name=name))
@@ -137,7 +137,7 @@ def constant(model: ir.Model, name: str, array: Array) -> ir.Value:
 def insert(
     before: ir.Node, op: str, inputs: Sequence[ir.Value | None], domain: str = "", **attributes: Any
 ) -> ir.Value:
-    """A new node before another one; returns its output."""
+    """Adds a node before another one. Returns its output."""
     node = ir.node(op, inputs, attributes, domain=domain)
     assert isinstance(before.graph, ir.Graph)
     before.graph.insert_before(before, node)
@@ -147,7 +147,7 @@ def insert(
 def insert_split(
     before: ir.Node, value: ir.Value, parts: int, axis: int, sizes: ir.Value | None = None
 ) -> tuple[ir.Value, ...]:
-    """A value cut along an axis into equal parts, or into parts of `sizes` [parts]."""
+    """Cuts a value along an axis into equal parts, or into parts of `sizes` [parts]. Returns the parts."""
     inputs, attributes = ([value], {"num_outputs": parts}) if sizes is None else ([value, sizes], {})
     node = ir.node("Split", inputs, {"axis": axis, **attributes}, num_outputs=parts)
     assert isinstance(before.graph, ir.Graph)
@@ -156,7 +156,8 @@ def insert_split(
 
 
 def replace(node: ir.Node, value: ir.Value) -> None:
-    """Let `value` stand for the only output of a node, name and all, and remove the node with what fed it alone."""
+    """Puts `value` in the place and under the name of a node's only output. Removes the node, and whatever only it
+    used."""
     (old,) = node.outputs
     value.shape, value.type, name = old.shape, old.type, old.name
     ir.convenience.replace_all_uses_with(old, value, replace_graph_outputs=True)

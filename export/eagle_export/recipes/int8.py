@@ -5,12 +5,12 @@
     y       = (q - 128) @ w8 * column scale / 127     MatMulIntegerToFloat: sums of whole numbers, exact in any order
     out     = y * scale
 
-A row's result depends on that row alone. DynamicQuantizeMatMul is as fast but takes one scale for the whole tensor:
-a token's logits would depend on which other tokens share its tree.
+A row's result depends on that row alone. DynamicQuantizeMatMul is as fast but takes one scale for the whole tensor: a
+token's logits would depend on the other tokens of its tree.
 
-Where one scale per row is too coarse the input is cut into parts, each with scales of its own and a product of its
-own; their sum is made in a fixed order, as the product of a row's few scales with its few sums. It costs products of
-fewer columns and, per part, two more passes over the output: little for a layer that narrows, much for a large
+Where one scale per row is too coarse, the input is cut into parts, each with its own scales and its own product. The
+results are added in a fixed order, as the product of a row's few scales with its few sums. Each part makes the products
+smaller and reads and writes the output once more: cheap for a layer with a narrow output, expensive for a large
 vocabulary.
 """
 
@@ -32,10 +32,10 @@ from eagle_export.recipes.graph import (
     insert_split,
     is_lm_head,
     lazy_weight,
-    linears,
     pieces,
     replace,
 )
+from eagle_export.recipes.graph_pass import LayerPass
 
 LEVELS = 127
 PRODUCT_PARTS, LM_HEAD_PARTS = 8, 2
@@ -43,59 +43,63 @@ PRODUCT_PARTS, LM_HEAD_PARTS = 8, 2
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Quantised rows. parts: [1, T, K], or several [1, T, 1, K / parts]; scales [1, T, 1], or [1, T, 1, parts]"""
+    """Quantised rows. parts: one [1, T, K], or several [1, T, 1, K / parts]; scales [1, T, 1], or [1, T, 1, parts]."""
 
     parts: tuple[ir.Value, ...]
     scales: ir.Value
 
 
-def int8_per_token(model: ir.Model, wanted: Callable[[Linear], bool] = lambda _: True) -> dict[str, str]:
-    """Quantise every wanted linear layer. Returns weight name -> what was done."""
-    changed = {}
-    rows: dict[tuple[ir.Value, int], _Rows] = {}  # layers of one input share its quantised form
-    # Counted first: what feeds a layer is no longer to be seen when it was replaced.
-    for linear, parts in [(linear, parts_of(linear)) for linear in filter(wanted, linears(model))]:
-        node, x, (k, n), name, read = linear.node, linear.x, linear.shape, linear.name, linear.reader()
-        if (x, parts) not in rows:
-            rows[x, parts] = _quantised_rows(model, node, x, parts)
-        arrays = pieces(_split_columns(read, parts), 2 * parts)
-        sums, scales = [], rows[x, parts].scales
-        for index, q in enumerate(rows[x, parts].parts):
-            end = f".{index}" if parts > 1 else ""
-            weight = lazy_weight(model, f"{name}.int8{end}", ir.DataType.INT8, (k // parts, n), arrays[2 * index])
-            columns = lazy_weight(model, f"{name}.scale{end}", ir.DataType.FLOAT, (n,), arrays[2 * index + 1])
-            inputs = [q, weight, _step(model), columns, _middle(model)]
-            sums.append(insert(node, "MatMulIntegerToFloat", inputs, MICROSOFT))
-        out = _scaled(model, node, sums, scales)
-        changed[name] = "int8 per column, activations int8 per token"
-        if parts > 1:
-            changed[name] += f", each in {parts} parts"
-        replace(node, out)
-    if changed:
+@dataclass(frozen=True, slots=True)
+class Int8PerToken(LayerPass):
+    """Quantises weights per column and inputs per row, of the linear layers that are `wanted`."""
+
+    name = "int8 per token"
+
+    def rewrite(self, model: ir.Model, matches: list[Linear]) -> dict[str, str]:
+        changed = {}
+        rows: dict[tuple[ir.Value, int], _Rows] = {}  # layers of one input share its quantised form
+        # Parts are counted before any layer is replaced: they depend on the operator that computes a layer's input.
+        for linear, parts in [(linear, parts_of(linear)) for linear in matches]:
+            node, x, (k, n), name, read = linear.node, linear.x, linear.shape, linear.name, linear.reader()
+            if (x, parts) not in rows:
+                rows[x, parts] = _quantised_rows(model, node, x, parts)
+            arrays = pieces(_split_columns(read, parts), 2 * parts)
+            sums, scales = [], rows[x, parts].scales
+            for index, q in enumerate(rows[x, parts].parts):
+                end = f".{index}" if parts > 1 else ""
+                weight = lazy_weight(model, f"{name}.int8{end}", ir.DataType.INT8, (k // parts, n), arrays[2 * index])
+                columns = lazy_weight(model, f"{name}.scale{end}", ir.DataType.FLOAT, (n,), arrays[2 * index + 1])
+                inputs = [q, weight, _step(model), columns, _middle(model)]
+                sums.append(insert(node, "MatMulIntegerToFloat", inputs, MICROSOFT))
+            out = _scaled(model, node, sums, scales)
+            changed[name] = "int8 per column, activations int8 per token"
+            if parts > 1:
+                changed[name] += f", each in {parts} parts"
+            replace(node, out)
         model.opset_imports[MICROSOFT] = 1
-    return changed
+        return changed
 
 
 def parts_of(linear: Linear) -> int:
-    """Into how many parts the input of a layer is cut."""
+    """The number of parts into which the input of a layer is cut."""
     parts = PRODUCT_PARTS if fed_by_product(linear) else LM_HEAD_PARTS if is_lm_head(linear) else 1
     return parts if linear.shape[0] % parts == 0 else 1
 
 
 def per_column(weight: Array) -> tuple[Array, Array]:
-    """[K, N] -> int8 [K, N] and scales [N], symmetric, with weight ~ int8 * scale."""
+    """Returns int8 [K, N] and scales [N] of a weight [K, N], symmetric, with weight ~ int8 * scale."""
     scale = np.abs(weight).max(axis=0) / np.float32(LEVELS)
     scale[scale == 0] = 1
     return np.clip(np.rint(weight / scale), -LEVELS, LEVELS).astype(np.int8), scale.astype(np.float32)
 
 
 def _split_columns(read: Callable[[], Array], parts: int) -> Callable[[], tuple[Array, ...]]:
-    """int8 and scales of one part after the other."""
+    """Returns a function that computes int8 values and scales of each part in turn."""
     return lambda: tuple(array for part in np.split(read(), parts) for array in per_column(part))
 
 
 def _quantised_rows(model: ir.Model, before: ir.Node, x: ir.Value, parts: int) -> _Rows:
-    """The largest value of a row of zeros is zero: what it then divides to is any number, to be multiplied by zero."""
+    """Quantises x by row. A row of zeros has scale 0: its quantised values are arbitrary, and are multiplied by 0."""
     if parts > 1:
         x = insert(before, "Reshape", [x, constant(model, f"shape_parts_{parts}", np.array([0, 0, parts, -1]))])
     last = constant(model, "axis_last", np.array([-1], np.int64))
@@ -104,12 +108,12 @@ def _quantised_rows(model: ir.Model, before: ir.Node, x: ir.Value, parts: int) -
     q = insert(before, "QuantizeLinear", [unit, _step(model), _middle(model)])
     if parts == 1:
         return _Rows((q,), scale)
-    beside = constant(model, "shape_beside", np.array([0, 0, 1, -1]))
-    return _Rows(insert_split(before, q, parts, axis=2), insert(before, "Reshape", [scale, beside]))
+    scale_shape = constant(model, "shape_scales", np.array([0, 0, 1, -1]))
+    return _Rows(insert_split(before, q, parts, axis=2), insert(before, "Reshape", [scale, scale_shape]))
 
 
 def _scaled(model: ir.Model, before: ir.Node, sums: list[ir.Value], scales: ir.Value) -> ir.Value:
-    """The products of the parts, each times its scale, added up: [1, T, N]"""
+    """Adds the products of the parts, each times its scale. Returns [1, T, N]."""
     if len(sums) == 1:
         return insert(before, "Mul", [sums[0], scales])
     total = insert(before, "MatMul", [scales, insert(before, "Concat", sums, axis=2)])

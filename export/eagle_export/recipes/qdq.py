@@ -1,14 +1,17 @@
 """int8 as QuantizeLinear and DequantizeLinear nodes, which TensorRT and ONNX Runtime fuse into int8 products.
 
-Static W8A8: one scale for all of a layer's input, from calibration, and one per column of its weight; symmetric, as
-TensorRT demands. Every MatMul gets a DequantizeLinear of its own, else ONNX Runtime does not fuse it. Weight-only: the
-weight's alone; the product is in floats. down and the LM head are left to another pass: few values of down's input are
-large, and other ones in every row, so that one scale for all rows loses most of them.
+Int8Static (W8A8): one scale for the whole input of a layer, from the calibration, and one per column of its weight;
+symmetric, as TensorRT demands. Each MatMul gets its own DequantizeLinear, else ONNX Runtime does not fuse it. down and
+the LM head are left to another pass: a few values of down's input are large, in different channels in each row, so that
+one scale for all rows would be too coarse for most values.
+
+Int8Weights: weights only; products stay in floats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -26,49 +29,64 @@ from eagle_export.recipes.graph import (
     pieces,
     replace,
 )
+from eagle_export.recipes.graph_pass import LayerPass, Pass
 from eagle_export.recipes.int8 import LEVELS, per_column
 from eagle_export.recipes.smooth import inputs_of, smooth
 
-CLIPS = np.linspace(0.3, 1.0, 15, dtype=np.float32)  # shares of the largest input tried as range
+CLIPS = np.linspace(0.3, 1.0, 15, dtype=np.float32)  # shares of the largest input that are tried as range
 
 
-def int8_static(model: ir.Model, observed: Mapping[str, Observed], zero: np.int8 | np.uint8) -> dict[str, str]:
-    """Quantise weights and inputs of all layers but down and the LM head. Returns weight name -> what was done; raises
-    ExportError for a layer without calibration.
+@dataclass(frozen=True, slots=True)
+class Int8Static(Pass[Linear]):
+    """Quantises weights per column and inputs per tensor, of all linear layers but down and the LM head, after
+    smoothing their inputs (smooth.py). Raises ExportError for a layer that the calibration lacks.
 
-    zero: what a zero of the inputs is stored as. 0 of int8 is all that TensorRT takes; of int8 inputs that several
-    layers read ONNX Runtime's CPU provider fuses none, of uint8 with 128 in the middle every one."""
-    changed = {}
-    factors = smooth(model, observed, _simulated)
-    read: dict[ir.Value, tuple[ir.Value, ir.Value, float]] = {}
-    for linear in [linear for linear in linears(model) if not (fed_by_product(linear) or is_lm_head(linear))]:
-        node, x, name = linear.node, linear.x, linear.name
-        middle = constant(model, f"{zero.dtype}_zero", np.array(zero))
-        if x not in read:
-            limit = best_range(*inputs_of(linear, observed, factors))
-            scale = _scalar(model, f"{name}.input_scale", limit / LEVELS, x)
-            read[x] = insert(node, "QuantizeLinear", [x, scale, middle]), scale, limit
-        quantised, scale, limit = read[x]
-        values = insert(node, "DequantizeLinear", [quantised, scale, middle])
-        changed[name] = f"int8 per column, activations int8 within {limit:.4g}" + (
-            ", smoothed" if name in factors else ""
-        )
-        replace(node, insert(node, "MatMul", [values, _weight(model, linear)]))
-    return changed
+    observed: inputs of the layers by weight name. zero: the zero point of the inputs. TensorRT takes int8 0 alone; ONNX
+    Runtime's CPU provider fuses products of uint8 inputs around 128, but none of an int8 input that several layers
+    read."""
+
+    observed: Mapping[str, Observed] | None
+    zero: np.int8 | np.uint8
+    name = "int8 static"
+
+    def pattern(self, model: ir.Model) -> list[Linear]:
+        return [linear for linear in linears(model) if not (fed_by_product(linear) or is_lm_head(linear))]
+
+    def rewrite(self, model: ir.Model, matches: list[Linear]) -> dict[str, str]:
+        assert self.observed is not None, "planned with a calibration"
+        changed = {}
+        factors = smooth(model, self.observed, simulated)
+        inputs: dict[ir.Value, tuple[ir.Value, ir.Value, float]] = {}
+        for linear in matches:
+            node, x, name = linear.node, linear.x, linear.name
+            middle = constant(model, f"{self.zero.dtype}_zero", np.array(self.zero))
+            if x not in inputs:
+                limit = best_range(*inputs_of(linear, self.observed, factors))
+                scale = _scalar(model, f"{name}.input_scale", limit / LEVELS, x)
+                inputs[x] = insert(node, "QuantizeLinear", [x, scale, middle]), scale, limit
+            quantised, scale, limit = inputs[x]
+            values = insert(node, "DequantizeLinear", [quantised, scale, middle])
+            smoothed = ", smoothed" if name in factors else ""
+            changed[name] = f"int8 per column, activations int8 within {limit:.4g}{smoothed}"
+            replace(node, insert(node, "MatMul", [values, _weight(model, linear)]))
+        return changed
 
 
-def int8_weights(model: ir.Model, wanted: Callable[[Linear], bool] = lambda _: True) -> dict[str, str]:
-    """Quantise the weights of every wanted layer, per column. Returns weight name -> what was done."""
-    changed = {}
-    for linear in filter(wanted, linears(model)):
-        changed[linear.name] = "int8 per column"
-        replace(linear.node, insert(linear.node, "MatMul", [linear.x, _weight(model, linear)]))
-    return changed
+@dataclass(frozen=True, slots=True)
+class Int8Weights(LayerPass):
+    """Quantises the weights of the linear layers that are `wanted`, per column; products stay in floats."""
+
+    name = "int8 weights"
+
+    def rewrite(self, model: ir.Model, matches: list[Linear]) -> dict[str, str]:
+        for linear in matches:
+            replace(linear.node, insert(linear.node, "MatMul", [linear.x, _weight(model, linear)]))
+        return {linear.name: "int8 per column" for linear in matches}
 
 
 def best_range(x: Array, absmax: Array) -> float:
-    """The range for all of x [n, K] that leaves the smallest squared error in 127 levels either way. absmax [K]: of
-    all inputs seen, of which x is a sample."""
+    """Returns the range with the smallest squared error for x [n, K], in 127 levels on both sides of 0. absmax [K]:
+    largest magnitudes of all inputs seen, of which x is a sample."""
     largest = max(float(absmax.max()), 1e-20)
     errors = [float(np.square(_rounded(x, largest * clip) - x).sum()) for clip in CLIPS]
     return largest * float(CLIPS[int(np.argmin(errors))])
@@ -93,7 +111,8 @@ def _scalar(model: ir.Model, name: str, value: float, like: ir.Value) -> ir.Valu
     return constant(model, name, np.array(value, like.dtype.numpy()))
 
 
-def _simulated(x: Array, weight: Array) -> Array:
+def simulated(x: Array, weight: Array) -> Array:
+    """Returns [n, N], what a quantised layer makes of x [n, K] and its weight [K, N]."""
     values, scale = per_column(weight)
     out: Array = _rounded(x, best_range(x, np.abs(x).max(0))) @ (values * scale)
     return out

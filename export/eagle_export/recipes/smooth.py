@@ -1,11 +1,10 @@
-"""Moving the difficulty of a linear layer's input into its weight, before either is quantised.
+"""SmoothQuant (arXiv 2211.10438): makes the channels of a linear layer's input equally large before it is quantised.
 
     x @ W = (x / s) @ (s * W)        s [K], one factor per input channel
 
-The division costs nothing where what computes x ends in a product: a norm's weight takes it, or the columns of the
-layer before. SmoothQuant (arXiv 2211.10438) evens out activations so that one scale fits all of them, with factors from
-a family with one exponent; here the exponent is searched, layer by layer, for the smallest error on recorded inputs of
-the very quantisation that follows.
+The division costs nothing if x is computed by a product with a weight, which can absorb it: a norm's weight, or the
+columns of v_proj for the input of o_proj. The factors come from a family with one exponent. Here the exponent is
+searched, layer by layer, for the smallest error that the quantisation which follows makes on recorded inputs.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from eagle_export.errors import ExportError
 from eagle_export.recipes.graph import KEPT, Array, Linear, is_lm_head, linears
 
 EXPONENTS = np.linspace(0.0, 1.0, 11, dtype=np.float32)
-ROWS = 256  # of the recorded inputs that the search looks at
-SMALLEST, LARGEST = np.float32(1e-3), np.float32(1e3)  # of a factor
+ROWS = 256  # recorded inputs that the search uses
+SMALLEST, LARGEST = np.float32(1e-3), np.float32(1e3)  # bounds of a factor
 
 # Inputs [n, K] divided by s and a weight [K, N] times s -> the output [n, N] as the quantised layer computes it.
 Simulate = Callable[[Array, Array], Array]
@@ -30,8 +29,8 @@ Simulate = Callable[[Array, Array], Array]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Layers that read one input, and the weight that can take the division. axis: of that weight; repeats: query
-    heads that read one value head, so that their channels must share a factor; width: channels of a head."""
+    """Layers that read one input, and the weight before it that can absorb the division. axis: the axis of that weight;
+    repeats: query heads per value head, whose channels must share a factor; width: channels of a head."""
 
     layers: tuple[Linear, ...]
     before: ir.Value
@@ -41,10 +40,10 @@ class Group:
 
 
 def smooth(model: ir.Model, observed: Mapping[str, Observed], simulate: Simulate) -> dict[str, Array]:
-    """Scale every group of layers for which it helps. Returns weight name -> factors [K] of its inputs' channels.
+    """Scales every group of layers for which that lowers the error. Returns weight name -> factors [K] of its inputs.
 
     observed: weight name -> inputs of its layer. Raises ExportError for a layer that is missing there."""
-    found: dict[str, Array] = {}
+    factors_of: dict[str, Array] = {}
     for group in groups(model):
         factors = best_factors(group, observed, simulate)
         if factors is None:
@@ -53,13 +52,13 @@ def smooth(model: ir.Model, observed: Mapping[str, Observed], simulate: Simulate
         _scale(group.before, 1 / shared, group.axis)
         for layer in group.layers:
             _scale(layer.weight, factors, 0)
-            found[layer.name] = factors
-    return found
+            factors_of[layer.name] = factors
+    return factors_of
 
 
 def inputs_of(linear: Linear, observed: Mapping[str, Observed], factors: Mapping[str, Array]) -> tuple[Array, Array]:
-    """Recorded inputs [n, K] of a layer as they are after smoothing, and the largest per channel [K]. Raises
-    ExportError if there are none, or of another width."""
+    """Returns the recorded inputs [n, K] of a layer after smoothing, and the largest magnitude per channel [K]. Raises
+    ExportError if the calibration has none, or of another width."""
     (k, _) = linear.shape
     name = linear.name.removesuffix(KEPT)
     if name not in observed:
@@ -76,18 +75,18 @@ def inputs_of(linear: Linear, observed: Mapping[str, Observed], factors: Mapping
 
 
 def groups(model: ir.Model) -> list[Group]:
-    """All layers whose input can be scaled for free, grouped by that input."""
+    """Layers whose input can be scaled at no cost, grouped by that input."""
     by_input: dict[ir.Value, list[Linear]] = {}
     weights = {linear.node: linear for linear in linears(model)}
     for linear in weights.values():
         by_input.setdefault(linear.x, []).append(linear)
-    found = []
+    scalable = []
     for x, layers in by_input.items():
         if x.is_graph_output() or len(x.uses()) != len(layers) or any(is_lm_head(layer) for layer in layers):
             continue
         if group := _group(x, tuple(layers), weights):
-            found.append(group)
-    return found
+            scalable.append(group)
+    return scalable
 
 
 def _group(x: ir.Value, layers: tuple[Linear, ...], weights: Mapping[ir.Node, Linear]) -> Group | None:
@@ -105,7 +104,7 @@ def _group(x: ir.Value, layers: tuple[Linear, ...], weights: Mapping[ir.Node, Li
 
 
 def _output_group(attention: ir.Node, layers: tuple[Linear, ...], weights: Mapping[ir.Node, Linear]) -> Group | None:
-    """o: the value heads take the division, each for all query heads that read it."""
+    """The group of o_proj: the columns of v_proj absorb the division, one value head for all its query heads."""
     queries, values = attention.inputs[0], attention.inputs[2]
     assert queries is not None and values is not None and queries.shape is not None and values.shape is not None
     concat = _only_input(values.producer(), "Transpose")
@@ -121,15 +120,15 @@ def _output_group(attention: ir.Node, layers: tuple[Linear, ...], weights: Mappi
 
 
 def _only_input(node: ir.Node | None, op: str) -> ir.Node | None:
-    """What feeds a node of this kind."""
+    """The producer of the node's first input; None if the node is not of this operator."""
     if node is None or node.op_type != op or node.inputs[0] is None:
         return None
     return node.inputs[0].producer()
 
 
 def best_factors(group: Group, observed: Mapping[str, Observed], simulate: Simulate) -> Array | None:
-    """Factors [K] of the exponent with the smallest squared error on the recorded inputs; None where no factors are
-    better than 1."""
+    """Returns factors [K] of the exponent with the smallest squared error on the recorded inputs; None if no factors
+    are better than 1."""
     x, absmax = inputs_of(group.layers[0], observed, {})
     x = x[:ROWS]
     weights = [layer.reader()() for layer in group.layers]
@@ -144,14 +143,14 @@ def best_factors(group: Group, observed: Mapping[str, Observed], simulate: Simul
     best, least = None, error(np.ones_like(size))
     for exponent in EXPONENTS[1:]:
         factors = _centred(size**exponent)
-        if (found := error(factors)) < least:
-            best, least = factors, found
+        if (candidate := error(factors)) < least:
+            best, least = factors, candidate
     return best
 
 
 def channel_sizes(absmax: Array, weight: Array) -> Array:
-    """[K], whose power is s: largest input of a channel over its largest weight [K, all N]. At exponent 1/2 both end up
-    equal."""
+    """Returns [K], of which s is a power: the largest input of a channel over its largest weight, of weight [K, all N].
+    With exponent 1/2 both become equal."""
     ratio: Array = _positive(absmax) / _positive(np.abs(weight).max(1))
     return ratio
 
@@ -163,14 +162,14 @@ def _positive(sizes: Array) -> Array:
 
 
 def _centred(factors: Array) -> Array:
-    """With the geometric mean of the largest and the smallest at 1, within sound bounds."""
+    """Scales factors so that the geometric mean of the largest and the smallest is 1, and bounds them."""
     middle = np.sqrt(factors.max()) * np.sqrt(factors.min())
     bounded: Array = np.clip(factors / middle, SMALLEST, LARGEST).astype(np.float32)
     return bounded
 
 
 def _scale(value: ir.Value, factors: Array, axis: int) -> None:
-    """Multiply an initializer along an axis when it is written."""
+    """Multiplies an initializer along an axis, when it is written."""
     tensor = value.const_value
     assert tensor is not None
     shape = [1] * len(tensor.shape)

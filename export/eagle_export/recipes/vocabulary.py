@@ -1,53 +1,81 @@
-"""A draft vocabulary: the head proposals only tokens that are frequent, so its LM head and its softmax shrink.
+"""A draft vocabulary: the head proposes frequent tokens only, so that its LM head and its softmax shrink.
 
-Lossless whatever is kept, since the target verifies with its whole vocabulary: a token that the head cannot proposal is
-emitted all the same, as the target's own.
+The output stays the same whichever tokens are kept, because the target verifies with its whole vocabulary: a token that
+the head cannot propose is emitted as the target's own.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from eagle_export.errors import ExportError
-from eagle_export.recipes.graph import KEPT, Array, constant, insert, is_lm_head, lazy_weight, linears, replace
+from eagle_export.recipes.graph import (
+    KEPT,
+    Array,
+    Linear,
+    constant,
+    insert,
+    is_lm_head,
+    lazy_weight,
+    linears,
+    replace,
+)
+from eagle_export.recipes.graph_pass import Pass
 
 
-def trim_vocabulary(model: ir.Model, size: int, counts: Array) -> dict[str, str]:
-    """Keep the `size` most frequent tokens of a head's graph. Returns its LM head's name -> what was done.
+@dataclass(frozen=True, slots=True, eq=False)
+class TrimVocabulary(Pass[Linear]):
+    """Keeps the `size` most frequent tokens of a head's graph. counts [V]: how often each of the target's tokens
+    occurred; of equal counts the lower id is kept. Raises ExportError for a size that is not smaller than the head's
+    vocabulary, or smaller than the number of children that its graph computes per row."""
 
-    counts [V]: how often each of the target's tokens was seen; ties go to the lower id. Raises ExportError for a size
-    that is no smaller than what the head knows, or smaller than the children it computes per row."""
-    (head,) = (linear for linear in linears(model) if is_lm_head(linear))
-    (topk,) = (node for node in model.graph if node.op_type == "TopK")
-    k, known = head.shape
-    tokens = target_ids(model, topk, known)
-    children = int(np.ravel(_values(topk.inputs[1]))[0])
-    if not children <= size < known:
-        raise ExportError(
-            f"a draft vocabulary of {size} was asked for, but this head knows {known} tokens and its graph offers "
-            f"{children} per row; choose --draft-vocab from {children} to {known - 1}"
-        )
-    if tokens.max() >= len(counts):
-        raise ExportError(
-            f"the calibration counts {len(counts)} tokens, but this head knows token {tokens.max()}; run eagle-calib "
-            "on a bundle of this very pair"
-        )
-    kept = np.sort(np.argsort(-counts[tokens], kind="stable")[:size])
-    share = float(counts[tokens[kept]].sum() / max(1, counts.sum()))
-    read, name = head.reader(), head.name
-    assert head.x.dtype is not None
-    dtype = head.x.dtype
-    weight = lazy_weight(
-        model, f"{name}{KEPT}", dtype, (k, size), lambda: np.ascontiguousarray(read()[:, kept].astype(dtype.numpy()))
-    )
-    replace(head.node, insert(head.node, "MatMul", [head.x, weight]))
-    _replace_ids(model, topk, constant(model, "kept_tokens", tokens[kept]))
-    return {name: f"the {size} most frequent tokens of {known}, {share:.2%} of the text"}
+    size: int
+    counts: Array
+    name = "draft vocabulary"
+
+    def pattern(self, model: ir.Model) -> list[Linear]:
+        return [linear for linear in linears(model) if is_lm_head(linear)]
+
+    def rewrite(self, model: ir.Model, matches: list[Linear]) -> dict[str, str]:
+        (head,) = matches
+        (topk,) = (node for node in model.graph if node.op_type == "TopK")
+        k, known = head.shape
+        tokens = target_ids(model, topk, known)
+        children = int(np.ravel(_values(topk.inputs[1]))[0])
+        if not children <= self.size < known:
+            raise ExportError(
+                f"a draft vocabulary of {self.size} was asked for, but this head knows {known} tokens and its graph "
+                f"returns the top {children} per row; choose a draft vocabulary from {children} to {known - 1}"
+            )
+        if tokens.max() >= len(self.counts):
+            raise ExportError(
+                f"the calibration counts {len(self.counts)} tokens, but this head knows token {tokens.max()}; run "
+                "eagle-calib on a bundle of this very pair"
+            )
+        kept = np.sort(np.argsort(-self.counts[tokens], kind="stable")[: self.size])
+        share = float(self.counts[tokens[kept]].sum() / max(1, self.counts.sum()))
+        read, name, dtype = head.reader(), head.name, head.x.dtype
+        assert dtype is not None
+
+        def columns() -> Array:
+            return np.ascontiguousarray(read()[:, kept].astype(dtype.numpy()))
+
+        weight = lazy_weight(model, f"{name}{KEPT}", dtype, (k, self.size), columns)
+        replace(head.node, insert(head.node, "MatMul", [head.x, weight]))
+        _replace_ids(model, topk, constant(model, "kept_tokens", tokens[kept]))
+        return {name: f"the {self.size} most frequent tokens of {known}, {share:.2%} of the text"}
+
+    def check(self, model: ir.Model) -> None:
+        """The LM head is still there, with `size` columns."""
+        (head,) = self.pattern(model)
+        assert head.shape[1] == self.size
 
 
 def target_ids(model: ir.Model, topk: ir.Node, known: int) -> Array:
-    """[known] target id of each draft id: itself, or itself and the offset that the graph adds."""
+    """Returns [known], the target's id of each draft id: the same id, or the id plus the offset that the graph adds."""
     if topk.outputs[1].is_graph_output():
         return np.arange(known, dtype=np.int64)
     gather = next(use.node for use in topk.outputs[1].uses() if use.node.op_type == "Gather")
@@ -55,7 +83,7 @@ def target_ids(model: ir.Model, topk: ir.Node, known: int) -> Array:
 
 
 def _replace_ids(model: ir.Model, topk: ir.Node, tokens: ir.Value) -> None:
-    """token_ids becomes a lookup of the likeliest rows in `tokens` [size]."""
+    """Makes the output token_ids a lookup of the TopK node's indices in `tokens` [size]."""
     graph, ranks = model.graph, topk.outputs[1]
     at = next(index for index, value in enumerate(graph.outputs) if value.name == "token_ids")
     old = graph.outputs[at]

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from eagle_calib.folder import clear_leftovers, written
 from eagle_export.destination import TIMING, check_space, disk_errors
 from eagle_export.errors import ExportError
@@ -21,8 +19,9 @@ from eagle_runtime.bundle.graph_file import read_graph
 from eagle_runtime.bundle.manifest import Manifest, read_manifest, verify_hashes
 from eagle_runtime.files import file_sha256
 from eagle_runtime.loading import DEFAULT_CONTEXT, HEAD_SCRATCH
+from eagle_runtime.machine.nvidia import DeviceInfo
 from eagle_runtime.session.trt.device import in_place
-from eagle_runtime.session.trt.driver import DeviceInfo, describe
+from eagle_runtime.session.trt.driver import describe
 from eagle_runtime.session.trt.engine_file import (
     ENGINES,
     SIDECAR,
@@ -73,7 +72,7 @@ def build_engines(
     to build for, None for CAPABILITIES; only TensorRT for RTX can choose. context: tokens of prompt and output that
     the engines serve; None takes the model's own, at most 4096. weight_streaming: let the target's weights stay on
     the host as far as the GPU has no room for them. An older folder of the same target is replaced in the end. Raises
-    ExportError, BundleError, BackendError, and then, as when interrupted, leaves nothing behind."""
+    ExportError, BundleError, BackendError, and then, as when interrupted, leaves no files."""
     assert library in LIBRARIES, library
     manifest = read_manifest(bundle)
     check_precision(bundle, manifest)
@@ -197,7 +196,6 @@ def _build_one(
     except ValueError:  # a library that words its log differently; the engine is as good
         kernels = []
     fused = sum(kernel.is_fused_attention for kernel in kernels)
-    row = part.graph.inputs["past_key_values.0.key"]
     beside = Path(part.graph.file).parent
     spec = EngineSpec(
         file=path.name,
@@ -205,7 +203,7 @@ def _build_one(
         size=path.stat().st_size,
         graph={file: digest for file, digest in manifest.files.items() if Path(file).parent == beside},
         profiles=profiles,
-        in_place=in_place(part.num_kv_heads * part.head_dim * np.dtype(row.dtype).itemsize),
+        in_place=in_place(part.graph.kv_row_bytes),
         kernels=len(kernels) or None,
         fused_attention=fused if kernels else None,
     )

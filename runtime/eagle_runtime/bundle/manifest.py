@@ -10,12 +10,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
+
+import numpy as np
 
 from eagle_runtime.arguments import short_repr
 from eagle_runtime.bundle.typed_json import from_json
@@ -62,6 +65,32 @@ class GraphSpec:
     outputs: dict[str, TensorSpec]
     weights: dict[str, TensorSpec]
     recipe: dict[str, str]
+
+    @property
+    def past(self) -> tuple[str, ...]:
+        """Names of the inputs that hold the cache: keys of layer 0, values of layer 0, keys of layer 1, ..."""
+        return tuple(name for name in past_names(len(self.inputs)) if name in self.inputs)
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """Names of the outputs that hold the new key/value rows, in the order of `past`."""
+        return tuple(name for name in present_names(len(self.outputs)) if name in self.outputs)
+
+    @property
+    def kv_row_bytes(self) -> int:
+        """Bytes that the keys, or the values, of one token take in one layer."""
+        new = self.outputs[self.present[0]]
+        return math.prod(int(size) for size in new.shape[2:]) * np.dtype(new.dtype).itemsize
+
+
+def past_names(num_layers: int) -> list[str]:
+    """Returns the names of a graph's cache inputs: keys of layer 0, values of layer 0, keys of layer 1, ..."""
+    return [f"past_key_values.{layer}.{part}" for layer in range(num_layers) for part in ("key", "value")]
+
+
+def present_names(num_layers: int) -> list[str]:
+    """Returns the names of the outputs that hold new key/value rows, in the order of `past_names`."""
+    return [f"present.{layer}.{part}" for layer in range(num_layers) for part in ("key", "value")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,11 +258,10 @@ def _check_graphs(manifest: Manifest, where: str) -> None:
         outputs_of_head = {"log_probs": proposals, "token_ids": proposals, "hidden": (1, "R", head.hidden_size)}
         tables.append(("head", head, {"features": features}, outputs_of_head))
     for name, spec, more, outputs in tables:
-        layers = range(min(spec.num_layers, len(spec.graph.inputs)))  # of a wild number, one too many is enough
-        rows = [f"{layer}.{part}" for layer in layers for part in ("key", "value")]
-        new = {f"present.{row}": (1, "T", spec.num_kv_heads, spec.head_dim) for row in rows}
+        layers = min(spec.num_layers, len(spec.graph.inputs))  # of a wild number, one too many is enough
+        new: dict[str, Shape] = dict.fromkeys(present_names(layers), (1, "T", spec.num_kv_heads, spec.head_dim))
         for part, wanted, specs in (
-            ("inputs", {**inputs, **more, **_past_shapes(spec, rows)}, spec.graph.inputs),
+            ("inputs", {**inputs, **more, **_past_shapes(spec, past_names(layers))}, spec.graph.inputs),
             ("outputs", {**outputs, **new}, spec.graph.outputs),
         ):
             found = {key: tensor.shape for key, tensor in specs.items()}
@@ -244,14 +272,14 @@ def _check_graphs(manifest: Manifest, where: str) -> None:
                 )
 
 
-def _past_shapes(spec: TargetSpec | HeadSpec, rows: Sequence[str]) -> dict[str, Shape]:
-    """Of the past keys and values named by `rows`, and of the mask where it goes with them."""
+def _past_shapes(spec: TargetSpec | HeadSpec, names: Iterable[str]) -> dict[str, Shape]:
+    """Returns the shapes that the cache inputs `names` must have, and that of the mask where it depends on them."""
     pieces = pieces_of(spec.graph)
     if pieces is None or spec.head_dim % pieces:
-        return {f"past_key_values.{row}": (1, "P", spec.num_kv_heads, spec.head_dim) for row in rows}
+        return dict.fromkeys(names, (1, "P", spec.num_kv_heads, spec.head_dim))
     keys: Shape = (spec.num_kv_heads, "C", spec.head_dim)
     values: Shape = (spec.num_kv_heads, pieces, "C", spec.head_dim // pieces)
-    past = {f"past_key_values.{row}": keys if row.endswith("key") else values for row in rows}
+    past = {name: keys if name.endswith("key") else values for name in names}
     return {**past, "tree_mask": (1, 1, "T", "T")}
 
 

@@ -1,5 +1,5 @@
-"""What the NVIDIA driver says of the first GPU, asked of the driver itself (libcuda, and NVML for what it alone knows),
-so that no package is needed."""
+"""The first NVIDIA GPU as its driver describes it. Asks the driver's own libraries (libcuda, and NVML for free memory
+and the driver's release), so no package is needed."""
 
 from __future__ import annotations
 
@@ -15,25 +15,32 @@ COMPUTE_MAJOR, COMPUTE_MINOR = 75, 76  # device attributes of CUDA's driver API
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
-    """compute: capability, such as "8.9". cuda: newest CUDA version that the driver serves. memory: bytes. free: bytes
-    that no process holds, and driver: its release; None where NVML does not tell."""
+class DeviceInfo:
+    """One GPU. compute_capability: such as "8.9". cuda: the newest CUDA version that the driver serves, such as "13.0".
+    total: bytes of its memory. free: bytes that no process holds, and driver: the driver's release, such as "580.65";
+    None where they are unknown."""
 
     name: str
-    compute: str
+    compute_capability: str
     cuda: str
-    memory: int
+    total: int
     free: int | None
-    driver: str | None
+    driver: str | None = None
+
+    @property
+    def available(self) -> int:
+        """Bytes of memory that can be allocated; all of it where the free part is unknown."""
+        return self.total if self.free is None else self.free
 
     def __str__(self) -> str:
         free = "" if self.free is None else f", {self.free / 1e9:.1f} free"
         driver = "driver" if self.driver is None else f"driver {self.driver}"
-        return f"{self.name}, compute {self.compute}, {self.memory / 1e9:.1f} GB{free}, {driver} for CUDA {self.cuda}"
+        card = f"{self.name}, compute {self.compute_capability}, {self.total / 1e9:.1f} GB"
+        return f"{card}{free}, {driver} for CUDA {self.cuda}"
 
 
-def first_gpu() -> Gpu:
-    """The first GPU that CUDA_VISIBLE_DEVICES leaves. Raises BackendError with the one reason why there is none."""
+def first_gpu() -> DeviceInfo:
+    """Returns the first GPU that CUDA_VISIBLE_DEVICES leaves. Raises BackendError saying why there is none."""
     cuda, nvml = LIBRARIES
     try:
         driver = ctypes.CDLL(cuda)
@@ -46,8 +53,9 @@ def first_gpu() -> Gpu:
     return read_gpu(driver, management)
 
 
-def read_gpu(driver: Any, management: Any) -> Gpu:
-    """driver: libcuda. management: NVML, None if it is missing."""
+def read_gpu(driver: Any, management: Any) -> DeviceInfo:
+    """Returns the first GPU that the driver lists. driver: libcuda. management: NVML, None if it is missing. Raises
+    BackendError."""
     number, text = ctypes.c_int(), ctypes.create_string_buffer(256)
     if error := driver.cuInit(0):
         raise BackendError(f"the NVIDIA driver does not start (error {error} of cuInit): look at nvidia-smi")
@@ -63,15 +71,14 @@ def read_gpu(driver: Any, management: Any) -> Gpu:
     memory = ctypes.c_size_t()
     driver.cuDeviceTotalMem_v2(ctypes.byref(memory), 0)
     driver.cuDeviceGetPCIBusId(text, len(text), 0)
-    free, release = _managed(management, text.value)
-    return Gpu(
-        name=name,
-        compute=".".join(compute),
-        cuda=f"{number.value // 1000}.{number.value % 1000 // 10}",
-        memory=memory.value,
-        free=free,
-        driver=release,
-    )
+    free, release = _ask_nvml(management, text.value)
+    version = cuda_version(number.value)
+    return DeviceInfo(name, ".".join(compute), version, memory.value, free, release)
+
+
+def cuda_version(number: int) -> str:
+    """Returns a CUDA version as text. number: as CUDA counts versions, 13010 for 13.1."""
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 class _Memory(ctypes.Structure):
@@ -80,15 +87,17 @@ class _Memory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
-def _managed(library: Any, bus_id: bytes) -> tuple[int | None, str | None]:
-    """Free bytes of the GPU at a PCI address, and the driver's release. CUDA and NVML count GPUs differently."""
+def _ask_nvml(library: Any, bus_id: bytes) -> tuple[int | None, str | None]:
+    """Returns the free bytes of the GPU at a PCI address (CUDA and NVML number GPUs differently), and the driver's
+    release; None for what NVML does not report."""
     if library is None or library.nvmlInit_v2():
         return None, None
     try:
         handle, memory, text = ctypes.c_void_p(), _Memory(), ctypes.create_string_buffer(96)
-        found = not library.nvmlDeviceGetHandleByPciBusId_v2(bus_id, ctypes.byref(handle))
-        free = memory.free if found and not library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) else None
-        told = not library.nvmlSystemGetDriverVersion(text, len(text))
-        return free, text.value.decode(errors="replace") if told else None
+        failed = library.nvmlDeviceGetHandleByPciBusId_v2(bus_id, ctypes.byref(handle))
+        failed = failed or library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+        free = None if failed else memory.free
+        failed = library.nvmlSystemGetDriverVersion(text, len(text))
+        return free, None if failed else text.value.decode(errors="replace")
     finally:
         library.nvmlShutdown()

@@ -1,1 +1,1 @@
-"""Engines behind one protocol (protocol.py)."""
+"""Engines: the protocol they share (protocol.py), ONNX Runtime (ort/) and TensorRT (trt/)."""

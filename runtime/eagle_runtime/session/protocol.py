@@ -1,4 +1,8 @@
-"""Engines behind one protocol: a graph of the canonical contract, run over rows of a cache."""
+"""What an engine must do. Decoding uses nothing else of a backend.
+
+A new backend implements Session and a Cache for one graph, which a GraphSpec describes, and gets a branch in
+`backends.open_sessions`. The smallest example is session/ort/session.py.
+"""
 
 from __future__ import annotations
 
@@ -15,45 +19,48 @@ from eagle_runtime.cache import Cache
 Array = npt.NDArray[np.generic]
 
 
-class Rows(Protocol):
-    """Rows of numbers [n, width] that stay on an engine's device: features and hidden states, which decoding only
-    picks from and feeds back. On the host a NumPy array takes its place."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: slice | npt.NDArray[np.int64], /) -> Rows:
-        """Some of the rows: a slice may share memory with these, picked ones are a copy, as in NumPy."""
-
-    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        """A copy on the host."""
-
-
 class Session(Protocol):
-    """One loaded graph. Batch is always 1, so arrays come and go without the axes of it: input_ids [T], tree_mask
-    [T, L], logits [R, V].
+    """One loaded graph: the target or the draft head. The batch is always 1 and arrays have no axis for it:
+    input_ids [T], tree_mask [T, L], logits [R, V].
 
-    inputs and outputs, in the graph's own shapes, leave out the key/value rows, which come and go through the
-    cache."""
+    T rows are fed. The mask covers the last L rows, the T new ones included; every row sees all rows before those. Of R
+    rows (logit_rows) the logits or proposals are wanted. inputs, outputs: the graph's tensors in its own shapes,
+    without the key/value rows, which only the cache and the session handle."""
 
     inputs: Mapping[str, TensorSpec]
     outputs: Mapping[str, TensorSpec]
 
     def new_cache(self, capacity: int) -> Cache:
-        """A cache of `capacity` rows in this graph's type and layout."""
+        """Returns an empty cache of `capacity` rows, in the graph's type and layout."""
 
     def run(self, feeds: Mapping[str, Any], cache: Any) -> dict[str, Any]:
-        """One pass: rows below cache.length are the past, the T new rows are written behind them; the caller
-        commits them. cache: of this session's own new_cache. What is returned (features and hidden as Rows, all else
-        as arrays) is overwritten by the next run."""
+        """Run one forward pass. Returns every output: features and hidden as Rows, the others as NumPy arrays, all
+        valid until the next run.
+
+        feeds: a value for every input. cache: made by this session. Its rows below cache.length are the past; the pass
+        writes the T new rows after them, and the caller commits those it keeps. Raises BackendError."""
 
     def joined(self, parts: Sequence[Any]) -> Any:
-        """Rows of earlier runs, one part below the other, as a copy that later runs leave alone."""
+        """Returns Rows of earlier runs, concatenated. They are a copy, which later runs leave alone."""
 
     def close(self) -> None:
-        """Free the engine; the session is of no use afterwards."""
+        """Free the engine. The session cannot be used afterwards."""
 
     def __enter__(self) -> Session: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+class Rows(Protocol):
+    """An array [n, width] of features or hidden states that may stay in device memory: decoding only selects rows and
+    feeds them back. An engine on the host returns NumPy arrays."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: slice | npt.NDArray[np.int64], /) -> Rows:
+        """Returns the rows of a slice, which may share memory with these, or a copy of the rows of an index array."""
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """Returns a copy on the host."""

@@ -1,1 +1,1 @@
-"""One model, many callers."""
+"""Calls of one model from several threads, and signals that stop a program."""

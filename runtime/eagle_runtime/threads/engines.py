@@ -1,12 +1,12 @@
-"""The engines of a model and its twins: used by one step at a time, until they are closed.
+"""The engines of a model and its twins: one step at a time uses them, until they are closed.
 
-A step is a prefill, a cycle or a pass of scoring with all that it does to caches and statistics; the caller's own code
-never runs in one. Nothing is freed under a running step: not by `close` in another thread, in a signal handler or in
-the middle of a stream, and not by the end of the program, which would otherwise tear down libraries while a daemon
-thread is inside them.
+A step is a prefill, a cycle or one forward pass of scoring, with all that it does to caches and statistics; the
+caller's own code never runs in one. Engines are not freed during a step: not by `close` in another thread, in a signal
+handler or in the middle of a stream, and not at the end of the program, where a daemon thread may still be inside a
+library that is being unloaded.
 
-Threads of an engine do not survive a fork: in the child a pass would wait for them forever, and so would freeing the
-engine. So there it is out of use, and never freed.
+An engine's own threads do not survive a fork: in the child a forward pass would wait for them for ever, and so would
+freeing the engine. So a forked process can neither use nor free it.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from typing import TypeVar
 
 from eagle_runtime.errors import BusyError, ClosedError
 from eagle_runtime.session.protocol import Session
-from eagle_runtime.threads.line import Line, Place, this_thread, wait
+from eagle_runtime.threads.ticket_queue import Ticket, TicketQueue, this_thread, wait
 
 T = TypeVar("T")
 
 
 class Engines:
-    """Sessions with the line of those who want to run a step."""
+    """Sessions, and the queue of callers that want to run a step on them."""
 
     def __init__(self, sessions: Sequence[Session]) -> None:
-        self.users: weakref.WeakSet[object] = weakref.WeakSet()  # whose memory belongs to the engines too
+        self.users: weakref.WeakSet[object] = weakref.WeakSet()  # models with caches in the engines' memory
         self._sessions = list(sessions)
-        self._line = Line()
-        self._running: Place | None = None  # the newest step that began, over or not
+        self._queue = TicketQueue()
+        self._newest: Ticket | None = None  # of the step that began last, whether it has ended or not
         self._closed = False
         self._forked = False
         self._free_afterwards = False  # a running step frees the engines at its end
@@ -40,12 +40,12 @@ class Engines:
 
     @property
     def sessions(self) -> tuple[Session, ...]:
-        """Of the target and, if there is one, of the head. Raises ClosedError."""
+        """The session of the target and, if there is one, of the head. Raises ClosedError."""
         self.check()
         return tuple(self._sessions)
 
     def check(self) -> None:
-        """Raises ClosedError if the engines are out of use."""
+        """Raises ClosedError if the engines were closed, or loaded before this process was forked."""
         if self._forked:
             raise ClosedError(
                 "this process was forked after the model was loaded, which an engine does not survive; load the bundle "
@@ -55,13 +55,13 @@ class Engines:
             raise ClosedError("the model is closed, or the program is ending; load the bundle again")
 
     def step(self, work: Callable[[], T]) -> T:
-        """What `work` returns, run when all who asked before have had their turn. Raises ClosedError, and BusyError in
-        a thread whose own step is not over."""
+        """Call `work` after the steps of all earlier callers, and return its result. Raises ClosedError, and BusyError
+        in a thread whose own step is still running."""
         self.check()
-        place = Place()
-        with place.left:
-            self._line.join(place, _refuse_own)
-            self._running = place  # first this, then the question: `close` does the opposite
+        ticket = Ticket()
+        with ticket.lock:
+            self._queue.wait_for_turn(ticket, _check_thread)
+            self._newest = ticket  # before the check below: `close` does these two in the opposite order
             self.check()
             try:
                 return work()
@@ -70,41 +70,41 @@ class Engines:
                     self._free()
 
     def close(self) -> None:
-        """Refuse further steps, wait for the one that runs, free the engines; a second call does nothing. Called from
-        within a step, by a signal handler, it leaves freeing to the step's end; in a forked process it frees
-        nothing."""
+        """Refuse further steps, wait for the running one, free the engines; a second call does nothing. A signal
+        handler may call this during a step: then the engines are freed at the end of that step. In a forked process
+        nothing is freed."""
         if self._forked:
             return
         self._closed = True
-        running = self._running
-        if running is not None and running.left.locked():
-            if running.thread is this_thread():
+        newest = self._newest
+        if newest is not None and newest.lock.locked():
+            if newest.thread is this_thread():
                 self._free_afterwards = True
                 return
-            wait(running)
+            wait(newest)
         self._free()
 
     def stop(self) -> None:
-        """Refuse further steps and wait for the one that runs."""
+        """Refuse further steps and wait for the running one."""
         if self._forked:
             return
         self._closed = True
-        running = self._running
-        if running is not None and running.thread is not this_thread():
-            wait(running)
+        newest = self._newest
+        if newest is not None and newest.thread is not this_thread():
+            wait(newest)
 
-    def lose(self) -> None:
-        """Put the engines, in a forked process, out of use. They and their users are kept until the process is gone:
-        one reference more than there are."""
+    def abandon(self) -> None:
+        """Called in a forked process: make the engines unusable. An extra reference keeps them and their users until
+        the process ends."""
         self._forked = True
-        for kept in (self, *self.users):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+        for owner in (self, *self.users):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))
 
     def _free(self) -> None:
         while self._sessions:
             try:
                 session = self._sessions.pop()
-            except IndexError:  # another thread had the last one
+            except IndexError:  # another thread has popped the last one
                 return
             session.close()
 
@@ -112,8 +112,9 @@ class Engines:
 _open: weakref.WeakSet[Engines] = weakref.WeakSet()
 
 
-def _refuse_own(place: Place) -> None:
-    if place.thread is this_thread():
+def _check_thread(previous: Ticket) -> None:
+    """Raises BusyError instead of waiting for a ticket of this very thread."""
+    if previous.thread is this_thread():
         raise BusyError(
             "this thread is in a step of the model, or waits for one; a signal handler or destructor that runs then "
             "cannot use the model"
@@ -125,13 +126,13 @@ def _stop_all() -> None:
         engines.stop()
 
 
-def _lose_all() -> None:
+def _abandon_all() -> None:
     for engines in list(_open):
-        engines.lose()
+        engines.abandon()
 
 
 atexit.register(_stop_all)
 if sys.platform != "win32":
     import os
 
-    os.register_at_fork(after_in_child=_lose_all)
+    os.register_at_fork(after_in_child=_abandon_all)

@@ -116,7 +116,7 @@ def _windows_peak() -> int:
 
 def _device_free() -> int | None:
     try:
-        return describe().free
+        return describe().available
     except BackendError:  # no GPU, or nothing to ask it through
         return None
 

@@ -91,9 +91,7 @@ def _timings(
     quantised = any(bits < 16 for _, bits in read)
     one = host + machine.layer_s[quantised] * spec.num_layers + pass_bytes(spec.graph) / machine.bytes_per_s
     further = share * sum(count * machine.row_s.get(bits, 0.0) for count, bits in read)
-    past = spec.graph.outputs["present.0.key"]
-    numbers = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim
-    context = numbers * bits_of(past.dtype) / 8 * machine.context_s
+    context = 2 * spec.num_layers * spec.graph.kv_row_bytes * machine.context_s
     # As many query heads as fill the width.
     attention = share * 2 * spec.num_layers * spec.hidden_size * machine.attention_s
     counts = np.array(rows, np.float64) - 1

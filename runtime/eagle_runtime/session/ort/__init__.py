@@ -1,1 +1,1 @@
-"""ONNX Runtime."""
+"""ONNX Runtime, on the CPU and on NVIDIA GPUs."""

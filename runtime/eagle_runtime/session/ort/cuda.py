@@ -1,7 +1,7 @@
-"""ONNX Runtime's CUDA provider: opened on a GPU or not at all, never on the CPU in its stead.
+"""Opens bundles on ONNX Runtime's CUDA provider, or raises an error; it never falls back to the CPU.
 
-CUDA graphs stay off: a captured graph replays one set of shapes and addresses, and here the past grows with every pass.
-TF32 stays off: it would round fp32 products to ten bits.
+CUDA graphs are off: a captured graph replays one set of shapes and addresses, and the past grows with every forward
+pass. TF32 is off: it would round the inputs of fp32 products to 10 bits of mantissa.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from eagle_runtime.bundle.manifest import GraphSpec, HeadSpec, Manifest, TargetSpec, pieces_of
 from eagle_runtime.errors import BackendError
-from eagle_runtime.machine.nvidia import Gpu, first_gpu
+from eagle_runtime.machine.nvidia import DeviceInfo, first_gpu
 from eagle_runtime.session.ort.device_session import OrtDeviceSession
-from eagle_runtime.session.ort.memory import SPARE, OrtMemory
-from eagle_runtime.session.ort.session import (
-    WAYS_OUT,
+from eagle_runtime.session.ort.library import (
+    MEMORY_ADVICE,
     Providers,
     available_providers,
     open_graph,
@@ -25,44 +22,45 @@ from eagle_runtime.session.ort.session import (
     preload_libraries,
     without_warnings,
 )
+from eagle_runtime.session.ort.memory import SPARE, OrtMemory
 from eagle_runtime.session.protocol import Session
 
 PROVIDER = "CUDAExecutionProvider"
 OPTIONS = {"device_id": "0", "use_tf32": "0", "arena_extend_strategy": "kSameAsRequested"}
 PROVIDERS: Providers = ((PROVIDER, OPTIONS), ("CPUExecutionProvider", {}))
 INSTALL = "pip uninstall onnxruntime, then pip install 'eagle-edge[cuda]'"
-# Operators that ONNX Runtime leaves to the host on purpose, since all they compute here is shapes.
+# Operators that ONNX Runtime runs on the host on purpose, since in these graphs they only compute shapes.
 SHAPES = frozenset(
     {"Add", "Cast", "Concat", "Gather", "Mul", "Reshape", "Shape", "Slice", "Squeeze", "Sub", "Unsqueeze"}
 )
-CONTEXT = 400_000_000  # bytes that CUDA and its libraries take beside all data, about
+CONTEXT_BYTES = 400_000_000  # taken by CUDA and its libraries, roughly
 
 
 def open_sessions(bundle: Path, manifest: Manifest, context: int, head_scratch: int) -> tuple[Session, ...]:
-    """Of the target of a bundle and, if it has one, of its head, on the first GPU. context: tokens of prompt and
-    output; head_scratch: rows that the head's cache holds beyond them. Raises BackendError."""
+    """Returns the sessions of a bundle's target and, if it has one, of its head, on the first GPU. context: tokens of
+    prompt and output; head_scratch: additional rows of the head's cache. Raises BackendError."""
     check_graphs(bundle, manifest)
     gpu = first_gpu()
     check_provider(available_providers())
     check_libraries(preload_libraries())
     rows = {"target": context, "draft": context + head_scratch}
     needed = sum(memory_needed(bundle, model, rows[name]) for name, model in manifest.models.items())
-    check_memory(gpu, needed + CONTEXT)
-    with without_warnings():  # about plugins that are not there, and duplicates that never are
+    check_memory(gpu, needed + CONTEXT_BYTES)
+    with without_warnings():  # it warns of missing plugins and duplicates without a cause
         memory = OrtMemory("cuda", PROVIDERS)
         return tuple(_open(bundle, model.graph, memory) for model in manifest.models.values())
 
 
 def _open(bundle: Path, graph: GraphSpec, memory: OrtMemory) -> OrtDeviceSession:
     path = bundle / graph.file
-    session = open_graph(path, PROVIDERS, threads=1)  # the host's part is a handful of shapes
+    session = open_graph(path, PROVIDERS, threads=1)  # the host only computes shapes
     check_placed(path, session.get_providers(), operators(session))
     return OrtDeviceSession(session, path, graph, memory)
 
 
 def check_graphs(bundle: Path, manifest: Manifest) -> None:
-    """Raises BackendError for graphs whose layers are products of bytes, or whose past lies head by head, as those for
-    CPUs are: the provider would run them on the host, or not at all."""
+    """Raises BackendError for graphs made for CPUs, with int8 products or a head-major past: the provider would run
+    them on the host, or not at all."""
     for name, model in manifest.models.items():
         stored = {weight.dtype for weight in model.graph.weights.values()}
         if "int8" in stored or pieces_of(model.graph) is not None:
@@ -79,7 +77,7 @@ def check_provider(available: Sequence[str]) -> None:
 
 
 def check_libraries(complaints: Iterable[str]) -> None:
-    """complaints: of preload_libraries. Raises BackendError if one is of a library that the provider needs."""
+    """Raises BackendError if a library that the provider needs does not load. complaints: from preload_libraries."""
     missing = [line for line in complaints if line.startswith("Failed to load")]
     if missing:
         names = ", ".join(line.removeprefix("Failed to load ").split(":")[0] for line in missing)
@@ -87,28 +85,26 @@ def check_libraries(complaints: Iterable[str]) -> None:
 
 
 def memory_needed(bundle: Path, model: TargetSpec | HeadSpec, rows: int) -> int:
-    """Bytes of a model's weights, as they lie on the disk, and of a cache of so many rows."""
+    """Returns the bytes of a model's files and of a cache of `rows` rows."""
     weights = sum(path.stat().st_size for path in (bundle / model.graph.file).parent.iterdir())
-    width = model.num_kv_heads * model.head_dim * np.dtype(model.graph.inputs["past_key_values.0.key"].dtype).itemsize
-    return weights + 2 * model.num_layers * (rows + SPARE) * width
+    return weights + 2 * model.num_layers * (rows + SPARE) * model.graph.kv_row_bytes
 
 
-def check_memory(gpu: Gpu, needed: int) -> None:
+def check_memory(gpu: DeviceInfo, needed: int) -> None:
     """Raises BackendError if the GPU cannot hold `needed` bytes."""
-    free = gpu.memory if gpu.free is None else gpu.free
-    if needed > free:
+    if needed > gpu.available:
         raise BackendError(
-            f"{gpu.name} has {free / 1e9:.1f} of {gpu.memory / 1e9:.1f} GB free, but this bundle takes about "
-            f"{needed / 1e9:.1f} GB; {WAYS_OUT}"
+            f"{gpu.name} has {gpu.available / 1e9:.1f} of {gpu.total / 1e9:.1f} GB free, but this bundle takes about "
+            f"{needed / 1e9:.1f} GB; {MEMORY_ADVICE}"
         )
 
 
 def check_placed(path: Path, providers: Sequence[str], placed: Iterable[tuple[str, str]]) -> None:
-    """providers: of the session that was opened; placed: provider and operator of every node. Raises BackendError if
-    anything but shapes would be computed on the host."""
+    """Raises BackendError if the host would compute anything but shapes. providers: of the session that was opened;
+    placed: provider and operator of every node."""
     if PROVIDER not in providers:
         raise BackendError(f"onnxruntime did not start {PROVIDER} for {path}: look at nvidia-smi, or {INSTALL}")
-    if left := sorted({operator for provider, operator in placed if provider != PROVIDER} - SHAPES):
+    if on_host := sorted({operator for provider, operator in placed if provider != PROVIDER} - SHAPES):
         raise BackendError(
-            f"{path}: onnxruntime has no CUDA kernels for {', '.join(left)}; export the bundle with --backend cuda"
+            f"{path}: onnxruntime has no CUDA kernels for {', '.join(on_host)}; export the bundle with --backend cuda"
         )

@@ -1,5 +1,5 @@
-"""Rows that stay in a device's memory, which ONNX Runtime allocates, copies and picks from: no other library is
-needed. `device` is "cuda", or "cpu" to run the very same code without a card."""
+"""Rows and caches in device memory, which ONNX Runtime allocates, copies and selects from, so that no other library is
+needed. `device` is "cuda", or "cpu" to run the same code without a GPU."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ import numpy.typing as npt
 
 from eagle_runtime.cache import Cache
 from eagle_runtime.session.ort import row_graphs
-from eagle_runtime.session.ort.session import CPU, Providers, open_graph, run_graph
+from eagle_runtime.session.ort.library import CPU, Providers, open_graph, run_graph
 from eagle_runtime.session.protocol import Array
 from eagle_runtime.tree import Int
 
 WORD = 4  # bytes; rows are moved in units of it
-SPARE = 3  # rows that may be wanted behind the last one, to fill a pass up to a multiple of four
+SPARE = 3  # rows after the last one, which may pad a forward pass to a multiple of four
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Memory seen as words. shape: the last dimension is the words of a row."""
+    """Memory as words. shape: its last dimension is the number of words in a row."""
 
     address: int
     shape: tuple[int, ...]
 
 
 class OrtMemory:
-    """One device, on which graphs allocate and copy. Freed when nothing that was allocated with it is left."""
+    """Allocates and copies on one device, by small graphs. Its memory is freed with the last value allocated in it."""
 
     def __init__(self, device: str = "cpu", providers: Providers = CPU) -> None:
         self.device = device
@@ -40,22 +40,22 @@ class OrtMemory:
         )
 
     def allocate(self, nbytes: int) -> Any:
-        """An OrtValue of `nbytes`, a multiple of WORD, all zero."""
+        """Returns an OrtValue of `nbytes` zero bytes, a multiple of WORD."""
         return self._run(self._allocate, {"shape": np.array([nbytes // WORD])})
 
     def pick(self, rows: Block, index: Int, to: Block | None = None) -> Any:
-        """Rows index [m] of a block, as a new OrtValue or written to another block."""
+        """Returns the rows index [m] of a block as a new OrtValue, or writes them to the block `to`."""
         return self._run(self._pick, {"index": index}, {"rows": rows}, self.device, to)
 
     def download(self, rows: Block) -> Array:
-        """A block on the host [rows, bytes of a row], as bytes."""
+        """Returns a copy of a block on the host: uint8 [rows, bytes of a row]."""
         host = np.empty((rows.shape[0], rows.shape[1] * WORD), np.uint8)
         to = Block(host.ctypes.data, rows.shape)
         self._run(self._pick, {"index": np.arange(rows.shape[0])}, {"rows": rows}, "cpu", to)
         return host
 
     def move(self, cache: Block, index: Int, start: int) -> None:
-        """cache [A, n, words]: in each of the A arrays copy rows index [m] to start.. ."""
+        """Copy the rows index [m] of each of the A arrays of cache [A, n, words] to rows start, start + 1, ..."""
         arrays = np.arange(cache.shape[0])[:, None]
         places = np.stack(np.broadcast_arrays(arrays, start + np.arange(len(index))), -1)
         self._run(self._move, {"index": index, "places": places}, {"cache": cache}, self.device, cache)
@@ -68,8 +68,8 @@ class OrtMemory:
         device: str | None = None,
         to: Block | None = None,
     ) -> Any:
-        """feeds: inputs on the host; blocks: on the device. to: where the output goes on `device`; without it ONNX
-        Runtime allocates one, which is returned."""
+        """Returns the output. feeds: inputs on the host; blocks: inputs on the device. to: where the output is written,
+        on `device`; None lets ONNX Runtime allocate it."""
         binding = graph.io_binding()
         host = {name: np.ascontiguousarray(value, np.int64) for name, value in feeds.items()}
         for name, value in host.items():
@@ -86,20 +86,20 @@ class OrtMemory:
 
 
 class OrtRows:
-    """Rows [n, width] on a device; see session.Rows. A slice shares memory with these, picked rows are a copy.
+    """Rows [n, width] on a device (protocol.Rows). A slice shares memory with these, rows of an index array are a copy.
 
-    spare: rows of finite numbers in the same memory right behind the last one."""
+    spare: number of rows after the last one, in the same memory, that hold finite numbers."""
 
     def __init__(
         self, memory: OrtMemory, value: Any, count: int, width: int, dtype: npt.DTypeLike, first: int, spare: int
     ) -> None:
-        """value: the OrtValue that holds the rows; first: where they start in it, in rows."""
+        """value: the OrtValue that holds the rows; first: index of the first one in it."""
         self._memory, self._value, self._first = memory, value, first
         self._count, self._width, self._dtype, self._spare = count, width, np.dtype(dtype), spare
 
     @property
     def address(self) -> int:
-        """Of the first row, on the device."""
+        """Address of the first row, on the device."""
         return int(self._value.data_ptr()) + self._first * self._width * self._dtype.itemsize
 
     def __len__(self) -> int:
@@ -115,7 +115,7 @@ class OrtRows:
         return OrtRows(self._memory, self._value, count, self._width, self._dtype, self._first + start, spare)
 
     def with_spare(self, spare: int) -> OrtRows:
-        """These rows, or a copy of them, with at least so many rows behind the last."""
+        """Returns these rows, or a copy of them, with at least `spare` rows after the last one."""
         return self if spare <= self._spare else self._picked(np.arange(self._count))
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
@@ -124,7 +124,8 @@ class OrtRows:
 
     @classmethod
     def joined(cls, parts: Sequence[OrtRows]) -> OrtRows:
-        """One part below the other. A single part is returned as it is: nobody writes to it."""
+        """Returns the parts, concatenated. A single part is returned as it is, since its memory is not written
+        again."""
         first, total = parts[0], sum(map(len, parts))
         if len(parts) == 1:
             return first
@@ -149,12 +150,12 @@ class OrtRows:
 
 
 def _with_spare(index: Int) -> Int:
-    """The last one SPARE times more: a copy of a row is a finite row too."""
+    """Returns the index with its last entry repeated SPARE times: copies of a row are finite too."""
     return np.concatenate([index, np.repeat(index[-1:], SPARE)])
 
 
 class OrtCache(Cache):
-    """Keys of layer i at 2i, values at 2i + 1, each of capacity + SPARE rows, one behind the other."""
+    """2 * layers arrays of capacity + SPARE rows each: keys of layer i at 2i, values at 2i + 1."""
 
     def __init__(
         self, memory: OrtMemory, layers: int, capacity: int, kv_heads: int, head_dim: int, dtype: npt.DTypeLike
@@ -166,13 +167,13 @@ class OrtCache(Cache):
         self._value: Any = memory.allocate(2 * layers * (capacity + SPARE) * self.row_bytes)
 
     @property
-    def heads(self) -> list[int]:
-        """Addresses of the first rows."""
+    def addresses(self) -> list[int]:
+        """Address of the first row of each array."""
         start = int(self._value.data_ptr())
         return [start + array * self._shape[1] * self.row_bytes for array in range(self._shape[0])]
 
     def gather(self, path: Int) -> None:
-        self._memory.move(Block(self.heads[0], self._shape), self.length + path, self.length)
+        self._memory.move(Block(self.addresses[0], self._shape), self.length + path, self.length)
 
     def close(self) -> None:
         """Free the rows."""

@@ -1,4 +1,4 @@
-"""A writer of small ONNX graphs: a few lines of protobuf take the place of a dependency on onnx."""
+"""Writes small ONNX graphs as bytes, without a dependency on the onnx package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ VALUE_NAME, VALUE_TYPE, TYPE_TENSOR, TENSOR_ELEMENT, TENSOR_SHAPE, SHAPE_DIM, DI
 
 
 def model(nodes: list[bytes], inputs: dict[str, tuple[int, int]], outputs: dict[str, tuple[int, int]]) -> bytes:
-    """inputs, outputs: name -> element type and number of dimensions, all of them symbolic."""
+    """Returns the bytes of an ONNX file. inputs, outputs: name -> element type and number of dimensions, all
+    symbolic."""
     graph = b"".join(_field(GRAPH_NODE, node) for node in nodes) + _field(GRAPH_NAME, b"rows")
     for number, values in ((GRAPH_INPUT, inputs), (GRAPH_OUTPUT, outputs)):
         graph += b"".join(_field(number, _value(name, *kind)) for name, kind in values.items())
@@ -22,6 +23,7 @@ def model(nodes: list[bytes], inputs: dict[str, tuple[int, int]], outputs: dict[
 
 
 def node(op: str, inputs: list[str], output: str, **attributes: int) -> bytes:
+    """Returns the bytes of one node; attributes are integers."""
     node = b"".join(_field(NODE_INPUT, name.encode()) for name in inputs)
     node += _field(NODE_OUTPUT, output.encode()) + _field(NODE_OP, op.encode())
     for name, value in attributes.items():
@@ -37,14 +39,14 @@ def _value(name: str, element: int, rank: int) -> bytes:
 
 
 def _field(number: int, value: int | bytes) -> bytes:
-    """A field of a protobuf message: a number, or a string or message of some length."""
+    """Returns a field of a protobuf message: a number, or a string or message with its length."""
     if isinstance(value, int):
         return _varint(number << 3) + _varint(value)
     return _varint(number << 3 | 2) + _varint(len(value)) + value
 
 
 def _varint(number: int) -> bytes:
-    """Seven bits per byte, the lowest first; the top bit says that more follow."""
+    """Returns a number as seven bits per byte, lowest first; the top bit says that more follow."""
     out = bytearray()
     while number > 127:
         out.append(number & 127 | 128)

@@ -1,5 +1,5 @@
-"""The three graphs that move rows about on a device, as ONNX files in bytes. Everything is moved as words of four
-bytes, whatever the rows hold."""
+"""The three ONNX graphs that allocate, select and move rows in device memory, as the bytes of ONNX files. Rows are
+moved as words of four bytes, whatever their type."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from eagle_runtime.session.ort.onnx_bytes import FLOAT, INT64, model, node
 
 
 def allocate() -> bytes:
-    """shape [1] int64 -> words: zeros of that shape, in memory that the engine allocates."""
+    """Returns a graph: shape [1] int64 -> words, zeros of that shape, in memory that the engine allocates."""
     return model([node("ConstantOfShape", ["shape"], "words")], {"shape": (INT64, 1)}, {"words": (FLOAT, 1)})
 
 
 def pick() -> bytes:
-    """rows [n, W], index [m] int64 -> picked [m, W]."""
+    """Returns a graph: rows [n, W], index [m] int64 -> picked [m, W]."""
     gather = node("Gather", ["rows", "index"], "picked", axis=0)
     return model([gather], {"rows": (FLOAT, 2), "index": (INT64, 1)}, {"picked": (FLOAT, 2)})
 
 
 def move() -> bytes:
-    """cache [A, n, W], index [m] int64, places [A, m, 2] int64 -> committed [A, n, W]: the cache with cache[:, index]
-    written at places. Bound to the address of the cache, committed changes it in place: all that is read is copied
-    first."""
+    """Returns a graph: cache [A, n, W], index [m] int64, places [A, m, 2] int64 -> committed [A, n, W], the cache with
+    cache[:, index] written at places. With committed bound to the address of the cache it works in place, since all
+    rows are read before one is written."""
     nodes = [
         node("Gather", ["cache", "index"], "picked", axis=1),
         node("ScatterND", ["cache", "places", "picked"], "committed"),

@@ -1,1 +1,1 @@
-"""TensorRT and TensorRT for RTX."""
+"""TensorRT for RTX and TensorRT, on NVIDIA GPUs."""

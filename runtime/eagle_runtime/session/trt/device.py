@@ -1,7 +1,8 @@
-"""Memory on a GPU, whatever the library that computes there: rows, caches, and the stream that orders all work.
+"""GPU memory (Device, Block), rows in it (DeviceRows) and the key/value cache (DeviceCache), whichever library
+computes.
 
-Everything is queued on one stream, so a copy sees what was queued before it, and memory may be used again as soon as
-its last use is queued.
+All work is queued on one stream and runs in that order. So a copy reads what was queued before it, and memory can be
+reused as soon as its last use is queued.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from eagle_runtime.session.trt.driver import Driver
 from eagle_runtime.session.trt.padding import PAST_STEP, round_up
 from eagle_runtime.tree import Int
 
-SLACK = 64  # rows behind a cache's capacity, for the padded rows of a pass
-SMALLEST = 1 << 12  # bytes; memory for rows comes in powers of two from here
+SLACK = 64  # rows after a cache's capacity, for the padding rows of a forward pass
+SMALLEST = 1 << 12  # bytes; blocks for rows have sizes of powers of two, at least this
 
 
 class Device:
-    """A GPU's memory and stream, shared by the sessions that hand each other rows. Freed when the last one closes."""
+    """A GPU's memory and stream, shared by the sessions that exchange rows, and freed when the last one closes."""
 
     def __init__(self, driver: Driver, users: int = 1) -> None:
         self.driver = driver
@@ -37,11 +38,11 @@ class Device:
 
     @property
     def open(self) -> bool:
-        """Whether a session still uses it."""
+        """Whether a session still uses the device."""
         return self._users > 0
 
     def reserve(self, nbytes: int) -> int:
-        """Memory for as long as the device is open, 256-byte aligned; address 0 for no bytes."""
+        """Returns the address of memory that lasts until the device closes, 256-byte aligned; 0 for no bytes."""
         if nbytes == 0:
             return 0
         address = self.driver.allocate(nbytes)
@@ -49,26 +50,26 @@ class Device:
         return address
 
     def reserve_host(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Page-locked bytes of the host for as long as the device is open."""
+        """Returns page-locked host memory that lasts until the device closes."""
         address = self.driver.allocate_host(nbytes)
         self._pinned.append(address)
         return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
 
     def take(self, nbytes: int) -> Block:
-        """Memory that is taken again, for whatever fits, once nothing refers to it any more."""
+        """Returns a block that is reused for other rows when its last reference is gone."""
         size = max(SMALLEST, 1 << (nbytes - 1).bit_length())
         spare = self._spare[size]
-        return Block(self, spare.pop() if spare else self.reserve(size), size, kept=True)
+        return Block(self, spare.pop() if spare else self.reserve(size), size, reused=True)
 
     def borrow(self, nbytes: int) -> Block:
-        """Memory that is freed once nothing refers to it any more."""
-        return Block(self, self.reserve(nbytes), nbytes, kept=False)
+        """Returns a block that is freed when its last reference is gone."""
+        return Block(self, self.reserve(nbytes), nbytes, reused=False)
 
     def give_back(self, block: Block) -> None:
-        """A block's end."""
+        """Keep the block's memory for reuse, or free it."""
         if not self.open:
             return
-        if block.kept:
+        if block.reused:
             self._spare[block.size].append(block.address)
             return
         self.wait()
@@ -76,11 +77,11 @@ class Device:
         self.driver.free(block.address)
 
     def wait(self) -> None:
-        """Until all that was queued is done."""
+        """Wait until all queued work is done."""
         self.driver.synchronize(self.stream)
 
     def release(self) -> None:
-        """One user less; the last one frees all memory."""
+        """Called by each session as it closes; the last call frees all memory."""
         self._users -= 1
         if self._users != 0:
             return
@@ -93,27 +94,27 @@ class Device:
 
 
 class Block:
-    """Device memory in use. kept: whether it goes to others afterwards instead of being freed."""
+    """Device memory in use. reused: whether it serves other rows afterwards instead of being freed."""
 
-    __slots__ = ("_device", "address", "kept", "size")
+    __slots__ = ("_device", "address", "reused", "size")
 
-    def __init__(self, device: Device, address: int, size: int, kept: bool) -> None:
+    def __init__(self, device: Device, address: int, size: int, reused: bool) -> None:
         self._device = device
         self.address = address
         self.size = size
-        self.kept = kept
+        self.reused = reused
 
     def __del__(self) -> None:
         self._device.give_back(self)
 
 
 class DeviceRows:
-    """Rows [n, width] on the device: session.Rows."""
+    """Rows [n, width] on the device (protocol.Rows)."""
 
     def __init__(
         self, device: Device, address: int, count: int, width: int, dtype: npt.DTypeLike, block: Block | None = None
     ) -> None:
-        """block: what the rows lie in and keep from being given back; None for memory that outlives them."""
+        """block: the memory that holds the rows, which they keep in use; None for memory that outlives them."""
         self.address = address
         self.dtype = np.dtype(dtype)
         self.row_bytes = width * self.dtype.itemsize
@@ -127,13 +128,13 @@ class DeviceRows:
 
     @property
     def nbytes(self) -> int:
-        """Of all rows together."""
+        """Bytes of all rows together."""
         return self._count * self.row_bytes
 
     def __getitem__(self, index: slice | Int, /) -> DeviceRows:
         if isinstance(index, slice):
             start, stop, step = index.indices(self._count)
-            assert step == 1, "rows side by side, or an array of indices"
+            assert step == 1, "a slice of adjacent rows, or an array of indices"
             count = max(0, stop - start)
             return DeviceRows(
                 self._device, self.address + start * self.row_bytes, count, self._width, self.dtype, self._block
@@ -158,25 +159,25 @@ class DeviceRows:
 
 
 def empty_rows(device: Device, count: int, width: int, dtype: npt.DTypeLike) -> DeviceRows:
-    """Rows with memory of their own, their content undefined."""
+    """Returns rows in newly taken memory, with undefined content."""
     block = device.take(max(1, count * width * np.dtype(dtype).itemsize))
     return DeviceRows(device, block.address, count, width, dtype, block)
 
 
 def joined_rows(device: Device, parts: Sequence[DeviceRows]) -> DeviceRows:
-    """The parts below each other, as a copy. All are of one width and type; there is at least one."""
+    """Returns a copy of the parts, concatenated: one or more, all of one width and type."""
     first = parts[0]
-    whole = empty_rows(device, sum(map(len, parts)), first.row_bytes // first.dtype.itemsize, first.dtype)
-    address = whole.address
+    joined = empty_rows(device, sum(map(len, parts)), first.row_bytes // first.dtype.itemsize, first.dtype)
+    address = joined.address
     for part in parts:
         if part.nbytes:
             device.driver.copy(address, part.address, part.nbytes, device.stream)
         address += part.nbytes
-    return whole
+    return joined
 
 
 def runs(index: Int) -> list[tuple[int, int, int]]:
-    """index [n] as runs of neighbours: (place in index, first row, rows)."""
+    """Returns index [n] as runs of consecutive rows: (position in index, first row, number of rows)."""
     starts = [0, *(np.flatnonzero(np.diff(index) != 1) + 1).tolist(), len(index)]
     return [(start, int(index[start]), stop - start) for start, stop in itertools.pairwise(starts) if start < stop]
 
@@ -184,36 +185,38 @@ def runs(index: Int) -> list[tuple[int, int, int]]:
 class DeviceCache(Cache):
     """Key/value rows on the device: [2 * layers, rows, row_bytes], keys of layer i at 2i, values at 2i + 1.
 
-    Behind `capacity` stand SLACK rows and what rounds the whole up to PAST_STEP. All are zero at first: a padded
-    pass reads rows that were never written, and what is not a number would spoil even what no row looks at."""
+    There are at least SLACK rows more than `capacity`, in all a multiple of PAST_STEP. All are zero at first: a padded
+    pass reads rows that were never written, and NaN there would spread even from masked columns (0 * NaN is NaN)."""
 
     def __init__(self, device: Device, layers: int, capacity: int, row_bytes: int) -> None:
         super().__init__(capacity)
-        self.halves = 2 * layers
+        self.arrays = 2 * layers
         self.row_bytes = row_bytes
-        self.pitch = cache_rows(capacity) * row_bytes  # bytes from one half to the next
+        self.pitch = cache_rows(capacity) * row_bytes  # bytes from one array to the next
         self._device = device
-        self._block = device.borrow(self.halves * self.pitch)
-        device.driver.clear(self._block.address, self.halves * self.pitch, device.stream)
+        self._block = device.borrow(self.arrays * self.pitch)
+        device.driver.clear(self._block.address, self.arrays * self.pitch, device.stream)
 
-    def address(self, half: int, row: int = 0) -> int:
-        """Where a row begins: of the keys of layer i for half 2i, of its values for 2i + 1."""
-        return self._block.address + half * self.pitch + row * self.row_bytes
+    def address(self, array: int, row: int = 0) -> int:
+        """Returns where a row of an array begins: 2i for the keys of layer i, 2i + 1 for its values."""
+        return self._block.address + array * self.pitch + row * self.row_bytes
 
     def append(self, source: int, pitch: int, count: int) -> None:
-        """Copy `count` rows of every half, which lie `pitch` bytes apart at `source`, behind the committed rows."""
+        """Copy `count` rows of every array to the places after the committed rows. source: address of the rows of the
+        first array; pitch: bytes from there to those of the next."""
         self._device.driver.copy_2d(
             self.address(0, self.length),
             self.pitch,
             source,
             pitch,
             count * self.row_bytes,
-            self.halves,
+            self.arrays,
             self._device.stream,
         )
 
     def gather(self, path: Int) -> None:
-        """One copy per moved row, of all layers; in order, since a row may lie where a later one goes."""
+        """One copy per moved row, for all layers, in ascending order, so that no row is overwritten before it is
+        read."""
         for place, row in enumerate(path.tolist()):
             if place != row:
                 self._device.driver.copy_2d(
@@ -222,16 +225,16 @@ class DeviceCache(Cache):
                     self.address(0, self.length + row),
                     self.pitch,
                     self.row_bytes,
-                    self.halves,
+                    self.arrays,
                     self._device.stream,
                 )
 
 
 def cache_rows(capacity: int) -> int:
-    """Rows that a cache of this capacity takes in memory."""
+    """Returns the number of rows in memory of a cache of this capacity."""
     return round_up(capacity + SLACK, PAST_STEP)
 
 
 def in_place(row_bytes: int) -> bool:
-    """Whether every row of a cache begins where TensorRT may write: rows of other sizes are copied in."""
+    """Returns whether every row of a cache begins where TensorRT can write. Rows of other sizes are copied in."""
     return row_bytes % ALIGNMENT == 0

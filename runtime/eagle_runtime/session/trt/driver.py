@@ -1,74 +1,63 @@
-"""The GPU through NVIDIA's driver (cuda-bindings): memory, copies, one stream, graphs. The only file that imports cuda.
+"""CUDA calls on the first GPU: memory, copies, one stream, graphs. The only file that imports cuda (cuda-bindings).
 
-Addresses, streams and graphs are plain integers. Copies and launches are queued on a stream and return at once;
-`synchronize` waits for them. Every failure is a BackendError.
+Addresses, streams and graphs are integers. Copies and launches are queued on a stream and return at once; `synchronize`
+waits for them. Every failure raises a BackendError.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from eagle_runtime.errors import BackendError
+from eagle_runtime.machine.nvidia import DeviceInfo, cuda_version
 
-OLDEST_DRIVER = {12: "525", 13: "580"}  # CUDA major version -> the first driver release that serves it
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceInfo:
-    """The GPU that work goes to. compute_capability: such as "8.9". driver: the newest CUDA version that the driver
-    serves, such as "13.0". free, total: bytes of its memory."""
-
-    name: str
-    compute_capability: str
-    driver: str
-    free: int
-    total: int
+OLDEST_DRIVER = {12: "525", 13: "580"}  # CUDA major version -> the first driver release that supports it
 
 
 class Driver(Protocol):
-    """What sessions ask of a GPU."""
+    """The GPU operations that sessions need."""
 
     def describe(self) -> DeviceInfo: ...
 
     def allocate(self, nbytes: int) -> int:
-        """Device memory, 256-byte aligned, its content undefined."""
+        """Returns the address of device memory, 256-byte aligned, with undefined content."""
 
     def free(self, address: int) -> None: ...
 
     def allocate_host(self, nbytes: int) -> int:
-        """Page-locked memory of the host, which the GPU copies from and to by itself."""
+        """Returns the address of page-locked host memory, which the GPU can copy from and to directly."""
 
     def free_host(self, address: int) -> None: ...
 
     def create_stream(self) -> int:
-        """A stream that does not wait for the default one."""
+        """Returns a stream that does not wait for the default stream."""
 
     def destroy_stream(self, stream: int) -> None: ...
 
     def synchronize(self, stream: int) -> None:
-        """Wait until all that was queued is done."""
+        """Wait until all queued work is done."""
 
     def upload(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """From the host; the source must stay as it is until the stream is synchronised."""
+        """Copy from the host. The source must not change until the stream is synchronised."""
 
     def download(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """To the host; the target is valid once the stream is synchronised."""
+        """Copy to the host. The target is valid once the stream is synchronised."""
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Inside the device; target and source do not overlap."""
+        """Copy inside the device. Target and source must not overlap."""
 
     def copy_2d(
         self, target: int, target_pitch: int, source: int, source_pitch: int, width: int, height: int, stream: int
     ) -> None:
-        """Inside the device: `height` pieces of `width` bytes, whose beginnings lie the pitches apart."""
+        """Copy inside the device `height` pieces of `width` bytes, which begin a pitch apart."""
 
     def clear(self, target: int, nbytes: int, stream: int) -> None:
         """Fill with zero bytes."""
 
     def capture(self, stream: int, queue: Callable[[], bool]) -> int | None:
-        """What `queue` puts on the stream, as a graph instead of running it; None if it cannot be captured."""
+        """Record the work that `queue` puts on the stream instead of running it. Returns the graph, or None if it
+        cannot be captured."""
 
     def launch(self, graph: int, stream: int) -> None: ...
 
@@ -76,15 +65,15 @@ class Driver(Protocol):
 
 
 def describe() -> DeviceInfo:
-    """The first GPU. Raises BackendError with the one reason why there is none to use."""
+    """Returns the first GPU as CUDA describes it. Raises BackendError saying why none can be used."""
     return CudaDriver().describe()
 
 
 class CudaDriver:
-    """The first GPU that CUDA_VISIBLE_DEVICES leaves."""
+    """The driver of the first GPU that CUDA_VISIBLE_DEVICES leaves."""
 
     def __init__(self) -> None:
-        """Raises BackendError if there is no driver, GPU, or cuda-bindings."""
+        """Raises BackendError if the driver, a GPU or cuda-bindings is missing."""
         try:
             from cuda.bindings import runtime
         except ImportError as error:
@@ -104,15 +93,15 @@ class CudaDriver:
         return DeviceInfo(
             name=bytes(properties.name).split(b"\0")[0].decode(errors="replace"),
             compute_capability=f"{properties.major}.{properties.minor}",
-            driver=_version(self._answer("cudaDriverGetVersion")),
-            free=int(free),
+            cuda=cuda_version(self._answer("cudaDriverGetVersion")),
             total=int(total),
+            free=int(free),
         )
 
     def allocate(self, nbytes: int) -> int:
         error, address = self._cuda.cudaMalloc(nbytes)
         if error == self._cuda.cudaError_t.cudaErrorMemoryAllocation:
-            self._cuda.cudaGetLastError()  # or the next call reports it once more
+            self._cuda.cudaGetLastError()  # or the next call would report the error again
             free, total = self._call("cudaMemGetInfo")
             raise out_of_memory(nbytes, int(free), int(total))
         self._check("cudaMalloc", error)
@@ -183,7 +172,7 @@ class CudaDriver:
         self._call("cudaGraphExecDestroy", self._graphs.pop(graph))
 
     def _answer(self, name: str, *arguments: Any) -> Any:
-        """Of a call with one result."""
+        """Returns the result of a call that has one."""
         return self._call(name, *arguments)[0]
 
     def _call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
@@ -202,32 +191,28 @@ class CudaDriver:
             _, needed = self._cuda.cudaRuntimeGetVersion()
             raise no_driver(int(driver), int(needed))
         _, text = self._cuda.cudaGetErrorString(error)
-        says = text.decode(errors="replace")
-        raise BackendError(f"the GPU failed in {name} ({says}); start again, and look at nvidia-smi if it stays so")
+        reason = text.decode(errors="replace")
+        raise BackendError(f"the GPU failed in {name} ({reason}); start again, and look at nvidia-smi if it stays so")
 
 
 _NO_GPU = "the NVIDIA driver sees no GPU; look at nvidia-smi and CUDA_VISIBLE_DEVICES"
 
 
-def no_driver(found: int, needed: int) -> BackendError:
-    """found, needed: CUDA versions as the driver counts them (13000 is 13.0), 0 for no driver. A driver serves every
-    minor version of the majors it knows."""
+def no_driver(served: int, needed: int) -> BackendError:
+    """Returns the error for a missing or old driver. served, needed: CUDA versions as the driver counts them (13000 is
+    13.0); served is 0 where no driver is installed. A driver serves every minor version of the majors it knows."""
     major = needed // 1000
     release = OLDEST_DRIVER.get(major)
     hint = f"install driver {release} or newer" if release else f"install a driver for CUDA {major}"
-    if found == 0:
+    if served == 0:
         return BackendError(f"no NVIDIA driver is installed; {hint}")
-    return BackendError(f"the NVIDIA driver serves CUDA up to {_version(found)}, but {major}.0 is needed; {hint}")
+    return BackendError(f"the NVIDIA driver serves CUDA up to {cuda_version(served)}, but {major}.0 is needed; {hint}")
 
 
 def out_of_memory(needed: int, free: int, total: int) -> BackendError:
-    """Bytes: what was asked for, what is left, what the GPU has."""
+    """Returns the error for memory that does not suffice. needed, free, total: bytes."""
     return BackendError(
         f"the GPU's memory is full: {needed / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB of {total / 1e9:.2f} GB are "
         "free; lower --context, use an int8 or int4 bundle, build its engines with --weight-streaming, or end the "
         "process that holds the rest"
     )
-
-
-def _version(number: int) -> str:
-    return f"{number // 1000}.{number % 1000 // 10}"

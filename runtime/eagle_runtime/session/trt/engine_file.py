@@ -20,7 +20,7 @@ from eagle_runtime.bundle.manifest import Manifest
 from eagle_runtime.bundle.typed_json import from_json
 from eagle_runtime.errors import BackendError, BundleError
 from eagle_runtime.files import SIDECAR_BYTES, file_sha256, inside, read_json
-from eagle_runtime.session.trt.driver import DeviceInfo
+from eagle_runtime.machine.nvidia import DeviceInfo
 from eagle_runtime.session.trt.padding import PAST_STEP, round_up
 
 ENGINES = "engines"  # folder inside a bundle

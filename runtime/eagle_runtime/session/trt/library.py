@@ -1,6 +1,6 @@
-"""TensorRT for RTX and TensorRT: two libraries with one API, and what they say while they work.
+"""Loads TensorRT for RTX or TensorRT, two libraries with one API, and collects the messages they log.
 
-The only file that imports either of them; whatever uses one is handed the module.
+The only file that imports either; other code gets the module as an argument `trt`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ LIBRARIES = ("tensorrt-rtx", "tensorrt")
 
 @dataclass(slots=True)
 class Messages:
-    """What a library said. errors: in order. layers: the lists of compiled kernels, which a verbose build logs.
+    """Messages of a library. errors: in order. layers: the lists of compiled kernels, which a verbose build logs.
 
-    logger, recorder: the objects that the library talks to; they must outlive whatever was given them."""
+    logger, recorder: the library's objects that receive them; they must outlive every object that they are given to."""
 
     logger: Any = None
     recorder: Any = None
@@ -26,12 +26,12 @@ class Messages:
 
     @property
     def cause(self) -> str:
-        """The first error, which the others follow from, in one line."""
+        """The first line of the first error, which usually causes the others."""
         return self.errors[0].strip().splitlines()[0][:300] if self.errors else "it gives no reason"
 
 
 def load_library(library: str) -> Any:
-    """The module of "tensorrt-rtx" or "tensorrt". Raises BackendError."""
+    """Returns the module of "tensorrt-rtx" or "tensorrt". Raises BackendError."""
     assert library in LIBRARIES, library
     try:
         if library == "tensorrt-rtx":
@@ -40,13 +40,13 @@ def load_library(library: str) -> Any:
             import tensorrt as trt
     except ModuleNotFoundError:
         raise BackendError(f"{library} is not installed; pip install 'eagle-edge[{library}]'") from None
-    except (ImportError, OSError) as error:  # a shared library is missing or of another version
+    except (ImportError, OSError) as error:  # a shared library is missing or has another version
         raise BackendError(f"{library} does not load ({error}); pip install 'eagle-edge[{library}]' again") from None
     return trt
 
 
 def listen(trt: Any) -> Messages:
-    """Messages whose logger and error recorder belong to this library."""
+    """Returns Messages with a logger and an error recorder of this library."""
     messages = Messages()
 
     class Logger(trt.ILogger):  # type: ignore[misc]
@@ -67,7 +67,7 @@ def listen(trt: Any) -> Messages:
         def report_error(self, code: Any, description: str) -> bool:
             self.reports.append((code, description))
             messages.errors.append(description)
-            return True  # fatal: the call that failed ends, and its caller asks for the cause
+            return True  # fatal: the failing call ends, and its caller reads the cause
 
         def num_errors(self) -> int:
             return len(self.reports)

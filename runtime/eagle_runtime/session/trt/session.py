@@ -64,8 +64,8 @@ def start_sessions(
         parts.append(_Part(manifest.head.graph, engines.draft, context + head_scratch, streamed=False))
     buffers = sum(part.buffer_bytes for part in parts)
     resident = sum(part.engine.size for part in parts if not part.streamed)
-    if info.free < buffers + resident:
-        raise out_of_memory(buffers + resident, info.free, info.total)
+    if info.available < buffers + resident:
+        raise out_of_memory(buffers + resident, info.available, info.total)
     messages = listen(trt)
     runtime = trt.Runtime(messages.logger)
     runtime.error_recorder = messages.recorder
@@ -78,7 +78,7 @@ def start_sessions(
         working = max(execution.scratch_bytes for execution in executions)
         for part, execution in zip(parts, executions, strict=True):
             if part.streamed:
-                execution.keep_on_gpu(info.free - buffers - resident - working - MARGIN)
+                execution.keep_on_gpu(info.available - buffers - resident - working - MARGIN)
         nbytes = max(execution.scratch_bytes for execution in executions)
         scratch = device.reserve(nbytes)  # one for both: they never run at once
         sessions = []
@@ -117,26 +117,10 @@ class _Part:
     @property
     def buffer_bytes(self) -> int:
         """GPU memory for the cache and the largest pass's inputs and outputs."""
-        layout = _Layout(self.graph)
-        largest = _most(self.engine)
-        tensors = [*self.graph.inputs.items(), *self.graph.outputs.items()]
-        passing = [spec for name, spec in tensors if not name.startswith("past_key_values.")]
-        cache = layout.halves * cache_rows(self.capacity) * layout.row_bytes
-        return cache + sum(_nbytes(spec, largest) for spec in passing)
-
-
-class _Layout:
-    """Key/value rows of a graph. names: of its past and its new rows, by half: keys of layer i at 2i, values at
-    2i + 1."""
-
-    def __init__(self, graph: GraphSpec) -> None:
-        parts = [f"{layer}.{part}" for layer in range(len(graph.inputs)) for part in ("key", "value")]
-        parts = [part for part in parts if f"past_key_values.{part}" in graph.inputs]
-        self.past = [f"past_key_values.{part}" for part in parts]
-        self.new = [f"present.{part}" for part in parts]
-        self.halves = len(parts)
-        first = graph.inputs[self.past[0]]
-        self.row_bytes = math.prod(int(size) for size in first.shape[2:]) * np.dtype(first.dtype).itemsize
+        graph, largest = self.graph, _most(self.engine)
+        buffers = [spec for name, spec in {**graph.inputs, **graph.outputs}.items() if name not in graph.past]
+        cache = len(graph.past) * cache_rows(self.capacity) * graph.kv_row_bytes
+        return cache + sum(_nbytes(spec, largest) for spec in buffers)
 
 
 class TensorRTSession:
@@ -149,11 +133,11 @@ class TensorRTSession:
         self._device = device
         self._execution: Execution | None = execution
         self._past_step = past_step
-        self._layout = _Layout(graph)
-        self.inputs: Mapping[str, TensorSpec] = {n: s for n, s in graph.inputs.items() if n not in self._layout.past}
-        self.outputs: Mapping[str, TensorSpec] = {n: s for n, s in graph.outputs.items() if n not in self._layout.new}
+        self._past_names, self._new_names, self._row_bytes = graph.past, graph.present, graph.kv_row_bytes
+        self.inputs: Mapping[str, TensorSpec] = {n: s for n, s in graph.inputs.items() if n not in self._past_names}
+        self.outputs: Mapping[str, TensorSpec] = {n: s for n, s in graph.outputs.items() if n not in self._new_names}
         largest = _most(engine)
-        self._in_place = past_step == 1 and in_place(self._layout.row_bytes)
+        self._in_place = past_step == 1 and in_place(self._row_bytes)
         self._feeds = _Feeds(device, {n: s for n, s in self.inputs.items() if n != "features"}, largest)
         self._places = {n: device.reserve(_nbytes(s, largest)) for n, s in self.outputs.items()}
         self._host = {n: device.reserve_host(_nbytes(s, largest)) for n, s in self.outputs.items() if n not in KEPT}
@@ -164,14 +148,14 @@ class TensorRTSession:
             # A padded row reads what stands here; it may be anything that is a number.
             device.driver.clear(self._features, nbytes, device.stream)
         if not self._in_place:
-            self._new_pitch = round_up(largest["T"] * self._layout.row_bytes, ALIGNMENT)
-            self._new = device.reserve(self._layout.halves * self._new_pitch)
-            addresses |= {name: self._new + half * self._new_pitch for half, name in enumerate(self._layout.new)}
+            self._new_pitch = round_up(largest["T"] * self._row_bytes, ALIGNMENT)
+            self._new = device.reserve(len(self._new_names) * self._new_pitch)
+            addresses |= {name: self._new + half * self._new_pitch for half, name in enumerate(self._new_names)}
         for name, address in addresses.items():
             execution.bind(name, address)
 
     def new_cache(self, capacity: int) -> DeviceCache:
-        return DeviceCache(self._device, self._layout.halves // 2, capacity, self._layout.row_bytes)
+        return DeviceCache(self._device, len(self._past_names) // 2, capacity, self._row_bytes)
 
     def run(self, feeds: Mapping[str, Any], cache: DeviceCache) -> dict[str, Any]:
         execution = self._execution
@@ -184,10 +168,10 @@ class TensorRTSession:
         self._feeds.upload(feeds, cache.length, shape)
         if "features" in feeds:
             self._take_features(feeds["features"])
-        for half, name in enumerate(self._layout.past):
+        for half, name in enumerate(self._past_names):
             execution.bind(name, cache.address(half))
         if self._in_place:
-            for half, name in enumerate(self._layout.new):
+            for half, name in enumerate(self._new_names):
                 execution.bind(name, cache.address(half, cache.length))
         execution.run(shape)
         if not self._in_place:

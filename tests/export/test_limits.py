@@ -1,7 +1,7 @@
-"""Exports that follow their source less closely than their precision should: refused, or accepted and marked.
+"""Bundles outside the limits of their precision: the export refuses them, or marks them if they are accepted.
 
-The checkpoint is hard to quantise for the reason that real ones are: a few channels of a layer's input are far larger
-than all others, which costs nothing in floats."""
+The checkpoint here is hard to quantise for the usual reason: a few channels of a layer's input are far larger than all
+others, which costs nothing in floats."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import json
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,45 +19,32 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from conftest import GOLDEN, HEADS
-from eagle_calib.calibration import read_calibration
-from eagle_calib.cli import main as calib_main
 from eagle_export import certificate as module
-from eagle_export.blame import Layer, LayerError, layer_errors, layers_of, worst_layers
 from eagle_export.bundle import export
-from eagle_export.certificate import continuations
 from eagle_export.cli import BACKENDS, PRECISIONS, main
 from eagle_export.errors import ExportError
-from eagle_export.gate import LIMITS, Demand, FidelityError, accepting, demanded, refusal, what_to_try
-from eagle_export.pair import build_graphs, open_pair
-from eagle_export.recipes import RECIPES
-from eagle_export.recipes.smooth import smooth
-from eagle_export.weights import save
+from eagle_export.limits import (
+    LIMITS,
+    Advice,
+    FidelityError,
+    RequiredFidelity,
+    accepting,
+    refusal,
+    required_fidelity,
+    what_to_try,
+)
+from eagle_export.recipes.plan import RECIPES
 from eagle_runtime import EagleModel, FidelityWarning
 from eagle_runtime.bundle.manifest import Certificate, Limits, read_manifest
 from eagle_runtime.cli import main as run_main
 from eagle_tools.doctor import main as doctor_main
+from export_workplace import LAYERS, make_target
 
-LAYERS = 2
 DOWN, LM_HEAD = "model.layers.1.mlp.down_proj.weight", "lm_head.weight"
-PROMPT = [5, 17, 3, 60, 8, 101, 44]
-
-
-def make_target(folder: Path, change: Callable[[dict[str, Tensor]], object] = lambda tensors: None) -> Path:
-    """The golden target cut to LAYERS layers, its tensors changed, with a tokenizer."""
-    folder.mkdir()
-    config = {**json.loads((GOLDEN / "target/config.json").read_text()), "num_hidden_layers": LAYERS}
-    (folder / "config.json").write_text(json.dumps(config))
-    stored = load_file(GOLDEN / "target/model.safetensors")
-    layer = re.compile(r"\.layers\.(\d+)\.")
-    tensors = {n: t.clone() for n, t in stored.items() if (found := layer.search(n)) is None or int(found[1]) < LAYERS}
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    shutil.copyfile(GOLDEN / "byte_tokenizer.json", folder / "tokenizer.json")
-    return folder
 
 
 def outlier(tensors: dict[str, Tensor]) -> None:
-    """In what the LM head reads, though it makes nothing of it."""
+    """Enlarges two channels that the LM head reads; their weights are zero, so the logits stay the same."""
     for channel in (7, 40):
         tensors["model.norm.weight"][channel] *= 300
         tensors[LM_HEAD][:, channel] = 0
@@ -76,8 +61,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def refused(hard: Path, plain: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What is said of the hard target in int8; an older bundle stands where it should go, and stays."""
+def refused(hard: Path, plain: Path, tmp_path_factory: pytest.TempPathFactory) -> FidelityError:
+    """The error of exporting the hard target in int8. The older bundle at the destination must stay."""
     bundle = tmp_path_factory.mktemp("gate") / "bundle"
     export(plain, None, bundle, certify=False)
 
@@ -88,29 +73,37 @@ def refused(hard: Path, plain: Path, tmp_path_factory: pytest.TempPathFactory) -
     with pytest.raises(FidelityError) as caught:
         export(hard, None, bundle, precision="int8")
     assert len(before) > 4 and snapshot() == before
-    return str(caught.value)
+    return caught.value
 
 
-def test_the_sentence_says_what_is_wrong_and_what_to_try(refused: str) -> None:
-    assert "\n" not in refused
-    found = re.fullmatch(
+def test_the_sentence_says_what_is_wrong_and_what_to_try(refused: FidelityError) -> None:
+    sentence = refused.with_options
+    assert "\n" not in sentence
+    match = re.fullmatch(
         r"the bundle follows its source less closely than int8 should: "
         r"agreement ([\d.]+) % \(82 % or more\), KL ([\d.]+) \(0\.04 or less\); "
         r"worst layers: lm_head\.weight \(output off by ([\d.]+) %, KL from ([\d.]+) to ([\de.-]+) if exact\).*; "
         r"try --keep lm_head\.weight; or try --precision int8-weight; or accept it with (--.*)",
-        refused,
+        sentence,
     )
-    assert found is not None, refused
-    kl, error, whole, exact = map(float, found.groups()[1:5])
-    assert kl > 0.04 and error > 2 and whole > 0.04
-    assert exact < 0.01 < whole / 5, "the layer was not found out"
+    assert match is not None, sentence
+    kl, error, unchanged, exact = map(float, match.groups()[1:5])
+    assert kl > 0.04 and error > 2 and unchanged > 0.04
+    assert exact < 0.01 < unchanged / 5, "the layer was not identified"
+
+
+def test_the_library_names_parameters_and_no_options(refused: FidelityError) -> None:
+    ways = "try keep=['lm_head.weight']; or try precision='int8-weight'; or accept it with "
+    assert ways in str(refused)
+    assert "--" not in str(refused)
+    assert Advice("try", {"keep": ["a", "b"]}).as_options == "try --keep a --keep b"
 
 
 def test_a_bundle_that_was_accepted_is_marked(
-    refused: str, hard: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    refused: FidelityError, hard: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the very options that the refusal names."""
-    bundle, flags = tmp_path / "bundle", refused.rpartition("accept it with ")[2].split()
+    """Accepted with the options that the refusal names."""
+    bundle, flags = tmp_path / "bundle", refused.with_options.rpartition("accept it with ")[2].split()
     assert main([str(hard), "-o", str(bundle), "-p", "int8", *flags, "--json"]) == 0
     out, err = capsys.readouterr()
     report = json.loads(out)["certificate"]
@@ -121,11 +114,15 @@ def test_a_bundle_that_was_accepted_is_marked(
 
     with pytest.warns(FidelityWarning, match=f"^{re.escape(str(bundle))}: it follows its source less closely") as seen:
         EagleModel.load(bundle, threads=1).close()
-    assert len(seen) == 1 and Path(seen[0].filename).name == "test_gate.py", "not told of the line that loads it"
+    assert len(seen) == 1 and Path(seen[0].filename).name == Path(__file__).name, (
+        "it does not name the line that loads it"
+    )
     assert run_main([str(bundle), "--prompt", "one two", "--max-new-tokens", "2", "--threads", "1"]) == 0
-    (said, _figures) = capsys.readouterr().err.splitlines()
-    assert said.startswith(f"eagle-run: warning: {bundle}: it follows its source less closely than int8 should: agree")
-    assert said.endswith("; this was accepted when it was exported")
+    (warning, _figures) = capsys.readouterr().err.splitlines()
+    assert warning.startswith(
+        f"eagle-run: warning: {bundle}: it follows its source less closely than int8 should: agree"
+    )
+    assert warning.endswith("; this was accepted when it was exported")
 
     assert doctor_main([str(bundle), "--backend", "cpu"]) == 0
     out, err = capsys.readouterr()
@@ -137,17 +134,17 @@ def test_a_bundle_that_was_accepted_is_marked(
 
 
 def test_the_precisions_that_are_named_lead_to_a_bundle(
-    refused: str, hard: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    refused: FidelityError, hard: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """int8-weight may be refused too; what is named then is fp32."""
-    bundle, said, tried = tmp_path / "b", refused, ["int8"]
+    """int8-weight may be refused too; its error then names fp32."""
+    bundle, error, tried = tmp_path / "b", refused.with_options, ["int8"]
     while not bundle.exists():
-        tried += re.findall(r"try --precision ([\w-]+)", said)
+        tried += re.findall(r"try --precision ([\w-]+)", error)
         assert len(tried) == len(set(tried)) <= 3
         status = main([str(hard), "-o", str(bundle), "-p", tried[-1]])
-        out, said = capsys.readouterr()
+        out, error = capsys.readouterr()
         assert status == (0 if bundle.exists() else 2)
-    assert said == "" and re.search(r"; agreement with the source \d+\.\d %, KL 0\.0\d+, tau ", out)
+    assert error == "" and re.search(r"; agreement with the source \d+\.\d %, KL 0\.0\d+, tau ", out)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         EagleModel.load(bundle, threads=1).close()
@@ -157,7 +154,7 @@ def test_the_precisions_that_are_named_lead_to_a_bundle(
 
 
 def test_a_layer_that_is_kept_wide_is_exact(hard: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As the refusal advises. Drafts change nothing, also beside a layer whose sums are floats."""
+    """Kept as the refusal advises. Drafts change no output next to a layer whose sums are floats either."""
     assert main([str(hard), "-o", str(tmp_path / "b"), "-p", "int8", "--keep", LM_HEAD]) == 0
     manifest = read_manifest(tmp_path / "b")
     certificate, graph = manifest.certificate, manifest.target.graph
@@ -199,7 +196,11 @@ def test_more_may_be_asked_for_than_is_usual(plain: Path, tmp_path: Path, capsys
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and list(tmp_path.iterdir()) == []
     assert err.startswith("eagle-export: the bundle follows its source less closely than was asked for: agreement ")
-    assert "(1e-09 or less)" in err and "with --calibration; or" in err and "--min-agreement" not in err
+    assert (
+        "(1e-09 or less)" in err
+        and "give the folder that eagle-calib wrote as calibration; or" in err
+        and "--min-agreement" not in err
+    )
 
 
 def test_what_cannot_be_compared_cannot_be_held_to_figures(
@@ -221,7 +222,7 @@ def test_a_bundle_whose_logits_are_not_finite_is_refused(tmp_path: Path, capsys:
     target = make_target(tmp_path / "target", overflow)
     options = ["--max-kl", "1000", "--min-agreement", "0"]
     assert main([str(target), "-o", str(tmp_path / "b"), "-p", "fp16", *options]) == 2
-    assert "in fp16 the bundle's logits are not finite; use a wider --precision" in capsys.readouterr().err
+    assert "in fp16 the bundle's logits are not finite; use a wider precision" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["target"]
 
 
@@ -247,110 +248,19 @@ def test_figures_that_cannot_be(
     assert list(tmp_path.iterdir()) == []
 
 
-def blamed(bundle: Path, layers: Sequence[Layer], source: Path, everything: bool = False) -> list[LayerError]:
-    (said,) = continuations(source, [PROMPT], (), 12)
-    graph = read_manifest(bundle).target.graph
-    compare = layer_errors if everything else worst_layers
-    return compare(bundle / graph.file, graph, layers, [*PROMPT, *said.tokens[:-1]], said.logits)
-
-
-@pytest.mark.parametrize(
-    ("name", "precision", "backend"),
-    [
-        (DOWN, "fp32", "cpu"),
-        ("model.layers.0.self_attn.q_proj.weight", "int8", "cpu"),
-        (LM_HEAD, "int4", "cuda"),
-        ("model.layers.0.mlp.up_proj.weight", "int8-weight", "tensorrt"),
-    ],
-)
-def test_a_layer_that_is_wrong_is_named_first(
-    name: str, precision: str, backend: str, plain: Path, tmp_path: Path
-) -> None:
-    """The bundle is made of a checkpoint in which this weight's channels stand in another order."""
-
-    def shuffle(tensors: dict[str, Tensor]) -> None:
-        tensors[name] = tensors[name].roll(3, 1).contiguous()
-
-    wrong = make_target(tmp_path / "wrong", shuffle)
-    export(wrong, None, tmp_path / "b", precision=precision, backend=backend, certify=False)
-    traced = "fp32" if backend == "cpu" else "fp16"
-    layers = layers_of(build_graphs(open_pair(plain, None), traced, 1)["target"])
-    assert len(layers) == 7 * LAYERS + 1 and [layer.name for layer in layers if layer.is_lm_head] == [LM_HEAD]
-    first, *others = blamed(tmp_path / "b", layers, plain)
-    assert first.layer.name == name and first.says.startswith(f"{name} (output off by ")
-    assert first.error > 0.5 > max([0.0, *(each.error for each in others)])
-    assert first.exact < first.kl / 4
-    if precision == "fp32":
-        assert first.exact < 1e-9 and others == [], "nothing else is wrong"
-
-
-def test_layers_that_are_wrong_together_are_both_named(plain: Path, tmp_path: Path) -> None:
-    names = {DOWN, LM_HEAD}
-
-    def shuffle(tensors: dict[str, Tensor]) -> None:
-        for name in names:
-            tensors[name] = tensors[name].roll(3, 1).contiguous()
-
-    wrong = make_target(tmp_path / "wrong", shuffle)
-    export(wrong, None, tmp_path / "b", certify=False)
-    layers = layers_of(build_graphs(open_pair(plain, None), "fp32", 1)["target"])
-    found = blamed(tmp_path / "b", layers, plain)
-    assert {each.layer.name for each in found[:2]} == names
-
-
-def test_layers_that_were_scaled_are_not_taken_for_wrong(plain: Path, tmp_path: Path) -> None:
-    """Smoothing moves factors from a layer's input into its weight, and from the values' projection into the output's:
-    what a layer is held against is the weight as it was scaled."""
-    export(plain, None, tmp_path / "fp32", certify=False)
-    assert calib_main([str(tmp_path / "fp32"), "-o", str(tmp_path / "c"), "--threads", "1", "--max-tokens", "200"]) == 0
-    graph = build_graphs(open_pair(plain, None), "fp32", 1)["target"]
-    layers = layers_of(graph)
-    stored = {layer.name: layer.read() for layer in layers}
-    # As if uneven channels were all that costs anything, so that every layer that can be is smoothed.
-    factors = smooth(
-        graph, read_calibration(tmp_path / "c").target, lambda x, weight: x @ weight + np.abs(x).max(0).std()
-    )
-    parts = {name.rpartition("_proj")[0].rpartition(".")[2] for name in factors}
-    assert parts == {"q", "k", "v", "o", "gate", "up"}
-    assert {layer.name for layer in layers if not np.array_equal(layer.read(), stored[layer.name])} == set(factors)
-    for file in (tmp_path / "fp32/target").iterdir():
-        file.unlink()
-    save(graph, tmp_path / "fp32/target/model.onnx", lambda size: None)
-    found = blamed(tmp_path / "fp32", layers, plain, everything=True)
-    assert len(found) == len(layers) and max(each.error for each in found) < 1e-5
-
-
-def test_an_exact_layer_is_what_keeping_it_would_bring(plain: Path, tmp_path: Path) -> None:
-    """Of a bundle in which one layer is wrong, and of the one in which it is right."""
-
-    def shuffle(tensors: dict[str, Tensor]) -> None:
-        tensors[DOWN] = tensors[DOWN].roll(3, 1).contiguous()
-
-    target = make_target(tmp_path / "wrong", shuffle)
-    layers = layers_of(build_graphs(open_pair(plain, None), "fp32", 1)["target"])
-    found = {}
-    for folder, source in (("b", target), ("good", plain)):
-        export(source, None, tmp_path / folder, precision="int8-weight", certify=False)
-        found[folder] = blamed(tmp_path / folder, layers, plain)
-    by_name = {each.layer.name: each for each in found["good"]}
-    wrong, right = found["b"][0], found["good"][0]
-    assert wrong.layer.name == DOWN and wrong.exact == pytest.approx(right.kl, rel=0.5) and wrong.kl > 10 * right.kl
-    assert all(each.exact <= each.kl for each in by_name.values())
-
-
 def test_every_precision_has_limits_and_ways_out_that_exist() -> None:
     assert set(LIMITS) == set(PRECISIONS) and set(RECIPES) == set(BACKENDS)
     for backend, recipes in RECIPES.items():
         for precision in recipes:
             for calibrated in (False, True):
-                ways = what_to_try(demanded(backend, precision, None, None, calibrated=calibrated))
-                named = [way.removeprefix("try --precision ") for way in ways if "--precision" in way]
+                ways = what_to_try(required_fidelity(backend, precision, None, None, calibrated=calibrated))
+                named = [str(way.settings["precision"]) for way in ways if "precision" in way.settings]
                 widest = precision == "fp32" or (precision, "fp32" in recipes) == ("fp16", False)
                 assert len(named) == (0 if widest else 1), (backend, precision)
                 for name in named:
                     assert calibrated or not recipes[name].calibrated
                     assert LIMITS[name].kl <= LIMITS[precision].kl and name != precision
-                assert any("--calibration" in way for way in ways) == (precision == "int4" and not calibrated)
+                assert any("calibration" in way.verb for way in ways) == (precision == "int4" and not calibrated)
 
 
 figures = st.floats(0, 1), st.floats(0, 1e6), st.floats(0, 1), st.floats(0, 1e6)
@@ -361,17 +271,17 @@ def test_the_options_that_are_named_accept(agreement: float, kl: float, least: f
     wanted, certificate = Limits(least, most), Certificate((), agreement, kl, 1.0, Limits(least, most))
     if wanted.met(agreement, kl):
         return
-    options = accepting(certificate, wanted).removeprefix("accept it with ").split()
+    options = accepting(certificate, wanted).as_options.removeprefix("accept it with ").split()
     given: dict[str, Any] = dict(zip(options[::2], map(float, options[1::2]), strict=True))
-    asked = demanded("cpu", "int8", given.get("--min-agreement"), given.get("--max-kl"), calibrated=False)
+    asked = required_fidelity("cpu", "int8", given.get("--min-agreement"), given.get("--max-kl"), calibrated=False)
     assert Limits(
         given.get("--min-agreement", least), given.get("--max-kl", most)
-    ).met(agreement, kl) and asked.asked  # fmt: skip
+    ).met(agreement, kl) and asked.explicit  # fmt: skip
 
 
 def test_layers_that_are_not_known_are_left_out() -> None:
     certificate = Certificate((), 0.5, 1.0, 1.0, LIMITS["int8"])
-    sentence = refusal(certificate, Demand(LIMITS["int8"], False, "cpu", "int8", False), [])
+    sentence = refusal(certificate, RequiredFidelity(LIMITS["int8"], False, "cpu", "int8", False), []).with_options
     assert "worst" not in sentence and "; try --precision int8-weight; or accept it with --min-agreement" in sentence
 
 

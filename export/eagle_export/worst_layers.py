@@ -1,14 +1,16 @@
-"""Which linear layers keep a bundle from following its source: each in turn is made exact, and the KL is taken again.
+"""Which linear layers make a bundle differ from its source: each in turn is made exact, and the KL is measured again.
 
-The bundle's own graph is run once over a prompt with the inputs x and outputs y of all its linear layers among its
-outputs. A layer's error is y - x @ W, with W as it was before it was quantised. Then the graph is run once per layer
-with that error taken off the layer's output. What comes before the layer stays as it was, so that its output is exact:
-the logits are those of a bundle that keeps this one layer unquantised.
+The bundle's own graph is run once over a prompt, with the input x and the output y of each linear layer among its
+outputs. A layer's error is y - x @ W, where W is its weight before quantisation. Then the graph is run once per layer
+with that error subtracted from the layer's output. Everything before the layer is unchanged, so its output is then
+exact, and the logits are those of a bundle that keeps this one layer unquantised.
 
     y' = y + correction         correction [1, T, N], an input that is added to the graph; zero but for one layer
 
-It takes a pass per layer over some tens of tokens, and the memory of the bundle, one weight in fp32, and the inputs and
-outputs of all layers for those tokens. Shapes: T tokens, R rows of logits, V vocabulary; a layer's weight is [K, N].
+This takes one forward pass over some tens of tokens per layer. It needs memory for the bundle, one weight in fp32, and
+the inputs and outputs of all layers for those tokens.
+
+Shapes: T tokens, R rows of logits, V vocabulary; a layer's weight is [K, N].
 """
 
 from __future__ import annotations
@@ -28,17 +30,17 @@ from eagle_runtime.session.ort.session import OrtSession
 from eagle_runtime.target import causal, row_numbers
 from eagle_runtime.tree import Float, additive_mask
 
-ROWS = 16  # of logits that the KL is taken over
-WORST = 3  # layers that are named, at most
-LEAST = 0.02  # of the KL: what a layer must take away to make a difference
-STANDS_OUT = 3.0  # times the usual error
-CORRECTION = ".correction"  # behind the name of a layer's output
+ROWS = 16  # rows of logits over which the KL is averaged
+WORST = 3  # the most layers that are named
+LEAST_GAIN = 0.02  # share of the KL that a layer must remove, made exact, to count as one that matters
+LARGE_ERROR = 3.0  # times the median error of all layers
+CORRECTION = ".correction"  # suffix to the name of a layer's output
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A linear layer of a traced graph. name: of its weight. x, y: names of what it reads and puts out, which they keep
-    whatever a recipe makes of the layer. read: the weight [K, N] in fp32, as a recipe scaled it but not rounded."""
+    """A linear layer of a traced graph. name: its weight's. x, y: names of its input and output, which no recipe
+    changes. read: returns the weight [K, N] in fp32, as a recipe scaled it but before it was rounded."""
 
     name: str
     x: str
@@ -49,8 +51,8 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class LayerError:
-    """error: of a layer's output, as a share of the output's own size. kl: mean KL in nats as it is; exact: if this
-    layer were exact."""
+    """error: norm of the error of a layer's output over the norm of the exact output. kl: mean KL of the bundle in
+    nats; exact: the same if this layer were exact."""
 
     layer: Layer
     error: float
@@ -58,7 +60,8 @@ class LayerError:
     exact: float
 
     @property
-    def says(self) -> str:
+    def summary(self) -> str:
+        """The layer and its figures, for an error message."""
         name = self.layer.name
         name += " as LM head" if self.layer.is_lm_head and not name.startswith("lm_head") else ""
         return f"{name} (output off by {100 * self.error:.2g} %, KL from {self.kl:.2g} to {self.exact:.2g} if exact)"
@@ -68,7 +71,7 @@ def layers_of(graph: ir.Model) -> tuple[Layer, ...]:
     """All linear layers of a graph that no recipe has changed yet."""
 
     def reader(linear: Linear) -> Callable[[], Array]:
-        return lambda: linear.reader()()  # asked for late: a recipe may scale the weight first
+        return lambda: linear.reader()()  # evaluated late, after a recipe may have scaled the weight
 
     return tuple(
         Layer(linear.name, str(linear.x.name), str(linear.node.outputs[0].name), reader(linear), is_lm_head(linear))
@@ -82,15 +85,15 @@ def worst_layers(
     layers: Sequence[Layer],
     tokens: Sequence[int],
     source: Float,
-    told: Callable[[int, int], None] = lambda done, steps: None,
+    report: Callable[[int, int], None] = lambda done, steps: None,
 ) -> list[LayerError]:
-    """The WORST of a target's layers at most, worst first: those without whose error the KL would be the smallest, then
-    those whose error stands out: beside another layer that is as wrong, making one of them exact may change nothing.
-    Takes and raises what layer_errors does."""
-    errors = layer_errors(path, spec, layers, tokens, source, told)
-    helpful = sorted((each for each in errors if each.exact <= (1 - LEAST) * each.kl), key=lambda each: each.exact)
-    usual = float(np.median([each.error for each in errors])) if errors else 0.0
-    least = max(STANDS_OUT * usual, helpful[0].error / 2 if helpful else 0.0)
+    """At most WORST of a target's layers, worst first: those that lower the KL most when made exact, then those with a
+    large error, because where two layers are equally wrong, making one of them exact may change nothing. Takes and
+    raises what layer_errors does."""
+    errors = layer_errors(path, spec, layers, tokens, source, report)
+    helpful = sorted((each for each in errors if each.exact <= (1 - LEAST_GAIN) * each.kl), key=lambda each: each.exact)
+    median = float(np.median([each.error for each in errors])) if errors else 0.0
+    least = max(LARGE_ERROR * median, helpful[0].error / 2 if helpful else 0.0)
     others = sorted((each for each in errors if each not in helpful), key=lambda each: -each.error)
     return [*helpful, *(each for each in others if each.error > least)][:WORST]
 
@@ -101,16 +104,17 @@ def layer_errors(
     layers: Sequence[Layer],
     tokens: Sequence[int],
     source: Float,
-    told: Callable[[int, int], None] = lambda done, steps: None,
+    report: Callable[[int, int], None] = lambda done, steps: None,
 ) -> list[LayerError]:
-    """What every one of a target's layers does wrong, in the graph's order.
+    """The error of every linear layer of a target, in the graph's order.
 
-    path, spec: the graph in the bundle. tokens: a prompt and what the source said; source [R, V]: its logits of the
-    last R rows. told: called with how many layers are done, and how many there are. Raises BackendError."""
-    model, wider, found = correctable(path, spec, layers)
+    path, spec: the graph in the bundle. tokens: a prompt and the source's continuation; source [R, V]: the source's
+    logits of the last R rows. report: called with the number of layers that are done and of all layers. Raises
+    BackendError."""
+    model, wider, corrected = correctable(path, spec, layers)
     zeros = {
         _correction(layer): np.zeros((len(source) if layer.is_lm_head else len(tokens), _width(wider, layer)), dtype)
-        for layer in found
+        for layer in corrected
         for dtype in [wider.inputs[_correction(layer)].dtype]
     }
     wanted = log_softmax(source)
@@ -129,24 +133,24 @@ def layer_errors(
             return float(divergence(wanted, log_softmax(out["logits"].astype(np.float32))).mean())
 
         first = {name: value.copy() for name, value in session.run(feeds, cache).items()}
-        whole, errors = kl(first), []
-        for done, layer in enumerate(found):
-            told(done, len(found))
+        unchanged, errors = kl(first), []
+        for done, layer in enumerate(corrected):
+            report(done, len(corrected))
             exact = first[layer.x].astype(np.float32) @ layer.read()
             wrong = first[_raw(layer)].astype(np.float32) - exact
             correction = {_correction(layer): (-wrong).astype(zeros[_correction(layer)].dtype)}
             size = float(np.linalg.norm(wrong)) / max(float(np.linalg.norm(exact)), 1e-30)
-            errors.append(LayerError(layer, size, whole, kl(session.run({**feeds, **correction}, cache))))
+            errors.append(LayerError(layer, size, unchanged, kl(session.run({**feeds, **correction}, cache))))
     return errors
 
 
 def correctable(path: Path, spec: GraphSpec, layers: Sequence[Layer]) -> tuple[bytes, GraphSpec, list[Layer]]:
-    """The graph at `path` with a correction for every layer, as bytes, its weights still beside the file; what it reads
-    and puts out; and the layers that were found in it."""
+    """Returns the graph at `path` with a correction input for every layer, as bytes that refer to the weights next to
+    the file; its inputs and outputs; and the layers that are in it."""
     model = ir.load(path)
     graph = model.graph
     values = {value.name: value for node in graph for value in node.outputs} | {v.name: v for v in graph.inputs}
-    inputs, outputs, found = dict(spec.inputs), dict(spec.outputs), []
+    inputs, outputs, corrected = dict(spec.inputs), dict(spec.outputs), []
     for layer in layers:
         x, y = values.get(layer.x), values.get(layer.y)
         node = None if y is None else y.producer()
@@ -167,13 +171,13 @@ def correctable(path: Path, spec: GraphSpec, layers: Sequence[Layer]) -> tuple[b
         if layer.x not in outputs:
             outputs[layer.x] = _spec(x)
             graph.outputs.append(x)
-        found.append(layer)
+        corrected.append(layer)
     content: bytes = ir.to_proto(model).SerializeToString()
-    return content, dataclasses.replace(spec, inputs=inputs, outputs=outputs), found
+    return content, dataclasses.replace(spec, inputs=inputs, outputs=outputs), corrected
 
 
 def _sized(value: ir.Value) -> bool:
-    """Whether a value is [1, T, N] of a known N and type."""
+    """Whether a value has the shape [1, T, N] with a known N, and a known type."""
     shape = value.shape
     return shape is not None and len(shape) == 3 and isinstance(shape[2], int) and value.dtype is not None
 

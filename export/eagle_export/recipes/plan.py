@@ -1,0 +1,205 @@
+"""Which passes rewrite which graph, in which order: one table per backend.
+
+A precision traces both graphs in one type ("fp32" or "fp16") and then applies a list of passes to each, from left to
+right. PLACES says why each pass stands where it does. A pass whose pattern matches nothing stops the export.
+
+Only targets get ExactAttention: it makes quantised decoding equal to the last bit with and without drafts, while a head
+changes speed and acceptance, never the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from eagle_calib.calibration import Calibration, Observed
+from eagle_export.errors import ExportError
+from eagle_export.recipes.attention import ExactAttention
+from eagle_export.recipes.embedding import EmbeddingFp16
+from eagle_export.recipes.graph import Linear, fed_by_norm, is_lm_head, narrows
+from eagle_export.recipes.graph_pass import Pass
+from eagle_export.recipes.int4 import Int4Blocks, Int4Dequantized
+from eagle_export.recipes.int8 import Int8PerToken
+from eagle_export.recipes.keep import KeepLayers
+from eagle_export.recipes.qdq import Int8Static, Int8Weights
+from eagle_export.recipes.vocabulary import TrimVocabulary
+
+INT4_BLOCK = 32  # 128 is a little smaller and clearly less exact; its sums differ between one row and several
+HEAD_BLOCK = 128  # allowed in a head: two thirds of the time of 32, for 1 % of acceptance
+INT8_COMPUTE = 4  # MatMulNBits' accuracy_level; with blocks of 32 a row's result does not depend on the other rows
+SIGNED, UNSIGNED = np.int8(0), np.uint8(128)  # zero points of static int8: see Int8Static
+
+Observations = Mapping[str, Observed]
+Passes = tuple[Pass[Any], ...]
+
+
+def in_int4(linear: Linear) -> bool:
+    """Whether an int4 target stores a layer in four bits: q, gate and up. The other layers lose more per byte saved: o
+    and down write what all later layers read, k and v are few and serve several query heads, and small errors of the LM
+    head change which token ranks first."""
+    return fed_by_norm(linear) and not narrows(linear) and not is_lm_head(linear)
+
+
+def not_in_int4(linear: Linear) -> bool:
+    """Whether an int4 target stores a layer in eight bits."""
+    return not in_int4(linear)
+
+
+def all_but_lm_head(linear: Linear) -> bool:
+    """Whether a layer is not the LM head."""
+    return not is_lm_head(linear)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """traced: type of the traced graphs. target, draft: the passes of each graph in order, given what the calibration
+    observed there (None without one); draft None: as target. calibrated: whether a calibration is required.
+    draft_precision: precision of the head if none is asked for; None: the target's."""
+
+    traced: str
+    target: Callable[[Observations | None], Passes] = lambda _: ()
+    draft: Callable[[Observations | None], Passes] | None = None
+    calibrated: bool = False
+    draft_precision: str | None = None
+
+
+PLACES: dict[type[Pass[Any]], str] = {
+    KeepLayers: "first: it hides layers from all passes after it",
+    TrimVocabulary: "before the passes that quantise a head, so that they see only the columns that stay",
+    EmbeddingFp16: "anywhere: no other pass looks at the lookup of input_ids",
+    Int8Static: "before ExactAttention: smoothing follows o_proj's input back through the Attention node to v_proj; "
+    "before Int8PerToken and Int8Weights, which take all layers that are left",
+    ExactAttention: "after Int8Static, else anywhere: no other pass looks at attention",
+    Int4Blocks: "before Int8PerToken, which takes all layers that are left",
+    Int4Dequantized: "in any order with Int8Weights: each names its own layers",
+    Int8PerToken: "last: it takes all layers that are left",
+    Int8Weights: "last: it takes all layers that are left, or those that int4 does not",
+}
+
+CPU = {
+    "fp32": Recipe("fp32"),
+    "fp16": Recipe("fp16"),
+    "int8": Recipe(
+        "fp32",
+        target=lambda _: (ExactAttention(), EmbeddingFp16(), Int8PerToken()),
+        draft=lambda _: (EmbeddingFp16(), Int8PerToken()),
+        draft_precision="int4",
+    ),
+    "int8-static": Recipe(
+        "fp32",
+        target=lambda seen: (EmbeddingFp16(), Int8Static(seen, UNSIGNED), ExactAttention(), Int8PerToken()),
+        draft=lambda seen: (EmbeddingFp16(), Int8Static(seen, UNSIGNED), Int8PerToken()),
+        calibrated=True,
+    ),
+    "int8-weight": Recipe(
+        "fp32",
+        target=lambda _: (ExactAttention(), EmbeddingFp16(), Int8Weights()),
+        draft=lambda _: (EmbeddingFp16(), Int8Weights()),
+    ),
+    "int4": Recipe(
+        "fp32",
+        target=lambda seen: (
+            ExactAttention(),
+            EmbeddingFp16(),
+            Int4Blocks(INT4_BLOCK, INT8_COMPUTE, seen, wanted=in_int4),
+            Int8PerToken(),
+        ),
+        draft=lambda seen: (
+            EmbeddingFp16(),
+            Int4Blocks(HEAD_BLOCK, INT8_COMPUTE, seen, wanted=all_but_lm_head),
+            Int8PerToken(),
+        ),
+    ),
+}
+TENSORRT = {
+    "fp16": Recipe("fp16"),
+    "int8": Recipe("fp16", target=lambda seen: (Int8Static(seen, SIGNED), Int8Weights()), calibrated=True),
+    "int8-weight": Recipe("fp16", target=lambda _: (Int8Weights(),)),
+    "int4": Recipe(
+        "fp16", target=lambda seen: (Int4Dequantized(INT4_BLOCK, seen, wanted=in_int4), Int8Weights(wanted=not_in_int4))
+    ),
+}
+CUDA = {
+    "fp32": Recipe("fp32"),
+    "fp16": Recipe("fp16"),
+    "int4": Recipe("fp16", target=lambda seen: (Int4Blocks(INT4_BLOCK, INT8_COMPUTE, seen, wanted=all_but_lm_head),)),
+}
+RECIPES = {"cpu": CPU, "tensorrt-rtx": TENSORRT, "tensorrt": TENSORRT, "cuda": CUDA}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """traced: type that both graphs are traced in. passes: of graph "target" and, where there is a head, "draft"."""
+
+    traced: str
+    passes: dict[str, Passes]
+
+
+def default_draft_precision(backend: str, precision: str) -> str:
+    """The precision of a head next to a target of this precision, if none is asked for."""
+    recipe = RECIPES[backend].get(precision)
+    return precision if recipe is None or recipe.draft_precision is None else recipe.draft_precision
+
+
+def plan(
+    backend: str,
+    precision: str,
+    draft_precision: str | None,
+    calibration: Calibration | None,
+    draft_vocab: int | None = None,
+    kept: Sequence[str] = (),
+) -> Plan:
+    """The passes for a target and its head.
+
+    draft_precision: None for a target without a head. draft_vocab: number of tokens that the head keeps, None for all.
+    kept: patterns of names of the target's layers that stay as traced. Raises ExportError for a precision that the
+    backend cannot run, two precisions that do not fit together, or a missing calibration."""
+    recipes = RECIPES[backend]
+    for name in (precision, draft_precision or precision):
+        if name not in recipes:
+            raise ExportError(f"backend {backend} does not run {name}; choose one of {', '.join(recipes)}")
+        if recipes[name].calibrated and calibration is None:
+            raise ExportError(
+                f"{name} for backend {backend} needs recorded inputs; export in fp32, run eagle-calib on the bundle "
+                "and give the folder that it writes as calibration"
+            )
+    target = recipes[precision]
+    target_passes = target.target(None if calibration is None else calibration.target)
+    if kept and not target_passes:
+        raise ExportError(f"{precision} keeps every layer as it is; name layers to keep with a narrower precision")
+    if kept:
+        target_passes = (KeepLayers(tuple(kept)), *target_passes)
+    if draft_precision is None:
+        return Plan(target.traced, {"target": target_passes})
+    draft = recipes[draft_precision]
+    if target.traced != draft.traced:
+        raise ExportError(
+            f"a target in {precision} hands {target.traced} features to its head, which a head in {draft_precision} "
+            "cannot read; choose the same precision for both, or none of them fp16"
+        )
+    draft_passes = (draft.draft or draft.target)(None if calibration is None else calibration.draft)
+    if draft_vocab is not None:
+        if calibration is None:
+            raise ExportError(
+                "a draft vocabulary is chosen by how often tokens occur; export in fp32, run eagle-calib on the bundle "
+                "and give the folder that it writes as calibration"
+            )
+        draft_passes = (TrimVocabulary(draft_vocab, calibration.token_counts), *draft_passes)
+    return Plan(target.traced, {"target": target_passes, "draft": draft_passes})
+
+
+def apply(passes: Passes, model: ir.Model) -> dict[str, str]:
+    """Runs passes over a graph, in place. Returns weight or node name -> what was done to it. Raises ExportError."""
+    done: dict[str, str] = {}
+    for step in passes:
+        changed = step.apply(model)
+        if not changed and isinstance(passes[0], KeepLayers):
+            raise ExportError(f"no layer is left for pass {step.name!r}; keep fewer, or choose a wider precision")
+        if not changed:
+            raise ExportError(f"pass {step.name!r} found nothing to change in the graph; report this as a bug")
+        done |= changed
+    return done

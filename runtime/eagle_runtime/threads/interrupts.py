@@ -1,0 +1,132 @@
+"""Signals that stop a program: the first unwinds it, so that temporary files are removed; the second ends it.
+
+Python runs signal handlers between two bytecodes of the main thread, which a forward pass that hangs never reaches. So
+a thread of its own reads the signals from the file descriptor to which the interpreter writes them (set_wakeup_fd), and
+can end the process while the forward pass hangs: engines release the interpreter's lock meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+# Ctrl-C, kill, a closed terminal (which Windows does not signal).
+STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+SAME_S = 0.3  # seconds within which signals count as one: a terminal and a parent process may both send it
+CLEANUP_S = 2.0  # seconds after the first signal that unwinding may take, however soon a second one comes
+
+
+class Interrupted(BaseException):
+    """Raised in the main thread by a signal to stop, with its number. It is no Exception, so that no code handles it as
+    a failure."""
+
+
+@contextlib.contextmanager
+def handled_interrupts() -> Iterator[None]:
+    """Within the block the first signal raises Interrupted(number) in the main thread. One more that comes after SAME_S
+    ends the process, with the status of that signal: CLEANUP_S after the first signal, or at once if it comes later.
+    Signals that were ignored before, as under nohup, stay ignored."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can set handlers
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    ours = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    stopped = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal stopped
+        if not stopped:
+            stopped = True
+            raise Interrupted(number)
+
+    with _watched(frozenset(ours)):
+        for number in ours:
+            signal.signal(number, stop)
+        try:
+            yield
+        finally:
+            for number in ours:  # after a stop the process is ending, and ignores signals until it has ended
+                signal.signal(number, signal.SIG_IGN if stopped else before[number])
+
+
+@contextlib.contextmanager
+def _watched(numbers: frozenset[int]) -> Iterator[None]:
+    """Within the block a thread reads the signals that arrive."""
+    receive, send, close = _channel()
+    done = threading.Event()
+    watch = threading.Thread(target=_watch, args=(receive, numbers, done), name="eagle-interrupts", daemon=True)
+    watch.start()
+    if hasattr(os, "register_at_fork"):  # or a signal that a forked child gets would count here
+        os.register_at_fork(after_in_child=lambda: None if done.is_set() else _reset_wakeup())
+    earlier = signal.set_wakeup_fd(send, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(earlier, warn_on_full_buffer=False)
+        done.set()
+        close()
+        watch.join()
+
+
+def _reset_wakeup() -> None:
+    with contextlib.suppress(ValueError):  # raised in all threads but the main one
+        signal.set_wakeup_fd(-1)
+
+
+def _watch(receive: Callable[[], bytes], numbers: frozenset[int], done: threading.Event) -> None:
+    if hasattr(signal, "pthread_sigmask"):  # or the system may deliver to this thread what should wake the main one
+        signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    first = resent = None
+    while data := receive():
+        if data[0] not in numbers:
+            continue
+        now = time.monotonic()
+        if first is None:
+            first = now
+            if hasattr(signal, "pthread_kill"):  # an engine's thread may have got it, which does not wake the main one
+                resent = data[0]
+                signal.pthread_kill(threading.main_thread().ident or 0, resent)
+        elif data[0] == resent:
+            resent = None
+        elif now > first + SAME_S:
+            if not done.wait(max(0.0, first + CLEANUP_S - now)):
+                os._exit(128 + data[0])
+            return
+
+
+def _channel() -> tuple[Callable[[], bytes], int, Callable[[], None]]:
+    """Returns a function that waits for a byte (b"" at the end), the descriptor to write bytes to, and a function that
+    closes it."""
+    if sys.platform == "win32":  # where set_wakeup_fd takes only sockets
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+
+        def close_sockets() -> None:
+            theirs.close()
+
+        def receive() -> bytes:
+            with contextlib.suppress(OSError):
+                if data := ours.recv(1):
+                    return data
+            ours.close()
+            return b""
+
+        return receive, theirs.fileno(), close_sockets
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    os.set_inheritable(writer, False)
+
+    def read() -> bytes:
+        if data := os.read(reader, 1):
+            return data
+        os.close(reader)
+        return b""
+
+    return read, writer, lambda: os.close(writer)
