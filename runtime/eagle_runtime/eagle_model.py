@@ -169,7 +169,7 @@ class EagleModel:
         "eagle" (the head) or "eagle+lookup" (both); None takes `default_method`, or "eagle" if the tree asked for is
         one that only a head grows. tree, total_token, depth, draft_top_k: see manifest.TreeDefaults; None takes the
         bundle's, and a dynamic tree if total_token or depth is given. A cost-aware tree is sized by measured costs (see
-        `costs`). tree may also be a TreeShape, drafter an object with `grow` (see drafting.drafter), new for each call.
+        `costs`). tree may also be a TreeShape, drafter a drafting.drafter.Drafter of your own, new for each call.
 
         How tokens are sampled: sampling, or its fields as keyword settings, such as temperature=0.7; a field may be set
         in one of the two. seed: None takes that of `sampling`, or a random one, which the statistics report.
@@ -187,7 +187,8 @@ class EagleModel:
         elif (method, tree, *sizes) != (None,) * 5:
             raise RequestError("a drafter of your own takes no method, tree or sizes of a tree; leave them out")
         else:
-            drafter = NoDraft() if self._drafts_are_off else CheckedDrafter(drafter, self.manifest.target.vocab_size)
+            checked = CheckedDrafter(drafter, self.manifest.target.vocab_size)
+            drafter = NoDraft(self._costs) if self._drafts_are_off else checked
         eos = () if ignore_eos else self.manifest.target.eos_token_ids
         stop_ids = frozenset({*checked_ids("stop_token_ids", stop_token_ids), *eos})
         stop = StopCondition(stop_ids, min(max_new_tokens, self.context - len(tokens)))
