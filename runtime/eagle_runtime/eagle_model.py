@@ -317,7 +317,7 @@ class EagleModel:
         acceptance = self._acceptance.setdefault((method, greedy), AcceptanceStats())
         ranker = GreedyRanker() if greedy else GumbelRanker(sampler, acceptance.noise_weight)
         head = RankedHead(self.head, ranker) if choice.head else None
-        return CostAwareDrafter(head, self._costs, acceptance, top_k=choice.top_k, copies=choice.lookup)
+        return CostAwareDrafter(head, self._costs, acceptance, top_k=choice.top_k, lookup=choice.lookup)
 
 
 def _sampling_params(sampling: SamplingParams | None, settings: dict[str, Any]) -> SamplingParams:

@@ -121,7 +121,7 @@ TREES: dict[str, Callable[[Head, RankedHead], Drafter]] = {  # of a head, and of
     "chain": lambda head, ranked: EagleDrafter(ranked, chain(4)),
     "cost-aware": lambda head, ranked: CostAwareDrafter(ranked, Costs(FLAT, FLAT), AcceptanceStats(), top_k=6),
     "cost-aware, lookup": lambda head, ranked: CostAwareDrafter(
-        ranked, Costs(FLAT, FLAT), AcceptanceStats(), top_k=6, copies=True
+        ranked, Costs(FLAT, FLAT), AcceptanceStats(), top_k=6, lookup=True
     ),
 }
 SAMPLINGS: list[dict[str, Any]] = [

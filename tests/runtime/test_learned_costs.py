@@ -14,7 +14,7 @@ import pytest
 
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.drafting.acceptance import CREDIT, SHARE, AcceptanceStats
+from eagle_runtime.drafting.acceptance import CREDIT, SAVING, AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter, best_size
 from eagle_runtime.drafting.costs.estimate import expected, learned, measured, table, unknown
 from eagle_runtime.drafting.costs.learned import FEW, LearnedCosts, open_costs
@@ -147,7 +147,7 @@ def test_a_first_generation_loses_little_to_plain_decoding(name: str, share: flo
     true, prior = MACHINES[name]
     tokens, seconds = decode(Machine(true), LearnedCosts(unknown(prior)), 200, share)
     plain, of_plain = decode(Machine(true), None, 200, share)
-    assert seconds / (of_plain / plain) <= tokens + 2 * (CREDIT + SHARE * tokens)
+    assert seconds / (of_plain / plain) <= tokens + 2 * (CREDIT + SAVING * tokens)
 
 
 def some_passes(slow: float = 1.0) -> list[Pass]:

@@ -111,9 +111,7 @@ def test_what_does_not_go_with_a_drafter(model_of: Callable[..., EagleModel]) ->
         with pytest.raises(RequestError, match="a drafter of your own takes no method"):
             model.stream([5, 6], drafter=drafter, **settings)
     wrong: Any = "eagle"
-    with pytest.raises(
-        RequestError, match="drafter is 'eagle', but must be an object with the methods"
-    ):
+    with pytest.raises(RequestError, match="drafter is 'eagle', but must be an object with the methods"):
         model.stream([5, 6], drafter=wrong)
 
 

@@ -46,7 +46,7 @@ DRAFTERS: dict[str, tuple[str, Callable[[DraftHead], Drafter]]] = {
     "chain": ("eagle1", lambda head: EagleDrafter(head, chain(5))),
     "eagle3": ("eagle3", lambda head: EagleDrafter(head, DynamicTree(24, 3, 5))),
     "cost-aware": ("eagle3", lambda head: CostAwareDrafter(head, COSTS, ACCEPTANCE)),
-    "eagle+lookup": ("eagle1", lambda head: CostAwareDrafter(head, COSTS, ACCEPTANCE, copies=True)),
+    "eagle+lookup": ("eagle1", lambda head: CostAwareDrafter(head, COSTS, ACCEPTANCE, lookup=True)),
 }
 NEW_TOKENS = 32
 
