@@ -167,7 +167,7 @@ def test_changed_logits_are_reported(bundle: Path, capsys: pytest.CaptureFixture
     data = json.loads((bundle / MANIFEST_NAME).read_text(encoding="utf-8"))
     data["certificate"]["prompts"][2]["top"][3]["logits"][4] += 0.75
     write(bundle, prompts=data["certificate"]["prompts"])
-    assert doctor(bundle, capsys)[1]["logits"] == ("-", "the source's top logits are met to 0.75")
+    assert doctor(bundle, capsys)[1]["logits"] == ("-", "the source's top logits are reproduced within 0.75")
 
 
 def test_a_lower_tau_is_reported_but_usable(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
