@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from eagle_runtime import BackendError, BundleError, EagleModel
-from eagle_runtime.backends import AUTO, BACKENDS, check_name, choose, open_sessions, told, unfit
+from eagle_runtime.backends import AUTO, BACKENDS, check_name, choose, open_sessions, reasons_text, unfit
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from eagle_runtime.cli import main
 from eagle_runtime.session.protocol import Session
@@ -101,7 +101,7 @@ def test_unknown_names(name: str) -> None:
 def test_a_model_says_what_it_runs_on(bundle_of: Callable[..., Path]) -> None:
     with EagleModel.load(bundle_of("eagle1"), context=64) as model:
         assert model.backend == "cpu" and [name for name, _ in model.passed_over] == list(BACKENDS[:-1])
-        assert told(model.passed_over).startswith("tensorrt-rtx: the bundle has no engines for it; tensorrt: ")
+        assert reasons_text(model.passed_over).startswith("tensorrt-rtx: the bundle has no engines for it; tensorrt: ")
     with EagleModel.load(bundle_of("eagle1"), context=64, backend="cpu") as model:
         assert model.backend == "cpu" and model.passed_over == ()
 
