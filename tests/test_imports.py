@@ -164,6 +164,8 @@ def test_the_public_names_are_these() -> None:
         "BundleError",
         "BusyError",
         "ClosedError",
+        "Cycle",
+        "Drafter",
         "EagleError",
         "EagleModel",
         "FidelityWarning",
@@ -172,5 +174,7 @@ def test_the_public_names_are_these() -> None:
         "Result",
         "SamplingParams",
         "Stats",
+        "Tree",
+        "TreeShape",
     ]
     assert all(hasattr(eagle_runtime, name) for name in eagle_runtime.__all__)

@@ -1,1 +1,1 @@
-"""Measure: what the linear layers of the float graphs are fed, over calibration text and drafted trees."""
+"""Calibration: records the inputs of the linear layers of an fp32 bundle, on text and on drafted trees."""

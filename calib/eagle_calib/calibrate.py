@@ -1,8 +1,8 @@
-"""The run: text through the runtime's own loop, target and head watched, what was seen written down.
+"""Runs text through the runtime's own loop, records the inputs of linear layers, and writes the calibration.
 
-Every window of text is read as a prompt, then decoded for a few tokens with drafted trees, so that each graph meets
-what it will be fed: prompts and trees the target, committed rows and levels of growing trees the head. Without a
-head the trees are chains of n-gram matches in the text.
+Each window of text is read as a prompt, then a few tokens are decoded with drafted trees. So each graph sees the inputs
+that it will have in use: the target prompts and trees, the head committed rows and the levels of growing trees. Without
+a head the trees are chains of n-gram matches in the text.
 """
 
 from __future__ import annotations
@@ -39,27 +39,28 @@ from eagle_runtime.session.protocol import Session
 from eagle_runtime.target import Target
 from eagle_runtime.text.tokenizer import Text
 
-WINDOW = 256  # tokens of a prompt
-NEW_TOKENS = 32  # decoded after each
+WINDOW = 256  # tokens per prompt
+NEW_TOKENS = 32  # tokens decoded after each
+MAX_TOKENS = 8192  # default of the text's tokens
 TOOLS = ("eagle-edge", "numpy", "onnx", "onnxruntime")
 
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """What a calibration saw: inputs of the linear layers per graph; "draft" only where there is a head."""
+    """A finished calibration: inputs of the linear layers per graph; "draft" only if there is a head."""
 
     tokens: Tokens
     graphs: Mapping[Graph, Sequence[Input]]
 
 
 def calibrate(
-    bundle: Path, folder: Path, *, data: Path | None = None, threads: int | None = None, max_tokens: int = 8192
+    bundle: Path, folder: Path, *, data: Path | None = None, threads: int | None = None, max_tokens: int = MAX_TOKENS
 ) -> Calibrated:
-    """Observe an fp32 bundle at work on the text of a file (None: the package's own) and write `folder`.
+    """Runs an fp32 bundle on the text of a file (None: the package's text) and writes a calibration to `folder`.
 
-    max_tokens: of text to read. threads: of one pass. An existing calibration is replaced in the end; any other
-    existing folder is refused. Raises CalibrationError, BundleError or BackendError, and then, as when interrupted,
-    leaves nothing behind."""
+    max_tokens: tokens of the text to read. threads: threads of a forward pass. An existing calibration is replaced at
+    the end; any other existing folder is refused. Raises CalibrationError, BundleError or BackendError. Then, and when
+    interrupted, no files are left."""
     if max_tokens < 1:
         raise CalibrationError(f"max-tokens is {max_tokens}, but must be 1 or more")
     if threads is not None and not 1 <= threads <= MAX_THREADS:
@@ -91,12 +92,12 @@ def calibrate(
             write_calibration(new, source, graphs, counts.astype(np.float32))
     except OSError as error:
         reason = error.strerror or str(error)
-        raise CalibrationError(f"{folder} could not be written ({reason}); nothing was left behind") from None
+        raise CalibrationError(f"{folder} could not be written ({reason}); no files were left") from None
     return Calibrated(tokens, graphs)
 
 
 def check_place(folder: Path, bundle: Path) -> None:
-    """Raises CalibrationError unless a calibration may be written, or replaced, there."""
+    """Raises CalibrationError unless a calibration can be written or replaced at `folder`."""
     if folder.resolve().is_relative_to(bundle.resolve()):
         raise CalibrationError(f"{folder} lies in the bundle, which stays as it is; choose another place")
     if not folder.parent.is_dir():
@@ -111,8 +112,8 @@ def check_place(folder: Path, bundle: Path) -> None:
 
 
 def check_older(older: Path, folder: Path) -> None:
-    """Raises CalibrationError unless `older`, which has or had the name `folder`, is empty or a calibration and nothing
-    else."""
+    """Raises CalibrationError unless `older`, which has or had the name `folder`, is empty or holds a calibration and
+    no other file."""
     entries = list(older.iterdir())
     names = {path.name for path in entries}
     ours = {JSON_NAME} <= names <= {JSON_NAME, ARRAYS_NAME} and all(path.is_file() for path in entries)
@@ -128,13 +129,13 @@ def decode_windows(
     counts: npt.NDArray[np.int64],
     advance: Callable[[], None] = lambda: None,
 ) -> Tokens:
-    """Read each window and decode on from it, greedily, with drafts, until NEW_TOKENS or an
-    end-of-sequence token; `advance` is called after each. Adds every token to `counts` [V]. Returns what was fed to
-    the target."""
+    """Reads each window and decodes after it, greedily with drafts, up to NEW_TOKENS or an end-of-sequence token;
+    `advance` is called after each window. Adds each token to `counts` [V]. Returns the rows that the target
+    computed."""
     longest = max(map(len, windows)) + NEW_TOKENS + manifest.tree_defaults.total_token
     capacity = min(manifest.target.context, longest)
     target = Target(target_session, capacity)
-    new_drafter = LookupDrafter if head_session is None else _grown(manifest, head_session, capacity)
+    new_drafter = LookupDrafter if head_session is None else _tree_drafters(manifest, head_session, capacity)
     stop = frozenset(manifest.target.eos_token_ids)
     verified = 0
     for window in windows:
@@ -151,8 +152,8 @@ def decode_windows(
     return Tokens(sum(map(len, windows)), verified)
 
 
-def _grown(manifest: Manifest, session: Session, capacity: int) -> Callable[[], Drafter]:
-    """Makes drafters of the bundle's own dynamic tree."""
+def _tree_drafters(manifest: Manifest, session: Session, capacity: int) -> Callable[[], Drafter]:
+    """Returns a function that makes drafters with the default dynamic tree of the bundle."""
     defaults = manifest.tree_defaults
     top_k = min(defaults.draft_top_k, int(session.outputs["token_ids"].shape[2]))
     shape = DynamicTree(defaults.total_token, defaults.depth, top_k)
@@ -162,7 +163,7 @@ def _grown(manifest: Manifest, session: Session, capacity: int) -> Callable[[], 
 
 @contextlib.contextmanager
 def _progress(windows: int) -> Iterator[Callable[[], None]]:
-    """A bar on stderr, moved on by one window per call; nothing where stderr is no terminal."""
+    """Yields a function that advances a progress bar on stderr by one window; hidden if stderr is not a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -172,7 +173,7 @@ def _progress(windows: int) -> Iterator[Callable[[], None]]:
 
 
 def _version(name: str) -> str:
-    """Of an installed distribution."""
+    """Version of an installed distribution."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

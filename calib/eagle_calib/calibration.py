@@ -1,6 +1,6 @@
-"""A calibration on disk: calibration.json says what was observed where, calibration.npz holds the arrays.
+"""A calibration on disk: calibration.json lists the observed tensors, calibration.npz holds their arrays.
 
-`write_calibration` and `read_calibration` are the only code that knows the files. K channels, n sampled rows.
+Only `write_calibration` and `read_calibration` know the format. K channels, n sampled rows.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ Float = npt.NDArray[np.float32]
 
 JSON_NAME, ARRAYS_NAME = "calibration.json", "calibration.npz"
 SCHEMA_VERSION = 2
-COUNTS = "token_counts"  # in the arrays
+COUNTS = "token_counts"  # name of an array
 GRAPHS: tuple[Graph, ...] = ("target", "draft")
 AGAIN = "run eagle-calib again"
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What went into a linear layer. rows: how many were seen. channel_absmax [K]: largest |x| of each channel.
-
-    sample [n, K]: rows spread evenly over all that were seen."""
+    """The inputs x of a linear layer. rows: their number. channel_absmax [K]: largest |x| of each channel. sample [n,
+    K]: rows that were drawn uniformly from all."""
 
     rows: int
     channel_absmax: Float
@@ -41,9 +40,8 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Weight name -> what the layer was fed, per graph; layers of one input share one object. draft: empty where there
-    was no head. token_counts [V]: how
-    often each id of the target's vocabulary stood in the text or was decoded."""
+    """target, draft: weight name -> inputs of its layer; layers that read one tensor share one object. draft is empty
+    without a head. token_counts [V]: how often each token of the target's vocabulary was read or decoded."""
 
     target: dict[str, Observed]
     draft: dict[str, Observed]
@@ -52,7 +50,7 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What was fed to the target. prefilled: rows of prompts. verified: rows of trees, roots included."""
+    """Rows that the target computed. prefilled: rows of prompts. verified: rows of trees, with their roots."""
 
     prefilled: int
     verified: int
@@ -60,7 +58,8 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a calibration comes from. bundle: SHA-256 of the bundle's manifest, which lists all its files."""
+    """The origin of a calibration. bundle: SHA-256 of the bundle's manifest, which lists the hashes of all its
+    files."""
 
     tools: dict[str, str]
     bundle: str
@@ -69,7 +68,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One tensor that feeds linear layers: its name in the graph and the weights of those layers."""
+    """One tensor that linear layers read: its name in the graph and the weights of those layers."""
 
     tensor: str
     weights: tuple[str, ...]
@@ -79,7 +78,7 @@ class Input:
 def write_calibration(
     folder: Path, source: Source, graphs: Mapping[Graph, Sequence[Input]], token_counts: Float
 ) -> None:
-    """Write both files into a folder; equal arguments give equal bytes. graphs: "draft" only where there is a head."""
+    """Writes both files into a folder; equal arguments give equal bytes. graphs: "draft" only if there is a head."""
     arrays: dict[str, Float] = {COUNTS: token_counts}
     listed: dict[str, list[dict[str, Any]]] = {}
     for graph in GRAPHS:
@@ -96,7 +95,7 @@ def write_calibration(
                     "rows": seen.rows,
                 }
             )
-    np.savez(folder / ARRAYS_NAME, allow_pickle=False, **arrays)  # gives every member the same fixed date
+    np.savez(folder / ARRAYS_NAME, allow_pickle=False, **arrays)  # NumPy gives all members the same date
     data = {
         "schema_version": SCHEMA_VERSION,
         "tools": source.tools,
@@ -109,7 +108,7 @@ def write_calibration(
 
 
 def read_calibration(folder: Path) -> Calibration:
-    """Read and check a folder that eagle-calib wrote; raises CalibrationError."""
+    """Reads and checks a folder that eagle-calib wrote. Raises CalibrationError."""
     path = folder / JSON_NAME
     if not folder.is_dir():
         raise CalibrationError(f"{folder} is not a folder; give the folder that eagle-calib wrote")
@@ -142,8 +141,7 @@ def _check_source(data: Mapping[str, Any], where: str) -> None:
 
 def _read_arrays(path: Path, expected: str) -> dict[str, Float]:
     try:
-        found = file_sha256(path)
-        if found != expected:
+        if file_sha256(path) != expected:
             raise CalibrationError(f"{path} does not match its SHA-256 in {JSON_NAME}; copy the folder or {AGAIN}")
         with np.load(path, allow_pickle=False) as file:
             return dict(file)
@@ -152,7 +150,7 @@ def _read_arrays(path: Path, expected: str) -> dict[str, Float]:
 
 
 def _layers(graph: Graph, items: Any, arrays: dict[str, Float], where: str) -> dict[str, Observed]:
-    """Weight name -> Observed; takes what it uses out of `arrays`."""
+    """Returns weight name -> Observed, and removes the arrays that it uses from `arrays`."""
     if not isinstance(items, list) or not (items or graph == "draft"):
         raise CalibrationError(f"{where}: {graph} lists no inputs; {AGAIN}")
     layers: dict[str, Observed] = {}

@@ -1,4 +1,4 @@
-"""eagle-calib: measure what the linear layers of an fp32 bundle are fed."""
+"""The command eagle-calib: records the inputs of the linear layers of an fp32 bundle."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from eagle_runtime.command import Parser, run_command
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, or 2 after an error that is the input's."""
-    return run_command(_parser(), argv, run, extra="cpu,calib", interrupted="interrupted; nothing was left behind")
+    return run_command(_parser(), argv, run, extra="cpu,calib", interrupted="interrupted; no files were left")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Calibrate as told by the parsed arguments and report on stdout."""
+    """Calibrates as the parsed arguments say, and prints a report on stdout."""
     from eagle_calib.calibrate import calibrate
 
     started = time.perf_counter()
@@ -48,20 +48,22 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _figures(inputs: Sequence[Input]) -> dict[str, int]:
-    """rows: the most that an input had; the LM head is fed fewer than the other layers."""
+    """Counts for the report. rows: of the input with the most; the LM head reads fewer rows than the other layers."""
     layers = sum(len(item.weights) for item in inputs)
     return {"layers": layers, "inputs": len(inputs), "rows": max(item.observed.rows for item in inputs)}
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="eagle-calib", description="Measure what the linear layers of an fp32 bundle are fed.")
+    parser = Parser(prog="eagle-calib", description="Record the inputs of the linear layers of an fp32 bundle.")
     parser.add_argument("bundle", metavar="BUNDLE", help="folder written by eagle-export -p fp32")
     parser.add_argument("-o", "--output", required=True, metavar="CALIB", help="folder to write")
     parser.add_argument(
-        "--data", metavar="FILE", help="UTF-8 text, or JSONL with turns, text or ids (default: a text that comes along)"
+        "--data", metavar="FILE", help="UTF-8 text, or JSONL with turns, text or ids (default: the package's text)"
     )
-    parser.add_argument("--max-tokens", type=int, default=8192, metavar="N", help="of text to read (default 8192)")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of one pass (default: physical cores)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=8192, metavar="N", help="tokens of the text to read (default 8192)"
+    )
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of a forward pass (default: physical cores)")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     return parser
 

@@ -1,11 +1,11 @@
-"""What can be wrong with what is calibrated."""
+"""The errors of this package."""
 
 from eagle_runtime.errors import EagleError
 
 
 class CalibrationError(EagleError):
-    """Text, a bundle or a calibration folder that cannot be used; one sentence with what, where, what to do."""
+    """Text, a bundle or a calibration folder that cannot be used. One sentence: what, where, what to do."""
 
 
 class FolderError(EagleError):
-    """A folder that cannot be written now: another process is at it, or the disk does not let anyone."""
+    """A folder that cannot be written now: another process is writing it, or the disk refuses."""

@@ -1,13 +1,13 @@
-"""A folder that one process writes: beside its place, renamed when complete, cleared away by the next if it was killed.
+"""Folders that appear complete or not at all: one process writes to a work folder, which is renamed at the end.
 
-Beside a folder "bundle" that is being written lies ".bundle.eagle-work" with these:
+While a folder "bundle" is being written, the work folder ".bundle.eagle-work" next to it holds:
 
-    lock    held by the process that writes; the system lets go of it when the process ends, however it ends
-    new     what is written, until it is renamed
-    old     what had the name before, from then until it is deleted
+    lock    held by the process that writes; the system releases it when the process ends in any way
+    new     the new folder, until it is renamed
+    old     the older folder of that name, until it is deleted
 
-So whatever lies in a work folder whose lock is free was left by a process that is no more. Used for bundles, engines,
-calibrations, and what training keeps.
+If the lock of a work folder is free, its process was killed, and the next process removes what it left. Used for
+bundles, engines, calibrations, and what training keeps.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from filelock import FileLock, Timeout
 from eagle_calib.errors import FolderError
 
 WORK = ".eagle-work"
-TRIES = 20  # to take a place that others are just letting go of
-WAIT = 0.05  # seconds between them
+TRIES = 20  # attempts to take a lock that another process may be releasing
+WAIT = 0.05  # seconds per attempt
 
 
 def unchecked(folder: Path) -> None:
-    """The check of a place whose content may go, whatever it is."""
+    """The check for a folder whose content may be replaced in any case."""
 
 
 @contextlib.contextmanager
 def written(place: Path, check: Callable[[Path], object] = unchecked) -> Iterator[Path]:
-    """A new folder to write into, which takes the place of `place` if the block ends well, and goes if it does not.
+    """Yields a new folder to write into, which replaces `place` if the block succeeds, and is removed if it raises.
 
-    check: raises if what a folder holds must stay; asked about an older folder of that name once it has stepped aside,
-    where nobody writes to it any more. Raises FolderError where another process writes to this place, and OSError."""
+    check: raises if the older folder of that name must stay; it is called after that folder was renamed, when no
+    process writes to it any more. Raises FolderError if another process writes to this place, and OSError."""
     with claimed(place) as work:
         new, old = work / "new", work / "old"
         new.mkdir()
@@ -53,8 +53,8 @@ def written(place: Path, check: Callable[[Path], object] = unchecked) -> Iterato
 
 @contextlib.contextmanager
 def claimed(place: Path) -> Iterator[Path]:
-    """An empty folder beside a place, for this process alone, gone afterwards whatever happens. What a killed process
-    left there is cleared away first. Raises FolderError if another process has it."""
+    """Yields an empty work folder next to a place, locked for this process and removed afterwards. What a killed
+    process left there is removed first. Raises FolderError if another process holds the lock."""
     work = place.parent / f".{place.name}{WORK}"
     with _locked(work, place, TRIES):
         _clear(work, place)
@@ -65,8 +65,8 @@ def claimed(place: Path) -> Iterator[Path]:
 
 
 def clear_leftovers(parent: Path) -> None:
-    """Clear away what killed processes left in a folder, and put back what one had moved aside but not replaced; work
-    folders of living ones stay."""
+    """Removes what killed processes left in a folder, and restores a folder that one had renamed but not replaced. Work
+    folders of running processes stay."""
     for work in parent.glob(f".*{WORK}"):
         place = parent / work.name.removeprefix(".").removesuffix(WORK)
         with contextlib.suppress(FolderError, OSError):
@@ -78,7 +78,7 @@ def clear_leftovers(parent: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(work: Path, place: Path, tries: int) -> Iterator[None]:
-    """Hold the lock of a work folder, which is made if it is not there and goes with the lock if it is empty then."""
+    """Holds the lock of a work folder, which is created if needed, and removed with the lock if it is then empty."""
     lock = FileLock(work / "lock")
     for _ in range(tries):
         try:
@@ -87,20 +87,20 @@ def _locked(work: Path, place: Path, tries: int) -> Iterator[None]:
             raise FolderError(f"{place.parent} cannot be written ({error.strerror})") from None
         try:
             lock.acquire(timeout=WAIT)
-        except (Timeout, FileNotFoundError):  # held; or its holder has just taken the folder away
+        except (Timeout, FileNotFoundError):  # held, or its holder has just removed the folder
             continue
         if (work / "lock").exists():
             break
-        lock.release()  # of a file without a name: the next to come would make another
+        lock.release()  # of a file that was deleted: the next process would create another
     else:
         raise FolderError(f"{place} is being written by another process; wait until it ends, or choose another name")
     try:
         yield
     finally:
-        if os.name != "nt":  # there it is open, and goes when it is released
+        if os.name != "nt":  # Windows deletes no open file; it is removed on release there
             (work / "lock").unlink(missing_ok=True)
         lock.release()
-        with contextlib.suppress(OSError):  # another process has come to it
+        with contextlib.suppress(OSError):  # another process uses it
             work.rmdir()
 
 
@@ -111,6 +111,6 @@ def _clear(work: Path, place: Path) -> None:
 
 
 def _put_back(old: Path, place: Path) -> None:
-    """Whatever stepped aside for a folder that did not come."""
+    """Restores the older folder if no new one took its place."""
     if old.exists() and not place.exists():
         old.rename(place)

@@ -1,4 +1,4 @@
-"""The graph that shows what its linear layers are fed: the bundle's own, with more outputs."""
+"""A bundle's graph with the inputs of its linear layers as additional outputs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Observable:
-    """model: the graph as bytes, its weights still beside the bundle's file. spec: the manifest's, with what was added
-    to its outputs. layers: tensor that feeds linear layers -> (channels, their weights), in the graph's order."""
+    """model: the graph as bytes, which refer to the weights next to the bundle's file. spec: the manifest's, with the
+    additional outputs. layers: input tensor -> (its channels, the weights of the layers that read it), in the graph's
+    order."""
 
     model: bytes
     spec: GraphSpec
@@ -26,9 +27,9 @@ class Observable:
 
 
 def observable(path: Path, spec: GraphSpec) -> Observable:
-    """The graph at `path` with the inputs of all its linear layers among its outputs; writes nothing.
+    """Returns the graph at `path` with the inputs of all linear layers among its outputs. Writes no file.
 
-    Raises CalibrationError for a graph without linear layers, or of sizes that the file does not tell."""
+    Raises CalibrationError for a graph without linear layers, or with inputs of unknown size."""
     import onnx
 
     model = onnx.load(str(path), load_external_data=False)
@@ -44,7 +45,7 @@ def observable(path: Path, spec: GraphSpec) -> Observable:
     for tensor, weights in feeds.items():
         shape = _shape(known.get(tensor))
         if not shape or not isinstance(shape[-1], int) or not all(shape):
-            raise CalibrationError(f"{path} does not tell the size of {tensor!r}; export the bundle again")
+            raise CalibrationError(f"{path} does not state the size of {tensor!r}; export the bundle again")
         layers[tensor] = (shape[-1], tuple(weights))
         if tensor not in spec.inputs and tensor not in spec.outputs:
             outputs[tensor] = TensorSpec("float32", shape)
@@ -53,19 +54,19 @@ def observable(path: Path, spec: GraphSpec) -> Observable:
 
 
 def _linears(graph: onnx.GraphProto) -> Iterator[tuple[str, str]]:
-    """(input, weight) of every multiplication by a weight or, where it is also the embedding, by its transpose."""
+    """Yields (input, weight) of each product with a weight or, if it is also the embedding, with its transpose."""
     weights = {item.name for item in graph.initializer if len(item.dims) == 2}
-    turned = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Transpose"}
+    transposed = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Transpose"}
     for node in graph.node:
         if node.op_type == "MatMul":
             tensor, factor = node.input
-            weight = turned.get(factor, factor)
+            weight = transposed.get(factor, factor)
             if weight in weights:
                 yield tensor, weight
 
 
 def _shape(value: onnx.ValueInfoProto | None) -> tuple[int | str, ...]:
-    """Sizes and names of sizes, empty where they are not given."""
+    """Returns the sizes or the names of dynamic sizes; empty if the shape is unknown."""
     if value is None:
         return ()
     return tuple(dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim)

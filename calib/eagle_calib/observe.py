@@ -1,4 +1,4 @@
-"""Watching the inputs of linear layers while a graph is at work: a Session around the engine's own."""
+"""A Session that runs a graph as usual and records the inputs of its linear layers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from eagle_runtime.cache import Cache
 from eagle_runtime.session.ort.session import OrtSession
 from eagle_runtime.session.protocol import Array, Session
 
-SAMPLE_ROWS = 1024
-SEED = 0
+SAMPLE_ROWS = 1024  # rows kept per tensor
+SEED = 0  # of the sampling
 ADVICE = "check the checkpoint, or calibrate on other text"
 
 
-class Statistics:
-    """What one tensor held so far, in memory that does not grow. K channels."""
+class InputStatistics:
+    """Statistics of one tensor's rows [n, K], in memory of constant size."""
 
     def __init__(self, name: str, channels: int) -> None:
-        """name: of the tensor, in errors."""
+        """name: what errors call the tensor."""
         self._name = name
         self._rows = 0
         self._channel_absmax = np.zeros(channels, np.float32)
@@ -34,22 +34,22 @@ class Statistics:
         self._rng = np.random.default_rng(SEED)
 
     def add(self, rows: Float) -> None:
-        """Count rows [n, K]. Raises CalibrationError if a value is no finite number."""
+        """Adds rows [n, K]. Raises CalibrationError if a value is not finite."""
         largest = np.abs(rows).max(axis=0, initial=0)
         if not np.isfinite(largest).all():
-            raise CalibrationError(f"{self._name} holds values that are no finite numbers; {ADVICE}")
+            raise CalibrationError(f"{self._name} holds values that are not finite; {ADVICE}")
         np.maximum(self._channel_absmax, largest, out=self._channel_absmax)
         self._draw(rows)
         self._rows += len(rows)
 
     def observed(self) -> Observed:
-        """The figures of all rows. Raises CalibrationError if no range can be had of them."""
+        """Returns the statistics of all rows so far. Raises CalibrationError if all of them are zero."""
         if self._channel_absmax.max(initial=0) < np.finfo(np.float32).tiny:
-            raise CalibrationError(f"{self._name} is zero throughout, which gives no range; {ADVICE}")
+            raise CalibrationError(f"{self._name} is zero throughout, so that it has no range; {ADVICE}")
         return Observed(self._rows, self._channel_absmax.copy(), self._sample[: self._rows].copy())
 
     def _draw(self, rows: Float) -> None:
-        """Reservoir sampling (Vitter's algorithm R): every row seen is in the sample with the same chance."""
+        """Reservoir sampling (Vitter's algorithm R): each row so far is in the sample with the same probability."""
         places = self._rows + np.arange(len(rows))
         slots = np.where(places < SAMPLE_ROWS, places, self._rng.integers(0, places + 1))
         for row in np.flatnonzero(slots < SAMPLE_ROWS):
@@ -57,14 +57,14 @@ class Statistics:
 
 
 class ObservingSession:
-    """A graph of a bundle that works as ever, and measures what its linear layers are fed."""
+    """A Session of a bundle's graph that records the inputs of its linear layers."""
 
     def __init__(self, path: Path, spec: GraphSpec, threads: int | None = None) -> None:
-        """Raises CalibrationError for a graph that cannot be observed, BackendError for one that cannot run."""
+        """Raises CalibrationError for a graph that cannot be observed, and BackendError for one that cannot run."""
         graph = observable(path, spec)
         self._layers = graph.layers
         self._statistics = {
-            tensor: Statistics(f"{path}: the input of {' and '.join(weights)}", channels)
+            tensor: InputStatistics(f"{path}: the input of {' and '.join(weights)}", channels)
             for tensor, (channels, weights) in graph.layers.items()
         }
         self._session: Session = OrtSession(path, graph.spec, threads, graph.model)
@@ -84,7 +84,8 @@ class ObservingSession:
         return {name: results[name] for name in self.outputs}
 
     def observed(self) -> list[Input]:
-        """What was seen so far, in the graph's order. Raises CalibrationError naming layers that give no range."""
+        """Returns what was recorded so far, in the graph's order. Raises CalibrationError naming layers without a
+        range."""
         return [
             Input(tensor, weights, self._statistics[tensor].observed()) for tensor, (_, weights) in self._layers.items()
         ]

@@ -1,4 +1,4 @@
-"""Calibration text: a file, or the text that comes with the package, in; windows of token ids out."""
+"""Calibration text: reads a file, or the text in the package, into windows of token ids."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from eagle_calib.errors import CalibrationError
 from eagle_runtime.files import json_lines, text_lines
 from eagle_runtime.text.tokenizer import Text
 
-BLOCK_CHARS = 1 << 16  # of plain text, tokenised at a time
+BLOCK_CHARS = 1 << 16  # characters of plain text that are tokenised at a time
 
 
 def read_windows(path: Path | None, text: Text, vocab_size: int, window: int, max_tokens: int) -> list[list[int]]:
-    """The first max_tokens tokens of a file (None: of the package's own text) in windows of at most `window`.
+    """Returns the first max_tokens tokens of a file (None: of the package's text) in windows of at most `window`
+    tokens.
 
-    A file is plain text in UTF-8, or JSONL with "turns" (the first counts), "text" or "ids" in each row; every row
-    starts a window. Windows after a text's first begin as any text does (with its bos). Raises CalibrationError."""
+    A file is plain text in UTF-8, or JSONL with "turns" (the first is read), "text" or "ids" in each row; each row
+    starts a window. Later windows of a text begin with the tokenizer's prefix (bos) too. Raises CalibrationError."""
     name = "the calibration text" if path is None else str(path)
     prefix = _prefix(text) if text.available else []
     step = max(1, window - len(prefix))
@@ -40,7 +41,7 @@ def read_windows(path: Path | None, text: Text, vocab_size: int, window: int, ma
 
 
 def _prefix(text: Text) -> list[int]:
-    """Ids that the tokenizer puts before any text."""
+    """Returns the ids that the tokenizer puts before every text."""
     empty, letter = text.encode(""), text.encode("a")
     same = 0
     while same < min(len(empty), len(letter)) and empty[same] == letter[same]:
@@ -49,7 +50,7 @@ def _prefix(text: Text) -> list[int]:
 
 
 def _contents(path: Path | None) -> Iterator[tuple[str, str | list[Any]]]:
-    """(where, text or ids) of every row or block."""
+    """Yields (where, text or ids) of each row or block."""
     if path is None:
         yield "the calibration text", (resources.files("eagle_calib") / "text.txt").read_text(encoding="utf-8")
     elif path.suffix == ".jsonl":
@@ -69,21 +70,22 @@ def _row(where: str, row: dict[str, Any]) -> str | list[Any]:
         return text
     if isinstance(turns, list) and turns and isinstance(turns[0], str):
         return str(turns[0])
-    raise CalibrationError(f"{where} has no 'turns', 'text' or 'ids' to calibrate on; mend the line")
+    raise CalibrationError(f"{where} has no 'turns', 'text' or 'ids' to calibrate on; correct the line")
 
 
 def _encoded(where: str, content: str | list[Any], text: Text, vocab_size: int) -> list[int]:
     if isinstance(content, str):
         if not text.available:
-            raise CalibrationError(f"{where} is text, but the bundle has no tokenizer.json; give --data rows of 'ids'")
+            raise CalibrationError(f"{where} is text, but the bundle has no tokenizer.json; give rows of 'ids' as data")
         content = text.encode(content) if content else []
     if wrong := [item for item in content if type(item) is not int or not 0 <= item < vocab_size]:
-        raise CalibrationError(f"{where}: {wrong[0]!r} is no id of the vocabulary of {vocab_size}; mend the text")
+        raise CalibrationError(f"{where}: {wrong[0]!r} is no id of the vocabulary of {vocab_size}; correct the text")
     return content
 
 
 def joined(lines: Iterable[str], chars: int) -> Iterator[str]:
-    """Lines as blocks of whole lines, each the shortest of at least `chars` characters; the last may be shorter."""
+    """Yields blocks of whole lines, each as short as possible with at least `chars` characters; the last may be
+    shorter."""
     block: list[str] = []
     size = 0
     for line in lines:

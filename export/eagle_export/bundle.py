@@ -84,7 +84,7 @@ def export(
 
     An existing bundle, with the engines built from it, is replaced at the end; a folder with other files is refused.
     Raises ExportError (FidelityError for a bundle outside its limits), CalibrationError or FolderError. Then, and when
-    interrupted, nothing is left behind."""
+    interrupted, no files are left."""
     if draft_top_k is not None and draft_top_k < 1:
         raise ExportError(f"draft top-k is {draft_top_k}, but must be 1 or more")
     if draft_vocab is not None and draft_vocab < 1:

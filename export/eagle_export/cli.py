@@ -27,7 +27,7 @@ PRECISIONS = ("fp32", "fp16", "int8", "int8-static", "int8-weight", "int4")
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, or 2 after an error that is the input's."""
     argv = sys.argv[1:] if argv is None else argv
-    interrupted = "interrupted; nothing was left behind"
+    interrupted = "interrupted; no files were left"
     if argv and argv[0] == "engines":
         return run_command(_engines_parser(), argv[1:], run_engines, extra="export", interrupted=interrupted)
     return run_command(_parser(), argv, run, extra="export", interrupted=interrupted)

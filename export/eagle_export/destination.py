@@ -91,4 +91,4 @@ def disk_errors(bundle: Path) -> Iterator[None]:
         # NumPy raises an error without a number for an incomplete write.
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)
         what = "the disk is full" if full else error.strerror or str(error)
-        raise ExportError(f"{bundle} could not be written ({what}); nothing was left behind") from None
+        raise ExportError(f"{bundle} could not be written ({what}); no files were left") from None

@@ -10,10 +10,14 @@ Read generate.py first: it is the loop.
 import logging
 
 from eagle_runtime.bundle.fidelity import FidelityWarning
+from eagle_runtime.drafting.drafter import Drafter
+from eagle_runtime.drafting.shapes import TreeShape
 from eagle_runtime.eagle_model import EagleModel
 from eagle_runtime.errors import BackendError, BundleError, BusyError, ClosedError, EagleError, RequestError
+from eagle_runtime.generate import Cycle
 from eagle_runtime.result import Piece, Result, Stats
 from eagle_runtime.sampling import SamplingParams
+from eagle_runtime.tree import Tree
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent unless the application asks
 
@@ -22,6 +26,8 @@ __all__ = [
     "BundleError",
     "BusyError",
     "ClosedError",
+    "Cycle",
+    "Drafter",
     "EagleError",
     "EagleModel",
     "FidelityWarning",
@@ -30,4 +36,6 @@ __all__ = [
     "Result",
     "SamplingParams",
     "Stats",
+    "Tree",
+    "TreeShape",
 ]

@@ -15,6 +15,7 @@ from typing import Any
 from eagle_runtime.arguments import checked_ids, checked_int, short_repr
 from eagle_runtime.bundle.manifest import TreeKind
 from eagle_runtime.drafting.acceptance import AcceptanceStats
+from eagle_runtime.drafting.checked import CheckedDrafter
 from eagle_runtime.drafting.choose import (
     NO_HEAD,
     Choice,
@@ -50,17 +51,18 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 
 class EagleModel:
-    """A bundle in memory: target, head if it has one, their caches, tokenizer.
+    """A loaded bundle: target, head if it has one, their caches, tokenizer.
 
-    Any thread may call any method. A model decodes one text at a time: calls of `generate` from several threads wait
-    for each other, in order of arrival. A stream has the model from its first piece until it ends, is closed or
-    dropped; meanwhile other threads get a BusyError, since it may never end, and in its own thread (the one that asked
-    for a piece last) a newer generation ends it: asked for more, it raises RequestError. `score` is such a stream.
-    Twins decode side by side, step by step in order of arrival. No caller's code, on_cycle included, runs within a
-    step.
+    Any thread may call any method; a model decodes one text at a time.
 
-    `close` waits for the running step; whatever comes afterwards raises ClosedError, on twins too, and so does every
-    call in a process that was forked after the model was loaded."""
+    - Calls of `generate` from several threads wait for each other and run in order of arrival.
+    - A stream holds the model from its first piece until it ends, is closed or dropped. Meanwhile other threads get a
+      BusyError, since the stream may never end. A newer generation in the stream's own thread (the one that asked for a
+      piece last) ends it: the next piece then raises RequestError. `score` is such a stream.
+    - Twins decode at the same time, step by step in order of arrival. The caller's own code runs between steps, also
+      on_cycle; only a `drafter` of the caller's runs within a step.
+    - `close` waits for the running step. All later calls raise ClosedError, on twins too, and so does every call in a
+      process that was forked after the model was loaded."""
 
     def __init__(self, bundle: OpenBundle) -> None:
         """Use `EagleModel.load`."""
@@ -93,33 +95,35 @@ class EagleModel:
     ) -> EagleModel:
         """Load a bundle folder.
 
-        backend: one of backends.BACKENDS, or "auto" for the first of them that this bundle was made for and this
-        machine can run; `model.backend` says which it is, `model.passed_over` why none of those before it, and
-        `model.notice`, which is logged too, that it runs engine files of the bundle. context:
-        tokens of prompt and output together that buffers are made for; None takes the model's own, at most 4096.
-        threads: of one pass on the CPU; None takes the physical cores. check_hashes: read every file once to compare
-        its SHA-256 (about a second per gigabyte). On the CPU a quantised target's rows are checked once per machine
-        (exact_rows; some 170 rows): `model.row_check`. Raises BundleError, BackendError, RequestError; gives a
-        FidelityWarning for a bundle that follows its source less closely than its precision should."""
+        backend: one of backends.BACKENDS, or "auto" for the first of them that the bundle was made for and that works
+        on this machine. `model.backend` is the one in use, `model.passed_over` gives the reason against each one before
+        it, and `model.notice` is a warning, also logged, if "auto" runs engine files of the bundle. context: tokens of
+        prompt and output together that the caches hold; None takes the model's own limit, at most 4096. threads: of a
+        forward pass on the CPU; None takes the number of physical cores. check_hashes: compare the SHA-256 of every
+        file (about a second per gigabyte).
+
+        On the CPU the rows of a quantised target are checked once per machine (exact_rows; some 170 rows):
+        `model.row_check`. Raises BundleError, BackendError, RequestError; gives a FidelityWarning for a bundle that
+        differs more from its source model than its precision should."""
         return cls(open_bundle(Path(bundle), backend, context, threads, check_hashes))
 
     def twin(self) -> EagleModel:
-        """This model once more: the same engines, caches of its own, so that two generations may take turns, step by
-        step, in one thread or in several. What passes cost and what drafts taught is common to them, and closing one
-        closes all. Raises RequestError on other backends than cpu, whose engines are tied to one cache."""
+        """Returns a model on the same engines with caches of its own, so that two generations may alternate step by
+        step, in one thread or in several. Twins share measured costs and acceptance statistics; closing one closes all.
+        Raises RequestError on all backends but cpu, whose engines are tied to one cache."""
         if self.backend != "cpu":
             raise RequestError(f"a model on {self.backend} has no twins; load the bundle once more")
         return EagleModel(self._bundle.with_new_caches())
 
     @property
     def sessions(self) -> tuple[Session, ...]:
-        """Of the target and, if there is one, of the head, for tools that compare engines. They know nothing of the
-        model's turns, so nobody else may use the model meanwhile."""
+        """The session of the target and, if there is one, of the head, for tools that compare engines. Sessions take no
+        part in scheduling: use them only while no other code uses the model."""
         return self._engines.sessions
 
     @property
     def head(self) -> Head:
-        """Raises RequestError for a bundle without one."""
+        """The draft head. Raises RequestError for a bundle without one."""
         self._engines.check()
         if self._head is None:
             raise RequestError(NO_HEAD)
@@ -131,9 +135,9 @@ class EagleModel:
         return default_method(self.manifest.tree_defaults, self._head is not None)
 
     def generate(self, prompt: Prompt, **settings: Any) -> Result:
-        """Decode to the end; settings as in `stream`."""
+        """Decode to the end and return the result; settings as in `stream`."""
         with self.stream(prompt, **settings) as pieces:
-            pieces.lease.ticket.streamed = False  # it ends by itself, so others may wait
+            pieces.lease.ticket.streamed = False  # it ends without the caller's help, so others may wait for it
             for piece in pieces:
                 if piece.result is not None:
                     return piece.result
@@ -149,53 +153,63 @@ class EagleModel:
         total_token: int | None = None,
         depth: int | None = None,
         draft_top_k: int | None = None,
+        drafter: Drafter | None = None,
         stop_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
-        seed: int | None = None,
         on_cycle: Callable[[Cycle], None] | None = None,
-        **sampling: Any,
+        sampling: SamplingParams | None = None,
+        seed: int | None = None,
+        **settings: Any,
     ) -> Stream:
         """Decode piece by piece.
 
-        prompt: text, token ids, or chat messages ({"role", "content"} dicts, through the bundle's template).
-        max_new_tokens: the output also ends where the context is full. method: "vanilla" decodes without a draft,
-        "lookup" without the head, "eagle" without lookup, "eagle+lookup" with both; the tokens are the same. None:
-        `default_method`, or "eagle" where a tree is asked for that only the head grows. tree, total_token, depth,
-        draft_top_k: see manifest.TreeDefaults; None takes the bundle's, and a dynamic tree where total_token or depth
-        is given; tree may also be a TreeShape of your own. A cost-aware tree is sized by what passes cost, which is
-        learned from the passes (see `costs`). seed: None draws one (reported in the stats). on_cycle: called after
-        every verification. sampling: the fields of SamplingParams. Raises RequestError and ClosedError before any
-        work; pieces raise these too, and BusyError."""
+        prompt: text, token ids, or chat messages ({"role", "content"} dicts, for the bundle's template).
+        max_new_tokens: the output also ends where the context is full. stop_token_ids: end the output, as do the
+        model's end-of-sequence ids unless ignore_eos. on_cycle: called with each Cycle after its verification.
+
+        What drafts changes the speed, not the output. method: "vanilla" (no drafts), "lookup" (n-gram matches),
+        "eagle" (the head) or "eagle+lookup" (both); None takes `default_method`, or "eagle" if the tree asked for is
+        one that only a head grows. tree, total_token, depth, draft_top_k: see manifest.TreeDefaults; None takes the
+        bundle's, and a dynamic tree if total_token or depth is given. A cost-aware tree is sized by measured costs (see
+        `costs`). tree may also be a TreeShape, drafter an object with `grow` (see drafting.drafter), new for each call.
+
+        How tokens are sampled: sampling, or its fields as keyword settings, such as temperature=0.7; a field may be set
+        in one of the two. seed: None takes that of `sampling`, or a random one, which the statistics report.
+
+        Raises RequestError and ClosedError at once; pieces raise these too, and BusyError."""
         self._engines.check()
-        params = _sampling_params(sampling, secrets.randbits(32) if seed is None else seed)
+        params = _sampling_params(sampling, settings if seed is None else {**settings, "seed": seed})
         tokens = self._checked_prompt(prompt)
         max_new_tokens = checked_int("max_new_tokens", max_new_tokens, 1)
-        sizes, top_k = Sizes(total_token, depth, draft_top_k), None if self._head is None else self._head.top_k
-        method, choice = choose_drafter(method, tree, sizes, self.manifest.tree_defaults, top_k)
         sampler = Sampler(params, tokens, self.manifest.target.vocab_size)
-        drafter = self._drafter(choice, method, sampler)
-        stop = frozenset(checked_ids("stop_token_ids", stop_token_ids)) | (
-            frozenset() if ignore_eos else frozenset(self.manifest.target.eos_token_ids)
-        )
-        limit = min(max_new_tokens, self.context - len(tokens))
+        sizes, top_k = Sizes(total_token, depth, draft_top_k), None if self._head is None else self._head.top_k
+        if drafter is None:
+            method, choice = choose_drafter(method, tree, sizes, self.manifest.tree_defaults, top_k)
+            drafter = self._drafter(choice, method, sampler)
+        elif (method, tree, *sizes) != (None,) * 5:
+            raise RequestError("a drafter of your own takes no method, tree or sizes of a tree; leave them out")
+        else:
+            drafter = NoDraft() if self._drafts_are_off else CheckedDrafter(drafter, self.manifest.target.vocab_size)
+        eos = () if ignore_eos else self.manifest.target.eos_token_ids
+        stop_ids = frozenset({*checked_ids("stop_token_ids", stop_token_ids), *eos})
+        stop = StopCondition(stop_ids, min(max_new_tokens, self.context - len(tokens)))
         lease = Lease(streamed=True)
-        return Stream(
-            self._decode(lease, tokens, drafter, sampler, StopCondition(stop, limit), method, on_cycle), lease
-        )
+        return Stream(self._decode(lease, tokens, drafter, sampler, stop, method or "drafter", on_cycle), lease)
 
     def score(self, tokens: Sequence[int], first: int = 0) -> Iterator[Float]:
-        """What the target alone says of a text: the logits after tokens[first], tokens[first + 1], ... in pieces
-        [R, V]. Takes the model as a stream does. Raises RequestError, ClosedError, and BusyError with a piece."""
+        """Yields the target's logits after tokens[first], tokens[first + 1], ... in arrays [R, V]. Holds the model as a
+        stream does. Raises RequestError and ClosedError; pieces also raise BusyError."""
         self._engines.check()
         checked = self._checked_prompt(tokens)
         first = checked_int("first", first, 0)
         return self._scheduler.steps(Lease(streamed=True), self._target.score(checked, first))
 
     def costs(self, *, measure_again: bool = False) -> Costs:
-        """What passes cost on this machine, as far as is known: learned from the passes of this model's generations
-        and of earlier ones with this bundle, backend and machine, or of shapes alone. measure_again: time some 150
-        passes now, all in one step, and go on from there. On the cpu that leaves conversations alone; on other
-        backends, whose engines are tied to one cache, it takes the model as a call of `generate` does."""
+        """Returns what forward passes cost on this machine, as learned from the passes of this model's generations and
+        of earlier runs with this bundle, backend and machine, or else estimated from the models' shapes.
+
+        measure_again: time some 150 forward passes now, in one step, and go on from there. On the cpu that leaves
+        running generations alone; on other backends it holds the model as a call of `generate` does."""
         self._engines.check()
         if measure_again:
             other = self.twin() if self.backend == "cpu" else self
@@ -210,9 +224,9 @@ class EagleModel:
         return partial(Rehearsal, self._head.coupled(Coupling(sampler, Trust())))
 
     def close(self) -> None:
-        """Free the engines, when the running step is over; a second call does nothing. Generations that are not
-        finished end with a ClosedError at their next step. May be called from anywhere: another thread, on_cycle,
-        between two pieces, a signal handler, a forked process (where it frees nothing)."""
+        """Free the engines when the running step is over; a second call does nothing. Unfinished generations raise
+        ClosedError at their next step. It may be called from anywhere: another thread, on_cycle, between two pieces, a
+        signal handler, a forked process (where it frees nothing)."""
         with contextlib.suppress(ClosedError):
             self._engines.check()
             self._costs.close()
@@ -234,7 +248,7 @@ class EagleModel:
         drafter: Drafter,
         sampler: Sampler,
         stop: StopCondition,
-        method: Method,
+        method: str,
         on_cycle: Callable[[Cycle], None] | None,
     ) -> Generator[Piece, None, None]:
         decoder = self.text.stream(prompt)
@@ -292,9 +306,14 @@ class EagleModel:
             )
         return tokens
 
+    @property
+    def _drafts_are_off(self) -> bool:
+        """Whether drafts would change the output, since rows differ by which others share their forward pass."""
+        return self.row_check is not None and self.row_check.padding is None
+
     def _drafter(self, choice: Choice, method: Method, sampler: Sampler) -> Drafter:
         """Builds what was chosen, or NoDraft where the target's rows are not exact: drafts would change the output."""
-        if isinstance(choice, Vanilla) or (self.row_check is not None and self.row_check.padding is None):
+        if isinstance(choice, Vanilla) or self._drafts_are_off:
             return NoDraft()
         if isinstance(choice, LookupChain):
             return LookupDrafter(choice.length)
@@ -307,8 +326,15 @@ class EagleModel:
         return CostAwareDrafter(head, self._costs, acceptance, top_k=choice.top_k, copies=choice.lookup)
 
 
-def _sampling_params(sampling: dict[str, Any], seed: int) -> SamplingParams:
+def _sampling_params(sampling: SamplingParams | None, settings: dict[str, Any]) -> SamplingParams:
+    """Returns `sampling` with the keyword settings; raises RequestError for a setting that is unknown or in both."""
     known = {field.name for field in dataclasses.fields(SamplingParams)}
-    if unknown := sorted(set(sampling) - known):
+    if unknown := sorted(set(settings) - known):
         raise RequestError(f"unknown setting {unknown[0]!r}; sampling takes {', '.join(sorted(known))}")
-    return SamplingParams(seed=seed, **sampling)
+    if sampling is None:
+        return SamplingParams(**{"seed": secrets.randbits(32), **settings})
+    if not isinstance(sampling, SamplingParams):
+        raise RequestError(f"sampling is {short_repr(sampling)}, but must be a SamplingParams")
+    if both := [name for name in settings if getattr(sampling, name) != getattr(SamplingParams(), name)]:
+        raise RequestError(f"{both[0]} is set twice, as a keyword and in sampling; leave one of them out")
+    return dataclasses.replace(sampling, **settings)

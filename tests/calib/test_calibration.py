@@ -1,4 +1,4 @@
-"""calibration.json and calibration.npz: what is written comes back, and whatever else lies there is refused."""
+"""calibration.json and calibration.npz: what was written is read again, and broken files are refused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def edit(folder: Path, change: Edit) -> None:
-    """Change what both files say, and the hash that ties them with it."""
+    """Changes both files, and the hash that links them."""
     path, arrays_path = folder / "calibration.json", folder / "calibration.npz"
     data = json.loads(path.read_text())
     with np.load(arrays_path) as file:
@@ -53,12 +53,12 @@ def same(one: Observed, other: Observed) -> bool:
     return equal and one.rows == other.rows
 
 
-def test_what_is_written_comes_back(folder: Path) -> None:
-    found = read_calibration(folder)
-    assert list(found.target) == ["q", "k", "down"] and list(found.draft) == ["fc"]
-    assert found.target["q"] is found.target["k"]
-    assert same(found.target["q"], TARGET[0].observed) and same(found.target["down"], TARGET[1].observed)
-    assert same(found.draft["fc"], DRAFT[0].observed)
+def test_a_written_calibration_is_read_again(folder: Path) -> None:
+    calibration = read_calibration(folder)
+    assert list(calibration.target) == ["q", "k", "down"] and list(calibration.draft) == ["fc"]
+    assert calibration.target["q"] is calibration.target["k"]
+    assert same(calibration.target["q"], TARGET[0].observed) and same(calibration.target["down"], TARGET[1].observed)
+    assert same(calibration.draft["fc"], DRAFT[0].observed)
     edit(folder, lambda data, arrays: None)
     assert same(read_calibration(folder).draft["fc"], DRAFT[0].observed)
 
@@ -72,8 +72,8 @@ def array(name: str, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> 
 
 
 def put(value: float) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
-    """Sets the first value."""
-    return lambda found: np.concatenate([[value], found.ravel()[1:]]).reshape(found.shape).astype(np.float32)
+    """Returns a change that sets the first value."""
+    return lambda array: np.concatenate([[value], array.ravel()[1:]]).reshape(array.shape).astype(np.float32)
 
 
 ABSMAX, SAMPLE = "target.1.channel_absmax", "target.1.sample"
@@ -127,7 +127,7 @@ def test_broken_files_are_refused(folder: Path) -> None:
     json_path, arrays_path = folder / "calibration.json", folder / "calibration.npz"
     text, arrays = json_path.read_text(), arrays_path.read_bytes()
 
-    def said() -> str:
+    def error() -> str:
         with pytest.raises(CalibrationError) as caught:
             read_calibration(folder)
         json_path.write_text(text)
@@ -136,21 +136,21 @@ def test_broken_files_are_refused(folder: Path) -> None:
         return str(caught.value)
 
     arrays_path.write_bytes(arrays[:-10])
-    assert "does not match its SHA-256 in calibration.json" in said()
+    assert "does not match its SHA-256 in calibration.json" in error()
     arrays_path.unlink()
-    assert "calibration.npz cannot be read (" in said()
+    assert "calibration.npz cannot be read (" in error()
     arrays_path.write_bytes(b"PK\x03\x04 no archive")
     json_path.write_text(text.replace(json.loads(text)["arrays"], file_sha256(arrays_path)))
-    assert "calibration.npz cannot be read (" in said()
+    assert "calibration.npz cannot be read (" in error()
     json_path.write_text("{")
-    assert "is not readable JSON" in said()
+    assert "is not readable JSON" in error()
     json_path.write_bytes(b"\xff")
-    assert "is not readable JSON" in said()
+    assert "is not readable JSON" in error()
     json_path.write_text("[" * 100_000)
-    assert "is not readable JSON" in said()
+    assert "is not readable JSON" in error()
     json_path.write_text("[1]")
-    assert "holds no JSON object" in said()
+    assert "holds no JSON object" in error()
     json_path.unlink()
-    assert "calibration.json is missing; give the folder that eagle-calib wrote" in said()
+    assert "calibration.json is missing; give the folder that eagle-calib wrote" in error()
     with pytest.raises(CalibrationError, match="is not a folder"):
         read_calibration(folder / "none")

@@ -1,5 +1,4 @@
-"""Folders that are written beside their place: what two processes and killed ones do to each other, tried with real
-processes and real kills."""
+"""Folders that are renamed when complete: two processes at once, and killed ones, with real processes and kills."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ with written(Path(sys.argv[1])) as new:
     print("writing", flush=True)
     sys.stdin.readline()
 """
-# Renames as written does, and stops between the two.
+# Renames as `written` does, and stops between the two renames.
 HALF = """
 import sys
 from pathlib import Path
@@ -54,7 +53,7 @@ for turn in range(1_000_000):
 
 @contextmanager
 def writer(place: Path, content: str = "theirs", code: str = WRITER) -> Iterator[subprocess.Popen[str]]:
-    """Another process in the middle of writing a folder; it goes on when it is sent a line."""
+    """Another process in the middle of writing a folder; it continues when it is sent a line."""
     command = [sys.executable, "-c", code, str(place), content]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdin is not None
@@ -84,7 +83,7 @@ def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
     assert names(tmp_path) == ["place"] and (place / "file").read_text() == "two"
 
 
-def test_an_older_folder_that_may_not_go_comes_back(tmp_path: Path) -> None:
+def test_an_older_folder_that_must_stay_is_restored(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
     (place / "mine").write_text("mine")
@@ -98,7 +97,7 @@ def test_an_older_folder_that_may_not_go_comes_back(tmp_path: Path) -> None:
     assert names(tmp_path) == ["place"] and names(place) == ["mine"]
 
 
-def test_what_a_killed_process_left_goes_with_the_next(tmp_path: Path) -> None:
+def test_the_next_process_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     with writer(tmp_path / "place") as process:
         process.send_signal(signal.SIGKILL)
         process.wait(60)
@@ -109,7 +108,7 @@ def test_what_a_killed_process_left_goes_with_the_next(tmp_path: Path) -> None:
     assert names(tmp_path) == ["place"] and (tmp_path / "place" / "file").read_text() == "mine"
 
 
-def test_leftovers_of_other_places_go_too(tmp_path: Path) -> None:
+def test_leftovers_of_other_places_are_removed_too(tmp_path: Path) -> None:
     for place in ("one", "two", "three"):
         with writer(tmp_path / place) as process:
             process.send_signal(signal.SIGKILL)
@@ -123,8 +122,8 @@ def test_leftovers_of_other_places_go_too(tmp_path: Path) -> None:
     assert names(tmp_path) == ["alive"] and (tmp_path / "alive" / "file").read_text() == "theirs"
 
 
-def test_two_at_one_place(tmp_path: Path) -> None:
-    """The second is told; the first notices nothing."""
+def test_two_processes_at_one_place(tmp_path: Path) -> None:
+    """The second gets an error; the first is not disturbed."""
     place = tmp_path / "place"
     with writer(place) as process:
         with pytest.raises(FolderError, match=f"{place} is being written by another process"), written(place):
@@ -134,7 +133,7 @@ def test_two_at_one_place(tmp_path: Path) -> None:
     assert names(tmp_path) == ["place"]
 
 
-def test_two_beside_each_other(tmp_path: Path) -> None:
+def test_two_processes_at_neighbouring_places(tmp_path: Path) -> None:
     with writer(tmp_path / "theirs"), written(tmp_path / "mine") as new:
         clear_leftovers(tmp_path)
         (new / "file").write_text("mine")
@@ -144,7 +143,7 @@ def test_two_beside_each_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["clear", "claim"])
-def test_killed_between_the_renames_the_older_folder_comes_back(tmp_path: Path, how: str) -> None:
+def test_after_a_kill_between_the_renames_the_older_folder_is_restored(tmp_path: Path, how: str) -> None:
     place = tmp_path / "place"
     place.mkdir()
     (place / "file").write_text("older")
@@ -161,7 +160,7 @@ def test_killed_between_the_renames_the_older_folder_comes_back(tmp_path: Path, 
 
 
 def test_killed_at_any_moment(tmp_path: Path) -> None:
-    """The place holds the older folder or the newer, whole, and in the end nothing lies beside it."""
+    """The place holds the complete older or newer folder, and no work folder is left next to it."""
     place = tmp_path / "place"
     for turn in range(12):
         with writer(place, str(turn % 10) * 1000, AGAIN) as process:

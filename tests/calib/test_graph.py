@@ -1,4 +1,4 @@
-"""Which layers are found in a graph, and which outputs are added to show what they are fed."""
+"""Which linear layers `observable` lists, and which outputs it adds for their inputs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def tensor(name: str, shape: list[int | str]) -> onnx.ValueInfoProto:
 def graph(
     folder: Path, sizes: bool = True, weights: tuple[str, ...] = ("a", "b", "embedding")
 ) -> tuple[Path, GraphSpec]:
-    """x -> a -> h (an output) -> b -> y; y * y^T is no layer; y -> the embedding, turned -> z."""
+    """x -> a -> h (an output) -> b -> y; y * y^T is no layer; y -> the transposed embedding -> z."""
     nodes = [
         helper.make_node("MatMul", ["x", "a"], ["h"]),
         helper.make_node("MatMul", ["h", "b"], ["y"]),
-        helper.make_node("Transpose", ["y"], ["y_turned"], perm=[0, 2, 1]),
-        helper.make_node("MatMul", ["y", "y_turned"], ["scores"]),
-        helper.make_node("Transpose", ["embedding"], ["turned"], perm=[1, 0]),
-        helper.make_node("MatMul", ["y", "turned"], ["z"]),
+        helper.make_node("Transpose", ["y"], ["y_transposed"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["y", "y_transposed"], ["scores"]),
+        helper.make_node("Transpose", ["embedding"], ["transposed"], perm=[1, 0]),
+        helper.make_node("MatMul", ["y", "transposed"], ["z"]),
     ]
     shapes = {"a": (3, 4), "b": (4, 4), "embedding": (7, 4)}
     inputs = [tensor("x", [1, "T", 3]), *(tensor(n, list(shapes[n])) for n in shapes if n not in weights)]
@@ -49,15 +49,15 @@ def graph(
 
 def test_layers_and_added_outputs(tmp_path: Path) -> None:
     path, spec = graph(tmp_path)
-    found = observable(path, spec)
-    assert found.layers == {"x": (3, ("a",)), "h": (4, ("b",)), "y": (4, ("embedding",))}
-    assert found.spec.outputs == {**spec.outputs, "y": TensorSpec("float32", (1, "T", 4))}
-    assert [output.name for output in onnx.load_from_string(found.model).graph.output] == ["h", "z", "y"]
+    graph_with_outputs = observable(path, spec)
+    assert graph_with_outputs.layers == {"x": (3, ("a",)), "h": (4, ("b",)), "y": (4, ("embedding",))}
+    assert graph_with_outputs.spec.outputs == {**spec.outputs, "y": TensorSpec("float32", (1, "T", 4))}
+    assert [output.name for output in onnx.load_from_string(graph_with_outputs.model).graph.output] == ["h", "z", "y"]
 
 
 def test_graphs_that_cannot_be_observed(tmp_path: Path) -> None:
     path, spec = graph(tmp_path, sizes=False)
-    with pytest.raises(CalibrationError, match="does not tell the size of 'y'; export the bundle again"):
+    with pytest.raises(CalibrationError, match="does not state the size of 'y'; export the bundle again"):
         observable(path, spec)
     path, spec = graph(tmp_path, weights=())
     with pytest.raises(CalibrationError, match="has no linear layers to observe"):

@@ -1,4 +1,4 @@
-"""Files into windows of ids."""
+"""Reading text files into windows of token ids."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BOS = 299
 
 @pytest.fixture
 def plain(tmp_path: Path) -> Text:
-    """The tokenizer of bytes."""
+    """A byte tokenizer."""
     (tmp_path / "plain").mkdir()
     tokenizer = tokenizers.Tokenizer.from_file(str(GOLDEN / "byte_tokenizer.json"))
     tokenizer.save(str(tmp_path / "plain" / "tokenizer.json"))
@@ -28,7 +28,7 @@ def plain(tmp_path: Path) -> Text:
 
 @pytest.fixture
 def with_bos(tmp_path: Path) -> Text:
-    """The same, which begins every text with an id of its own."""
+    """A byte tokenizer that puts a bos id before each text."""
     (tmp_path / "bos").mkdir()
     tokenizer = tokenizers.Tokenizer.from_file(str(GOLDEN / "byte_tokenizer.json"))
     tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS)])
@@ -46,7 +46,7 @@ def test_text_is_cut_into_windows(plain: Text, tmp_path: Path) -> None:
     assert read_windows(path, plain, VOCAB, 4, 4) == [ids[:4]]
 
 
-def test_every_window_begins_as_a_text_does(with_bos: Text, tmp_path: Path) -> None:
+def test_every_window_of_a_text_begins_with_bos(with_bos: Text, tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("abcdefgh")
     bos, *ids = with_bos.encode("abcdefgh")
@@ -62,7 +62,7 @@ def test_every_row_begins_a_window(plain: Text, tmp_path: Path) -> None:
     assert read_windows(path, plain, VOCAB, 4, 100) == [first, second[:4], second[4:], [3, 1, 2]]
 
 
-def test_rows_behind_the_last_token_are_not_read(plain: Text, tmp_path: Path) -> None:
+def test_rows_after_the_last_token_are_not_read(plain: Text, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "abc"}\nthis is no JSON\n')
     assert read_windows(path, plain, VOCAB, 4, 3) == [plain.encode("abc")]
@@ -76,7 +76,7 @@ def test_a_long_text_is_read_in_blocks(plain: Text, tmp_path: Path) -> None:
     assert [token for window in windows for token in window] == plain.encode("".join(lines))
 
 
-def test_the_text_that_comes_along_is_mixed(plain: Text) -> None:
+def test_the_package_text_is_mixed(plain: Text) -> None:
     ids = [token for window in read_windows(None, plain, VOCAB, 256, 10**9) for token in window]
     stream = plain.stream([])
     assert stream is not None

@@ -1,116 +1,44 @@
-"""Bad checkpoints, pairs and destinations: one line that says what and where, exit status 2, nothing left on disk.
+"""Bad checkpoints, pairs and destinations: one line with what and where, exit status 2, and no file is left.
 
-Every case damages a copy of the golden pair and runs the command itself. What needs no trace to be seen is refused
-before one: in a fraction of the processor time that a trace takes, and without a folder beside the destination.
+Each case damages a copy of the golden pair and runs the command. What can be seen without a trace is refused before
+one: in a fraction of the processor time of a trace, and without a work folder next to the destination.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
-import eagle_export.bundle
-from eagle_export.cli import main
-from eagle_runtime import EagleModel
-from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
-from eagle_runtime.session.trt.engine_file import SIDECAR_VERSION, EngineSet, EngineSpec, Profile
+from export_workplace import (
+    CHECK_SECONDS,
+    Workplace,
+    configure,
+    drop,
+    edit,
+    put,
+    refusal,
+    shard,
+    spoil,
+    workplace,
+    write_index,
+)
 
-CHECK_SECONDS = 2.0  # of processor time; the checks take a tenth of it, tracing the golden pair three times as much
 GATE, NORM = "model.layers.2.mlp.gate_proj.weight", "model.norm.weight"
 Q, K, V = (f"layers.0.self_attn.{part}_proj.weight" for part in "qkv")
 
 
-class Workplace:
-    """A copy of the golden pair, and an empty folder to export into."""
-
-    def __init__(self, golden: Path, root: Path) -> None:
-        self.root = root
-        self.target, self.eagle1, self.eagle3 = root / "target", root / "eagle1", root / "eagle3"
-        for name, folder in (("target", self.target), ("head_eagle1", self.eagle1), ("head_eagle3_dv44", self.eagle3)):
-            shutil.copytree(golden / name, folder)
-        self.bundle = root / "out" / "bundle"
-        self.bundle.parent.mkdir()
-
-    def arguments(self, head: str = "eagle1") -> list[str]:
-        return [str(self.target), str(self.root / head), "-o", str(self.bundle)]
-
-    def snapshot(self) -> dict[str, Any]:
-        """Every path below the root with its content: equal snapshots mean that nothing was made, changed or lost."""
-        return {
-            str(path.relative_to(self.root)): os.readlink(path)
-            if path.is_symlink()
-            else path.read_bytes()
-            if path.is_file()
-            else None
-            for path in self.root.rglob("*")
-        }
-
-    def make_shallow(self) -> None:
-        """Keep one layer of the target, for what is found after the trace."""
-        configure(self.target, num_hidden_layers=1)
-        edit(
-            self.target, lambda t: [t.pop(name) for name in list(t) if ".layers." in name and ".layers.0." not in name]
-        )
-
-
-def configure(folder: Path, **changes: Any) -> None:
-    """Set keys of config.json; None takes a key away."""
-    path = folder / "config.json"
-    config = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
-
-
-def edit(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
-    """Rewrite model.safetensors after `change` worked on its tensors."""
-    tensors = {name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()}
-    change(tensors)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
-
-
-def put(name: str, tensor: Tensor) -> Callable[[dict[str, Tensor]], object]:
-    return lambda tensors: tensors.update({name: tensor})
-
-
-def drop(name: str) -> Callable[[dict[str, Tensor]], object]:
-    return lambda tensors: tensors.pop(name)
-
-
-def spoil(name: str, value: float) -> Callable[[dict[str, Tensor]], object]:
-    return lambda tensors: tensors[name].view(-1)[-1].fill_(value)
-
-
-def write_index(folder: Path, weight_map: object) -> None:
-    """Replace the weights by an index alone."""
-    (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-
-
-def shard(folder: Path) -> None:
-    """Leave one of two shards behind, as a download that broke off does."""
-    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
-    index = folder / "model.safetensors.index.json"
-    names = sorted(json.loads(index.read_text())["weight_map"])
-    files = [f"model-0000{1 + (2 * i >= len(names))}-of-00002.safetensors" for i in range(len(names))]
-    index.write_text(json.dumps({"weight_map": dict(zip(names, files, strict=True))}))
-
-
 @dataclass(frozen=True)
 class Case:
-    """says: what the message names, the place included. damage: one step after another."""
+    """says: what the message must contain, the path included. damage: steps in order."""
 
     name: str
     says: tuple[str, ...]
@@ -371,26 +299,8 @@ CASES = [
 
 @pytest.fixture
 def work(golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workplace]:
-    """The command also sets signal handlers and a variable of its process: put back."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield Workplace(golden, tmp_path)
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-def refusal(work: Workplace, argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line that eagle-export says, having left every file as it was."""
-    before = work.snapshot()
-    try:
-        status: object = main(argv)
-    except SystemExit as stop:  # argparse's way out
-        status = stop.code
-    out, err = capsys.readouterr()
-    assert (status, out) == (2, ""), err
-    assert err.startswith("eagle-export: ") and err.index("\n") == len(err) - 1, err
-    assert work.snapshot() == before
-    return err
+    with workplace(golden, tmp_path, monkeypatch) as place:
+        yield place
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -402,7 +312,7 @@ def test_damage_is_named_before_any_long_work(work: Workplace, case: Case, capsy
     started = time.process_time()
     message = refusal(work, work.arguments(case.head), capsys)
     assert time.process_time() - started < CHECK_SECONDS
-    assert changed is None or parent.stat().st_mtime_ns == changed, "something was made beside the destination"
+    assert changed is None or parent.stat().st_mtime_ns == changed, "something was created next to the destination"
     for words in case.says:
         assert words in message.replace(f"{work.root}/", "")
 
@@ -450,7 +360,7 @@ def test_values_are_checked_and_the_older_bundle_stays(
     says: tuple[str, ...],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Values are read when they are written, so this is found late, with files beside the destination to clear away."""
+    """Values are read when they are written, so this error comes late, with a work folder that must be removed."""
     work.make_shallow()
     damage(work)
     shutil.copytree(bundle_of("eagle1"), work.bundle)
@@ -459,167 +369,8 @@ def test_values_are_checked_and_the_older_bundle_stays(
         assert words in message
 
 
-def test_an_older_bundle_is_replaced(
-    work: Workplace, bundle_of: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    work.make_shallow()
-    edit(work.target, spoil(NORM, 1e6))  # too large for fp16, well within fp32
-    shutil.copytree(bundle_of("eagle1"), work.bundle)
-    fake_engines(work.bundle)  # made from the older graphs, so they must go with them
-    assert main([*work.arguments(), "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert any("engines tensorrt-rtx-sm89 were built from the older bundle" in text for text in report["warnings"])
-    assert report["bundle"] == str(work.bundle)
-    assert [path.name for path in work.bundle.parent.iterdir()] == ["bundle"]
-    manifest = read_manifest(work.bundle)
-    assert manifest.head is not None and (manifest.head.kind, manifest.target.num_layers) == ("eagle1", 1)
-    assert {path.relative_to(work.bundle).as_posix() for path in work.bundle.rglob("*") if path.is_file()} == {
-        MANIFEST_NAME,
-        *manifest.files,
-    }
-    with EagleModel.load(work.bundle, threads=1) as model:
-        assert len(model.generate([5, 6, 7], max_new_tokens=4, ignore_eos=True).token_ids) == 4
-
-
-def early_refusal(work: Workplace, capsys: pytest.CaptureFixture[str]) -> str:
-    """Before the trace."""
-    started = time.process_time()
-    message = refusal(work, work.arguments(), capsys)
-    assert time.process_time() - started < CHECK_SECONDS
-    return message
-
-
-def fake_engines(bundle: Path) -> Path:
-    """A folder of engines whose sidecar lists them; nobody loads them."""
-    folder = bundle / "engines" / "tensorrt-rtx-sm89"
-    folder.mkdir(parents=True)
-    profile = Profile("tree", (1, 1, 1), (1, 1, 1), (1, 1, 1), (1, 1, 1))
-    spec = EngineSpec("target.engine", "0" * 64, 6, {}, (profile,), True, None, None)
-    sidecar = EngineSet(SIDECAR_VERSION, "tensorrt-rtx", "1.7", ("8.9",), None, None, 64, False, spec, None)
-    (folder / "engine.json").write_text(sidecar.to_json())
-    (folder / "target.engine").write_bytes(b"engine")
-    (folder.parent / "timing.cache").write_bytes(b"timings")
-    return folder
-
-
-def foreign_file(bundle: Path) -> str:
-    (bundle / "thesis.tex").write_text("years of work")
-    return "thesis.tex"
-
-
-def foreign_beside_the_graph(bundle: Path) -> str:
-    (bundle / "target" / "notes.txt").write_text("mine")
-    return "target/notes.txt"
-
-
-def foreign_folder(bundle: Path) -> str:
-    (bundle / "photos").mkdir()
-    return "photos"
-
-
-def foreign_link(bundle: Path) -> str:
-    (bundle / "link").symlink_to(bundle.parent)
-    return "link"
-
-
-def foreign_engine(bundle: Path) -> str:
-    folder = fake_engines(bundle)
-    (folder / "my.plan").write_bytes(b"engine")
-    return "engines/tensorrt-rtx-sm89/my.plan"
-
-
-def engines_without_a_sidecar(bundle: Path) -> str:
-    folder = fake_engines(bundle)
-    (folder / "engine.json").write_text("{}")
-    return "engines/tensorrt-rtx-sm89"
-
-
-def listed_name_as_a_folder(bundle: Path) -> str:
-    (bundle / "generation_config.json").unlink(missing_ok=True)
-    (bundle / "generation_config.json").mkdir()
-    return "generation_config.json"
-
-
-@pytest.mark.parametrize(
-    "add",
-    [
-        foreign_file, foreign_beside_the_graph, foreign_folder, foreign_link, foreign_engine,
-        engines_without_a_sidecar, listed_name_as_a_folder,
-    ],
-)  # fmt: skip
-def test_files_that_no_manifest_lists_stop_the_export(
-    work: Workplace,
-    bundle_of: Callable[..., Path],
-    add: Callable[[Path], str],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Before any work, and nothing is touched."""
-    shutil.copytree(bundle_of("eagle1"), work.bundle)
-    name = add(work.bundle)
-    message = early_refusal(work, capsys)
-    assert f"{work.bundle / name} does not belong to the bundle" in message
-
-
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"files": 7}'])
-def test_a_manifest_that_lists_nothing_stops_the_export(
-    work: Workplace, content: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    work.bundle.mkdir()
-    (work.bundle / MANIFEST_NAME).write_text(content)
-    message = early_refusal(work, capsys)
-    assert f"{work.bundle / MANIFEST_NAME} does not say which files are the bundle's" in message
-
-
-def test_a_bundle_of_another_version_may_be_replaced(
-    work: Workplace, bundle_of: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    work.make_shallow()
-    shutil.copytree(bundle_of("eagle1"), work.bundle)
-    data = json.loads((work.bundle / MANIFEST_NAME).read_text())
-    (work.bundle / MANIFEST_NAME).write_text(json.dumps({"schema_version": 3, "files": data["files"]}))
-    assert main([*work.arguments(), "--no-certificate"]) == 0, capsys.readouterr().err
-    assert read_manifest(work.bundle).target.num_layers == 1
-
-
-def test_a_file_that_comes_while_the_export_runs_stays(
-    work: Workplace,
-    bundle_of: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The older bundle is looked at once more before it goes."""
-    work.make_shallow()
-    shutil.copytree(bundle_of("eagle1"), work.bundle)
-    write = eagle_export.bundle._write
-
-    def write_meanwhile(*arguments: Any) -> None:
-        write(*arguments)
-        foreign_file(work.bundle)
-
-    monkeypatch.setattr(eagle_export.bundle, "_write", write_meanwhile)
-    assert main([*work.arguments(), "--no-certificate"]) == 2
-    assert f"{work.bundle / 'thesis.tex'} does not belong to the bundle" in capsys.readouterr().err
-    assert (work.bundle / "thesis.tex").read_text() == "years of work"
-    assert read_manifest(work.bundle).target.num_layers > 1
-    assert [path.name for path in work.bundle.parent.iterdir()] == ["bundle"]
-
-
-def test_a_loaded_model_goes_on_when_its_bundle_is_replaced(
-    work: Workplace, bundle_of: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its weights are mapped from files that lose their name, and nothing else."""
-    work.make_shallow()
-    shutil.copytree(bundle_of("eagle1"), work.bundle)
-    with EagleModel.load(work.bundle, threads=1) as model:
-        before = model.generate([5, 6, 7], max_new_tokens=32, ignore_eos=True).token_ids
-        assert main([*work.arguments(), "--no-certificate"]) == 0, capsys.readouterr().err
-        assert model.generate([5, 6, 7], max_new_tokens=32, ignore_eos=True).token_ids == before
-    with EagleModel.load(work.bundle, threads=1) as model:
-        assert model.generate([5, 6, 7], max_new_tokens=32, ignore_eos=True).token_ids != before
-
-
 def test_the_process_itself_ends_with_status_2(work: Workplace) -> None:
-    """What a shell sees: status, one line, and nothing of the libraries' own talk."""
+    """A shell sees the status and one line, and no output of the libraries."""
     os.truncate(work.eagle1 / "model.safetensors", 5000)
     before = work.snapshot()
     done = subprocess.run(

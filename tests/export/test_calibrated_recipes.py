@@ -1,4 +1,4 @@
-"""Recipes that take a calibration: scaling keeps the function, ranges and levels are better for it, words stay few."""
+"""Recipes with a calibration: smoothing keeps the function, and ranges and levels have smaller errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Array = npt.NDArray[Any]
 
 @pytest.fixture(scope="module")
 def calibrations(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """kind of head -> calibration on text of the kind that the model was trained on."""
+    """Kind of head -> calibration on text like that which the model was trained on."""
     data = tmp_path_factory.mktemp("text") / "ids.jsonl"
     rows = [row["prompt_ids"] + row["first_64"] for row in load_trace("eagle2_tt16_d3_k4")["prompts"]]
     data.write_text("".join(json.dumps({"ids": row}) + "\n" for row in rows[3:]), encoding="utf-8")
@@ -62,17 +62,17 @@ def target_graph(kind: str) -> ir.Model:
 
 
 def text_logits(folder: Path, prompts: Sequence[Sequence[int]]) -> Array:
-    """[rows, V] of the prompts' own tokens."""
+    """Logits [rows, V] of the prompts' tokens."""
     with EagleModel.load(folder, threads=1) as model:
         return np.concatenate([piece.copy() for prompt in prompts for piece in model.score(prompt)])
 
 
-def test_every_layer_behind_a_norm_or_attention_can_be_scaled() -> None:
+def test_every_layer_after_a_norm_or_attention_can_be_scaled() -> None:
     model = target_graph("eagle1")
-    found = groups(model)
-    names = sorted(layer.name.split(".")[-2] for group in found for layer in group.layers)
-    assert len(found) == 3 * 8 and len(names) == 6 * 8 and "down_proj" not in names
-    assert {group.repeats for group in found} == {1, 2}  # o_proj: two query heads read one value head
+    scalable = groups(model)
+    names = sorted(layer.name.split(".")[-2] for group in scalable for layer in group.layers)
+    assert len(scalable) == 3 * 8 and len(names) == 6 * 8 and "down_proj" not in names
+    assert {group.repeats for group in scalable} == {1, 2}  # o_proj: two query heads read one value head
 
 
 def test_scaling_alone_keeps_the_function(
@@ -82,7 +82,7 @@ def test_scaling_alone_keeps_the_function(
     prompts: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All 24 groups, by odd factors, through the engine."""
+    """All 24 groups are scaled by random factors, and run by the engine."""
     from eagle_export.weights import save
 
     observed = read_calibration(calibrations["eagle1"]).target
@@ -126,14 +126,14 @@ def layer() -> tuple[Array, Array]:
 
 def test_sizes_follow_the_inputs(layer: tuple[Array, Array]) -> None:
     x, weight = layer
-    found = channel_sizes(np.abs(x).max(0), weight)
-    assert found[[5, 40]].min() > 5 * np.delete(found, [5, 40]).max()
+    sizes = channel_sizes(np.abs(x).max(0), weight)
+    assert sizes[[5, 40]].min() > 5 * np.delete(sizes, [5, 40]).max()
     silent = x.copy()
     silent[:, 7] = 0
     assert channel_sizes(np.abs(silent).max(0), weight).min() > 0
 
 
-def test_best_range_cuts_off_rare_giants_only() -> None:
+def test_best_range_clips_rare_large_values_only() -> None:
     rng = np.random.default_rng(4)
     x = rng.normal(size=(400, 64)).astype(np.float32)
     plain = best_range(x, np.abs(x).max(0))
@@ -144,7 +144,7 @@ def test_best_range_cuts_off_rare_giants_only() -> None:
 
 @pytest.fixture(scope="module")
 def correlated() -> Array:
-    """Inputs [512, 80] whose channels have a dozen causes in common; one channel is always zero."""
+    """Inputs [512, 80] whose channels are mixtures of twelve factors; one channel is always zero."""
     rng = np.random.default_rng(6)
     x = rng.normal(size=(512, 12)) @ rng.normal(size=(12, 80)) + 0.3 * rng.normal(size=(512, 80))
     x[:, 33] = 0
@@ -153,12 +153,12 @@ def correlated() -> Array:
 
 @pytest.mark.parametrize("asymmetric", [True, False])
 def test_compensated_errors_are_smaller_on_inputs_that_were_not_recorded(asymmetric: bool, correlated: Array) -> None:
-    """Also where fewer inputs were recorded than there are channels; the last block is half a block."""
+    """Also with fewer recorded inputs than channels; the last block is half a block."""
     weight = np.random.default_rng(7).normal(size=(80, 48)).astype(np.float32)
     unseen = correlated[256:]
 
-    def error(found: Array) -> float:
-        return float(np.square(unseen @ (found - weight)).sum())
+    def error(stored: Array) -> float:
+        return float(np.square(unseen @ (stored - weight)).sum())
 
     plain = error(rounded(weight, 32, asymmetric).values())
     for rows, share in ((256, 0.4), (40, 0.7)):
@@ -168,7 +168,7 @@ def test_compensated_errors_are_smaller_on_inputs_that_were_not_recorded(asymmet
         assert asymmetric or (blocks.zero == 8).all()
 
 
-def test_a_small_sample_tells_less_of_products(correlated: Array) -> None:
+def test_a_small_sample_raises_the_squares(correlated: Array) -> None:
     for x, raised in ((correlated, 1 + 80 / 512), (correlated[:20], 5)):
         gram = damped_gram(x)
         np.testing.assert_allclose(gram[0, 0], raised * np.square(x[:, 0]).mean(), rtol=1e-3)
@@ -195,10 +195,10 @@ def test_calibrated_bundles_decode_losslessly_and_close_to_the_source(
         calibration=calibrations[kind],
         certify=False,
     )
-    words = set(done.manifest.target.graph.recipe.values())
-    assert any("smoothed" in word or "compensated" in word for word in words)
-    exact, found = (log_softmax(text_logits(folder, prompts[:3])) for folder in (bundle_of(kind), bundle))
-    assert divergence(exact, found).mean() < (0.02 if precision == "int8-static" else 0.2)
+    done_to = set(done.manifest.target.graph.recipe.values())
+    assert any("smoothed" in what or "compensated" in what for what in done_to)
+    exact, quantised = (log_softmax(text_logits(folder, prompts[:3])) for folder in (bundle_of(kind), bundle))
+    assert divergence(exact, quantised).mean() < (0.02 if precision == "int8-static" else 0.2)
     with EagleModel.load(bundle, threads=1) as model:
         for prompt in prompts[:3]:
             eagle = model.generate(prompt, tree="dynamic", max_new_tokens=40)
@@ -223,7 +223,7 @@ def test_static_int8_smooths_o_proj_on_every_backend(
 def test_onnxruntime_fuses_every_product_of_a_static_graph(
     graph: str, calibrations: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Into int8 products: those of down in eight parts and the LM head's two with a scale for each row."""
+    """Into int8 products; down in eight parts and the LM head in two have a scale for each row."""
     bundle, optimised = tmp_path / "bundle", tmp_path / "optimised.onnx"
     export(
         GOLDEN / "target",
@@ -236,14 +236,16 @@ def test_onnxruntime_fuses_every_product_of_a_static_graph(
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(optimised)
     onnxruntime.InferenceSession(str(bundle / graph), options, providers=["CPUExecutionProvider"])
-    found = Counter(node.op_type for node in onnx.load(optimised, load_external_data=False).graph.node)
-    layers, more = (8, 0) if graph.startswith("target") else (1, 1)  # the head: fc, and q of the wanted rows alone
-    assert found["MatMulIntegerToFloat"] == (6 + 8) * layers + more + 2
-    assert found["QuantizeLinear"] == (3 + 1) * layers + 2 * more + 1 and found["DequantizeLinear"] == 0
+    counts = Counter(node.op_type for node in onnx.load(optimised, load_external_data=False).graph.node)
+    layers, more = (
+        (8, 0) if graph.startswith("target") else (1, 1)
+    )  # the head has fc too, and computes q for the wanted rows only
+    assert counts["MatMulIntegerToFloat"] == (6 + 8) * layers + more + 2
+    assert counts["QuantizeLinear"] == (3 + 1) * layers + 2 * more + 1 and counts["DequantizeLinear"] == 0
 
 
 def normed_linear(weight: Array, gain: Array) -> ir.Model:
-    """x [1, T, K] -> RMSNormalization -> @ weight"""
+    """A model of RMSNormalization of x [1, T, K], then @ weight."""
     k, n = weight.shape
     fp32 = ir.TensorType(ir.DataType.FLOAT)
     x = ir.Value(name="x", type=fp32, shape=ir.Shape([1, "T", k]))
@@ -267,7 +269,7 @@ def outputs(model: ir.Model, x: Array) -> Array:
 
 
 def test_searched_scales_are_folded_into_the_norm_and_help(layer: tuple[Array, Array]) -> None:
-    """Inputs with two giant channels, on rows that were not recorded; against the same recipe with its scales at 1."""
+    """Inputs with two very large channels, on rows that were not recorded; compared with the recipe without scales."""
     rng = np.random.default_rng(8)
     weight, size = layer[1], np.ones(64, np.float32)
     size[[5, 40]] = 30
@@ -280,7 +282,7 @@ def test_searched_scales_are_folded_into_the_norm_and_help(layer: tuple[Array, A
     error = np.square(outputs(searched, rows)[0, 256:] - exact).mean()
     unscaled = normed_linear(weight, size)
     (norm,) = (node for node in unscaled.graph if node.op_type == "RMSNormalization")
-    aside = ir.node("Identity", [norm.outputs[0]])  # hides the norm: nothing is left to fold factors into
+    aside = ir.node("Identity", [norm.outputs[0]])  # hides the norm, so that no weight can absorb the factors
     unscaled.graph.insert_after(norm, aside)
     for use in [use for use in norm.outputs[0].uses() if use.node is not aside]:
         use.node.replace_input_with(use.idx, aside.outputs[0])
@@ -346,7 +348,7 @@ def test_vocabulary_of_a_wrong_size(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_needs_a_calibration_says_so(tmp_path: Path) -> None:
+def test_errors_name_eagle_calib_where_a_calibration_is_needed(tmp_path: Path) -> None:
     for settings in (
         {"precision": "int8-static"},
         {"draft_vocab": 40},

@@ -1,4 +1,4 @@
-"""The certificate: the source's own words, figures that a worse bundle moves, and what is said when there is none."""
+"""The certificate: the source's continuations, figures that get worse with the bundle, and exports without one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_continuations_are_those_of_the_recorded_traces(prompts: list[list[int]]
     assert cut.tokens == recorded[0][: 1 + recorded[0].index(recorded[0][5])]  # the eos included
 
 
-def test_stored_rows_are_those_of_one_pass_over_the_whole_text(bundle_of: Callable[..., Path]) -> None:
+def test_stored_rows_are_those_of_one_forward_pass_over_the_text(bundle_of: Callable[..., Path]) -> None:
     model = LlamaForCausalLM.from_pretrained(GOLDEN / "target", local_files_only=True, dtype=torch.float32)
     for golden in certificate_of(bundle_of("eagle1")).prompts:
         with torch.inference_mode():
@@ -66,47 +66,50 @@ def test_stored_rows_are_those_of_one_pass_over_the_whole_text(bundle_of: Callab
 )
 def test_figures_of_faithful_bundles(kind: str, precision: str, kl: float, bundle_of: Callable[..., Path]) -> None:
     bundle = bundle_of(kind, precision)
-    found = certificate_of(bundle)
-    assert found.agreement >= (0.98 if precision == "int8" else 1.0)
-    assert kl / 1e6 < found.kl < kl
+    certificate = certificate_of(bundle)
+    assert certificate.agreement >= (0.98 if precision == "int8" else 1.0)
+    assert kl / 1e6 < certificate.kl < kl
     with EagleModel.load(bundle, threads=1) as model:
         stats = [
-            model.generate(list(g.prompt), tree="dynamic", max_new_tokens=GOLDEN_TOKENS).stats for g in found.prompts
+            model.generate(list(g.prompt), tree="dynamic", max_new_tokens=GOLDEN_TOKENS).stats
+            for g in certificate.prompts
         ]
-        assert compare(model, found.prompts).agreement == found.agreement
+        assert compare(model, certificate.prompts).agreement == certificate.agreement
     tau = sum(s.new_tokens - 1 for s in stats) / sum(s.target_passes for s in stats)
-    assert found.tau == round(tau, 4) > 1.5
+    assert certificate.tau == round(tau, 4) > 1.5
 
 
-def test_another_models_bundle_shows(bundle_of: Callable[..., Path], tmp_path: Path) -> None:
-    """One matrix of the source differs: what an export that mixes something up would look like."""
+def test_a_bundle_of_another_model_has_worse_figures(bundle_of: Callable[..., Path], tmp_path: Path) -> None:
+    """One matrix of the source differs, as after an export with a mixed-up weight."""
     other = tmp_path / "target"
     shutil.copytree(GOLDEN / "target", other)
     tensors = load_file(other / "model.safetensors")
     tensors["model.layers.3.mlp.down_proj.weight"] *= 3
     save_file(tensors, other / "model.safetensors", {"format": "pt"})
-    found = certificate_of(bundle_of("eagle1"), other)
-    assert found.agreement < 0.95
-    assert found.kl > 0.01
+    certificate = certificate_of(bundle_of("eagle1"), other)
+    assert certificate.agreement < 0.95
+    assert certificate.kl > 0.01
 
 
-def test_the_command_tells_and_writes_it(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_and_writes_it(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bundle = tmp_path / "bundle"
     assert main([str(target), str(GOLDEN / HEADS["eagle1"]), "-o", str(bundle), "--json"]) == 0
     out, err = capsys.readouterr()
     report = json.loads(out)
     manifest = read_manifest(bundle)
     verify_hashes(bundle, manifest)
-    found = manifest.certificate
-    assert found is not None and err == ""
-    figures = {"agreement": found.agreement, "kl": found.kl, "tau": found.tau}
+    certificate = manifest.certificate
+    assert certificate is not None and err == ""
+    figures = {"agreement": certificate.agreement, "kl": certificate.kl, "tau": certificate.tau}
     limits = {"limits": {"agreement": 0.99, "kl": 1e-5}, "within_limits": True}
     assert report["certificate"] == figures | limits
-    assert [list(golden.prompt) for golden in found.prompts] == [Text(target).encode(text) for text in GOLDEN_TEXTS]
-    assert found.agreement == 1
+    assert [list(golden.prompt) for golden in certificate.prompts] == [
+        Text(target).encode(text) for text in GOLDEN_TEXTS
+    ]
+    assert certificate.agreement == 1
 
 
-def test_without(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_export_without_a_certificate(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bundle = tmp_path / "bundle"
     assert main([str(target), str(GOLDEN / HEADS["eagle1"]), "-o", str(bundle), "--no-certificate"]) == 0
     out, err = capsys.readouterr()
@@ -140,7 +143,7 @@ def test_a_bundle_that_does_not_run(bundle_of: Callable[..., Path], tmp_path: Pa
         certificate_of(bundle)
 
 
-def test_weights_that_are_no_numbers(bundle_of: Callable[..., Path], tmp_path: Path) -> None:
+def test_weights_that_are_not_finite(bundle_of: Callable[..., Path], tmp_path: Path) -> None:
     tensors = load_file(GOLDEN / "target/model.safetensors")
     tensors["model.norm.weight"][0] = torch.inf
     shutil.copytree(GOLDEN / "target", tmp_path / "target")
@@ -157,10 +160,10 @@ def test_a_short_context(
     data = json.loads((bundle / MANIFEST_NAME).read_text())
     data["target"]["context"] = context
     (bundle / MANIFEST_NAME).write_text(json.dumps(data))
-    found = certificate_of(bundle)
-    assert {len(golden.prompt) for golden in found.prompts} == {prompt}
-    assert max(len(golden.continuation) for golden in found.prompts) == continuation
-    assert found.agreement == 1
+    certificate = certificate_of(bundle)
+    assert {len(golden.prompt) for golden in certificate.prompts} == {prompt}
+    assert max(len(golden.continuation) for golden in certificate.prompts) == continuation
+    assert certificate.agreement == 1
     data["target"]["context"] = 1
     (bundle / MANIFEST_NAME).write_text(json.dumps(data))
     with pytest.raises(ExportError, match="a context of 1 tokens has no room"):
@@ -171,7 +174,7 @@ def test_golden_prompts_fit_any_model(target: Path, tmp_path: Path) -> None:
     words, none = Text(target), Text(tmp_path)
     assert golden_prompts(words, 256, 2048)[0] == words.encode(GOLDEN_TEXTS[0])
     assert max(map(len, golden_prompts(words, 256, 60))) == 30
-    for vocab in (2, 100):  # a tokenizer of more ids than the model has
+    for vocab in (2, 100):  # the tokenizer has more ids than the model
         ids = golden_prompts(words, vocab, 2048)
         assert ids == golden_prompts(none, vocab, 2048)
         assert len(ids) == 4 and max(map(max, ids)) < vocab

@@ -180,7 +180,7 @@ def test_a_build_that_fails_leaves_the_older_engines(bundle: Path, monkeypatch: 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(module, "file_sha256", fail)
-    with pytest.raises(ExportError, match=r"the disk is full\); nothing was left behind"):
+    with pytest.raises(ExportError, match=r"the disk is full\); no files were left"):
         build_engines(bundle, "tensorrt-rtx", ["8.9"], context=128)
     assert {path: path.read_bytes() for path in bundle.rglob("*") if path.is_file()} == files
 
@@ -202,7 +202,7 @@ def test_a_stopped_build_leaves_nothing(bundle: Path) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=300)
     assert done.returncode == 128 + signal.SIGTERM, done.stderr
-    assert done.stderr == "eagle-export engines: interrupted; nothing was left behind\n"
+    assert done.stderr == "eagle-export engines: interrupted; no files were left\n"
     assert not (bundle / "engines").exists()
 
 

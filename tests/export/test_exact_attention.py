@@ -1,4 +1,4 @@
-"""A quantised target's logits are the same to the bit in any tree, on any number of threads, for any shape of heads."""
+"""A quantised target's logits are equal to the bit in any tree, on any number of threads, for any shape of heads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def random_tree(rng: np.random.Generator, nodes: int, chain: bool) -> Tree:
 
 
 def assert_equal_alone(model: EagleModel, prompt: list[int], tree: Tree) -> None:
-    """The last node of a tree, one in the middle and their ancestors, against the same tokens one at a time."""
+    """Compares the last node of a tree and one in the middle with the same tokens decoded one at a time."""
     target = model._target
     target.prefill(prompt)
     logits, features = (np.array(rows) for rows in target.verify(tree))
@@ -53,14 +53,14 @@ def test_logits_are_the_same_to_the_bit_in_any_tree(
 ) -> None:
     rng = np.random.default_rng(5)
     with EagleModel.load(bundle_of("eagle3", precision), threads=threads) as model:
-        for length in (1, 39, 70, LONG):  # no past but the root's, none committed, a few, many
+        for length in (1, 39, 70, LONG):  # past rows: the root's alone, none far enough back for fp32, a few, many
             for nodes, chain in ((2, False), (9, False), (60, False), (MAX_DEPTH + 1, True)):
                 assert_equal_alone(model, rng.integers(0, 256, length).tolist(), random_tree(rng, nodes, chain))
 
 
 @pytest.mark.parametrize(("kv_heads", "width"), [(4, 64), (1, 64), (2, 256), (2, 24)])
 def test_heads_of_any_shape(kv_heads: int, width: int, tmp_path: Path) -> None:
-    """One query head to a key, all of them, wide ones, and a width that cannot be cut."""
+    """One query head per key, one key for all, wide heads, and a width that cannot be divided."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=256,

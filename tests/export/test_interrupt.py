@@ -1,7 +1,7 @@
-"""An export broken off from outside, by a signal or by a full disk, ends without a traceback and leaves nothing behind.
+"""An export that is stopped by a signal or a full disk ends without a traceback and leaves no files.
 
-The command runs as a process of its own: signals arrive while it traces and while it writes, and writes fail because
-the kernel refuses them. Weights that take a while to write are files of zeros without blocks, quick to prepare.
+The command runs as a process: signals arrive while it traces and while it writes, and writes fail because the kernel
+refuses them. Large weights are sparse files of zeros, which are quick to prepare and slow to export.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import pytest
 
 from eagle_export.cli import main
 
-LAST_WORDS = "eagle-export: interrupted; nothing was left behind\n"
-DEADLINE = 180.0  # seconds until a process is given up, on however busy a machine
+INTERRUPTED = "eagle-export: interrupted; no files were left\n"
+DEADLINE = 180.0  # seconds to wait for a process, also on a busy machine
 
 
 def write_zeros(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """A safetensors file of fp32 zeros that takes no space on disk."""
+    """Writes a sparse safetensors file of fp32 zeros, which takes no space on disk."""
     header, end = {}, 0
     for name, shape in shapes.items():
         start, end = end, end + 4 * math.prod(shape)
@@ -76,7 +76,7 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The command sets signal handlers and a variable of its process: put back."""
+    """Restores the signal handlers and the variable that the command sets in its process."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
@@ -85,19 +85,18 @@ def _handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def start(*argv: object, stdout: int = subprocess.PIPE, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
-    """eagle-export as a process of its own, which heeds Ctrl-C even where this one runs in the background and does
-    not."""
+    """eagle-export as a process that reacts to Ctrl-C, even if this process runs in the background and ignores it."""
     command = [sys.executable, "-m", "eagle_export.cli", *map(str, argv)]
-    env = {**os.environ, "TERM": "xterm"}  # what the progress line asks of a terminal
+    env = {**os.environ, "TERM": "xterm"}  # for the progress line
 
-    def heed() -> None:
+    def react_to_ctrl_c() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    return subprocess.Popen(command, text=True, env=env, stdout=stdout, stderr=stderr, preexec_fn=heed)
+    return subprocess.Popen(command, text=True, env=env, stdout=stdout, stderr=stderr, preexec_fn=react_to_ctrl_c)
 
 
 def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
-    """Look every millisecond until the condition holds; fails if the process ends before."""
+    """Waits until the condition holds, checking it every millisecond; fails if the process ends before."""
     deadline = time.monotonic() + DEADLINE
     while not condition():
         assert process.poll() is None, "the process ended too early"
@@ -114,26 +113,26 @@ def test_a_signal_while_writing(golden: Path, tmp_path: Path, out: Path, number:
         halfway = [path.name for path in out.iterdir()]
         process.send_signal(number)
         process.send_signal(signal.SIGCONT)
-        while process.poll() is None:  # as from someone who presses Ctrl-C until it helps
+        while process.poll() is None:  # as a user who presses Ctrl-C repeatedly
             process.send_signal(number)
             time.sleep(0.003)
-        printed, said = process.communicate()
+        printed, errors = process.communicate()
     assert len(halfway) == 1 and halfway[0].startswith(".bundle."), "it was not stopped in the middle of writing"
-    assert (process.returncode, printed, said) == (status, "", LAST_WORDS)
+    assert (process.returncode, printed, errors) == (status, "", INTERRUPTED)
     assert list(out.iterdir()) == []
 
 
 def test_ctrl_c_while_tracing(golden: Path, out: Path) -> None:
-    """On a terminal, whose progress line tells that the trace has begun."""
+    """On a terminal, whose progress line shows that the trace has begun."""
     ours, theirs = pty.openpty()
     os.set_blocking(ours, False)
-    shown = b""
+    output = b""
 
     def tracing() -> bool:
-        nonlocal shown
-        with contextlib.suppress(OSError):  # nothing to read yet, or nobody is left to write
-            shown += os.read(ours, 1 << 16)
-        return b"tracing" in shown
+        nonlocal output
+        with contextlib.suppress(OSError):  # no output yet, or the writer has ended
+            output += os.read(ours, 1 << 16)
+        return b"tracing" in output
 
     arguments = (golden / "target", golden / "head_eagle1", "-o", out / "bundle")
     with start(*arguments, stdout=subprocess.DEVNULL, stderr=theirs) as process:
@@ -144,11 +143,11 @@ def test_ctrl_c_while_tracing(golden: Path, out: Path) -> None:
         assert process.wait(DEADLINE) == 130
     with contextlib.suppress(OSError):  # how Linux reports that the other end is closed
         while piece := os.read(ours, 1 << 16):
-            shown += piece
+            output += piece
     os.close(ours)
-    assert b"Traceback" not in shown
-    assert b"writing weights" not in shown
-    assert shown.replace(b"\r\n", b"\n").endswith(LAST_WORDS.encode())
+    assert b"Traceback" not in output
+    assert b"writing weights" not in output
+    assert output.replace(b"\r\n", b"\n").endswith(INTERRUPTED.encode())
     assert list(out.iterdir()) == []
 
 
@@ -156,7 +155,7 @@ def test_ctrl_c_while_tracing(golden: Path, out: Path) -> None:
 def test_a_disk_that_fills_up(
     golden: Path, tmp_path: Path, out: Path, full_at: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The kernel refuses files beyond a size, as a full disk refuses more bytes. The older bundle stays as it was."""
+    """The kernel refuses files above a size, like a full disk. The older bundle stays unchanged."""
     target = wide_target(golden, tmp_path / "target", width=160)
     size = 100_000  # bytes; the target's weights take 274 kB
     if full_at == "tokenizer":
@@ -172,21 +171,21 @@ def test_a_disk_that_fills_up(
         status = main([str(target), str(golden / "head_eagle1"), "-o", str(out / "bundle")])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    printed, said = capsys.readouterr()
+    printed, errors = capsys.readouterr()
     assert (status, printed) == (2, "")
-    assert said == f"eagle-export: {out / 'bundle'} could not be written (the disk is full); nothing was left behind\n"
+    assert errors == f"eagle-export: {out / 'bundle'} could not be written (the disk is full); no files were left\n"
     assert set(out.rglob("*")) == {older.parent, older}
     assert older.read_text() == '{"files": {}}'
 
 
 def test_a_disk_that_is_too_small(golden: Path, tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Seen before anything is written, and for weights that take many times the memory."""
+    """The error comes before any file is written, also for weights of many times the memory."""
     width = shutil.disk_usage(out).free // (3 * 64 * 4) + 1
     target = wide_target(golden, tmp_path / "target", width)
     changed = out.stat().st_mtime_ns
     status = main([str(target), str(golden / "head_eagle1"), "-o", str(out / "bundle")])
-    printed, said = capsys.readouterr()
+    printed, errors = capsys.readouterr()
     assert (status, printed) == (2, "")
-    assert said.startswith(f"eagle-export: {out} has ") and "MB free, but the bundle may take" in said
-    assert said.index("\n") == len(said) - 1
+    assert errors.startswith(f"eagle-export: {out} has ") and "MB free, but the bundle may take" in errors
+    assert errors.index("\n") == len(errors) - 1
     assert out.stat().st_mtime_ns == changed

@@ -1,4 +1,4 @@
-"""Recipes: what they change, how closely the quantised layers follow the real ones, and that a row stands alone."""
+"""Recipes: what they change, the error of quantised layers, and that a row does not depend on the others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Array = npt.NDArray[Any]
 
 
 def linear_model(weight: Array, fed_by: str | None = None, output: str = "y") -> ir.Model:
-    """x [1, T, K] @ weight, or another operator's output of it: fed_by, of x and x"""
+    """A model of x [1, T, K] @ weight. fed_by: an operator that is applied to x and x first."""
     k, n = weight.shape
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1, "T", k]))
     w = ir.Value(name="w", const_value=ir.tensor(weight), type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([k, n]))
@@ -45,7 +45,7 @@ def linear_model(weight: Array, fed_by: str | None = None, output: str = "y") ->
 
 
 def dynamic_quantize_matmul(model: ir.Model) -> None:
-    """The fast operator that is not batch-invariant, in place of the MatMul."""
+    """Replaces the MatMul by the fast operator whose rows depend on each other."""
     (node,) = model.graph
     x, weight = node.inputs
     assert x is not None and weight is not None and weight.const_value is not None
@@ -81,7 +81,7 @@ def weight() -> Array:
 
 @pytest.fixture(scope="module")
 def rows() -> Array:
-    """[1, 16, 192] of very different sizes, one of them zero."""
+    """[1, 16, 192], rows of very different magnitudes, one of them zero."""
     rng = np.random.default_rng(1)
     sizes = np.array([0.01, 1, 50], np.float32)
     x: Array = rng.normal(size=(1, 16, 192)).astype(np.float32) * rng.choice(sizes, size=(1, 16, 1))
@@ -95,12 +95,12 @@ def rows() -> Array:
     [(None, "y", 1), (None, "logits", 2), ("Mul", "y", 8)],
     ids=["one", "lm_head", "down"],
 )
-def test_an_int8_row_is_the_same_to_the_bit_beside_any_others(
+def test_an_int8_row_is_the_same_to_the_bit_with_any_other_rows(
     fed_by: str | None, output: str, parts: int, weight: Array, rows: Array, threads: int
 ) -> None:
     model = linear_model(weight, fed_by, output)
-    said = "int8 per column, activations int8 per token" + (f", each in {parts} parts" if parts > 1 else "")
-    assert Int8PerToken().apply(model) == {"w": said}
+    description = "int8 per column, activations int8 per token" + (f", each in {parts} parts" if parts > 1 else "")
+    assert Int8PerToken().apply(model) == {"w": description}
     assert sum(node.op_type == "MatMulIntegerToFloat" for node in model.graph) == parts
     run = session(model, threads)
     together = run(rows)
@@ -112,18 +112,18 @@ def test_an_int8_row_is_the_same_to_the_bit_beside_any_others(
 
 
 def test_parts_are_finer_where_few_values_are_large(weight: Array) -> None:
-    """A layer fed by a product against the same one on the product itself, whose input is not cut."""
+    """A layer that reads a product is cut into parts; the same layer on the squared input is not."""
     rows = np.random.default_rng(2).normal(size=(1, 64, 192)).astype(np.float32)
     rows[0, np.arange(64), np.arange(64) * 3] *= 12
     model = linear_model(weight)
     Int8PerToken().apply(model)
-    whole = np.square(session(model)(np.square(rows)) - np.square(rows) @ weight).mean()
+    uncut = np.square(session(model)(np.square(rows)) - np.square(rows) @ weight).mean()
     cut = linear_model(weight, "Mul")
     Int8PerToken().apply(cut)
-    assert np.square(session(cut)(rows) - np.square(rows) @ weight).mean() < 0.4 * whole
+    assert np.square(session(cut)(rows) - np.square(rows) @ weight).mean() < 0.4 * uncut
 
 
-def test_an_input_that_cannot_be_cut_stays_whole(weight: Array) -> None:
+def test_an_input_that_cannot_be_divided_has_one_part(weight: Array) -> None:
     model = linear_model(weight[:188], "Mul")
     assert Int8PerToken().apply(model) == {"w": "int8 per column, activations int8 per token"}
 
@@ -177,7 +177,7 @@ def test_a_column_of_zeros_has_a_scale() -> None:
 
 
 def test_a_layer_may_feed_another_directly(weight: Array, rows: Array) -> None:
-    """As the fc of a head without a bias feeds its attention."""
+    """As fc does in a head without biases."""
     model = linear_model(weight)
     (first,) = model.graph
     again = ir.Value(
@@ -209,7 +209,10 @@ def test_a_pass_that_finds_nothing_is_an_error(weight: Array) -> None:
 @pytest.mark.parametrize("kind", sorted(HEADS))
 def test_every_large_weight_is_changed_and_listed(kind: str, precision: str, bundle_of: Callable[..., Path]) -> None:
     manifest = read_manifest(bundle_of(kind, precision))
-    assert manifest.precision == {"target": precision, "draft": "int4"}  # int8's head too, unless told
+    assert manifest.precision == {
+        "target": precision,
+        "draft": "int4",
+    }  # the default head of an int8 target is int4 too
     for name, layers in (("target", 8), ("draft", 1)):
         graph = manifest.models[name].graph
         kept = {name for name, spec in graph.weights.items() if spec.dtype == "float32" and len(spec.shape) > 1}
@@ -218,7 +221,7 @@ def test_every_large_weight_is_changed_and_listed(kind: str, precision: str, bun
         assert len(linears) >= 7 * layers + 1
         by_block = {weight.split(".")[-2] for weight, done in graph.recipe.items() if "blocks" in done}
         every = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-        every |= {"fc"} if kind == "eagle1" else set()  # EAGLE-3's is the target graph's last step
+        every |= {"fc"} if kind == "eagle1" else set()  # EAGLE-3's fc is part of the target's graph
         target = {"q_proj", "gate_proj", "up_proj"} if precision == "int4" else set()
         assert by_block == (every if name == "draft" else target)
         assert any(done == "fp16" for done in graph.recipe.values())  # the embedding
@@ -242,7 +245,7 @@ def test_head_and_target_may_differ_in_precision(tmp_path: Path, prompts: list[l
         assert eagle.stats.tau > 1.5
 
 
-def test_halves_and_a_quantised_head_do_not_mix(tmp_path: Path) -> None:
+def test_an_fp16_target_and_a_quantised_head_do_not_mix(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="fp16 features"):
         export(GOLDEN / "target", GOLDEN / HEADS["eagle3"], tmp_path / "b", precision="fp16", draft_precision="int8")
     assert not list(tmp_path.iterdir())

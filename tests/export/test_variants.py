@@ -1,7 +1,7 @@
-"""Every published form of target and head that is supported, against a plain re-implementation without cache or mask.
+"""All supported published forms of target and head, compared with a plain re-implementation without cache or mask.
 
-The pairs are random and tiny; what is compared is the bundle, run by the runtime, with transformers (the target) and
-with the equations of the EAGLE papers written out below (the head).
+The pairs are random and tiny. The bundle, run by the runtime, is compared with transformers (the target) and with the
+equations of the EAGLE papers, which are written out below (the head).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ PROMPT = [5, 17, 3, 60, 41, 2, 33, 8, 19, 4, 55]
 
 @dataclass(frozen=True)
 class Variant:
-    """How a pair departs from the usual one."""
+    """How a pair differs from the usual one."""
 
     kind: str
     target: dict[str, Any] = field(default_factory=dict)
     head: dict[str, Any] = field(default_factory=dict)
-    hidden: int = 32  # of the head
+    hidden: int = 32  # width of the head
     heads: int = 4
     kv_heads: int = 2
     head_dim: int = 8
@@ -167,7 +167,7 @@ def attend(variant: Variant, w: dict[str, Tensor], layer: str, x: Tensor, theta:
     angles = torch.arange(t)[:, None] * theta ** (-torch.arange(0, d, 2) / d)
     cos, sin = angles.cos(), angles.sin()
 
-    def turn(row: Tensor) -> Tensor:
+    def rotate(row: Tensor) -> Tensor:
         a, b = row[:, : d // 2], row[:, d // 2 :]
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
@@ -175,8 +175,8 @@ def attend(variant: Variant, w: dict[str, Tensor], layer: str, x: Tensor, theta:
     outs = []
     for head in range(variant.heads):
         group = head // (variant.heads // variant.kv_heads)
-        qh = turn(q[:, head * d : (head + 1) * d])
-        kh, vh = turn(k[:, group * d : (group + 1) * d]), v[:, group * d : (group + 1) * d]
+        qh = rotate(q[:, head * d : (head + 1) * d])
+        kh, vh = rotate(k[:, group * d : (group + 1) * d]), v[:, group * d : (group + 1) * d]
         scores = (qh @ kh.T / d**0.5).masked_fill(torch.ones(t, t).triu(1) > 0, -torch.inf)
         outs.append(scores.softmax(-1) @ vh)
     return torch.cat(outs, -1) @ w[f"{layer}.self_attn.o_proj.weight"].T
@@ -191,7 +191,8 @@ def feed_forward(w: dict[str, Tensor], layer: str, x: Tensor) -> Tensor:
 def head_reference(
     variant: Variant, w: dict[str, Tensor], ids: list[int], hidden: Tensor, theta: float
 ) -> tuple[Tensor, Tensor]:
-    """ids [T], what each row follows [T, Hd] -> hidden [T, Hd], log-probabilities over draft ids [T, Vd]."""
+    """ids [T], features or hidden states before them [T, Hd]. Returns hidden [T, Hd] and log-probabilities over draft
+    ids [T, Vd]."""
     embedded = w["embed_tokens.weight"][ids]
     if variant.kind == "eagle3":
         m = "midlayer"
@@ -236,10 +237,10 @@ def test_bundle_equals_the_papers(name: str, tmp_path: Path) -> None:
     _, next_log_probs = head_reference(variant, weights, [*ids, 11], torch.cat([features, hidden[-1:]]), theta)
 
     with EagleModel.load(tmp_path / "bundle") as model:
-        logits, found = model._target.prefill(PROMPT)
+        logits, rows = model._target.prefill(PROMPT)
         np.testing.assert_allclose(logits, out.logits[0, -1], atol=1e-4)
-        np.testing.assert_allclose(found, features, atol=1e-4)
-        proposal = model.head.observe(ids, found)
+        np.testing.assert_allclose(rows, features, atol=1e-4)
+        proposal = model.head.observe(ids, rows)
         with Scratch(model.head) as scratch:
             following = scratch.feed(np.array([11]), proposal.hidden, np.array([-1]))
     for ours, reference in ((proposal, log_probs[-1]), (following, next_log_probs[-1])):

@@ -1,9 +1,11 @@
-"""make bench: its stages, which go on where they stopped, and its page."""
+"""make bench: its stages, which go on where they stopped, and docs/results.md."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +21,12 @@ from eagle_tools.bench.plan import Plan
 from eagle_tools.bench.rows import Row
 from eagle_tools.bench.run import Reporter
 from eagle_tools.questions import Question
-from eagle_tools.results import main, pairs, tables
-from eagle_tools.results.pairs import HEADS, Pair, bundle_of, drop_older, grown, shipped
+from eagle_tools.results import main, pairs
+from eagle_tools.results.command import ROOT, _parser
+from eagle_tools.results.pairs import HEADS, PRECISIONS, Pair, bundle_of, drop_older, grown, shipped
 from eagle_tools.results.stages import (
     LONG,
+    MORE,
     Finished,
     Sizes,
     Stage,
@@ -32,6 +36,7 @@ from eagle_tools.results.stages import (
     signature_of,
     stages_of,
 )
+from eagle_tools.results.tables import results_page
 
 EDITS = [Question(n, (f"x = {n}\n\ny = {n}\n",), "edit") for n in range(9)]
 WORDS = [Question(n, (f"def word_{n}(a, b):\n    return a + {n} * b\n" * 9,)) for n in range(40)]
@@ -53,14 +58,14 @@ class Listener(Reporter):
         self.steps.append(what)
 
 
-def test_what_came_of_an_earlier_shipped_pair_is_made_again(
+def test_what_was_made_from_an_earlier_shipped_pair_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = tmp_path / "source"
     for name in ("target", *HEADS):
         (source / name).mkdir(parents=True)
         (source / name / "model.safetensors").write_bytes(name.encode())
-    monkeypatch.setattr(pairs, "shipped", lambda: Pair("demo", source, ""))
+    monkeypatch.setattr(pairs, "shipped", lambda: Pair("demo", source, "", ""))
     made = [tmp_path / "grown" / "target", tmp_path / "bundles" / "demo-eagle1-int8"]
     kept = tmp_path / "rows" / "demo-pytorch.jsonl"
 
@@ -114,7 +119,7 @@ def test_a_bundle_exported_anew_is_another_plan(bundle: Path) -> None:
 
 
 def test_stages_of_a_pair(bundle: Path, tmp_path: Path) -> None:
-    pair = Pair("demo", GOLDEN, "Golden")
+    pair = Pair("demo", GOLDEN, "Golden", "")
     for head in ("eagle1", "eagle3"):
         for precision in ("fp32", "int8", "int4"):
             folder = tmp_path / "work" / "bundles" / f"demo-{head}-{precision}"
@@ -145,15 +150,17 @@ def test_prompts_that_repeat_and_prompts_that_are_long(bundle: Path) -> None:
     question = Question(1, ("abcdef" * 10,), "python")
     assert repeating(question) == Question(1, ("abcdef" * 10 + "\n\n\n" + ("abcdef" * 10)[:20],), "repeats itself")
     text = Text(bundle)
-    found = long_questions(text, WORDS, 3)
-    assert [q.category for q in found] == [f"{length} tokens" for length in LONG] * 3
-    assert len({q.id for q in found}) == len({q.turns for q in found}) == 6
-    for q, length in zip(found, LONG * 3, strict=True):
+    questions = long_questions(text, WORDS, 3)
+    assert [q.category for q in questions] == [f"{length} tokens" for length in LONG] * 3
+    assert len({q.id for q in questions}) == len({q.turns for q in questions}) == 6
+    for q, length in zip(questions, LONG * 3, strict=True):
         assert len(text.encode(q.turns[0])) == pytest.approx(length, rel=0.02)
-    assert all(long.turns[0].endswith(short.turns[0]) for short, long in zip(found[::2], found[1::2], strict=True))
+    assert all(
+        long.turns[0].endswith(short.turns[0]) for short, long in zip(questions[::2], questions[1::2], strict=True)
+    )
 
 
-def test_what_cannot_be_made_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_made_is_reported_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RequestError, match=r"eagle_export.cli failed: eagle-export: .*invalid choice: 'fp31'"):
         bundle_of(shipped(), "eagle1", "fp31", tmp_path, print)
     monkeypatch.setattr(pairs, "GROWN_BYTES", 1 << 60)
@@ -189,7 +196,8 @@ def row(bundle: str, method: str, prompt: int | str, tok_s: float, **changes: ob
 
 
 def finished(*rows: Row, notes: list[str] | None = None, differing: list[str] | None = None) -> Finished:
-    return Finished(list(rows), ["A machine"], notes or [], differing or [], {"eager fp32 pytorch target": 10**9})
+    peaks = {"eager fp32 pytorch target": 10**9}
+    return Finished(list(rows), ["A machine"], notes or [], differing or [], peaks, "2026-01-02 by eagle-edge 0.1.0")
 
 
 def test_the_page_has_the_papers_tables() -> None:
@@ -203,8 +211,8 @@ def test_the_page_has_the_papers_tables() -> None:
         for prompt in (0, 1)
     ]
     theirs = {"backend": "pytorch", "precision": "fp32"}
-    beside = [row(one, "cost-aware", 0, 40), row(one, "vanilla", 0, 10), row("target", "eager", 0, 5, **theirs)]
-    beside.append(row("target", "prompt-lookup", 0, 8, **theirs))
+    compared = [row(one, "cost-aware", 0, 40), row(one, "vanilla", 0, 10), row("target", "eager", 0, 5, **theirs)]
+    compared.append(row("target", "prompt-lookup", 0, 8, **theirs))
     sweep = [row(one, method, 0, s) for method, s in (("vanilla", 9), ("dynamic", 10), ("cost-aware", 21))]
     sweep += [row(one, "8/2/4", 0, 20), row(one, "16/2/4", 0, 15)]
     repeat = [row(one, m, 0, s) for m, s in (("vanilla", 9), ("dynamic", 10), ("cost-aware", 20), ("eagle+lookup", 30))]
@@ -215,16 +223,19 @@ def test_the_page_has_the_papers_tables() -> None:
     ]
     stages = {
         "demo-methods-int8": finished(*both),
-        "demo-pytorch": finished(*beside, notes=["PyTorch compiled, fp32: skipped"]),
+        "demo-pytorch": finished(*compared, notes=["PyTorch compiled, fp32: skipped"]),
         "demo-sweep-int8": finished(*sweep),
         "demo-repeat": finished(*repeat),
         "demo-edit": finished(*repeat),
         "demo-long": finished(*long, differing=["NOT LOSSLESS: x"]),
     }
-    page = tables.results([("demo", "The shipped pair")], stages, "make bench")
+    page = results_page([Pair("demo", GOLDEN, "The shipped pair", "Model: small.")], stages, "python -m x")
+    assert page.count("\n\nModel: small.\n\n") == page.count("\n### ") == 7
     for line in (
+        "- measured on 2026-01-02 by eagle-edge 0.1.0",
+        "- command: `python -m x`",
         "- A machine",
-        "### Beside PyTorch (1 prompts)",
+        "### Compared with PyTorch (1 prompts)",
         "### Long context (int8, 3 prompts of each length)",
         "### Text that repeats itself (int8, 1 prompts)",
         "### Code that is written again with an edit (int8, 1 prompts)",
@@ -246,7 +257,53 @@ def test_the_page_has_the_papers_tables() -> None:
         assert line in page.splitlines(), line
 
 
-def test_command_refuses_before_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def page_of(prompts: int, sweep_prompts: int, names: list[str]) -> tuple[list[Pair], dict[str, Finished]]:
+    """The pairs of these names, and invented stages with these numbers of prompts."""
+    every = [shipped(), Pair("grown", Path(), "", "")]
+    stages: dict[str, Finished] = {}
+    for name in names:
+        bundle = f"{name}-eagle1-int8"
+        three = ("vanilla", "dynamic", "cost-aware")
+        many = [row(bundle, method, prompt, 9) for method in three for prompt in range(MORE * prompts)]
+        theirs = [dataclasses.replace(r, backend="pytorch", method="eager") for r in many if r.method == "vanilla"]
+        few = [dataclasses.replace(r, temperature=t) for t in (0.0, 1.0) for r in many if int(r.prompt_id) < prompts]
+        sweep = [row(bundle, method, n, 9) for method in (*three, "8/2/4") for n in range(sweep_prompts)]
+        long = [
+            row(bundle, "vanilla", f"{length}-{n}", 9, category=f"{length} tokens")
+            for length in LONG
+            for n in range(MORE * prompts)
+        ]
+        stages |= {f"{name}-methods-{precision}": finished(*few) for precision in PRECISIONS}
+        stages |= {f"{name}-sweep-{precision}": finished(*sweep) for precision in PRECISIONS}
+        stages |= {f"{name}-{stage}": finished(*many) for stage in ("repeat", "edit")}
+        stages |= {f"{name}-pytorch": finished(*many, *theirs), f"{name}-long": finished(*long)}
+    return [pair for pair in every if pair.name in names], stages
+
+
+def test_the_page_in_docs_is_that_of_the_command_version_and_machine_that_it_names(tmp_path: Path) -> None:
+    """All but figures and notes is what the generator writes for that command."""
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^- command: `(.*)`$", page, re.M)
+    assert command.startswith("python -m eagle_tools.results ")
+    args = _parser().parse_args(shlex.split(command)[3:])
+    (version,) = re.findall(r"^- measured on \d{4}-\d\d-\d\d by (eagle-edge [\d.]+), commit [0-9a-f]{7,}$", page, re.M)
+    facts = re.findall(r"^- (.*)$", page.partition("\n## ")[0], re.M)
+    for fact in (version, r".*, \d+ threads", "Linux, .*", r"onnxruntime [\d.]+", r"cpu: memory read at [\d.]+ GB/s"):
+        assert any(re.fullmatch(fact, line) for line in facts), fact
+    assert f"- {args.count} questions as plain text" in page and f"- {args.max_new_tokens} new tokens" in page
+    of_command, stages = page_of(args.count, args.sweep_count, args.pairs)
+    if "grown" in args.pairs:
+        (tmp_path / "grown").mkdir()
+        of_command[-1] = grown(tmp_path, print)
+
+    def without_figures(text: str) -> list[str]:
+        table_rows = re.sub(r"(?<=\n\|)---.*\n(\|.*\n)+", "", text)  # titles of columns stay
+        return [line for line in table_rows.splitlines() if line and not line.startswith(("- ", "The fastest here"))]
+
+    assert without_figures(results_page(of_command, stages, command)) == without_figures(page)
+
+
+def test_wrong_input_is_refused_before_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for argv, says in (
         (["--count", "0"], "must be 1 or more"),
         (["-o", str(tmp_path / "none" / "x.md")], "none does not exist"),

@@ -69,10 +69,12 @@ def work(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_target_learns_goes_on_where_it_stopped_and_is_saved_in_halves(work: Path) -> None:
+def test_target_learns_goes_on_where_it_stopped_and_is_saved_in_fp16(work: Path) -> None:
     small_llama.train_target(work, work / "target", 4.0, workers=2)
-    small_llama.train_target(work, work / "target", 8.0, workers=2)
-    rows = [json.loads(line) for line in (work / "target.log.jsonl").read_text(encoding="utf-8").splitlines()]
+    journal = work / "target.log.jsonl"
+    spent = json.loads(journal.read_text(encoding="utf-8").splitlines()[-1])["seconds"]  # over 4 on a slow machine
+    small_llama.train_target(work, work / "target", spent + 4.0, workers=2)
+    rows = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
     starts = [row["step"] for row in rows if "workers" in row]
     ends = [row for row in rows if row.get("done")]
     assert starts == [0, ends[0]["step"]] and ends[1]["step"] > ends[0]["step"] >= 1

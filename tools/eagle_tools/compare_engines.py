@@ -6,14 +6,14 @@ the prompt and two levels of a growing tree.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from eagle_runtime.drafting.head import Head, Proposal, Scratch
+from eagle_runtime.drafting.head import Head, Scratch
 from eagle_runtime.session.protocol import Session
 from eagle_runtime.target import Features, Target
 from eagle_runtime.tree import Int, Tree
@@ -58,18 +58,39 @@ def compare_sessions(
     rng = np.random.default_rng(seed)
     capacity = max(map(len, prompts)) + 2 * NODES
     targets = [Target(sessions[0], capacity) for sessions in (reference, other)]
-    heads = [Head(session, capacity, 2 * CHILDREN) for sessions in (reference, other) for session in sessions[1:]]
+    sessions = [_Recorded(session) for pair in (reference, other) for session in pair[1:]]
+    heads = [(session, Head(cast(Session, session), capacity, 2 * CHILDREN)) for session in sessions]
     tallies: dict[tuple[str, str], _Tally] = {}
     for prompt in prompts:
         trees = [_random_tree(rng, vocab_size) for _ in range(2)]
         levels = rng.integers(0, vocab_size, (2, CHILDREN))
         ours, theirs = (_target_rows(target, prompt, trees) for target in targets)
         features = ours[1].values
-        for head, rows in zip(heads, (ours, theirs), strict=False):  # none without a head
-            rows.extend(_head_rows(head, prompt, features, levels))
+        for (session, head), rows in zip(heads, (ours, theirs), strict=False):  # none without a head
+            rows.extend(_head_rows(session, head, prompt, features, levels))
         for one, two in zip(ours, theirs, strict=True):
             tallies.setdefault((one.graph, one.output), _Tally()).add(one, two)
     return [tally.difference(*key) for key, tally in tallies.items()]
+
+
+class _Recorded:
+    """A head's session that keeps the outputs of its last forward pass. Head replaces NaN and infinities in them, and
+    those are what a comparison has to find."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.inputs, self.outputs = session.inputs, session.outputs
+        self.new_cache, self.joined = session.new_cache, session.joined
+        self.last: dict[str, Any] = {}
+
+    def run(self, feeds: Mapping[str, Any], cache: Any) -> dict[str, Any]:
+        self.last = self._session.run(feeds, cache)
+        return self.last
+
+    def rows(self) -> list[_Rows]:
+        """Returns copies of the last forward pass's outputs."""
+        log_probs, best = np.array(self.last["log_probs"]), np.array(self.last["token_ids"])[:, 0]
+        return [_Rows("draft", "log_probs", log_probs, best), _Rows("draft", "hidden", np.array(self.last["hidden"]))]
 
 
 class _Tally:
@@ -106,23 +127,18 @@ def _verified(logits: Array, features: Features) -> list[_Rows]:
     return [_Rows("target", "logits", logits.copy(), best), _Rows("target", "features", np.array(features))]
 
 
-def _head_rows(head: Head, prompt: Sequence[int], features: Array, levels: Int) -> list[_Rows]:
+def _head_rows(session: _Recorded, head: Head, prompt: Sequence[int], features: Array, levels: Int) -> list[_Rows]:
     """features [n, Hd]: of the prompt; levels [2, CHILDREN]: tokens to grow."""
     head.cache.truncate(0)
-    found = _proposed(head.observe([*prompt[1:], int(levels[0, 0])], features))
+    head.observe([*prompt[1:], int(levels[0, 0])], features)
+    rows = session.rows()
     hidden = np.repeat(features[-1:], CHILDREN, 0)
     nested = np.arange(CHILDREN)[::-1] // 2  # two children under either of the two last of the level before
     with Scratch(head) as scratch:
         for tokens, parents in zip(levels, (np.full(CHILDREN, -1), nested), strict=True):
-            found += _proposed(scratch.feed(tokens, hidden, parents))
-    return found
-
-
-def _proposed(proposal: Proposal) -> list[_Rows]:
-    return [
-        _Rows("draft", "log_probs", proposal.log_probs, proposal.tokens[:, 0]),
-        _Rows("draft", "hidden", np.array(proposal.hidden)),
-    ]
+            scratch.feed(tokens, hidden, parents)
+            rows += session.rows()
+    return rows
 
 
 def _random_tree(rng: np.random.Generator, vocab_size: int) -> Tree:

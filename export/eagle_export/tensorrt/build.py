@@ -14,7 +14,7 @@ from typing import Any
 from eagle_calib.folder import clear_leftovers, written
 from eagle_export.destination import TIMING, check_space, disk_errors
 from eagle_export.errors import ExportError
-from eagle_export.tensorrt.kernels import read_kernels
+from eagle_export.tensorrt.kernels import Kernel, read_kernels
 from eagle_export.tensorrt.network import Network, Report, capability_of
 from eagle_runtime.bundle.graph_file import read_graph
 from eagle_runtime.bundle.manifest import Manifest, read_manifest, verify_hashes
@@ -42,11 +42,13 @@ LOGIT_ROWS = 128  # rows with logits in the prefill profile: 128 rows of a vocab
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
-    """One engine of a build. layers: decoder layers of its graph. seconds: time of parsing and building."""
+    """One engine of a build. layers: decoder layers of its graph. kernels: of all profiles, empty where the library does
+    not report them. seconds: time of parsing and building."""
 
     name: str
     spec: EngineSpec
     layers: int
+    kernels: tuple[Kernel, ...]
     seconds: float
 
 
@@ -194,10 +196,10 @@ def _build_one(
         )
         path.write_bytes(engine)
     try:
-        kernels = [kernel for kernel in read_kernels(network.messages.layers) if kernel.profile == 0]
+        kernels = tuple(read_kernels(network.messages.layers))
     except ValueError:  # a release with another format of its log, which says nothing about the engine
-        kernels = []
-    fused = sum(kernel.is_fused_attention for kernel in kernels)
+        kernels = ()
+    of_trees = [kernel for kernel in kernels if kernel.profile == 0]
     graph_folder = Path(part.graph.file).parent
     spec = EngineSpec(
         file=path.name,
@@ -206,10 +208,10 @@ def _build_one(
         graph={file: digest for file, digest in manifest.files.items() if Path(file).parent == graph_folder},
         profiles=profiles,
         in_place=in_place(part.graph.kv_row_bytes),
-        kernels=len(kernels) or None,
-        fused_attention=fused if kernels else None,
+        kernels=len(of_trees) or None,
+        fused_attention=sum(kernel.is_fused_attention for kernel in of_trees) if of_trees else None,
     )
-    return BuiltEngine(name, spec, part.num_layers, time.perf_counter() - started)
+    return BuiltEngine(name, spec, part.num_layers, kernels, time.perf_counter() - started)
 
 
 def _checked(trt: Any, capabilities: Sequence[str]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,21 +20,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def measure(args: argparse.Namespace) -> None:
         nonlocal lossless
-        lossless = run(args)
+        command = ["python", "-m", "eagle_tools.results", *(sys.argv[1:] if argv is None else argv)]
+        lossless = run(args, shlex.join(command))
 
     stopped = "interrupted; finished stages are kept, run it again to go on"
     status = run_command(_parser(), argv, measure, extra="cpu,export,bench", interrupted=stopped)
     return status or (0 if lossless else 1)
 
 
-def run(args: argparse.Namespace) -> bool:
-    """Make what is missing, measure what is not measured yet, write the page; returns whether all was lossless."""
+def run(args: argparse.Namespace, command: str) -> bool:
+    """Make missing bundles, measure unfinished stages, write the page; returns whether all outputs were lossless.
+
+    command: the command line, for the page."""
     from eagle_tools.bench.cli import check_output, progress, write_text
     from eagle_tools.bench.machine import physical_cores
     from eagle_tools.questions import read_questions
     from eagle_tools.results.pairs import EDITS, HELDOUT, drop_older, grown, shipped
     from eagle_tools.results.stages import Sizes, finish, kept, stages_of
-    from eagle_tools.results.tables import results
+    from eagle_tools.results.tables import results_page
 
     if min(args.count, args.sweep_count) < 1:
         raise RequestError("--count and --sweep-count must be 1 or more")
@@ -52,13 +56,13 @@ def run(args: argparse.Namespace) -> bool:
         pairs = [shipped() if name == "demo" else grown(args.work, reporter.say) for name in args.pairs]
         stages = [s for pair in pairs for s in stages_of(pair, args.work, questions, edits, sizes, reporter.say)]
         wanted = [stage for stage in stages if args.only is None or args.only in stage.name]
-        wanted.sort(key=lambda stage: kept(stage, rows) is None)  # those that are there come first
+        wanted.sort(key=lambda stage: kept(stage, rows) is None)  # kept stages come first
         for number, stage in enumerate(wanted, 1):
             reporter.say(f"{stage.name}, stage {number} of {len(wanted)}")
             finished[stage.name] = finish(stage, rows, reporter)
-            # Written again after each: a page that is begun is better than none.
-            told = [(pair.name, pair.title) for pair in pairs if any(s.pair == pair.name for s in wanted[:number])]
-            write_text(args.output, results(told, finished, "make bench"))
+            # Written after each stage, so that an interrupted run leaves a page of those that finished.
+            begun = [pair for pair in pairs if any(s.pair == pair.name for s in wanted[:number])]
+            write_text(args.output, results_page(begun, finished, command))
     if not finished:
         raise RequestError(f"no stage has {args.only!r} in its name; there is {', '.join(s.name for s in stages)}")
     print(f"wrote {args.output}")
@@ -71,10 +75,12 @@ def run(args: argparse.Namespace) -> bool:
 def _parser() -> Parser:
     parser = Parser(
         prog="eagle_tools.results",
-        description="Measure what docs/results.md tells: hours of work with the grown pair, which takes 16 GB of disk.",
+        description="Measure docs/results.md. The grown pair takes hours, and 16 GB of disk.",
     )
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "results.md", metavar="FILE")
-    parser.add_argument("--work", type=Path, default=ROOT / ".bench", metavar="FOLDER", help="of pairs, bundles, rows")
+    parser.add_argument(
+        "--work", type=Path, default=ROOT / ".bench", metavar="FOLDER", help="folder of pairs, bundles, rows"
+    )
     parser.add_argument("--pairs", nargs="+", choices=["demo", "grown"], default=["demo", "grown"])
     parser.add_argument("--only", metavar="TEXT", help="stages with this in their name, like int8 or grown-pytorch")
     parser.add_argument(
@@ -82,9 +88,11 @@ def _parser() -> Parser:
         type=int,
         default=8,
         metavar="N",
-        help="prompts of a table of methods (default 8); twice as many of PyTorch, repeats, edits and long context",
+        help="prompts of a table of methods (default 8); PyTorch, repeats, edits and long context take twice as many",
     )
     parser.add_argument("--sweep-count", type=int, default=3, metavar="N", help="prompts of a sweep (default 3)")
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="per prompt (default 64)")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of one pass, on all sides (default: cores)")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="threads of a forward pass, PyTorch's too (default: cores)"
+    )
     return parser

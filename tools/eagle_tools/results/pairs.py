@@ -1,4 +1,4 @@
-"""The two pairs, and their bundles, made where they are missing."""
+"""The two pairs that are measured, and their bundles; what is missing is made."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ GROWN_BYTES = 20 << 30  # of the grown pair and its bundles, while they are writ
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """name: "demo" or "grown". folder: holds target, eagle1 and eagle3 as Hugging Face folders."""
+    """name: "demo" or "grown". folder: contains target, eagle1 and eagle3 as Hugging Face folders. title, caption: of
+    the pair's part of the page, and of each of its tables."""
 
     name: str
     folder: Path
     title: str
+    caption: str
 
     @property
     def target(self) -> Path:
@@ -36,17 +38,18 @@ class Pair:
 
 
 def shipped() -> Pair:
-    """The pair in tools/demo_pair."""
-    return Pair("demo", TOOLS / "demo_pair", "The shipped pair: 5.6 M parameters, 8 layers x 256")
+    """Returns the pair in tools/demo_pair."""
+    title = "The shipped pair: 5.6 M parameters, 8 layers x 256"
+    return Pair("demo", TOOLS / "demo_pair", title, "Model: the shipped pair, 5.6 M parameters.")
 
 
 def drop_older(work: Path, say: Callable[[str], None]) -> None:
-    """Remove a grown pair and bundles in `work` that were made from other weights than the shipped pair has now."""
+    """Remove the grown pair and the bundles in `work` if they were made from other weights than the shipped pair's."""
     files = (file for folder in ("target", *HEADS) for file in sorted((shipped().folder / folder).iterdir()))
     sums = "".join(f"{file_sha256(file)}  {file.parent.name}/{file.name}\n" for file in files)
     stamp = work / "shipped_pair.sha256"
     if not stamp.is_file() or stamp.read_text(encoding="utf-8") != sums:
-        # Only what `grown` and `bundle_of` write: the folder may hold bundles of the user's own.
+        # Only what `grown` and `bundle_of` write: the folder may contain the user's own bundles.
         bundles = work / "bundles"
         ours = itertools.product(("demo", "grown"), HEADS, PRECISIONS)
         for folder in (work / "grown", *(bundles / "-".join(words) for words in ours)):
@@ -59,8 +62,12 @@ def drop_older(work: Path, say: Callable[[str], None]) -> None:
 
 
 def grown(work: Path, say: Callable[[str], None]) -> Pair:
-    """The shipped pair grown, written to work/grown unless it is there. Raises RequestError."""
-    pair = Pair("grown", work / "grown", "The shipped pair grown to 16 layers x 2048: 1.0 B parameters")
+    """Returns the grown pair, written to work/grown unless it is there. Raises RequestError."""
+    title = "The shipped pair grown to 16 layers x 2048: 1.0 B parameters"
+    caption = (
+        "Model: the shipped pair of 5.6 M parameters, grown to 1.0 B by function-preserving steps (`tools/grow.py`)."
+    )
+    pair = Pair("grown", work / "grown", title, caption)
     if not pair.folder.is_dir():
         if shutil.disk_usage(work).free < GROWN_BYTES:
             raise RequestError(f"{work} has less than {GROWN_BYTES >> 30} GB free; make room or give another --work")
@@ -76,7 +83,7 @@ def grown(work: Path, say: Callable[[str], None]) -> Pair:
 
 
 def bundle_of(pair: Pair, head: str, precision: str, work: Path, say: Callable[[str], None]) -> Path:
-    """The bundle of a head in a precision, exported unless it is there in this version. Raises RequestError."""
+    """Returns the bundle of a head in a precision, exported unless this version can read it. Raises RequestError."""
     bundle = work / "bundles" / f"{pair.name}-{head}-{precision}"
     try:
         read_manifest(bundle)
@@ -90,7 +97,7 @@ def bundle_of(pair: Pair, head: str, precision: str, work: Path, say: Callable[[
 
 
 def _run(arguments: list[str]) -> None:
-    """Python in a process of its own, whose memory is free again when it ends. Raises RequestError."""
+    """Run Python in a process of its own, which frees its memory when it ends. Raises RequestError."""
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]

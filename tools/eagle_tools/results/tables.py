@@ -1,8 +1,8 @@
-"""docs/results.md from the stages' rows."""
+"""Writes docs/results.md from the rows of the stages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from eagle_tools.bench.estimate import median_of, paired_ratio
@@ -11,7 +11,7 @@ from eagle_tools.bench.methods import SHAPE
 from eagle_tools.bench.rows import Row
 from eagle_tools.bench.summary import Summary, estimate_text, fastest_line, ratio_text, summarise
 from eagle_tools.markdown import markdown_table
-from eagle_tools.results.pairs import PRECISIONS
+from eagle_tools.results.pairs import PRECISIONS, Pair
 from eagle_tools.results.stages import ABLATION, LONG, Finished, peak_name
 
 Stages = Mapping[str, Finished]
@@ -36,57 +36,74 @@ ABLATIONS = (
 )
 
 
-def results(pairs: Sequence[tuple[str, str]], stages: Stages, command: str) -> str:
-    """Markdown. pairs: (name, title). command: that wrote it."""
-    first = next(iter(stages.values()))
-    parts = [
-        "# Results",
-        f"Written by `{command}`. Speeds are medians over prompts, ratios medians of the ratios of single prompts, in "
-        "brackets their 95 % intervals by bootstrap. All that one table compares took turns in one run: ours by tenths "
-        "of a second, PyTorch by prompts. Every output was checked to be that of plain decoding with the same seed.",
-        "\n".join(f"- {fact}" for fact in first.facts),
-    ]
+HEADER = """# Results
+
+Speed, tokens per forward pass (tau) and memory of every decoding method. To measure a bundle of your own likewise:
+
+```console
+$ eagle-bench .demo/eagle1 --prompts tools/demo_pair/heldout.jsonl --count 1 --max-new-tokens 16 \\
+    --methods vanilla,static
+...
+| bundle | precision | backend | method | tok/s | x vanilla | tau | ...
+| eagle1 | fp32 | cpu | vanilla | ...
+| eagle1 | fp32 | cpu | static | ...
+```
+
+There are two models: the shipped pair, a Llama of 5.6 M parameters with its heads, and the same pair grown to 1.0 B
+parameters by function-preserving steps (`tools/grow.py`). The grown pair gives the small pair's outputs at the cost of
+a Llama of its size. It is no trained model of 1.0 B parameters: its tau is that of the small pair.
+
+Speeds are medians over prompts, ratios are medians of the ratios on single prompts, and brackets hold 95 % bootstrap
+intervals. All rows of a table took turns in one run: bundles by tenths of a second, PyTorch by prompts. Every output
+was compared with that of plain decoding with the same seed."""
+
+
+def results_page(pairs: Sequence[Pair], stages: Stages, command: str) -> str:
+    """Returns the page as Markdown. command: the command line that measured it."""
+    facts = [f"measured on {line}" for line in dict.fromkeys(stage.measured for stage in stages.values())]
+    facts += [f"command: `{command}`", *next(iter(stages.values())).facts]
+    parts = [HEADER, "\n".join(f"- {fact}" for fact in facts)]
     if wrong := [sentence for finished in stages.values() for sentence in finished.differing]:
         parts.append("**Outputs that differ from plain decoding:**\n\n" + "\n".join(f"- {line}" for line in wrong))
-    for name, title in pairs:
-        parts += [f"## {title}", *_sections(name, stages)]
-    return "\n\n".join(part.rstrip() for part in parts) + "\n"
+    for pair in pairs:
+        parts.append(f"## {pair.title}")
+        for heading, content in _sections(pair.name, stages):
+            parts += [f"### {heading}", pair.caption, *content]
+    return "\n\n".join(part.rstrip() for part in parts if part) + "\n"
 
 
-def _sections(name: str, stages: Stages) -> Iterable[str]:
-    by_precision = {p: stages[f"{name}-methods-{p}"] for p in PRECISIONS if f"{name}-methods-{p}" in stages}
+def _sections(pair: str, stages: Stages) -> Iterator[tuple[str, list[str]]]:
+    """Yields the heading and the contents of each section about a pair, as far as its stages are finished."""
+    by_precision = {p: stages[f"{pair}-methods-{p}"] for p in PRECISIONS if f"{pair}-methods-{p}" in stages}
     if by_precision:
-        yield "### Methods (in the form of EAGLE-2's Table 1)"
-        yield methods_table(by_precision)
+        yield "Methods (in the form of EAGLE-2's Table 1)", [methods_table(by_precision)]
     if ABLATION in by_precision:
-        yield f"### What value and reranking bring (in the form of EAGLE-2's Table 3; {ABLATION})"
-        yield ablation_table(by_precision[ABLATION].rows)
-    if found := stages.get(f"{name}-pytorch"):
-        yield f"### Beside PyTorch ({_prompts(found.rows)} prompts)"
-        yield pytorch_table(found)
-        yield "\n".join(f"- {note}" for note in found.notes)
-    sweeps = {p: stages[f"{name}-sweep-{p}"] for p in PRECISIONS if f"{name}-sweep-{p}" in stages}
+        title = f"Effect of value and reranking (in the form of EAGLE-2's Table 3; {ABLATION})"
+        yield title, [ablation_table(by_precision[ABLATION].rows)]
+    if finished := stages.get(f"{pair}-pytorch"):
+        notes = "\n".join(f"- {note}" for note in finished.notes)
+        yield f"Compared with PyTorch ({_prompts(finished.rows)} prompts)", [pytorch_table(finished), notes]
+    sweeps = {p: stages[f"{pair}-sweep-{p}"].rows for p in PRECISIONS if f"{pair}-sweep-{p}" in stages}
     if sweeps:
-        counts = sorted({_prompts(finished.rows) for finished in sweeps.values()})
-        yield f"### Tree sizes (prompts: {' to '.join(map(str, counts))})"
-        yield sweep_table({precision: finished.rows for precision, finished in sweeps.items()})
+        counts = sorted({_prompts(rows) for rows in sweeps.values()})
+        yield f"Tree sizes (prompts: {' to '.join(map(str, counts))})", [sweep_table(sweeps)]
     for stage, title in (("repeat", "Text that repeats itself"), ("edit", "Code that is written again with an edit")):
-        if found := stages.get(f"{name}-{stage}"):
-            yield f"### {title} (int8, {_prompts(found.rows)} prompts)"
-            yield versus_table(found.rows, ("dynamic", "cost-aware"))
-    if found := stages.get(f"{name}-long"):
-        yield f"### Long context (int8, {_prompts(found.rows) // len(LONG)} prompts of each length)"
-        yield long_table(found.rows)
+        if finished := stages.get(f"{pair}-{stage}"):
+            table = versus_table(finished.rows, ("dynamic", "cost-aware"))
+            yield f"{title} (int8, {_prompts(finished.rows)} prompts)", [table]
+    if finished := stages.get(f"{pair}-long"):
+        count = _prompts(finished.rows) // len(LONG)
+        yield f"Long context (int8, {count} prompts of each length)", [long_table(finished.rows)]
 
 
 def _prompts(rows: Sequence[Row]) -> int:
     return len({row.prompt_id for row in rows})
 
 
-def methods_table(found: Mapping[str, Finished]) -> str:
-    """Speed-up and tau of every method, precision by precision."""
-    titles = ["T", "method", *(f"{p} {what}" for p in found for what in ("speed-up", "tau"))]
-    known = {precision: _summaries(finished.rows) for precision, finished in found.items()}
+def methods_table(finished: Mapping[str, Finished]) -> str:
+    """Returns a table of speed-up and tau of every method in each precision."""
+    titles = ["T", "method", *(f"{p} {what}" for p in finished for what in ("speed-up", "tau"))]
+    known = {precision: _summaries(stage.rows) for precision, stage in finished.items()}
     temperatures = sorted({s.setup.temperature for summaries in known.values() for s in summaries})
     lines = []
     for temperature in temperatures:
@@ -100,7 +117,7 @@ def methods_table(found: Mapping[str, Finished]) -> str:
 
 
 def ablation_table(rows: Sequence[Row]) -> str:
-    """Speed-up and tau of EAGLE-2's tree with parts left out, at each temperature."""
+    """Returns a table of speed-up and tau of EAGLE-2's tree with parts left out, at each temperature."""
     summaries = _summaries(rows)
     temperatures = sorted({s.setup.temperature for s in summaries})
     lines = []
@@ -115,9 +132,9 @@ def ablation_table(rows: Sequence[Row]) -> str:
     )
 
 
-def pytorch_table(found: Finished) -> str:
-    """Ours and PyTorch's, each over PyTorch's eager mode and its fastest."""
-    rows, summaries = found.rows, _summaries(found.rows)
+def pytorch_table(finished: Finished) -> str:
+    """Returns a table of all contenders, each compared with PyTorch's eager mode and with its fastest one."""
+    rows, summaries = finished.rows, _summaries(finished.rows)
     fastest = max((s for s in summaries if s.setup.backend == PYTORCH), key=lambda s: s.tok_s.value)
     theirs = _speeds(rows, fastest)
     lines = []
@@ -126,7 +143,7 @@ def pytorch_table(found: Finished) -> str:
         where = "PyTorch" if s.setup.backend == PYTORCH else f"eagle-edge, {head}"
         cells = [where, s.setup.precision, s.setup.method, estimate_text(s.tok_s), ratio_text(s.vs_pytorch)]
         cells += [ratio_text(paired_ratio(_speeds(rows, s), theirs)), f"{s.tau:.2f}", f"{1e3 * s.ttft_s:.0f}"]
-        peak = found.peaks.get(peak_name(s.setup))
+        peak = finished.peaks.get(peak_name(s.setup))
         cells += ["-" if peak is None else f"{peak / 1e6:.0f}", f"{s.same[0]}/{s.same[1]}" if s.same else "-"]
         lines.append(cells)
     titles = ["", "precision", "method", "tok/s", "x PyTorch eager", "x PyTorch fastest", "tau", "first token, ms"]
@@ -134,10 +151,10 @@ def pytorch_table(found: Finished) -> str:
     return markdown_table(titles, lines) + "\n" + (fastest_line(summaries, rows) or "")
 
 
-def sweep_table(found: Mapping[str, Sequence[Row]]) -> str:
-    """The best fixed size that was tried, EAGLE-2's own, and the tree that is sized by cost."""
+def sweep_table(by_precision: Mapping[str, Sequence[Row]]) -> str:
+    """Returns a table of the fastest fixed size that was tried, EAGLE-2's size, and the cost-aware tree."""
     lines = []
-    for precision, rows in found.items():
+    for precision, rows in by_precision.items():
         summaries = _summaries(rows)
         sizes = [s for s in summaries if SHAPE.fullmatch(s.setup.method)]
         best = max(sizes, key=lambda s: s.tok_s.value)
@@ -151,7 +168,7 @@ def sweep_table(found: Mapping[str, Sequence[Row]]) -> str:
 
 
 def versus_table(rows: Sequence[Row], others: Sequence[str]) -> str:
-    """Every method over vanilla and over some others."""
+    """Returns a table of every method compared with vanilla and with some other methods."""
     summaries = _summaries(rows)
     lines = []
     for s in summaries:
@@ -164,8 +181,8 @@ def versus_table(rows: Sequence[Row], others: Sequence[str]) -> str:
 
 
 def long_table(rows: Sequence[Row]) -> str:
-    """Speed behind long prompts over that behind short ones that end alike; per pass too, since what is accepted
-    changes with the text."""
+    """Returns a table of the speed after long prompts and after short ones with the same end. The time per cycle is
+    given too, since the accepted tokens change with the text."""
     names = [f"{length} tokens" for length in LONG]
     lines = []
     for method in dict.fromkeys(row.method for row in rows):
@@ -182,12 +199,12 @@ def long_table(rows: Sequence[Row]) -> str:
         cells += [f"{median(side.values()):.1f}" for side in passes]
         cells += [ratio_text(paired_ratio(passes[1], passes[0]))]
         lines.append(cells)
-    titles = ["method", f"tok/s behind {names[0]}", f"behind {names[1]}", "ratio", "tau, short", "long"]
+    titles = ["method", f"tok/s after {names[0]}", f"after {names[1]}", "ratio", "tau, short", "long"]
     return markdown_table([*titles, "ms per cycle, short", "long", "ratio"], lines)
 
 
 def _place(row: Row) -> str:
-    """Which of the places in the text a prompt of either length ends at."""
+    """Returns the number of the place in the text at which a prompt of either length ends."""
     return str(row.prompt_id).partition("-")[2]
 
 
