@@ -42,8 +42,8 @@ LOGIT_ROWS = 128  # rows with logits in the prefill profile: 128 rows of a vocab
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
-    """One engine of a build. layers: decoder layers of its graph. kernels: of all profiles, empty where the library does
-    not report them. seconds: time of parsing and building."""
+    """One engine of a build. layers: decoder layers of its graph. kernels: of all profiles, empty where the library
+    does not report them. seconds: time of parsing and building."""
 
     name: str
     spec: EngineSpec
