@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
             keep=args.keep,
         )
     except FidelityError as error:
-        raise ExportError(error.sentence(lambda setting: setting.as_option)) from None
+        raise ExportError(error.with_options) from None
     for warning in done.warnings:
         tell("eagle-export", f"warning: {warning}")
     seconds = time.perf_counter() - started
