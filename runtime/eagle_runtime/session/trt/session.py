@@ -14,7 +14,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ import numpy.typing as npt
 from eagle_runtime.bundle.manifest import GraphSpec, Manifest, TensorSpec
 from eagle_runtime.cache import ALIGNMENT
 from eagle_runtime.machine.user_cache import cache_folder
-from eagle_runtime.session.protocol import Array
+from eagle_runtime.session.protocol import Array, Session
 from eagle_runtime.session.trt.device import Device, DeviceCache, DeviceRows, cache_rows, in_place, joined_rows
 from eagle_runtime.session.trt.driver import CudaDriver, Driver, out_of_memory
 from eagle_runtime.session.trt.engine_file import EngineFolder, EngineSpec, find_engines
@@ -124,7 +123,7 @@ class _Part:
         return cache + sum(_nbytes(spec, largest) for spec in buffers)
 
 
-class TensorRTSession:
+class TensorRTSession(Session):
     """A graph as an engine on the GPU (protocol.Session)."""
 
     def __init__(
@@ -190,14 +189,6 @@ class TensorRTSession:
             self._execution.close()
             self._execution = None
             self._device.release()
-
-    def __enter__(self) -> TensorRTSession:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _copy_features(self, rows: DeviceRows | Array) -> None:
         """Copy features to where the engine reads them. Waits for rows on the host, whose memory the caller may
