@@ -25,7 +25,8 @@ from eagle_export.errors import ExportError
 from eagle_export.tensorrt import build as module
 from eagle_export.tensorrt.build import build_engines, profiles_of
 from eagle_runtime import BackendError
-from eagle_runtime.bundle.manifest import read_manifest, verify_hashes
+from eagle_runtime.bundle.listed_files import verify_hashes
+from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.files import file_sha256
 from eagle_runtime.machine.nvidia import DeviceInfo
 from eagle_runtime.session.trt import library as trt_library

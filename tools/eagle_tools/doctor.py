@@ -18,9 +18,9 @@ from statistics import median
 from eagle_runtime import BackendError, BundleError, EagleModel, Result
 from eagle_runtime.backends import BACKENDS, PassedOver, reasons_text, unfit
 from eagle_runtime.bundle.fidelity import FidelityWarning, compared, shortfall
-from eagle_runtime.bundle.manifest import Certificate, Manifest, bundle_file, read_manifest
+from eagle_runtime.bundle.manifest import Certificate, Manifest, read_manifest
 from eagle_runtime.command import Parser, run_command
-from eagle_runtime.files import file_sha256
+from eagle_runtime.files import bundle_file, file_sha256
 from eagle_runtime.replay import compare, golden_prompts, mean_tau, replay
 from eagle_tools.compare_engines import Difference, compare_sessions
 from eagle_tools.engines import find_engines, nvidia_gpu
