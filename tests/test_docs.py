@@ -32,7 +32,7 @@ from eagle_train import cli as train_cli
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [ROOT / "README.md", *DOCS]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 LINKED = [*PAGES, *(path for path in ROOT.glob("*.md") if path not in PAGES), ROOT / "tools/demo_pair/README.md"]
 COMMANDS = {
     "eagle-export": export_cli.main,
@@ -51,7 +51,7 @@ PACKAGES = [
 ]
 OPENING = 25  # lines of a page by which its first example begins
 WITHOUT_EXAMPLE = {  # pages that are being rewritten; the set only shrinks, and goes when it is empty
-    "backends.md", "bench.md", "bundle.md", "calibration.md", "engines.md", "precision.md", "reliability.md",
+    "bench.md", "bundle.md", "reliability.md",
     "results.md", "sampling.md", "text.md", "threads.md", "training.md", "trees.md",
 }  # fmt: skip
 FOREIGN_OPTIONS = {"--help", "--inplace"}  # of every parser; rsync's
@@ -187,7 +187,7 @@ def test_links(page: Path) -> None:
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_files_that_are_named_exist(page: Path) -> None:
-    """Names with a folder, in `code`, of Python files and scripts, and whatever begins with a folder of the project."""
+    """Names in `code` of Python files and scripts, and all that begin with a folder of the project."""
     if page.name == "CHANGELOG.md":
         pytest.skip("tells of files that were moved since")
     folders = [
@@ -196,9 +196,10 @@ def test_files_that_are_named_exist(page: Path) -> None:
         *(ROOT / package for package in PACKAGES),
         *(ROOT / p.split("/")[0] for p in PACKAGES),
     ]
+    own = {name for _, _, content in blocks(page) for name in re.findall(r"\A# (\w+\.py)\n", content)}
     tops = {package.split("/")[0] for package in PACKAGES} | {"tests", "docs"}
     for name in re.findall(r"`([\w.-]+(?:/[\w.-]+)*/?)`", page.read_text(encoding="utf-8")):
-        if "/" in name and (name.endswith((".py", ".sh")) or name.split("/")[0] in tops):
+        if name not in own and (name.endswith((".py", ".sh")) or ("/" in name and name.split("/")[0] in tops)):
             assert any((folder / name).exists() for folder in folders), name
 
 

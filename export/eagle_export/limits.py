@@ -9,8 +9,8 @@ that is counted over 128 rows (docs/precision.md).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from eagle_export.errors import ExportError
 from eagle_export.recipes.plan import RECIPES
@@ -38,45 +38,34 @@ CALIBRATION_OPTIONAL = ("int4",)  # precisions that need no calibration and are 
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """A parameter of eagle_export.bundle.export, and a value for it that an error recommends."""
-
-    name: str
-    value: str | float | tuple[str, ...]
-
-    @property
-    def as_argument(self) -> str:
-        """As in a call from Python: max_kl=1.4"""
-        return f"{self.name}={list(self.value) if isinstance(self.value, tuple) else self.value!r}"
-
-    @property
-    def as_option(self) -> str:
-        """As on the command line: --max-kl 1.4"""
-        values = self.value if isinstance(self.value, tuple) else (self.value,)
-        option = f"--{self.name.replace('_', '-')}"
-        return " ".join(f"{option} {value:g}" if isinstance(value, float) else f"{option} {value}" for value in values)
-
-
-@dataclass(frozen=True, slots=True)
 class Advice:
-    """One way out of a refusal: a verb and the settings that follow it."""
+    """A way out of a refusal: a verb, and values for parameters of eagle_export.bundle.export."""
 
     verb: str
-    settings: tuple[Setting, ...] = ()
+    settings: dict[str, str | float | list[str]] = field(default_factory=dict)
+
+    @property
+    def as_arguments(self) -> str:
+        """As in a call from Python: accept it with max_kl=1.4"""
+        return " ".join([self.verb, *(f"{name}={value!r}" for name, value in self.settings.items())])
+
+    @property
+    def as_options(self) -> str:
+        """As on the command line: accept it with --max-kl 1.4"""
+        words = [self.verb]
+        for name, value in self.settings.items():
+            values = value if isinstance(value, list) else [f"{value:g}" if isinstance(value, float) else value]
+            words += [f"--{name.replace('_', '-')} {each}" for each in values]
+        return " ".join(words)
 
 
 class FidelityError(ExportError):
-    """A bundle follows its source less closely than it must, so it is not written. str() names parameters of `export`;
-    `sentence` can name options of the command."""
+    """A bundle follows its source less closely than it must, so it is not written. str() names parameters of `export`,
+    `with_options` those of the command."""
 
     def __init__(self, reason: str, advice: Sequence[Advice]) -> None:
-        self.reason, self.advice = reason, tuple(advice)
-        super().__init__(self.sentence(lambda setting: setting.as_argument))
-
-    def sentence(self, shown: Callable[[Setting], str]) -> str:
-        """The error in one sentence, with each recommended setting written by `shown`."""
-        ways = (" ".join([advice.verb, *map(shown, advice.settings)]) for advice in self.advice)
-        return "; ".join([self.reason, "; or ".join(ways)])
+        super().__init__(f"{reason}; {'; or '.join(each.as_arguments for each in advice)}")
+        self.with_options = f"{reason}; {'; or '.join(each.as_options for each in advice)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +115,9 @@ def what_to_try(required: RequiredFidelity, worst: Sequence[LayerError] = ()) ->
     if worst and precision not in ("fp32", "fp16"):
         # The worst layer alone if keeping it may be enough, else all that are named.
         enough = worst[:1] if worst[0].exact <= required.limits.kl else worst
-        ways.append(Advice("try", (Setting("keep", tuple(each.layer.name for each in enough)),)))
+        ways.append(Advice("try", {"keep": [each.layer.name for each in enough]}))
     if wider:
-        ways.append(Advice("try", (Setting("precision", wider[0]),)))
+        ways.append(Advice("try", {"precision": wider[0]}))
     if precision in CALIBRATION_OPTIONAL and not required.calibrated:
         ways.append(Advice("give the folder that eagle-calib wrote as calibration"))
     if precision == "fp32":
@@ -138,10 +127,10 @@ def what_to_try(required: RequiredFidelity, worst: Sequence[LayerError] = ()) ->
 
 def accepting(certificate: Certificate, limits: Limits) -> Advice:
     """The settings with which this very export would be written."""
-    settings = []
+    advice = Advice("accept it with")
     if certificate.agreement < limits.agreement:
-        settings.append(Setting("min_agreement", math.floor(100 * certificate.agreement) / 100))
+        advice.settings["min_agreement"] = math.floor(100 * certificate.agreement) / 100
     if certificate.kl > limits.kl:
         step = 10.0 ** (math.floor(math.log10(certificate.kl)) - 1)
-        settings.append(Setting("max_kl", float(f"{math.ceil(certificate.kl / step) * step:.2g}")))
-    return Advice("accept it with", tuple(settings))
+        advice.settings["max_kl"] = float(f"{math.ceil(certificate.kl / step) * step:.2g}")
+    return advice

@@ -25,9 +25,9 @@ from eagle_export.cli import BACKENDS, PRECISIONS, main
 from eagle_export.errors import ExportError
 from eagle_export.limits import (
     LIMITS,
+    Advice,
     FidelityError,
     RequiredFidelity,
-    Setting,
     accepting,
     refusal,
     required_fidelity,
@@ -76,13 +76,8 @@ def refused(hard: Path, plain: Path, tmp_path_factory: pytest.TempPathFactory) -
     return caught.value
 
 
-def with_options(error: FidelityError) -> str:
-    """The error as the command prints it."""
-    return error.sentence(lambda setting: setting.as_option)
-
-
 def test_the_sentence_says_what_is_wrong_and_what_to_try(refused: FidelityError) -> None:
-    sentence = with_options(refused)
+    sentence = refused.with_options
     assert "\n" not in sentence
     match = re.fullmatch(
         r"the bundle follows its source less closely than int8 should: "
@@ -101,14 +96,14 @@ def test_the_library_names_parameters_and_no_options(refused: FidelityError) -> 
     ways = "try keep=['lm_head.weight']; or try precision='int8-weight'; or accept it with "
     assert ways in str(refused)
     assert "--" not in str(refused)
-    assert Setting("keep", ("a", "b")).as_option == "--keep a --keep b"
+    assert Advice("try", {"keep": ["a", "b"]}).as_options == "try --keep a --keep b"
 
 
 def test_a_bundle_that_was_accepted_is_marked(
     refused: FidelityError, hard: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Accepted with the options that the refusal names."""
-    bundle, flags = tmp_path / "bundle", with_options(refused).rpartition("accept it with ")[2].split()
+    bundle, flags = tmp_path / "bundle", refused.with_options.rpartition("accept it with ")[2].split()
     assert main([str(hard), "-o", str(bundle), "-p", "int8", *flags, "--json"]) == 0
     out, err = capsys.readouterr()
     report = json.loads(out)["certificate"]
@@ -142,7 +137,7 @@ def test_the_precisions_that_are_named_lead_to_a_bundle(
     refused: FidelityError, hard: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """int8-weight may be refused too; its error then names fp32."""
-    bundle, error, tried = tmp_path / "b", with_options(refused), ["int8"]
+    bundle, error, tried = tmp_path / "b", refused.with_options, ["int8"]
     while not bundle.exists():
         tried += re.findall(r"try --precision ([\w-]+)", error)
         assert len(tried) == len(set(tried)) <= 3
@@ -259,10 +254,10 @@ def test_every_precision_has_limits_and_ways_out_that_exist() -> None:
         for precision in recipes:
             for calibrated in (False, True):
                 ways = what_to_try(required_fidelity(backend, precision, None, None, calibrated=calibrated))
-                named = [each.value for way in ways for each in way.settings if each.name == "precision"]
+                named = [str(way.settings["precision"]) for way in ways if "precision" in way.settings]
                 widest = precision == "fp32" or (precision, "fp32" in recipes) == ("fp16", False)
                 assert len(named) == (0 if widest else 1), (backend, precision)
-                for name in map(str, named):
+                for name in named:
                     assert calibrated or not recipes[name].calibrated
                     assert LIMITS[name].kl <= LIMITS[precision].kl and name != precision
                 assert any("calibration" in way.verb for way in ways) == (precision == "int4" and not calibrated)
@@ -276,7 +271,7 @@ def test_the_options_that_are_named_accept(agreement: float, kl: float, least: f
     wanted, certificate = Limits(least, most), Certificate((), agreement, kl, 1.0, Limits(least, most))
     if wanted.met(agreement, kl):
         return
-    options = " ".join(setting.as_option for setting in accepting(certificate, wanted).settings).split()
+    options = accepting(certificate, wanted).as_options.removeprefix("accept it with ").split()
     given: dict[str, Any] = dict(zip(options[::2], map(float, options[1::2]), strict=True))
     asked = required_fidelity("cpu", "int8", given.get("--min-agreement"), given.get("--max-kl"), calibrated=False)
     assert Limits(
@@ -286,7 +281,7 @@ def test_the_options_that_are_named_accept(agreement: float, kl: float, least: f
 
 def test_layers_that_are_not_known_are_left_out() -> None:
     certificate = Certificate((), 0.5, 1.0, 1.0, LIMITS["int8"])
-    sentence = with_options(refusal(certificate, RequiredFidelity(LIMITS["int8"], False, "cpu", "int8", False), []))
+    sentence = refusal(certificate, RequiredFidelity(LIMITS["int8"], False, "cpu", "int8", False), []).with_options
     assert "worst" not in sentence and "; try --precision int8-weight; or accept it with --min-agreement" in sentence
 
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from statistics import median
 
 from eagle_runtime import BackendError, BundleError, EagleModel, Result
-from eagle_runtime.backends import BACKENDS, PassedOver, told, unfit
+from eagle_runtime.backends import BACKENDS, PassedOver, reasons_text, unfit
 from eagle_runtime.bundle.fidelity import FidelityWarning, compared, shortfall
-from eagle_runtime.bundle.manifest import Certificate, Manifest, bundle_file, read_manifest
+from eagle_runtime.bundle.manifest import Certificate, Manifest, read_manifest
 from eagle_runtime.command import Parser, run_command
-from eagle_runtime.files import file_sha256
+from eagle_runtime.files import bundle_file, file_sha256
 from eagle_runtime.replay import compare, golden_prompts, mean_tau, replay
 from eagle_tools.compare_engines import Difference, compare_sessions
 from eagle_tools.engines import find_engines, nvidia_gpu
@@ -138,7 +138,7 @@ def check_bundle(bundle: Path, backend: str | None = None, context: int | None =
             for check in _check_model(model, manifest, reference):
                 yield dataclasses.replace(check, backend=name)
     if len(passed_over) == len(BACKENDS):
-        raise BackendError(f"no backend runs {bundle}: {told(passed_over)}")
+        raise BackendError(f"no backend runs {bundle}: {reasons_text(passed_over)}")
 
 
 def _check_model(model: EagleModel, manifest: Manifest, reference: EagleModel | None) -> Iterator[Check]:

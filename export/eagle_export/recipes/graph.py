@@ -75,11 +75,6 @@ def linears(model: ir.Model) -> list[Linear]:
     return layers
 
 
-def any_linear(_: Linear) -> bool:
-    """Whether a pass takes the layer: always."""
-    return True
-
-
 def is_lm_head(linear: Linear) -> bool:
     """Whether the layer computes the target's logits or the head's."""
     (out,) = linear.node.outputs

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import ClassVar, Generic, TypeVar
 
 import onnx_ir as ir
 
 from eagle_export.errors import ExportError
+from eagle_export.recipes.graph import Linear, linears
 
 Match = TypeVar("Match")
 
@@ -40,3 +42,13 @@ class Pass(ABC, Generic[Match]):
         changed = self.rewrite(model, matches)
         self.check(model)
         return changed
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPass(Pass[Linear]):
+    """A pass over the linear layers that are `wanted`: by default all that are still in floats."""
+
+    wanted: Callable[[Linear], bool] = field(default=lambda _: True, kw_only=True)
+
+    def pattern(self, model: ir.Model) -> list[Linear]:
+        return list(filter(self.wanted, linears(model)))

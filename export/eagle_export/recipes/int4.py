@@ -18,36 +18,30 @@ from eagle_export.recipes.graph import (
     MICROSOFT,
     Array,
     Linear,
-    any_linear,
     insert,
     lazy_weight,
-    linears,
     pieces,
     replace,
 )
-from eagle_export.recipes.graph_pass import Pass
+from eagle_export.recipes.graph_pass import LayerPass
 from eagle_export.recipes.smooth import inputs_of
 
 Observations = Mapping[str, Observed]
 
 
 @dataclass(frozen=True, slots=True)
-class Int4Blocks(Pass[Linear]):
+class Int4Blocks(LayerPass):
     """Turns linear layers into MatMulNBits, an operator of ONNX Runtime.
 
     block: input channels that share a step. accuracy: the operator's accuracy_level, what it computes in: 1 for fp32, 4
-    for int8 activations with a scale per row and block. wanted: the layers to take. observed: inputs of the layers by
+    for int8 activations with a scale per row and block. observed: inputs of the layers by
     weight name; with them the levels are those with the least error on these inputs, and ExportError is raised for a
     layer that is missing there."""
 
     block: int
     accuracy: int
-    wanted: Callable[[Linear], bool] = any_linear
     observed: Observations | None = None
     name = "int4 blocks"
-
-    def pattern(self, model: ir.Model) -> list[Linear]:
-        return list(filter(self.wanted, linears(model)))
 
     def rewrite(self, model: ir.Model, matches: list[Linear]) -> dict[str, str]:
         changed = {}
@@ -68,18 +62,17 @@ class Int4Blocks(Pass[Linear]):
 
 
 @dataclass(frozen=True, slots=True)
-class Int4Dequantized(Pass[Linear]):
+class Int4Dequantized(LayerPass):
     """Puts a blocked DequantizeLinear before the MatMul of linear layers, which TensorRT fuses. The zero point is the
     middle level of every block, as TensorRT demands. Fields: as in Int4Blocks. A layer whose input is no whole number
     of blocks stays as it is."""
 
     block: int
-    wanted: Callable[[Linear], bool] = any_linear
     observed: Observations | None = None
     name = "int4 blocks"
 
     def pattern(self, model: ir.Model) -> list[Linear]:
-        return [linear for linear in linears(model) if self.wanted(linear) and linear.shape[0] % self.block == 0]
+        return [linear for linear in LayerPass.pattern(self, model) if linear.shape[0] % self.block == 0]
 
     def rewrite(self, model: ir.Model, matches: list[Linear]) -> dict[str, str]:
         changed = {}

@@ -26,18 +26,16 @@ from eagle_export.recipes.graph import (
     MICROSOFT,
     Array,
     Linear,
-    any_linear,
     constant,
     fed_by_product,
     insert,
     insert_split,
     is_lm_head,
     lazy_weight,
-    linears,
     pieces,
     replace,
 )
-from eagle_export.recipes.graph_pass import Pass
+from eagle_export.recipes.graph_pass import LayerPass
 
 LEVELS = 127
 PRODUCT_PARTS, LM_HEAD_PARTS = 8, 2
@@ -52,14 +50,10 @@ class _Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Int8PerToken(Pass[Linear]):
+class Int8PerToken(LayerPass):
     """Quantises weights per column and inputs per row, of the linear layers that are `wanted`."""
 
-    wanted: Callable[[Linear], bool] = any_linear
     name = "int8 per token"
-
-    def pattern(self, model: ir.Model) -> list[Linear]:
-        return list(filter(self.wanted, linears(model)))
 
     def rewrite(self, model: ir.Model, matches: list[Linear]) -> dict[str, str]:
         changed = {}
@@ -114,8 +108,8 @@ def _quantised_rows(model: ir.Model, before: ir.Node, x: ir.Value, parts: int) -
     q = insert(before, "QuantizeLinear", [unit, _step(model), _middle(model)])
     if parts == 1:
         return _Rows((q,), scale)
-    in_one_row = constant(model, "shape_beside", np.array([0, 0, 1, -1]))
-    return _Rows(insert_split(before, q, parts, axis=2), insert(before, "Reshape", [scale, in_one_row]))
+    scale_shape = constant(model, "shape_scales", np.array([0, 0, 1, -1]))
+    return _Rows(insert_split(before, q, parts, axis=2), insert(before, "Reshape", [scale, scale_shape]))
 
 
 def _scaled(model: ir.Model, before: ir.Node, sums: list[ir.Value], scales: ir.Value) -> ir.Value:

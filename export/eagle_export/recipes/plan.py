@@ -105,12 +105,12 @@ CPU = {
         target=lambda seen: (
             ExactAttention(),
             EmbeddingFp16(),
-            Int4Blocks(INT4_BLOCK, INT8_COMPUTE, in_int4, seen),
+            Int4Blocks(INT4_BLOCK, INT8_COMPUTE, seen, wanted=in_int4),
             Int8PerToken(),
         ),
         draft=lambda seen: (
             EmbeddingFp16(),
-            Int4Blocks(HEAD_BLOCK, INT8_COMPUTE, all_but_lm_head, seen),
+            Int4Blocks(HEAD_BLOCK, INT8_COMPUTE, seen, wanted=all_but_lm_head),
             Int8PerToken(),
         ),
     ),
@@ -119,12 +119,14 @@ TENSORRT = {
     "fp16": Recipe("fp16"),
     "int8": Recipe("fp16", target=lambda seen: (Int8Static(seen, SIGNED), Int8Weights()), calibrated=True),
     "int8-weight": Recipe("fp16", target=lambda _: (Int8Weights(),)),
-    "int4": Recipe("fp16", target=lambda seen: (Int4Dequantized(INT4_BLOCK, in_int4, seen), Int8Weights(not_in_int4))),
+    "int4": Recipe(
+        "fp16", target=lambda seen: (Int4Dequantized(INT4_BLOCK, seen, wanted=in_int4), Int8Weights(wanted=not_in_int4))
+    ),
 }
 CUDA = {
     "fp32": Recipe("fp32"),
     "fp16": Recipe("fp16"),
-    "int4": Recipe("fp16", target=lambda seen: (Int4Blocks(INT4_BLOCK, INT8_COMPUTE, all_but_lm_head, seen),)),
+    "int4": Recipe("fp16", target=lambda seen: (Int4Blocks(INT4_BLOCK, INT8_COMPUTE, seen, wanted=all_but_lm_head),)),
 }
 RECIPES = {"cpu": CPU, "tensorrt-rtx": TENSORRT, "tensorrt": TENSORRT, "cuda": CUDA}
 

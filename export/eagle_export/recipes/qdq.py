@@ -10,7 +10,7 @@ Int8Weights: weights only; products stay in floats.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,6 @@ from eagle_calib.calibration import Observed
 from eagle_export.recipes.graph import (
     Array,
     Linear,
-    any_linear,
     constant,
     fed_by_product,
     insert,
@@ -30,7 +29,7 @@ from eagle_export.recipes.graph import (
     pieces,
     replace,
 )
-from eagle_export.recipes.graph_pass import Pass
+from eagle_export.recipes.graph_pass import LayerPass, Pass
 from eagle_export.recipes.int8 import LEVELS, per_column
 from eagle_export.recipes.smooth import inputs_of, smooth
 
@@ -74,14 +73,10 @@ class Int8Static(Pass[Linear]):
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Weights(Pass[Linear]):
+class Int8Weights(LayerPass):
     """Quantises the weights of the linear layers that are `wanted`, per column; products stay in floats."""
 
-    wanted: Callable[[Linear], bool] = any_linear
     name = "int8 weights"
-
-    def pattern(self, model: ir.Model) -> list[Linear]:
-        return list(filter(self.wanted, linears(model)))
 
     def rewrite(self, model: ir.Model, matches: list[Linear]) -> dict[str, str]:
         for linear in matches:

@@ -1,0 +1,72 @@
+"""Figures in docs/calibration.md and docs/precision.md are those of the code's constants."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from eagle_calib import cli as calib_cli
+from eagle_calib.calibrate import MAX_TOKENS, NEW_TOKENS, WINDOW
+from eagle_calib.calibration import SCHEMA_VERSION
+from eagle_calib.observe import SAMPLE_ROWS
+from eagle_export import cli as export_cli
+from eagle_export.bundle import TOP_K
+from eagle_export.limits import LIMITS
+from eagle_export.recipes.attention import RECENT
+from eagle_export.recipes.int8 import LM_HEAD_PARTS, PRODUCT_PARTS
+from eagle_export.recipes.plan import HEAD_BLOCK, INT4_BLOCK
+from eagle_export.worst_layers import WORST
+from eagle_runtime.replay import GOLDEN_TEXTS, GOLDEN_TOKENS
+from eagle_runtime.tree import MAX_DEPTH
+
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT_KB = round(len((resources.files("eagle_calib") / "text.txt").read_bytes()) / 1000)
+PROMPTS = len(GOLDEN_TEXTS)
+WORDS = {3: "three", 4: "four"}
+
+
+def text(page: str) -> str:
+    """The page with single spaces."""
+    return " ".join((DOCS / page).read_text(encoding="utf-8").split())
+
+
+@pytest.mark.parametrize(
+    ("page", "sentence"),
+    [
+        ("calibration.md", f"The default is a text of {TEXT_KB} KB in the package"),
+        ("calibration.md", f"The first {MAX_TOKENS} tokens (`--max-tokens`) are read in windows of {WINDOW}."),
+        ("calibration.md", f"After each window the pair decodes {NEW_TOKENS} tokens"),
+        ("calibration.md", f"a uniform sample of at most {SAMPLE_ROWS} rows"),
+        ("calibration.md", f"| up to {SAMPLE_ROWS} rows, each drawn with the same probability |"),
+        ("calibration.md", f"holds `schema_version` ({SCHEMA_VERSION})"),
+        ("precision.md", f"| `int4` | q, gate and up in blocks of {INT4_BLOCK}; the others int8 |"),
+        ("precision.md", f"weights in blocks of {INT4_BLOCK}; LM head fp16 |"),
+        ("precision.md", f"**The head** may have blocks of {HEAD_BLOCK} in int4"),
+        ("precision.md", f"cut into {PRODUCT_PARTS} parts and that of the LM head into {LM_HEAD_PARTS}"),
+        ("precision.md", f"keys {RECENT} or more positions back"),
+        ("precision.md", f"no tree is deeper than {MAX_DEPTH} levels"),
+        ("precision.md", f"up to {WORDS[WORST]} worst layers"),
+        ("precision.md", f"{PROMPTS} prompts with {GOLDEN_TOKENS} tokens each are {PROMPTS * GOLDEN_TOKENS} rows"),
+    ],
+)
+def test_a_sentence_has_the_figure_of_the_code(page: str, sentence: str) -> None:
+    assert sentence in text(page)
+
+
+def test_the_table_of_limits_is_that_of_the_code() -> None:
+    rows = re.findall(r"^\| (`.*`) \| ([\d.]+) % \| ([\d.]+) \|$", (DOCS / "precision.md").read_text("utf-8"), re.M)
+    listed = {
+        name: (float(agreement) / 100, float(kl))
+        for names, agreement, kl in rows
+        for name in re.findall(r"`(.*?)`", names)
+    }
+    assert listed == {name: (limits.agreement, limits.kl) for name, limits in LIMITS.items()}
+
+
+def test_the_commands_state_their_defaults() -> None:
+    assert calib_cli._parser().get_default("max_tokens") == MAX_TOKENS
+    assert f"(default {MAX_TOKENS})" in calib_cli._parser().format_help()
+    assert f"(default {TOP_K})" in " ".join(export_cli._parser().format_help().split())

@@ -1,0 +1,86 @@
+"""Draw the README's figure from the tables of docs/results.md: `python tools/speed_figure.py` writes docs/speed.svg."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+MODEL = "grown"  # in the heading of the model whose table is drawn
+COLUMNS = ("precision", "method", "tok/s")  # of the table that compares with PyTorch
+BARS = (  # what runs, precision and method of a row of the table -> label
+    ("PyTorch", "fp32", "eager", "PyTorch, fp32"),
+    ("PyTorch", "bf16", "compiled", "PyTorch, bf16, compiled"),
+    ("PyTorch", "bf16", "prompt-lookup", "PyTorch, bf16, its own prompt lookup"),
+    ("eagle-edge, EAGLE-1 head", "int8, head int4", "vanilla", "eagle-edge, int8, without drafts"),
+    ("eagle-edge, EAGLE-1 head", "int8, head int4", "eagle+lookup", "eagle-edge, int8, with drafts (default)"),
+)
+CAPTION = (
+    "Llama of 1.0 B parameters: the demo pair of 5.6 M parameters, grown by function-preserving steps",
+    "medians of 8 prompts with 95 % intervals, from docs/results.md",
+)
+LEFT, WIDTH, TOP, STEP = 280, 400, 60, 30  # of the bars, in pixels
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Tokens per second with the 95 % interval."""
+
+    label: str
+    speed: float
+    low: float
+    high: float
+
+
+def read_bars(results: str) -> list[Bar]:
+    """The bars from the text of docs/results.md. Raises ValueError where a row is missing."""
+    section = next(part for part in re.split(r"^## ", results, flags=re.M)[1:] if MODEL in part.splitlines()[0])
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
+    (header,) = (row for row in rows if row[1:4] == list(COLUMNS))
+    bars = []
+    for program, precision, method, label in BARS:
+        (row,) = (row for row in rows if row[:3] == [program, precision, method] and len(row) == len(header))
+        speed, low, high = map(float, re.findall(r"[\d.]+", row[3]))
+        bars.append(Bar(label, speed, low, high))
+    return bars
+
+
+def draw(bars: list[Bar]) -> str:
+    """An SVG of horizontal bars with their intervals."""
+    scale = WIDTH / max(bar.high for bar in bars)
+    height = TOP + STEP * len(bars) + 8
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 60} {height}" font-family="sans-serif" '
+        'font-size="13">',
+        f'<rect width="{LEFT + WIDTH + 60}" height="{height}" fill="white"/>',
+        '<text x="12" y="18" font-weight="bold">Tokens per second, greedy, two threads of a CPU</text>',
+        *(
+            f'<text x="12" y="{35 + 14 * index}" font-size="11" fill="#666">{line}</text>'
+            for index, line in enumerate(CAPTION)
+        ),
+    ]
+    for index, bar in enumerate(bars):
+        y = TOP + STEP * index
+        colour = "#3b7dd8" if bar.label.startswith("eagle") else "#b8c0cc"
+        end, middle = LEFT + bar.speed * scale, y + 11
+        out.append(
+            f'<text x="{LEFT - 8}" y="{y + 15}" text-anchor="end">{bar.label}</text>'
+            f'<rect x="{LEFT}" y="{y}" width="{end - LEFT:.1f}" height="22" fill="{colour}"/>'
+            f'<path d="M{LEFT + bar.low * scale:.1f} {middle}H{LEFT + bar.high * scale:.1f}" stroke="#222"/>'
+            f'<text x="{LEFT + bar.high * scale + 6:.1f}" y="{y + 15}">{bar.speed:.0f}</text>'
+        )
+    return "\n".join([*out, "</svg>", ""])
+
+
+def main() -> int:
+    """Write the figure; returns the exit status."""
+    (DOCS / "speed.svg").write_text(
+        draw(read_bars((DOCS / "results.md").read_text(encoding="utf-8"))), encoding="utf-8"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
