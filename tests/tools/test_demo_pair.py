@@ -30,7 +30,7 @@ LARGE = Shape(16, 2048, 32, 8, 64, 8192)  # Llama-3.2-1B but for the vocabulary
 NEW_TOKENS = 24
 
 
-def test_it_is_small_and_in_halves() -> None:
+def test_it_is_small_and_in_fp16() -> None:
     files = [path for path in PAIR.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= 16_000_000
     assert {path.relative_to(PAIR).as_posix() for path in files} == {
@@ -101,8 +101,8 @@ def test_the_card_is_true(head: str, temperature: int, bundles: dict[str, Path])
     questions = read_questions(PAIR / "heldout.jsonl", 40)
     with EagleModel.load(bundles[head]) as model:
         for tree in ("chain", "static", "dynamic"):
-            found = measure(model, head, questions, tree, float(temperature), 96).tau
-            assert found == pytest.approx(card(head, tree, temperature), abs=0.02)
+            tau = measure(model, head, questions, tree, float(temperature), 96).tau
+            assert tau == pytest.approx(card(head, tree, temperature), abs=0.02)
 
 
 @pytest.mark.slow
