@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from eagle_runtime.backends import AUTO, BACKENDS, told
+from eagle_runtime.backends import AUTO, BACKENDS, reasons_text
 from eagle_runtime.bundle.manifest import TreeKind
 from eagle_runtime.command import Parser, run_command
 from eagle_runtime.drafting.choose import Method
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> None:
             EagleModel.load(args.bundle, backend=args.backend or AUTO, context=args.context, threads=args.threads)
         )
         if args.backend == AUTO:
-            over = f" ({told(model.passed_over)})" if model.passed_over else ""
+            over = f" ({reasons_text(model.passed_over)})" if model.passed_over else ""
             print(f"eagle-run: on {model.backend}{over}", file=sys.stderr)
         if model.notice is not None:
             print(f"eagle-run: {model.notice}", file=sys.stderr)
