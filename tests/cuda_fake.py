@@ -1,8 +1,8 @@
-"""A GPU that keeps its bytes in host memory: session.driver.Driver, as unforgiving as a real one.
+"""A fake GPU (session.trt.driver.Driver) in host memory, as strict as a real one.
 
-Nothing that is queued happens before the stream is synchronised, so a host buffer that is written again too early, or
-read too soon, shows. Memory is full of ones (no number in any float type) until it is written, each access must lie
-inside one live allocation, and every call is kept in order.
+Queued work runs only when the stream is synchronised, so a host buffer that is overwritten too early, or read too soon,
+makes a test fail. New memory is all ones (NaN in every float type), every access must lie inside one live allocation, a
+destroyed graph can neither be launched nor destroyed again, and every call is recorded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STREAM = 7
 
 
 class FakeDriver:
-    """calls: (name, arguments...) of everything asked for. total: bytes of its memory."""
+    """calls: (name, arguments...) of every call, in order. total: bytes of its memory."""
 
     def __init__(self, total: int = 1 << 32, compute_capability: str = "8.9", name: str = "Fake RTX") -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -42,7 +42,7 @@ class FakeDriver:
 
     @property
     def used(self) -> int:
-        """Bytes of device memory that are allocated."""
+        """Bytes of allocated device memory."""
         return sum(memory.size for memory in self._device.values())
 
     @property
@@ -51,7 +51,7 @@ class FakeDriver:
         return sum(memory.size for memory in self._host.values())
 
     def named(self, name: str) -> list[tuple[Any, ...]]:
-        """The arguments of every call of that name, in order."""
+        """Returns the arguments of every call of that name, in order."""
         return [call[1:] for call in self.calls if call[0] == name]
 
     def describe(self) -> DeviceInfo:
@@ -88,7 +88,7 @@ class FakeDriver:
 
     def synchronize(self, stream: int) -> None:
         self._note("synchronize", stream)
-        assert self.capturing is None, "a stream that is captured cannot be waited for"
+        assert self.capturing is None, "a stream cannot be synchronised while it is captured"
         self._check_stream(stream)
         queue, self._queue = self._queue, []
         for work in queue:
@@ -151,15 +151,15 @@ class FakeDriver:
         self._check_graph(graph, "destroyed")
         del self.graphs[graph]
 
-    # What a fake library that computes on this GPU needs.
+    # For fake libraries that compute on this GPU.
 
     def enqueue(self, work: Work, stream: int) -> None:
-        """Do it when its turn on the stream comes, or whenever the graph being captured is launched."""
+        """Queue work, or add it to the graph that is being captured."""
         self._check_stream(stream)
         (self._queue if self.capturing is None else self.capturing).append(work)
 
     def device(self, address: int, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Device memory; it must lie inside one live allocation."""
+        """Returns device memory, which must lie inside one live allocation."""
         for start, memory in self._device.items():
             if start <= address and address + nbytes <= start + memory.size:
                 return memory[address - start : address - start + nbytes]

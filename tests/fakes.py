@@ -11,9 +11,8 @@ float32 [2, n]: tokens over positions, in cache order.
 from __future__ import annotations
 
 import zlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
@@ -84,7 +83,7 @@ def rows_of(cache: Cache) -> Array:
     return cache.rows
 
 
-class _FakeSession(ABC):
+class _FakeSession(Session):
     """What both fakes share: the cache, the mask, and outputs that do not outlive the next pass."""
 
     def __init__(self, row_width: int, inputs: Mapping[str, TensorSpec], outputs: Mapping[str, TensorSpec]) -> None:
@@ -104,14 +103,6 @@ class _FakeSession(ABC):
 
     def close(self) -> None:
         self._returned = {}
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _append(self, keys: Array, values: Array, mask: Array, cache: KVCache) -> tuple[Float, Bool]:
         """Write rows behind the cache; returns all rows [2, P + T, width] and who sees whom [T, P + T]."""

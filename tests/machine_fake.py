@@ -1,4 +1,4 @@
-"""A machine whose passes take the time that a table says, on a clock of its own, with a true machine's disturbances."""
+"""A fake machine with its own clock, whose forward passes take the times of a table, disturbed as on a real machine."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from eagle_runtime.drafting.costs.tables import LARGEST, Costs
 from eagle_runtime.session.protocol import Array
 from fakes import FakeHead, FakeTarget, Language
 
-NOISE = 0.1  # standard deviation of a pass's logarithm
-SLOW, STRETCH = 2.0, (100, 600)  # a slow machine takes so many times as long, for that many passes
-SPIKE, SPIKES = 5.0, 0.03  # a pass that was interrupted takes so many times as long; share of passes
+NOISE = 0.1  # standard deviation of the logarithm of a forward pass's time
+SLOW, STRETCH = 2.0, (100, 600)  # factor of time while the machine is slow, and for how many forward passes it is
+SPIKE, SPIKES = 5.0, 0.03  # factor of time of an interrupted forward pass, and the share of those
 
 
 class Machine:
-    """Its clock goes on by what passes cost."""
+    """Its clock advances by the time of each forward pass."""
 
     def __init__(self, costs: Costs, seed: int | None = None) -> None:
-        """seed: of disturbances; None: there are none."""
+        """seed: of the disturbances; None for none."""
         self.now = 0.0
         self.passes = 0
         self._costs = costs
@@ -33,13 +33,14 @@ class Machine:
         return self.now
 
     def spend(self, graph: str, rows: int, context: int) -> None:
-        """The time of a pass of "target" or "head"; a pass behind one of the other graph is another thing."""
-        costs, behind_target = self._costs, self._last == "target"
+        """Advance the clock by a forward pass of "target" or "head". After one of the other graph it takes another
+        time."""
+        costs, after_target = self._costs, self._last == "target"
         if graph == "target":
-            alone = rows == 1 and behind_target
+            alone = rows == 1 and after_target
             seconds = costs.plain_at(context) if alone else costs.target.at(context)[min(rows, LARGEST)]
         else:
-            timings = (costs.first if behind_target else None) or costs.head
+            timings = (costs.first if after_target else None) or costs.head
             assert timings is not None
             seconds = timings.at(context)[min(rows, LARGEST)]
         self._last = graph

@@ -1,5 +1,5 @@
-"""Code that no test can run without a GPU says what the libraries say: every name it uses of TensorRT, TensorRT for
-RTX and cuda-bindings exists there and takes as many arguments."""
+"""Checks code that no test can run without a GPU: every name it uses of TensorRT, TensorRT for RTX and cuda-bindings
+exists in the library, and takes as many arguments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ API = ROOT / "tests/data/tensorrt_api.txt"
 SUPPORTED = platform.machine() in ("x86_64", "AMD64") and sys.platform in ("linux", "win32")
 needs_libraries = pytest.mark.skipif(not SUPPORTED, reason="the libraries are for Linux and Windows")
 
-# What the names in each file hold. `trt` is the module everywhere.
+# The types of the names in each file. `trt` is the module everywhere.
 OBJECTS = {
     "runtime/eagle_runtime/session/trt/library.py": {},
     "runtime/eagle_runtime/session/trt/session.py": {"runtime": "Runtime"},
@@ -66,7 +66,7 @@ RTX_ONLY = {
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """name: Class.member, or Class. arguments: of a call, else None."""
+    """name: Class.member, or Class. arguments: their number in a call, else None."""
 
     where: str
     name: str
@@ -74,7 +74,7 @@ class Use:
 
 
 def uses(path: str, objects: dict[str, str]) -> Iterator[Use]:
-    """Everything of the library that a file touches."""
+    """Yields every use of the library in a file."""
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     calls = {id(node.func): len(node.args) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
@@ -96,29 +96,30 @@ def all_uses() -> list[Use]:
 
 
 def read_api() -> dict[str, list[tuple[int, int]]]:
-    """Class, or Class.member -> least and most arguments per overload; none for what is no method."""
-    found: dict[str, list[tuple[int, int]]] = {}
+    """Returns Class, or Class.member -> the least and largest number of arguments per overload; empty for what is no
+    method."""
+    api: dict[str, list[tuple[int, int]]] = {}
     owner = ""
     for line in API.read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
             continue
         if not line.startswith(" "):
             owner = line
-            found[owner] = []
+            api[owner] = []
             continue
         name, _, parameters = line.strip().partition("(")
-        overloads = found.setdefault(f"{owner}.{name}", [])
+        overloads = api.setdefault(f"{owner}.{name}", [])
         if parameters:
             names = [part for part in parameters.rstrip(")").split(", ") if part]
             overloads.append((sum(not part.endswith("=") for part in names), len(names)))
             if name == "__init__":
-                found[owner].append(overloads[-1])
-    return found
+                api[owner].append(overloads[-1])
+    return api
 
 
-def test_uses_are_found() -> None:
-    """Control: the walk sees calls, settings and plain values."""
-    found = {(use.name, use.arguments) for use in all_uses()}
+def test_uses_are_collected() -> None:
+    """Control: calls, attributes that are set, and values."""
+    used = {(use.name, use.arguments) for use in all_uses()}
     assert {
         ("IExecutionContext.set_tensor_address", 2),
         ("ICudaEngine.device_memory_size_v2", None),
@@ -127,8 +128,8 @@ def test_uses_are_found() -> None:
         ("Runtime", 1),
         ("ILogger.Severity.ERROR", None),
         ("IHostMemory", None),
-    } - found == {("IHostMemory", None)}
-    assert len(found) > 50
+    } - used == {("IHostMemory", None)}
+    assert len(used) > 50
 
 
 def test_tensorrt_has_every_name() -> None:
@@ -143,7 +144,7 @@ def test_tensorrt_has_every_name() -> None:
     assert wrong == []
 
 
-def test_only_tensorrt_for_rtx_has_the_others() -> None:
+def test_the_remaining_names_are_those_of_tensorrt_for_rtx() -> None:
     used = {use.name for use in all_uses()} | {use.name.split(".")[0] for use in all_uses()}
     assert used >= RTX_ONLY and not RTX_ONLY & read_api().keys()
 
@@ -154,22 +155,23 @@ def test_tensorrt_for_rtx_has_every_name() -> None:
 
     wrong = []
     for use in all_uses():
-        found: Any = trt
+        member: Any = trt
         for part in use.name.split("."):
-            found = getattr(found, part, None)
-        if found is None or (use.arguments is not None and use.arguments not in arities(found)):
+            member = getattr(member, part, None)
+        if member is None or (use.arguments is not None and use.arguments not in arities(member)):
             wrong.append(use)
     assert wrong == []
 
 
 def arities(method: Any) -> set[int]:
-    """Numbers of arguments that a method of the library takes, from its docstring, which lists all overloads."""
+    """Returns the numbers of arguments that a method of the library takes, from its docstring, which lists all
+    overloads."""
     owner = method.__init__ if inspect.isclass(method) else method
-    found = set()
+    counts = set()
     for parameters in re.findall(rf"^(?:\d+\. )?{owner.__name__}\((self.*)\) -> ", str(owner.__doc__), re.M):
         names = re.sub(r"<[^<>]*>|\[[^\[\]]*\]", "", parameters).split(", ")[1:]
-        found |= set(range(sum("=" not in name for name in names), len(names) + 1))
-    return found
+        counts |= set(range(sum("=" not in name for name in names), len(names) + 1))
+    return counts
 
 
 @pytest.mark.parametrize(
@@ -181,8 +183,8 @@ def arities(method: Any) -> set[int]:
         (trt_fake.Strategy, "ExecutionContextAllocationStrategy"),
     ],
 )
-def test_the_fake_library_speaks_as_the_real_one(fake: Any, real: str) -> None:
-    """Its methods have the names, and take the parameters, that TensorRT's have."""
+def test_the_fake_library_has_names_of_the_real_one(fake: Any, real: str) -> None:
+    """And its methods take the same parameters."""
     lines = API.read_text(encoding="utf-8").split(f"\n{real}\n")[1].split("\n")
     listed = {
         line.strip().replace("=", "") for line in lines[: [*(not n.startswith(" ") for n in lines), True].index(True)]
@@ -213,18 +215,18 @@ def test_cuda_bindings_have_every_name() -> None:
     }
     assert len(functions) >= 18 and len(chains) >= 12
     for name in functions | chains:
-        found: Any = runtime
+        member: Any = runtime
         for part in name.split("."):
-            found = getattr(found, part)
+            member = getattr(member, part)
 
 
 @needs_libraries
 def test_cuda_bindings_take_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is made for real. Where there is no driver it fails for that reason, not for its arguments."""
+    """Every call is made. Without a driver it fails for that reason, not for its arguments."""
     from cuda.bindings import runtime
 
     if runtime.cudaGetDeviceCount()[0] == runtime.cudaError_t.cudaSuccess:
-        pytest.skip("there is a GPU, which these arguments would upset")
+        pytest.skip("there is a GPU, for which these addresses are wrong")
     done = runtime.cudaError_t.cudaSuccess
     monkeypatch.setattr(runtime, "cudaGetDeviceCount", lambda: (done, 1))
     monkeypatch.setattr(runtime, "cudaSetDevice", lambda device: (done,))
@@ -255,7 +257,7 @@ def test_cuda_bindings_take_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_libraries
-def test_without_a_driver_the_reason_is_told_in_one_line() -> None:
+def test_the_error_without_a_driver_is_one_line() -> None:
     from cuda.bindings import runtime
 
     if runtime.cudaGetDeviceCount()[0] == runtime.cudaError_t.cudaSuccess:

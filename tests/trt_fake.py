@@ -1,8 +1,9 @@
-"""TensorRT's runtime half over a fake GPU: an "engine" names an ONNX file, which ONNX Runtime runs on the GPU's bytes.
+"""A fake of TensorRT's runtime on a fake GPU. An "engine" names an ONNX file, which ONNX Runtime runs on the GPU's
+bytes.
 
-Sizes must lie in the profile, addresses must be aligned, shapes are forgotten when the profile changes, scratch memory
-must be given, and a graph is captured only right after a pass of the same shape: the rules whose breach a GPU punishes.
-Names and signatures are TensorRT's, which another test holds against the libraries.
+It enforces TensorRT's rules: sizes lie in the profile, addresses are aligned, a change of the profile resets all
+shapes, scratch memory is given, and a graph is captured only right after a forward pass of the same shape. Names and
+signatures are TensorRT's (tests/test_gpu_names.py).
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class _Recorder:
 
 
 def fake_library(driver: FakeDriver, library: str) -> Any:
-    """A module like tensorrt_rtx or tensorrt. contexts: those created, in order."""
+    """Returns a module like tensorrt_rtx or tensorrt. contexts: those created, in order."""
     module = SimpleNamespace(
         __name__=library.replace("-", "_"),
         __version__=VERSION,
@@ -75,7 +76,7 @@ def fake_library(driver: FakeDriver, library: str) -> Any:
         contexts=[],
         scratch=4096,  # bytes that running an engine takes
         alignment=256,  # of addresses
-        refuse=None,  # the name of a call to answer with a failure
+        refuse=None,  # name of a call that fails
     )
     module.Runtime = lambda logger: FakeRuntime(driver, module, logger)
     if library == "tensorrt-rtx":
@@ -92,7 +93,7 @@ class FakeRuntime:
         self.error_recorder: Any = None
 
     def fail(self, message: str) -> None:
-        """As the library tells of an error: to the recorder if there is one."""
+        """Report an error as the library does: to the recorder if there is one."""
         if self.error_recorder is not None:
             self.error_recorder.report_error(1, message)
         else:
@@ -152,7 +153,7 @@ class FakeConfig:
 
 
 class FakeRuntimeCache:
-    """Counts the starts that it has seen."""
+    """Contains the number of times that it was saved."""
 
     def __init__(self) -> None:
         self.starts = 0
@@ -180,7 +181,7 @@ class FakeContext:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.addresses: dict[str, int] = {}
         self.scratch: tuple[int, int] | None = None
-        self.passes: list[dict[str, int]] = []  # sizes of each pass queued, captured ones included
+        self.passes: list[dict[str, int]] = []  # sizes of each forward pass queued, captured ones included
         self.calls: list[tuple[Any, ...]] = []
 
     def set_device_memory(self, memory: int, size: int) -> None:
@@ -233,7 +234,7 @@ class FakeContext:
                 assert not isinstance(wanted, str) or sizes.setdefault(wanted, size) == size, f"{wanted} is two sizes"
         assert sizes["T"] <= sizes["L"] <= sizes["P"] + sizes["T"]
         if self.driver.capturing is not None:
-            assert self.passes and self.passes[-1] == sizes, "captured before the library committed on the shape"
+            assert self.passes and self.passes[-1] == sizes, "captured before a forward pass of this shape has run"
         self.passes.append(sizes)
         addresses = dict(self.addresses)
         self.driver.enqueue(lambda: self._compute(sizes, addresses), stream_handle)
@@ -253,7 +254,7 @@ class FakeContext:
 def write_fake_engines(
     bundle: Path, library: str, context: int, *, streamed: bool = False, capability: str = "8.9"
 ) -> EngineFolder:
-    """What build_engines would leave in a bundle, with engines for the fake library."""
+    """Write what build_engines writes into a bundle, with engines for the fake library."""
     manifest = read_manifest(bundle)
     folder = bundle / ENGINES / f"{library}-sm{capability.replace('.', '')}"
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,10 @@
-"""A graph as TensorRT-RTX reads and builds it for one compute capability, which needs no GPU."""
+"""A graph as TensorRT for RTX parses and builds it, which needs no GPU."""
 
 from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,7 @@ DRAFT_SIZES = {"T": (1, 64), "P": (0, 448), "L": (1, 128), "R": (1, 64)}
 
 
 class Network:
-    """A parsed graph and the sizes it is built for."""
+    """A parsed graph, and the sizes that it is built for."""
 
     def __init__(self, model: Path, sizes: Mapping[str, tuple[int, int]]) -> None:
         self._network = network.Network(trt, model)
@@ -36,13 +36,14 @@ class Network:
 
     @property
     def errors(self) -> list[str]:
-        """What TensorRT complained of, in the last build or in reading the graph."""
+        """The errors of the last build, or of parsing the graph."""
         return self._network.messages.errors
 
-    def build(self, capability: str) -> list[Kernel]:
-        """Build for one compute capability -> the kernels of the engine, none if there is no engine."""
+    def build(self, capabilities: Sequence[str] = CAPABILITIES) -> list[Kernel]:
+        """Build one engine for these compute capabilities. Returns its kernels, none if the build fails. An engine for
+        several capabilities has one list of kernels, which are the same for all of them (test_tensorrt.py)."""
         try:
-            engine = self._network.build([self._profile], [capability])
+            engine = self._network.build([self._profile], capabilities)
         except ExportError:
             return []
         assert engine.nbytes > 0 and not self.errors, self.errors

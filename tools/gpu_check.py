@@ -1,10 +1,10 @@
-"""What tools/gpu_check.sh runs on a machine with an NVIDIA card: the tests that need one, the certificates on every
-backend, and the bench beside PyTorch.
+"""Checks eagle-edge on a machine with an NVIDIA GPU: runs the tests that need one, the certificates on every backend,
+and the bench against PyTorch. tools/gpu_check.sh sets up the machine and calls it.
 
     python tools/gpu_check.py OUT [--pairs demo grown] [--count N]
 
-Every step is a process of its own, whose output goes to OUT/<step>.log; one that fails is noted, those that need what
-it should have made are left out, and the others go on. OUT/report.md names the hardware and has all tables.
+Every step is a process, whose output goes to OUT/<step>.log. When a step fails, the steps that need its output are left
+out, and the others run. OUT/report.md names the hardware and contains all tables.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ HELDOUT = DEMO / "heldout.jsonl"
 HEADS = ("eagle1", "eagle3")
 SHAPE = "--layers 16 --hidden 2048 --heads 32 --kv-heads 8 --head-dim 64 --intermediate 8192 --vocab 32000"
 RTX_CARDS = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")  # compute capabilities that TensorRT for RTX builds for
-TIMED = "eager,compiled"  # of PyTorch
+TIMED = "eager,compiled"  # ways of running PyTorch
 NEW_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A process. argv: what Python runs. makes: a folder or file that it leaves; needs: those of earlier steps."""
+    """A process. argv: Python's arguments. makes: the folder or file that it writes; needs: those of earlier steps."""
 
     name: str
     argv: tuple[str, ...]
@@ -45,7 +45,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """status: of the process, None if it was left out. 1 of a check or a bench: outputs differ."""
+    """status: exit status of the process, None if it was left out; 1 from a check or a bench if outputs differ."""
 
     name: str
     status: int | None
@@ -53,18 +53,18 @@ class Outcome:
 
     @property
     def word(self) -> str:
-        """Of the report."""
+        """The outcome as the report names it."""
         return {None: "left out", 0: "ok"}.get(self.status, f"FAILED ({self.status})")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status: 0, 1 if something differs or fails, 2 without a card."""
+    """Entry point; returns the exit status: 0, 1 if something differs or fails, 2 without a GPU."""
     fine = True
 
     def check(args: argparse.Namespace) -> None:
         nonlocal fine
         gpu, out = first_gpu(), args.out.resolve()
-        works = [name for name, found in find_engines().items() if found.works]
+        works = [name for name, finding in find_engines().items() if finding.works]
         steps = list(plan(out, gpu, works, args.pairs, args.count))
         outcomes = []
         for outcome in run(steps, out):
@@ -73,12 +73,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         fine = all(outcome.status == 0 for outcome in outcomes)
         print(f"gpu_check: {'all well' if fine else 'NOT all well'}; see {out / 'report.md'}")
 
-    stopped = "interrupted; report.md tells of the finished steps"
+    stopped = "interrupted; report.md has the finished steps"
     return run_command(_parser(), argv, check, extra="cuda,export,calib,bench", interrupted=stopped) or int(not fine)
 
 
 def plan(out: Path, gpu: DeviceInfo, works: Sequence[str], pairs: Sequence[str], count: int) -> Iterator[Step]:
-    """All steps. works: backends whose libraries are there. CUDA's are checked whether they are or not."""
+    """Yields all steps. works: backends whose libraries load. CUDA is checked in any case."""
     libraries = [name for name in ("tensorrt-rtx", "tensorrt") if name in works]
     if gpu.compute_capability not in RTX_CARDS and "tensorrt-rtx" in libraries:
         libraries.remove("tensorrt-rtx")
@@ -97,7 +97,7 @@ def plan(out: Path, gpu: DeviceInfo, works: Sequence[str], pairs: Sequence[str],
 def _pair_steps(
     out: Path, name: str, folder: Path, head: str, libraries: Sequence[str], count: int, gpu: DeviceInfo
 ) -> Iterator[Step]:
-    """Of one target with one head. Its fp16 bundle serves all engines."""
+    """Yields the steps of one target with one head. Its fp16 bundle serves all engines."""
     needs = () if folder == DEMO else (folder,)
     target = folder / "target"
     fp16, int4 = out / f"{name}-fp16", out / f"{name}-int4"
@@ -151,7 +151,7 @@ def run(steps: Sequence[Step], out: Path) -> Iterator[Outcome]:
 
 
 def write_report(out: Path, gpu: DeviceInfo, outcomes: Sequence[Outcome], done: bool) -> None:
-    """report.json and report.md of the steps so far."""
+    """Write report.json and report.md of the steps so far."""
     fine = done and all(outcome.status == 0 for outcome in outcomes)
     steps = [{**dataclasses.asdict(outcome), "log": f"{outcome.name}.log"} for outcome in outcomes]
     report = {"gpu": dataclasses.asdict(gpu), "ok": fine, "finished": done, "steps": steps}
@@ -160,7 +160,8 @@ def write_report(out: Path, gpu: DeviceInfo, outcomes: Sequence[Outcome], done: 
 
 
 def page(out: Path, gpu: DeviceInfo, outcomes: Sequence[Outcome], done: bool) -> str:
-    """Markdown: the card, what became of every step, what the engines say, and the tables of the bench."""
+    """Returns the report in Markdown: the GPU, the outcome of every step, the checks of every engine, the bench's
+    tables."""
     failed = sum(outcome.status != 0 for outcome in outcomes)
     verdict = "all well" if not failed else f"{failed} of {len(outcomes)} steps differ, fail or were left out"
     lines = [f"# eagle-edge on {gpu.name}", "", f"{gpu}.", "", verdict + ("." if done else " so far."), ""]
@@ -176,7 +177,7 @@ def page(out: Path, gpu: DeviceInfo, outcomes: Sequence[Outcome], done: bool) ->
 
 
 def _checks(log: Path) -> list[str]:
-    """What eagle-doctor --json said, a line per check; the log's end if it is none."""
+    """Returns the checks that eagle-doctor --json printed, a line each; the end of the log if there are none."""
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else "left out"
     try:
         checks = json.loads(text.strip().splitlines()[-1])["checks"]
@@ -187,7 +188,7 @@ def _checks(log: Path) -> list[str]:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="gpu_check", description="Check eagle-edge on this machine's NVIDIA card.")
+    parser = Parser(prog="gpu_check", description="Check eagle-edge on this machine's NVIDIA GPU.")
     parser.add_argument("out", type=Path, metavar="OUT", help="folder for the report; it exists")
     parser.add_argument("--pairs", nargs="+", choices=["demo", "grown"], default=["demo", "grown"])
     parser.add_argument("--count", type=int, default=16, metavar="N", help="prompts of a bench (default 16)")

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Checks eagle-edge on a bare Linux machine with an NVIDIA card and no network:
+# Checks eagle-edge on a bare Linux machine with an NVIDIA GPU and no network:
 #
 #     tools/gpu_check.sh WHEELS [OUT]
 #
-# WHEELS holds the wheels of eagle-edge and of all it needs, fetched on a machine with a network and the same Python:
+# WHEELS holds the wheels of eagle-edge and its dependencies, fetched on a machine with a network and the same Python:
 #
 #     pip wheel -w WHEELS ".[cuda,export,calib,bench]" pytest filelock      and ".[tensorrt-rtx]" for RTX cards
 #
-# OUT (default gpu_check_out) gets report.md, report.json, and the log and rows of every step. PYTHON chooses the
-# interpreter. Exit status: 0 all well, 1 something differs or fails, 2 it could not begin.
+# OUT (default gpu_check_out) gets report.md, report.json, and the log and rows of every step. PYTHON names the
+# interpreter. Exit status: 0 all well, 1 something differs or fails, 2 the check could not start.
 set -euo pipefail
 
 stop() {

@@ -26,7 +26,8 @@ from eagle_export.trace import quiet
 from eagle_export.worst_layers import ROWS, Layer, LayerError, worst_layers
 from eagle_runtime import BackendError, EagleError, EagleModel
 from eagle_runtime.bundle.fidelity import shortfall
-from eagle_runtime.bundle.manifest import Certificate, GoldenPrompt, Manifest, TopTokens, read_text_file
+from eagle_runtime.bundle.listed_files import read_text_file
+from eagle_runtime.bundle.manifest import Certificate, GoldenPrompt, Manifest, TopTokens
 from eagle_runtime.replay import GOLDEN_TOKENS, forced_logits, golden_prompts, mean_tau, replay
 from eagle_runtime.scoring import divergence, log_softmax
 from eagle_runtime.text.tokenizer import Text

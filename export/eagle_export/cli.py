@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eagle_runtime.bundle.manifest import Certificate
-from eagle_runtime.command import Parser, run_command, tell
+from eagle_runtime.command import Parser, print_line, run_command
 
 if TYPE_CHECKING:
     from eagle_export.tensorrt.build import Built, BuiltEngine
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
     except FidelityError as error:
         raise ExportError(error.with_options) from None
     for warning in done.warnings:
-        tell("eagle-export", f"warning: {warning}")
+        print_line("eagle-export", f"warning: {warning}")
     seconds = time.perf_counter() - started
     head, certificate = done.manifest.head, done.manifest.certificate
     if args.json:

@@ -1,4 +1,4 @@
-"""Which engine runs a bundle: one that is named, or the first of a walk that can."""
+"""Chooses the engine that runs a bundle, by name or as the first of BACKENDS that works, and opens its sessions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eagle_runtime.errors import BackendError, EagleError
 from eagle_runtime.machine.memory import total_memory
 from eagle_runtime.session.protocol import Session
 
-BACKENDS = ("tensorrt-rtx", "tensorrt", "cuda", "cpu")  # in the order of the walk: the faster first
+BACKENDS = ("tensorrt-rtx", "tensorrt", "cuda", "cpu")  # in the order in which "auto" tries them: faster ones first
 AUTO = "auto"
 
 PassedOver = tuple[tuple[str, str], ...]
@@ -23,7 +23,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Chosen(Generic[T]):
-    """What the walk ended with. passed_over: (backend, why not) of those before it."""
+    """The backend that runs a bundle. opened: what `open_on` returned. passed_over: (backend, reason) of every one that
+    was tried or ruled out before it."""
 
     backend: str
     opened: T
@@ -37,10 +38,10 @@ def check_name(backend: str) -> None:
 
 
 def choose(backend: str, bundle: Path, manifest: Manifest, open_on: Callable[[str], T]) -> Chosen[T]:
-    """Open a bundle on a backend, or with "auto" on the first of BACKENDS that can.
+    """Open a bundle on a backend, or with "auto" on the first of BACKENDS that works.
 
-    open_on: opens on the backend of a name; raises an EagleError if that cannot be. With "auto" it is not asked about
-    backends that the bundle was not made for. Raises what open_on raised last."""
+    open_on: opens the bundle on the backend of a name, or raises an EagleError. With "auto" it is not called for
+    backends that the bundle was not made for. Raises the EagleError of open_on, or a BackendError with every reason."""
     if backend != AUTO:
         return Chosen(backend, open_on(backend), ())
     passed_over: PassedOver = ()
@@ -52,14 +53,14 @@ def choose(backend: str, bundle: Path, manifest: Manifest, open_on: Callable[[st
                 return Chosen(name, open_on(name), passed_over)
             except EagleError as error:
                 if name == BACKENDS[-1] and not tried:
-                    raise  # nothing else was in question
+                    raise  # this was the only one tried
                 reason, tried = str(error), True
         passed_over += ((name, reason),)
-    raise BackendError(f"no backend runs {bundle}: {told(passed_over)}")
+    raise BackendError(f"no backend runs {bundle}: {reasons_text(passed_over)}")
 
 
 def unfit(backend: str, bundle: Path, manifest: Manifest) -> str | None:
-    """Why a bundle was not made for a backend, as its files tell; None if it may have been."""
+    """Returns why a bundle was not made for a backend, as its files show; None if it may have been."""
     if backend.startswith("tensorrt"):
         built = [folder.parent.name for folder in (bundle / "engines").glob("*/engine.json")]
         rtx = [name for name in built if name.startswith("tensorrt-rtx-")]
@@ -71,21 +72,22 @@ def unfit(backend: str, bundle: Path, manifest: Manifest) -> str | None:
 
 
 def notice(chosen: Chosen[T], bundle: Path) -> str | None:
-    """What to tell whoever left the choice to "auto": that files of the bundle will be run as they are. None where the
-    backend has its engines made from the graphs."""
+    """Returns a warning for users who left the choice to "auto": that engine files of the bundle are run as they are.
+    None for backends that build their engines from the graphs."""
     if not chosen.backend.startswith("tensorrt"):
         return None
     return (
-        f"{chosen.backend} takes the engine files that lie in {bundle / 'engines'}; an engine is code, so run "
-        "none whose maker you do not trust (another backend needs none of them)"
+        f"{chosen.backend} runs the engine files in {bundle / 'engines'}; an engine is code, so run none whose maker "
+        "you do not trust (backends cuda and cpu run no engine files)"
     )
 
 
 def open_sessions(
     backend: str, bundle: Path, manifest: Manifest, context: int, head_scratch: int, threads: int | None
 ) -> tuple[Session, ...]:
-    """Of the target of a bundle and, if it has one, of its head. context: tokens of prompt and output; head_scratch:
-    rows that the head's cache holds beyond them; threads: of one pass on the CPU. Raises BackendError, BundleError."""
+    """Returns the sessions of a bundle's target and, if it has one, of its head. context: tokens of prompt and output;
+    head_scratch: additional rows of the head's cache; threads: of one forward pass on the CPU. Raises BackendError,
+    BundleError."""
     if backend.startswith("tensorrt"):
         from eagle_runtime.session.trt import session as tensorrt
 
@@ -106,26 +108,25 @@ def open_sessions(
 
 
 def check_host_memory(manifest: Manifest, context: int, head_scratch: int) -> None:
-    """Raises BackendError for caches that this machine's memory and swap together could not hold, before they are
-    asked for."""
+    """Raises BackendError for caches that exceed this machine's memory and swap together, before they are allocated."""
     rows = {"target": context, "draft": context + head_scratch}
     needed = 0
     for name, model in manifest.models.items():
         needed += 2 * model.num_layers * rows[name] * model.graph.kv_row_bytes
-    there = total_memory()
-    if there is not None and needed > there:
+    total = total_memory()
+    if total is not None and needed > total:
         raise BackendError(
             f"a context of {context} tokens takes {needed / 1e9:.1f} GB for keys and values, but this machine has "
-            f"{there / 1e9:.1f} GB of memory and swap; load with a smaller context (--context)"
+            f"{total / 1e9:.1f} GB of memory and swap; load with a smaller context"
         )
 
 
 def library_version(backend: str) -> str:
-    """The library that a backend's open sessions run on, with its version; as far as it has been imported."""
+    """Returns the name of a backend's library, with its version if it has been imported."""
     name = {"cpu": "onnxruntime", "cuda": "onnxruntime"}.get(backend, backend.replace("-", "_"))
     return f"{name} {getattr(sys.modules.get(name), '__version__', '')}"
 
 
-def told(passed_over: PassedOver) -> str:
-    """In one line."""
+def reasons_text(passed_over: PassedOver) -> str:
+    """Returns the backends that do not run a bundle, with the reasons, in one line."""
     return "; ".join(f"{name}: {reason}" for name, reason in passed_over)

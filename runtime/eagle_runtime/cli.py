@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from eagle_runtime.backends import AUTO, BACKENDS, told
+from eagle_runtime.backends import AUTO, BACKENDS, reasons_text
 from eagle_runtime.bundle.manifest import TreeKind
 from eagle_runtime.command import Parser, run_command
 from eagle_runtime.drafting.choose import Method
@@ -24,18 +24,18 @@ from eagle_runtime.result import Result
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status: 0, or 2 after an error that is the input's."""
+    """Entry point; returns the exit status: 0, or 2 after an error of the input."""
     return run_command(_parser(), argv, run, extra="cpu", interrupted="interrupted")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Decode as told by the parsed arguments and print the text as it comes, or one JSON object at the end."""
+    """Decode with the parsed arguments and print the text as it comes, or one JSON object at the end."""
     with _output_errors(), contextlib.ExitStack() as stack:
         model = stack.enter_context(
             EagleModel.load(args.bundle, backend=args.backend or AUTO, context=args.context, threads=args.threads)
         )
         if args.backend == AUTO:
-            over = f" ({told(model.passed_over)})" if model.passed_over else ""
+            over = f" ({reasons_text(model.passed_over)})" if model.passed_over else ""
             print(f"eagle-run: on {model.backend}{over}", file=sys.stderr)
         if model.notice is not None:
             print(f"eagle-run: {model.notice}", file=sys.stderr)
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _output_errors() -> Iterator[None]:
-    """A reader that left, as `| head` does, ends the run without a word; a full disk behind stdout is an error."""
+    """A reader of the output that ended, as in `| head`, ends the run silently; a full disk is an error."""
     try:
         yield
     except OSError as error:
@@ -185,17 +185,17 @@ def _parser() -> Parser:
     parser.add_argument(
         "--backend",
         metavar="B",
-        help=f"engine to run on: {', '.join(BACKENDS)}, or auto, which says what it chose (default: auto, silently)",
+        help=f"engine to run on: {', '.join(BACKENDS)}, or auto, which prints its choice (default: auto, silently)",
     )
     parser.add_argument("--context", type=int, metavar="N", help="tokens of prompt and output to make room for")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of one pass (default: physical cores)")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of a forward pass (default: physical cores)")
     parser.add_argument("--ignore-eos", action="store_true", help="decode past end-of-sequence tokens")
     parser.add_argument("--stop-token-ids", type=_ids, default=[], metavar="1,2", help="more tokens that end the text")
     parser.add_argument("--trace", metavar="FILE", help="write one JSON line per cycle")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     tree = parser.add_argument_group("draft tree (defaults: the bundle's)")
     tree.add_argument("--tree", choices=typing.get_args(TreeKind))
-    tree.add_argument("--total-token", type=int, metavar="N", help="nodes verified per pass, root included")
+    tree.add_argument("--total-token", type=int, metavar="N", help="nodes verified per forward pass, root included")
     tree.add_argument("--depth", type=int, metavar="N", help="growth passes: the tree has N + 1 levels below its root")
     tree.add_argument("--draft-top-k", type=int, metavar="K", help="beam, and children per node")
     sampling = parser.add_argument_group("sampling")
@@ -210,7 +210,7 @@ def _parser() -> Parser:
     }
     for name, (kind, default, text) in defaults.items():
         sampling.add_argument(f"--{name}", type=kind, default=default, metavar="X", help=f"{text} (default {default})")
-    sampling.add_argument("--seed", type=int, metavar="N", help="replays a draw (default: a new one, reported)")
+    sampling.add_argument("--seed", type=int, metavar="N", help="of the random numbers (default: a new one, reported)")
     sampling.add_argument(
         "--logit-bias",
         type=_bias,

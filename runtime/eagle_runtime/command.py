@@ -1,4 +1,4 @@
-"""What all commands share: one-line errors and warnings, exit statuses, and a clean end when told to stop."""
+"""Shared by all commands: errors and warnings of one line, exit statuses, and a clean end after a signal."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ LONGEST = 1000  # characters of a message
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports a wrong argument as all other errors are: in one line."""
+    """An argument parser that reports a wrong argument in one line, like all other errors."""
 
     def error(self, message: str) -> NoReturn:
-        tell(self.prog, f"{message}; see {self.prog} --help")
+        print_line(self.prog, f"{message}; see {self.prog} --help")
         self.exit(2)
 
 
-def tell(program: str, message: str) -> None:
-    """One line on stderr, fit for any terminal: what does not print is escaped, what is too long is cut."""
+def print_line(program: str, message: str) -> None:
+    """Print one line on stderr, with unprintable characters escaped and a long message cut."""
     print(f"{program}: {one_line(message)}", file=sys.stderr)
 
 
 def one_line(message: str) -> str:
-    """A message without control characters, halves of characters or line ends, and of at most LONGEST characters of
-    what was said: its beginning, and its end, where it says what to do."""
+    """Returns a message without control characters, surrogates and line ends. Of one longer than LONGEST characters it
+    keeps the beginning, and the end, which says what to do."""
     if len(message) > LONGEST:
         message = f"{message[: LONGEST * 3 // 4]} ... {message[-LONGEST // 4 :]}"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in message)
@@ -44,46 +44,46 @@ def run_command(
     extra: str,
     interrupted: str,
 ) -> int:
-    """Parse and run; returns the exit status: 0, 2 after an error that is the input's or the machine's, 130 or 143 when
-    stopped.
+    """Parse the arguments and call `run`. Returns the exit status: 0, 2 after an error of the input or the machine, 128
+    plus the number of the signal after a signal.
 
-    extra: of this distribution, that brings what `run` imports. interrupted: what to say after a stop."""
+    extra: the extra of this distribution that installs what `run` imports. interrupted: the message after a signal."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal of another encoding shows what it lacks as \\u20ac
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a character shows it as \\u20ac
             stream.reconfigure(errors="backslashreplace")
     args = parser.parse_args(argv)
     try:
-        with handled_interrupts(), _warnings_told(parser.prog):
+        with handled_interrupts(), _printed_warnings(parser.prog):
             run(args)
     except EagleError as error:
-        tell(parser.prog, str(error))
+        print_line(parser.prog, str(error))
         return 2
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("eagle_"):
             raise
-        tell(parser.prog, f"needs {error.name!r}; pip install 'eagle-edge[{extra}]'")
+        print_line(parser.prog, f"needs {error.name!r}; pip install 'eagle-edge[{extra}]'")
         return 2
     except MemoryError:
-        tell(parser.prog, "the memory is full; end other programs, or ask for less (a shorter text, context or tree)")
+        print_line(parser.prog, "the memory is full; end other programs, or use a shorter text, context or tree")
         return 2
     except OSError as error:
         where = "" if error.filename is None else f"{error.filename}: "
-        tell(parser.prog, f"{where}{error.strerror or error}; see that it can be read and written")
+        print_line(parser.prog, f"{where}{error.strerror or error}; see that it can be read and written")
         return 2
     except Interrupted as stop:
-        tell(parser.prog, interrupted)
+        print_line(parser.prog, interrupted)
         return 128 + int(stop.args[0])
     except BaseException as error:
         if not is_panic(error):
             raise
-        tell(parser.prog, f"a library gave up ({error}); see that the input's files are whole")
+        print_line(parser.prog, f"a library gave up ({error}); see that the input's files are whole")
         return 2
     return 0
 
 
 @contextlib.contextmanager
-def _warnings_told(program: str) -> Iterator[None]:
-    """Within the block the project's own warnings are lines like errors; others look as they always do."""
+def _printed_warnings(program: str) -> Iterator[None]:
+    """Within the block the project's own warnings are printed like errors; others look as usual."""
     with warnings.catch_warnings():
         warnings.simplefilter("default", EagleWarning)
         usual = warnings.showwarning
@@ -97,7 +97,7 @@ def _warnings_told(program: str) -> Iterator[None]:
             line: str | None = None,
         ) -> None:
             if issubclass(category, EagleWarning):
-                tell(program, f"warning: {message}")
+                print_line(program, f"warning: {message}")
             else:
                 usual(message, category, filename, lineno, file, line)
 

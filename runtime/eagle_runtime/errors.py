@@ -1,35 +1,35 @@
-"""Everything a user can get wrong, as exceptions that read as one sentence: what, where, what to do."""
+"""Exceptions for wrong input. Each message is one sentence: what is wrong, where, and what to do."""
 
 
 class EagleError(Exception):
-    """Base of all errors that are the input's fault, not the program's. Command lines print it and exit with 2."""
+    """Base class of errors caused by the input, not by a bug. Commands print the message and exit with status 2."""
 
 
 class BundleError(EagleError):
-    """The bundle on disk is incomplete, altered or made for another version."""
+    """Raised for a bundle that is incomplete, altered or made for another version."""
 
 
 class BackendError(EagleError):
-    """The engine that should run the bundle is missing or refused it."""
+    """Raised if the engine that should run a bundle is missing or refuses it."""
 
 
 class RequestError(EagleError):
-    """A prompt or a decoding setting that cannot be served."""
+    """Raised for a prompt or a setting that cannot be served."""
 
 
 class EagleWarning(UserWarning):
-    """Something that works, but not as one would expect: said once, in one sentence."""
+    """Warns once, in one sentence, of something that works otherwise than expected."""
 
 
 class BusyError(RequestError):
-    """A model whose caches another thread has, for as long as it likes."""
+    """Raised if another thread holds the model's caches for an unknown time."""
 
 
 class ClosedError(EagleError):
-    """A model that was closed, or loaded before this process was forked."""
+    """Raised by a model that was closed, or loaded before this process was forked."""
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether it is what a library in Rust raises where it gave up. Its class has no importable name, and is no
-    Exception."""
+    """Returns whether an error is the panic of a library written in Rust. Its class cannot be imported and is no
+    subclass of Exception."""
     return type(error).__name__ == "PanicException"

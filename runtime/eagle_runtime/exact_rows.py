@@ -1,13 +1,13 @@
-"""Whether a token's logits come out equal to the bit alone and in a tree: checked on the graph itself, not trusted.
+"""Checks on the graph itself that a token's logits are bit-identical whether it is verified alone or in a tree.
 
 Quantised targets for CPUs are exported so that a row's result does not depend on which rows share its forward pass
-(eagle_export.recipes.attention). That holds as far as the kernels of the processor at hand treat every number of rows
-alike, and some do not: with AVX2 alone, ONNX Runtime's 4-bit products add up one row in another order than two. So the
-check decodes a few tokens one by one, verifies the same tokens in trees of several sizes, and compares bits. Where they
-differ it looks for the least padding with which they do not; where there is none, drafts would change the output, and
-decoding goes without them.
+(eagle_export.recipes.attention). That holds only if the processor's kernels treat every number of rows alike, and some
+do not: with AVX2 alone, ONNX Runtime's 4-bit products add up one row in another order than two. So the check decodes a
+few tokens one by one, verifies the same tokens in trees of several sizes, and compares the bits. If they differ, it
+searches for the least padding with which they are equal. If there is none, drafts would change the output, and decoding
+does without them.
 
-The outcome is kept in the user's cache folder for the same graph, engine, number of threads and processor.
+The outcome is stored in the user's cache folder under the graph, engine, number of threads and processor.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from eagle_runtime.tree import Int, Tree, node_depths, root_only
 CHECKED = (2, 3, 6, 17, 64)  # rows of the trees compared: both parities, and sizes at which kernels change their tiling
 PAST = 72  # rows before them: more than the 64 whose keys exact attention sums in fp64
 DEPTH = 4  # tokens decoded one by one
-# From the cheapest: none, at least two, even numbers, whole multiples of what kernels take at once.
+# From the cheapest: none, at least two rows, even numbers, multiples of the rows that kernels process at once.
 PADDINGS = (RowPadding(), RowPadding(2), RowPadding(2, 2), RowPadding(4, 4), RowPadding(16, 16))
-VERSION = "1"  # to be changed with what is compared
+VERSION = "1"  # change it whenever the comparison changes
 
 
 @dataclass(frozen=True, slots=True)
 class RowCheck:
-    """How a target's rows come out equal. padding: None if no padding makes them equal."""
+    """The padding with which a target's rows are bit-identical; None if no padding makes them so."""
 
     padding: RowPadding | None
 
@@ -48,12 +48,12 @@ class RowCheck:
         if self.padding == RowPadding():
             return "rows are equal to the bit alone and in trees"
         if self.padding.multiple == 1:
-            return f"rows are equal to the bit where {self.padding.least} or more share a pass; fewer are padded"
+            return f"rows are equal to the bit if {self.padding.least} or more share a forward pass; fewer are padded"
         return f"rows are equal to the bit in whole multiples of {self.padding.multiple}; others are padded"
 
 
 class PaddedSession(Session, Protocol):
-    """A session that pads forward passes as it is told (session.ort.OrtSession). version: of its engine."""
+    """A session that pads its forward passes (session.ort.OrtSession). version: of its engine."""
 
     padding: RowPadding
     path: Path
@@ -64,11 +64,11 @@ class PaddedSession(Session, Protocol):
 
 
 def check_rows(session: PaddedSession, manifest: Manifest, threads: int | None) -> RowCheck | None:
-    """Find the padding of a target's session, as kept or by looking, and set it. Returns None for a graph that was not
-    made for equal rows.
+    """Set the padding of a target's session to the stored outcome or, where there is none, to that of a new check.
+    Returns None for a graph that was not made for equal rows.
 
-    manifest: of the bundle, threads: of a forward pass: what the outcome is kept under, beside engine and processor.
-    Warns (EagleWarning) when it finds that rows need padding, or that none helps."""
+    manifest, threads: parts of the key under which the outcome is stored. Gives an EagleWarning if a new check shows
+    that rows need padding, or that none helps."""
     if not session.exact:
         return None
     folder = PurePosixPath(manifest.target.graph.file).parent
@@ -85,8 +85,8 @@ def check_rows(session: PaddedSession, manifest: Manifest, threads: int | None) 
 
 
 def find_padding(session: PaddedSession) -> RowCheck:
-    """The least of PADDINGS with which rows are equal. Takes 5 forward passes and 164 rows each; leaves the session's
-    padding changed."""
+    """Returns the first of PADDINGS with which rows are equal. Each takes 5 forward passes and 164 rows; the session's
+    padding stays changed."""
     for padding in PADDINGS:
         session.padding = padding
         if equal_rows(Target(session, PAST + max(CHECKED))):
@@ -96,7 +96,7 @@ def find_padding(session: PaddedSession) -> RowCheck:
 
 def equal_rows(target: Target) -> bool:
     """Returns whether logits and features of DEPTH tokens are the same, to the bit, decoded one by one and verified in
-    trees of CHECKED nodes that repeat them. target: of an empty cache with room for PAST rows and the largest tree."""
+    trees of CHECKED nodes that repeat them. target: its cache holds PAST rows and the largest tree, and is emptied."""
     vocab_size = target.vocab_size
     tokens = np.random.default_rng(0).integers(0, vocab_size, PAST + DEPTH)
     target.prefill(tokens[:PAST].tolist())
@@ -119,7 +119,7 @@ def equal_rows(target: Target) -> bool:
 
 
 def repeated_chain(chain: Int, nodes: int) -> Tree:
-    """A tree of `nodes` nodes: the first token of the chain [D], and under it the others as often as there is room."""
+    """Returns a tree of `nodes` nodes: the first token of the chain [D], and below it the others, repeated."""
     rest = len(chain) - 1
     numbers = np.arange(nodes)
     depths = np.where(numbers == 0, 0, 1 + (numbers - 1) % rest)
@@ -129,7 +129,7 @@ def repeated_chain(chain: Int, nodes: int) -> Tree:
 
 
 def _read(name: str) -> RowCheck | None:
-    """What was found before; None if nothing was, or the file says what no check finds."""
+    """Returns the stored outcome; None if there is none, or one that no check has."""
     data = read_cached(name)
-    kept = {json.dumps(asdict(check)): check for check in map(RowCheck, (*PADDINGS, None))}
-    return kept.get(json.dumps(data))
+    outcomes = {json.dumps(asdict(check)): check for check in map(RowCheck, (*PADDINGS, None))}
+    return outcomes.get(json.dumps(data))

@@ -14,11 +14,13 @@ import re
 import secrets
 import stat
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
+from eagle_runtime.arguments import short_repr
 from eagle_runtime.errors import BundleError, EagleError
 
+MANIFEST_NAME = "eagle_config.json"
 MEGABYTE = 1 << 20
 LARGEST = MEGABYTE << 20  # bytes of one file of weights, and of one engine: a terabyte
 PIECE = 4 * MEGABYTE  # read at a time
@@ -39,6 +41,26 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 def inside(folder: Path, path: Path) -> bool:
     """Returns whether a path stays in a folder when all links in it are followed."""
     return path.resolve().is_relative_to(folder.resolve())
+
+
+def bundle_file(bundle: Path, name: str) -> Path:
+    """Returns the path of a bundle's file. Raises BundleError if there is no regular file of that name, or if the name
+    leaves the folder, even by a link."""
+    pure = PurePosixPath(name)
+    path = bundle / pure
+    leaves = pure.is_absolute() or ".." in pure.parts or "\\" in name or ":" in name
+    try:
+        leaves = leaves or not inside(bundle, path)
+        exists = path.is_file()
+    except (OSError, RuntimeError, ValueError):  # a loop of links, a name that no file system takes
+        leaves = True
+    if leaves:
+        raise BundleError(
+            f"{bundle / MANIFEST_NAME}: file path {short_repr(name)} leaves the bundle; export the bundle again"
+        )
+    if not exists:
+        raise BundleError(f"{path} is missing from the bundle, or no regular file; copy or export the bundle again")
+    return path
 
 
 def open_plain(path: Path, limit: int = LARGEST) -> BinaryIO:

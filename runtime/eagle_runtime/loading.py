@@ -13,7 +13,8 @@ from typing import cast
 from eagle_runtime.arguments import checked_int
 from eagle_runtime.backends import AUTO, PassedOver, check_name, choose, library_version, notice, open_sessions
 from eagle_runtime.bundle.fidelity import FidelityWarning, shortfall
-from eagle_runtime.bundle.manifest import Manifest, read_manifest, read_text_file, verify_hashes
+from eagle_runtime.bundle.listed_files import read_text_file, verify_hashes
+from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.costs.estimate import unknown
 from eagle_runtime.drafting.costs.learned import LearnedCosts, open_costs

@@ -1,4 +1,4 @@
-"""A certificate's golden prompts, replayed on a loaded bundle."""
+"""Replays a certificate's golden prompts on a loaded bundle."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ RANDOM_IDS = 16  # of each prompt where there is no tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The engine beside the source, over all stored rows. agreement: share with the same token first. logit_error:
-    largest difference of a stored logit."""
+    """A bundle compared with its source model, over all stored rows of logits. agreement: share of rows with the same
+    token first. logit_error: largest difference of a stored logit."""
 
     agreement: float
     logit_error: float
 
 
 def golden_prompts(text: Text, vocab_size: int, context: int) -> list[list[int]]:
-    """Ids of the golden texts; pseudo-random ids where the tokenizer is missing or is another model's. Cut so that
-    GOLDEN_TOKENS may follow, in a short context as many as half of it holds."""
+    """Returns the ids of the golden texts, or pseudo-random ids where the tokenizer is missing or another model's. They
+    are cut so that GOLDEN_TOKENS, or in a short context half of it, may follow."""
     prompts = [text.encode(golden) for golden in GOLDEN_TEXTS] if text.available else []
     if not prompts or not all(ids and max(ids) < vocab_size for ids in prompts):
         random = np.random.default_rng(0)
@@ -45,14 +45,14 @@ def golden_prompts(text: Text, vocab_size: int, context: int) -> list[list[int]]
 
 
 def forced_logits(model: EagleModel, prompt: Sequence[int], continuation: Sequence[int]) -> Float:
-    """The target's logits [n, V] of the rows that choose each of the continuation's n tokens, given those before."""
+    """Returns the target's logits [n, V] in the rows that choose each of the continuation's n tokens."""
     tokens = [*prompt, *continuation[:-1]]
     return np.concatenate([piece.copy() for piece in model.score(tokens, first=len(prompt) - 1)])
 
 
 def replay(model: EagleModel, prompts: Sequence[Sequence[int]], *, drafts: bool) -> list[Result]:
-    """Decode greedily from every prompt, with or without drafts. No measured cost has a say in these: the head's are
-    trees of the bundle's own size, without a head they are looked up chains."""
+    """Decode greedily from every prompt, with or without drafts. Drafts do not depend on measured costs: with a head
+    they are trees of the bundle's own size, without one chains of n-gram matches."""
     settings: dict[str, Any] = {"method": "vanilla"}
     if drafts:
         has_head = model.manifest.head is not None
@@ -61,13 +61,13 @@ def replay(model: EagleModel, prompts: Sequence[Sequence[int]], *, drafts: bool)
 
 
 def mean_tau(results: Sequence[Result]) -> float:
-    """Tokens per target pass over all results."""
+    """Returns the tokens per target pass over all results."""
     passes = sum(result.stats.target_passes for result in results)
     return sum(result.stats.new_tokens - 1 for result in results) / passes if passes else 1.0
 
 
 def compare(model: EagleModel, prompts: Sequence[GoldenPrompt]) -> Comparison:
-    """Read the source's continuations and compare every row with the stored one."""
+    """Compute the logits of the source model's continuations and compare every row with the stored one."""
     same, worst = [], 0.0
     for golden in prompts:
         logits = forced_logits(model, golden.prompt, golden.continuation)

@@ -1,4 +1,4 @@
-"""What a generation gives: its pieces, its end, and its figures."""
+"""The results of a generation: pieces of output, the stop condition, and statistics."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Figures of one generation.
+    """Statistics of one generation.
 
-    tau: tokens emitted per target pass, the target's own included (1 without a draft); the first token comes from
-    the prompt's pass, so neither counts. tau_untrimmed: also counts accepted tokens that a stop or max_new_tokens
-    cut off the last pass, as EAGLE's authors do. target_passes: verification passes. accepted_per_depth[d]: passes
-    that accepted at least d + 1 drafted tokens. Seconds: prefill until the first token, decode after it, of which
-    draft, verify and host; what a stream's consumer does between two pieces is no part of them, nor is waiting for
-    other callers. tokens_per_s: emitted after the first, per second of decode."""
+    target_passes: forward passes of the target that verified a tree. tau: tokens emitted per such pass (1 without
+    drafts); the first token comes from the prompt's pass, so neither of the two counts. tau_untrimmed: also counts
+    accepted tokens that a stop token or max_new_tokens cut off, as EAGLE's authors do. accepted_per_depth[d]: passes
+    that accepted at least d + 1 drafted tokens. prefill_s: seconds until the first token; decode_s: seconds after it,
+    of which draft_s, verify_s and host_s; neither includes the consumer's time between two pieces of a stream, nor
+    waiting for other callers. tokens_per_s: tokens after the first, per second of decode_s."""
 
     method: str
     seed: int
@@ -56,7 +56,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one cycle adds. The last piece of a stream carries the result."""
+    """The output of one cycle. The last piece of a stream carries the result."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -64,8 +64,8 @@ class Piece:
 
 
 class Stream(Iterator[Piece]):
-    """A generation piece by piece; nothing is computed before the first is asked for, nor between two. It has the
-    model's caches from then on until it ends or is closed or dropped."""
+    """A generation piece by piece. Nothing is computed before the first piece is asked for, nor between two pieces.
+    From the first piece on it holds the model's caches, until it ends or is closed or dropped."""
 
     def __init__(self, pieces: Generator[Piece, None, None], lease: Lease) -> None:
         self.lease = lease
@@ -94,14 +94,14 @@ class Stream(Iterator[Piece]):
 
 @dataclass
 class StopCondition:
-    """Where the output stops: at a stop token or at `limit` tokens, also in the middle of an accepted run."""
+    """Where the output stops: at a token of `stop` or at `limit` tokens, also in the middle of a cycle's tokens."""
 
     stop: frozenset[int]
     limit: int
     reason: FinishReason | None = None
 
     def cut(self, new: list[int], emitted: int) -> list[int]:
-        """The part of `new` that is emitted after `emitted` earlier tokens; sets `reason` if the output ends in it."""
+        """Returns the part of `new` to emit after `emitted` earlier tokens; sets `reason` if the output ends in it."""
         for index, token in enumerate(new):
             if token in self.stop:
                 self.reason = "stop"
@@ -120,7 +120,7 @@ def stats_of(
     cycles: list[Cycle],
     times: tuple[float, float],
 ) -> Stats:
-    """Of a generation's cycles. times: seconds of prefill and of decode."""
+    """Returns the statistics of a generation. times: seconds of prefill and of decode."""
     passes = len(cycles)
     accepted = [cycle.step.num_accepted for cycle in cycles]
     prefill_s, decode_s = times

@@ -1,4 +1,4 @@
-"""How far two models are apart in what they say of a text. Shapes: R rows, V vocabulary."""
+"""Measures how far the predictions of two models for a text differ. Shapes: R rows, V vocabulary."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Double = npt.NDArray[np.float64]
 
 
 def log_softmax(logits: Float) -> Double:
-    """logits [R, V] -> log-probabilities [R, V]."""
+    """Returns the log-probabilities [R, V] of logits [R, V]."""
     shifted = logits.astype(np.float64)
     shifted -= shifted.max(-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(-1, keepdims=True))
@@ -19,9 +19,9 @@ def log_softmax(logits: Float) -> Double:
 
 
 def divergence(source: Double, other: Double) -> Double:
-    """KL(source || other) of each row in nats [R], of log-probabilities [R, V]. Tokens that the source rules out
-    (-inf) add nothing."""
+    """Returns KL(source || other) of each row [R] in nats, from log-probabilities [R, V]. Tokens of probability 0 in
+    the source (-inf) add nothing."""
     weights = np.exp(source)
     terms = np.multiply(weights, source - other, out=np.zeros_like(source), where=weights > 0)
-    total: Double = np.maximum(terms.sum(-1), 0.0)  # rounding may fall below
+    total: Double = np.maximum(terms.sum(-1), 0.0)  # rounding may make it negative
     return total

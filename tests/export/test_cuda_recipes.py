@@ -29,7 +29,7 @@ ON_GPU = {
 
 @pytest.fixture(scope="module")
 def bundle_for_cuda(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
-    """kind, precision -> bundle of the golden pair."""
+    """Returns a function: kind of head, precision -> bundle of the golden pair."""
     base = tmp_path_factory.mktemp("cuda")
 
     def bundle(kind: str, precision: str) -> Path:
@@ -59,7 +59,7 @@ def test_int4_keeps_the_lm_head_and_computes_in_fp16(bundle_for_cuda: Callable[[
         products = [node for node in graph.node if node.op_type == "MatMul"]
         packed = [node for node in graph.node if node.op_type == "MatMulNBits"]
         layers = 8 if "logits" in spec.outputs else 1
-        # The head's fc of EAGLE-3 stands in the target.
+        # The target's graph contains the fc of an EAGLE-3 head.
         assert len(products) == 1 and len(packed) == 7 * layers + (layers == 8)
         scales = {spec.weights[node.input[2]].dtype for node in packed}
         assert scales == {"float16"} and {spec.weights[node.input[1]].dtype for node in packed} == {"uint8"}
@@ -85,7 +85,7 @@ def test_int4_follows_the_source_and_is_lossless(
 def test_fp16_is_one_bundle_for_all_engines(
     bundle_for_cuda: Callable[[str, str], Path], bundle_of: Callable[..., Path]
 ) -> None:
-    """So one that TensorRT has engines of runs on CUDA too, and on a CPU."""
+    """A bundle with TensorRT engines also runs on CUDA and on a CPU."""
     ours, theirs = (
         read_manifest(bundle) for bundle in (bundle_for_cuda("eagle3", "fp16"), bundle_of("eagle3", "fp16"))
     )
@@ -94,7 +94,7 @@ def test_fp16_is_one_bundle_for_all_engines(
 
 
 def test_static_int8_is_not_offered() -> None:
-    """ONNX Runtime's CUDA provider would turn the weights back into halves in every pass."""
+    """ONNX Runtime's CUDA provider would convert the weights to fp16 in every forward pass."""
     for precision in ("int8", "int8-static", "int8-weight"):
         with pytest.raises(ExportError, match=f"backend cuda does not run {precision}; choose one of fp32, fp16, int4"):
             plan("cuda", precision, precision, None)

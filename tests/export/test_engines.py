@@ -1,5 +1,5 @@
-"""Engines of a bundle as TensorRT for RTX builds them here, which needs no GPU: what is written, what is refused, and
-that nothing is left of what was broken off."""
+"""Engines that TensorRT for RTX builds from a bundle, without a GPU: files written, errors, interruptions, the
+command."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from eagle_export.errors import ExportError
 from eagle_export.tensorrt import build as module
 from eagle_export.tensorrt.build import build_engines, profiles_of
 from eagle_runtime import BackendError
-from eagle_runtime.bundle.manifest import read_manifest, verify_hashes
+from eagle_runtime.bundle.listed_files import verify_hashes
+from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.files import file_sha256
 from eagle_runtime.machine.nvidia import DeviceInfo
 from eagle_runtime.session.trt import library as trt_library
@@ -34,6 +35,8 @@ from eagle_runtime.session.trt.padding import PAST_STEP, pass_shape
 from eagle_tools.demo import PAIR
 from eagle_tools.grow.shape import Shape
 from grow import grow
+
+pytest_plugins = ("trt_bundles",)
 
 if sys.platform == "linux" and platform.machine() == "x86_64":
     import tensorrt_rtx as trt
@@ -45,31 +48,29 @@ LARGE = Shape(16, 2048, 32, 8, 64, 8192)  # Llama-3.2-1B but for the vocabulary
 
 @pytest.fixture
 def bundle(bundle_of: Callable[..., Path], tmp_path: Path) -> Path:
-    """The golden pair in halves, without engines."""
+    """The golden pair in fp16, without engines."""
     return Path(shutil.copytree(bundle_of("eagle1", "fp16"), tmp_path / "bundle"))
 
 
-@pytest.fixture(scope="module", params=sorted(HEADS))
+@pytest.fixture(params=sorted(HEADS))
 def built(
-    request: pytest.FixtureRequest, bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, engines_of: Callable[[str], tuple[Path, module.Built]]
 ) -> tuple[Path, module.Built]:
-    """A bundle and the engines built of it for three GPUs."""
-    folder = tmp_path_factory.mktemp(request.param) / "bundle"
-    shutil.copytree(bundle_of(request.param, "fp16"), folder)
-    return folder, build_engines(folder, "tensorrt-rtx", ["12.0", "8.6", "8.9", "8.6"], context=1000)
+    """A bundle, and the engines that were built in it for three compute capabilities."""
+    return engines_of(request.param)
 
 
 def test_engines_and_sidecar(built: tuple[Path, module.Built]) -> None:
     bundle, done = built
     manifest = read_manifest(bundle)
-    verify_hashes(bundle, manifest)  # the bundle is as good as before
+    verify_hashes(bundle, manifest)  # the bundle is unchanged
     assert done.folder == bundle / "engines" / "tensorrt-rtx-sm86-sm89-sm120"
     assert {path.name for path in done.folder.iterdir()} == {"target.engine", "draft.engine", "engine.json"}
     assert [path.name for path in done.folder.parent.iterdir()] == [done.folder.name]
     for capability in ("8.6", "8.9", "12.0"):
         device = DeviceInfo("any", capability, "13.0", 0, 0)
-        found = find_engines(bundle, manifest, "tensorrt-rtx", trt.__version__, device, 1000, 512)
-        assert found.folder == done.folder and found.engines == done.engines
+        fitting = find_engines(bundle, manifest, "tensorrt-rtx", trt.__version__, device, 1000, 512)
+        assert fitting.folder == done.folder and fitting.engines == done.engines
     for name, spec in done.engines.specs.items():
         assert file_sha256(done.folder / spec.file) == spec.sha256
         assert spec.graph == {file: digest for file, digest in manifest.files.items() if file.startswith(f"{name}/")}
@@ -77,7 +78,7 @@ def test_engines_and_sidecar(built: tuple[Path, module.Built]) -> None:
 
 
 def test_attention_is_fused_in_every_layer(built: tuple[Path, module.Built]) -> None:
-    """And a decoder layer takes no more kernels than it should, LM head and all."""
+    """And the number of kernels per decoder layer is limited, the LM head's included."""
     bundle, done = built
     manifest = read_manifest(bundle)
     target, draft = done.built
@@ -88,8 +89,8 @@ def test_attention_is_fused_in_every_layer(built: tuple[Path, module.Built]) -> 
     assert draft.spec.kernels <= 22
 
 
-def test_engines_load_as_far_as_they_can_without_a_gpu(built: tuple[Path, module.Built]) -> None:
-    """The library takes the file through the same buffer as on a GPU, and its complaint is the missing driver."""
+def test_the_library_reads_the_engine_file(built: tuple[Path, module.Built]) -> None:
+    """Through the same buffer as with a GPU. Its only error is the missing driver."""
     _, done = built
     messages = trt_library.listen(trt)
     runtime = trt.Runtime(messages.logger)
@@ -107,8 +108,9 @@ def test_engines_load_as_far_as_they_can_without_a_gpu(built: tuple[Path, module
 
 @pytest.mark.parametrize("kind", sorted(HEADS))
 @pytest.mark.parametrize("context", [2, 100, 1000, 2048])
-def test_profiles_serve_every_pass_of_decoding(kind: str, context: int, bundle_of: Callable[..., Path]) -> None:
-    """Whatever the past, passes are padded into one of the two; trees and levels of the default size into the first."""
+def test_profiles_serve_every_forward_pass_of_decoding(kind: str, context: int, bundle_of: Callable[..., Path]) -> None:
+    """Padded forward passes fit one of the two profiles at any past; trees and levels of the default size fit the
+    first."""
     profiles = profiles_of(read_manifest(bundle_of(kind)), context)
     for past in {0, 1, context // 2, context - 1}:
         for rows in {1, 2, 60, 128, 512} & set(range(1, context - past + 1)):
@@ -126,44 +128,47 @@ def test_profiles_serve_every_pass_of_decoding(kind: str, context: int, bundle_o
     assert all(least <= 1 and middle == most for least, middle, most in tuned)
 
 
-# What is refused.
+# Errors.
 
 
 def test_fp32_is_refused(bundle_of: Callable[..., Path], tmp_path: Path) -> None:
     bundle = Path(shutil.copytree(bundle_of("eagle1"), tmp_path / "bundle"))
-    with pytest.raises(ExportError, match=r"computes in float32.*export it with -p fp16 --backend tensorrt-rtx"):
+    with pytest.raises(ExportError, match=r"computes in float32.*export it with fp16 .* for the backend tensorrt-rtx"):
         build_engines(bundle, "tensorrt-rtx")
     assert not (bundle / "engines").exists()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
-        (["--compute-capability", "9.0"], r"9\.0 is none that tensorrt_rtx compiles for; choose of 7\.5, 8\.0, 8\.6"),
-        (["--compute-capability", "89"], "89 is none that"),
+        (
+            ["--compute-capability", "9.0"],
+            r"does not compile for compute capability 9\.0; choose from 7\.5, 8\.0, 8\.6",
+        ),
+        (["--compute-capability", "89"], "does not compile for compute capability 89;"),
         (["--context", "1"], "context is 1, but this model serves 2 to 2048 tokens"),
         (["--context", "4096"], "context is 4096, but this model serves 2 to 2048 tokens"),
         (["--backend", "tensorrt", "--compute-capability", "8.9"], "tensorrt builds for the GPU that is present"),
     ],
 )
-def test_what_cannot_be_built_is_told_at_once(
-    bundle: Path, arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+def test_wrong_arguments_are_refused_before_a_build(
+    bundle: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["engines", str(bundle), "--backend", "tensorrt-rtx", *arguments]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("eagle-export engines: ") and told.count("\n") == 1
-    assert re.search(says, told), told
+    printed = capsys.readouterr().err
+    assert printed.startswith("eagle-export engines: ") and printed.count("\n") == 1
+    assert re.search(message, printed), printed
     assert not (bundle / "engines").exists()
 
 
-def test_a_graph_that_was_altered_is_refused(bundle: Path) -> None:
+def test_a_changed_graph_is_refused(bundle: Path) -> None:
     with (bundle / "target/model.onnx.data").open("r+b") as file:
         file.write(b"\1\2\3")
     with pytest.raises(Exception, match=r"model\.onnx\.data does not match its SHA-256"):
         build_engines(bundle, "tensorrt-rtx")
 
 
-def test_a_library_that_is_not_installed(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_a_library_that_is_not_installed(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     with pytest.raises(BackendError, match=r"tensorrt.*pip install 'eagle-edge\[tensorrt\]'"):
         build_engines(bundle, "tensorrt")
@@ -172,8 +177,11 @@ def test_a_library_that_is_not_installed(bundle: Path, monkeypatch: pytest.Monke
 # Interruptions.
 
 
-def test_a_build_that_fails_leaves_the_older_engines(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build_engines(bundle, "tensorrt-rtx", ["8.9"], context=64)
+def test_a_failed_build_leaves_the_older_engines(
+    bundle: Path, engines_of: Callable[[str], tuple[Path, module.Built]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, older = engines_of("eagle1")
+    shutil.copytree(older.folder, bundle / "engines/tensorrt-rtx-sm89")
     files = {path: path.read_bytes() for path in bundle.rglob("*") if path.is_file()}
 
     def fail(path: Path) -> str:
@@ -185,17 +193,17 @@ def test_a_build_that_fails_leaves_the_older_engines(bundle: Path, monkeypatch: 
     assert {path: path.read_bytes() for path in bundle.rglob("*") if path.is_file()} == files
 
 
-def test_a_stopped_build_leaves_nothing(bundle: Path) -> None:
-    """Also while the library is at work, where no signal reaches Python by itself."""
+def test_an_interrupted_build_leaves_no_files(bundle: Path) -> None:
+    """The library is at work, so Python handles no signal in the main thread."""
     code = (
         "import sys, threading, os, signal, time\n"
-        "from eagle_export import network\n"
+        "from eagle_export.tensorrt import network\n"
         "monitor = network.progress_monitor\n"
-        "def spied(trt, report, stop):\n"
-        "    def seen(phase, done, steps):\n"
+        "def watched(trt, report, stop):\n"
+        "    def stop_at_three(phase, done, steps):\n"
         "        if done == 3: os.kill(os.getpid(), signal.SIGTERM)\n"
-        "    return monitor(trt, seen, stop)\n"
-        "network.progress_monitor = spied\n"
+        "    return monitor(trt, stop_at_three, stop)\n"
+        "network.progress_monitor = watched\n"
         "from eagle_export.cli import main\n"
         f"sys.exit(main(['engines', {str(bundle)!r}, '--backend', 'tensorrt-rtx']))\n"
     )
@@ -209,8 +217,9 @@ def test_a_stopped_build_leaves_nothing(bundle: Path) -> None:
 # The command.
 
 
-def test_the_command_reports(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And puts new engines in the place of older ones."""
+def test_the_command_reports_as_json_and_replaces_older_engines(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     older = bundle / "engines/tensorrt-rtx-sm89"
     older.mkdir(parents=True)
     (older / "older.engine").touch()
@@ -223,7 +232,7 @@ def test_the_command_reports(bundle: Path, capsys: pytest.CaptureFixture[str]) -
     assert set(LIBRARIES) == set(trt_library.LIBRARIES)
 
 
-def test_the_command_tells_a_line_per_engine(
+def test_the_command_prints_a_line_per_engine(
     built: tuple[Path, module.Built], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle, done = built
@@ -234,15 +243,16 @@ def test_the_command_tells_a_line_per_engine(
     assert re.search(r" s, \d+\.\d MB, \d+ kernels for 8 decoder layers, attention fused in 8$", lines[0])
 
 
-def test_bundles_are_exported_as_before(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Only a first argument that says `engines` is taken for the other command."""
+def test_only_the_first_argument_selects_the_engines_command(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert main([str(tmp_path / "engines"), str(tmp_path), "-o", str(tmp_path / "b")]) == 2
     assert capsys.readouterr().err.startswith("eagle-export: ")
 
 
 @pytest.mark.slow
 def test_a_billion_parameters_are_built_in_two_minutes_and_eight_gigabytes(tmp_path: Path) -> None:
-    """16 layers of 2048, in halves, for three GPUs at once."""
+    """16 layers of width 2048, in fp16, for three compute capabilities at once."""
     grow(PAIR / "target", [PAIR / "eagle1"], tmp_path / "grown", LARGE, "fp16")
     export(
         tmp_path / "grown/target",

@@ -1,11 +1,11 @@
-"""The fp16 graphs are built by NVIDIA's TensorRT-RTX, which needs no GPU for that, and what it compiled is read from
-its log: every attention must have become one fused kernel."""
+"""The fp16 graphs as TensorRT for RTX builds them, which needs no GPU. The kernels are read from its log: every
+attention must be one fused kernel."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,52 +14,55 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from conftest import GOLDEN, HEADS
+from conftest import HEADS
 from eagle_export.bundle import export
-from eagle_export.tensorrt.kernels import read_kernels
+from eagle_export.tensorrt.build import Built
+from eagle_export.tensorrt.kernels import Kernel, read_kernels
 from eagle_export.trace import OPSET
 from eagle_runtime.bundle.manifest import read_manifest
 from trt_network import CAPABILITIES, DRAFT_SIZES, TARGET_SIZES, Network
+
+pytest_plugins = ("trt_bundles",)
 
 # A Llama of about a billion parameters, but for its number of layers and its vocabulary.
 HIDDEN, INTERMEDIATE, HEAD_COUNT, KV_HEADS, VOCAB = 2048, 8192, 32, 8, 4096
 
 
 def faults(model: ir.Model) -> set[str]:
-    """What TensorRT rejects, ignores in silence or would build in fp32, in an fp16 graph."""
-    found = {f"operator domain {node.domain!r}" for node in model.graph if node.domain}
-    found |= {f"opset domain {domain!r}" for domain in model.opset_imports if domain}
-    found |= {
+    """Returns what TensorRT rejects, ignores or builds in fp32 without a warning, in an fp16 graph."""
+    problems = {f"operator domain {node.domain!r}" for node in model.graph if node.domain}
+    problems |= {f"opset domain {domain!r}" for domain in model.opset_imports if domain}
+    problems |= {
         f"{value.dtype} weight {name}"
         for name, value in model.graph.initializers.items()
-        # Frequencies turn positions of thousands into angles: halves have no digits left for that.
+        # Frequencies are multiplied by positions of thousands, for which fp16 has too few digits.
         if value.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.BFLOAT16)
         and not name.endswith("rotary_emb.inv_freq")
     }
     for node in model.graph:
         if node.op_type in ("Attention", "MatMul"):
             types = {value.dtype for value in node.inputs if value is not None}
-            found |= {f"{kind} input of {node.op_type}" for kind in types - {ir.DataType.FLOAT16}}
+            problems |= {f"{kind} input of {node.op_type}" for kind in types - {ir.DataType.FLOAT16}}
         if node.op_type == "Attention":
-            found |= _attention_faults(node)
-    return found
+            problems |= _attention_faults(node)
+    return problems
 
 
 def _attention_faults(node: ir.Node) -> set[str]:
     neutral = {"is_causal": 0, "softcap": 0.0, "qk_matmul_output_mode": 0, "scale": 1.0}
-    found = {f"attribute {name}" for name, item in node.attributes.items() if item.value != neutral.get(name)}
+    problems = {f"attribute {name}" for name, item in node.attributes.items() if item.value != neutral.get(name)}
     if len(node.outputs) != 1:
-        found.add(f"{len(node.outputs)} outputs of Attention")
+        problems.add(f"{len(node.outputs)} outputs of Attention")
     mask, *more = [*node.inputs[3:], None]
     if mask is None:
-        found.add("no mask")
+        problems.add("no mask")
     slots = ("past_key", "past_value", "nonpad_kv_seqlen", "")
-    return found | {f"input {slot}" for slot, value in zip(slots, more, strict=False) if value is not None}
+    return problems | {f"input {slot}" for slot, value in zip(slots, more, strict=False) if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class Llama:
-    """Sizes of a random checkpoint."""
+    """Sizes of a checkpoint with random weights."""
 
     num_layers: int
     num_heads: int
@@ -138,23 +141,23 @@ def ones(size: int) -> torch.Tensor:
     return torch.ones(size, dtype=torch.bfloat16)
 
 
+def check_attention(kernels: Sequence[Kernel], num_layers: int) -> None:
+    """Every layer's attention is one kernel in fp16, in each profile."""
+    for profile in {kernel.profile for kernel in kernels}:
+        fused = [kernel for kernel in kernels if kernel.is_fused_attention and kernel.profile == profile]
+        assert len(fused) == num_layers, [kernel.name for kernel in kernels]
+        assert {kernel.reads | kernel.writes for kernel in fused} == {frozenset({"Half"})}
+
+
 def check_bundle(bundle: Path) -> None:
-    """Both graphs are sound and build for every capability, each attention as one kernel in halves."""
+    """Both graphs are sound, and build for all compute capabilities with attention fused."""
     manifest = read_manifest(bundle)
-    assert manifest.head is not None
-    graphs = (
-        (manifest.target.graph.file, manifest.target.num_layers, TARGET_SIZES),
-        (manifest.head.graph.file, manifest.head.num_layers, DRAFT_SIZES),
-    )
-    for file, num_layers, sizes in graphs:
-        assert faults(ir.load(bundle / file)) == set()
-        network = Network(bundle / file, sizes)
-        for capability in CAPABILITIES:
-            kernels = network.build(capability)
-            assert kernels, (file, capability, network.errors)
-            fused = [kernel for kernel in kernels if kernel.is_fused_attention]
-            assert len(fused) == num_layers, (file, capability, [kernel.name for kernel in kernels])
-            assert {kernel.reads | kernel.writes for kernel in fused} == {frozenset({"Half"})}, (file, capability)
+    for model, sizes in zip(manifest.models.values(), (TARGET_SIZES, DRAFT_SIZES), strict=True):
+        assert faults(ir.load(bundle / model.graph.file)) == set()
+        network = Network(bundle / model.graph.file, sizes)
+        kernels = network.build()
+        assert kernels, (model.graph.file, network.errors)
+        check_attention(kernels, model.num_layers)
 
 
 @pytest.fixture
@@ -165,8 +168,15 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("kind", HEADS)
-def test_golden_pair(kind: str, folder: Path) -> None:
-    check_bundle(export(GOLDEN / "target", GOLDEN / HEADS[kind], folder / "bundle", precision="fp16").bundle)
+def test_golden_pair(kind: str, engines_of: Callable[[str], tuple[Path, Built]]) -> None:
+    bundle, built = engines_of(kind)
+    manifest = read_manifest(bundle)
+    assert [engine.name for engine in built.built] == list(manifest.models)
+    for engine in built.built:
+        model = manifest.models[engine.name]
+        assert faults(ir.load(bundle / model.graph.file)) == set()
+        assert {kernel.profile for kernel in engine.kernels} == {0, 1}
+        check_attention(engine.kernels, model.num_layers)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -174,15 +184,26 @@ def test_real_shape_eagle1(head_dim: int, folder: Path) -> None:
     llama = Llama(2, HEAD_COUNT, KV_HEADS, head_dim, INTERMEDIATE)
     target = llama.write(folder / "target", llama.target())
     head = llama.write(folder / "head", llama.eagle1())
-    check_bundle(export(target, head, folder / "bundle", precision="fp16").bundle)
+    check_bundle(export(target, head, folder / "bundle", precision="fp16", certify=False).bundle)
 
 
 def test_real_shape_eagle3(folder: Path) -> None:
-    """Three taps need a target of seven layers; they are narrow inside, so that only the head is large."""
+    """Three taps need a target of seven layers. They are narrow inside, so that only the head is large."""
     llama, head = Llama(7, 8, 2, 128, 256), Llama(1, HEAD_COUNT, KV_HEADS, 128, INTERMEDIATE)
     target_folder = llama.write(folder / "target", llama.target())
     head_folder = head.write(folder / "head", head.eagle3(draft_vocab=VOCAB // 2))
-    check_bundle(export(target_folder, head_folder, folder / "bundle", precision="fp16").bundle)
+    check_bundle(export(target_folder, head_folder, folder / "bundle", precision="fp16", certify=False).bundle)
+
+
+@pytest.mark.parametrize("graph", ["target", "draft"])
+def test_one_engine_for_several_capabilities_has_the_kernels_of_each(
+    graph: str, bundle_of: Callable[..., Path]
+) -> None:
+    """So the kernels of one engine for all capabilities stand for those of an engine for each."""
+    network = Network(bundle_of("eagle3", "fp16") / graph / "model.onnx", DRAFT_SIZES)
+    kernels = network.build()
+    for capability in CAPABILITIES:
+        assert kernels and network.build([capability]) == kernels
 
 
 @pytest.mark.parametrize(
@@ -190,36 +211,37 @@ def test_real_shape_eagle3(folder: Path) -> None:
     [
         ([], "0 lists"),
         (["Layers:\n", "Layers:\n"], "2 lists"),
-        (["Layers:\nName: _gemm_mha_v2, LayerType: kgen, Ports: []"], "unknown form"),
+        (["Layers:\nName: _gemm_mha_v2, LayerType: kgen, Ports: []"], "unknown format"),
     ],
 )
 def test_log_of_another_form_is_refused(messages: list[str], complaint: str) -> None:
-    """Control: a release that words its log differently cannot pass for an engine that was looked at."""
+    """Control: a log that cannot be read is an error, not an engine without kernels."""
     with pytest.raises(ValueError, match=complaint):
         read_kernels(messages)
 
 
 def test_fp32_attention_does_not_build(bundle_of: Callable[..., Path]) -> None:
-    """Control: why there is an fp16 graph at all, and that a failed build is seen."""
+    """Control: fp16 graphs are needed, and a failed build is noticed."""
     network = Network(bundle_of("eagle1") / "draft/model.onnx", DRAFT_SIZES)
-    assert network.build("8.6") == []
+    assert network.build(["8.6"]) == []
     assert any("not supported by a dedicated kernel" in error for error in network.errors)
 
 
-def test_unfused_attention_is_seen(bundle_of: Callable[..., Path], tmp_path: Path) -> None:
-    """Control: the same graph, allowed to fall apart into plain kernels, builds, and none of them counts as fused."""
+def test_unfused_attention_is_noticed(bundle_of: Callable[..., Path], tmp_path: Path) -> None:
+    """Control: the same graph, if its attention may be split into several kernels, builds, and none of them counts as
+    fused."""
     model = ir.load(bundle_of("eagle1") / "draft/model.onnx")
     for node in model.graph:
         if node.op_type == "Attention":
             node.attributes.add(ir.AttrInt64("TRT_decomposable", 1))
     ir.save(model, tmp_path / "model.onnx", external_data="model.onnx.data")
-    kernels = Network(tmp_path / "model.onnx", DRAFT_SIZES).build("8.6")
+    kernels = Network(tmp_path / "model.onnx", DRAFT_SIZES).build(["8.6"])
     assert any(kernel.kind == "gemm" for kernel in kernels)
     assert not any(kernel.is_fused_attention for kernel in kernels)
 
 
-def test_capability_is_obeyed(tmp_path: Path) -> None:
-    """Control: building for a capability without a card keeps to its limits. FP8 came with 8.9."""
+def test_an_engine_keeps_to_the_limits_of_its_capabilities(tmp_path: Path) -> None:
+    """Control: also without a GPU, and of all if there are several. FP8 came with 8.9."""
     x = ir.val("x", ir.DataType.FLOAT16, [16, 64])
     scale = ir.val("scale", const_value=ir.tensor([0.01], ir.DataType.FLOAT16, name="scale"))
     quantize = ir.node("QuantizeLinear", [x, scale], {"output_dtype": ir.DataType.FLOAT8E4M3FN})
@@ -228,9 +250,10 @@ def test_capability_is_obeyed(tmp_path: Path) -> None:
     graph = ir.Graph([x], back.outputs, nodes=[quantize, back], initializers=[scale], opset_imports={"": OPSET})
     ir.save(ir.Model(graph, ir_version=11), tmp_path / "model.onnx")
     network = Network(tmp_path / "model.onnx", {})
-    assert network.build("8.6") == []
-    assert any("fp8" in error for error in network.errors)
-    assert network.build("8.9") != []
+    for capabilities in (["8.6"], CAPABILITIES):
+        assert network.build(capabilities) == []
+        assert any("fp8" in error for error in network.errors)
+    assert network.build(["8.9"]) != []
 
 
 def _foreign(model: ir.Model, attention: ir.Node) -> None:
@@ -276,8 +299,8 @@ SPOILED: dict[str, Callable[[ir.Model, ir.Node], None]] = {
 
 
 @pytest.mark.parametrize("fault", SPOILED)
-def test_fault_is_found(fault: str, bundle_of: Callable[..., Path]) -> None:
-    """Control: each forbidden thing is named when it is planted. The fp32 graph has only the faults of its type."""
+def test_a_planted_fault_is_reported(fault: str, bundle_of: Callable[..., Path]) -> None:
+    """Control: the fp32 graph has the faults of its type, and reports one more."""
     model = ir.load(bundle_of("eagle1") / "draft/model.onnx")
     before = faults(model)
     assert {"FLOAT input of MatMul", "FLOAT input of Attention", "FLOAT weight head.fc.weight"} <= before

@@ -1,4 +1,4 @@
-"""A head asked for the proposals of a few rows: they are those that it makes of all, and it remembers every row."""
+"""A head that computes proposals for some rows gives those that it gives for all rows, and caches every row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDTH, ROWS, PAST = 16, 7, 3
 
 
 @pytest.mark.parametrize(("kind", "layers"), [("eagle1", 1), ("eagle1", 2), ("eagle3", 1)])
-def test_wanted_rows_are_as_among_all(kind: Any, layers: int) -> None:
+def test_wanted_rows_equal_those_of_all_rows(kind: Any, layers: int) -> None:
     torch.manual_seed(1)
     config = HeadConfig(
         kind=kind,
@@ -54,7 +54,7 @@ def test_wanted_rows_are_as_among_all(kind: Any, layers: int) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(HEADS))
-def test_the_graph_guesses_what_it_is_asked_for(kind: str, bundle_of: Callable[..., Path]) -> None:
+def test_the_graph_returns_proposals_for_the_wanted_rows(kind: str, bundle_of: Callable[..., Path]) -> None:
     bundle = bundle_of(kind)
     head = read_manifest(bundle).head
     assert head is not None

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from eagle_calib.calibration import read_calibration
-from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest, verify_hashes
+from eagle_runtime.bundle.listed_files import verify_hashes
+from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
 from faults.forks import Forks, Kill
 from faults.tally import Tally, scaled
 

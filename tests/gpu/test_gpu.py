@@ -1,7 +1,7 @@
-"""On an NVIDIA card, with the shipped pair: every backend is lossless, and says what the CPU and PyTorch say.
+"""On an NVIDIA GPU, with the shipped pair: every backend is lossless, and computes what the CPU and PyTorch compute.
 
-pytest -m gpu; tools/gpu_check.sh sets up a machine for it. Backends that are not installed, or do not serve this card,
-are skipped with their reason; CUDA is not.
+Run with `pytest -m gpu`; tools/gpu_check.sh sets up a machine for it. Backends that are not installed, or do not
+support this GPU, are skipped with the reason; CUDA is not.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.gpu
 PAIR = Path(__file__).resolve().parents[2] / "tools" / "demo_pair"
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 100, 48, 48
 CONTEXT = 512
-TIE = 2**-7  # of the largest logit: what halves, added up in another order, may differ by
-TIES = 0.1  # share of outputs that may part at one
+TIE = 2**-7  # times the largest logit: rounding in fp16 may change a logit by so much
+TIES = 0.1  # share of outputs that may differ from such a tie on
 BACKENDS = ("cuda", "tensorrt-rtx", "tensorrt")
 
 Rows = list[npt.NDArray[np.float32]]
@@ -46,7 +46,8 @@ def gpu() -> DeviceInfo:
 
 @pytest.fixture(scope="module")
 def bundle_on(tmp_path_factory: pytest.TempPathFactory, gpu: DeviceInfo) -> Callable[[str, str], Path]:
-    """backend, precision -> bundle of the shipped pair, with engines where the backend needs them."""
+    """Returns a function: backend, precision -> bundle of the shipped pair, with engines where the backend needs
+    them."""
     base = tmp_path_factory.mktemp("gpu")
 
     def bundle(backend: str, precision: str) -> Path:
@@ -73,7 +74,7 @@ def bundle_on(tmp_path_factory: pytest.TempPathFactory, gpu: DeviceInfo) -> Call
 
 @pytest.fixture(scope="module")
 def model_on(bundle_on: Callable[[str, str], Path]) -> Iterator[Callable[..., EagleModel]]:
-    """backend, precision (fp16) -> loaded bundle."""
+    """Returns a function: backend, precision (fp16) -> loaded bundle."""
     models: dict[tuple[str, str], EagleModel] = {}
 
     def model(backend: str, precision: str = "fp16") -> EagleModel:
@@ -94,13 +95,13 @@ def model_on(bundle_on: Callable[[str, str], Path]) -> Iterator[Callable[..., Ea
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
-    """The held-out prompts; those beyond their number are first halves of others."""
+    """PROMPTS held-out prompts. Where there are too few, the first half of a prompt is a further one."""
     turns = [question.turns[0] for question in read_questions(PAIR / "heldout.jsonl")]
     return [*turns, *(turn[: len(turn) // 2] for turn in turns)][:PROMPTS]
 
 
 class RecordingSampler(Sampler):
-    """A sampler that also keeps the logits it drew from."""
+    """A sampler that also records the logits it samples from."""
 
     def __init__(self, params: SamplingParams, prompt: Sequence[int], vocab_size: int) -> None:
         super().__init__(params, prompt, vocab_size)
@@ -114,7 +115,7 @@ class RecordingSampler(Sampler):
 def decode(
     model: EagleModel, drafter: Drafter, prompt: list[int], params: SamplingParams
 ) -> tuple[list[int], Rows, int]:
-    """Tokens, the logits each was drawn from, and how many drafted ones were accepted."""
+    """Returns the tokens, the logits that each was sampled from, and the number of accepted drafted tokens."""
     sampler = RecordingSampler(params, prompt, model.manifest.target.vocab_size)
     tokens: list[int] = []
     accepted = 0
@@ -127,7 +128,8 @@ def decode(
 
 
 def check_lossless(model: EagleModel, texts: Sequence[str], temperature: float) -> None:
-    """With drafts and without, token for token; texts may part only where the logits agree but for rounding."""
+    """Compare the tokens with drafts and without. They may differ from a token on where the logits differ by
+    rounding."""
     ties, accepted = [], 0
     for index, text in enumerate(texts):
         prompt = model.text.encode(text)[:PROMPT_TOKENS]
@@ -142,7 +144,7 @@ def check_lossless(model: EagleModel, texts: Sequence[str], temperature: float) 
             assert gap < TIE, f"not a float tie: {case}"
             ties.append(case)
     print(f"{len(texts)} outputs compared, {len(ties)} float ties", *ties, sep="\n")
-    assert accepted > len(texts), "equal because nothing was drafted shows nothing"
+    assert accepted > len(texts), "the test needs accepted drafts"
     assert len(ties) <= TIES * len(texts)
 
 
@@ -160,7 +162,7 @@ def test_int4_on_cuda_is_lossless(temperature: float, model_on: Callable[..., Ea
 
 
 @pytest.mark.parametrize(("backend", "precision"), [*((name, "fp16") for name in BACKENDS), ("cuda", "int4")])
-def test_every_output_is_the_cpus(
+def test_every_output_equals_the_cpus(
     backend: str,
     precision: str,
     bundle_on: Callable[[str, str], Path],
@@ -170,15 +172,15 @@ def test_every_output_is_the_cpus(
     model = model_on(backend, precision)
     prompts = [model.text.encode(text)[:PROMPT_TOKENS] for text in texts[:6]]
     with EagleModel.load(bundle_on(backend, precision), backend="cpu", context=CONTEXT) as reference:
-        found = compare_sessions(reference.sessions, model.sessions, model.manifest.target.vocab_size, prompts)
-    for each in found:
+        comparisons = compare_sessions(reference.sessions, model.sessions, model.manifest.target.vocab_size, prompts)
+    for each in comparisons:
         print(each)
         assert each.largest < 0.05 * each.scale
         assert each.agreement is None or each.agreement > 0.9
 
 
-def test_cuda_says_what_pytorch_says(model_on: Callable[..., EagleModel], texts: list[str]) -> None:
-    """The same halves on the same card: the greedy continuations of PyTorch, row by row."""
+def test_cuda_agrees_with_pytorch(model_on: Callable[..., EagleModel], texts: list[str]) -> None:
+    """Logits for greedy continuations of PyTorch, with the same fp16 weights on the same GPU."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     if not torch.cuda.is_available():
@@ -192,9 +194,9 @@ def test_cuda_says_what_pytorch_says(model_on: Callable[..., EagleModel], texts:
         prompt = model.text.encode(text)[:PROMPT_TOKENS]
         ids = torch.tensor([prompt], device="cuda")
         with torch.inference_mode():
-            said = source.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0)
-            rows = source(said[:, :-1]).logits[0, len(prompt) - 1 :].float().cpu().numpy()
-        continuation = said[0, len(prompt) :].tolist()
+            output = source.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0)
+            rows = source(output[:, :-1]).logits[0, len(prompt) - 1 :].float().cpu().numpy()
+        continuation = output[0, len(prompt) :].tolist()
         ours = forced_logits(model, prompt, continuation)
         assert np.abs(ours - rows).max() < 2 * TIE * np.abs(rows).max()
         same += (ours.argmax(-1) == rows.argmax(-1)).tolist()
@@ -202,16 +204,16 @@ def test_cuda_says_what_pytorch_says(model_on: Callable[..., EagleModel], texts:
     assert np.mean(same) > 0.97
 
 
-def test_a_bundle_for_cpus_is_refused_by_name(tmp_path: Path, gpu: DeviceInfo) -> None:
-    """Its int8 products would run on the host, silently."""
+def test_a_bundle_for_cpus_is_refused(tmp_path: Path, gpu: DeviceInfo) -> None:
+    """Its int8 products would run on the host without a warning."""
     from eagle_export.bundle import export
 
     export(PAIR / "target", PAIR / "eagle1", tmp_path / "b", precision="int8", certify=False)
-    with pytest.raises(BackendError, match=r"no CUDA kernels for MatMulIntegerToFloat; export .* --backend cuda"):
+    with pytest.raises(BackendError, match=r"int8 products are those for CPUs; export .* --backend cuda"):
         EagleModel.load(tmp_path / "b", backend="cuda")
 
 
-def test_auto_takes_the_card(bundle_on: Callable[[str, str], Path]) -> None:
+def test_auto_takes_the_gpu(bundle_on: Callable[[str, str], Path]) -> None:
     with EagleModel.load(bundle_on("cuda", "fp16"), context=CONTEXT) as model:
         assert model.backend == "cuda"
         assert [name for name, _ in model.passed_over] == ["tensorrt-rtx", "tensorrt"]

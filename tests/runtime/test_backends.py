@@ -1,4 +1,4 @@
-"""Which engine is chosen, and what is said of those that were not."""
+"""Which backend is chosen, and the reasons reported for the others."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 
 from eagle_runtime import BackendError, BundleError, EagleModel
-from eagle_runtime.backends import AUTO, BACKENDS, check_name, choose, open_sessions, told, unfit
+from eagle_runtime.backends import AUTO, BACKENDS, check_name, choose, open_sessions, reasons_text, unfit
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from eagle_runtime.cli import main
 from eagle_runtime.session.protocol import Session
 
 
 @pytest.fixture
-def halves(bundle_of: Callable[..., Path], tmp_path: Path) -> Path:
-    """A bundle in fp16 that also has engines of either library."""
+def fp16_bundle(bundle_of: Callable[..., Path], tmp_path: Path) -> Path:
+    """A bundle in fp16 that also has engine folders of both libraries."""
     bundle = tmp_path / "bundle"
     shutil.copytree(bundle_of("eagle1", "fp16"), bundle)
     for name in ("tensorrt-rtx-sm89", "tensorrt-sm86"):
@@ -33,7 +33,7 @@ def halves(bundle_of: Callable[..., Path], tmp_path: Path) -> Path:
 
 
 def opening(*works: str) -> tuple[list[str], Callable[[str], str]]:
-    """Backends that were asked, and one who opens those that work."""
+    """Returns a list that records the backends tried, and a function `open_on` that opens those in `works`."""
     asked = []
 
     def open_on(name: str) -> str:
@@ -46,34 +46,35 @@ def opening(*works: str) -> tuple[list[str], Callable[[str], str]]:
 
 
 @pytest.mark.parametrize("first", range(len(BACKENDS)))
-def test_the_first_that_works_is_taken(first: int, halves: Path) -> None:
+def test_auto_takes_the_first_backend_that_works(first: int, fp16_bundle: Path) -> None:
     asked, open_on = opening(*BACKENDS[first:])
-    chosen = choose(AUTO, halves, read_manifest(halves), open_on)
+    chosen = choose(AUTO, fp16_bundle, read_manifest(fp16_bundle), open_on)
     assert (chosen.backend, chosen.opened) == (BACKENDS[first], f"open on {BACKENDS[first]}")
     assert chosen.passed_over == tuple((name, f"no {name} here") for name in BACKENDS[:first])
     assert asked == list(BACKENDS[: first + 1])
 
 
-def test_where_none_works_all_reasons_are_told(halves: Path) -> None:
+def test_the_error_has_every_reason_if_no_backend_works(fp16_bundle: Path) -> None:
     with pytest.raises(BackendError) as error:
-        choose(AUTO, halves, read_manifest(halves), opening()[1])
-    assert str(error.value) == f"no backend runs {halves}: " + "; ".join(f"{name}: no {name} here" for name in BACKENDS)
+        choose(AUTO, fp16_bundle, read_manifest(fp16_bundle), opening()[1])
+    assert str(error.value) == f"no backend runs {fp16_bundle}: " + "; ".join(
+        f"{name}: no {name} here" for name in BACKENDS
+    )
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_a_name_is_taken_at_its_word(name: str, halves: Path) -> None:
-    """Nothing else is tried, whether it works or not."""
-    manifest = read_manifest(halves)
+def test_a_backend_given_by_name_is_the_only_one_tried(name: str, fp16_bundle: Path) -> None:
+    manifest = read_manifest(fp16_bundle)
     asked, open_on = opening(name)
-    assert choose(name, halves, manifest, open_on).passed_over == () and asked == [name]
+    assert choose(name, fp16_bundle, manifest, open_on).passed_over == () and asked == [name]
     asked, open_on = opening()
     with pytest.raises((BackendError, BundleError), match=f"no {name} here"):
-        choose(name, halves, manifest, open_on)
+        choose(name, fp16_bundle, manifest, open_on)
     assert asked == [name]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_a_bundle_for_cpus_goes_straight_there(precision: str, bundle_of: Callable[..., Path]) -> None:
+def test_a_bundle_for_cpus_tries_no_other_backend(precision: str, bundle_of: Callable[..., Path]) -> None:
     bundle = bundle_of("eagle1", precision)
     asked, open_on = opening("cpu")
     chosen = choose(AUTO, bundle, read_manifest(bundle), open_on)
@@ -82,32 +83,32 @@ def test_a_bundle_for_cpus_goes_straight_there(precision: str, bundle_of: Callab
         choose(AUTO, bundle, read_manifest(bundle), opening()[1])
 
 
-def test_engines_are_for_one_library(halves: Path) -> None:
-    manifest = read_manifest(halves)
-    assert [unfit(name, halves, manifest) for name in BACKENDS] == [None] * 4
-    shutil.rmtree(halves / "engines" / "tensorrt-sm86")
-    assert unfit("tensorrt", halves, manifest) == "the bundle has no engines for it"
-    assert unfit("tensorrt-rtx", halves, manifest) is None
-    (halves / "engines" / "tensorrt-rtx-sm89").rename(halves / "engines" / "tensorrt-sm89")
-    assert unfit("tensorrt-rtx", halves, manifest) is not None and unfit("tensorrt", halves, manifest) is None
+def test_engines_fit_one_library(fp16_bundle: Path) -> None:
+    manifest = read_manifest(fp16_bundle)
+    assert [unfit(name, fp16_bundle, manifest) for name in BACKENDS] == [None] * 4
+    shutil.rmtree(fp16_bundle / "engines" / "tensorrt-sm86")
+    assert unfit("tensorrt", fp16_bundle, manifest) == "the bundle has no engines for it"
+    assert unfit("tensorrt-rtx", fp16_bundle, manifest) is None
+    (fp16_bundle / "engines" / "tensorrt-rtx-sm89").rename(fp16_bundle / "engines" / "tensorrt-sm89")
+    assert unfit("tensorrt-rtx", fp16_bundle, manifest) is not None and unfit("tensorrt", fp16_bundle, manifest) is None
 
 
 @pytest.mark.parametrize("name", ["abacus", "", "CUDA", "gpu"])
-def test_unknown_names(name: str) -> None:
+def test_unknown_backends_are_refused(name: str) -> None:
     with pytest.raises(BackendError, match=f"backend {name!r} is unknown; choose auto or one of tensorrt-rtx, "):
         check_name(name)
 
 
-def test_a_model_says_what_it_runs_on(bundle_of: Callable[..., Path]) -> None:
+def test_a_model_reports_its_backend(bundle_of: Callable[..., Path]) -> None:
     with EagleModel.load(bundle_of("eagle1"), context=64) as model:
         assert model.backend == "cpu" and [name for name, _ in model.passed_over] == list(BACKENDS[:-1])
-        assert told(model.passed_over).startswith("tensorrt-rtx: the bundle has no engines for it; tensorrt: ")
+        assert reasons_text(model.passed_over).startswith("tensorrt-rtx: the bundle has no engines for it; tensorrt: ")
     with EagleModel.load(bundle_of("eagle1"), context=64, backend="cpu") as model:
         assert model.backend == "cpu" and model.passed_over == ()
 
 
-def test_a_bundle_for_cpus_pays_nothing_for_the_walk(bundle_of: Callable[..., Path]) -> None:
-    """No library is imported to find out that it is of no use."""
+def test_a_bundle_for_cpus_imports_no_gpu_library(bundle_of: Callable[..., Path]) -> None:
+    """The bundle's files alone show that GPU backends do not apply."""
     code = (
         "import sys, json; from eagle_runtime import EagleModel; "
         f"EagleModel.load({str(bundle_of('eagle1'))!r}).close(); print(json.dumps(sorted(sys.modules)))"
@@ -121,57 +122,60 @@ def test_a_bundle_for_cpus_pays_nothing_for_the_walk(bundle_of: Callable[..., Pa
     assert not loaded & (sessions | {"tensorrt", "tensorrt_rtx", "cuda", "eagle_runtime.machine.nvidia"})
 
 
-def test_the_command_says_what_it_chose_if_asked_to_choose(
+def test_the_command_prints_the_choice_of_backend_auto(
     bundle_of: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = [str(bundle_of("eagle1")), "--prompt-ids", "5,6,7", "--max-new-tokens", "3", "--json"]
-    for more, said in (([], 0), (["--backend", "cpu"], 0), (["--backend", "auto"], 1)):
+    for more, lines in (([], 0), (["--backend", "cpu"], 0), (["--backend", "auto"], 1)):
         assert main([*argv, *more]) == 0
         err = capsys.readouterr().err
-        assert err.count("\n") == said
+        assert err.count("\n") == lines
     assert err.startswith("eagle-run: on cpu (tensorrt-rtx: the bundle has no engines for it; tensorrt: ")
 
 
 @pytest.mark.parametrize("asked", [AUTO, "tensorrt-rtx"])
-def test_engine_files_of_the_bundle_are_not_taken_silently(
-    halves: Path, asked: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_auto_warns_of_the_bundles_engine_files(
+    fp16_bundle: Path, asked: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever leaves the choice to auto is told; whoever names the backend has chosen. The engines are the CPU's here:
-    what is told hangs on the choice alone."""
+    """A backend given by name is the user's choice and gives no warning. The sessions are the CPU's here, since the
+    warning depends on the choice alone."""
 
     def on_cpu(name: str, *arguments: Any) -> tuple[Session, ...]:
         return open_sessions("cpu", *arguments)
 
     monkeypatch.setattr("eagle_runtime.loading.open_sessions", on_cpu)
-    with caplog.at_level(logging.INFO, "eagle_runtime"), EagleModel.load(halves, context=64, backend=asked) as model:
-        told = [record.getMessage() for record in caplog.records if record.name.startswith("eagle_runtime")]
+    with (
+        caplog.at_level(logging.INFO, "eagle_runtime"),
+        EagleModel.load(fp16_bundle, context=64, backend=asked) as model,
+    ):
+        warnings = [record.getMessage() for record in caplog.records if record.name.startswith("eagle_runtime")]
         assert model.backend == "tensorrt-rtx"
         if asked == AUTO:
-            assert model.notice is not None and told == [model.notice]
-            assert f"tensorrt-rtx takes the engine files that lie in {halves / 'engines'}" in model.notice
+            assert model.notice is not None and warnings == [model.notice]
+            assert f"tensorrt-rtx runs the engine files in {fp16_bundle / 'engines'}" in model.notice
         else:
-            assert model.notice is None and told == []
+            assert model.notice is None and warnings == []
 
 
 @pytest.mark.parametrize("argv", [[], ["--backend", "auto"]])
-def test_the_command_tells_of_engine_files(
-    halves: Path, argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_command_warns_of_engine_files(
+    fp16_bundle: Path, argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def on_cpu(name: str, *arguments: Any) -> tuple[Session, ...]:
         return open_sessions("cpu", *arguments)
 
     monkeypatch.setattr("eagle_runtime.loading.open_sessions", on_cpu)
-    assert main([str(halves), "--prompt-ids", "5,6,7", "--max-new-tokens", "3", "--json", *argv]) == 0
-    assert "eagle-run: tensorrt-rtx takes the engine files that lie in " in capsys.readouterr().err
+    assert main([str(fp16_bundle), "--prompt-ids", "5,6,7", "--max-new-tokens", "3", "--json", *argv]) == 0
+    assert "eagle-run: tensorrt-rtx runs the engine files in " in capsys.readouterr().err
 
 
-def test_logging_is_the_applications(bundle_of: Callable[..., Path]) -> None:
-    """Where nothing is set up, a library's warnings go nowhere."""
+def test_the_library_leaves_logging_to_the_application(bundle_of: Callable[..., Path]) -> None:
+    """An application that configures no logging sees no messages of the library."""
     handlers = logging.getLogger("eagle_runtime").handlers
     assert any(isinstance(handler, logging.NullHandler) for handler in handlers)
 
 
-def test_halves_without_engines_may_be_for_cuda(bundle_of: Callable[..., Path]) -> None:
+def test_an_fp16_bundle_without_engines_tries_cuda(bundle_of: Callable[..., Path]) -> None:
     manifest: Manifest = read_manifest(bundle_of("eagle3", "fp16"))
     asked, open_on = opening("cpu")
     chosen = choose(AUTO, bundle_of("eagle3", "fp16"), manifest, open_on)

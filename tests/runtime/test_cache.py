@@ -1,4 +1,4 @@
-"""Key/value rows against a plain list of rows."""
+"""Caches of key/value rows against a list of rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PIECES = 2
     st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple), st.sampled_from([np.float32, np.float16, np.int64])
 )
 @settings(deadline=None)
-def test_aligned_empty_is_an_array_on_a_boundary(shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+def test_aligned_empty_starts_on_a_boundary(shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
     array = aligned_empty(shape, dtype)
     assert array.ctypes.data % ALIGNMENT == 0
     assert array.shape == shape and array.dtype == dtype
@@ -33,7 +33,7 @@ def test_aligned_empty_is_an_array_on_a_boundary(shape: tuple[int, ...], dtype: 
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Any order of passes and cuts leaves the rows that a list would hold."""
+    """After any order of forward passes and truncations the cache holds the rows that a list would hold."""
 
     cache: Cache
 
@@ -44,14 +44,14 @@ class CacheMachine(RuleBasedStateMachine):
 
     @abstractmethod
     def new_rows(self, count: int) -> npt.NDArray[np.generic]:
-        """Where a session writes `count` new rows [2 * layers, count, heads, width]."""
+        """Returns where a session writes `count` new rows [2 * layers, count, heads, width]."""
 
     @abstractmethod
     def committed(self) -> npt.NDArray[np.generic]:
-        """[2 * layers, length, heads, width]"""
+        """Returns the committed rows [2 * layers, length, heads, width]."""
 
     def write(self, count: int) -> list[int]:
-        """What a session does: `count` new rows, each marked in every layer."""
+        """Write `count` new rows as a session does, each with its own tag in every layer. Returns the tags."""
         tags = [next(self.tags) for _ in range(count)]
         self.new_rows(count)[:] = marks(tags)
         return tags
@@ -97,8 +97,8 @@ class RowsMachine(CacheMachine):
         return self.cache.rows[:, : self.cache.length]
 
 
-class ByHeadMachine(CacheMachine):
-    """Of many rows, so that they are laid out anew."""
+class HeadMajorMachine(CacheMachine):
+    """With many rows, so that the layout grows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,25 +115,25 @@ class ByHeadMachine(CacheMachine):
         return both[:, : self.cache.length]
 
     @invariant()
-    def columns_behind_the_rows_hold_zeros(self) -> None:
+    def unused_columns_hold_zeros(self) -> None:
         assert self.cache.columns >= max(1, self.cache.length)
-        for half in (self.cache.keys, self.cache.values):
-            assert half.flags.c_contiguous == (LAYERS == 1) and half[0].flags.c_contiguous
-            assert half.ctypes.data % ALIGNMENT == 0
-            assert not half[..., self.cache.length :, :].any()
+        for array in (self.cache.keys, self.cache.values):
+            assert array.flags.c_contiguous == (LAYERS == 1) and array[0].flags.c_contiguous
+            assert array.ctypes.data % ALIGNMENT == 0
+            assert not array[..., self.cache.length :, :].any()
 
 
 def marks(tags: list[int]) -> npt.NDArray[np.float64]:
-    """The content of rows [2 * layers, rows, heads, width]: no two rows, layers, halves, heads or columns alike."""
+    """Returns the content of rows [2 * layers, rows, heads, width]: every number of every row is different."""
     places = np.arange(2 * LAYERS * HEADS * WIDTH).reshape(2 * LAYERS, 1, HEADS, WIDTH) / 64
     return places + np.array(tags, np.float64)[:, None, None]
 
 
-TestRows, TestByHead = RowsMachine.TestCase, ByHeadMachine.TestCase
-TestRows.settings = TestByHead.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)
+TestRows, TestHeadMajor = RowsMachine.TestCase, HeadMajorMachine.TestCase
+TestRows.settings = TestHeadMajor.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)
 
 
-def test_a_cache_by_heads_is_made_small_again() -> None:
+def test_a_head_major_cache_shrinks_when_it_is_emptied() -> None:
     cache = HeadMajorCache(LAYERS, 20 * STEP, HEADS, WIDTH, PIECES)
     assert cache.columns == STEP
     cache.pretend(18 * STEP)
@@ -142,8 +142,8 @@ def test_a_cache_by_heads_is_made_small_again() -> None:
     assert (cache.length, cache.columns) == (0, STEP)
 
 
-def test_keys_and_values_of_a_layer_lie_side_by_side() -> None:
-    """The layout that sessions bind by address: one contiguous block per half of a layer."""
+def test_keys_and_values_are_contiguous_arrays() -> None:
+    """Sessions bind them by address."""
     cache = KVCache(LAYERS, CAPACITY, HEADS, WIDTH)
     assert cache.rows.shape == (2 * LAYERS, CAPACITY, HEADS, WIDTH)
     assert cache.rows.flags.c_contiguous and cache.rows.dtype == np.float32
@@ -174,7 +174,7 @@ def test_keep_leaves_other_rows_alone() -> None:
     ],
     ids=["past the end", "backwards", "longer than it is", "below zero", "a path past the end", "without the root"],
 )
-def test_steps_out_of_bounds_fail(step: Callable[[KVCache], Any]) -> None:
+def test_lengths_out_of_bounds_are_refused(step: Callable[[KVCache], Any]) -> None:
     cache = KVCache(LAYERS, CAPACITY, HEADS, WIDTH)
     cache.advance(5)
     with pytest.raises(AssertionError):

@@ -12,7 +12,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from eagle_runtime.errors import BundleError, RequestError
-from eagle_runtime.text.chat_template import SECONDS, TEXT_CHARS
+from eagle_runtime.text.meter import SECONDS, TEXT_CHARS
 from eagle_runtime.text.tokenizer import Text
 
 CHAT: list[dict[str, Any]] = [

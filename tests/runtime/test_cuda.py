@@ -28,10 +28,10 @@ GPU = DeviceInfo("NVIDIA Fake", "8.9", "13.0", 8_000_000_000, 5_000_000_000, "58
 
 
 class Driver:
-    """libcuda or NVML in Python: every function fills in its answers and is noted."""
+    """Stands in for libcuda or NVML: every function writes its answers and records its name."""
 
     def __init__(self, **answers: Any) -> None:
-        """name of a function -> what it returns, or what it writes through its arguments, in order."""
+        """answers: name of a function -> what it returns, or writes through its arguments."""
         self.answers = answers
         self.calls: list[str] = []
 
@@ -83,7 +83,7 @@ def nvml(**changes: Any) -> Driver:
     return Driver(**{**answers, **changes})
 
 
-def test_the_gpu_as_its_driver_tells() -> None:
+def test_the_gpu_is_described_by_its_driver() -> None:
     management = nvml()
     gpu = read_gpu(cuda(), management)
     assert gpu == dataclasses.replace(GPU, cuda="13.1")
@@ -92,7 +92,7 @@ def test_the_gpu_as_its_driver_tells() -> None:
 
 
 @pytest.mark.parametrize("management", [None, nvml(nvmlInit_v2=9)])
-def test_without_nvml_what_is_free_stays_open(management: Driver | None) -> None:
+def test_free_memory_is_unknown_without_nvml(management: Driver | None) -> None:
     gpu = read_gpu(cuda(), management)
     assert gpu.free is None and gpu.driver is None
     assert str(gpu) == "NVIDIA Fake, compute 8.9, 8.0 GB, driver for CUDA 13.1"
@@ -106,13 +106,13 @@ def test_without_nvml_what_is_free_stays_open(management: Driver | None) -> None
         (cuda(cuDeviceGetCount=(0,)), "sees no GPU"),
     ],
 )
-def test_drivers_without_a_gpu(driver: Driver, says: str) -> None:
+def test_a_driver_without_a_gpu_is_refused(driver: Driver, says: str) -> None:
     with pytest.raises(BackendError) as error:
         read_gpu(driver, None)
     assert says in str(error.value) and "nvidia-smi" in str(error.value)
 
 
-def test_asking_for_a_gpu_where_there_is_none_never_runs_on_the_cpu(bundle_of: Callable[..., Path]) -> None:
+def test_the_cuda_backend_never_falls_back_to_the_cpu(bundle_of: Callable[..., Path]) -> None:
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -125,7 +125,7 @@ def test_asking_for_a_gpu_where_there_is_none_never_runs_on_the_cpu(bundle_of: C
         EagleModel.load(bundle_of("eagle1"), backend="cuda")
 
 
-def test_an_onnxruntime_for_cpus_is_refused() -> None:
+def test_an_onnxruntime_without_cuda_is_refused() -> None:
     if PROVIDER in available_providers():
         pytest.skip("this onnxruntime was built for CUDA")
     with pytest.raises(BackendError, match=r"has no CUDAExecutionProvider: .*pip install 'eagle-edge\[cuda\]'"):
@@ -134,7 +134,7 @@ def test_an_onnxruntime_for_cpus_is_refused() -> None:
     assert preload_libraries() == []
 
 
-def test_libraries_that_do_not_load_are_named() -> None:
+def test_the_error_names_libraries_that_do_not_load() -> None:
     """The lines are onnxruntime 1.31's own."""
     check_libraries(["Skip loading CUDA and cuDNN DLLs since torch is imported."])
     complaints = [
@@ -149,18 +149,18 @@ def test_libraries_that_do_not_load_are_named() -> None:
     )
 
 
-def test_a_bundle_that_does_not_fit_is_refused_with_three_ways_out() -> None:
+def test_a_bundle_that_does_not_fit_is_refused_with_advice() -> None:
     check_memory(GPU, 4_900_000_000)
     check_memory(dataclasses.replace(GPU, free=None), 7_900_000_000)
     with pytest.raises(BackendError) as error:
         check_memory(GPU, 5_100_000_000)
-    says = str(error.value)
-    assert says.startswith("NVIDIA Fake has 5.0 of 8.0 GB free, but this bundle takes about 5.1 GB; ")
-    assert all(way in says for way in ("--context", "int4", "close the process"))
+    message = str(error.value)
+    assert message.startswith("NVIDIA Fake has 5.0 of 8.0 GB free, but this bundle takes about 5.1 GB; ")
+    assert all(advice in message for advice in ("smaller context", "int4", "close the process"))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_the_memory_a_bundle_takes(precision: str, bundle_of: Callable[..., Path]) -> None:
+def test_the_memory_of_a_bundle_is_its_files_and_caches(precision: str, bundle_of: Callable[..., Path]) -> None:
     bundle = bundle_of("eagle3", precision)
     head = read_manifest(bundle).models["draft"]
     cache = OrtCache(
@@ -170,13 +170,13 @@ def test_the_memory_a_bundle_takes(precision: str, bundle_of: Callable[..., Path
     assert memory_needed(bundle, head, 100) == files + 2 * (100 + SPARE) * cache.row_bytes
 
 
-def test_a_provider_that_did_not_start_is_seen() -> None:
+def test_a_provider_that_did_not_start_is_an_error() -> None:
     with pytest.raises(BackendError, match="did not start CUDAExecutionProvider for g"):
         check_placed(Path("g"), ["CPUExecutionProvider"], [])
 
 
-def test_computing_on_the_host_is_seen(bundle_of: Callable[..., Path]) -> None:
-    """A session of two providers, both of this machine: whatever it says of its nodes is no provider of CUDA."""
+def test_computing_on_the_host_is_an_error(bundle_of: Callable[..., Path]) -> None:
+    """A session on two providers of this machine, none of them CUDA, computes all its nodes on the host."""
     bundle = bundle_of("eagle1")
     others: list[tuple[str, dict[str, str]]] = [
         (name, {}) for name in available_providers() if name not in (PROVIDER, CPU[0][0])

@@ -1,4 +1,4 @@
-"""Rows and caches on a (fake) GPU against the same on the host, and padding that changes nothing but shapes."""
+"""Rows and caches on a fake GPU against the same on the host, and padding, which changes shapes alone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def device() -> Device:
 # Rows.
 
 
-def test_rows_are_picked_as_numpy_picks_them(device: Device) -> None:
+def test_rows_are_indexed_as_in_numpy(device: Device) -> None:
     values = np.arange(30, dtype=np.float32).reshape(10, WIDTH)
     rows = on_device(device, values)
     assert len(rows) == 10 and np.array_equal(rows, values)
@@ -48,7 +48,7 @@ def test_rows_are_picked_as_numpy_picks_them(device: Device) -> None:
     assert np.asarray(rows, np.float64).dtype == np.float64
 
 
-def test_picked_rows_are_a_copy_and_slices_are_not(device: Device) -> None:
+def test_indexed_rows_are_a_copy_and_slices_share_memory(device: Device) -> None:
     values = np.arange(12, dtype=np.float32).reshape(4, WIDTH)
     rows = on_device(device, values)
     picked, part = rows[np.array([1, 2])], rows[1:3]
@@ -56,26 +56,26 @@ def test_picked_rows_are_a_copy_and_slices_are_not(device: Device) -> None:
     assert np.array_equal(picked, values[1:3]) and not np.asarray(part).any()
 
 
-def test_joined_rows(device: Device) -> None:
+def test_joined_rows_are_a_copy(device: Device) -> None:
     values = np.arange(30, dtype=np.float16).reshape(10, WIDTH)
     rows = on_device(device, values)
-    whole = joined_rows(device, [rows[7:], rows[:0], rows[np.array([1, 1])], rows])
-    assert np.array_equal(whole, np.concatenate([values[7:], values[[1, 1]], values]))
-    assert whole.dtype == np.float16
+    joined = joined_rows(device, [rows[7:], rows[:0], rows[np.array([1, 1])], rows])
+    assert np.array_equal(joined, np.concatenate([values[7:], values[[1, 1]], values]))
+    assert joined.dtype == np.float16
 
 
-def test_memory_of_rows_is_used_again_but_not_while_a_slice_needs_it(device: Device) -> None:
+def test_memory_is_reused_once_no_slice_needs_it(device: Device) -> None:
     first = empty_rows(device, 4, WIDTH, np.float32)
     address, part = first.address, first[1:2]
     del first
     assert empty_rows(device, 4, WIDTH, np.float32).address != address
     del part
     taken = {empty_rows(device, 4, WIDTH, np.float32).address for _ in range(8)}
-    assert len(taken) <= 2, "rows that nobody holds share their memory"
+    assert len(taken) <= 2, "rows without references are reused"
 
 
 @given(st.lists(st.integers(0, 12), max_size=12))
-def test_runs_are_the_index_in_pieces(index: list[int]) -> None:
+def test_runs_cover_the_index_in_order(index: list[int]) -> None:
     rows = np.array(index, np.int64)
     pieces = runs(rows)
     assert [first + i for _, first, count in pieces for i in range(count)] == index
@@ -90,7 +90,7 @@ def test_runs_are_the_index_in_pieces(index: list[int]) -> None:
     path=st.sets(st.integers(1, 9), max_size=6).map(lambda nodes: [0, *sorted(nodes)]),
     layers=st.integers(1, 3),
 )
-def test_a_cache_keeps_the_rows_that_one_on_the_host_keeps(length: int, path: list[int], layers: int) -> None:
+def test_a_cache_keeps_the_rows_of_a_host_cache(length: int, path: list[int], layers: int) -> None:
     rng = np.random.default_rng(length)
     device = Device(FakeDriver())
     host = KVCache(layers, 20, 2, 8)
@@ -99,8 +99,8 @@ def test_a_cache_keeps_the_rows_that_one_on_the_host_keeps(length: int, path: li
     for committed, count in ((0, length), (length, 10)):
         new = rng.standard_normal((2 * layers, 16, 2, 8)).astype(np.float32)  # T padded to 16
         host.rows[:, committed : committed + count] = new[:, :count]
-        there = on_device(device, new.reshape(2 * layers, -1))
-        cache.append(there.address, there.row_bytes, count)
+        written = on_device(device, new.reshape(2 * layers, -1))
+        cache.append(written.address, written.row_bytes, count)
         host.length = cache.length = committed
         host.advance(count)
         cache.advance(count)
@@ -110,9 +110,9 @@ def test_a_cache_keeps_the_rows_that_one_on_the_host_keeps(length: int, path: li
     host.keep(kept)
     cache.keep(kept)
     device.wait()
-    for half in range(2 * layers):
-        stored = device.driver.device(cache.address(half), 20 * cache.row_bytes).view(np.float32).reshape(20, 2, 8)  # type: ignore[attr-defined]
-        assert np.array_equal(stored[: host.length], host.rows[half, : host.length])
+    for array in range(2 * layers):
+        stored = device.driver.device(cache.address(array), 20 * cache.row_bytes).view(np.float32).reshape(20, 2, 8)  # type: ignore[attr-defined]
+        assert np.array_equal(stored[: host.length], host.rows[array, : host.length])
 
 
 def test_keeping_a_path_takes_one_copy_per_moved_row() -> None:
@@ -123,10 +123,10 @@ def test_keeping_a_path_takes_one_copy_per_moved_row() -> None:
     cache.keep(np.array([0, 1, 4, 5, 9]))
     assert [call[0] for call in driver.calls[before:]] == ["copy_2d"] * 3
     cache.keep(np.array([0, 1, 2]))
-    assert len(driver.calls) == before + 3, "rows that already lie side by side stay"
+    assert len(driver.calls) == before + 3, "rows that are already adjacent are not copied"
 
 
-def test_the_memory_of_a_cache_goes_with_it() -> None:
+def test_the_memory_of_a_cache_is_freed_with_it() -> None:
     driver = FakeDriver()
     device = Device(driver)
     used = driver.used
@@ -142,7 +142,7 @@ def test_the_memory_of_a_cache_goes_with_it() -> None:
 
 
 @given(st.integers(1, 2000))
-def test_buckets_hold_what_they_are_for(rows: int) -> None:
+def test_buckets_are_large_enough_and_limited(rows: int) -> None:
     assert rows <= bucket(rows) < max(2 * rows, 2) and bucket(rows) - rows < 64
     assert bucket(bucket(rows)) == bucket(rows) <= bucket(rows + 1)
 
@@ -154,10 +154,10 @@ def test_buckets_hold_what_they_are_for(rows: int) -> None:
     step=st.sampled_from([1, 8, PAST_STEP]),
     data=st.data(),
 )
-def test_a_padded_pass_shows_every_row_what_it_may_see(
+def test_padding_changes_nothing_that_a_row_sees(
     rows: int, past: int, seen: int, step: int, data: st.DataObject
 ) -> None:
-    """As the graphs read a mask: the last columns of all keys, what stands before them is seen."""
+    """A mask covers the last columns of all keys; every row sees those before."""
     seen = min(seen, past)
     rng = np.random.default_rng(data.draw(st.integers(0, 9)))
     visible = rng.random((rows, seen + rows)) < 0.5
@@ -166,7 +166,7 @@ def test_a_padded_pass_shows_every_row_what_it_may_see(
     assert shape.rows == bucket(rows) <= shape.columns <= shape.past + shape.rows and shape.past % step == 0
     mask = np.empty((shape.rows, shape.columns), np.float16)
     write_mask(additive_mask(visible, np.float16), past, shape, mask)
-    sees = everything(mask, shape)
+    sees = visibility(mask, shape)
     expected = np.zeros((rows, shape.past + shape.rows), np.bool_)
     expected[:, : past - seen] = True
     expected[:, past - seen : past] = visible[:, :seen]
@@ -176,8 +176,8 @@ def test_a_padded_pass_shows_every_row_what_it_may_see(
     assert sees[padded, shape.past + padded].all() and sees[rows:, shape.past :].sum() == len(padded)
 
 
-def everything(mask: npt.NDArray[np.floating], shape: PassShape) -> Bool:
-    """mask [T, L] -> who sees whom [T, P + T]."""
+def visibility(mask: npt.NDArray[np.floating], shape: PassShape) -> Bool:
+    """Returns which keys each row sees [T, P + T], from mask [T, L]."""
     return np.concatenate([np.ones((shape.rows, shape.past + shape.rows - shape.columns)), mask == 0], axis=1) > 0
 
 

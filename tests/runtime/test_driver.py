@@ -1,4 +1,4 @@
-"""What CUDA answers, as one sentence of what to do: over a stand-in for the bindings that answers as told."""
+"""CUDA's errors become one sentence that says what to do. A stand-in for the bindings gives prepared answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Error = enum.IntEnum(
 
 
 class Bindings(ModuleType):
-    """cuda.bindings.runtime with one GPU. answers: name of a call -> what it returns."""
+    """Stands in for cuda.bindings.runtime, with one GPU. answers: name of a call -> what it returns."""
 
     def __init__(self, **answers: tuple[Any, ...]) -> None:
         super().__init__("cuda.bindings.runtime")
@@ -95,26 +95,30 @@ def test_the_gpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_why_there_is_no_gpu_to_use(monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any], says: str) -> None:
+def test_the_error_says_why_no_gpu_can_be_used(
+    monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any], says: str
+) -> None:
     bind(monkeypatch, **answers)
     with pytest.raises(BackendError) as error:
         describe()
     assert str(error.value).startswith(says) and "\n" not in str(error.value)
 
 
-def test_bindings_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_bindings_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(BackendError, match=r"cuda-bindings is not installed .*; pip install 'cuda-bindings>=13'"):
         describe()
 
 
-def test_an_unknown_cuda_is_named_all_the_same() -> None:
+def test_an_unknown_cuda_version_is_named() -> None:
     assert str(no_driver(13000, 15000)).endswith("but 15.0 is needed; install a driver for CUDA 15")
 
 
-def test_full_memory_names_need_and_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_full_memory_gives_sizes_and_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     bindings = bind(monkeypatch, cudaMalloc=(Error.cudaErrorMemoryAllocation, None))
-    with pytest.raises(BackendError, match=r"3\.20 GB are needed, 1\.50 GB of 8\.00 GB are free; lower --context, use"):
+    with pytest.raises(
+        BackendError, match=r"3\.20 GB are needed, 1\.50 GB of 8\.00 GB are free; lower the context, use"
+    ):
         CudaDriver().allocate(3_200_000_000)
     assert ("cudaGetLastError",) in bindings.calls, "or the error would be reported again"
 

@@ -1,4 +1,4 @@
-"""Sidecars of engines: what does not fit this machine and this bundle is refused before a library sees it."""
+"""Sidecars of engines: engines that do not fit the machine or the bundle are refused before a library loads them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from eagle_runtime import BackendError, BundleError
-from eagle_runtime.bundle.manifest import Manifest, read_manifest, verify_hashes
+from eagle_runtime.bundle.listed_files import verify_hashes
+from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from eagle_runtime.machine.nvidia import DeviceInfo
 from eagle_runtime.session.trt.engine_file import SIDECAR, EngineFolder, find_engines, host_platform
 from trt_fake import VERSION, write_fake_engines
@@ -41,19 +42,19 @@ def edit(bundle: Path, change: Callable[[dict[str, Any]], None], folder: str = "
     path.write_text(json.dumps(data), encoding="utf-8")
 
 
-def test_what_fits_is_found_and_leaves_the_bundle_whole(bundle: Path) -> None:
-    found = find(bundle)
-    assert found.folder.name == "tensorrt-rtx-sm89" and found.engines.library_version == VERSION
+def test_fitting_engines_are_returned(bundle: Path) -> None:
+    fitting = find(bundle)
+    assert fitting.folder.name == "tensorrt-rtx-sm89" and fitting.engines.library_version == VERSION
     verify_hashes(bundle, read_manifest(bundle))  # engines are not among the files that a manifest lists
 
 
-def test_the_sidecar_reads_as_it_was_written(bundle: Path) -> None:
-    found = find(bundle)
+def test_a_sidecar_is_read_as_written(bundle: Path) -> None:
+    written = find(bundle)
     again = write_fake_engines(bundle, "tensorrt-rtx", CONTEXT)
-    assert found.engines == again.engines == find(bundle).engines
+    assert written.engines == again.engines == find(bundle).engines
 
 
-def test_no_engines(bundle: Path) -> None:
+def test_a_bundle_without_engines_names_the_command(bundle: Path) -> None:
     with pytest.raises(BackendError, match=r"no engines for tensorrt; .*engines .*bundle --backend tensorrt --context"):
         find(bundle, "tensorrt")
     shutil.rmtree(bundle / "engines")
@@ -62,24 +63,28 @@ def test_no_engines(bundle: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"device": replace(GPU, compute_capability="8.6")}, "built for compute capability 8.9, but this GPU has 8.6"),
         ({"version": "1.1"}, "built by tensorrt-rtx 1.0, but 1.1 is installed"),
         (
             {"context": 600},
-            r"target.engine serves 512 rows, but a context of 600 needs 600 \(--context 300 needs no new engines\)",
+            r"target.engine serves 512 rows, but a context of 600 needs 600 \(a context of 300 needs no new engines\)",
         ),
         ({"head_scratch": 2000}, "draft.engine serves 1024 rows, but .*"),
     ],
 )
-def test_another_machine_or_wish(bundle: Path, changes: dict[str, Any], says: str) -> None:
-    with pytest.raises(BundleError, match=f"^[^;]*tensorrt-rtx-sm89: .*{says}; build the engines again: eagle-export"):
+def test_engines_for_another_machine_or_context_are_refused(
+    bundle: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(
+        BundleError, match=f"^[^;]*tensorrt-rtx-sm89: .*{message}; build the engines again: eagle-export"
+    ):
         find(bundle, **changes)
 
 
 @pytest.mark.parametrize("key", ["gpu", "platform"])
-def test_engines_of_tensorrt_stay_with_their_gpu_and_system(bundle: Path, key: str) -> None:
+def test_tensorrt_engines_fit_one_gpu_model_and_system(bundle: Path, key: str) -> None:
     write_fake_engines(bundle, "tensorrt", CONTEXT)
     here = {"gpu": GPU.name, "platform": host_platform()}
     edit(bundle, lambda data: data.update(here), "tensorrt-sm89")
@@ -90,13 +95,13 @@ def test_engines_of_tensorrt_stay_with_their_gpu_and_system(bundle: Path, key: s
 
 
 @pytest.mark.parametrize("name", ["target", "draft"])
-def test_a_graph_that_was_exported_anew_makes_its_engine_stale(bundle: Path, name: str) -> None:
+def test_engines_of_another_graph_are_refused(bundle: Path, name: str) -> None:
     edit(bundle, lambda data: data[name]["graph"].update({f"{name}/model.onnx.data": "0" * 64}))
-    says = f"{name}.engine was built from another {name}/model.onnx{{}} than the bundle now has"
-    with pytest.raises(BundleError, match=says.format(".data")):
+    message = f"{name}.engine was built from another {name}/model.onnx{{}} than the bundle now has"
+    with pytest.raises(BundleError, match=message.format(".data")):
         find(bundle)
     edit(bundle, lambda data: data[name].update(graph={}))
-    with pytest.raises(BundleError, match=says.format("")):
+    with pytest.raises(BundleError, match=message.format("")):
         find(bundle)
 
 
@@ -107,21 +112,21 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "says"),
+    ("damage", "message"),
     [
         (flip, "draft.engine does not match its SHA-256 in engine.json"),
         (lambda path: path.write_bytes(path.read_bytes()[:-1]), "does not match"),
         (Path.unlink, "draft.engine is missing"),
     ],
 )
-def test_a_damaged_engine(bundle: Path, damage: Callable[[Path], None], says: str) -> None:
+def test_a_damaged_engine_is_refused(bundle: Path, damage: Callable[[Path], None], message: str) -> None:
     damage(bundle / "engines/tensorrt-rtx-sm89/draft.engine")
-    with pytest.raises(BundleError, match=f"{says}.*; build the engines again"):
+    with pytest.raises(BundleError, match=f"{message}.*; build the engines again"):
         find(bundle)
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (lambda data: data.update(schema_version=2), "schema_version is 2, this runtime reads 1"),
         (lambda data: data.pop("context"), "key 'context' is missing"),
@@ -133,21 +138,21 @@ def test_a_damaged_engine(bundle: Path, damage: Callable[[Path], None], says: st
         (lambda data: data["target"].update(file="../target.engine"), "target.engine is missing"),
     ],
 )
-def test_a_sidecar_of_another_form(bundle: Path, change: Callable[[dict[str, Any]], None], says: str) -> None:
+def test_a_malformed_sidecar_is_refused(bundle: Path, change: Callable[[dict[str, Any]], None], message: str) -> None:
     edit(bundle, change)
-    with pytest.raises(BundleError, match=says) as error:
+    with pytest.raises(BundleError, match=message) as error:
         find(bundle)
     assert str(error.value).count("build the engines again: eagle-export engines") == 1 and "\n" not in str(error.value)
 
 
-def test_a_sidecar_that_is_no_json(bundle: Path) -> None:
+def test_a_sidecar_that_is_not_json_is_refused(bundle: Path) -> None:
     (bundle / "engines/tensorrt-rtx-sm89" / SIDECAR).write_bytes(b"{\xff")
     with pytest.raises(BundleError, match="not readable JSON"):
         find(bundle)
 
 
-def test_a_sidecar_that_is_a_pipe(bundle: Path) -> None:
-    """Whoever opened it would wait for ever."""
+def test_a_sidecar_that_is_a_pipe_is_refused(bundle: Path) -> None:
+    """Opening a pipe would wait for a writer."""
     path = bundle / "engines/tensorrt-rtx-sm89" / SIDECAR
     path.unlink()
     os.mkfifo(path)
@@ -156,7 +161,7 @@ def test_a_sidecar_that_is_a_pipe(bundle: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [SIDECAR, "draft.engine"])
-def test_links_that_leave_the_bundle(bundle: Path, tmp_path: Path, name: str) -> None:
+def test_links_out_of_the_bundle_are_refused(bundle: Path, tmp_path: Path, name: str) -> None:
     path = bundle / "engines/tensorrt-rtx-sm89" / name
     shutil.move(path, tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
@@ -164,8 +169,8 @@ def test_links_that_leave_the_bundle(bundle: Path, tmp_path: Path, name: str) ->
         find(bundle)
 
 
-def test_of_several_folders_the_fitting_one_is_taken(bundle: Path) -> None:
-    """And if none fits, the one that got farthest says why."""
+def test_the_fitting_one_of_several_folders_is_taken(bundle: Path) -> None:
+    """If none fits, the error is about the engines that passed most checks."""
     write_fake_engines(bundle, "tensorrt-rtx", CONTEXT, capability="8.6")
     write_fake_engines(bundle, "tensorrt-rtx", CONTEXT, capability="12.0")
     assert find(bundle).folder.name == "tensorrt-rtx-sm89"
@@ -174,8 +179,8 @@ def test_of_several_folders_the_fitting_one_is_taken(bundle: Path) -> None:
         find(bundle)
 
 
-def test_manifest_and_engines_need_each_other(bundle: Path) -> None:
-    """Control: what is compared are the hashes of the manifest, not of whatever the sidecar says of itself."""
+def test_engines_are_compared_with_the_manifests_hashes(bundle: Path) -> None:
+    """The sidecar's own statements are not enough."""
     manifest: Manifest = read_manifest(bundle)
     files = {**manifest.files, "target/model.onnx": "1" * 64}
     with pytest.raises(BundleError, match=r"another target/model\.onnx"):

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_runtime.arguments import short_repr
+from eagle_runtime.bundle.listed_files import verify_hashes
 from eagle_runtime.bundle.manifest import (
     MANIFEST_NAME,
     Certificate,
@@ -31,7 +32,6 @@ from eagle_runtime.bundle.manifest import (
     TopTokens,
     TreeDefaults,
     read_manifest,
-    verify_hashes,
 )
 from eagle_runtime.errors import BundleError
 from eagle_runtime.files import file_sha256

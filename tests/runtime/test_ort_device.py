@@ -1,4 +1,4 @@
-"""Sessions whose rows stay on a device, run with the device "cpu": the code that a GPU runs, against OrtSession."""
+"""Sessions with rows in device memory against OrtSession. The device is "cpu", which runs the same code as a GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS = ("eagle1", "eagle3")
 
 
 def device_model(bundle: Path, context: int = 512, scratch: int = 512) -> EagleModel:
-    """A bundle in the memory of the device "cpu"."""
+    """Returns a model with sessions on the device "cpu"."""
     manifest = read_manifest(bundle)
     memory = OrtMemory()
     target, head = (
@@ -38,7 +38,7 @@ def device_model(bundle: Path, context: int = 512, scratch: int = 512) -> EagleM
 
 @pytest.fixture(scope="module")
 def on_device(bundle_of: Callable[..., Path]) -> Iterator[Callable[[str, str], EagleModel]]:
-    """kind, precision -> loaded model, shared by the tests of this file."""
+    """Returns a function: kind, precision -> loaded model, shared by the tests of this file."""
     models: dict[tuple[str, str], EagleModel] = {}
 
     def model(kind: str, precision: str) -> EagleModel:
@@ -54,7 +54,7 @@ def on_device(bundle_of: Callable[..., Path]) -> Iterator[Callable[[str, str], E
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_the_tokens_are_those_of_the_host(
+def test_tokens_equal_those_of_the_host(
     kind: str,
     precision: str,
     temperature: float,
@@ -62,7 +62,7 @@ def test_the_tokens_are_those_of_the_host(
     model_of: Callable[..., EagleModel],
     prompts: list[list[int]],
 ) -> None:
-    """With drafts of every shape and without, on either memory: passes of every width, filled up and not."""
+    """With all kinds of trees and without drafts, so that forward passes have many sizes, with and without padding."""
     device, host = on_device(kind, precision), model_of(kind, precision)
     accepted = 0
     for seed, prompt in enumerate(prompts[:2]):
@@ -74,14 +74,14 @@ def test_the_tokens_are_those_of_the_host(
             assert ours.token_ids == expected
             assert ours.stats.accepted_per_depth == theirs.stats.accepted_per_depth
             accepted += sum(ours.stats.accepted_per_depth)
-    assert accepted > 20, "equal because nothing was accepted shows nothing"
+    assert accepted > 20, "the test needs accepted drafts"
 
 
 @pytest.mark.parametrize("nodes", [9, 10, 11, 12])
-def test_filling_rows_reach_no_other_layer(
+def test_padding_rows_overwrite_no_other_layer(
     nodes: int, on_device: Callable[[str, str], EagleModel], model_of: Callable[..., EagleModel]
 ) -> None:
-    """They stand behind the capacity here; a second pass would meet what they overwrote."""
+    """Padding rows are written after the capacity here. A second forward pass would read rows that they overwrote."""
     rng = np.random.default_rng(nodes)
     prompt = rng.integers(0, 256, 30).tolist()
     tree = Tree(rng.integers(0, 256, nodes), np.arange(-1, nodes - 1), np.zeros(nodes, np.float32))
@@ -95,20 +95,19 @@ def test_filling_rows_reach_no_other_layer(
         np.testing.assert_allclose(ours, theirs, atol=2e-4)
 
 
-def test_up_to_the_last_row_of_the_context(
+def test_the_context_is_used_to_its_last_row(
     bundle_of: Callable[..., Path], model_of: Callable[..., EagleModel], prompts: list[list[int]]
 ) -> None:
     with device_model(bundle_of("eagle1"), 61) as model:
         result = model.generate(prompts[0], max_new_tokens=100, ignore_eos=True)
     assert len(result.token_ids) == 61 - len(prompts[0])
-    whole = model_of("eagle1").generate(prompts[0], max_new_tokens=len(result.token_ids), ignore_eos=True)
-    assert result.token_ids == whole.token_ids
+    expected = model_of("eagle1").generate(prompts[0], max_new_tokens=len(result.token_ids), ignore_eos=True)
+    assert result.token_ids == expected.token_ids
 
 
-def test_a_prompt_of_several_chunks(
+def test_a_prompt_of_several_chunks_is_joined_on_the_device(
     on_device: Callable[[str, str], EagleModel], model_of: Callable[..., EagleModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whose features are joined on the device."""
     monkeypatch.setattr("eagle_runtime.target.PREFILL_CHUNK", 30)
     prompt = np.random.default_rng(3).integers(0, 256, 101).tolist()
     ours, theirs = (
@@ -119,7 +118,7 @@ def test_a_prompt_of_several_chunks(
     assert ours.stats.accepted_per_depth == theirs.stats.accepted_per_depth
 
 
-def test_scores_are_those_of_the_host(
+def test_scores_equal_those_of_the_host(
     on_device: Callable[[str, str], EagleModel], model_of: Callable[..., EagleModel]
 ) -> None:
     tokens = np.random.default_rng(4).integers(0, 256, 150).tolist()
@@ -130,24 +129,24 @@ def test_scores_are_those_of_the_host(
     np.testing.assert_allclose(ours, theirs, atol=2e-4)
 
 
-def test_every_pass_of_several_rows_sees_a_whole_multiple_of_keys(
+def test_passes_of_several_rows_have_a_multiple_of_four_keys(
     on_device: Callable[[str, str], EagleModel], prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes = []
     bind = OrtDeviceSession._bind_cache
 
-    def watched(self: Any, device: str, heads: Any, length: int, rows: int, *more: Any) -> None:
+    def recorded(self: Any, device: str, addresses: Any, length: int, rows: int, *more: Any) -> None:
         passes.append((length, rows))
-        bind(self, device, heads, length, rows, *more)
+        bind(self, device, addresses, length, rows, *more)
 
-    monkeypatch.setattr(OrtDeviceSession, "_bind_cache", watched)
+    monkeypatch.setattr(OrtDeviceSession, "_bind_cache", recorded)
     on_device("eagle1", "fp32").generate(prompts[1], max_new_tokens=20, ignore_eos=True)
     assert {(length + rows) % KEYS for length, rows in passes if rows > 1} == {0}
     assert any(rows == 1 for _, rows in passes)
 
 
 def rows_on(memory: OrtMemory, values: npt.NDArray[Any]) -> OrtRows:
-    """The rows of an array, copied to the device, with nothing behind them."""
+    """Returns the rows of an array, copied to the device, without spare rows after them."""
     value = memory.allocate(values.nbytes)
     host = np.ctypeslib.as_array((ctypes.c_uint8 * values.nbytes).from_address(value.data_ptr()))
     host[:] = np.frombuffer(values.tobytes(), np.uint8)
@@ -155,7 +154,7 @@ def rows_on(memory: OrtMemory, values: npt.NDArray[Any]) -> OrtRows:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_rows_are_picked_as_numpy_picks_them(dtype: npt.DTypeLike) -> None:
+def test_rows_are_indexed_as_in_numpy(dtype: npt.DTypeLike) -> None:
     values = np.random.default_rng(1).standard_normal((9, 8)).astype(dtype)
     rows = rows_on(OrtMemory(), values)
     np.testing.assert_array_equal(np.asarray(rows), values)
@@ -170,7 +169,7 @@ def test_rows_are_picked_as_numpy_picks_them(dtype: npt.DTypeLike) -> None:
         )
 
 
-def test_picked_rows_are_a_copy_and_slices_share() -> None:
+def test_indexed_rows_are_a_copy_and_slices_share_memory() -> None:
     values = np.zeros((4, 8), np.float32)
     rows = rows_on(OrtMemory(), values)
     copy, shared = rows[np.array([1])], rows[1:2]
@@ -179,18 +178,18 @@ def test_picked_rows_are_a_copy_and_slices_share() -> None:
     assert np.asarray(copy).max() == 0 and np.asarray(shared).min() == 5
 
 
-def test_spare_rows_are_there_and_finite() -> None:
+def test_spare_rows_exist_and_are_finite() -> None:
     memory = OrtMemory()
     values = np.arange(24, dtype=np.float32).reshape(3, 8)
     rows = rows_on(memory, values)
     with_spare = rows.with_spare(2)
     assert with_spare is not rows and rows[:1].with_spare(2).address == rows.address
-    behind = OrtRows(memory, with_spare._value, 3 + SPARE, 8, np.float32, 0, 0)
-    np.testing.assert_array_equal(np.asarray(behind), values[[0, 1, 2, *[2] * SPARE]])
+    with_spare_rows = OrtRows(memory, with_spare._value, 3 + SPARE, 8, np.float32, 0, 0)
+    np.testing.assert_array_equal(np.asarray(with_spare_rows), values[[0, 1, 2, *[2] * SPARE]])
     assert with_spare[:2].with_spare(SPARE + 1).address == with_spare.address
 
 
-def test_parts_are_joined() -> None:
+def test_parts_are_concatenated() -> None:
     memory = OrtMemory()
     arrays = [np.full((count, 8), count, np.float16) for count in (3, 1, 5)]
     joined = OrtRows.joined([rows_on(memory, array) for array in arrays])
@@ -199,7 +198,7 @@ def test_parts_are_joined() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_a_path_is_gathered_as_on_the_host(dtype: npt.DTypeLike) -> None:
+def test_a_path_is_gathered_as_in_a_host_cache(dtype: npt.DTypeLike) -> None:
     memory = OrtMemory()
     layers, capacity, heads, width = 3, 20, 2, 8
     cache, host = (
@@ -213,16 +212,16 @@ def test_a_path_is_gathered_as_on_the_host(dtype: npt.DTypeLike) -> None:
     rng = np.random.default_rng(2)
     stored[:] = rng.standard_normal(stored.shape)
     host.rows[:] = stored[:, :capacity]
-    behind = stored[:, capacity:].copy()
+    spare = stored[:, capacity:].copy()
     for path in ([0, 2, 3], [0], [0, 1], [0, 5, 6, 7, 11]):
         for each in (cache, host):
             each.keep(np.array(path))
         np.testing.assert_array_equal(stored[:, :capacity], host.rows)
     assert cache.length == host.length == 11
-    np.testing.assert_array_equal(stored[:, capacity:], behind)
+    np.testing.assert_array_equal(stored[:, capacity:], spare)
 
 
-def test_filling_rows_see_and_are_seen_by_themselves_alone() -> None:
+def test_padding_rows_see_the_past_and_themselves() -> None:
     lowest = np.finfo(np.float16).min
     feeds: dict[str, Any] = {
         "input_ids": np.array([7, 8]),
@@ -232,17 +231,17 @@ def test_filling_rows_see_and_are_seen_by_themselves_alone() -> None:
         "logit_rows": np.array([1]),
     }
     assert pad_rows(feeds, 0) == feeds
-    filled = pad_rows(feeds, 2)
-    assert filled["input_ids"].tolist() == [7, 8, 8, 8] and filled["position_ids"].tolist() == [3, 4, 4, 4]
+    padded = pad_rows(feeds, 2)
+    assert padded["input_ids"].tolist() == [7, 8, 8, 8] and padded["position_ids"].tolist() == [3, 4, 4, 4]
     assert (
-        filled["logit_rows"].tolist() == [1] and filled["features"].tolist() == feeds["features"][[0, 1, 1, 1]].tolist()
+        padded["logit_rows"].tolist() == [1] and padded["features"].tolist() == feeds["features"][[0, 1, 1, 1]].tolist()
     )
-    visible = (filled["tree_mask"] == 0).astype(int)
+    visible = (padded["tree_mask"] == 0).astype(int)
     assert visible.tolist() == [[1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 1]]
-    assert filled["tree_mask"].dtype == np.float16 and (filled["tree_mask"][visible == 0] == lowest).all()
+    assert padded["tree_mask"].dtype == np.float16 and (padded["tree_mask"][visible == 0] == lowest).all()
 
 
-def test_rows_that_kernels_cannot_read_are_refused() -> None:
+def test_rows_of_unaligned_sizes_are_refused() -> None:
     def spec(heads: int, width: int) -> GraphSpec:
         past = TensorSpec("float16", (1, "P", heads, width))
         return GraphSpec("g", {"past_key_values.0.key": past}, {"hidden": TensorSpec("float16", (1, "T", 24))}, {}, {})
@@ -252,12 +251,12 @@ def test_rows_that_kernels_cannot_read_are_refused() -> None:
         check_rows(Path("g"), spec(1, 6))
 
 
-def test_memory_that_is_full_is_told(capfd: pytest.CaptureFixture[str]) -> None:
-    """By ONNX Runtime itself, asked for more than any machine has."""
+def test_the_error_for_full_memory_gives_size_and_advice(capfd: pytest.CaptureFixture[str]) -> None:
+    """ONNX Runtime raises it, when asked for more memory than any machine has."""
     with pytest.raises(BackendError) as error:
         OrtMemory().allocate(1 << 50)
     assert "the memory is full (1125899906.8 MB more were asked for)" in str(error.value)
-    assert all(way in str(error.value) for way in ("--context", "int4", "close the process"))
+    assert all(advice in str(error.value) for advice in ("smaller context", "int4", "close the process"))
     assert capfd.readouterr() == ("", "")
 
 

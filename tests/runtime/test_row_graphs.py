@@ -1,4 +1,4 @@
-"""The graphs that move rows are sound ONNX, and do what they say."""
+"""The graphs that move rows are valid ONNX and compute what their docstrings say."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from eagle_runtime.session.ort import onnx_bytes, row_graphs
 
 
 @pytest.mark.parametrize("graph", [row_graphs.allocate, row_graphs.pick, row_graphs.move])
-def test_the_bytes_are_what_onnx_writes(graph: Any) -> None:
+def test_graphs_are_bytes_as_onnx_writes_them(graph: Any) -> None:
     model = onnx.load_model_from_string(graph())
     onnx.checker.check_model(model, full_check=True)
     assert model.SerializeToString() == graph()
 
 
-def test_what_they_compute() -> None:
-    """By onnx's own evaluator, not by the engine that runs them."""
+def test_graphs_compute_what_they_should() -> None:
+    """As onnx's reference evaluator computes them."""
     words = np.arange(2 * 6 * 3, dtype=np.float32).reshape(2, 6, 3)
 
     def run(graph: bytes, **feeds: Any) -> Any:
@@ -37,8 +37,7 @@ def test_what_they_compute() -> None:
     np.testing.assert_array_equal(run(row_graphs.move(), cache=words, index=index, places=places), moved)
 
 
-def test_long_fields() -> None:
-    """Lengths of more than seven bits."""
+def test_fields_longer_than_seven_bits() -> None:
     names = [f"{'x' * 200}{i}" for i in range(3)]
     model = onnx_bytes.model([onnx_bytes.node("Sum", names, "y")], dict.fromkeys(names, (1, 1)), {"y": (1, 1)})
     parsed = onnx.load_model_from_string(model)

@@ -47,13 +47,13 @@ class Machine:
 
     @property
     def target_passes(self) -> list[dict[str, int]]:
-        """Sizes of every pass that the library queued, captured ones included."""
+        """The sizes of every forward pass that the library queued, captured ones included."""
         return self.library.contexts[0].passes  # type: ignore[no-any-return]
 
 
 @pytest.fixture
 def machine_of(bundle_of: Callable[..., Path], tmp_path: Path) -> Callable[..., Machine]:
-    """kind of head, library -> a machine with a copy of the golden bundle."""
+    """Returns a function: kind of head, library -> a machine with a copy of the golden bundle."""
 
     def machine(kind: str = "eagle1", library: str = "tensorrt-rtx", **options: Any) -> Machine:
         bundle = tmp_path / f"{kind}-{library}"
@@ -63,8 +63,8 @@ def machine_of(bundle_of: Callable[..., Path], tmp_path: Path) -> Callable[..., 
     return machine
 
 
-def told(model: EagleModel, prompt: Any, **settings: Any) -> tuple[tuple[int, ...], list[list[int]]]:
-    """The tokens of a generation, and the nodes of every tree."""
+def generation(model: EagleModel, prompt: Any, **settings: Any) -> tuple[tuple[int, ...], list[list[int]]]:
+    """Returns the tokens of a generation, and the nodes of each of its trees."""
     trees: list[list[int]] = []
     tree = {"tree": "dynamic"} if settings.get("method", "eagle") == "eagle" else {}
     settings = {"max_new_tokens": 24, "ignore_eos": True} | tree | settings
@@ -85,51 +85,54 @@ def test_tokens_and_trees_are_those_of_onnxruntime(
     model_of: Callable[..., EagleModel],
     prompts: list[list[int]],
 ) -> None:
-    """With drafts and without, in all shapes of trees, greedily and drawn."""
+    """With drafts and without, for all kinds of trees, greedy and sampled."""
     reference = model_of(kind)
     with machine_of(kind, library).model(steady) as model:
         for prompt in prompts[:2]:
-            plain = told(reference, prompt, method="vanilla")
-            assert told(model, prompt, method="vanilla") == plain
+            plain = generation(reference, prompt, method="vanilla")
+            assert generation(model, prompt, method="vanilla") == plain
             for settings in ({}, {"tree": "static"}, {"total_token": 30, "depth": 3}, {"temperature": 1.0, "seed": 3}):
-                found = told(model, prompt, **settings)
-                assert found == told(reference, prompt, **settings), settings
-                assert found[0] == plain[0] or "seed" in settings
+                generated = generation(model, prompt, **settings)
+                assert generated == generation(reference, prompt, **settings), settings
+                assert generated[0] == plain[0] or "seed" in settings
 
 
 @FORMS
 def test_long_prompts_are_read_in_chunks(
     steady: bool, machine_of: Callable[..., Machine], model_of: Callable[..., EagleModel]
 ) -> None:
-    """One of 512 rows, one of the rest, padded; and the context is used up to its last row."""
+    """A prompt takes two forward passes, of 512 rows and of the rest, padded. The context is used up to its last
+    row."""
     machine = machine_of()
     prompt = (np.arange(CONTEXT - 12) * 37 % 250).tolist()
     with machine.model(steady) as model:
         reference = EagleModel.load(machine.bundle, backend="cpu", context=CONTEXT)
         for method in ("eagle", "vanilla"):
-            assert told(model, prompt, method=method) == told(reference, prompt, method=method)
+            assert generation(model, prompt, method=method) == generation(reference, prompt, method=method)
     assert [sizes["T"] for sizes in machine.target_passes[:2]] == [512, 192]
 
 
-def test_rows_may_be_written_in_place(
+def test_exact_passes_write_rows_in_place(
     machine_of: Callable[..., Machine],
     model_of: Callable[..., EagleModel],
     prompts: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Straight behind the cache, which exact passes do where a row is a multiple of what addresses must be; here both
-    are 128 bytes."""
+    """Exact passes write new rows to the cache directly where a row is a multiple of the alignment; here both are 128
+    bytes."""
     machine = machine_of("eagle3", "tensorrt")
     machine.library.alignment = 128
     monkeypatch.setattr(tensorrt, "in_place", lambda row_bytes: row_bytes % 128 == 0)
     with machine.model(steady=False) as model:
         for prompt in prompts[:3]:
-            assert told(model, prompt) == told(model_of("eagle3"), prompt)
+            assert generation(model, prompt) == generation(model_of("eagle3"), prompt)
     widths = {call[4] for call in machine.driver.named("copy_2d")}
     assert widths == {128}, "only rows of accepted paths are moved"
 
 
-def test_a_text_is_scored_alike(machine_of: Callable[..., Machine], model_of: Callable[..., EagleModel]) -> None:
+def test_scores_equal_those_of_onnxruntime(
+    machine_of: Callable[..., Machine], model_of: Callable[..., EagleModel]
+) -> None:
     with machine_of().model() as model:
         tokens = (np.arange(150) * 11 % 250).tolist()
         pieces = [np.array(piece) for piece in model.score(tokens, first=70)]
@@ -141,23 +144,23 @@ def test_a_target_alone(machine_of: Callable[..., Machine], model_of: Callable[.
     with machine_of("alone").model() as model:
         assert len(model.sessions) == 1
         for prompt in ([5, 6, 7, 8] * 4, [9, 9, 9, 9]):
-            assert told(model, prompt, tree="chain") == told(model_of("alone"), prompt, tree="chain")
+            assert generation(model, prompt, tree="chain") == generation(model_of("alone"), prompt, tree="chain")
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_bundle_is_loaded_with_its_engines(
+def test_a_backend_name_loads_the_engines(
     library: str,
     machine_of: Callable[..., Machine],
     model_of: Callable[..., EagleModel],
     prompts: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By the name of the backend, all checks included; what the sidecar refuses does not reach the library."""
+    """With all checks: engines that the sidecar rules out do not reach the library."""
     machine = machine_of("eagle1", library)
     monkeypatch.setattr(tensorrt, "load_library", lambda name: machine.library)
     monkeypatch.setattr(tensorrt, "CudaDriver", lambda: machine.driver)
     with EagleModel.load(machine.bundle, backend=library, context=CONTEXT) as model:
-        assert told(model, prompts[0]) == told(model_of("eagle1"), prompts[0])
+        assert generation(model, prompts[0]) == generation(model_of("eagle1"), prompts[0])
         with pytest.raises(RequestError, match=f"a model on {library} has no twins"):
             model.twin()
     machine.library.contexts.clear()
@@ -165,15 +168,15 @@ def test_a_bundle_is_loaded_with_its_engines(
     with pytest.raises(BundleError, match=r"built for compute capability 8\.9, but this GPU has 12\.0; build"):
         EagleModel.load(machine.bundle, backend=library, context=CONTEXT)
     machine.driver.compute_capability = "8.9"
-    with pytest.raises(BundleError, match="--context 700 needs no new engines"):
+    with pytest.raises(BundleError, match="a context of 700 needs no new engines"):
         EagleModel.load(machine.bundle, backend=library, context=2000)
     assert machine.library.contexts == [] and machine.driver.used == 0
 
 
-# What crosses the bus, and what is asked of the library.
+# Copies between host and GPU, and calls of the library.
 
 
-def test_only_logits_and_guesses_come_back(machine_of: Callable[..., Machine], prompts: list[list[int]]) -> None:
+def test_only_logits_and_proposals_are_downloaded(machine_of: Callable[..., Machine], prompts: list[list[int]]) -> None:
     machine = machine_of()
     with machine.model() as model:
         before = len(machine.driver.calls)
@@ -184,16 +187,20 @@ def test_only_logits_and_guesses_come_back(machine_of: Callable[..., Machine], p
         assert head is not None
         downloaded = sum(call[3] for call in calls if call[0] == "download")
         proposals = head.top_k * (4 + 8)
-        levels = 6  # of a default tree: what follows the committed rows, and five grown ones
+        levels = 6  # forward passes of the head per default tree: one over the committed rows, and five for levels
         nodes = sum(cycle.tree.num_nodes for cycle in cycles)
-        rows = (1 + 5 * model.manifest.tree_defaults.draft_top_k) * len(cycles)  # one of the committed, and five levels
+        rows = (1 + 5 * model.manifest.tree_defaults.draft_top_k) * len(
+            cycles
+        )  # rows with proposals: the last committed one, and five levels
         assert downloaded == (1 + nodes) * target.vocab_size * 4 + rows * proposals
         passes = 1 + (1 + levels) * len(cycles)
-        assert sum(call[0] == "upload" for call in calls) == passes, "one copy of all small inputs per pass"
+        assert sum(call[0] == "upload" for call in calls) == passes, "one copy of all small inputs per forward pass"
 
 
-def test_steady_passes_set_little_anew(machine_of: Callable[..., Machine], prompts: list[list[int]]) -> None:
-    """A generation asks for few shapes; no address changes, and no shape but where the padded past grows."""
+def test_steady_passes_repeat_shapes_and_addresses(
+    machine_of: Callable[..., Machine], prompts: list[list[int]]
+) -> None:
+    """A generation uses few shapes; no address changes, and shapes change only where the padded past grows."""
     machine = machine_of("eagle1", "tensorrt-rtx")
     with machine.model() as model:
         cycles: list[Any] = []
@@ -206,7 +213,7 @@ def test_steady_passes_set_little_anew(machine_of: Callable[..., Machine], promp
         assert all(sizes["P"] % 256 == 0 for sizes in context.passes)
 
 
-def test_exact_passes_follow_the_past(machine_of: Callable[..., Machine], prompts: list[list[int]]) -> None:
+def test_exact_passes_do_not_pad_the_past(machine_of: Callable[..., Machine], prompts: list[list[int]]) -> None:
     machine = machine_of()
     with machine.model(steady=False) as model:
         model.generate(prompts[0], max_new_tokens=8, ignore_eos=True, method="vanilla")
@@ -216,57 +223,57 @@ def test_exact_passes_follow_the_past(machine_of: Callable[..., Machine], prompt
 
 
 @pytest.mark.parametrize("capturable", [True, False])
-def test_repeated_passes_become_graphs(
+def test_repeated_passes_are_captured_as_graphs(
     capturable: bool,
     machine_of: Callable[..., Machine],
     model_of: Callable[..., EagleModel],
     prompts: list[list[int]],
 ) -> None:
-    """With TensorRT, which leaves that to the caller; what cannot be captured is queued as before."""
+    """TensorRT leaves capturing to the caller. A forward pass that cannot be captured is queued kernel by kernel."""
     machine = machine_of("eagle1", "tensorrt")
     machine.driver.capturable = capturable
     with machine.model() as model:
         for _ in range(2):
-            assert told(model, prompts[0]) == told(model_of("eagle1"), prompts[0])
+            assert generation(model, prompts[0]) == generation(model_of("eagle1"), prompts[0])
         captured, launched = machine.driver.named("capture"), machine.driver.named("launch")
         assert 2 <= len(captured) <= 8
         assert len(launched) > 5 * len(captured) if capturable else not launched
     assert len(machine.driver.named("destroy_graph")) == (len(captured) if capturable else 0)
 
 
-def test_a_new_cache_makes_graphs_of_its_own(machine_of: Callable[..., Machine], prompts: list[list[int]]) -> None:
-    """Graphs hold addresses; those of another cache are not launched."""
+def test_graphs_of_another_cache_are_not_launched(machine_of: Callable[..., Machine], prompts: list[list[int]]) -> None:
+    """Graphs hold the addresses of one cache."""
     machine = machine_of("eagle1", "tensorrt")
     manifest, sessions = read_manifest(machine.bundle), machine.sessions()
     first, second = (EagleModel(bundle_of_sessions(machine.bundle, manifest, sessions, CONTEXT)) for _ in range(2))
-    expected = told(first, prompts[0])
-    assert told(second, prompts[0]) == expected and told(first, prompts[0]) == expected
+    expected = generation(first, prompts[0])
+    assert generation(second, prompts[0]) == expected and generation(first, prompts[0]) == expected
     first.close()
 
 
-def test_tensorrt_for_rtx_captures_by_itself(machine_of: Callable[..., Machine], prompts: list[list[int]]) -> None:
+def test_tensorrt_for_rtx_captures_graphs_itself(machine_of: Callable[..., Machine], prompts: list[list[int]]) -> None:
     machine = machine_of("eagle1", "tensorrt-rtx")
     for steady in (True, False):
         machine.library.contexts.clear()
         with machine.model(steady) as model:
-            told(model, prompts[0])
+            generation(model, prompts[0])
         for config in (context.config for context in machine.library.contexts):
             assert config.strategy is Strategy.USER_MANAGED
             assert (config.cuda_graph_strategy is GraphStrategy.WHOLE_GRAPH_CAPTURE) == steady
             lazy = config.dynamic_shapes_kernel_specialization_strategy is Specialization.LAZY
-            assert lazy == steady, "kernels are not compiled for shapes that never come again"
+            assert lazy == steady, "kernels are not compiled for shapes that never repeat"
     assert not machine.driver.named("capture")
 
 
 # Memory.
 
 
-def test_engines_share_scratch_memory_and_closing_frees_all(
+def test_engines_share_scratch_memory_and_closing_frees_everything(
     machine_of: Callable[..., Machine], prompts: list[list[int]]
 ) -> None:
     machine = machine_of()
     with machine.model() as model:
-        told(model, prompts[0])
+        generation(model, prompts[0])
         target, head = machine.library.contexts
         assert target.scratch == head.scratch is not None
         assert machine.driver.used > 0 and machine.driver.pinned > 0 and machine.driver.streams
@@ -274,13 +281,13 @@ def test_engines_share_scratch_memory_and_closing_frees_all(
     assert machine.driver.used == machine.driver.pinned == 0 and not machine.driver.streams
 
 
-def test_generations_take_no_more_memory(machine_of: Callable[..., Machine], prompts: list[list[int]]) -> None:
+def test_further_generations_take_no_more_memory(machine_of: Callable[..., Machine], prompts: list[list[int]]) -> None:
     machine = machine_of()
     with machine.model() as model:
-        told(model, prompts[0])
+        generation(model, prompts[0])
         used = machine.driver.used
         for _ in range(3):
-            told(model, prompts[0])
+            generation(model, prompts[0])
         assert machine.driver.used == used
 
 
@@ -293,7 +300,7 @@ def test_a_full_gpu_is_refused_before_an_engine_is_loaded(machine_of: Callable[.
     assert machine.driver.calls == [] and machine.library.contexts == []
 
 
-def test_memory_that_runs_out_while_starting_is_given_back(machine_of: Callable[..., Machine]) -> None:
+def test_a_failed_start_frees_all_memory(machine_of: Callable[..., Machine]) -> None:
     machine = machine_of()
     machine.library.scratch = machine.driver.total + 1
     with pytest.raises(BackendError, match=r"memory is full: 4\.29 GB are needed"):
@@ -301,10 +308,10 @@ def test_memory_that_runs_out_while_starting_is_given_back(machine_of: Callable[
     assert machine.driver.used == machine.driver.pinned == 0 and not machine.driver.streams
 
 
-def test_streamed_weights_leave_room_for_the_rest(machine_of: Callable[..., Machine], prompts: list[list[int]]) -> None:
+def test_streamed_weights_leave_room_for_buffers(machine_of: Callable[..., Machine], prompts: list[list[int]]) -> None:
     machine = machine_of("eagle1", "tensorrt-rtx", streamed=True)
     with machine.model() as model:
-        told(model, prompts[0])
+        generation(model, prompts[0])
         target, head = machine.library.contexts
         assert target.engine.weight_streaming_budget_v2 == 1000, "all fit"
         assert target.config.cuda_graph_strategy is GraphStrategy.DISABLED
@@ -312,18 +319,18 @@ def test_streamed_weights_leave_room_for_the_rest(machine_of: Callable[..., Mach
         assert any(sizes["P"] % 256 for sizes in target.passes) and all(s["P"] % 256 == 0 for s in head.passes)
     machine.library.contexts.clear()
     tight = Machine(machine.bundle, "tensorrt-rtx", streamed=True, total=machine.driver.total)
-    tight.driver.total = 200 << 20  # room for the buffers, but none beyond the margin
+    tight.driver.total = 200 << 20  # room for the buffers and the margin alone
     tight.sessions()
     assert tight.library.contexts[0].engine.weight_streaming_budget_v2 == 0
 
 
-# Kernels compiled here.
+# Kernels compiled on this machine.
 
 
 def test_compiled_kernels_are_kept_in_the_users_cache(
     machine_of: Callable[..., Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are code. A bundle's maker could put any there, so none is read from its folder, and none is written."""
+    """Kernels are code, and a bundle's maker could put any there: none is read from or written to the bundle."""
     monkeypatch.setenv("EAGLE_CACHE", str(tmp_path / "cache"))
     machine = machine_of()
     engines = machine.folder.engines.specs.values()
@@ -341,7 +348,7 @@ def test_compiled_kernels_are_kept_in_the_users_cache(
     assert sorted((tmp_path / "cache").iterdir()) == sorted(files)
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(
+def test_a_cache_folder_that_cannot_be_written_is_ignored(
     machine_of: Callable[..., Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EAGLE_CACHE", str(tmp_path / "cache"))
@@ -355,10 +362,10 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     assert not list((tmp_path / "cache").iterdir())
 
 
-# What goes wrong.
+# Errors.
 
 
-def test_a_failing_pass_tells_the_first_cause(machine_of: Callable[..., Machine]) -> None:
+def test_the_error_of_a_failed_pass_names_the_first_cause(machine_of: Callable[..., Machine]) -> None:
     machine = machine_of()
     with machine.model() as model:
         machine.library.refuse = "execute_async_v3"
@@ -366,7 +373,7 @@ def test_a_failing_pass_tells_the_first_cause(machine_of: Callable[..., Machine]
             model.generate([1, 2, 3])
 
 
-def test_an_engine_that_does_not_load_tells_why_and_frees_all(machine_of: Callable[..., Machine]) -> None:
+def test_an_engine_that_does_not_load_raises_and_frees_all_memory(machine_of: Callable[..., Machine]) -> None:
     machine = machine_of()
     (machine.folder.folder / "draft.engine").write_bytes(b"\x00" * 64)
     with pytest.raises(
@@ -384,10 +391,10 @@ def test_an_engine_of_another_graph_is_refused(machine_of: Callable[..., Machine
         machine.sessions()
 
 
-def test_a_tree_that_the_engine_has_no_logits_for_is_refused(machine_of: Callable[..., Machine]) -> None:
+def test_a_tree_with_more_rows_of_logits_than_the_engine_serves_is_refused(machine_of: Callable[..., Machine]) -> None:
     settings = {"total_token": 200, "depth": 8, "draft_top_k": 10}
     with machine_of().model() as model:
-        with pytest.raises(RequestError, match=r"256 of them with logits.*lower --total-token") as error:
+        with pytest.raises(RequestError, match=r"256 of them with logits.*lower total_token") as error:
             model.generate([1, 2, 3], max_new_tokens=300, ignore_eos=True, **settings)
         assert "\n" not in str(error.value)
-        assert model.generate([1, 2, 3], max_new_tokens=3).token_ids, "the model goes on"
+        assert model.generate([1, 2, 3], max_new_tokens=3).token_ids, "the model can be used again"

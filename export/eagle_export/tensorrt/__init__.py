@@ -1,1 +1,1 @@
-"""TensorRT engines of a finished bundle."""
+"""Builds TensorRT engines from the graphs of a bundle."""

@@ -1,4 +1,5 @@
-"""Build TensorRT engines from a bundle's graphs: beside them, with a sidecar, renamed into place when complete."""
+"""Builds TensorRT engines from a bundle's graphs into a folder of the bundle, which appears only when it is
+complete."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ from typing import Any
 from eagle_calib.folder import clear_leftovers, written
 from eagle_export.destination import TIMING, check_space, disk_errors
 from eagle_export.errors import ExportError
-from eagle_export.tensorrt.kernels import read_kernels
+from eagle_export.tensorrt.kernels import Kernel, read_kernels
 from eagle_export.tensorrt.network import Network, Report, capability_of
 from eagle_runtime.bundle.graph_file import read_graph
-from eagle_runtime.bundle.manifest import Manifest, read_manifest, verify_hashes
+from eagle_runtime.bundle.listed_files import verify_hashes
+from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from eagle_runtime.files import file_sha256
 from eagle_runtime.loading import DEFAULT_CONTEXT, HEAD_SCRATCH
 from eagle_runtime.machine.nvidia import DeviceInfo
@@ -35,23 +37,25 @@ from eagle_runtime.session.trt.library import LIBRARIES, load_library
 from eagle_runtime.session.trt.padding import PAST_STEP, bucket, round_up
 from eagle_runtime.target import PREFILL_CHUNK
 
-CAPABILITIES = ("8.6", "8.9", "12.0")  # GeForce RTX 30, 40 and 50; several cost little room
-LOGIT_ROWS = 128  # rows with logits in a pass larger than a tree is by default: 128 x 128k numbers are 65 MB
+CAPABILITIES = ("8.6", "8.9", "12.0")  # GeForce RTX 30, 40 and 50; several add little to an engine's size
+LOGIT_ROWS = 128  # rows with logits in the prefill profile: 128 rows of a vocabulary of 128 k are 65 MB in fp32
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
-    """One engine as built. layers: decoder layers of its graph. seconds: of parsing and building."""
+    """One engine of a build. layers: decoder layers of its graph. kernels: of all profiles, empty where the library
+    does not report them. seconds: time of parsing and building."""
 
     name: str
     spec: EngineSpec
     layers: int
+    kernels: tuple[Kernel, ...]
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What a build made. folder: inside the bundle."""
+    """The result of a build. folder: where the engines are, inside the bundle."""
 
     folder: Path
     engines: EngineSet
@@ -66,13 +70,13 @@ def build_engines(
     context: int | None = None,
     weight_streaming: bool = False,
 ) -> Built:
-    """Build the target's engine, and the head's if there is one, into bundle/engines/<library>-<target>.
+    """Build the target's engine, and the head's if there is one, into bundle/engines/<library>-<compute capabilities>.
 
     library: "tensorrt-rtx", which needs no GPU, or "tensorrt", which builds for the GPU present. compute_capabilities:
-    to build for, None for CAPABILITIES; only TensorRT for RTX can choose. context: tokens of prompt and output that
-    the engines serve; None takes the model's own, at most 4096. weight_streaming: let the target's weights stay on
-    the host as far as the GPU has no room for them. An older folder of the same target is replaced in the end. Raises
-    ExportError, BundleError, BackendError, and then, as when interrupted, leaves no files."""
+    the ones to build for, None for CAPABILITIES; only TensorRT for RTX takes any. context: tokens of prompt and output;
+    None takes the model's own, at most DEFAULT_CONTEXT. weight_streaming: keep the part of the target's weights on the
+    host that does not fit on the GPU. An older folder of the same name is replaced once the build is complete. Raises
+    ExportError, BundleError, BackendError; then, as when interrupted, no file of the build is left."""
     assert library in LIBRARIES, library
     manifest = read_manifest(bundle)
     check_precision(bundle, manifest)
@@ -82,14 +86,14 @@ def build_engines(
         raise ExportError(f"context is {context}, but this model serves 2 to {longest} tokens")
     if library == "tensorrt" and compute_capabilities:
         raise ExportError(
-            "tensorrt builds for the GPU that is present; leave out --compute-capability, or use --backend tensorrt-rtx"
+            "tensorrt builds for the GPU that is present; leave out the capability, or use the backend tensorrt-rtx"
         )
     trt = load_library(library)
     gpu = describe() if library == "tensorrt" else None
     capabilities = _checked(trt, compute_capabilities or CAPABILITIES) if gpu is None else (gpu.compute_capability,)
     verify_hashes(bundle, manifest)
     for model in manifest.models.values():
-        read_graph(bundle, manifest, model.graph)  # it may name no file that was not hashed
+        read_graph(bundle, manifest, model.graph)  # raises if the graph reads a file that was not hashed
     target = "-".join(f"sm{capability.replace('.', '')}" for capability in capabilities)
     folder = bundle.absolute() / ENGINES / f"{library}-{target}"
     with _parent_of(folder):
@@ -121,32 +125,33 @@ def build_engines(
 
 
 def check_precision(bundle: Path, manifest: Manifest) -> None:
-    """Raises ExportError unless both graphs compute in halves: TensorRT builds others in fp32 without a word, or, as
-    it has no kernel for their attention, not at all."""
+    """Raises ExportError unless both graphs compute in fp16. TensorRT would build fp32 kernels for others without a
+    warning, or fail for want of an fp32 attention kernel."""
     for model in manifest.models.values():
         dtype = model.graph.inputs["tree_mask"].dtype
         if dtype != "float16":
             raise ExportError(
-                f"{bundle} computes in {dtype}, but engines need a bundle in halves; export it with "
-                "-p fp16 --backend tensorrt-rtx (or int8, int8-weight, int4)"
+                f"{bundle} computes in {dtype}, but engines need a bundle in fp16; export it with "
+                "fp16 (or int8, int8-weight, int4) for the backend tensorrt-rtx"
             )
 
 
 def check_older_engines(older: Path, folder: Path) -> None:
-    """Raises ExportError if `older`, which had the name `folder`, holds anything but engines and their sidecar."""
+    """Raises ExportError if `older`, the folder to replace, holds anything but engines and their sidecar. folder: its
+    name in the message."""
     if foreign := sorted(path.name for path in older.iterdir() if path.name != SIDECAR and path.suffix != ".engine"):
-        raise ExportError(f"{folder / foreign[0]} is none of the engines' own files; take it away")
+        raise ExportError(f"{folder / foreign[0]} is not a file of the engines; remove it")
 
 
 def profiles_of(manifest: Manifest, context: int) -> dict[str, tuple[Profile, ...]]:
-    """Name as in Manifest.models -> the sizes that its engine is built for: first trees, then prompts in chunks.
+    """Returns the profiles of every model of Manifest.models: one for trees, then one for chunks of a prompt.
 
-    The most is what it is tuned for: a tree is padded rather than tuned for half its size. Both begin at one row, and
-    neither is for one row alone: kernels of their own for that would double an engine's weights."""
+    Profiles are tuned for their largest sizes, since trees are padded. Both begin at one row. A third profile for
+    exactly one row would double an engine's weights."""
     defaults = manifest.tree_defaults
     chunk = bucket(min(PREFILL_CHUNK, context))
     nodes = bucket(defaults.total_token)
-    level = bucket(max(defaults.draft_top_k, defaults.depth + 2))  # a grown level, or an accepted path with its root
+    level = bucket(max(defaults.draft_top_k, defaults.depth + 2))  # a level, or an accepted path with its root
     past, scratch = round_up(context, PAST_STEP), round_up(HEAD_SCRATCH + PAST_STEP - 1, PAST_STEP)
     head_past = round_up(context + HEAD_SCRATCH, PAST_STEP)
 
@@ -162,8 +167,8 @@ def profiles_of(manifest: Manifest, context: int) -> dict[str, tuple[Profile, ..
             profile("prefill", wide, most_past, covered, min(wide, max(LOGIT_ROWS, tree))),
         )
 
-    found = {"target": both(nodes, past, PAST_STEP), "draft": both(level, head_past, scratch)}
-    return {name: found[name] for name in manifest.models}
+    profiles = {"target": both(nodes, past, PAST_STEP), "draft": both(level, head_past, scratch)}
+    return {name: profiles[name] for name in manifest.models}
 
 
 def _build_one(
@@ -192,26 +197,27 @@ def _build_one(
         )
         path.write_bytes(engine)
     try:
-        kernels = [kernel for kernel in read_kernels(network.messages.layers) if kernel.profile == 0]
-    except ValueError:  # a library that words its log differently; the engine is as good
-        kernels = []
-    fused = sum(kernel.is_fused_attention for kernel in kernels)
-    beside = Path(part.graph.file).parent
+        kernels = tuple(read_kernels(network.messages.layers))
+    except ValueError:  # a release with another format of its log, which says nothing about the engine
+        kernels = ()
+    of_trees = [kernel for kernel in kernels if kernel.profile == 0]
+    graph_folder = Path(part.graph.file).parent
     spec = EngineSpec(
         file=path.name,
         sha256=file_sha256(path),
         size=path.stat().st_size,
-        graph={file: digest for file, digest in manifest.files.items() if Path(file).parent == beside},
+        graph={file: digest for file, digest in manifest.files.items() if Path(file).parent == graph_folder},
         profiles=profiles,
         in_place=in_place(part.graph.kv_row_bytes),
-        kernels=len(kernels) or None,
-        fused_attention=fused if kernels else None,
+        kernels=len(of_trees) or None,
+        fused_attention=sum(kernel.is_fused_attention for kernel in of_trees) if of_trees else None,
     )
-    return BuiltEngine(name, spec, part.num_layers, time.perf_counter() - started)
+    return BuiltEngine(name, spec, part.num_layers, kernels, time.perf_counter() - started)
 
 
 def _checked(trt: Any, capabilities: Sequence[str]) -> tuple[str, ...]:
-    """In order, without doubles; raises ExportError for one that the library does not know."""
+    """Returns the capabilities in ascending order, each once. Raises ExportError for one that the library does not
+    know."""
     for capability in capabilities:
         capability_of(trt, capability)
     return tuple(sorted(set(capabilities), key=lambda text: tuple(map(int, text.split(".")))))
@@ -219,7 +225,7 @@ def _checked(trt: Any, capabilities: Sequence[str]) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _parent_of(folder: Path) -> Iterator[None]:
-    """The folder of all engines, gone again if this was to be the first and did not come about."""
+    """Create the parent of `folder` for the block, and remove it afterwards if it is empty."""
     parent = folder.parent
     try:
         parent.mkdir(exist_ok=True)
@@ -234,7 +240,7 @@ def _parent_of(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _progress(name: str) -> Iterator[Report]:
-    """A bar on stderr for one engine; nothing where stderr is no terminal."""
+    """Shows a progress bar for one engine on stderr if that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -1,13 +1,13 @@
-"""The kernels of a TensorRT engine, read from the verbose log of its build.
+"""Reads the kernels of a TensorRT engine from the verbose log of its build.
 
-An engine cannot be inspected without a GPU, but a build with ProfilingVerbosity.DETAILED ends by listing what it
-compiled, one line per kernel:
+An engine cannot be inspected without a GPU, but a build with ProfilingVerbosity.DETAILED logs the kernels it compiled,
+one per line:
 
     Layers:
     Name: _gemm_mha_v2_myl0_7, LayerType: kgen, Inputs: [ {...} ], Constants: [], Outputs: [ {...} ], TacticName: ...
 
-The list covers one compute capability only, even when an engine holds several, and all optimization profiles one
-after the other; build for one capability at a time to know each.
+The list covers one compute capability, even when the engine holds several, and all optimization profiles in turn. Build
+for one capability at a time to see the kernels of each.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ _NO_KERNEL = {"shape_call", "signal", "wait"}  # shape arithmetic on the host an
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """name: as TensorRT made it up from what it fused. kind: LayerType, such as gemm or kgen. profile: index of the
-    optimization profile it serves.
+    """One kernel. name: TensorRT's, made from the operations it fused. kind: LayerType, such as gemm or kgen. profile:
+    index of the optimization profile it serves.
 
-    reads, holds, writes: TensorRT's names (Half, Float, Int64, ...) of the types of its inputs, of its constants, and
-    of its outputs."""
+    reads, holds, writes: types of its inputs, constants and outputs, by TensorRT's names (Half, Float, Int64, ...)."""
 
     name: str
     kind: str
@@ -40,26 +39,26 @@ class Kernel:
 
     @property
     def is_fused_attention(self) -> bool:
-        """Scores, mask, softmax and weighted sum in one kernel, the score matrix never leaving the chip."""
+        """Whether the kernel computes scores, mask, softmax and weighted sum without storing the score matrix."""
         return "_mha_" in self.name
 
 
 def read_kernels(messages: Iterable[str]) -> list[Kernel]:
-    """Messages of one build -> its kernels in order. Raises ValueError unless they hold exactly one list of kernels,
-    so that a log of another form cannot pass for an engine without attention."""
+    """Returns the kernels listed in the messages of one build, in order. Raises ValueError unless there is exactly one
+    list, so that a log of another format is not mistaken for an engine without attention."""
     lists = [message for message in messages if message.startswith(_TITLE)]
     if len(lists) != 1:
         raise ValueError(f"the build log holds {len(lists)} lists of kernels instead of one")
     lines = [line for line in lists[0].split("\n") if ", LayerType: " in line]
-    found = []
+    kernels = []
     for line in lines:
         match = _LINE.match(line)
         if match is None:
-            raise ValueError(f"the build log has a line of unknown form: {line[:80]}")
+            raise ValueError(f"the build log has a line of unknown format: {line[:80]}")
         name, kind, *types = match.groups()
         if kind not in _NO_KERNEL:
             profile = _PROFILE.search(name)
             if profile is None:
                 raise ValueError(f"the build log has a kernel of unknown name: {name[:80]}")
-            found.append(Kernel(name, kind, int(profile[1]), *(frozenset(_DATATYPE.findall(part)) for part in types)))
-    return found
+            kernels.append(Kernel(name, kind, int(profile[1]), *(frozenset(_DATATYPE.findall(part)) for part in types)))
+    return kernels

@@ -1,4 +1,4 @@
-"""One graph as TensorRT reads and builds it."""
+"""Parses an ONNX graph with TensorRT and builds an engine from it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from eagle_export.errors import ExportError
 from eagle_runtime.session.trt.engine_file import Profile
 from eagle_runtime.session.trt.library import Messages, listen
 
-Report = Callable[[str, int, int], None]  # what is being done, steps done of it, steps in all
+Report = Callable[[str, int, int], None]  # (phase, steps done, steps in all)
 
 
 class Network:
     """A parsed graph. The parser owns the weights, so it lives as long as the network."""
 
     def __init__(self, trt: Any, model: Path) -> None:
-        """Raises ExportError naming the node that TensorRT does not take."""
+        """Parse the ONNX file. Raises ExportError naming a node that TensorRT does not support."""
         self.messages: Messages = listen(trt)
         self._trt = trt
         self._model = model
@@ -40,17 +40,17 @@ class Network:
         timing: Path | None = None,
         report: Report = lambda phase, done, steps: None,
     ) -> Any:
-        """Build one engine; returns its bytes (a buffer).
+        """Build one engine and return its bytes as a buffer.
 
-        capabilities: to compile for, such as "8.9", which only TensorRT for RTX can choose; none for the GPU present.
-        timing: file of kernel timings, which needs a GPU; read if it is there and written. report: called from
-        another thread. Raises ExportError; when interrupted, stops the build first."""
+        capabilities: the compute capabilities to compile for, such as "8.9", with TensorRT for RTX; none for the GPU
+        present. timing: file of kernel timings (with a GPU), read if it exists, and then written. report: called from
+        another thread. Raises ExportError; an interrupt stops the build before it is raised."""
         trt = self._trt
         self.messages.errors.clear()
         self.messages.layers.clear()
         config = self._builder.create_builder_config()
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-        config.max_aux_streams = 0  # a pass is a chain; waiting between streams costs more than they gain
+        config.max_aux_streams = 0  # layers depend on each other, so further streams would only add waiting
         if capabilities:
             config.num_compute_capabilities = len(capabilities)
             for index, capability in enumerate(capabilities):
@@ -86,20 +86,19 @@ class Network:
 
 
 def capability_of(trt: Any, capability: str) -> Any:
-    """ "8.9" -> the library's SM89. Raises ExportError naming those it can compile for."""
+    """Returns the library's value for a compute capability, SM89 for "8.9". Raises ExportError with those it
+    supports."""
     members = trt.ComputeCapability.__members__
     known = {name: value for name, value in members.items() if name.startswith("SM")}
-    found = known.get(f"SM{capability.replace('.', '')}") if capability.count(".") == 1 else None
-    if found is None:
+    value = known.get(f"SM{capability.replace('.', '')}") if capability.count(".") == 1 else None
+    if value is None:
         offered = ", ".join(f"{name[2:-1]}.{name[-1]}" for name in known)
-        raise ExportError(
-            f"compute capability {capability} is none that {trt.__name__} compiles for; choose of {offered}"
-        )
-    return found
+        raise ExportError(f"{trt.__name__} does not compile for compute capability {capability}; choose from {offered}")
+    return value
 
 
 def progress_monitor(trt: Any, report: Report, stop: threading.Event) -> Any:
-    """Reports the innermost phase. Once `stop` is set the build is given up at its next step."""
+    """Returns a monitor that reports the current phase, and cancels the build at its next step once `stop` is set."""
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -121,8 +120,8 @@ def progress_monitor(trt: Any, report: Report, stop: threading.Event) -> Any:
 
 
 def _interruptible(work: Callable[[], Any], stop: threading.Event) -> Any:
-    """The result of `work`, done in another thread, since the main one sees no signal while it is inside a library.
-    An exception here, a signal's for one, sets `stop` and waits for the end."""
+    """Returns the result of `work`, run in another thread, since the main thread handles no signal while it is inside a
+    library. An exception here, such as a signal's, sets `stop` and waits for `work` to end."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         future = pool.submit(work)
         try:

@@ -1,1 +1,1 @@
-"""The bundle folder: its manifest and files."""
+"""A bundle on disk: its manifest, its files, its graphs."""

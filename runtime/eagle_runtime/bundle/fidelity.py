@@ -1,4 +1,4 @@
-"""How closely a bundle follows its source, in words."""
+"""Sentences about how closely a bundle follows its source model."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from eagle_runtime.errors import EagleWarning
 
 
 class FidelityWarning(EagleWarning):
-    """A bundle that was loaded follows its source less closely than bundles of its precision should."""
+    """Warns of a loaded bundle that follows its source less closely than its precision should."""
 
 
 def compared(agreement: float, kl: float, limits: Limits) -> str:
-    """What was found, and what it should be."""
+    """Returns both figures with their limits, in words."""
     return (
         f"agreement {100 * agreement:.1f} % ({100 * limits.agreement:g} % or more), KL {kl:.2g} ({limits.kl:g} or less)"
     )
 
 
 def shortfall(manifest: Manifest) -> str | None:
-    """What is wrong with a bundle that was exported below the limits of its precision; None if nothing is, or if it was
-    never compared."""
+    """Returns a warning for a bundle that misses the limits of its precision; None for others, and without a
+    certificate."""
     certificate = manifest.certificate
     if certificate is None or certificate.within_limits:
         return None

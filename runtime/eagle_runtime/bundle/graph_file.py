@@ -1,8 +1,8 @@
-"""The ONNX file of a graph: read, compared with its SHA-256, and searched for the files that it names in turn.
+"""Reads a graph's ONNX file, compares it with its SHA-256, and checks which files it reads weights from.
 
-A graph keeps its weights in files whose paths stand in it, relative to its folder, and an engine reads whatever they
-name. So each must be a file that the manifest lists, and thereby hashes. The paths are found without the onnx library:
-of the protocol buffer only those messages are followed that may hold a tensor.
+A graph holds the paths of its weight files, relative to its folder, and an engine opens any file at these paths. So
+each path must be one that the manifest lists with a hash. They are read without the onnx library: only those messages
+of the protocol buffer are parsed that may contain a tensor.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from eagle_runtime.bundle.manifest import MANIFEST_NAME, GraphSpec, Manifest, read_listed
+from eagle_runtime.bundle.listed_files import read_listed
+from eagle_runtime.bundle.manifest import MANIFEST_NAME, GraphSpec, Manifest
 from eagle_runtime.errors import BundleError
 from eagle_runtime.files import GRAPH_BYTES
 
-# Message of onnx.proto -> number of a field -> message that it holds.
+# Message of onnx.proto -> field number -> message in that field.
 MESSAGES: Mapping[str, Mapping[int, str]] = {
     "Model": {7: "Graph", 20: "TrainingInfo", 25: "Function"},
     "TrainingInfo": {1: "Graph", 2: "Graph"},
@@ -28,11 +29,11 @@ MESSAGES: Mapping[str, Mapping[int, str]] = {
     "ExternalData": {},
 }
 KEY, VALUE = 1, 2  # fields of ExternalData
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types; groups (3, 4) are of an older language than ONNX's
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types; groups (3, 4) do not occur in proto3
 
 
 class _Span(NamedTuple):
-    """Bytes start to end of a file, which hold a message of that name."""
+    """A message of onnx.proto in the bytes start to end of a file."""
 
     message: str
     start: int
@@ -40,16 +41,16 @@ class _Span(NamedTuple):
 
 
 def read_graph(bundle: Path, manifest: Manifest, graph: GraphSpec) -> bytes:
-    """The content of a graph's file. Raises BundleError if it is not the file that was exported, or names a file of
-    weights that the manifest does not list."""
+    """Returns the content of a graph's file. Raises BundleError if it is not the exported file, or if it reads weights
+    from a file that the manifest does not list."""
     content = read_listed(bundle, manifest, graph.file, GRAPH_BYTES)
     where = bundle / graph.file
     try:
-        found = set(external_files(content))
+        locations = set(external_files(content))
     except ValueError as error:
         raise BundleError(f"{where} is no ONNX graph ({error}); export the bundle again") from None
     folder = PurePosixPath(graph.file).parent
-    for location in sorted(found):
+    for location in sorted(locations):
         if (folder / location).as_posix() not in manifest.files:
             raise BundleError(
                 f"{where} reads its weights from {location!r}, which {MANIFEST_NAME} does not list; export the "
@@ -59,8 +60,8 @@ def read_graph(bundle: Path, manifest: Manifest, graph: GraphSpec) -> bytes:
 
 
 def external_files(model: bytes) -> Iterator[str]:
-    """The paths of all files that tensors of a serialised ModelProto lie in, as they stand there. Raises ValueError
-    for what is no protocol buffer."""
+    """Yields the paths, as stored, of all files that a serialised ModelProto reads tensors from. Raises ValueError if
+    it is no protocol buffer."""
     pending = [_Span("Model", 0, len(model))]
     while pending:
         span = pending.pop()
@@ -77,10 +78,10 @@ def external_files(model: bytes) -> Iterator[str]:
 
 
 def _fields(model: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """(number, start, end) of every field of a message that holds bytes, which other messages are too."""
+    """Yields (number, start, end) of every length-delimited field of a message: bytes, strings, messages."""
     while start < end:
         tag, start = _varint(model, start, end)
-        if tag >> 32:  # other readers drop such bits, and then see another field
+        if tag >> 32:  # other parsers drop these bits and read another field number
             raise ValueError(f"a field of number {tag >> 3} at byte {start}")
         number, kind = tag >> 3, tag & 7
         if kind == VARINT:
@@ -99,7 +100,7 @@ def _fields(model: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]
 
 
 def _varint(model: bytes, start: int, end: int) -> tuple[int, int]:
-    """A number of 7 bits per byte, and where the next field begins."""
+    """Returns a number stored with 7 bits per byte, and the position after it."""
     number = 0
     for shift, place in zip(range(0, 70, 7), range(start, end), strict=False):
         byte = model[place]

@@ -1,21 +1,19 @@
-"""eagle_config.json: everything the runtime knows about a bundle, checked field by field when read.
+"""eagle_config.json: everything the runtime knows about a bundle, checked field by field when it is read.
 
-The exporter writes it with `Manifest.to_json`, the runtime reads it with `read_manifest`; there is no other
-schema. Unknown or missing keys, values of another type, numbers beyond what any model has, files that leave the folder
-and files whose SHA-256 differs are BundleErrors of one sentence.
+The exporter writes it with `Manifest.to_json`, the runtime reads it with `read_manifest`; there is no other schema.
+Unknown or missing keys, values of a wrong type, numbers beyond what any model has and files outside the folder are
+BundleErrors of one sentence.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
-import os
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -23,13 +21,13 @@ import numpy as np
 from eagle_runtime.arguments import short_repr
 from eagle_runtime.bundle.typed_json import from_json
 from eagle_runtime.errors import BundleError
-from eagle_runtime.files import MANIFEST_BYTES, TEXT_BYTES, file_sha256, inside, read_json, read_plain
+from eagle_runtime.files import MANIFEST_BYTES, bundle_file, read_json
+from eagle_runtime.files import MANIFEST_NAME as MANIFEST_NAME
 from eagle_runtime.tree import MAX_DEPTH, MAX_NODES
 
-MANIFEST_NAME = "eagle_config.json"
 SCHEMA_VERSION = 6
-MAX_TAU = 32.0  # tokens per pass of a certificate: no more are decoded from a prompt
-# Of numbers, least and most: what is beyond is a mistake, or meant to take all memory.
+MAX_TAU = 32.0  # tokens per target pass in a certificate: no more are decoded from a prompt
+# Least and greatest values: a number outside is a mistake, or an attempt to exhaust the memory.
 MODEL_RANGES = {
     "hidden_size": (1, 1 << 20),
     "vocab_size": (1, 1 << 24),
@@ -57,8 +55,8 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class GraphSpec:
-    """One ONNX file. weights: every initializer with the type it is stored in. recipe: tensors of the source that are
-    not stored, or computed with, as they were -> what was done to them."""
+    """One ONNX file. weights: every initializer with its stored type. recipe: tensor of the source model -> what was
+    done to it, for each that is not stored or used in computation as it was."""
 
     file: str
     inputs: dict[str, TensorSpec]
@@ -113,7 +111,7 @@ class TargetSpec:
 @dataclass(frozen=True, slots=True)
 class HeadSpec:
     """The draft head. hidden_size: width of its features and of its own hidden state. top_k: tokens that the
-    graph names per row. taps: indices of the target's hidden_states feeding an EAGLE-3 head, else empty."""
+    graph returns per row. taps: indices of the target's hidden_states that feed an EAGLE-3 head, else empty."""
 
     kind: HeadKind
     hidden_size: int
@@ -128,8 +126,8 @@ class HeadSpec:
 
 @dataclass(frozen=True, slots=True)
 class TreeDefaults:
-    """total_token counts the root; depth is growth passes, so depth + 1 levels below the root (EAGLE's names). The two
-    are of the fixed trees; a cost-aware one has no size of its own."""
+    """total_token: nodes, the root included; depth: growth passes, so the tree has depth + 1 levels below the root
+    (EAGLE's names). Both are for fixed trees; a cost-aware tree has no fixed size."""
 
     tree: TreeKind = "cost-aware"
     total_token: int = 60
@@ -147,7 +145,7 @@ class TopTokens:
 
 @dataclass(frozen=True, slots=True)
 class GoldenPrompt:
-    """What the source model says: its greedy continuation of a prompt, and top[i], the row that chose token i."""
+    """The source model's greedy continuation of a prompt. top[i]: its likeliest tokens in the row of token i."""
 
     prompt: tuple[int, ...]
     continuation: tuple[int, ...]
@@ -162,17 +160,17 @@ class Limits:
     kl: float
 
     def met(self, agreement: float, kl: float) -> bool:
-        """Whether these figures are within the limits."""
+        """Returns whether these figures are within the limits."""
         return agreement >= self.agreement and kl <= self.kl
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """The source model's words on a few prompts, and how the bundle compared when it was made.
+    """Golden prompts of the source model, and how the bundle compared with it when it was exported.
 
-    agreement: share of the continuations' tokens that the engine too ranks first, given the same text before them.
-    kl: mean KL(source || engine) of those rows, nats. tau: of greedy decoding from the prompts (replay.replay).
-    limits: what bundles of this precision should reach; one that does not was exported by somebody who accepted it."""
+    agreement: share of the continuations' tokens that the bundle also ranks first, given the same text before them.
+    kl: mean KL(source || bundle) of those rows, in nats. tau: of greedy decoding from the prompts (replay.replay).
+    limits: what bundles of this precision should reach; a bundle that misses them was accepted by its exporter."""
 
     prompts: tuple[GoldenPrompt, ...]
     agreement: float
@@ -188,10 +186,9 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """precision: per graph ("target", "draft"). head: None if the bundle holds the target alone. files: path inside the
-    bundle -> SHA-256, all but this file.
-
-    tools: name -> version of what built the bundle. certificate: None if the bundle was never compared."""
+    """precision: per graph ("target", "draft"). head: None if the bundle has none. files: path inside the bundle ->
+    SHA-256, for all files but this one. tools: name -> version of what built the bundle. certificate: None if the
+    bundle was never compared with its source."""
 
     schema_version: int
     precision: dict[str, str]
@@ -204,7 +201,7 @@ class Manifest:
 
     @property
     def models(self) -> dict[str, TargetSpec | HeadSpec]:
-        """ "target" and, where there is a head, "draft"."""
+        """Keys: "target" and, if there is a head, "draft"."""
         return {"target": self.target} if self.head is None else {"target": self.target, "draft": self.head}
 
     def to_json(self) -> str:
@@ -239,8 +236,8 @@ def read_manifest(bundle: Path) -> Manifest:
 
 
 def _check_graphs(manifest: Manifest, where: str) -> None:
-    """Every graph has a precision, and the graphs' inputs and outputs follow from the facts beside them; raises
-    BundleError naming one that does not, since decoding would trust both."""
+    """Raises BundleError unless every graph has a precision, and inputs and outputs of the shapes that follow from
+    the models' sizes."""
     if set(manifest.precision) != set(manifest.models):
         raise BundleError(
             f"{where}: precision is of {', '.join(sorted(manifest.precision)) or 'nothing'}, but the bundle holds "
@@ -258,16 +255,16 @@ def _check_graphs(manifest: Manifest, where: str) -> None:
         outputs_of_head = {"log_probs": proposals, "token_ids": proposals, "hidden": (1, "R", head.hidden_size)}
         tables.append(("head", head, {"features": features}, outputs_of_head))
     for name, spec, more, outputs in tables:
-        layers = min(spec.num_layers, len(spec.graph.inputs))  # of a wild number, one too many is enough
+        layers = min(spec.num_layers, len(spec.graph.inputs))  # one layer too many is enough to fail
         new: dict[str, Shape] = dict.fromkeys(present_names(layers), (1, "T", spec.num_kv_heads, spec.head_dim))
         for part, wanted, specs in (
             ("inputs", {**inputs, **more, **_past_shapes(spec, past_names(layers))}, spec.graph.inputs),
             ("outputs", {**outputs, **new}, spec.graph.outputs),
         ):
-            found = {key: tensor.shape for key, tensor in specs.items()}
-            if wrong := sorted(key for key in {*wanted, *found} if wanted.get(key) != found.get(key)):
+            shapes = {key: tensor.shape for key, tensor in specs.items()}
+            if wrong := sorted(key for key in {*wanted, *shapes} if wanted.get(key) != shapes.get(key)):
                 raise BundleError(
-                    f"{where}: {name}: graph: {part}: {short_repr(wrong[0])} is {_listed(found.get(wrong[0]))}, but "
+                    f"{where}: {name}: graph: {part}: {short_repr(wrong[0])} is {_listed(shapes.get(wrong[0]))}, but "
                     f"the sizes given for the models make it {_listed(wanted.get(wrong[0]))}; export the bundle again"
                 )
 
@@ -284,15 +281,15 @@ def _past_shapes(spec: TargetSpec | HeadSpec, names: Iterable[str]) -> dict[str,
 
 
 def pieces_of(graph: GraphSpec) -> int | None:
-    """Into how many pieces the past values of a head are cut, where a graph's past lies head-major (keys [kv_heads, C,
-    head_dim], values [kv_heads, pieces, C, head_dim / pieces]); None where it lies row by row."""
+    """Returns into how many pieces the values of a head are cut, if a graph's past is head-major (keys [kv_heads, C,
+    head_dim], values [kv_heads, pieces, C, head_dim / pieces]); None if it is row by row."""
     values = graph.inputs.get("past_key_values.0.value")
     pieces = values.shape[1] if values is not None and len(values.shape) == 4 else None
     return pieces if isinstance(pieces, int) and pieces > 0 else None
 
 
 def _check_numbers(manifest: Manifest, where: str) -> None:
-    """Every number is one that a model or a tree may have; raises BundleError, before anything of that size is made."""
+    """Raises BundleError for a number that no model or tree has, before anything of that size is allocated."""
     models = [(name, model, MODEL_RANGES) for name, model in manifest.models.items()]
     numbers = [
         (f"{name}: {key}", getattr(part, key), least, most)
@@ -311,11 +308,11 @@ def _check_numbers(manifest: Manifest, where: str) -> None:
 
 
 def _check_certificate(manifest: Manifest, where: str) -> None:
-    """Its figures are possible and its prompts can be replayed; raises BundleError otherwise."""
+    """Raises BundleError if a figure is impossible or a prompt cannot be replayed."""
     certificate = manifest.certificate
     if certificate is None:
         return
-    # That they are finite was checked as they were read.
+    # from_json has checked that they are finite.
     for name, value, low, high in (
         ("agreement", certificate.agreement, 0.0, 1.0),
         ("kl", certificate.kl, 0.0, None),
@@ -330,13 +327,13 @@ def _check_certificate(manifest: Manifest, where: str) -> None:
         raise BundleError(f"{where}: certificate: prompts is empty; export the bundle again")
     for index, golden in enumerate(certificate.prompts):
         ids = {*golden.prompt, *golden.continuation, *(token for top in golden.top for token in top.token_ids)}
-        whole = (
+        consistent = (
             golden.prompt
             and len(golden.continuation) == len(golden.top) > 0
             and all(len(top.token_ids) == len(top.logits) > 0 for top in golden.top)
             and len(golden.prompt) + len(golden.continuation) <= manifest.target.context
         )
-        if not whole or not all(0 <= token < manifest.target.vocab_size for token in ids):
+        if not consistent or not all(0 <= token < manifest.target.vocab_size for token in ids):
             raise BundleError(
                 f"{where}: certificate: prompts[{index}] does not fit the model or itself; export the bundle again"
             )
@@ -344,61 +341,3 @@ def _check_certificate(manifest: Manifest, where: str) -> None:
 
 def _listed(shape: Shape | None) -> str:
     return "absent" if shape is None else short_repr(list(shape))
-
-
-def bundle_file(bundle: Path, name: str) -> Path:
-    """The path of a file listed in the manifest; raises BundleError if it would leave the folder, even by a link."""
-    pure = PurePosixPath(name)
-    path = bundle / pure
-    leaves = pure.is_absolute() or ".." in pure.parts or "\\" in name or ":" in name
-    try:
-        leaves = leaves or not inside(bundle, path)
-        found = path.is_file()
-    except (OSError, RuntimeError, ValueError):  # a loop of links, a name no file system takes
-        leaves = True
-    if leaves:
-        raise BundleError(
-            f"{bundle / MANIFEST_NAME}: file path {short_repr(name)} leaves the bundle; export the bundle again"
-        )
-    if not found:
-        raise BundleError(f"{path} is missing from the bundle, or no regular file; copy or export the bundle again")
-    return path
-
-
-def verify_hashes(bundle: Path, manifest: Manifest) -> None:
-    """Compare every listed file with its SHA-256; raises BundleError naming the first that differs."""
-    for name, expected in manifest.files.items():
-        _check_digest(bundle, name, file_sha256(bundle_file(bundle, name)), expected)
-
-
-def read_listed(bundle: Path, manifest: Manifest, name: str, limit: int) -> bytes:
-    """The content of a file that the manifest lists, compared with its SHA-256, so that what is used is what was
-    hashed. limit: bytes that it may take. Raises BundleError."""
-    if name not in manifest.files:
-        raise BundleError(f"{bundle / name} is not listed in {MANIFEST_NAME}; export the bundle again")
-    try:
-        content = read_plain(bundle_file(bundle, name), limit)
-    except OSError as error:
-        raise BundleError(f"{bundle / name} cannot be read ({error.strerror}); copy the bundle again") from None
-    _check_digest(bundle, name, hashlib.sha256(content).hexdigest(), manifest.files[name])
-    return content
-
-
-def read_text_file(bundle: Path, manifest: Manifest, name: str) -> bytes | None:
-    """The content of one of TEXT_BYTES; None where the bundle has no such file. One that lies there without being
-    listed came from elsewhere, and is refused with a BundleError rather than read or passed over."""
-    if name in manifest.files:
-        return read_listed(bundle, manifest, name, TEXT_BYTES[name])
-    if os.path.lexists(bundle / name):
-        raise BundleError(
-            f"{bundle / name} is not listed in {MANIFEST_NAME}, so it is none of the bundle's; take it away, or export "
-            "the bundle again"
-        )
-    return None
-
-
-def _check_digest(bundle: Path, name: str, found: str, expected: str) -> None:
-    if found != expected:
-        raise BundleError(
-            f"{bundle / name} does not match its SHA-256 in {MANIFEST_NAME}; copy or export the bundle again"
-        )

@@ -1,1 +1,1 @@
-"""What this machine is, and the user's cache folder on it."""
+"""The machine at hand: processor, memory, graphics card, and the user's cache folder."""

@@ -1,4 +1,4 @@
-"""How much memory this machine has at most, so that what can never fit is refused before it is asked for."""
+"""The size of this machine's memory, so that caches that can never fit are refused before they are allocated."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 
 def total_memory() -> int | None:
-    """Bytes of memory and swap together; None where the system does not tell. On other systems than Linux and Windows,
-    whose swap grows as needed, twice the memory."""
+    """Returns the bytes of memory and swap together; None if the system does not report them. On systems other than
+    Linux and Windows, whose swap grows as needed, twice the memory."""
     if sys.platform == "win32":
         return _windows()
     try:

@@ -1,4 +1,4 @@
-"""The folder where this user's programs keep what can be made again, and small JSON files in it."""
+"""The user's cache folder, and small JSON files in it whose content can be computed again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LARGEST = MEGABYTE  # bytes of a file; they take some kilobytes
 
 
 def cache_folder() -> Path:
-    """Returns EAGLE_CACHE, or the platform's own place."""
+    """Returns the folder in EAGLE_CACHE, or else the platform's usual one."""
     if named := os.environ.get("EAGLE_CACHE"):
         return Path(named)
     if sys.platform == "win32":
@@ -32,8 +32,8 @@ def cache_folder() -> Path:
 
 
 def machine_key(facts: Iterable[str]) -> str:
-    """Returns a name for what was found out on this machine by this version: equal for equal facts (of the bundle, the
-    engine and its version) on the same processor."""
+    """Returns a key under which results of this machine and version are stored: the same for the same facts (about the
+    bundle, the engine and its version) on the same processor."""
     try:
         version = metadata.version("eagle-edge")
     except metadata.PackageNotFoundError:  # run from its sources

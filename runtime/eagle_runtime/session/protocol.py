@@ -1,6 +1,6 @@
 """What an engine must do. Decoding uses nothing else of a backend.
 
-A new backend implements Session and a Cache for one graph, which a GraphSpec describes, and gets a branch in
+A new backend derives a class from Session for one graph, which a GraphSpec describes, and gets a branch in
 `backends.open_sessions`. The smallest example is session/ort/session.py.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from eagle_runtime.bundle.manifest import TensorSpec
 from eagle_runtime.cache import Cache
 
 Array = npt.NDArray[np.generic]
+S = TypeVar("S", bound="Session")
 
 
 class Session(Protocol):
@@ -46,11 +47,13 @@ class Session(Protocol):
     def close(self) -> None:
         """Free the engine. The session cannot be used afterwards."""
 
-    def __enter__(self) -> Session: ...
+    def __enter__(self: S) -> S:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        self.close()
 
 
 class Rows(Protocol):

@@ -1,9 +1,9 @@
-"""Chat templates: Jinja as Hugging Face's transformers runs it, within bounds of time and memory.
+"""Chat templates: Jinja as Hugging Face's transformers runs it, within limits of time and memory.
 
-A template comes with a model and is no more trusted than its weights are. Jinja's sandbox keeps it from the machine,
-but not from going on for ever: so every loop step, call, filter and operator passes a meter, which allows so much
-processor time and text and no more. What could take long within one step (powers, padding to a width, joining the same
-text many times) is bounded before it is done. Filters that no chat template has use for are not offered.
+A template comes with a model, so it is not trusted. Jinja's sandbox denies it access to the machine but does not stop
+an endless loop. So a meter counts every loop iteration, call, filter and operator, with the text they make. Operations
+that could take long in one step (powers, padding to a width, joining one text many times) are checked before they run.
+Filters that no chat template needs are removed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import datetime
 import json
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -24,25 +23,18 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from eagle_runtime.errors import RequestError
+from eagle_runtime.text.meter import BITS, ITEMS, TEXT_CHARS, Meter, OverrunError, attributes
 
 SOURCE_CHARS = 1 << 17  # of a template; the longest in use have a fifth of it
-SECONDS = 1.0  # of the processor, for one prompt; templates in use take milliseconds
-TEXT_CHARS = 1 << 23  # of a prompt, or of any value on the way to it
-WORK_CHARS = 1 << 28  # of all values on the way together
-ITEMS = 1 << 17  # of a list or dict, with all that is in it
-NUMBER = 1 << 16  # the largest that may be a width, a precision, a count of repetitions
-BITS = 1 << 12  # of an integer
+NUMBER = 1 << 16  # the largest width, precision or count of repetitions
 LEFT_OUT = ("lipsum", "pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr")
 NO_METHODS = ("expandtabs", "striptags", "to_bytes", "translate", "unescape")
-WIDTH = re.compile(r"\d{5}|\*|\{[^{}]*\{|!a")  # what makes a formatted text longer than its values
-
-
-class OverrunError(TemplateError):
-    """A template took more than a prompt is allowed."""
+WIDTH = re.compile(r"\d{5}|\*|\{[^{}]*\{|!a")  # format specifications whose result may be longer than the values
 
 
 def message_data(message: Mapping[str, Any], index: int) -> dict[Any, Any]:
-    """A message as templates expect it, and as transformers passes it: without what is None. Raises RequestError."""
+    """Returns a message as transformers passes it to templates: without keys whose value is None. Raises
+    RequestError."""
     try:
         return {_plain(name): _plain(value) for name, value in message.items() if value is not None}
     except RecursionError:
@@ -50,8 +42,8 @@ def message_data(message: Mapping[str, Any], index: int) -> dict[Any, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Data of a message as JSON knows it, so that a template meets no methods of other classes; what JSON has no kind
-    for becomes <its class>."""
+    """Returns data of a message as JSON types, so that a template meets no methods of other classes; an object of any
+    other type becomes "<its class>"."""
     if isinstance(value, str):
         return str.__str__(value)
     if value is None or isinstance(value, bool | int | float):
@@ -64,7 +56,7 @@ def _plain(value: Any) -> Any:
 
 
 def render(source: str, variables: Mapping[str, Any]) -> str:
-    """A template's text -> the prompt. Raises whatever is wrong with the template or the variables."""
+    """Returns the prompt that a template makes. Raises OverrunError and all errors of the template itself."""
     if len(source) > SOURCE_CHARS:
         raise OverrunError(f"its text is longer than {SOURCE_CHARS} characters")
     meter = Meter()
@@ -81,68 +73,8 @@ def render(source: str, variables: Mapping[str, Any]) -> str:
     return "".join(pieces)
 
 
-class Meter:
-    """What one rendering has used."""
-
-    def __init__(self) -> None:
-        self._work = 0
-        self.start()
-
-    def start(self) -> None:
-        """Time counts from now on."""
-        self._end = time.thread_time() + SECONDS
-
-    def step(self) -> None:
-        """A loop's turn, a call, an operation."""
-        if time.thread_time() > self._end:
-            raise OverrunError(f"it does not end: {SECONDS:g} s were not enough")
-
-    def work(self, chars: int) -> None:
-        """So much text is about to be made, or was."""
-        self.step()
-        self._work += chars
-        if chars > TEXT_CHARS or self._work > WORK_CHARS:
-            raise OverrunError(f"it makes a text of more than {TEXT_CHARS} characters")
-
-    def made(self, value: Any) -> Any:
-        """Returns a value that was made, if it is of a size that can be worked on. Values nest no namespaces, whose
-        sizes change later."""
-        if isinstance(value, str):
-            self.work(len(value))
-        elif isinstance(value, Namespace):
-            self.size(_attributes(value))
-        elif not isinstance(value, bool) and isinstance(value, int):
-            self.step()
-            if value.bit_length() > BITS:
-                raise OverrunError(f"it makes a number of more than {BITS} bits")
-        else:
-            self.work(self.size(value))
-        return value
-
-    def size(self, value: Any) -> int:
-        """Items and characters in a value as if it were written out: what stands in it twice counts twice."""
-        items = chars = 0
-        rest = [value]
-        while rest:
-            item = rest.pop()
-            items += 1
-            if isinstance(item, str | bytes):
-                chars += len(item)
-            elif isinstance(item, Mapping):
-                items += len(item)
-                rest += item.keys()
-                rest += item.values()
-            elif isinstance(item, list | tuple | set | frozenset):
-                rest += item
-            elif isinstance(item, Namespace) and item is not value:
-                raise OverrunError("it puts a namespace into a value")
-            if items + len(rest) > ITEMS or chars > TEXT_CHARS:
-                raise OverrunError(f"it makes a value of more than {ITEMS} items or {TEXT_CHARS} characters")
-        return items + chars
-
-
 class _Environment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with a meter at every step."""
+    """Jinja's sandbox with a meter for every operation."""
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
@@ -201,7 +133,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return meter.made(super().call_binop(context, operator, left, right))
 
     def _metered(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A filter that is counted, and refused where it would make too much."""
+        """Returns a filter that the meter counts, and that is refused if its result would be too large."""
         passed = getattr(function, "jinja_pass_arg", None)
         skipped = 0 if passed is None else 1  # the context or environment comes first
 
@@ -211,15 +143,15 @@ class _Environment(ImmutableSandboxedEnvironment):
                 value = self._meter.made(list(value))
             self._meter.step()
             self._check(name, value, rest, kwargs)
-            found = function(*passing, value, *rest, **kwargs)
-            return self._steps(found) if isinstance(found, Iterator) else self._meter.made(found)
+            result = function(*passing, value, *rest, **kwargs)
+            return self._steps(result) if isinstance(result, Iterator) else self._meter.made(result)
 
         if passed is not None:
             metered.jinja_pass_arg = passed  # type: ignore[attr-defined]
         return metered
 
     def _check(self, name: str, value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raises OverrunError for a method of a text, or a filter, whose result would be too large."""
+        """Raises OverrunError for a string method or a filter whose result would be too large."""
         given = [*args, *kwargs.values()]
         if any(isinstance(item, int) and abs(item) > NUMBER for item in given):
             raise OverrunError(f"it gives {name} a number beyond {NUMBER}")
@@ -228,14 +160,14 @@ class _Environment(ImmutableSandboxedEnvironment):
             if any(isinstance(item, list | tuple) for item in given):
                 raise OverrunError(f"it gives {name} a list to begin with")
             self._meter.work(size(given) * _count(value))
-        elif name == "join":  # of a text, between the items of a list
+        elif name == "join":  # the string method: `value` goes between the items of a list
             self._meter.work(len(value) * sum(_count(item) for item in given))
         elif name in ("format", "format_map"):
             if WIDTH.search(str(value)):
                 raise OverrunError("it formats with widths")
             marks = str(value).count("%") + str(value).count("{")
             self._meter.work(
-                marks * size([_attributes(item) if isinstance(item, Namespace) else item for item in given])
+                marks * size([attributes(item) if isinstance(item, Namespace) else item for item in given])
             )
         elif name in ("indent", "replace", "tojson", "center", "ljust", "rjust", "zfill", "batch", "slice"):
             longest = max((item if isinstance(item, int) else size(item) for item in given), default=0)
@@ -247,7 +179,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             self._meter.work(times * longest)
 
     def _each(self, values: Iterable[Any]) -> Iterable[Any]:
-        """What a loop runs over. Those that know their length keep it, as loop.length asks for it."""
+        """Returns the values of a loop, counted. Those with a length keep it, since loop.length needs it."""
         return _Counted(values, self._meter) if hasattr(values, "__len__") else self._steps(values)
 
     def _steps(self, values: Iterable[Any]) -> Iterator[Any]:
@@ -256,23 +188,23 @@ class _Environment(ImmutableSandboxedEnvironment):
             yield value
 
     def _joined(self, values: Sequence[Any]) -> str:
-        """The operator ~."""
+        """Returns the result of the operator ~."""
         return self._concat([self._written(value) for value in values])
 
     def _written(self, value: Any) -> str:
-        """A value as text of the prompt."""
+        """Returns a value as text for the prompt."""
         text = value if isinstance(value, str) else str(self._meter.made(value))
         self._meter.work(len(text))
         return text
 
     def _concat(self, parts: Iterable[str]) -> str:
-        known = list(parts)
-        self._meter.work(sum(map(len, known)))
-        return "".join(known)
+        pieces = list(parts)
+        self._meter.work(sum(map(len, pieces)))
+        return "".join(pieces)
 
 
 class _Metering(NodeTransformer):
-    """Puts the meter's filters into a template: around what loops run over, lists, dicts and the operator ~."""
+    """Adds the meter's filters to a template: around the values of loops, lists, dicts and the operator ~."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802  (named after the class of nodes)
         self.generic_visit(node)
@@ -308,7 +240,7 @@ def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
 
 
 class _Counted:
-    """Values that a loop runs over, which pass the meter."""
+    """The values of a loop, counted as they are taken."""
 
     def __init__(self, values: Any, meter: Meter) -> None:
         self._values = values
@@ -324,7 +256,7 @@ class _Counted:
 
 
 class _Namespace(Namespace):
-    """Without names that Python itself looks at."""
+    """A namespace that refuses names with a leading underscore, which may have a meaning for Python."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *rest = args
@@ -338,7 +270,7 @@ class _Namespace(Namespace):
 
 
 class _Generation(Extension):
-    """{% generation %} marks answers for training; what stands in it is rendered."""
+    """{% generation %} marks answers for training; its content is rendered as it is."""
 
     tags = {"generation"}  # noqa: RUF012  (as in the base class)
 
@@ -359,11 +291,6 @@ def _to_json(
 
 def _count(values: Any) -> int:
     return len(values) if hasattr(values, "__len__") else ITEMS
-
-
-def _attributes(namespace: Namespace) -> Mapping[str, Any]:
-    attributes: Mapping[str, Any] = getattr(namespace, "_Namespace__attrs")  # noqa: B009  (mangled in a plain access)
-    return attributes
 
 
 def _check_attribute(name: Any) -> None:

@@ -82,7 +82,8 @@ class Text:
             raise RequestError(f"{self._bundle} has no chat_template.jinja; pass text or ids instead of messages")
         from jinja2 import TemplateError
 
-        from eagle_runtime.text.chat_template import OverrunError, message_data, render
+        from eagle_runtime.text.chat_template import message_data, render
+        from eagle_runtime.text.meter import OverrunError
 
         try:
             source = self._template.decode("utf-8")
@@ -118,7 +119,7 @@ class Text:
 
     def _required(self) -> tokenizers.Tokenizer:
         if self._tokenizer is None:
-            raise RequestError(f"{self._bundle} has no tokenizer.json; pass token ids (--prompt-ids) instead of text")
+            raise RequestError(f"{self._bundle} has no tokenizer.json; pass token ids instead of text")
         return self._tokenizer
 
 

@@ -13,7 +13,8 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
-from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest, read_text_file
+from eagle_runtime.bundle.listed_files import read_text_file
+from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
 from eagle_runtime.text.tokenizer import Text
 from eagle_tools.bench.methods import ABLATED, sweep
 from eagle_tools.bench.plan import Plan

@@ -66,7 +66,7 @@ def check_graphs(bundle: Path, manifest: Manifest) -> None:
         if "int8" in stored or pieces_of(model.graph) is not None:
             raise BackendError(
                 f"{bundle}: the {name} graph's int8 products are those for CPUs; "
-                "export the bundle with --backend cuda, or run it with --backend cpu"
+                "export the bundle with eagle-export --backend cuda, or run it on backend cpu"
             )
 
 
@@ -106,5 +106,6 @@ def check_placed(path: Path, providers: Sequence[str], placed: Iterable[tuple[st
         raise BackendError(f"onnxruntime did not start {PROVIDER} for {path}: look at nvidia-smi, or {INSTALL}")
     if on_host := sorted({operator for provider, operator in placed if provider != PROVIDER} - SHAPES):
         raise BackendError(
-            f"{path}: onnxruntime has no CUDA kernels for {', '.join(on_host)}; export the bundle with --backend cuda"
+            f"{path}: onnxruntime has no CUDA kernels for {', '.join(on_host)}; export the bundle with eagle-export "
+            "--backend cuda"
         )

@@ -87,5 +87,5 @@ def check_rows(path: Path, spec: GraphSpec) -> None:
             if size % VECTOR:
                 raise BackendError(
                     f"{path}: a row of {name} takes {size} bytes, and GPUs need a multiple of {VECTOR}; "
-                    "run this bundle with --backend cpu"
+                    "run this bundle on backend cpu"
                 )

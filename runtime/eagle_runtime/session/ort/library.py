@@ -31,7 +31,7 @@ STOP_SPINNING = "session.force_spinning_stop"
 
 Providers = Sequence[tuple[str, Mapping[str, str]]]
 CPU: Providers = (("CPUExecutionProvider", {}),)
-MEMORY_ADVICE = "choose a smaller --context, export the bundle in int4, or close the process that holds the memory"
+MEMORY_ADVICE = "choose a smaller context, export the bundle in int4, or close the process that holds the memory"
 VERSION = f"onnxruntime {ort.__version__}"
 
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,17 +15,15 @@ from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec, pieces_of
 from eagle_runtime.cache import HeadMajorCache, KVCache, aligned_empty
 from eagle_runtime.errors import BackendError
 from eagle_runtime.session.ort.library import CPU, VERSION, byte_products_saturate, open_graph, run_graph
-from eagle_runtime.session.protocol import Array
+from eagle_runtime.session.protocol import Array, Session
 from eagle_runtime.session.row_padding import RowPadding, pad_rows
 
 # Compute products of unsigned by signed bytes as products of unsigned bytes, with sums of 32 bits on every processor.
 EXACT_BYTES = "session.x64quantprecision"
 DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int64)": "int64"}
 
-S = TypeVar("S", bound="BoundSession")
 
-
-class BoundSession:
+class BoundSession(Session):
     """A graph whose inputs and outputs are bound by address. Small outputs are written to host buffers, which grow to
     the largest forward pass and are then reused."""
 
@@ -55,14 +52,6 @@ class BoundSession:
         self._buffers.clear()
         self._bound_inputs.clear()
         self._bound_outputs.clear()
-
-    def __enter__(self: S) -> S:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _feed(self, name: str, value: Array, sizes: dict[str, int]) -> None:
         """Copy a host array to the buffer of an input, which stays bound while its shape stays the same. Adds the

@@ -213,6 +213,6 @@ def out_of_memory(needed: int, free: int, total: int) -> BackendError:
     """Returns the error for memory that does not suffice. needed, free, total: bytes."""
     return BackendError(
         f"the GPU's memory is full: {needed / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB of {total / 1e9:.2f} GB are "
-        "free; lower --context, use an int8 or int4 bundle, build its engines with --weight-streaming, or end the "
+        "free; lower the context, use an int8 or int4 bundle, build its engines with weight streaming, or end the "
         "process that holds the rest"
     )

@@ -1,9 +1,9 @@
-"""Engines beside a bundle's graphs, and the sidecar that says what they are of; checked before one is loaded.
+"""The engine files in a bundle and their sidecar, which describes them and is checked before an engine is loaded:
 
     engines/<library>-sm86-sm89/target.engine  draft.engine  engine.json
 
-A library reads an engine of another version, another GPU or a flipped bit as it likes, so each is refused here, in
-one sentence that says what differs and which command builds the engines anew.
+What a library does with a damaged engine, or with one for another version or GPU, is undefined. So such engines are
+refused here, with an error that says what differs and which command builds the engines again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SIDECAR_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Sizes (least, tuned for, most) of the graph's dimensions that one set of kernels serves."""
+    """The sizes (smallest, tuned for, largest) of the graph's dimensions that one set of kernels serves."""
 
     name: str
     T: tuple[int, ...]
@@ -39,17 +39,17 @@ class Profile:
     R: tuple[int, ...]
 
     def serves(self, sizes: typing.Mapping[str, int]) -> bool:
-        """sizes: of T, P, L, R."""
+        """Returns whether all sizes of T, P, L, R are within the limits."""
         limits = {"T": self.T, "P": self.P, "L": self.L, "R": self.R}
         return all(limit[0] <= sizes[name] <= limit[-1] for name, limit in limits.items())
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """One engine. graph: files it was built from, path in the bundle -> SHA-256. in_place: whether new key/value rows
-    can be written straight into a cache; rows of other than a multiple of 256 bytes are copied there. kernels,
-    fused_attention: of a tree pass, as compiled for the first compute capability; None where the library does not
-    tell."""
+    """One engine. graph: the files it was built from, path in the bundle -> SHA-256. in_place: whether a key/value row
+    is a multiple of 256 bytes, so that new rows can be written to a cache directly. kernels, fused_attention: numbers
+    of kernels and fused attention kernels in a forward pass over a tree, for the first compute capability; None where
+    the library does not report them."""
 
     file: str
     sha256: str
@@ -63,10 +63,11 @@ class EngineSpec:
 
 @dataclass(frozen=True, slots=True)
 class EngineSet:
-    """A sidecar: the engines of a bundle, for some GPUs. draft: None of a bundle without a head.
+    """A sidecar: the engines of a bundle. draft: None for a bundle without a head.
 
-    compute_capabilities: that they run on. gpu, platform: the one model and system that they run on; None for any.
-    context: tokens of prompt and output that they serve. weight_streaming: whether weights can stay on the host."""
+    compute_capabilities: of the GPUs that they run on. gpu, platform: the only model and system that they run on; None
+    for any. context: tokens of prompt and output. weight_streaming: whether the target's weights can stay on the
+    host."""
 
     schema_version: int
     library: str
@@ -90,7 +91,7 @@ class EngineSet:
 
 @dataclass(frozen=True, slots=True)
 class EngineFolder:
-    """Engines that fit this machine."""
+    """Engines that run on this machine."""
 
     folder: Path
     engines: EngineSet
@@ -105,10 +106,10 @@ def find_engines(
     context: int,
     head_scratch: int = 0,
 ) -> EngineFolder:
-    """The engines of a bundle that this library version runs on this GPU, their files compared with their SHA-256.
+    """Returns the engines of a bundle that this library version runs on this GPU, with their SHA-256 verified.
 
-    manifest: whose hashes the bundle's files have. context, head_scratch: rows that the caches will hold. Raises
-    BackendError if there are none, or BundleError naming what is wrong with the ones nearest to fitting."""
+    manifest: the bundle's, with its hashes verified. context: rows of the target's cache; head_scratch: additional rows
+    of the head's. Raises BackendError if there are none, or BundleError about the engines that pass most checks."""
     sidecars = sorted((bundle / ENGINES).glob(f"{library}-sm*/{SIDECAR}"))
     command = build_command(bundle, library, device.compute_capability, context)
     if not sidecars:
@@ -120,23 +121,23 @@ def find_engines(
         except BundleError as error:
             problems.append((0, error))
             continue
-        found = _differences(path.parent, engines, manifest, version, device, context, head_scratch)
-        wrong = next(((rank, says) for rank, says in enumerate(found) if says is not None), None)
-        if wrong is None:
+        checks = _differences(path.parent, engines, manifest, version, device, context, head_scratch)
+        failed = next(((rank, difference) for rank, difference in enumerate(checks) if difference is not None), None)
+        if failed is None:
             return EngineFolder(path.parent, engines)
-        problems.append((wrong[0], BundleError(f"{path.parent}: {wrong[1]}; build the engines again: {command}")))
-    raise max(problems, key=lambda problem: problem[0])[1]  # the one that got farthest
+        problems.append((failed[0], BundleError(f"{path.parent}: {failed[1]}; build the engines again: {command}")))
+    raise max(problems, key=lambda problem: problem[0])[1]
 
 
 def build_command(bundle: Path, library: str, compute_capability: str, context: int) -> str:
-    """What builds engines for this GPU."""
+    """Returns the command that builds engines for this GPU."""
     capability = f" --compute-capability {compute_capability}" if library == "tensorrt-rtx" else ""
     return f"eagle-export engines {bundle} --backend {library}{capability} --context {context}"
 
 
 def read_sidecar(path: Path, command: str) -> EngineSet:
-    """Of a bundle's folder of engines. Raises BundleError if it is not a sidecar of this version. command: that writes
-    one."""
+    """Returns a sidecar in a bundle's folder of engines. command: the one that writes it, for messages. Raises
+    BundleError if it cannot be read or has another schema."""
     try:
         if not inside(path.parents[2], path):
             raise BundleError(f"{path} leaves the bundle by a link; build the engines again: {command}")
@@ -162,7 +163,7 @@ def read_sidecar(path: Path, command: str) -> EngineSet:
 
 
 def host_platform() -> str:
-    """The system and processor that an engine of TensorRT is bound to."""
+    """Returns the system and processor, such as "linux-x86_64", which TensorRT's engines are bound to."""
     return f"{sys.platform}-{platform.machine().lower()}"
 
 
@@ -175,7 +176,7 @@ def _differences(
     context: int,
     head_scratch: int,
 ) -> typing.Iterator[str | None]:
-    """What differs, check by check, None for what does not; cheap ones first, files last."""
+    """Yields per check what differs, or None; cheap checks come first, the files' hashes last."""
     built = "the engines were built for {}, but this is {}"
     capabilities = ", ".join(engines.compute_capabilities)
     fits = device.compute_capability in engines.compute_capabilities
@@ -198,8 +199,8 @@ def _differences(
         rows = caches[name]
         most = min(profile.P[-1] for profile in spec.profiles)
         short = most < round_up(rows, PAST_STEP)
-        says = f"{spec.file} serves {most} rows, but a context of {context} needs {rows}"
-        yield f"{says} (--context {engines.context} needs no new engines)" if short else None
+        too_small = f"{spec.file} serves {most} rows, but a context of {context} needs {rows}"
+        yield f"{too_small} (a context of {engines.context} needs no new engines)" if short else None
     for spec in engines.specs.values():
         yield _damage(folder, spec)
 
@@ -211,7 +212,7 @@ def _damage(folder: Path, spec: EngineSpec) -> str | None:
     try:
         if not inside(folder, path):
             return f"{spec.file} leaves the folder by a link"
-        whole = path.stat().st_size == spec.size and file_sha256(path) == spec.sha256
+        intact = path.stat().st_size == spec.size and file_sha256(path) == spec.sha256
     except OSError as error:
         return f"{spec.file} cannot be read ({error.strerror})"
-    return None if whole else f"{spec.file} does not match its SHA-256 in {SIDECAR}"
+    return None if intact else f"{spec.file} does not match its SHA-256 in {SIDECAR}"

@@ -1,4 +1,4 @@
-"""One engine of TensorRT with its execution context: shapes, addresses, profiles, graphs, errors."""
+"""Runs one TensorRT engine: sets shapes, addresses and profiles, captures and replays graphs, reports errors."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from eagle_runtime.session.trt.engine_file import Profile
 from eagle_runtime.session.trt.library import Messages
 from eagle_runtime.session.trt.padding import PassShape
 
-GRAPHS = 64  # captured graphs per engine; a generation of 4096 tokens has about fifty shapes
+GRAPHS = 64  # most captured graphs per engine; a generation of 4096 tokens has about fifty shapes
 
 
 class Execution:
-    """An engine in memory, ready to run once it is started."""
+    """An engine in memory. `start` it before the first run."""
 
     def __init__(
         self, trt: Any, runtime: Any, path: Path, spec: GraphSpec, profiles: Sequence[Profile], messages: Messages
     ) -> None:
-        """path: an engine whose sidecar was checked. runtime: of the library, with the loggers of messages. Raises
-        BackendError if the engine does not load or is not of this graph."""
+        """path: an engine whose sidecar was checked. runtime: the library's Runtime, which logs to `messages`. Raises
+        BackendError if the engine does not load or was built from another graph."""
         self._trt = trt
-        self._runtime = runtime  # outlives its engines
+        self._runtime = runtime  # must outlive its engines
         self._spec = spec
         self._profiles = profiles
         self._messages = messages
         messages.errors.clear()
-        engine = runtime.deserialize_cuda_engine(np.memmap(path, np.uint8, "r"))  # mapped: not once more on the host
+        engine = runtime.deserialize_cuda_engine(np.memmap(path, np.uint8, "r"))  # mapped, to save a copy on the host
         if engine is None:
             raise self._failure(f"does not load from {path}")
         self._engine: Any = engine
@@ -44,8 +44,8 @@ class Execution:
         self._profile: int | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._addresses: dict[str, int] = {}
-        self._last: PassShape | None = None  # of the pass before, if it was queued without a graph
-        self._graphs: dict[PassShape, int | None] = {}  # None: cannot be captured
+        self._last: PassShape | None = None  # shape of the last forward pass that ran without a graph
+        self._graphs: dict[PassShape, int | None] = {}  # None for a shape that cannot be captured
         names = {engine.get_tensor_name(index) for index in range(engine.num_io_tensors)}
         if wrong := sorted(names ^ (spec.inputs.keys() | spec.outputs.keys())):
             raise BackendError(
@@ -53,18 +53,18 @@ class Execution:
             )
 
     def keep_on_gpu(self, nbytes: int) -> None:
-        """Of an engine whose weights can be streamed: how many bytes of them stay on the GPU, at most all."""
+        """Set how many bytes of streamed weights stay on the GPU."""
         self._engine.weight_streaming_budget_v2 = max(0, min(nbytes, int(self._engine.streamable_weights_size)))
 
     @property
     def scratch_bytes(self) -> int:
-        """What running any profile takes."""
+        """Bytes of scratch memory that running any profile takes."""
         return int(self._engine.device_memory_size_v2)
 
     def start(self, device: Device, scratch: int, nbytes: int, steady: bool, cache_file: Path | None) -> None:
-        """Create the context. scratch, nbytes: memory that other engines on the stream may share. steady: whether
-        shapes and addresses come again, so that kernels made for them and graphs pay. cache_file: where TensorRT for
-        RTX keeps the kernels it compiles here, if anywhere."""
+        """Create the execution context. scratch, nbytes: address and size of scratch memory, which other engines on the
+        stream may share. steady: whether shapes and addresses repeat, so that graphs and kernels made for them pay off.
+        cache_file: where TensorRT for RTX keeps the kernels that it compiles; None for nowhere."""
         self._device = device
         trt, engine = self._trt, self._engine
         managed = trt.ExecutionContextAllocationStrategy.USER_MANAGED
@@ -73,7 +73,7 @@ class Execution:
             config = engine.create_runtime_config()
             config.set_execution_context_allocation_strategy(managed)
             graphs, kernels = trt.CudaGraphStrategy, trt.DynamicShapesKernelSpecializationStrategy
-            # It compiles kernels per shape, in the background: endless work if every pass has a shape of its own.
+            # It compiles kernels per shape in the background, which never ends if every forward pass has another shape.
             config.cuda_graph_strategy = graphs.WHOLE_GRAPH_CAPTURE if steady else graphs.DISABLED
             config.dynamic_shapes_kernel_specialization_strategy = kernels.LAZY if steady else kernels.NONE
             self._cache_file = cache_file
@@ -87,7 +87,7 @@ class Execution:
             self._context.set_device_memory(scratch, nbytes)
 
     def bind(self, name: str, address: int) -> None:
-        """Where a tensor lies."""
+        """Set the address of a tensor."""
         if self._addresses.get(name) == address:
             return
         self._drop_graphs()  # they hold the old address
@@ -96,19 +96,19 @@ class Execution:
         self._addresses[name] = address
 
     def check(self, shape: PassShape) -> int:
-        """The profile that serves a pass. Raises RequestError if there is none."""
+        """Returns the index of the profile that serves a forward pass. Raises RequestError if there is none."""
         for index, profile in enumerate(self._profiles):
             if profile.serves(shape.sizes):
                 return index
         widest = self._profiles[-1]
         raise RequestError(
-            f"a pass of {shape.rows} rows, {shape.logit_rows} of them with logits, behind {shape.past} is more than "
-            f"the engine of {self._spec.file} serves ({widest.T[-1]} rows, {widest.R[-1]} with "
-            f"logits, behind {widest.P[-1]}); lower --total-token or --context"
+            f"a forward pass of {shape.rows} rows, {shape.logit_rows} of them with logits, after {shape.past} is "
+            f"more than the engine of {self._spec.file} serves ({widest.T[-1]} rows, {widest.R[-1]} with logits, after "
+            f"{widest.P[-1]}); lower total_token or context"
         )
 
     def run(self, shape: PassShape) -> None:
-        """Queue a pass over what is bound. Raises BackendError, RequestError."""
+        """Queue one forward pass over the bound tensors. Raises BackendError, RequestError."""
         index = self.check(shape)
         self._messages.errors.clear()
         if (graph := self._graphs.get(shape)) is not None:
@@ -117,7 +117,7 @@ class Execution:
         self._set_profile(index)
         self._set_shapes(shape)
         if self._own_graphs and shape == self._last and shape not in self._graphs and len(self._graphs) < GRAPHS:
-            # The library has committed on this shape in the pass before: now it queues nothing but kernels.
+            # The library prepared this shape in the last forward pass: now it queues only kernels.
             graph = self._device.driver.capture(self._device.stream, self._queue)
             self._graphs[shape] = graph
             if graph is not None:
@@ -128,7 +128,7 @@ class Execution:
             raise self._failure("failed")
 
     def close(self) -> None:
-        """Free the engine; the stream must be idle."""
+        """Free the engine. The stream must be idle."""
         if self._engine is None:
             return
         self._drop_graphs()
@@ -151,7 +151,7 @@ class Execution:
             return
         if not self._context.set_optimization_profile_async(index, self._device.stream):
             raise self._failure("does not take its profile")
-        self._shapes.clear()  # those of another profile do not hold
+        self._shapes.clear()  # changing the profile resets them
         self._profile = index
 
     def _set_shapes(self, shape: PassShape) -> None:
@@ -163,20 +163,21 @@ class Execution:
                 raise self._failure(f"does not take {name} of shape {list(wanted)}")
             self._shapes[name] = wanted
 
-    def _failure(self, what: str) -> BackendError:
-        """What TensorRT refused, and why as far as it tells."""
+    def _failure(self, action: str) -> BackendError:
+        """Returns the error for a failed action ("does not load ..."), with the cause that TensorRT gives."""
         return BackendError(
-            f"the engine of {self._spec.file} {what} ({self._messages.cause}); build it again, or free GPU memory"
+            f"the engine of {self._spec.file} {action} ({self._messages.cause}); build it again, or free GPU memory"
         )
 
 
 def concrete(shape: Sequence[int | str], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """A graph's shape with its dimensions filled in."""
+    """Returns a graph's shape with sizes in place of its symbolic dimensions."""
     return tuple(sizes[size] if isinstance(size, str) else size for size in shape)
 
 
 def _read_runtime_cache(config: Any, path: Path) -> Any:
-    """Kernels compiled by earlier runs; what is missing, damaged or of another machine is compiled again."""
+    """Returns the kernels compiled by earlier runs, empty if the file is missing, damaged or from another machine; None
+    if the library takes no cache."""
     cache = config.create_runtime_cache()
     try:
         content = read_plain(path, LARGEST)
@@ -188,7 +189,7 @@ def _read_runtime_cache(config: Any, path: Path) -> Any:
 
 
 def _write_runtime_cache(cache: Any, path: Path) -> None:
-    """Beside and renamed. A folder that cannot be written only costs the next start some time."""
+    """Write the compiled kernels. Ignores a folder that cannot be written, which only makes the next start slower."""
     content = cache.serialize()
     with contextlib.suppress(OSError, TypeError):  # a read-only folder; nothing to serialise
         path.parent.mkdir(parents=True, exist_ok=True)

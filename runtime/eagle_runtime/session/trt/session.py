@@ -1,10 +1,11 @@
-"""TensorRT for RTX and TensorRT, one code path: the engines of a bundle, run on this machine's GPU.
+"""Sessions of TensorRT for RTX and TensorRT: the engines of a bundle on this machine's GPU. Both libraries share the
+code.
 
-Key/value rows, features and hidden states stay on the GPU; token ids, masks and logits cross the bus. A pass comes in
-one of two forms. *Steady*: past rows padded to a multiple of PAST_STEP, new rows written to one place and copied
-behind the cache, so that shapes and addresses repeat and graphs of whole passes can be replayed. *Exact*: no past row
-padded, new rows written straight behind the cache where their size allows; for weights that are streamed from the
-host, which no graph can hold.
+Key/value rows, features and hidden states stay on the GPU; token ids, masks and logits are copied. There are two kinds
+of forward passes. *Steady*: past rows are padded to a multiple of PAST_STEP, and new rows are written to a fixed place
+and copied to the cache, so that shapes and addresses repeat and whole forward passes can be replayed as graphs.
+*Exact*: no past row is padded, and new rows are written to the cache directly if their size allows it. Exact passes
+serve weights that are streamed from the host, which graphs cannot hold.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from eagle_runtime.bundle.manifest import GraphSpec, Manifest, TensorSpec
 from eagle_runtime.cache import ALIGNMENT
 from eagle_runtime.machine.user_cache import cache_folder
-from eagle_runtime.session.protocol import Array
+from eagle_runtime.session.protocol import Array, Session
 from eagle_runtime.session.trt.device import Device, DeviceCache, DeviceRows, cache_rows, in_place, joined_rows
 from eagle_runtime.session.trt.driver import CudaDriver, Driver, out_of_memory
 from eagle_runtime.session.trt.engine_file import EngineFolder, EngineSpec, find_engines
@@ -31,15 +31,15 @@ from eagle_runtime.session.trt.library import listen, load_library
 from eagle_runtime.session.trt.padding import PAST_STEP, PassShape, pass_shape, round_up, write_ids, write_mask
 
 KEPT = ("features", "hidden")  # outputs that stay on the GPU
-MARGIN = 256 << 20  # bytes of GPU memory left to the driver, and to kernels that are compiled here
+MARGIN = 256 << 20  # bytes of GPU memory left to the driver and to kernels that are compiled here
 
 
 def open_sessions(
     bundle: Path, manifest: Manifest, library: str, context: int, head_scratch: int
 ) -> tuple[TensorRTSession, ...]:
-    """Of the target of a bundle and, if it has one, of its head, on the GPU. library: "tensorrt-rtx" or "tensorrt".
-    context: tokens of prompt and output; head_scratch: rows that the head's cache holds beyond them. manifest: whose
-    hashes the bundle's files have. Raises BackendError, BundleError."""
+    """Returns the sessions of a bundle's target and, if it has one, of its head, on the GPU. manifest: the bundle's,
+    with its hashes verified. library: "tensorrt-rtx" or "tensorrt". context: tokens of prompt and output; head_scratch:
+    additional rows of the head's cache. Raises BackendError, BundleError."""
     trt = load_library(library)
     driver = CudaDriver()
     folder = find_engines(bundle, manifest, library, trt.__version__, driver.describe(), context, head_scratch)
@@ -55,12 +55,12 @@ def start_sessions(
     head_scratch: int,
     steady: bool = True,
 ) -> tuple[TensorRTSession, ...]:
-    """The same with a library, a driver and engines at hand. steady: the form of passes, where weights stay on the
-    GPU; streamed ones always make exact passes."""
+    """As open_sessions, with a given library, driver and engines. steady: the kind of forward passes of engines whose
+    weights stay on the GPU; those with streamed weights always run exact passes."""
     engines, info = folder.engines, driver.describe()
     parts = [_Part(manifest.target.graph, engines.target, context, streamed=engines.weight_streaming)]
     if manifest.head is not None:
-        assert engines.draft is not None, "found for another manifest"
+        assert engines.draft is not None, "the engines were checked against this manifest"
         parts.append(_Part(manifest.head.graph, engines.draft, context + head_scratch, streamed=False))
     buffers = sum(part.buffer_bytes for part in parts)
     resident = sum(part.engine.size for part in parts if not part.streamed)
@@ -80,7 +80,7 @@ def start_sessions(
             if part.streamed:
                 execution.keep_on_gpu(info.available - buffers - resident - working - MARGIN)
         nbytes = max(execution.scratch_bytes for execution in executions)
-        scratch = device.reserve(nbytes)  # one for both: they never run at once
+        scratch = device.reserve(nbytes)  # shared, since the two never run at once
         sessions = []
         for part, execution in zip(parts, executions, strict=True):
             kernels = _kernel_file(part.engine, info.compute_capability)
@@ -96,8 +96,8 @@ def start_sessions(
 
 
 def _kernel_file(engine: EngineSpec, compute_capability: str) -> Path | None:
-    """Returns where kernels that are compiled here are kept; None for a user without a home. Not in the bundle, whose
-    maker could put any code there: all that is run of a bundle stands in its sidecar."""
+    """Returns the file that keeps kernels compiled on this machine; None for a user without a home folder. It is not in
+    the bundle, whose maker could put any code there: only files listed in the sidecar are run."""
     try:
         return cache_folder() / f"kernels-{engine.sha256[:24]}-{compute_capability}"
     except RuntimeError:
@@ -106,8 +106,8 @@ def _kernel_file(engine: EngineSpec, compute_capability: str) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One of the two graphs with its engine. capacity: rows of its cache. streamed: whether its weights come from
-    the host as they are needed."""
+    """One graph with its engine. capacity: rows of its cache. streamed: whether its weights are streamed from the
+    host."""
 
     graph: GraphSpec
     engine: EngineSpec
@@ -116,20 +116,20 @@ class _Part:
 
     @property
     def buffer_bytes(self) -> int:
-        """GPU memory for the cache and the largest pass's inputs and outputs."""
+        """Bytes of GPU memory for the cache and for the inputs and outputs of the largest forward pass."""
         graph, largest = self.graph, _most(self.engine)
         buffers = [spec for name, spec in {**graph.inputs, **graph.outputs}.items() if name not in graph.past]
         cache = len(graph.past) * cache_rows(self.capacity) * graph.kv_row_bytes
         return cache + sum(_nbytes(spec, largest) for spec in buffers)
 
 
-class TensorRTSession:
-    """A graph as an engine on the GPU: session.Session."""
+class TensorRTSession(Session):
+    """A graph as an engine on the GPU (protocol.Session)."""
 
     def __init__(
         self, device: Device, execution: Execution, graph: GraphSpec, engine: EngineSpec, past_step: int
     ) -> None:
-        """past_step: what past rows are padded to; 1 for exact passes."""
+        """past_step: past rows are padded to a multiple of it; 1 for exact passes."""
         self._device = device
         self._execution: Execution | None = execution
         self._past_step = past_step
@@ -145,12 +145,12 @@ class TensorRTSession:
         if "features" in self.inputs:
             nbytes = _nbytes(self.inputs["features"], largest)
             self._features = addresses["features"] = device.reserve(nbytes)
-            # A padded row reads what stands here; it may be anything that is a number.
+            # Padding rows read what is here, which must not be NaN.
             device.driver.clear(self._features, nbytes, device.stream)
         if not self._in_place:
             self._new_pitch = round_up(largest["T"] * self._row_bytes, ALIGNMENT)
             self._new = device.reserve(len(self._new_names) * self._new_pitch)
-            addresses |= {name: self._new + half * self._new_pitch for half, name in enumerate(self._new_names)}
+            addresses |= {name: self._new + index * self._new_pitch for index, name in enumerate(self._new_names)}
         for name, address in addresses.items():
             execution.bind(name, address)
 
@@ -161,18 +161,18 @@ class TensorRTSession:
         execution = self._execution
         assert execution is not None, "the session is closed"
         rows, columns = feeds["tree_mask"].shape
-        assert rows <= cache.room, "the caller checks capacity before a pass"
+        assert rows <= cache.room, "the caller checks the capacity before a forward pass"
         wanted = len(feeds["logit_rows"])
         shape = pass_shape(rows, cache.length, columns, wanted, self._past_step)
         execution.check(shape)
         self._feeds.upload(feeds, cache.length, shape)
         if "features" in feeds:
-            self._take_features(feeds["features"])
-        for half, name in enumerate(self._past_names):
-            execution.bind(name, cache.address(half))
+            self._copy_features(feeds["features"])
+        for index, name in enumerate(self._past_names):
+            execution.bind(name, cache.address(index))
         if self._in_place:
-            for half, name in enumerate(self._new_names):
-                execution.bind(name, cache.address(half, cache.length))
+            for index, name in enumerate(self._new_names):
+                execution.bind(name, cache.address(index, cache.length))
         execution.run(shape)
         if not self._in_place:
             cache.append(self._new, self._new_pitch, rows)
@@ -190,16 +190,9 @@ class TensorRTSession:
             self._execution = None
             self._device.release()
 
-    def __enter__(self) -> TensorRTSession:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _take_features(self, rows: DeviceRows | Array) -> None:
-        """Copy them to where the engine reads them; rows of the host are waited for, their memory is not ours."""
+    def _copy_features(self, rows: DeviceRows | Array) -> None:
+        """Copy features to where the engine reads them. Waits for rows on the host, whose memory the caller may
+        reuse."""
         driver, stream = self._device.driver, self._device.stream
         if isinstance(rows, DeviceRows):
             driver.copy(self._features, rows.address, rows.nbytes, stream)
@@ -209,7 +202,7 @@ class TensorRTSession:
             self._device.wait()
 
     def _results(self, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Queue the downloads. sizes: unpadded; padded rows stand last, so the others lie together."""
+        """Queue the downloads; returns every output without padding rows, which come last. sizes: T and R, unpadded."""
         results: dict[str, Any] = {}
         for name, spec in self.outputs.items():
             _, count, width = concrete(spec.shape, sizes)
@@ -223,14 +216,15 @@ class TensorRTSession:
 
 
 class _Feeds:
-    """The small inputs: one page-locked block on the host, its image on the GPU, one copy per pass."""
+    """The small inputs: a page-locked block on the host and one of the same layout on the GPU, with one copy per
+    forward pass."""
 
     def __init__(self, device: Device, specs: Mapping[str, TensorSpec], largest: Mapping[str, int]) -> None:
         self._device = device
         self._specs = specs
         self._offsets: dict[str, int] = {}
         end = 0
-        for name in sorted(specs, key=lambda name: name == "tree_mask"):  # the mask, of ever other size, last
+        for name in sorted(specs, key=lambda name: name == "tree_mask"):  # the mask last, whose size changes
             self._offsets[name] = end
             end += round_up(_nbytes(specs[name], largest), ALIGNMENT)
         self._host = device.reserve_host(end)
@@ -238,7 +232,8 @@ class _Feeds:
         self.addresses = {name: self._place + offset for name, offset in self._offsets.items()}
 
     def upload(self, feeds: Mapping[str, Any], past: int, shape: PassShape) -> None:
-        """Write the pass's inputs, padded, and queue their copy. The last pass was waited for, so its are done with."""
+        """Write the padded inputs and queue their copy. The last forward pass is over, so its inputs can be
+        overwritten. past: rows of the cache; shape: of the padded forward pass."""
         for name, spec in self._specs.items():
             sizes = concrete(spec.shape, shape.sizes)
             count = math.prod(sizes)
@@ -254,7 +249,7 @@ class _Feeds:
 
 
 def _most(engine: EngineSpec) -> dict[str, int]:
-    """The largest size of each dimension in any profile."""
+    """Returns the largest size of each dimension in any profile."""
     limits = [{"T": item.T, "P": item.P, "L": item.L, "R": item.R} for item in engine.profiles]
     return {name: max(limit[name][-1] for limit in limits) for name in limits[0]}
 
