@@ -1,7 +1,7 @@
 """A process that loads bundles and decodes from them, one case after another, and reports the outcome of each.
 
-It takes JSON lines on stdin and answers on stdout. A case that crashes it, never ends or takes too much memory ends this
-process instead of the tests; `Probe` starts another.
+It takes JSON lines on stdin and answers on stdout. A case that crashes, never ends or takes too much memory ends this
+process, not the tests; `Probe` starts another.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The paths of weight files in a graph: read without the onnx library, compared with what onnx reads, and checked against
-the manifest before an engine opens anything."""
+"""The paths of weight files in a graph: read without the onnx library, compared with what onnx reads, and checked
+against the manifest before an engine opens anything."""
 
 from __future__ import annotations
 
