@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,6 @@ import pytest
 
 from eagle_runtime import EagleModel
 from eagle_runtime.backends import library_version
-from eagle_runtime.drafting.cost_aware import Rehearsal
 from eagle_runtime.drafting.costs.measure import measure
 from eagle_runtime.drafting.costs.storage import file_name
 from eagle_runtime.drafting.costs.tables import HEAD_ROWS, LARGEST, TARGET_ROWS, Costs, Timings
@@ -53,7 +51,7 @@ def test_a_disturbed_measurement_does_not_make_smaller_trees_dearer() -> None:
 
 def test_both_graphs_are_measured(bundle_of: Callable[..., Path]) -> None:
     with EagleModel.load(bundle_of("eagle3"), backend="cpu", threads=1, context=256) as model:
-        costs = measure(model._target, partial(Rehearsal, model.head))
+        costs = measure(model._target, model.head)
         assert costs.head is not None
         assert costs.target.rows == TARGET_ROWS and costs.head.rows == HEAD_ROWS
         assert costs.target.contexts == (64, 192)
@@ -66,7 +64,7 @@ def test_both_graphs_are_measured(bundle_of: Callable[..., Path]) -> None:
 
 def test_a_small_context_is_measured_as_far_as_it_goes(bundle_of: Callable[..., Path]) -> None:
     with EagleModel.load(bundle_of("eagle1"), backend="cpu", threads=1, context=20) as model:
-        costs = measure(model._target, partial(Rehearsal, model.head))
+        costs = measure(model._target, model.head)
         assert costs.target.contexts == (0,) and costs.target.rows == (1, 2, 4, 8, 16)
         assert np.all(costs.target.at(5) > 0)
 

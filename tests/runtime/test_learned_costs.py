@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,22 @@ import pytest
 
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.drafting.acceptance import CREDIT, SHARE, AcceptanceStats
+from eagle_runtime.drafting.acceptance import CREDIT, SAVING, AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter, best_size
-from eagle_runtime.drafting.costs.estimate import Pass, expected, learned, measured, table, unknown
+from eagle_runtime.drafting.costs.estimate import expected, learned, measured, table, unknown
 from eagle_runtime.drafting.costs.learned import FEW, LearnedCosts, open_costs
 from eagle_runtime.drafting.costs.prior import pass_bytes, prior_costs
 from eagle_runtime.drafting.costs.storage import read_belief
-from eagle_runtime.drafting.costs.tables import CONTEXTS, FIRST_ROWS, HEAD_ROWS, TARGET_ROWS, Costs, CostSource, Timings
+from eagle_runtime.drafting.costs.tables import (
+    CONTEXTS,
+    FIRST_ROWS,
+    HEAD_ROWS,
+    TARGET_ROWS,
+    Costs,
+    CostSource,
+    Pass,
+    Timings,
+)
 from eagle_runtime.drafting.drafter import Drafter, NoDraft
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.generate import Cycle, generate
@@ -69,14 +78,13 @@ def decode(
     tokens, seconds = 0, 0.0
     for number in range(count // 100):
         prompt = [1, 2, 3, number % VOCAB]
-        drafter: Drafter = NoDraft()
+        drafter: Drafter = NoDraft(costs, machine.clock)
         if costs is not None:
             draft = Head(TimedHead(head, 4, machine), 600, 200)
             drafter = CostAwareDrafter(draft, costs, acceptance, top_k=4, clock=machine.clock)
-        timed = costs.verified if isinstance(costs, LearnedCosts) else None
         target = Target(TimedTarget(TARGET, machine), 600)
         begun, found = 0.0, 0
-        for event in generate(target, drafter, Sampler(SamplingParams(), prompt, VOCAB), prompt, machine.clock, timed):
+        for event in generate(target, drafter, Sampler(SamplingParams(), prompt, VOCAB), prompt, machine.clock):
             if isinstance(event, Cycle):
                 found += len(event.step.tokens)
             else:
@@ -139,7 +147,7 @@ def test_a_first_generation_loses_little_to_plain_decoding(name: str, share: flo
     true, prior = MACHINES[name]
     tokens, seconds = decode(Machine(true), LearnedCosts(unknown(prior)), 200, share)
     plain, of_plain = decode(Machine(true), None, 200, share)
-    assert seconds / (of_plain / plain) <= tokens + 2 * (CREDIT + SHARE * tokens)
+    assert seconds / (of_plain / plain) <= tokens + 2 * (CREDIT + SAVING * tokens)
 
 
 def some_passes(slow: float = 1.0) -> list[Pass]:
@@ -292,19 +300,53 @@ def test_generations_teach_and_twins_share(model: EagleModel) -> None:
     assert model.costs() == twin.costs() != known
 
 
-def test_a_consumer_that_takes_its_time_teaches_nothing() -> None:
-    clock, told = Machine(CPU_PRIOR), []
+class Recorder(LearnedCosts):
+    """Keeps the passes that it learns from."""
 
-    def timed(rows: int, context: int, seconds: float) -> None:
-        told.append((rows, context, seconds))
+    def __init__(self) -> None:
+        super().__init__(unknown(CPU_PRIOR))
+        self.passes: list[Pass] = []
 
+    def learn(self, passes: Sequence[Pass]) -> None:
+        self.passes += passes
+
+
+def test_time_between_two_pieces_is_not_learned_from() -> None:
+    clock, costs = Machine(CPU_PRIOR), Recorder()
     target = Target(TimedTarget(TARGET, clock), 100)
-    for _ in generate(target, NoDraft(), Sampler(SamplingParams(), [1, 2], VOCAB), [1, 2], clock.clock, timed):
+    drafter = NoDraft(costs, clock.clock)
+    for _ in generate(target, drafter, Sampler(SamplingParams(), [1, 2], VOCAB), [1, 2], clock.clock):
         clock.now += 1000.0
-        if len(told) == 3:
+        if len(costs.passes) == 3:
             break
-    assert [(rows, context) for rows, context, _ in told] == [(1, 2), (1, 3), (1, 4)]
-    assert max(seconds for _, _, seconds in told) == pytest.approx(CPU_PRIOR.plain_at(4))
+    assert [(one.kind, one.rows, one.context) for one in costs.passes] == [("plain", 1, rows) for rows in (2, 3, 4)]
+    assert max(one.seconds for one in costs.passes) == pytest.approx(CPU_PRIOR.plain_at(4))
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+def test_the_passes_of_a_cycle_add_up_to_its_seconds(drafted: bool) -> None:
+    """With drafts the head's first level, its further ones, then the verification, each with the time that it took."""
+    clock, costs, taken = Machine(CPU_PRIOR), Recorder(), 0.0
+    target = Target(TimedTarget(TARGET, clock), 300)
+    drafter: Drafter = NoDraft(costs, clock.clock)
+    if drafted:
+        head = Head(TimedHead(Blend(3.0, TARGET, Table(VOCAB, 1, 3.0)), 4, clock), 300, 200)
+        drafter = CostAwareDrafter(head, costs, AcceptanceStats(), top_k=4, clock=clock.clock)
+        costs._plain = 100  # so that no verification without drafts is asked for
+    sizes = []
+    events = generate(target, drafter, Sampler(SamplingParams(), [1, 2], VOCAB), [1, 2], clock.clock)
+    next(events)
+    for event in itertools.islice(events, 8):
+        assert isinstance(event, Cycle)
+        sizes.append(event.tree.num_nodes)
+        if sizes[1:]:  # the first draft reads the prompt, which is not learned from
+            taken += event.draft_s + event.verify_s + event.host_s
+        else:
+            costs.passes.clear()
+    kinds = [one.kind for one in costs.passes]
+    assert sum(one.seconds for one in costs.passes) == pytest.approx(taken)
+    assert [one.rows for one in costs.passes if one.kind in ("target", "plain")] == sizes[1:]
+    assert set(kinds) == ({"first", "head", "target"} if drafted else {"plain"})
 
 
 def test_what_was_learned_is_kept(cache: Path, model: EagleModel, bundle_of: Callable[..., Path]) -> None:
@@ -323,9 +365,7 @@ def taught(file: str = "costs.json") -> LearnedCosts:
     """Costs that saw enough passes to be kept."""
     costs = open_costs(file, lambda: CPU_PRIOR)
     for _ in range(FEW):
-        costs.drafted("first", 2, 64, 2e-3)
-        costs.drafted("head", 4, 64, 2e-3)
-        costs.verified(8, 64, 30e-3)
+        costs.learn([Pass("first", 2, 64, 2e-3), Pass("head", 4, 64, 2e-3), Pass("target", 8, 64, 26e-3)])
     return costs
 
 
@@ -344,7 +384,7 @@ def test_a_file_is_read_back(cache: Path) -> None:
 
 def test_few_passes_are_not_worth_a_file(cache: Path) -> None:
     costs = open_costs("costs.json", lambda: CPU_PRIOR)
-    costs.verified(1, 64, 30e-3)
+    costs.learn([Pass("plain", 1, 64, 30e-3)])
     costs.close()
     assert not cache.exists()
 

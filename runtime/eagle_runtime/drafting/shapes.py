@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from eagle_runtime.arguments import checked_int
-from eagle_runtime.drafting.head import Head, Proposal, Scratch
+from eagle_runtime.drafting.head import DraftHead, Proposal, Scratch
 from eagle_runtime.errors import RequestError
 from eagle_runtime.tree import (
     MAX_DEPTH,
@@ -33,7 +33,7 @@ class TreeShape(Protocol):
     def scratch(self) -> int:
         """Head rows that growing one tree takes."""
 
-    def grow(self, head: Head, root: int, first: Proposal, max_nodes: int) -> Tree:
+    def grow(self, head: DraftHead, root: int, first: Proposal, max_nodes: int) -> Tree:
         """first: the proposal for the children of the root (T = 1)."""
 
 
@@ -64,7 +64,7 @@ class DynamicTree:
     def scratch(self) -> int:
         return self.depth * self.top_k
 
-    def grow(self, head: Head, root: int, first: Proposal, max_nodes: int) -> Tree:
+    def grow(self, head: DraftHead, root: int, first: Proposal, max_nodes: int) -> Tree:
         k = self.top_k
         tokens, scores = [first.tokens[0, :k]], [first.log_probs[0, :k]]  # the pool, one array per level
         parents: list[Int] = [np.full(k, -1, np.int64)]
@@ -110,7 +110,7 @@ class StaticTree:
     def scratch(self) -> int:
         return len({choice[:-1] for choice in self.choices} - {()})
 
-    def grow(self, head: Head, root: int, first: Proposal, max_nodes: int) -> Tree:
+    def grow(self, head: DraftHead, root: int, first: Proposal, max_nodes: int) -> Tree:
         choices = self.choices[: max_nodes - 1]
         parents = choice_parents(choices)
         ranks = np.array([-1, *(choice[-1] for choice in choices)], np.int64)

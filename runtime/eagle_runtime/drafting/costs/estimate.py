@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +25,11 @@ from eagle_runtime.drafting.costs.tables import (
     LARGEST,
     TARGET_ROWS,
     Costs,
+    Pass,
     Timings,
     line_of,
 )
 
-Kind = Literal["target", "plain", "head", "first"]
 Array = npt.NDArray[np.float64]
 
 SCALE, PLAIN, TARGET_CONTEXT, HEAD_CONTEXT, SIZES = range(5)
@@ -57,15 +56,6 @@ class Belief:
     base: Costs
     corrections: Array
     spread: Array
-
-
-class Pass(NamedTuple):
-    """One forward pass with the host's work around it. rows: of the pass; context: rows before it."""
-
-    kind: Kind
-    rows: int
-    context: int
-    seconds: float
 
 
 def _weights(rows: Sequence[int]) -> Array:

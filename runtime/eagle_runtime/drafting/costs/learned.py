@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from eagle_runtime.drafting.costs.estimate import SCALE, Array, Belief, Kind, Pass, learned, measured, table, unknown
+from eagle_runtime.drafting.costs.estimate import SCALE, Array, Belief, learned, measured, table, unknown
 from eagle_runtime.drafting.costs.storage import read_belief, write_belief
-from eagle_runtime.drafting.costs.tables import Costs
+from eagle_runtime.drafting.costs.tables import Costs, Pass
 
 MOVED = 0.03  # of a correction, before the table in use is made again
 NOTABLE = 0.1  # the same before it is written at the end of a generation
@@ -37,7 +37,6 @@ class LearnedCosts:
         self._passes = 0
         self._plain = 0
         self._cycles = 0
-        self._head_passes: list[Pass] = []
 
     @property
     def now(self) -> Costs:
@@ -56,22 +55,13 @@ class LearnedCosts:
         """The table with all that is known, the machine's speed of late included."""
         return table(self._belief)
 
-    def drafted(self, kind: Kind, rows: int, context: int, seconds: float) -> None:
-        """A pass of the head, of the verification that comes next. rows: 0 if it teaches nothing, as that over a
-        prompt."""
-        self._head_passes.append(Pass(kind, rows, context, seconds))
-
-    def verified(self, rows: int, context: int, seconds: float) -> None:
-        """A verification. seconds: of the whole cycle, drafting included."""
-        passes, self._head_passes = self._head_passes, []
+    def learn(self, passes: Sequence[Pass]) -> None:
+        """As in CostSource."""
         self._cycles += 1
         if self._cycles > ALL and self._cycles % SOME and not self.asks_for_plain:
             return
-        left = seconds - sum(one.seconds for one in passes)
-        kind: Kind = "target" if passes or rows > 1 else "plain"
-        passes = [one for one in [*passes, Pass(kind, rows, context, left)] if one.rows > 0 and one.seconds > 0]
         self._belief = learned(self._belief, passes)
-        self._plain += kind == "plain"
+        self._plain += any(one.kind == "plain" for one in passes)
         self._passes += len(passes)
         if _moved(self._belief.corrections, self._made_of) > MOVED:
             self._now, self._made_of = table(self._belief), self._belief.corrections

@@ -7,14 +7,17 @@ context, and in between taken as straight lines.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 Seconds = npt.NDArray[np.float64]
-HeadPass = Literal["head", "first"]  # a level of the head's tree below another, and the first level
+# Forward passes: a tree's verification, one of a single token that follows another such, a level of the head's tree,
+# and its first level, for which the head also reads the rows that were accepted.
+Kind = Literal["target", "plain", "head", "first"]
 
 LARGEST = 64  # nodes of a tree whose size follows the costs
 TARGET_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, LARGEST)
@@ -50,6 +53,15 @@ def line_of(timings: Timings) -> tuple[Seconds, Seconds]:
     return near, np.maximum(far[0] - near, 0) / (long - short)
 
 
+class Pass(NamedTuple):
+    """One forward pass with the host's work around it. rows: of the pass; context: rows before it."""
+
+    kind: Kind
+    rows: int
+    context: int
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class Costs:
     """Of verifying a tree, and of growing one by a level; None without a head. Both with the host's own work.
@@ -77,20 +89,20 @@ class Costs:
         """Fixed costs ask for nothing, and learn nothing."""
         return False
 
-    def drafted(self, kind: HeadPass, rows: int, context: int, seconds: float) -> None:
-        """A pass of the head, which changes nothing."""
+    def learn(self, passes: Sequence[Pass]) -> None:
+        """Fixed costs stay as they are."""
 
 
 class CostSource(Protocol):
-    """Where trees take their costs from, and what is told of drafting: fixed Costs, or LearnedCosts."""
+    """Where cost-aware trees take their costs from: fixed Costs, or LearnedCosts."""
 
     @property
-    def now(self) -> Costs: ...
+    def now(self) -> Costs:
+        """The table to size the next tree by."""
 
     @property
     def asks_for_plain(self) -> bool:
         """Whether the next verification should be one without drafts."""
 
-    def drafted(self, kind: HeadPass, rows: int, context: int, seconds: float) -> None:
-        """A pass of the head with the host's work on it. rows: 0 if it was another kind of work, as reading a
-        prompt."""
+    def learn(self, passes: Sequence[Pass]) -> None:
+        """Called with the timed passes of every cycle, the verification last."""
