@@ -16,8 +16,7 @@ def check_children(top_k: int, children: int) -> None:
     """Raises RequestError for more children per node than the top_k tokens that a head returns per row."""
     if children > top_k:
         raise RequestError(
-            f"the tree asks for {children} children per node, but the bundle's head computes {top_k}; "
-            "lower --draft-top-k"
+            f"the tree asks for {children} children per node, but the bundle's head computes {top_k}; lower draft_top_k"
         )
 
 
@@ -30,7 +29,7 @@ class EagleDrafter:
         if shape.scratch > head.scratch:
             raise RequestError(
                 f"growing the tree takes {shape.scratch} rows, but the head has room for {head.scratch}; "
-                "lower --depth or --draft-top-k"
+                "lower depth or draft_top_k"
             )
         self._head = head
         self._shape = shape

@@ -177,7 +177,7 @@ class _OutputCheck:
             self._warned = True
             warnings.warn(
                 "the draft head computes what it should not (NaN, infinities, or ids outside the vocabulary): drafts "
-                "are lost, but the output does not change; export the head again, or with --draft-precision fp32",
+                "are lost, but the output does not change; export the head again, or in fp32",
                 EagleWarning,
                 stacklevel=2,
             )
