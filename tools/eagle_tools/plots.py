@@ -18,7 +18,7 @@ class CalibrationLine(NamedTuple):
     label: str
     confidence: npt.NDArray[np.float64]
     accepted: npt.NDArray[np.float64]
-    count: npt.NDArray[np.int64]
+    nodes: npt.NDArray[np.int64]
 
 
 def calibration_plot(lines: Sequence[CalibrationLine], path: Path) -> None:
@@ -26,9 +26,9 @@ def calibration_plot(lines: Sequence[CalibrationLine], path: Path) -> None:
     of nodes."""
     figure, axes = _new("confidence of the head", "share accepted")
     axes.plot([0, 1], [0, 1], color="grey", linestyle="--", linewidth=1, label="confidence = share accepted")
-    for label, confidence, accepted, count in lines:
+    for label, confidence, accepted, nodes in lines:
         (line,) = axes.plot(confidence, accepted, linewidth=1.5, label=label)
-        axes.scatter(confidence, accepted, s=10 + 40 * count / count.max(), color=line.get_color())
+        axes.scatter(confidence, accepted, s=10 + 40 * nodes / nodes.max(), color=line.get_color())
     axes.set(xlim=(0, 1), ylim=(0, 1))
     _save(figure, axes, path)
 
