@@ -1,4 +1,4 @@
-"""The demo pair's target: a small Llama trained from nothing on CPU cores, an hour or so (see train_demo_pair.py)."""
+"""Trains the demo pair's target: a small Llama, about an hour on CPU cores (see train_demo_pair.py)."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from eagle_runtime.errors import EagleError
+from eagle_runtime.files import replacing
 
 CONFIG = LlamaConfig(
     vocab_size=4096,
@@ -45,14 +46,14 @@ Ids = npt.NDArray[np.uint16]
 
 
 class TrainError(EagleError):
-    """The training cannot start or go on."""
+    """The training cannot start or continue."""
 
 
 def train_target(work: Path, out: Path, seconds: float, workers: int) -> None:
     """Train for that many seconds in all, then write the model to `out` in fp16. Continues work/target.pt.
 
-    workers: processes of one thread each. They wait for one another once a step; threads of one process would in
-    every operator, which takes twice as long where other programs want the cores too."""
+    workers: processes of one thread each. Processes wait for one another once a step, threads of one process in every
+    operator, which takes twice as long while other programs use the cores."""
     for name in ("train", "heldout"):
         read_tokens(work / f"{name}.bin")
     rendezvous = work / "rendezvous"
@@ -118,11 +119,11 @@ def train_worker(rank: int, workers: int, rendezvous: Path, work: Path, out: Pat
         done = {"step": step, "tokens": tokens, "seconds": round(elapsed, 1), "params": params}
         log(journal, done | held_out_losses(model, held_out) | {"done": True})
         model.half().save_pretrained(out)
-        (out / "model.safetensors").chmod(0o644)  # safetensors writes for the owner alone
+        (out / "model.safetensors").chmod(0o644)  # safetensors makes files that only their owner can read
 
 
 def new_model() -> LlamaForCausalLM:
-    """Layers start out adding nothing, which speeds up the first steps."""
+    """Returns an untrained model. Its layers add nothing at first, which speeds up the first steps."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(CONFIG)
     for layer in model.model.layers:
@@ -132,14 +133,14 @@ def new_model() -> LlamaForCausalLM:
 
 
 def from_first(seconds: float) -> float:
-    """The first process's clock: all must stop after the same step."""
+    """Returns the first process's time in every process, so that all stop after the same step."""
     value = torch.tensor(seconds, dtype=torch.float64)
     distributed.broadcast(value, 0)
     return value.item()
 
 
 def average_gradients(model: LlamaForCausalLM) -> None:
-    """Over all processes, in one message."""
+    """Average the gradients over all processes, in one message."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     flat = torch.cat([gradient.flatten() for gradient in gradients]) / distributed.get_world_size()
     distributed.all_reduce(flat)
@@ -148,7 +149,7 @@ def average_gradients(model: LlamaForCausalLM) -> None:
 
 
 def unflatten(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Cut one row of numbers into tensors of the shapes of `like`."""
+    """Returns one row of numbers as tensors of the shapes of `like`."""
     parts = torch.split(flat, [tensor.numel() for tensor in like])
     return [part.view_as(tensor) for part, tensor in zip(parts, like, strict=True)]
 
@@ -180,7 +181,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
-    """The matrix with its singular values brought near 1, by five Newton-Schulz steps."""
+    """Returns the matrix with its singular values near 1, by five Newton-Schulz steps."""
     if matrix.shape[0] > matrix.shape[1]:
         return orthogonal(matrix.T).T
     x: torch.Tensor = matrix / (matrix.norm() + 1e-7)
@@ -191,34 +192,34 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def make_optimizers(model: LlamaForCausalLM) -> tuple[torch.optim.Optimizer, ...]:
-    """Muon for the layers' matrices, Adam for the embedding and the norms."""
+    """Returns Muon for the layers' matrices and Adam for the embedding and the norms."""
     matrices = [parameter for parameter in model.model.layers.parameters() if parameter.ndim > 1]
     rest = [parameter for name, parameter in model.named_parameters() if "proj" not in name]
     return Muon(matrices, MUON_RATE), torch.optim.Adam(rest, lr=ADAM_RATE, betas=(0.9, 0.98), fused=True)
 
 
 def schedule(share: float) -> float:
-    """Factor of the learning rates: linear warm-up, then a cosine down to a hundredth; share of the time that is over,
-    0 to 1."""
+    """Returns the factor of the learning rates: linear warm-up, then a cosine down to 0.01. share: elapsed share of the
+    time, 0 to 1."""
     if share < WARM_UP:
         return max(share / WARM_UP, 0.01)
     return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (share - WARM_UP) / (1 - WARM_UP)))
 
 
 def windows(tokens: Ids, starts: npt.NDArray[np.int64], length: int) -> torch.Tensor:
-    """[rows, length + 1] ids from each start on."""
+    """Returns ids [rows, length + 1], one row from each start."""
     return torch.from_numpy(tokens[starts[:, None] + np.arange(length + 1)].astype(np.int64))
 
 
 def next_token_loss(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy in nats; ids [rows, length + 1]."""
+    """Returns the mean cross-entropy in nats. ids: [rows, length + 1]."""
     logits = model(ids[:, :-1], use_cache=False).logits
     return functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
 
 @torch.no_grad()
 def held_out_losses(model: LlamaForCausalLM, tokens: Ids) -> dict[str, float]:
-    """Mean cross-entropy over the held-out text, in windows side by side of either length."""
+    """Returns the mean cross-entropy over the held-out text, in adjacent windows of each length."""
     model.eval()
     means = {}
     for name, length in (("held_out_loss", SEQUENCE), ("held_out_long_loss", LONG)):
@@ -243,14 +244,14 @@ def save_state(
     tokens: int,
     elapsed: float,
 ) -> None:
-    """Beside the old one and renamed, so that an interruption leaves one of them whole."""
+    """Save the training state; an interruption leaves the old file or the new one."""
     state = {"model": model.state_dict(), "optimizers": [optimizer.state_dict() for optimizer in optimizers]}
-    torch.save(state | {"step": step, "tokens": tokens, "elapsed": elapsed}, path.with_suffix(".new"))
-    path.with_suffix(".new").replace(path)
+    with replacing(path) as new:
+        torch.save(state | {"step": step, "tokens": tokens, "elapsed": elapsed}, new)
 
 
 def machine() -> dict[str, Any]:
-    """What the figures of a log were measured on."""
+    """Returns the machine and versions, for the log."""
     return {
         "device": "cpu",
         "machine": platform.machine(),

@@ -3,12 +3,12 @@
     python tools/train_demo_pair.py data -w WORK                 # tokenizer, token files, held-out prompts
     python tools/train_demo_pair.py target -w WORK --minutes 60  # the same command continues an interrupted run
     python tools/train_demo_pair.py edits -w WORK                # prompts whose answers repeat what stands in them
-    python tools/train_demo_pair.py answers -w WORK              # what the target writes, for the heads to learn from
-    python tools/train_demo_pair.py heads -w WORK --minutes 30   # both heads, with eagle-train; keeps 10 GB of features
+    python tools/train_demo_pair.py answers -w WORK              # answers by the target, for the heads
+    python tools/train_demo_pair.py heads -w WORK --minutes 30   # both heads; caches 10 GB of features
     python tools/train_demo_pair.py scaling -w WORK              # tau against training tokens, as a plot
 
-Every machine with Python has the text, so anyone can repeat the training; the text differs a little from one Python
-release to the next. Whole files are held out, chosen by a hash of their path.
+Every machine with Python has the text, so that the training can be repeated anywhere; the text differs a little between
+Python releases. Whole files are held out, chosen by a hash of their path.
 """
 
 from __future__ import annotations
@@ -47,25 +47,29 @@ PAIR = Path(__file__).parent / "demo_pair"
 EOS = "<|endoftext|>"
 HELD_OUT = 3  # percent of the files
 PROMPTS, PROMPT_TOKENS = 80, (40, 120)
-EDITED_TOKENS = 64  # of the answer that stands in an edit
-DISTINCT = 0.6  # share of its pairs of neighbouring tokens that must differ: a small model often goes round in circles
+EDITED_TOKENS = 64  # tokens of the answer that an edit prompt contains
+DISTINCT = 0.6  # minimum share of distinct token pairs in an answer: a small model often repeats itself
 
-# Left out of the text: tables of numbers, other people's packages, what a build generated.
+# Left out of the text: tables of numbers, third-party packages, generated files.
 SKIPPED_FOLDERS = {"__pycache__", "site-packages", "dist-packages", "encodings"}
 SKIPPED_FOLDERS |= {"pydoc_data", "lib-dynload", "_bundled"}
-TEST_FOLDERS = {"test", "tests", "idle_test"}  # most of the text, and the plainest: the tokenizer learns from the rest
+TEST_FOLDERS = {"test", "tests", "idle_test"}  # most of the text, and repetitive: the tokenizer is trained on the rest
 LONGEST = 600_000  # characters of a file; longer ones are tables
 
 KINDS = ("eagle1", "eagle3")
-GREEDY, SAMPLED, ANSWER_TOKENS = 4000, 3200, 192  # prompts that the target goes on from, most tokens of an answer
-FAR, FAR_TOKENS = 64, 3328  # windows of training text by which the heads learn to draft far into a text
+GREEDY, SAMPLED, ANSWER_TOKENS = 4000, 3200, 192  # number of prompts, maximum tokens of an answer
+FAR, FAR_TOKENS = 64, 3328  # windows of training text at whose length the heads learn to draft
 HEAD_BATCH = {"eagle1": 8, "eagle3": 2}  # answers per step: unrolled heads learn slowly, so they step often
 DRAFT_VOCAB, TTT_STEPS = 2816, 5  # EAGLE-3: tokens that the head knows, unrolled steps
-# Of a head that goes on from an earlier one: the weight of EAGLE-1's cross-entropy once the head tells features well;
-# EAGLE-3's answers per step and unrolled steps, since its later steps gain from the first being right.
+# For a head that continues from an earlier one: the weight of EAGLE-1's cross-entropy, higher since the head predicts
+# features well; EAGLE-3's answers per step and unrolled steps, since later steps gain if the first one is right.
 CLASSIFICATION = 1.0
 LATER_BATCH, LATER_TTT_STEPS = 8, 3
-SHARES, SCALING_PROMPTS, SCALING_TOKENS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1), 16, 64  # of the scaling plot
+SHARES, SCALING_PROMPTS, SCALING_TOKENS = (
+    (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1),
+    16,
+    64,
+)  # points, prompts and tokens of the scaling plot
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -154,7 +158,7 @@ def make_data(work: Path, out: Path) -> None:
 
 
 def sources() -> Iterator[tuple[str, str]]:
-    """(relative path, text) of the standard library's modules and their tests, in one order everywhere."""
+    """Yields (relative path, text) of the standard library's modules and their tests, in the same order everywhere."""
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root)
@@ -162,21 +166,21 @@ def sources() -> Iterator[tuple[str, str]]:
             try:
                 text = path.read_text(encoding="utf-8")
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # of what the text escapes
+                    warnings.simplefilter("ignore")  # about escapes in the text
                     ast.parse(text)
-            except (UnicodeDecodeError, SyntaxError, ValueError):  # tests hold files that are meant to be wrong
+            except (UnicodeDecodeError, SyntaxError, ValueError):  # some test files are wrong on purpose
                 continue
             if len(text) < LONGEST:
                 yield name.as_posix(), text
 
 
 def is_held_out(path: str) -> bool:
-    """The same files on every machine."""
+    """Returns whether a file is held out; the same on every machine."""
     return int.from_bytes(hashlib.sha256(path.encode()).digest()[:4], "big") % 100 < HELD_OUT
 
 
 def train_tokenizer(texts: list[str]) -> Tokenizer:
-    """Byte-level BPE: any text has ids, and runs of spaces (Python's indents) are one token."""
+    """Returns a byte-level BPE: it encodes any text, and runs of spaces (Python's indents) as one token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -189,7 +193,7 @@ def train_tokenizer(texts: list[str]) -> Tokenizer:
 
 
 def openings(tokenizer: Tokenizer, files: list[tuple[str, str]]) -> list[str]:
-    """The first lines of all functions and classes, PROMPT_TOKENS long, in an order that mixes the files."""
+    """Returns the first lines of all functions and classes, PROMPT_TOKENS long, in an order that mixes the files."""
     low, high = PROMPT_TOKENS
     rng = np.random.default_rng(0)
     starts = []
@@ -211,9 +215,8 @@ def openings(tokenizer: Tokenizer, files: list[tuple[str, str]]) -> list[str]:
 
 
 def make_edits(work: Path, out: Path) -> None:
-    """Write out/edits.jsonl: held-out prompts, each with what the target makes of it, and the prompt again under
-    another name, as somebody begins to write who changes a name. Prompts whose answer goes round in circles are left
-    out."""
+    """Write out/edits.jsonl: held-out prompts, each followed by the target's answer and by the prompt again with a name
+    changed, as in an edit that renames something. Prompts whose answer repeats itself are left out."""
     work.mkdir(parents=True, exist_ok=True)
     bundle = work / "edits.bundle"
     if bundle.exists():
@@ -233,7 +236,7 @@ def make_edits(work: Path, out: Path) -> None:
 
 
 def renamed(text: str) -> str:
-    """Code with its most frequent name of four letters or more changed, but for `self`."""
+    """Returns code with its most frequent name of four letters or more changed, except `self`."""
     names = [name for name in re.findall(r"[A-Za-z_]\w{3,}", text) if not keyword.iskeyword(name) and name != "self"]
     if not names:
         return text
@@ -241,9 +244,9 @@ def renamed(text: str) -> str:
 
 
 def write_answers(work: Path, out: Path) -> None:
-    """Let the target go on from training prompts, greedily and by sampling: what the heads learn from.
+    """Let the target answer training prompts, greedily and by sampling, as data for the heads.
 
-    Both halves at once, each with half of the cores."""
+    Both runs at once, each on half of the cores."""
     runs = []
     for name, temperature in (("greedy", "0"), ("sampled", "1")):
         arguments = ["generate", str(out / "target"), "--data", str(work / f"{name}-prompts.jsonl")]
@@ -254,8 +257,8 @@ def write_answers(work: Path, out: Path) -> None:
 
 
 def train_heads(work: Path, out: Path, minutes: float, init: Path | None, kinds: Sequence[str]) -> None:
-    """These heads at once with eagle-train, that many minutes each. Continues what is in `work`; starts from nothing,
-    or from the heads in the folder `init`."""
+    """Train heads of these kinds at once with eagle-train, that many minutes each. Continues what is in `work`, or
+    starts from the heads in the folder `init` or from untrained ones."""
     runs = []
     for kind in kinds:
         data = [work / "greedy.jsonl", work / "sampled.jsonl", work / "far.jsonl"]
@@ -273,9 +276,9 @@ def train_heads(work: Path, out: Path, minutes: float, init: Path | None, kinds:
 
 
 def measure_scaling(work: Path, out: Path, largest: int) -> None:
-    """tau of heads trained once over 1/16, 1/8 ... 1/1 of `largest` tokens, greedy, dynamic tree, held-out prompts:
-    work/scaling.jsonl and work/scaling.png."""
-    rows = [line for pair in zip(*answers(work), strict=False) for line in pair]  # alike parts of both
+    """Measure tau of heads trained once over 1/16, 1/8 ... 1/1 of `largest` tokens (greedy, dynamic tree, held-out
+    prompts). Writes work/scaling.jsonl and work/scaling.png."""
+    rows = [line for pair in zip(*answers(work), strict=False) for line in pair]  # equal shares of both
     runs, sizes = [], {}
     for share in SHARES:
         tokens, count = 0, 0
@@ -289,7 +292,7 @@ def measure_scaling(work: Path, out: Path, largest: int) -> None:
             steps = str(max(1, count // HEAD_BATCH[kind]))  # every row is one window
             arguments = [*head_arguments(kind, out, [data], work / name), "--steps", steps]
             sizes[name] = (kind, tokens)
-            if (work / name / "model.safetensors").is_file():  # from a run that was interrupted later
+            if (work / name / "model.safetensors").is_file():  # from an interrupted run
                 continue
             if (work / name).exists():
                 shutil.rmtree(work / name)
@@ -312,7 +315,7 @@ def measure_scaling(work: Path, out: Path, largest: int) -> None:
 
 
 def answers(work: Path) -> list[list[str]]:
-    """The lines of the target's greedy and sampled answers."""
+    """Returns the lines of the target's greedy and sampled answers."""
     paths = [work / "greedy.jsonl", work / "sampled.jsonl"]
     if missing := [path for path in paths if not path.is_file()]:
         raise TrainError(f"{missing[0]} is missing; run the answers stage first")
@@ -320,7 +323,7 @@ def answers(work: Path) -> list[list[str]]:
 
 
 def head_arguments(kind: str, out: Path, data: list[Path], folder: Path, init: Path | None = None) -> list[str]:
-    """Arguments of eagle-train, its budget aside. init: a head to go on from."""
+    """Returns the arguments of eagle-train without its budget. init: a head to continue from."""
     arguments = ["head", str(out / "target"), "--kind", kind, "-o", str(folder), "--data", *map(str, data)]
     batch, unrolled = HEAD_BATCH[kind], TTT_STEPS
     if init is not None:
@@ -335,8 +338,8 @@ def head_arguments(kind: str, out: Path, data: list[Path], folder: Path, init: P
 
 
 def in_parallel(runs: Sequence[tuple[str, list[str]]], work: Path) -> None:
-    """Several runs of eagle-train side by side, each with its share of the cores; what they print goes to
-    work/NAME.out. Raises TrainError if one fails."""
+    """Run eagle-train several times at once, each on its share of the cores. The output goes to work/NAME.out. Raises
+    TrainError if one fails."""
     threads = ["--threads", str(max(1, (os.cpu_count() or 1) // len(runs)))]
     with contextlib.ExitStack() as stack:
         started = []

@@ -130,7 +130,7 @@ def test_a_bundle_that_was_accepted_is_marked(
     assert err == "" and re.match(r"limits +below +it follows its source less closely than int8 should: agree", line)
     assert doctor_main([str(bundle), "--backend", "cpu", "--json"]) == 0
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
-    assert checks["limits"]["ok"] is False and checks["limits"]["found"] == certificate.kl
+    assert checks["limits"]["ok"] is False and checks["limits"]["measured"] == certificate.kl
 
 
 def test_the_precisions_that_are_named_lead_to_a_bundle(

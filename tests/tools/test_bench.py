@@ -36,7 +36,7 @@ TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[ass
 
 @pytest.fixture(scope="module")
 def bundle(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An fp32 bundle that takes text."""
+    """An fp32 bundle with a tokenizer."""
     folder = tmp_path_factory.mktemp("bench") / "pair"
     shutil.copytree(bundle_of("eagle1"), folder)
     put_tokenizer(folder)
@@ -60,8 +60,8 @@ def test_rows_tables_and_page(bundle: Path, prompts: Path, tmp_path: Path, capsy
     outputs = ["--output", files["jsonl"], "--markdown", files["md"], "--html", files["html"]]
     methods = "vanilla,eagle,chain,no-value,8/2/4"
     assert bench(bundle, prompts, "--max-new-tokens", 20, "--methods", methods, "--temperature", 0, 1, *outputs) == 0
-    printed, said = capsys.readouterr()
-    assert said == "" and printed == files["md"].read_text()
+    printed, errors = capsys.readouterr()
+    assert errors == "" and printed == files["md"].read_text()
 
     rows = read_rows(files["jsonl"])
     assert len(rows) == 5 * 2 * 2
@@ -98,8 +98,8 @@ def test_rows_tables_and_page(bundle: Path, prompts: Path, tmp_path: Path, capsy
             if (f"{r.bundle} · {r.precision} · {r.method} · T = {r.temperature:g}") == cycles["setup"]
             and r.prompt_id == cycles["prompt_id"]
         )
-        told = [t for c in cycles["cycles"] for t in (*(c["tokens"][n] for n in c["path"][1:]), c["next"])]
-        assert tuple(told[: row.new_tokens - 1]) == row.token_ids[1:]
+        emitted = [t for c in cycles["cycles"] for t in (*(c["tokens"][n] for n in c["path"][1:]), c["next"])]
+        assert tuple(emitted[: row.new_tokens - 1]) == row.token_ids[1:]
         assert cycles["cycles"][0]["tokens"][0] == row.token_ids[0]
         assert len(cycles["cycles"]) == row.target_passes
         assert cycles["prompt"] == QUESTIONS[[q.id for q in QUESTIONS].index(row.prompt_id)].turns[0]
@@ -135,25 +135,25 @@ def check_nesting(page: str) -> None:
 
 @pytest.fixture
 def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measuring memory takes a process each."""
+    """Skips the processes that measure memory."""
     monkeypatch.setattr(run, "peak_of", lambda job: Peak(10**8, None))
 
 
 @pytest.mark.usefixtures("without_memory")
-def test_json_says_what_the_table_says(bundle: Path, prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_figures_of_the_table(bundle: Path, prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(bundle, prompts, "--max-new-tokens", 12, "--count", 1, "--methods", "vanilla,eagle", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["lossless"] is True and found["differing"] == []
-    vanilla, eagle = found["setups"]
+    report = json.loads(capsys.readouterr().out)
+    assert report["lossless"] is True and report["differing"] == []
+    vanilla, eagle = report["setups"]
     assert (vanilla["method"], eagle["method"], eagle["temperature"]) == ("vanilla", "eagle", 0)
     assert eagle["tok_s"]["count"] == 1 and eagle["vs_vanilla"]["value"] == pytest.approx(
         eagle["tok_s"]["value"] / vanilla["tok_s"]["value"]
     )
-    assert any("1 questions as plain text" in fact for fact in found["facts"])
+    assert any("1 questions as plain text" in fact for fact in report["facts"])
 
 
 @pytest.mark.usefixtures("without_memory")
-def test_a_loss_is_loud(
+def test_a_different_token_is_reported(
     bundle: Path,
     bundle_of: Callable[..., Path],
     prompts: Path,
@@ -161,7 +161,7 @@ def test_a_loss_is_loud(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """One wrong token of one method on one prompt; in fp16 it may be a tie."""
+    """One wrong token of one method on one prompt is an error; in fp16 it may be a tie."""
 
     def doctored(setup: Setup, asked: Asked, result: Any) -> Row:
         row = row_of(setup, asked, result)
@@ -171,28 +171,28 @@ def test_a_loss_is_loud(
 
     monkeypatch.setattr("eagle_tools.bench.contenders.row_of", doctored)
     assert bench(bundle, prompts, "--max-new-tokens", 8, "--methods", "vanilla,eagle,chain") == 1
-    printed, said = capsys.readouterr()
-    assert said.startswith("eagle-bench: NOT LOSSLESS: chain on pair (fp32, cpu, T = 0), prompt 7: token 3 is ")
-    assert said.count("\n") == 1 and re.search(r"\| chain \|.* \| 1/2 \|$", printed, re.M)
+    printed, errors = capsys.readouterr()
+    assert errors.startswith("eagle-bench: NOT LOSSLESS: chain on pair (fp32, cpu, T = 0), prompt 7: token 3 is ")
+    assert errors.count("\n") == 1 and re.search(r"\| chain \|.* \| 1/2 \|$", printed, re.M)
 
-    monkeypatch.setitem(NEAR, "float32", 10.0)  # however near: only fp16 may tie
+    monkeypatch.setitem(NEAR, "float32", 10.0)  # only fp16 may have ties
     assert bench(bundle, prompts, "--max-new-tokens", 8, "--methods", "vanilla,eagle,chain") == 1
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == errors
 
-    halves = tmp_path / "pair"
-    shutil.copytree(bundle_of("eagle1", "fp16"), halves)
-    put_tokenizer(halves)
-    argv = (halves, prompts, "--max-new-tokens", 8, "--methods", "vanilla,chain", "--backend", "cpu")
-    told = "chain on pair (fp16, cpu, T = 0), prompt 7: token 3 is "
+    fp16 = tmp_path / "pair"
+    shutil.copytree(bundle_of("eagle1", "fp16"), fp16)
+    put_tokenizer(fp16)
+    argv = (fp16, prompts, "--max-new-tokens", 8, "--methods", "vanilla,chain", "--backend", "cpu")
+    sentence = "chain on pair (fp16, cpu, T = 0), prompt 7: token 3 is "
     assert bench(*argv) == 1
-    assert f"eagle-bench: NOT LOSSLESS: {told}" in capsys.readouterr().err
-    monkeypatch.setitem(NEAR, "float16", 10.0)  # as if rounding had set the two tokens apart
+    assert f"eagle-bench: NOT LOSSLESS: {sentence}" in capsys.readouterr().err
+    monkeypatch.setitem(NEAR, "float16", 10.0)  # as if the two tokens differed only by rounding
     assert bench(*argv) == 0
-    printed, said = capsys.readouterr()
-    assert not said and f"- equal but for rounding: {told}" in printed
+    printed, errors = capsys.readouterr()
+    assert not errors and f"- equal up to rounding: {sentence}" in printed
 
 
-def test_what_is_wrong_is_said_before_the_work(
+def test_wrong_input_is_refused_before_the_work(
     bundle: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = tmp_path / "other"
@@ -205,7 +205,7 @@ def test_what_is_wrong_is_said_before_the_work(
     cases: list[tuple[list[object], str]] = [
         (["--prompts", tmp_path / "none.jsonl"], "none.jsonl cannot be read"),
         (["--prompts", tmp_path / "empty.jsonl"], "empty.jsonl is empty"),
-        (["--prompts", twice], "question_id 1 stands twice"),
+        (["--prompts", twice], "question_id 1 occurs twice"),
         (["--count", 0], "number of questions is 0"),
         (["--max-new-tokens", 1], "max_new_tokens is 1"),
         (["--max-new-tokens", 5000], "the context of"),
@@ -219,9 +219,9 @@ def test_what_is_wrong_is_said_before_the_work(
         (["--output", tmp_path], "is a folder"),
         (["--html", tmp_path / "none" / "x.html"], "none does not exist"),
         (["--vs-pytorch", tmp_path], "has no config.json"),
-        (["--vs-pytorch", GOLDEN / "target", "--temperature", 1], "add 0 to --temperature"),
+        (["--vs-pytorch", GOLDEN / "target", "--temperature", 1], "add temperature 0"),
         (["--vs-pytorch", GOLDEN / "target", "--pytorch-methods", "eager,jit"], "PyTorch method 'jit' is unknown"),
-        (["--vs-pytorch", GOLDEN / "target", "--pytorch-methods", "assisted"], "--assistant need each other"),
+        (["--vs-pytorch", GOLDEN / "target", "--pytorch-methods", "assisted"], "an assistant need each other"),
     ]
     for more, says in cases:
         assert bench(bundle, prompts, *more) == 2, more
@@ -250,12 +250,12 @@ def test_tune_measures_and_draws(bundle: Path, tmp_path: Path, capsys: pytest.Ca
     check_nesting(page)
 
 
-def written(model: EagleModel, asked: Asked) -> str:
+def text_of(model: EagleModel, asked: Asked) -> str:
     return bytes(token - BYTES for token in asked.token_ids).decode()
 
 
-class Noted:
-    """A contender that only notes when it is asked what."""
+class Logged:
+    """A contender that only logs its calls."""
 
     pass_bytes = 0
 
@@ -271,11 +271,11 @@ class Noted:
         return Row(*self.setup[:4], asked.id, asked.category, 0.0, *figures, text)  # type: ignore[arg-type]
 
 
-def test_all_answer_a_prompt_before_any_sees_the_next_and_take_turns_to_begin(bundle: Path) -> None:
+def test_all_answer_a_prompt_before_any_gets_the_next_and_a_different_one_begins(bundle: Path) -> None:
     log: list[tuple[str, int | str, int]] = []
     with EagleModel.load(bundle, threads=1) as model:
         three = [Question(number, ("text",)) for number in range(4)]
-        rows = [row for _, row in interleave([Noted(name, log) for name in "abc"], model, three, 30)]
+        rows = [row for _, row in interleave([Logged(name, log) for name in "abc"], model, three, 30)]
     assert log[:3] == [(name, 0, 8) for name in "abc"]  # the warm-up
     order = ["abc", "bca", "cab", "abc"]
     assert log[3:] == [(name, number, 30) for number, names in enumerate(order) for name in names]
@@ -318,7 +318,7 @@ def test_methods_on_the_cpu_take_turns_and_keep_their_own_time(bundle: Path, mon
     assert sum(row.prefill_s + row.decode_s for row in rows) < wall
 
 
-def test_a_chat_goes_on_from_the_first_contenders_answer(bundle: Path, tmp_path: Path) -> None:
+def test_a_chat_continues_from_the_first_contenders_answer(bundle: Path, tmp_path: Path) -> None:
     chat = tmp_path / "chat"
     shutil.copytree(bundle, chat)
     put_listed(chat, "chat_template.jinja", TEMPLATE.encode())
@@ -327,7 +327,7 @@ def test_a_chat_goes_on_from_the_first_contenders_answer(bundle: Path, tmp_path:
         answers: list[str] = []
         said = []
         for asked in turns(model, question, answers):
-            said.append((asked.id, written(model, asked)))
+            said.append((asked.id, text_of(model, asked)))
             answers.append(f"re {asked.id}")
         assert said == [
             ("q", "[user]one[assistant]"),
@@ -335,8 +335,8 @@ def test_a_chat_goes_on_from_the_first_contenders_answer(bundle: Path, tmp_path:
             ("q/3", "[user]one[assistant]re q[user]two[assistant]re q/2[user]three[assistant]"),
         ]
         log: list[tuple[str, int | str, int]] = []
-        rows = [row for _, row in interleave([Noted(name, log) for name in "ab"], model, [question], 30)]
-        # The second turn is begun by b, and still follows a's answer.
+        rows = [row for _, row in interleave([Logged(name, log) for name in "ab"], model, [question], 30)]
+        # b begins the second turn, which still follows a's answer.
         assert [(row.method, row.prompt_id) for row in rows][2:4] == [("b", "q/2"), ("a", "q/2")]
         assert (
             rows[2].prompt_tokens == rows[3].prompt_tokens == len("[user]one[assistant]answer to q[user]two[assistant]")

@@ -17,7 +17,7 @@ from eagle_runtime.drafting.costs.prior import pass_bytes
 from eagle_runtime.errors import RequestError
 from eagle_tools.bench.charts import ticks
 from eagle_tools.bench.estimate import median_of, paired_ratio
-from eagle_tools.bench.identity import agreement, parted, told
+from eagle_tools.bench.identity import agreement, difference_sentence, differing_rows
 from eagle_tools.bench.machine import physical_cores, read_bandwidth
 from eagle_tools.bench.memory import Peak
 from eagle_tools.bench.methods import check_names, offered, settings_of, sweep
@@ -53,11 +53,11 @@ def row(method: str, prompt: int, tok_s: float, **changes: object) -> Row:
 
 def test_the_interval_of_a_median_holds_it_as_often_as_it_says() -> None:
     rng = np.random.default_rng(5)
-    found = [median_of(rng.normal(10, 2, 40).tolist(), seed) for seed in range(400)]
-    held = np.mean([estimate.low <= 10 <= estimate.high for estimate in found])
+    estimates = [median_of(rng.normal(10, 2, 40).tolist(), seed) for seed in range(400)]
+    held = np.mean([estimate.low <= 10 <= estimate.high for estimate in estimates])
     assert 0.91 < held < 0.98
-    assert all(estimate.low <= estimate.value <= estimate.high and estimate.count == 40 for estimate in found)
-    width = np.mean([estimate.high - estimate.low for estimate in found])
+    assert all(estimate.low <= estimate.value <= estimate.high and estimate.count == 40 for estimate in estimates)
+    width = np.mean([estimate.high - estimate.low for estimate in estimates])
     assert width == pytest.approx(2 * 1.96 * 1.2533 * 2 / np.sqrt(40), rel=0.15)  # a normal law's median
 
 
@@ -69,13 +69,13 @@ def test_the_median_of_one_value_is_certain_and_the_interval_the_same_twice() ->
 def test_a_paired_ratio_does_not_see_what_prompts_differ_in() -> None:
     slow = {prompt: float(10 ** (prompt % 3)) for prompt in range(30)}
     fast = {prompt: 2.5 * speed for prompt, speed in slow.items()}
-    found = paired_ratio(fast, slow)
-    assert found is not None and found.value == found.low == found.high == 2.5 and found.count == 30
+    ratio = paired_ratio(fast, slow)
+    assert ratio is not None and ratio.value == ratio.low == ratio.high == 2.5 and ratio.count == 30
 
 
 def test_a_paired_ratio_takes_what_both_have() -> None:
-    found = paired_ratio({1: 4.0, 2: 9.0, 3: 5.0, 4: 0.0}, {1: 2.0, 2: 3.0, 4: 1.0, 5: 1.0, 3: 0.0})
-    assert found is not None and (found.value, found.count) == (2.5, 2)
+    ratio = paired_ratio({1: 4.0, 2: 9.0, 3: 5.0, 4: 0.0}, {1: 2.0, 2: 3.0, 4: 1.0, 5: 1.0, 3: 0.0})
+    assert ratio is not None and (ratio.value, ratio.count) == (2.5, 2)
     assert paired_ratio({1: 4.0}, {2: 4.0}) is None
     assert ratio_text(None) == "-"
 
@@ -125,7 +125,7 @@ def test_markdown_keeps_sizes_apart_and_tells_categories() -> None:
     assert "| b | int8 | 16/3/4 | 0 | 3.00x, 2.00 | 3.00x, 2.00 |" in text
 
 
-def test_an_output_that_differs_is_told_with_its_place() -> None:
+def test_a_different_output_is_reported_with_its_position() -> None:
     rows = [row(method, p, 10, token_ids=(1, 2, 3)) for p in range(2) for method in ("eagle", "vanilla")]
     rows += [
         row("eager", 0, 10, backend="pytorch", token_ids=(9,)),
@@ -133,7 +133,7 @@ def test_an_output_that_differs_is_told_with_its_place() -> None:
     ]
 
     def faults(rows: list[Row]) -> list[str]:
-        return [told(row, reference, tie=False) for row, reference in parted(rows)]
+        return [difference_sentence(row, reference, tie=False) for row, reference in differing_rows(rows)]
 
     assert faults(rows) == []
     rows[2] = dataclasses.replace(rows[2], token_ids=(1, 7, 3))
@@ -205,8 +205,8 @@ def test_bytes_of_a_pass_leave_out_a_table_that_is_only_gathered() -> None:
     layer, table = TensorSpec("int8", (10, 10)), TensorSpec("float16", (50, 10))
     assert read(layer=layer, model__embed_tokens__weight=table) == 100 + 1000  # tied: the LM head reads it whole
     assert read(layer=layer, model__embed_tokens__weight=table, lm_head__weight=table) == 100 + 1000
-    halves = {"model__embed_tokens__weight__fp16": table}
-    assert read(**halves, model__embed_tokens__weight__int8=TensorSpec("int8", (10, 50))) == 500
+    fp16 = {"model__embed_tokens__weight__fp16": table}
+    assert read(**fp16, model__embed_tokens__weight__int8=TensorSpec("int8", (10, 50))) == 500
     assert read(layer=TensorSpec("int4", (10, 10)), other=TensorSpec("bfloat16", (3,))) == 50 + 6
 
 
@@ -223,8 +223,8 @@ def test_the_machine_answers() -> None:
 
 @pytest.mark.parametrize("top", [0.003, 0.7, 1, 3.2, 9.9, 10, 47, 132.1, 1999, 0])
 def test_ticks_are_few_round_and_within(top: float) -> None:
-    found = ticks(top)
-    assert (found[0] == 0 and max(found) <= top * (1 + 1e-9)) or top == 0
-    assert top == 0 or 3 <= len(found) <= 12
-    steps = np.diff(found)
+    positions = ticks(top)
+    assert (positions[0] == 0 and max(positions) <= top * (1 + 1e-9)) or top == 0
+    assert top == 0 or 3 <= len(positions) <= 12
+    steps = np.diff(positions)
     assert len(steps) == 0 or np.allclose(steps, steps[0])

@@ -77,8 +77,8 @@ def test_what_does_not_compile_is_left_out_in_one_line(model: PytorchModel, monk
 
     monkeypatch.setattr(PytorchModel, "generate", failing)
     said: list[str] = []
-    found = pytorch_contenders(model, TARGET, ("eager", "compiled"), Asked(0, "", REPEATED), said.append)
-    assert [contender.setup.method for contender in found] == ["eager"]
+    contenders = pytorch_contenders(model, TARGET, ("eager", "compiled"), Asked(0, "", REPEATED), said.append)
+    assert [contender.setup.method for contender in contenders] == ["eager"]
     assert said == ["PyTorch compiled, fp32: skipped, torch.compile failed (no C++ compiler)"]
 
 
@@ -97,11 +97,11 @@ def test_command_compares_in_one_table(
     more = ["--vs-pytorch", str(TARGET), "--pytorch-methods", "eager,prompt-lookup", "--output", str(rows)]
     assert main([*argv, *more, "--threads", "1"]) == 0
     printed = capsys.readouterr().out
-    found = read_rows(rows)
-    assert [r.method for r in found[:6]] == ["vanilla", "eagle", "eager", "prompt-lookup", "eager", "prompt-lookup"]
-    assert [r.precision for r in found[:6]] == ["fp32"] * 4 + ["bf16"] * 2
-    assert [r.method for r in found[6:8]] == ["eagle", "eager"]  # another begins
-    assert {r.new_tokens for r in found} == {16}
+    results = read_rows(rows)
+    assert [r.method for r in results[:6]] == ["vanilla", "eagle", "eager", "prompt-lookup", "eager", "prompt-lookup"]
+    assert [r.precision for r in results[:6]] == ["fp32"] * 4 + ["bf16"] * 2
+    assert [r.method for r in results[6:8]] == ["eagle", "eager"]  # another begins
+    assert {r.new_tokens for r in results} == {16}
     assert "16 new tokens, end-of-sequence ignored" in printed
     assert re.search(r"^\| target \| fp32 \| pytorch \| eager \| [^|]+ \| - \| 1.00x .* \| 2/2 \|$", printed, re.M)
     assert re.search(r"^\| pair \| fp32 \| cpu \| eagle \| [^|]+ \| [\d.]+x [^|]+ \| [\d.]+x ", printed, re.M)
@@ -142,13 +142,13 @@ def test_compiled_emits_the_same_and_compiles_once() -> None:
 
 
 @pytest.mark.slow
-def test_a_missing_compiler_is_told(tmp_path: Path) -> None:
+def test_a_missing_compiler_is_reported(tmp_path: Path) -> None:
     code = (
         "from pathlib import Path; from eagle_tools.bench.pytorch import PytorchModel, pytorch_contenders; "
         f"from eagle_tools.bench.rows import Asked; target = Path({str(TARGET)!r}); "
         "model = PytorchModel(target, 'fp32', 1, 64, None); "
-        "found = pytorch_contenders(model, target, ('eager', 'compiled'), Asked(0, '', (1, 2, 3)), print); "
-        "print([contender.setup.method for contender in found])"
+        "contenders = pytorch_contenders(model, target, ('eager', 'compiled'), Asked(0, '', (1, 2, 3)), print); "
+        "print([contender.setup.method for contender in contenders])"
     )
     path = os.pathsep.join(entry for entry in sys.path if entry)
     env = {**os.environ, "PYTHONPATH": path, "CXX": "no-such-compiler", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}

@@ -39,18 +39,18 @@ def on_device(bundle: Path) -> tuple[Session, Session]:
 @pytest.mark.parametrize(("kind", "precision"), [("eagle1", "fp32"), ("eagle3", "fp16")])
 def test_host_and_device_say_the_same(kind: str, precision: str, bundle_of: Callable[..., Path]) -> None:
     bundle = bundle_of(kind, precision)
-    found = compare_sessions(on_host(bundle), on_device(bundle), 256, PROMPTS)
-    assert [(each.graph, each.output) for each in found] == OUTPUTS
-    for each in found:
+    differences = compare_sessions(on_host(bundle), on_device(bundle), 256, PROMPTS)
+    assert [(each.graph, each.output) for each in differences] == OUTPUTS
+    for each in differences:
         assert each.largest <= 2e-3 * each.scale and each.scale > 1
         assert each.agreement == (1 if each.output in ("logits", "log_probs") else None)
 
 
 def test_another_precision_differs_everywhere(bundle_of: Callable[..., Path]) -> None:
-    found = compare_sessions(on_host(bundle_of("eagle1")), on_host(bundle_of("eagle1", "int8")), 256, PROMPTS)
-    for each in found:
+    differences = compare_sessions(on_host(bundle_of("eagle1")), on_host(bundle_of("eagle1", "int8")), 256, PROMPTS)
+    for each in differences:
         assert 1e-3 * each.scale < each.largest < 0.5 * each.scale
-    logits = found[0]
+    logits = differences[0]
     assert logits.agreement is not None and 0.5 < logits.agreement <= 1
 
 
@@ -71,13 +71,13 @@ class Broken:
 
 @pytest.mark.parametrize("wrong", [7.0, np.nan])
 @pytest.mark.parametrize(("graph", "output"), OUTPUTS)
-def test_a_wrong_output_is_found(graph: str, output: str, wrong: float, bundle_of: Callable[..., Path]) -> None:
+def test_a_wrong_output_is_detected(graph: str, output: str, wrong: float, bundle_of: Callable[..., Path]) -> None:
     """And no other is blamed for it: heads are fed the reference's features."""
     bundle = bundle_of("eagle1")
     target, head = on_host(bundle)
     pair: Any = (Broken(target, output, wrong), head) if graph == "target" else (target, Broken(head, output, wrong))
-    found = compare_sessions(on_host(bundle), pair, 256, PROMPTS)
-    for each in found:
+    differences = compare_sessions(on_host(bundle), pair, 256, PROMPTS)
+    for each in differences:
         if (each.graph, each.output) != (graph, output):
             assert each.largest < 1e-4
         elif np.isnan(wrong):

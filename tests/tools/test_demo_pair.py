@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 from eagle_export.bundle import export
 from eagle_runtime import EagleModel, SamplingParams
-from eagle_runtime.drafting.coupling import Coupling, Trust
+from eagle_runtime.drafting.coupling import GumbelRanker, NoiseWeight, RankedHead
 from eagle_runtime.drafting.eagle import EagleDrafter
 from eagle_runtime.drafting.shapes import DynamicTree
 from eagle_runtime.generate import Cycle, generate
@@ -30,7 +30,7 @@ LARGE = Shape(16, 2048, 32, 8, 64, 8192)  # Llama-3.2-1B but for the vocabulary
 NEW_TOKENS = 24
 
 
-def test_it_is_small_and_in_halves() -> None:
+def test_it_is_small_and_in_fp16() -> None:
     files = [path for path in PAIR.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= 16_000_000
     assert {path.relative_to(PAIR).as_posix() for path in files} == {
@@ -82,9 +82,10 @@ def test_knowing_the_random_numbers_saves_passes(head: str, bundles: dict[str, P
         prompts = [model.text.encode(question.turns[0]) for question in read_questions(PAIR / "heldout.jsonl", 6)]
         for coupled, (seed, prompt) in itertools.product(passes, enumerate(prompts)):
             sampler = Sampler(SamplingParams(temperature=1.0, seed=seed), prompt, model.manifest.target.vocab_size)
-            draft = model.head.coupled(Coupling(sampler, Trust())) if coupled else model.head
+            ranked = RankedHead(model.head, GumbelRanker(sampler, NoiseWeight()))
+            drafter = EagleDrafter(ranked if coupled else model.head, DynamicTree())
             emitted = 0
-            for event in generate(model._target, EagleDrafter(draft, DynamicTree()), sampler, prompt):
+            for event in generate(model._target, drafter, sampler, prompt):
                 if isinstance(event, Cycle):
                     passes[coupled] += 1
                     emitted += len(event.step.tokens)
@@ -100,8 +101,8 @@ def test_the_card_is_true(head: str, temperature: int, bundles: dict[str, Path])
     questions = read_questions(PAIR / "heldout.jsonl", 40)
     with EagleModel.load(bundles[head]) as model:
         for tree in ("chain", "static", "dynamic"):
-            found = measure(model, head, questions, tree, float(temperature), 96).tau
-            assert found == pytest.approx(card(head, tree, temperature), abs=0.02)
+            tau = measure(model, head, questions, tree, float(temperature), 96).tau
+            assert tau == pytest.approx(card(head, tree, temperature), abs=0.02)
 
 
 @pytest.mark.slow

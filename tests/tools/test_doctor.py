@@ -99,10 +99,10 @@ def test_a_sound_bundle(precision: str, certified: Callable[[str], Path], capsys
     checks = {check["name"]: check for check in report["checks"]}
     certificate = read_manifest(bundle).certificate
     assert certificate is not None and report["ok"] is True
-    assert checks["agreement"]["found"] == pytest.approx(certificate.agreement, abs=1e-6)
+    assert checks["agreement"]["measured"] == pytest.approx(certificate.agreement, abs=1e-6)
     assert checks["agreement"]["certified"] == certificate.agreement
-    assert checks["tau"]["found"] == pytest.approx(certificate.tau, abs=1e-3)
-    error = checks["logits"]["found"]
+    assert checks["tau"]["measured"] == pytest.approx(certificate.tau, abs=1e-3)
+    error = checks["logits"]["measured"]
     assert (0 < error < 2e-4) if precision == "fp32" else (2e-3 < error < 2)
 
 
@@ -148,7 +148,7 @@ def test_a_certificate_that_claims_more(bundle: Path, capsys: pytest.CaptureFixt
         assert (status, lines["agreement"][0]) == (word == "differs", word)
 
 
-def test_a_bundle_below_its_limits_is_told_but_no_fault(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bundle_below_its_limits_is_reported_but_usable(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Who exported it accepted that; what it must not do is become worse."""
     assert doctor(bundle, capsys)[1]["limits"][0] == "ok"
     write(bundle, limits={"agreement": 1.0, "kl": 0})
@@ -160,17 +160,17 @@ def test_a_bundle_below_its_limits_is_told_but_no_fault(bundle: Path, capsys: py
     assert main([str(bundle), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     (check,) = (check for check in report["checks"] if check["name"] == "limits")
-    assert report["ok"] is True and check["ok"] is False and check["found"] > 0
+    assert report["ok"] is True and check["ok"] is False and check["measured"] > 0
 
 
-def test_logits_that_moved_are_told(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changed_logits_are_reported(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = json.loads((bundle / MANIFEST_NAME).read_text(encoding="utf-8"))
     data["certificate"]["prompts"][2]["top"][3]["logits"][4] += 0.75
     write(bundle, prompts=data["certificate"]["prompts"])
-    assert doctor(bundle, capsys)[1]["logits"] == ("-", "the source's top logits are met to 0.75")
+    assert doctor(bundle, capsys)[1]["logits"] == ("-", "the source's top logits are reproduced within 0.75")
 
 
-def test_fewer_tokens_per_pass_are_told_but_no_fault(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lower_tau_is_reported_but_usable(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(bundle, tau=5)
     status, lines = doctor(bundle, capsys)
     assert status == 0
@@ -217,11 +217,11 @@ def test_another_engine_is_held_against_the_cpu(
     bundle = certified("fp32")
     assert main([str(bundle), "--backend", "cuda", "--json"]) == 0
     checks = json.loads(capsys.readouterr().out)["checks"]
-    beside = [check for check in checks if check["name"] == "beside cpu"]
+    compared = [check for check in checks if check["name"] == "vs cpu"]
     assert {check["backend"] for check in checks} == {None, "cuda"}
-    assert [check["ok"] for check in beside] == [True] * 4 and max(check["found"] for check in beside) < 1e-3
-    assert beside[0]["says"].startswith("target's logits differ from the CPU's by up to ")
-    assert beside[0]["says"].endswith("100.0% of the rows rank the same token first")
+    assert [check["ok"] for check in compared] == [True] * 4 and max(check["measured"] for check in compared) < 1e-3
+    assert compared[0]["says"].startswith("target's logits differ from the CPU's by up to ")
+    assert compared[0]["says"].endswith("100.0% of the rows rank the same token first")
     wrong = OrtDeviceSession.run
 
     def noisy(self: Any, feeds: Any, cache: Any) -> Any:
@@ -235,7 +235,7 @@ def test_another_engine_is_held_against_the_cpu(
     assert status == 1 and lines["lossless"][0] == "differs"
     assert main([str(bundle), "--backend", "cuda", "--json"]) == 1
     checks = json.loads(capsys.readouterr().out)["checks"]
-    assert [check["ok"] for check in checks if check["name"] == "beside cpu"] == [False, True, True, True]
+    assert [check["ok"] for check in checks if check["name"] == "vs cpu"] == [False, True, True, True]
 
 
 def missing_weights(bundle: Path) -> None:
@@ -291,9 +291,9 @@ def test_the_machine_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_no_gpu_engine_works_without_a_gpu() -> None:
     gpu = nvidia_gpu()
-    for name, found in find_engines().items():
+    for name, finding in find_engines().items():
         if name != "cpu" and not gpu.works:
-            assert not found.works
+            assert not finding.works
 
 
 @pytest.mark.parametrize(
@@ -310,8 +310,8 @@ def test_libraries_that_do_not_load(
     if content is not None:
         (tmp_path / "fake_engine.py").write_text(content, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    found = _imported("fake_engine", "[m.__version__]", "cuda")
-    assert isinstance(found, Finding) and not found.works and found.says.startswith(says)
+    finding = _imported("fake_engine", "[m.__version__]", "cuda")
+    assert isinstance(finding, Finding) and not finding.works and finding.says.startswith(says)
 
 
 def test_libraries_that_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

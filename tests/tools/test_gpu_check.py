@@ -140,19 +140,19 @@ def test_which_engines_are_checked() -> None:
     assert [step.name for step in compared] == ["bench-demo-eagle3-cuda", "bench-grown-eagle3-cuda"]
 
 
-def test_steps_that_fail_are_noted_and_those_behind_them_left_out(tmp_path: Path) -> None:
+def test_failed_steps_are_noted_and_those_that_need_them_left_out(tmp_path: Path) -> None:
     missing = tmp_path / "never"
     plan = [
         gpu_check.Step("good", ("-c", "print('hello')")),
         gpu_check.Step("bad", ("-c", "raise SystemExit(3)"), makes=missing),
         gpu_check.Step("empty", ("-c", "pass"), makes=missing),
-        gpu_check.Step("behind", ("-c", "print('never')"), needs=(missing,)),
+        gpu_check.Step("later", ("-c", "print('never')"), needs=(missing,)),
         gpu_check.Step("doctor-x", ("-c", 'print(\'{"checks": [{"name": "tau", "ok": false, "says": "low"}]}\')')),
         gpu_check.Step("bench-x", ("-c", "open('bench-x.md', 'w').write('| a table |')")),
     ]
     outcomes = list(gpu_check.run(plan, tmp_path))
     assert [outcome.status for outcome in outcomes] == [0, 3, 1, None, 0, 0]
-    assert (tmp_path / "good.log").read_text() == "hello\n" and not (tmp_path / "behind.log").exists()
+    assert (tmp_path / "good.log").read_text() == "hello\n" and not (tmp_path / "later.log").exists()
     gpu_check.write_report(tmp_path, RTX, outcomes, done=True)
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["ok"] is False and report["gpu"]["name"] == RTX.name
@@ -161,7 +161,7 @@ def test_steps_that_fail_are_noted_and_those_behind_them_left_out(tmp_path: Path
     assert text.startswith("# eagle-edge on NVIDIA GeForce Fake\n\nNVIDIA GeForce Fake, compute 8.9, 8.0 GB, ")
     for line in ("3 of 6 steps differ, fail or were left out.", "- tau: DIFFERS; low", "| a table |"):
         assert line in text
-    assert "| bad | FAILED (3) |" in text and "| behind | left out |" in text
+    assert "| bad | FAILED (3) |" in text and "| later | left out |" in text
     gpu_check.write_report(tmp_path, RTX, outcomes[:1], done=True)
     assert json.loads((tmp_path / "report.json").read_text())["ok"] is True
     assert "\nall well.\n" in (tmp_path / "report.md").read_text()

@@ -220,8 +220,8 @@ def test_windows_are_the_texts_cut_to_length(
             write_windows(examples, folder, seq_len, "data")
         return
     windows = write_windows(examples, folder, seq_len, "data")
-    found = [(windows.ids[w].tolist(), windows.mask[w].tolist()) for w in map(windows.window, range(len(windows)))]
-    assert found == wanted
+    cut = [(windows.ids[w].tolist(), windows.mask[w].tolist()) for w in map(windows.window, range(len(windows)))]
+    assert cut == wanted
     counts = windows.loss_counts(256)
     under_loss = [i for ids, mask in wanted for i, on in zip(ids, mask, strict=True) if on]
     assert counts.tolist() == [under_loss.count(token) for token in range(256)]
@@ -251,7 +251,7 @@ def test_draft_vocabulary_keeps_the_frequent_and_the_special() -> None:
     assert choose_vocabulary(counts, None, []) is None
     assert coverage(counts, None) == 1.0
     for size in (1, 7):
-        with pytest.raises(TrainError, match="--draft-vocab"):
+        with pytest.raises(TrainError, match="change draft_vocab"):
             choose_vocabulary(counts, size, [0, 3])
 
 

@@ -254,9 +254,9 @@ def test_eagle3_loss_and_counts_equal_a_loop() -> None:
         alphas.append(sum(reached) / len(reached) if reached else 0.0)
         alive = {at for at in alive if right.get(at)}
     assert loss.item() == pytest.approx(wanted, rel=1e-4)
-    for found in (trained.read(), measured.read()):
-        assert found.accuracy == pytest.approx(accuracy)
-        assert found.n_alpha == pytest.approx(alphas)
+    for acceptance in (trained.read(), measured.read()):
+        assert acceptance.accuracy == pytest.approx(accuracy)
+        assert acceptance.n_alpha == pytest.approx(alphas)
 
 
 def test_loss_mask_moves_with_the_tokens() -> None:

@@ -25,10 +25,10 @@ from eagle_export.bundle import export
 from eagle_export.pair import open_pair
 from eagle_runtime import EagleModel
 from eagle_train.cli import main
-from eagle_train.config import TrainConfig
+from eagle_train.config import Job, TrainConfig
 from eagle_train.head import vocabulary_of
 from eagle_train.target import FrozenTarget
-from eagle_train.trainer import Job, train_head
+from eagle_train.trainer import train_head
 
 TARGET = GOLDEN / "target"
 HEADS = {"eagle1": GOLDEN / "head_eagle1", "eagle3": GOLDEN / "head_eagle3_dv44"}
@@ -248,7 +248,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert status == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert "checkpoint.safetensors could not be written" in last and "--resume" in last
+    assert "checkpoint.safetensors could not be written" in last and "resume" in last
     assert (head / "training" / "checkpoint.safetensors").read_bytes() == before
     assert not list(head.rglob("*.new"))
     assert train("eagle1", answers, head, "--steps", "8", "--resume") == 0
@@ -341,9 +341,9 @@ def test_what_is_refused(answers: Path, tmp_path: Path, capsys: pytest.CaptureFi
     new, data = str(tmp_path / "new"), ["--data", str(answers)]
     one = ["--steps", "1"]
     both = [str(TARGET), "--kind", "eagle1"]
-    assert "--steps or --minutes" in refused(*both, *data, "-o", new)
+    assert "steps or minutes" in refused(*both, *data, "-o", new)
     init = ["--init", str(HEADS["eagle3"]), *data, "-o", new, *one]
-    assert "--kind eagle3" in refused(*both, *init)
+    assert "is an eagle3 head" in refused(*both, *init)
     assert "is not a folder" in refused(*both, "--init", str(tmp_path / "nowhere"), *data, "-o", new, *one)
     torn = tmp_path / "torn"
     shutil.copytree(HEADS["eagle1"], torn)
@@ -358,7 +358,7 @@ def test_what_is_refused(answers: Path, tmp_path: Path, capsys: pytest.CaptureFi
     empty = tmp_path / "empty.jsonl"
     empty.write_text("", encoding="utf-8")
     assert "nothing to learn from" in refused(*both, "--data", str(empty), "-o", new, *one)
-    assert not Path(new).exists()  # what was refused leaves nothing behind
+    assert not Path(new).exists()  # a refused run leaves no files
     assert "nothing to resume" in refused(*both, *data, "-o", new, *one, "--resume")
     assert "does not exist" in refused(*both, *data, "-o", str(tmp_path / "no" / "head"), *one)
     (tmp_path / "full").mkdir()
@@ -368,14 +368,14 @@ def test_what_is_refused(answers: Path, tmp_path: Path, capsys: pytest.CaptureFi
         mine = tmp_path / "mine" / name
         mine.parent.mkdir(parents=True)
         mine.write_text("words", encoding="utf-8")
-        assert f"{mine} is none of a training run's" in refused(*both, *data, "-o", str(tmp_path / "mine"), *one)
+        assert f"{mine} is no file of a training run" in refused(*both, *data, "-o", str(tmp_path / "mine"), *one)
         assert mine.read_text(encoding="utf-8") == "words"
         shutil.rmtree(tmp_path / "mine")
     with claimed(Path(new)):
         assert f"{new} is being written by another process" in refused(*both, *data, "-o", new, *one)
     assert "is not a folder" in refused(str(tmp_path / "nowhere"), "--kind", "eagle1", *data, "-o", new, *one)
     assert train("eagle1", answers, Path(new), "--steps", "2") == 0
-    assert "--resume" in refused(*both, *data, "-o", new, "--steps", "4")
+    assert "resume it" in refused(*both, *data, "-o", new, "--steps", "4")
     assert "another lr" in refused(*both, *data, "-o", new, "--steps", "4", "--resume", "--lr", "0.1")
     fewer = tmp_path / "fewer.jsonl"
     fewer.write_text(answers.read_text(encoding="utf-8").splitlines()[0], encoding="utf-8")

@@ -1,8 +1,7 @@
-"""Two engines of one bundle side by side: the same passes on the same inputs, and what their outputs differ by.
+"""Compares two engines of one bundle: the differences of their outputs over the same forward passes on the same inputs.
 
-The passes are those of decoding: a prompt, a tree behind it, and behind a path of that tree another one; for the head
-the prompt and two levels of a growing tree.
-"""
+The forward passes are those of decoding: a prompt, a tree after it, and a second tree after a path of the first; for
+the head the prompt and two levels of a growing tree."""
 
 from __future__ import annotations
 
@@ -18,16 +17,17 @@ from eagle_runtime.session.protocol import Session
 from eagle_runtime.target import Features, Target
 from eagle_runtime.tree import Int, Tree
 
-NODES = 15  # of a compared tree
-CHILDREN = 4  # of a compared level
+NODES = 15  # nodes of a compared tree
+CHILDREN = 4  # nodes of a compared level
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Of one output over all passes. largest: difference of two numbers; scale: the largest number of the reference.
-    agreement: share of rows that rank the same token first; None for rows that rank none."""
+    """The difference of one output over all forward passes. largest: maximum absolute difference. scale: maximum
+    absolute value of the reference. agreement: share of rows that rank the same token first; None for outputs without
+    ranks."""
 
     graph: str
     output: str
@@ -38,7 +38,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """What a pass put out. best [n]: the token that each row ranks first."""
+    """One output of a forward pass. best [n]: the token that each row ranks first."""
 
     graph: str
     output: str
@@ -53,8 +53,8 @@ def compare_sessions(
     prompts: Sequence[Sequence[int]],
     seed: int = 0,
 ) -> list[Difference]:
-    """What the sessions of a bundle (target and, if it has one, head) differ by from others of the same bundle, output
-    by output. Both heads are given the reference's features, so that no difference counts twice."""
+    """Returns the difference of each output between two engines' sessions of one bundle: of the target and, if it has
+    one, the head. Both heads read the reference's features, so that a difference does not count twice."""
     rng = np.random.default_rng(seed)
     capacity = max(map(len, prompts)) + 2 * NODES
     targets = [Target(sessions[0], capacity) for sessions in (reference, other)]
@@ -75,7 +75,7 @@ def compare_sessions(
 
 class _Recorded:
     """A head's session that keeps the outputs of its last forward pass. Head replaces NaN and infinities in them, and
-    those are what a comparison has to find."""
+    a comparison must see those."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -94,14 +94,14 @@ class _Recorded:
 
 
 class _Tally:
-    """Of one output."""
+    """Sums up the differences of one output."""
 
     def __init__(self) -> None:
         self._largest = self._scale = 0.0
         self._same: list[bool] = []
 
     def add(self, one: _Rows, two: _Rows) -> None:
-        """one: the reference's."""
+        """Add the rows of a forward pass. one: by the reference."""
         difference = np.abs(one.values.astype(np.float64) - two.values)
         self._largest = max(self._largest, float(np.where(np.isnan(difference), np.inf, difference).max()))
         self._scale = max(self._scale, float(np.abs(one.values).max()))
@@ -115,11 +115,11 @@ class _Tally:
 
 def _target_rows(target: Target, prompt: Sequence[int], trees: Sequence[Tree]) -> list[_Rows]:
     logits, features = target.prefill(prompt)
-    found = _verified(logits[None], features)
+    rows = _verified(logits[None], features)
     for tree in trees:
-        found += _verified(*target.verify(tree))
+        rows += _verified(*target.verify(tree))
         target.cache.keep(_path(tree))
-    return found
+    return rows
 
 
 def _verified(logits: Array, features: Features) -> list[_Rows]:
@@ -128,12 +128,13 @@ def _verified(logits: Array, features: Features) -> list[_Rows]:
 
 
 def _head_rows(session: _Recorded, head: Head, prompt: Sequence[int], features: Array, levels: Int) -> list[_Rows]:
-    """features [n, Hd]: of the prompt; levels [2, CHILDREN]: tokens to grow."""
+    """Returns the head's outputs. features [n, Hd]: of the prompt. levels [2, CHILDREN]: tokens of the tree's
+    levels."""
     head.cache.truncate(0)
     head.observe([*prompt[1:], int(levels[0, 0])], features)
     rows = session.rows()
     hidden = np.repeat(features[-1:], CHILDREN, 0)
-    nested = np.arange(CHILDREN)[::-1] // 2  # two children under either of the two last of the level before
+    nested = np.arange(CHILDREN)[::-1] // 2  # two children for each of the last two nodes of the first level
     with Scratch(head) as scratch:
         for tokens, parents in zip(levels, (np.full(CHILDREN, -1), nested), strict=True):
             scratch.feed(tokens, hidden, parents)
@@ -147,7 +148,7 @@ def _random_tree(rng: np.random.Generator, vocab_size: int) -> Tree:
 
 
 def _path(tree: Tree) -> Int:
-    """From the root to the last node."""
+    """Returns the path from the root to the last node."""
     path = [tree.num_nodes - 1]
     while path[0]:
         path.insert(0, int(tree.parents[path[0]]))

@@ -1,7 +1,7 @@
-"""`make demo`: export the pair in tools/demo_pair, go on from held-out Python with and without its heads, compare.
+"""`make demo`: exports the pair in tools/demo_pair and compares decoding of held-out Python with and without its heads.
 
-The pair is a model of 5.6 million parameters: it shows that the path works, how many drafted tokens are accepted, and
-that outputs are equal. A pass over it takes a millisecond or two, so it says little about speed on real models.
+The pair has 5.6 million parameters. It shows that the toolchain works, how many drafted tokens are accepted, and that
+outputs are equal. A forward pass takes a millisecond or two, so it says little about the speed of real models.
 """
 
 from __future__ import annotations

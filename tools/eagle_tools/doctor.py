@@ -1,5 +1,5 @@
-"""eagle-doctor: which engines work on this machine, and whether a bundle does on each of them what its certificate
-says, and what the CPU does."""
+"""eagle-doctor: which engines work on this machine, and whether a bundle on each of them agrees with its certificate
+and with the CPU."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from eagle_tools.compare_engines import Difference, compare_sessions
 from eagle_tools.engines import find_engines, nvidia_gpu
 from eagle_tools.ties import is_tie
 
-AGREEMENT_LOST = 0.005  # of all tokens: a bundle that ranks fewer of the source's first is not what was certified
-TAU_LOST = 0.05  # of tau: near ties fall otherwise on other processors, and cost no more than this
-FAR = 0.05  # of an output's largest number: what rounding alone does not explain
+AGREEMENT_LOST = 0.005  # maximum loss of top-1 agreement, as a share of all tokens, against the certificate
+TAU_LOST = 0.05  # maximum relative loss of tau: near ties fall differently on other processors
+FAR = 0.05  # maximum difference by rounding, as a share of an output's largest number
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of a report. ok: None where there is nothing to hold `found` against. fatal: whether the bundle should
-    not be used if it is not ok. backend: that was checked; None where all are meant. wrong: word for a check that is
-    not ok."""
+    """One line of a report. ok: None if there is nothing to compare `measured` with. fatal: whether the bundle should
+    not be used if the check fails. backend: the checked backend; None for a check of the bundle. wrong: word for a
+    failed check."""
 
     name: str
     ok: bool | None
     says: str
-    found: float | None = None
+    measured: float | None = None
     certified: float | None = None
     fatal: bool = True
     backend: str | None = None
@@ -48,7 +48,7 @@ class Check:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status: 0, 1 if the machine or the bundle is not fit, 2 for input that is wrong."""
+    """Entry point; returns the exit status: 0, 1 if machine or bundle cannot be used, 2 for wrong input."""
     fit = True
 
     def run(args: argparse.Namespace) -> None:
@@ -60,23 +60,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def report_machine(as_json: bool) -> bool:
-    """Print what was found of the GPU and of every engine; returns whether bundles can be run at all."""
+    """Print the findings on the GPU and every engine; returns whether any engine can run bundles."""
     gpu = nvidia_gpu()
     engines = find_engines(gpu)
-    fit = any(found.works for found in engines.values())
+    fit = any(finding.works for finding in engines.values())
     if as_json:
-        rows = [{"name": name, **dataclasses.asdict(found)} for name, found in engines.items()]
+        rows = [{"name": name, **dataclasses.asdict(finding)} for name, finding in engines.items()]
         print(json.dumps({"gpu": dataclasses.asdict(gpu), "backends": rows, "ok": fit}))
     else:
-        for name, found in {"gpu": gpu, **engines}.items():
-            print(f"{name:12}  {'works' if found.works else '-':5}  {found.says}")
+        for name, finding in {"gpu": gpu, **engines}.items():
+            print(f"{name:12}  {'works' if finding.works else '-':5}  {finding.says}")
     return fit
 
 
 def report_bundle(args: argparse.Namespace) -> bool:
-    """Print one line per check as it is done; returns whether the bundle is fit."""
+    """Print one line per check as it is done; returns whether the bundle can be used."""
     started = time.perf_counter()
-    warnings.simplefilter("ignore", FidelityWarning)  # it is one of the checks
+    warnings.simplefilter("ignore", FidelityWarning)  # one of the checks reports it
     done = []
     for check in check_bundle(Path(args.bundle), args.backend, args.context):
         done.append(check)
@@ -92,8 +92,8 @@ def report_bundle(args: argparse.Namespace) -> bool:
 
 
 def check_bundle(bundle: Path, backend: str | None = None, context: int | None = None) -> Iterator[Check]:
-    """All checks of a bundle on a backend, or on every one that runs it here; a file that was changed ends them.
-    context: as for EagleModel.load. Raises BundleError, RequestError, and BackendError if nothing runs it."""
+    """Yields all checks of a bundle on a backend, or on every backend that can run it. A changed file ends them.
+    context: as of EagleModel.load. Raises BundleError, RequestError, and BackendError if no backend runs it."""
     if backend not in (None, *BACKENDS):
         raise BackendError(f"backend {backend!r} is unknown; choose one of {', '.join(BACKENDS)}")
     manifest = read_manifest(bundle)
@@ -107,7 +107,7 @@ def check_bundle(bundle: Path, backend: str | None = None, context: int | None =
         yield Check("certificate", None, "none; export without --no-certificate to have the source to compare with")
     else:
         yield _limits(manifest, manifest.certificate)
-    # The CPU comes first: the others are compared with it, even where one of them alone was asked for.
+    # The CPU is first, since the other backends are compared with it, also if only one of them is checked.
     names = BACKENDS[::-1] if backend is None else tuple(dict.fromkeys(("cpu", backend)))
     passed_over: PassedOver = ()
     with contextlib.ExitStack() as stack:
@@ -142,7 +142,7 @@ def check_bundle(bundle: Path, backend: str | None = None, context: int | None =
 
 
 def _check_model(model: EagleModel, manifest: Manifest, reference: EagleModel | None) -> Iterator[Check]:
-    """reference: the same bundle on the CPU."""
+    """Yields the checks of a loaded model. reference: the same bundle on the CPU."""
     certificate = manifest.certificate
     if certificate is None:
         prompts = golden_prompts(model.text, manifest.target.vocab_size, model.context)
@@ -156,7 +156,7 @@ def _check_model(model: EagleModel, manifest: Manifest, reference: EagleModel | 
     yield _speed(plain, eagle)
     if reference is not None and reference is not model:
         vocab_size = manifest.target.vocab_size
-        yield from map(_beside, compare_sessions(reference.sessions, model.sessions, vocab_size, prompts))
+        yield from map(_compared_with_cpu, compare_sessions(reference.sessions, model.sessions, vocab_size, prompts))
 
 
 def _names(manifest: Manifest) -> str:
@@ -168,28 +168,28 @@ def _names(manifest: Manifest) -> str:
 
 
 def _lossless(plain: Sequence[Result], eagle: Sequence[Result], ties: int = 0) -> Check:
-    """ties: of the texts that part, those where rounding alone decides."""
-    alike = sum(one.token_ids == other.token_ids for one, other in zip(plain, eagle, strict=True))
+    """ties: number of texts that differ only by rounding."""
+    equal = sum(one.token_ids == other.token_ids for one, other in zip(plain, eagle, strict=True))
     count = len(plain)
-    says = f"{alike} of {count} golden prompts go on with the same tokens with drafts and without"
-    says += f", {ties} with tokens whose logits are equal but for rounding" if ties else ""
-    return Check("lossless", alike + ties == count, says, found=alike / count)
+    says = f"{equal} of {count} golden prompts continue with the same tokens with drafts and without"
+    says += f", {ties} with tokens whose logits are equal up to rounding" if ties else ""
+    return Check("lossless", equal + ties == count, says, measured=equal / count)
 
 
 def _ties(model: EagleModel, prompts: Sequence[Sequence[int]], plain: Sequence[Result], eagle: Sequence[Result]) -> int:
-    """How many texts part at a token that the target ranks as high as the other way's, but for rounding."""
+    """Returns how many texts differ first at a token whose logit equals that of the other one up to rounding."""
     texts = zip(prompts, plain, eagle, strict=True)
     return sum(is_tie(model, prompt, one.token_ids, other.token_ids) for prompt, one, other in texts)
 
 
 def _limits(manifest: Manifest, certificate: Certificate) -> Check:
-    """What was found as the bundle was exported; whoever exported one below the limits accepted it, so that it is no
-    fault."""
+    """The check against the limits when the bundle was exported. It is not fatal: a bundle below the limits is only
+    exported if the user asks for it."""
     says = shortfall(manifest) or (
         f"it follows its source as closely as {manifest.precision['target']} should: "
         f"{compared(certificate.agreement, certificate.kl, certificate.limits)}"
     )
-    return Check("limits", certificate.within_limits, says, found=certificate.kl, fatal=False, wrong="below")
+    return Check("limits", certificate.within_limits, says, measured=certificate.kl, fatal=False, wrong="below")
 
 
 def _as_certified(model: EagleModel, certificate: Certificate) -> Iterator[Check]:
@@ -201,11 +201,13 @@ def _as_certified(model: EagleModel, certificate: Certificate) -> Iterator[Check
         here.agreement,
         certificate.agreement,
     )
-    yield Check("logits", None, f"the source's top logits are met to {here.logit_error:.2g}", here.logit_error)
+    yield Check(
+        "logits", None, f"the source's top logits are reproduced within {here.logit_error:.2g}", here.logit_error
+    )
 
 
 def _tau(tau: float, certificate: Certificate | None) -> Check:
-    says = f"{tau:.2f} tokens per pass of the target"
+    says = f"{tau:.2f} tokens per forward pass of the target"
     if certificate is None:
         return Check("tau", None, says, tau)
     near = tau >= certificate.tau * (1 - TAU_LOST)
@@ -218,21 +220,21 @@ def _speed(plain: Sequence[Result], eagle: Sequence[Result]) -> Check:
     return Check("speed", None, says, speeds[1])
 
 
-def _beside(difference: Difference) -> Check:
-    """An output, held against the CPU's."""
+def _compared_with_cpu(difference: Difference) -> Check:
+    """The check of an output against the CPU's."""
     relative = difference.largest / max(difference.scale, 1e-30)
     says = f"{difference.graph}'s {difference.output} differ from the CPU's by up to {difference.largest:.2g}"
     says += f" of {difference.scale:.2g}"
     if difference.agreement is not None:
         says += f", {difference.agreement:.1%} of the rows rank the same token first"
-    return Check("beside cpu", relative <= FAR, says, difference.largest, fatal=False)
+    return Check("vs cpu", relative <= FAR, says, difference.largest, fatal=False)
 
 
 def _parser() -> Parser:
     parser = Parser(
         prog="eagle-doctor",
         description="Which engines work on this machine and why the others do not; with a bundle, whether its files "
-        "are whole, and whether it does on each engine what its certificate says and what it does on the CPU.",
+        "are unchanged, and whether its output on each engine agrees with its certificate and with the CPU.",
     )
     parser.add_argument("bundle", nargs="?", metavar="BUNDLE", help="folder written by eagle-export")
     parser.add_argument("--backend", metavar="B", help="engine to run the bundle on (default: each that can)")

@@ -1,4 +1,4 @@
-"""Which engines can run on this machine, and what each of the others lacks."""
+"""Finds the engines that can run on this machine, and what is missing for the others."""
 
 from __future__ import annotations
 
@@ -13,34 +13,35 @@ from eagle_runtime.backends import BACKENDS
 from eagle_runtime.errors import BackendError
 from eagle_runtime.machine.nvidia import first_gpu
 
-TIMEOUT = 120  # seconds for importing a library; a cold disk takes some
+TIMEOUT = 120  # seconds for importing a library, which takes long from a cold disk
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}  # of ONNX Runtime
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """works: whether it answers. says: what it is, or else what is missing and how to get it; one line."""
+    """One engine or GPU. works: whether it can be used. says: in one line its name, or what is missing and how to get
+    it."""
 
     works: bool
     says: str
 
 
 def find_engines(gpu: Finding | None = None) -> dict[str, Finding]:
-    """Every backend, by the name that --backend knows it under, in the order of --backend auto. gpu: of nvidia_gpu, if
-    it was asked already."""
+    """Returns a finding for every backend by name, in the order in which "auto" tries them. gpu: the result of
+    nvidia_gpu, if it is known already."""
     gpu = gpu or nvidia_gpu()
-    found = {
+    findings = {
         "tensorrt-rtx": _tensorrt("tensorrt-rtx", "tensorrt_rtx", gpu),
         "tensorrt": _tensorrt("tensorrt", "tensorrt", gpu),
         "cuda": _onnxruntime("cuda", PROVIDERS["cuda"], gpu),
         "cpu": _onnxruntime("cpu", PROVIDERS["cpu"], None),
     }
-    assert tuple(found) == BACKENDS
-    return found
+    assert tuple(findings) == BACKENDS
+    return findings
 
 
 def nvidia_gpu() -> Finding:
-    """The first GPU, or why there is none."""
+    """Returns the first GPU, or why there is none."""
     try:
         return Finding(True, str(first_gpu()))
     except BackendError as error:
@@ -55,8 +56,8 @@ def _onnxruntime(extra: str, provider: str, gpu: Finding | None) -> Finding:
     name = f"onnxruntime {version} ({', '.join(providers)})"
     if provider in providers:
         return _joined(name, [gpu])
-    lack = f"{name} has no {provider}: pip uninstall onnxruntime, then pip install 'eagle-edge[{extra}]'"
-    return _joined("", [Finding(False, lack), gpu])
+    missing = f"{name} has no {provider}: pip uninstall onnxruntime, then pip install 'eagle-edge[{extra}]'"
+    return _joined("", [Finding(False, missing), gpu])
 
 
 def _tensorrt(extra: str, library: str, gpu: Finding) -> Finding:
@@ -68,14 +69,15 @@ def _tensorrt(extra: str, library: str, gpu: Finding) -> Finding:
 
 
 def _joined(name: str, parts: list[Finding | None]) -> Finding:
-    """All that is missing, or the name."""
+    """Returns all that is missing, or else the name."""
     if lacking := [part.says for part in parts if part is not None and not part.works]:
         return Finding(False, "; ".join(lacking))
     return Finding(True, name)
 
 
 def _imported(library: str, expression: str, extra: str) -> list[Any] | Finding:
-    """`expression` of the library m. Imported in a process of its own, which a broken library may bring down."""
+    """Returns the value of `expression` with the library as m, or why it does not load. The import runs in a process of
+    its own, which a broken library may crash."""
     code = f"import importlib, json; m = importlib.import_module({library!r}); print(json.dumps({expression}))"
     hint = f"pip install 'eagle-edge[{extra}]'"
     env = {"ORT_DISABLE_TELEMETRY": "1", **os.environ}

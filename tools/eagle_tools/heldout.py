@@ -1,4 +1,4 @@
-"""Held-out text as windows of ids: plain UTF-8, or JSONL rows of {"text"} or {"ids"}, each a text of its own."""
+"""Reads held-out text as windows of ids. A file is plain UTF-8 text, or JSONL with a {"text"} or {"ids"} per row."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from eagle_runtime import EagleModel
 from eagle_runtime.errors import RequestError
 from eagle_runtime.files import json_lines, text_lines
 
-WINDOW = 512  # tokens that are read together
-TOKEN_CHARS = 16  # characters that a token stands for at most, on average: no more of a long file is encoded
+WINDOW = 512  # default maximum tokens of a window
+TOKEN_CHARS = 16  # assumed maximum mean length of a token in characters; limits how much of a long file is encoded
 
 
 def read_windows(path: Path, model: EagleModel, longest: int, limit: int) -> list[list[int]]:
-    """At most `limit` tokens in windows of 2 to `longest`, each inside one text; encoded as the model does. A file
-    whose name ends in .jsonl holds rows. Raises RequestError for a file that cannot be used."""
+    """Returns windows of 2 to `longest` ids, at most `limit` ids in all, encoded by the model's tokenizer. No window
+    crosses the end of a text. Raises RequestError for a file that cannot be used."""
     if limit < 2:
         raise RequestError(f"the number of tokens is {limit}, but must be 2 or more")
     windows: list[list[int]] = []
@@ -48,5 +48,5 @@ def _row(where: str, row: dict[str, Any], model: EagleModel) -> list[int]:
     vocab = model.manifest.target.vocab_size
     ids = row.get("ids")
     if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < vocab for i in ids):
-        raise RequestError(f"{where} has neither a 'text' nor 'ids' below {vocab}; mend the line")
+        raise RequestError(f"{where} has neither a 'text' nor 'ids' below {vocab}; correct the line")
     return ids

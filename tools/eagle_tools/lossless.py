@@ -1,10 +1,10 @@
-"""Whether drafts change what is emitted, on this processor: many generations with drafts and without, token by token.
+"""Checks on this processor that drafts do not change the output: compares many generations with drafts and without.
 
     python -m eagle_tools.lossless BUNDLE [BUNDLE ...] --runs 2000
 
-Every run takes a prompt, sampling settings and a way to draft at random, decodes with and without drafts from one seed,
-and compares the tokens. Prompts are pieces of the certificate's texts, or random ids. Needs what the runtime needs and
-nothing else, so that it runs wherever bundles do.
+Each run chooses a prompt, sampling settings and a drafting method at random, decodes with and without drafts from the
+same seed, and compares the tokens. Prompts are parts of the certificate's texts, or random ids. It needs only what the
+runtime needs, so that it runs wherever bundles do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from eagle_runtime.errors import RequestError
 from eagle_runtime.machine.processor import processor_name
 from eagle_tools.ties import is_tie
 
-LONGEST_PROMPT = 160  # tokens; exact attention treats the newest 64 positions in another way than those before
+LONGEST_PROMPT = 160  # tokens; exact attention treats the newest 64 positions differently from older ones
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
     {"top_p": 0.9},
@@ -40,8 +40,9 @@ TEMPERATURES = (0.0, 0.6, 1.0, 1.4)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one bundle. differ: runs whose tokens differ. ties: those of them where two logits are equal but for rounding,
-    as fp32 allows. tau: mean tokens per forward pass of the target with drafts. rows: what was found of its rows."""
+    """Outcome for one bundle. differ: number of runs whose tokens differ. ties: those of them where two logits are
+    equal up to rounding, as fp32 allows. tau: mean tokens per forward pass of the target with drafts. rows: the model's
+    row check, in words."""
 
     bundle: str
     precision: str
@@ -55,23 +56,24 @@ class Outcome:
 
 
 def compare_runs(bundle: Path, runs: int, new_tokens: int, threads: int | None, seed: int) -> Outcome:
-    """Decode `runs` times with drafts and without. Raises EagleError if the bundle cannot be run."""
+    """Decode `runs` times with drafts and without; returns the outcome. Raises EagleError if the bundle cannot be
+    run."""
     started = time.perf_counter()
     random = np.random.default_rng(seed)
     differ = ties = drafted_tokens = passes = 0
     with EagleModel.load(bundle, backend="cpu", threads=threads) as model:
         for number in range(runs):
-            prompt = some_prompt(model, random)
+            prompt = random_prompt(model, random)
             settings = {**SETTINGS[int(random.integers(len(SETTINGS)))], "max_new_tokens": new_tokens, "seed": number}
             settings["temperature"] = TEMPERATURES[int(random.integers(len(TEMPERATURES)))]
             plain = model.generate(prompt, method="vanilla", ignore_eos=True, **settings)
-            drafted = model.generate(prompt, **some_way(model, random), ignore_eos=True, **settings)
+            drafted = model.generate(prompt, **random_method(model, random), ignore_eos=True, **settings)
             drafted_tokens += drafted.stats.new_tokens - 1
             passes += drafted.stats.target_passes
             if plain.token_ids != drafted.token_ids:
                 differ += 1
-                drawn = {"temperature": settings["temperature"], "seed": number}
-                ties += is_tie(model, prompt, plain.token_ids, drafted.token_ids, **drawn)
+                sampling = {"temperature": settings["temperature"], "seed": number}
+                ties += is_tie(model, prompt, plain.token_ids, drafted.token_ids, **sampling)
         rows = "" if model.row_check is None else str(model.row_check)
         precision = model.manifest.precision["target"]
     seconds = round(time.perf_counter() - started, 1)
@@ -79,8 +81,8 @@ def compare_runs(bundle: Path, runs: int, new_tokens: int, threads: int | None, 
     return Outcome(str(bundle), precision, processor_name(), runs, differ, ties, tau, rows, seconds)
 
 
-def some_prompt(model: EagleModel, random: np.random.Generator) -> list[int]:
-    """1 to LONGEST_PROMPT tokens: a piece of a text of the certificate, as often random ids."""
+def random_prompt(model: EagleModel, random: np.random.Generator) -> list[int]:
+    """Returns 1 to LONGEST_PROMPT ids: a part of a text of the certificate, or with equal chance random ids."""
     most = min(LONGEST_PROMPT, model.context // 2)
     certificate = model.manifest.certificate
     if certificate is not None and random.random() < 0.5:
@@ -93,23 +95,23 @@ def some_prompt(model: EagleModel, random: np.random.Generator) -> list[int]:
     return ids
 
 
-def some_way(model: EagleModel, random: np.random.Generator) -> dict[str, Any]:
-    """A method and a tree that the bundle can draft."""
+def random_method(model: EagleModel, random: np.random.Generator) -> dict[str, Any]:
+    """Returns settings of a method and a tree that the bundle can draft."""
     depth = int(random.integers(0, 12))
-    ways: list[dict[str, Any]] = [{}, {"method": "lookup"}, {"method": "lookup", "tree": "chain", "depth": depth}]
+    choices: list[dict[str, Any]] = [{}, {"method": "lookup"}, {"method": "lookup", "tree": "chain", "depth": depth}]
     if model.manifest.head is not None:
         size = {"total_token": int(random.integers(2, 65)), "depth": min(depth, 7)}
-        ways += [
+        choices += [
             {"method": "eagle"},
             {"method": "eagle", "tree": "dynamic", **size},
             {"method": "eagle", "tree": "static", "draft_top_k": 4},
             {"method": "eagle", "tree": "chain", "depth": depth},
         ]
-    return ways[int(random.integers(len(ways)))]
+    return choices[int(random.integers(len(choices)))]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status: 0, 1 if a text differed that no tie explains, 2 for input that is wrong."""
+    """Entry point; returns the exit status: 0, 1 if an output differed by more than a tie, 2 for wrong input."""
     lossless = True
 
     def run(args: argparse.Namespace) -> None:
@@ -118,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise RequestError(f"runs is {args.runs} and tokens {args.tokens}, but they must be 1 and 2 or more")
         for bundle in args.bundles:
             outcome = compare_runs(Path(bundle), args.runs, args.tokens, args.threads, args.seed)
-            allowed = 0 if outcome.rows else outcome.ties  # quantised targets promise equality without ties
+            allowed = 0 if outcome.rows else outcome.ties  # quantised targets must be equal without ties
             lossless &= outcome.differ == allowed
             print(json.dumps(asdict(outcome)) if args.json else described(outcome), flush=True)
 
@@ -127,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def described(outcome: Outcome) -> str:
-    """One line."""
+    """Returns the outcome as one line."""
     ties = f", {outcome.ties} of them ties" if outcome.ties else ""
     rows = f"; {outcome.rows}" if outcome.rows else ""
     return (

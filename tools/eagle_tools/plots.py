@@ -1,4 +1,4 @@
-"""The plots, as PNG."""
+"""Plots as PNG files."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SIZE = (6.4, 4.8)  # inches
 
 
 def calibration_plot(rows: Sequence[Acceptance], path: Path) -> None:
-    """Share of nodes accepted over the head's confidence in them, a line per row (EAGLE-2, Figure 6). Points with few
-    nodes behind them are small."""
+    """Plot the share of nodes accepted over the head's confidence, one line per row (EAGLE-2, Figure 6). A point's size
+    shows its number of nodes."""
     figure, axes = _new("confidence of the head", "share accepted")
-    axes.plot([0, 1], [0, 1], color="grey", linestyle="--", linewidth=1, label="as confident as right")
+    axes.plot([0, 1], [0, 1], color="grey", linestyle="--", linewidth=1, label="confidence = share accepted")
     for row in rows:
         confidence, accepted, count = row.calibration()
         (line,) = axes.plot(confidence, accepted, linewidth=1.5, label=f"{row.bundle}, T = {row.temperature:g}")
@@ -27,8 +27,8 @@ def calibration_plot(rows: Sequence[Acceptance], path: Path) -> None:
 
 
 def scaling_plot(lines: Mapping[str, Sequence[tuple[float, float]]], path: Path) -> None:
-    """tau over the tokens that a head was trained on; lines: label -> (tokens, tau) points (EAGLE-3, Figure 1)."""
-    figure, axes = _new("training tokens", "tau: tokens per target pass")
+    """Plot tau over the number of training tokens (EAGLE-3, Figure 1). lines: label -> (tokens, tau) points."""
+    figure, axes = _new("training tokens", "tau: tokens per forward pass of the target")
     for label, points in lines.items():
         axes.plot(*zip(*points, strict=True), marker="o", label=label)
     axes.set_xscale("log", base=2)
@@ -38,8 +38,8 @@ def scaling_plot(lines: Mapping[str, Sequence[tuple[float, float]]], path: Path)
 
 
 def precision_plot(rows: Sequence[Row], path: Path) -> None:
-    """What a precision costs and brings: share of tokens ranked first as by the reference, over tokens per second with
-    drafts; a labelled point per bundle."""
+    """Plot quality over speed: top-1 agreement with the reference over tokens per second with drafts, one labelled
+    point per bundle."""
     figure, axes = _new("EAGLE tokens per second", "top-1 agreement with the reference")
     for row in rows:
         if row.eagle_tokens_per_s is not None:

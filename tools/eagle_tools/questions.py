@@ -1,4 +1,4 @@
-"""Question sets: JSONL rows of {"question_id", "category", "turns"}, as the EAGLE-2 paper's six sets have."""
+"""Reads question sets: JSONL rows of {"question_id", "category", "turns"}, as in the EAGLE-2 paper's six sets."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from eagle_runtime.files import json_lines
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """turns: what the user says, one after another, each after an answer to the one before. category: "" if the set has
-    none."""
+    """turns: the user's messages; each follows the answer to the one before. category: "" if the set has none."""
 
     id: int | str
     turns: tuple[str, ...]
@@ -21,7 +20,7 @@ class Question:
 
 
 def read_questions(path: Path, count: int | None = None) -> list[Question]:
-    """The first `count` questions, or all. Raises RequestError for a file that is not such a set, or is empty."""
+    """Returns the first `count` questions, or all. Raises RequestError for a file that is empty or no such set."""
     if count is not None and count < 1:
         raise RequestError(f"the number of questions is {count}, but must be 1 or more")
     rows = json_lines(path, RequestError, "give one JSON object with 'turns' per line")

@@ -1,5 +1,5 @@
-"""Texts that part where rounding alone decides: in fp16, and once in a long while in fp32, two tokens are as likely as
-each other but for the last bits of their logits, which depend on the rows that share a pass."""
+"""Detects texts that differ only by rounding. In fp16, and rarely in fp32, the logits of two tokens are equal up to
+their last bits, which depend on the number of rows in a forward pass."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from eagle_runtime import EagleModel
 from eagle_runtime.replay import forced_logits
 from eagle_runtime.sampling import exponential_noise
 
-NEAR = {"float32": 1e-5, "float16": 2**-8}  # of the largest logit: two that rounding alone sets apart
+NEAR = {"float32": 1e-5, "float16": 2**-8}  # maximum difference by rounding, as a share of the largest logit
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int:
-    """Index of the first token that differs, or the shorter length."""
+    """Returns the index of the first different token, or the shorter length."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def computes_in(model: EagleModel) -> str:
-    """Type of the target's activations: a key of NEAR."""
+    """Returns the type of the target's activations, a key of NEAR."""
     return model.sessions[0].inputs["tree_mask"].dtype
 
 
@@ -33,10 +33,10 @@ def is_tie(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> bool:
-    """Whether two answers to a prompt first differ in tokens that the target holds equal but for rounding.
+    """Returns whether the first two different tokens of two answers have the same score up to rounding.
 
-    Sampled tokens are compared as they were drawn: the highest logit - temperature * log(the position's random number)
-    wins (see eagle_runtime.sampling). False where one answer is the other's beginning."""
+    The score of a token is its logit; of a sampled token the logit - temperature * log(noise), of which the highest is
+    sampled (see eagle_runtime.sampling). False if one answer is the beginning of the other."""
     at = first_difference(one, other)
     if at == min(len(one), len(other)):
         return False

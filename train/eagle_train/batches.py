@@ -1,4 +1,4 @@
-"""Which windows a step trains on, and what the target says of them."""
+"""Chooses the windows of each training step, and computes the target's features and logits of them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from eagle_train.data import Windows
 from eagle_train.objective import Batch, Taught
 from eagle_train.target import FrozenTarget
 
-POOL = 64  # batches of a shuffled epoch that are sorted by length together
+POOL = 64  # batches of a shuffled epoch whose windows are sorted by length together
 
 
 class Teacher(Protocol):
-    """Features and logits of windows: computed now, or read from a cache."""
+    """Returns features and logits of windows: computed, or read from a cache."""
 
     def teach(self, windows: Windows, indices: Sequence[int], batch: Batch) -> Taught:
-        """indices: the windows that batch holds."""
+        """indices: numbers of the windows in the batch."""
         ...
 
 
 class OnlineTeacher:
-    """Runs the frozen target on every batch."""
+    """A Teacher that runs the frozen target on every batch."""
 
     def __init__(self, target: FrozenTarget, taps: tuple[int, ...]) -> None:
         self._target = target
@@ -38,7 +38,7 @@ class OnlineTeacher:
 
 
 def gather(windows: Windows, indices: Sequence[int], device: torch.device) -> Batch:
-    """Windows side by side, padded on the right to the longest."""
+    """Returns the windows as a batch, padded on the right to the longest."""
     parts = [windows.window(i) for i in indices]
     longest = max(part.stop - part.start for part in parts)
     ids = np.zeros((len(parts), longest), np.int64)
@@ -50,10 +50,10 @@ def gather(windows: Windows, indices: Sequence[int], device: torch.device) -> Ba
 
 
 class Order:
-    """Which windows each step takes: one shuffled epoch after another, a function of the arguments alone.
+    """The windows of each step: one shuffled epoch after another, determined by the arguments alone.
 
-    Windows of about the same length stand together, so that little of a batch is padding: each POOL batches of the
-    shuffled epoch are sorted by length, and the batches then shuffled. Several processes take neighbouring batches."""
+    Windows of similar length share a batch, so that little of it is padding: POOL batches at a time of the shuffled
+    epoch are sorted by length, then the batches are shuffled. Several processes take neighbouring batches."""
 
     def __init__(
         self, lengths: npt.NDArray[np.int64], batch_size: int, seed: int, rank: int = 0, ranks: int = 1
@@ -62,7 +62,7 @@ class Order:
         self._epoch = lru_cache(maxsize=2)(self._shuffled)
 
     def windows(self, step: int) -> list[int]:
-        """Indices of this process's windows."""
+        """Returns the indices of this process's windows at a step."""
         count = len(self._lengths)
         first = (step * self._ranks + self._rank) * self._batch
         return [int(self._epoch(at // count)[at % count]) for at in range(first, first + self._batch)]
@@ -79,6 +79,6 @@ class Order:
 
 
 def step_generator(seed: int, step: int, rank: int, device: torch.device) -> torch.Generator:
-    """Random numbers of a step, a function of its arguments alone."""
+    """Returns the random generator of a step, which depends on the arguments alone."""
     state = np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0]
     return torch.Generator(device).manual_seed(int(state) >> 1)

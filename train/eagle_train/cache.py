@@ -1,7 +1,7 @@
-"""The target's features on disk, for runs that see the same text often.
+"""Keeps the target's features on disk, for runs that read the same text many times.
 
-One folder per (data, target, taps), named by a hash of all three: other data or another target find no folder, so a
-stale cache cannot be read. Rows are in the order of the windows; one file per kind of state, memory-mapped.
+There is one folder per (data, target, taps), named by a hash of all three, so that a cache is never read for other data
+or another target. Rows are in the order of the windows; each kind of state has one memory-mapped file.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from eagle_train.errors import TrainError
 from eagle_train.objective import Batch, Taught
 from eagle_train.target import FrozenTarget
 
-BATCH = 8  # windows per pass of the target while the cache is filled
+BATCH = 8  # windows per forward pass of the target while the cache is filled
 
 
 class CachedTeacher:
-    """Reads features that the first use of a folder writes."""
+    """A Teacher that reads the features from a folder, which it fills if it is missing."""
 
     def __init__(
         self, folder: Path, target: FrozenTarget, taps: tuple[int, ...], windows: Windows, fingerprint: str
     ) -> None:
-        """fingerprint: of the target. Fills the cache if it is not there. Raises TrainError on a full disk."""
+        """fingerprint: of the target. Raises TrainError on a full disk."""
         self._target = target
         self._has_taps = bool(taps)
         dtype = target.model.dtype
@@ -58,7 +58,7 @@ class CachedTeacher:
 
 
 def _fill(place: Path, target: FrozenTarget, taps: tuple[int, ...], windows: Windows) -> None:
-    """Write beside and rename, so that a folder of that name is complete."""
+    """Fill the cache under another name and rename it, so that a folder named `place` is complete."""
     width = target.hidden_size
     needed = len(windows.ids) * width * (1 + len(taps)) * target.model.dtype.itemsize
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -66,15 +66,15 @@ def _fill(place: Path, target: FrozenTarget, taps: tuple[int, ...], windows: Win
     if free < needed * 1.02:
         raise TrainError(
             f"{place.parent} has {free / 1e9:.1f} GB free, but the cache takes {needed / 1e9:.1f} GB; free space, or "
-            "train without --cache"
+            "train without a cache"
         )
-    # NumPy knows no bfloat16: halves are kept as bits.
+    # NumPy has no bfloat16, so 16-bit numbers are kept as their bits.
     kind: type[np.generic] = np.float32 if target.model.dtype == torch.float32 else np.uint16
     clear_leftovers(place.parent)
     try:
         _write(place, target, taps, windows, kind)
     except OSError as error:
-        raise TrainError(f"the cache in {place.parent} could not be written ({error}); train without --cache") from None
+        raise TrainError(f"the cache in {place.parent} could not be written ({error}); train without one") from None
 
 
 def _write(place: Path, target: FrozenTarget, taps: tuple[int, ...], windows: Windows, kind: type[np.generic]) -> None:

@@ -1,9 +1,8 @@
-"""What a run needs to go on as if it had never stopped.
+"""Saves and loads what a run needs to continue as if it had never stopped.
 
-One safetensors file: the head's weights, AdamW's two moments, and a JSON note with the step, the seconds used and what
-the run was started with. Batches and noise are functions of (seed, step), so the step is both the random state and the
-position in the data.
-"""
+A checkpoint is one safetensors file: the head's weights, AdamW's two moments, and a JSON note with the step, the
+seconds used and the run's settings. Batches and noise are functions of (seed, step), so the step stands for both the
+random state and the position in the data."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """step: steps done. elapsed_s: seconds of training they took."""
+    """How far a run is. step: finished steps. elapsed_s: seconds of training that they took."""
 
     step: int
     elapsed_s: float
@@ -38,8 +37,8 @@ def save_checkpoint(
     progress: Progress,
     run: Mapping[str, Any],
 ) -> None:
-    """run: what a resumed run must share (settings, data, target), as JSON. Raises TrainError on a full disk; an
-    older checkpoint is then untouched."""
+    """Write a checkpoint. run: what a resumed run must share (settings, data, target), as JSON. Raises TrainError on a
+    full disk, which leaves an older checkpoint untouched."""
     tensors = {f"weight.{name}": value.detach().cpu() for name, value in parameters.items()}
     for name, value in parameters.items():
         state = optimizer.state.get(value)
@@ -52,7 +51,8 @@ def save_checkpoint(
 def load_checkpoint(
     path: Path, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, run: Mapping[str, Any]
 ) -> Progress:
-    """Fill weights and optimizer. Raises TrainError if the file is damaged or of a run with another `run`."""
+    """Fill parameters and optimizer; returns the progress. Raises TrainError if the file is damaged or of another
+    run."""
     try:
         with safe_open(path, framework="pt") as file:
             note = json.loads((file.metadata() or {})["training"])
@@ -74,7 +74,7 @@ def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
     if changed:
         name = changed[0]
         raise TrainError(
-            f"{path} was made with another {name.replace('_', '-')} ({_short(before.get(name))}, now "
+            f"{path} was made with another {name} ({_short(before.get(name))}, now "
             f"{_short(now.get(name))}); resume with the same settings, data and target, or start in another folder"
         )
 

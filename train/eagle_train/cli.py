@@ -1,80 +1,59 @@
-"""eagle-train: parsers only. Heavy imports wait until the arguments are known to be sound."""
+"""eagle-train: the command line. Torch is imported after the arguments were checked."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, TypeVar, get_args
 
+from eagle_runtime.bundle.manifest import HeadKind
 from eagle_runtime.command import Parser, run_command
 from eagle_runtime.errors import EagleError
+from eagle_train.config import ALL_FILES, DRAFT_VOCAB, INPUTS, Job, Sampling, TrainConfig
+
+TARGET_HELP = "Hugging Face folder of the target (Llama architecture)"
+Settings = TypeVar("Settings", TrainConfig, Job, Sampling)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status: 0, or 2 after an error that is the input's."""
-    interrupted = "interrupted; --resume goes on from the last checkpoint"
+    """Entry point; returns the exit status: 0, or 2 after an error in the input."""
+    interrupted = "interrupted; --resume continues from the last checkpoint"
     return run_command(_parser(), argv, run, extra="train", interrupted=interrupted)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do what the subcommand says."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched that was not asked for
+    """Run the subcommand."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no library may download files by itself
     args.run(args)
 
 
 def _head(args: argparse.Namespace) -> None:
-    from eagle_train.config import TrainConfig
-
-    config = TrainConfig(
-        kind=args.kind,
-        steps=args.steps,
-        minutes=args.minutes,
-        batch_size=args.batch_size,
-        seq_len=args.seq_len,
-        lr=args.lr,
-        warmup=args.warmup,
-        ttt_steps=args.ttt_steps,
-        draft_vocab=args.draft_vocab,
-        seed=args.seed,
-        noise=args.noise,
-        classification=args.classification,
-        inputs=args.inputs,
-        recompute=args.recompute,
-        save_every=args.save_every,
-        log_every=args.log_every,
-    )
+    job, config = _from_arguments(Job, args), _from_arguments(TrainConfig, args)
     _set_threads(args.threads)
-    from eagle_train.trainer import Job, train_head
+    from eagle_train.trainer import train_head
 
-    job = Job(
-        target=Path(args.target),
-        data=tuple(map(Path, args.data)),
-        output=Path(args.output),
-        eval_data=tuple(map(Path, args.eval_data)),
-        pattern=args.glob,
-        cache=None if args.cache is None else Path(args.cache),
-        init=None if args.init is None else Path(args.init),
-        device=args.device,
-        resume=args.resume,
-    )
     train_head(job, config)
 
 
 def _generate(args: argparse.Namespace) -> None:
+    sampling = _from_arguments(Sampling, args)
     _set_threads(args.threads)
-    from eagle_train.generate import Sampling, generate_answers
+    from eagle_train.generate import generate_answers
 
-    sampling = Sampling(
-        max_new_tokens=args.max_new_tokens,
-        temperature=args.temperature,
-        top_p=args.top_p,
-        top_k=args.top_k,
-        samples=args.samples,
-        seed=args.seed,
-    )
-    generate_answers(Path(args.target), Path(args.data), Path(args.output), sampling, args.batch_size, args.device)
+    generate_answers(args.target, args.prompts, args.output, sampling, args.device)
+
+
+def _from_arguments(kind: type[Settings], args: argparse.Namespace) -> Settings:
+    """Returns the dataclass whose fields are the arguments of the same names."""
+    values = {field.name: getattr(args, field.name) for field in dataclasses.fields(kind)}
+    arguments: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }
+    return kind(**arguments)
 
 
 def _set_threads(threads: int | None) -> None:
@@ -95,65 +74,76 @@ def _parser() -> Parser:
     return parser
 
 
+class _Options:
+    """Adds options that set the fields of a dataclass and take their defaults from it."""
+
+    def __init__(self, group: argparse._ActionsContainer, settings: type[Any]) -> None:
+        self._group = group
+        self._defaults = {field.name: field.default for field in dataclasses.fields(settings)}
+
+    def add(self, option: str, meaning: str = "", **settings: Any) -> None:
+        """meaning: the help text without the default, which is added."""
+        default = self._defaults[option.lstrip("-").replace("-", "_")]
+        if default not in (None, ()) and "action" not in settings:
+            meaning += " (default %(default)s)"
+        self._group.add_argument(option, default=default, help=meaning.lstrip(), **settings)
+
+
 def _add_head(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_head)
-    parser.add_argument("target", metavar="TARGET", help="Hugging Face folder of the target (Llama architecture)")
-    parser.add_argument("--kind", required=True, choices=["eagle1", "eagle3"])
+    parser.add_argument("target", type=Path, metavar="TARGET", help=TARGET_HELP)
+    parser.add_argument("--kind", required=True, choices=get_args(HeadKind))
     parser.add_argument(
-        "--data", required=True, nargs="+", metavar="FILE", help="JSONL conversations or ids, text, or folders of them"
+        "--data", type=Path, required=True, nargs="+", metavar="FILE", help="JSONL rows, text, or folders of them"
     )
-    parser.add_argument("-o", "--output", required=True, metavar="HEAD", help="folder to write")
-    parser.add_argument("--glob", default="**/*", metavar="PATTERN", help="which files of a folder, as in **/*.py")
-    parser.add_argument("--eval-data", nargs="+", default=[], metavar="FILE", help="held-out text to measure on")
-    parser.add_argument("--cache", metavar="DIR", help="keep the target's features there: large, but no pass of it")
-    parser.add_argument("--init", metavar="HEAD", help="a trained head to go on from, such as that of the base model")
-    parser.add_argument("--resume", action="store_true", help="go on from HEAD's checkpoint")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of the CPU (default: torch's)")
-    budget = parser.add_argument_group("budget (one is needed)")
-    budget.add_argument("--steps", type=int, metavar="N")
-    budget.add_argument("--minutes", type=float, metavar="M", help="of training, data preparation aside")
-    learning = parser.add_argument_group("learning")
-    learning.add_argument("--batch-size", type=int, default=8, metavar="N", help="windows per step (default 8)")
-    learning.add_argument("--seq-len", type=int, default=512, metavar="N", help="tokens per window (default 512)")
-    learning.add_argument("--lr", type=float, metavar="X", help="peak rate (default: 0.4 / width, 5e-5 to 6e-3)")
-    learning.add_argument(
-        "--warmup", type=int, default=100, metavar="N", help="steps, at most a tenth of --steps (default 100)"
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="HEAD", help="folder to write")
+    job = _Options(parser, Job)
+    parser.add_argument(
+        "--glob", dest="pattern", default=ALL_FILES, metavar="PATTERN", help="which files of a folder, as in **/*.py"
     )
-    learning.add_argument("--ttt-steps", type=int, default=7, metavar="J", help="unrolled steps (default 7)")
-    learning.add_argument("--draft-vocab", type=int, metavar="N", help="tokens an EAGLE-3 head knows (default 32000)")
-    learning.add_argument("--noise", type=float, default=0.1, metavar="X", help="on EAGLE-1's features (default 0.1)")
-    learning.add_argument(
-        "--classification",
-        type=float,
-        default=0.1,
-        metavar="X",
-        help="weight of EAGLE-1's cross-entropy beside the regression of features (default 0.1)",
-    )
-    learning.add_argument(
-        "--inputs",
-        default="feature+shifted",
-        choices=["feature+shifted", "feature+unshifted", "feature", "token"],
-        help="what an EAGLE-1 head sees, for ablations",
-    )
-    learning.add_argument("--recompute", action="store_true", help="less memory, a third more time (EAGLE-3)")
-    learning.add_argument("--seed", type=int, default=0, metavar="N")
-    learning.add_argument("--save-every", type=int, default=500, metavar="N", help="steps (default 500)")
-    learning.add_argument("--log-every", type=int, default=20, metavar="N", help="steps (default 20)")
+    job.add("--eval-data", "held-out text to measure on", type=Path, nargs="+", metavar="FILE")
+    job.add("--cache", "keep the target's features there: large, but saves its passes", type=Path, metavar="DIR")
+    job.add("--init", "a trained head to continue from, such as the base model's", type=Path, metavar="HEAD")
+    job.add("--resume", "continue from HEAD's checkpoint", action="store_true")
+    _add_machine(parser)
+    budget = _Options(parser.add_argument_group("budget (one is needed)"), TrainConfig)
+    budget.add("--steps", type=int, metavar="N")
+    budget.add("--minutes", "minutes of training, without the preparation of data", type=float, metavar="M")
+    learning = _Options(parser.add_argument_group("learning"), TrainConfig)
+    learning.add("--batch-size", "windows per step", type=int, metavar="N")
+    learning.add("--seq-len", "tokens per window", type=int, metavar="N")
+    learning.add("--lr", "peak rate (default: 0.4 / width, 5e-5 to 6e-3)", type=float, metavar="X")
+    learning.add("--warmup", "steps, at most a tenth of --steps", type=int, metavar="N")
+    learning.add("--ttt-steps", "unrolled steps", type=int, metavar="J")
+    learning.add("--draft-vocab", f"tokens an EAGLE-3 head knows (default {DRAFT_VOCAB})", type=int, metavar="N")
+    learning.add("--noise", "noise on EAGLE-1's features", type=float, metavar="X")
+    meaning = "weight of EAGLE-1's cross-entropy relative to the regression of features"
+    learning.add("--classification", meaning, type=float, metavar="X")
+    learning.add("--inputs", "what an EAGLE-1 head reads, for ablations", choices=INPUTS)
+    learning.add("--recompute", "less memory, a third more time (EAGLE-3)", action="store_true")
+    learning.add("--seed", type=int, metavar="N")
+    learning.add("--save-every", "steps", type=int, metavar="N")
+    learning.add("--log-every", "steps", type=int, metavar="N")
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_generate)
-    parser.add_argument("target", metavar="TARGET", help="Hugging Face folder of the target (Llama architecture)")
-    parser.add_argument("--data", required=True, metavar="PROMPTS", help="JSONL of turns, messages, prompt or ids")
-    parser.add_argument("-o", "--output", required=True, metavar="OUT", help="JSONL file to write")
-    parser.add_argument("--max-new-tokens", type=int, default=512, metavar="N")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0: take the likeliest token")
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="X")
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="0: all")
-    parser.add_argument("--samples", type=int, default=1, metavar="N", help="answers per prompt (default 1)")
-    parser.add_argument("--batch-size", type=int, default=16, metavar="N")
-    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("target", type=Path, metavar="TARGET", help=TARGET_HELP)
+    prompts = "JSONL of turns, messages, prompt or ids"
+    parser.add_argument("--data", dest="prompts", type=Path, required=True, metavar="PROMPTS", help=prompts)
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="JSONL file to write")
+    sampling = _Options(parser, Sampling)
+    sampling.add("--max-new-tokens", type=int, metavar="N")
+    sampling.add("--temperature", "0 takes the likeliest token", type=float, metavar="X")
+    sampling.add("--top-p", type=float, metavar="X")
+    sampling.add("--top-k", "0 allows all tokens", type=int, metavar="K")
+    sampling.add("--samples", "answers per prompt", type=int, metavar="N")
+    sampling.add("--batch-size", type=int, metavar="N")
+    sampling.add("--seed", type=int, metavar="N")
+    _add_machine(parser)
+
+
+def _add_machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of the CPU (default: torch's)")
 

@@ -1,31 +1,37 @@
-"""Everything that decides what a training run computes, as frozen data."""
+"""The settings of a training run and of generating answers, as frozen data. Defaults stand here alone."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from eagle_runtime.bundle.manifest import HeadKind
 from eagle_train.errors import TrainError
 
-# What a row of an EAGLE-1 head sees (EAGLE paper, section 5.3.2: the input ablation). Decoding always feeds
-# feature+shifted; "feature" and "token" heads have zero weights for the other half, so they decode all the same.
+# What a row of an EAGLE-1 head reads (EAGLE paper, section 5.3.2: the input ablation). Decoding always feeds
+# feature+shifted; "feature" and "token" heads have zero weights for the other input, so they can decode too.
 Inputs = Literal["feature+shifted", "feature+unshifted", "feature", "token"]
 INPUTS: tuple[Inputs, ...] = ("feature+shifted", "feature+unshifted", "feature", "token")
 
 DECAY = 0.8  # weight of step j of training-time test is DECAY**j (EAGLE-3)
-CLIP = 0.5  # largest norm of the gradient
+CLIP = 0.5  # maximum norm of the gradient
 BETAS = (0.9, 0.95)  # AdamW
+DRAFT_VOCAB = 32000  # default size of the draft vocabulary, or the target's if that is smaller
+ALL_FILES = "**/*"  # default pattern for the files of a data folder
 
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """steps, minutes: the budget; the first to be used up ends the run. seq_len: most tokens of a window. lr: peak
-    learning rate, None for one by the target's width. warmup: steps of rising rate. ttt_steps: unrolled steps, trained
-    for EAGLE-3 and measured for both kinds. draft_vocab: logits of an EAGLE-3 head, None for at most 32000. noise:
-    half width of the uniform noise on EAGLE-1's features. classification: weight of EAGLE-1's cross-entropy beside the
-    regression (EAGLE: 0.1; 1 suits a head that already tells features well). save_every, log_every: steps."""
+    """Settings that decide what a training run computes.
+
+    steps, minutes: the budget; the run ends when one of them is used up. seq_len: maximum tokens of a window. lr: peak
+    learning rate; None chooses it by the target's width. warmup: steps of rising rate. ttt_steps: unrolled steps,
+    trained for EAGLE-3 and measured for both kinds. draft_vocab: logits of an EAGLE-3 head; None takes DRAFT_VOCAB or
+    the target's vocabulary. noise: half width of the uniform noise on EAGLE-1's features. classification: weight of
+    EAGLE-1's cross-entropy relative to the regression (EAGLE: 0.1; 1 suits a head that predicts features well).
+    save_every, log_every: steps."""
 
     kind: HeadKind
     steps: int | None = None
@@ -46,42 +52,89 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         if self.steps is None and self.minutes is None:
-            raise TrainError("a run needs an end; give --steps or --minutes")
+            raise TrainError("a run needs an end; give steps or minutes")
         if self.steps is not None and self.steps < 0:
             raise TrainError(f"steps is {self.steps}, but must be 0 or more")
         for name, least in {"batch_size": 1, "seq_len": 4, "ttt_steps": 1, "save_every": 1, "log_every": 1}.items():
             if getattr(self, name) < least:
-                raise TrainError(f"{name.replace('_', '-')} is {getattr(self, name)}, but must be {least} or more")
+                raise TrainError(f"{name} is {getattr(self, name)}, but must be {least} or more")
         for name in ("minutes", "lr", "draft_vocab"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise TrainError(f"{name.replace('_', '-')} is {getattr(self, name)}, but must be above 0")
+                raise TrainError(f"{name} is {getattr(self, name)}, but must be above 0")
         if self.inputs not in INPUTS:
             raise TrainError(f"inputs is {self.inputs!r}, but must be one of {', '.join(INPUTS)}")
         if self.kind == "eagle3" and self.inputs != "feature+shifted":
-            raise TrainError("the input ablation is EAGLE-1's; train with --kind eagle1 or without --inputs")
+            raise TrainError(
+                "the input ablation is for EAGLE-1 heads; train an eagle1 head, or leave inputs at its default"
+            )
         if self.warmup < 0 or self.noise < 0 or self.classification < 0 or self.seed < 0:
             raise TrainError("warmup, noise, classification and seed must be 0 or more")
 
     def fixed(self) -> dict[str, Any]:
-        """The settings that a resumed run must share; budget and bookkeeping may change."""
+        """Returns the settings that a resumed run must share; budget and intervals may change."""
         free = ("steps", "minutes", "save_every", "log_every", "recompute")
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in free}
 
     def peak_lr(self, hidden_size: int) -> float:
-        """1e-4 at Llama-8B's width; narrower heads bear, and need, more."""
+        """Returns the peak learning rate: `lr`, or 1e-4 at Llama-8B's width and more for narrower heads."""
         return self.lr if self.lr is not None else min(max(1e-4 * 4096 / hidden_size, 5e-5), 6e-3)
 
     def lr_factor(self, step: int, elapsed_s: float) -> float:
-        """Share of the peak rate at a step: up over the warm-up, then down to nothing where the budget ends."""
+        """Returns the share of the peak rate at a step: it rises during the warm-up and falls to 0 at the budget's
+        end."""
         warmup = self.warmup if self.steps is None else min(self.warmup, self.steps // 10)
         rise = min(1.0, (step + 1) / (warmup + 1))
         return rise * max(0.0, 1.0 - self.used(step, elapsed_s))
 
     def used(self, step: int, elapsed_s: float) -> float:
-        """Share of the budget that is used up; 1 or more: done."""
+        """Returns the used share of the budget; at 1 or more the run is done."""
         shares = []
         if self.steps is not None:
             shares.append(step / self.steps if self.steps else 1.0)
         if self.minutes is not None:
             shares.append(elapsed_s / (60 * self.minutes))
         return max(shares)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to train on and where. output: folder of the head; training/ in it gets the checkpoint and the log. pattern:
+    files of a data folder to read. cache: folder for the target's features; None computes them every time. init: folder
+    of a trained head to continue from; None starts from an untrained one. device: None takes CUDA where there is
+    one."""
+
+    target: Path
+    data: tuple[Path, ...]
+    output: Path
+    eval_data: tuple[Path, ...] = ()
+    pattern: str = ALL_FILES
+    cache: Path | None = None
+    init: Path | None = None
+    device: str | None = None
+    resume: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the target answers prompts. temperature 0 takes the likeliest token. top_k 0 allows all tokens. samples:
+    answers per prompt. batch_size: prompts that are answered at once."""
+
+    max_new_tokens: int = 512
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    samples: int = 1
+    seed: int = 0
+    batch_size: int = 16
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1 or self.samples < 1 or self.batch_size < 1:
+            raise TrainError("max_new_tokens, samples and batch_size must be 1 or more")
+        if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
+            raise TrainError("temperature and top_k must be 0 or more, top_p above 0 and at most 1")
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns the settings as arguments of transformers' generate."""
+        if self.temperature == 0:
+            return {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+        return {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}

@@ -1,4 +1,4 @@
-"""Training text: files in, windows of token ids with a loss mask out, kept on disk so that memory stays constant."""
+"""Reads training text and cuts it into windows of token ids with a loss mask, kept on disk to save memory."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from eagle_calib.texts import joined
 from eagle_runtime.files import json_lines, text_lines
+from eagle_train.config import ALL_FILES
 from eagle_train.errors import TrainError
 
 WINDOW_FILES = ("ids.bin", "mask.bin", "starts.bin", "digest")  # of a folder of windows
@@ -23,7 +24,7 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """ids; mask: tokens that carry loss; prefix: ids that begin every window cut from it (a text's bos)."""
+    """One text. mask: which ids carry loss. prefix: ids that begin every window of it (a text's bos)."""
 
     ids: Sequence[int]
     mask: Sequence[bool]
@@ -31,11 +32,11 @@ class Example:
 
 
 class TextReader:
-    """Turns data files into examples with the target's tokenizer.
+    """Reads data files as examples, encoded by the target's tokenizer.
 
-    skipped: conversations that the chat template refused, and why the first was."""
+    skipped, skip_reason: number of conversations that the chat template refused, and why it refused the first."""
 
-    def __init__(self, target: Path, vocab_size: int, eos: Sequence[int], pattern: str = "**/*") -> None:
+    def __init__(self, target: Path, vocab_size: int, eos: Sequence[int], pattern: str = ALL_FILES) -> None:
         self._target = target
         self._vocab_size = vocab_size
         self._eos = frozenset(eos)
@@ -45,9 +46,9 @@ class TextReader:
         self.skip_reason = ""
 
     def read(self, paths: Iterable[Path]) -> Iterator[Example]:
-        """Examples of all files in order; a folder stands for its files that match the pattern, sorted by name.
+        """Yields the examples of all files in order; of a folder those that match the pattern, sorted by name.
 
-        Raises TrainError for what is missing, not text, or not understood."""
+        Raises TrainError for what is missing, is no text, or has no known form."""
         for path in data_files(paths, self._pattern):
             if path.suffix == ".jsonl":
                 for number, row in json_lines(path, TrainError, "correct the file"):
@@ -64,7 +65,9 @@ class TextReader:
         elif isinstance(row.get("text"), str):
             yield self._plain(where, row["text"])
         else:
-            raise TrainError(f"{where}: the row holds no 'ids', 'messages', 'conversations' or 'text'; mend the file")
+            raise TrainError(
+                f"{where}: the row holds no 'ids', 'messages', 'conversations' or 'text'; correct the file"
+            )
 
     def _ids(self, where: str, row: Mapping[str, Any]) -> Example:
         ids = ids_of(where, row["ids"], self._vocab_size)
@@ -80,21 +83,21 @@ class TextReader:
         return Example(ids, [True] * len(ids), begin if begin == [tokenizer.bos_token_id] else ())
 
     def _conversation(self, where: str, messages: list[Message]) -> list[Example]:
-        """Usually one example; one per answer where the template rewrites earlier turns."""
+        """Returns one example, or one per answer if the template rewrites earlier turns."""
         tokenizer = self.tokenizer(where)
         if not tokenizer.chat_template:
             raise TrainError(f"{where}: {self._target} has no chat template; give plain text or ids")
         try:
             parts = _rendered(tokenizer, messages)
-        except Exception as error:  # a template may raise whatever Python does
+        except Exception as error:  # a template may raise any exception
             self.skipped += 1
             self.skip_reason = self.skip_reason or f"{where}: {error}"
             return []
         return [self._masked(tokenizer, text, spans) for text, spans in parts]
 
     def _masked(self, tokenizer: Any, text: str, spans: Sequence[tuple[int, int]]) -> Example:
-        """Tokens that touch a span [start, end) of characters carry loss, up to the first that ends an answer: what a
-        template puts behind it, no target ever says."""
+        """Returns an example whose tokens carry loss where they touch a span [start, end) of characters. In each span
+        the first end-of-text token is the last one: a target never writes what the template adds after it."""
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         ids, mask = encoded["input_ids"], [False] * len(encoded["input_ids"])
         for start, end in spans:
@@ -106,14 +109,14 @@ class TextReader:
         return Example(ids, mask)
 
     def tokenizer(self, where: str) -> Any:
-        """The target's tokenizer, loaded when first needed; TrainError if it has none that knows offsets."""
+        """Returns the target's tokenizer, loaded when first needed. Raises TrainError if there is none."""
         if self._tokenizer is None:
             self._tokenizer = load_tokenizer(self._target, where)
         return self._tokenizer
 
 
 def load_tokenizer(target: Path, where: str) -> Any:
-    """transformers' tokenizer of a folder with tokenizer.json; TrainError naming what needs it."""
+    """Returns transformers' tokenizer of a folder. Raises TrainError, in which `where` names what needs it."""
     if not (target / "tokenizer.json").is_file():
         raise TrainError(f"{where}: {target} has no tokenizer.json to encode text with; give rows of ids instead")
     from transformers import AutoTokenizer
@@ -125,18 +128,19 @@ def load_tokenizer(target: Path, where: str) -> Any:
 
 
 def first_line(error: BaseException) -> str:
-    """Of what an error says; its kind if it says nothing."""
+    """Returns the first line of an error's message; its type's name if there is no message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def special_ids(target: Path) -> tuple[int, ...]:
-    """Ids that a target's tokenizer names as special (bos, eos, ...); none without a tokenizer.json."""
+    """Returns the ids of special tokens (bos, eos, ...) of a target's tokenizer; none without a tokenizer.json."""
     has_tokenizer = (target / "tokenizer.json").is_file()
     return tuple(load_tokenizer(target, str(target)).all_special_ids) if has_tokenizer else ()
 
 
-def data_files(paths: Iterable[Path], pattern: str = "**/*") -> Iterator[Path]:
-    """Files as given, folders as their files that match; TrainError if something is missing."""
+def data_files(paths: Iterable[Path], pattern: str) -> Iterator[Path]:
+    """Yields the files as given, and the files of folders that match the pattern. Raises TrainError for a missing
+    one."""
     for path in paths:
         if path.is_dir():
             yield from (file for file in sorted(path.glob(pattern)) if file.is_file())
@@ -147,28 +151,28 @@ def data_files(paths: Iterable[Path], pattern: str = "**/*") -> Iterator[Path]:
 
 
 def messages_of(where: str, row: Mapping[str, Any]) -> list[Message]:
-    """Messages of a row in either of the two common spellings, without answers before the first question."""
+    """Returns the messages of a row in either of the two common forms, without answers before the first question."""
     rows = row.get("messages", row.get("conversations"))
     messages = []
     for item in rows if isinstance(rows, list) else [None]:
         role = item.get("role", item.get("from")) if isinstance(item, dict) else None
         content = item.get("content", item.get("value")) if isinstance(item, dict) else None
         if not isinstance(role, str) or not isinstance(content, str):
-            raise TrainError(f"{where}: a message needs role and content (or from and value) as text; mend the file")
+            raise TrainError(f"{where}: a message needs role and content (or from and value) as text; correct the file")
         messages.append({"role": ROLES.get(role, role), "content": content})
     asked = next((i for i, message in enumerate(messages) if message["role"] == "user"), len(messages))
     return [m for i, m in enumerate(messages) if i >= asked or m["role"] != "assistant"]
 
 
 def ids_of(where: str, ids: Any, vocab_size: int) -> list[int]:
-    """A checked list of token ids; raises TrainError."""
+    """Returns ids if it is a list of token ids. Raises TrainError."""
     if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < vocab_size for i in ids):
-        raise TrainError(f"{where}: ids must be a list of whole numbers from 0 to {vocab_size - 1}; mend the file")
+        raise TrainError(f"{where}: ids must be a list of whole numbers from 0 to {vocab_size - 1}; correct the file")
     return ids
 
 
 def _rendered(tokenizer: Any, messages: Sequence[Message]) -> list[tuple[str, list[tuple[int, int]]]]:
-    """Text of a conversation and the character spans of its answers, found by rendering every prefix of it."""
+    """Returns (text, spans of its answers in characters) of a conversation, by rendering every prefix of it."""
 
     def render(count: int, **kwargs: Any) -> str:
         return str(tokenizer.apply_chat_template(messages[:count], tokenize=False, **kwargs))
@@ -180,9 +184,9 @@ def _rendered(tokenizer: Any, messages: Sequence[Message]) -> list[tuple[str, li
             answers.append((answered, (_shared_length(asked, answered), len(answered))))
     if not answers:
         return []
-    whole = answers[-1][0]
-    if all(whole.startswith(text) for text, _ in answers):
-        return [(whole, [span for _, span in answers])]
+    longest = answers[-1][0]
+    if all(longest.startswith(text) for text, _ in answers):
+        return [(longest, [span for _, span in answers])]
     return [(text, [span]) for text, span in answers]
 
 
@@ -204,11 +208,11 @@ class Windows:
         return len(self.starts) - 1
 
     def window(self, index: int) -> slice:
-        """Where a window lies in ids and mask."""
+        """Returns the slice of ids and mask that the window consists of."""
         return slice(int(self.starts[index]), int(self.starts[index + 1]))
 
     def loss_counts(self, vocab_size: int) -> npt.NDArray[np.int64]:
-        """How often each id carries loss: [V]."""
+        """Returns [V]: how often each id carries loss."""
         counts = np.zeros(vocab_size, np.int64)
         for start in range(0, len(self.ids), 1 << 22):
             part = slice(start, start + (1 << 22))
@@ -219,8 +223,8 @@ class Windows:
 def write_windows(examples: Iterable[Example], folder: Path, seq_len: int, name: str) -> Windows:
     """Cut examples into windows of at most seq_len tokens, write them into a folder and open them.
 
-    A window is kept if it can teach anything: a token beyond its second that carries loss. name: of the data, for
-    the TrainError raised if nothing is kept."""
+    A window is kept if a token after its second carries loss. name: of the data, for the TrainError that is raised
+    if no window is kept."""
     folder.mkdir(parents=True, exist_ok=True)
     starts, end, digest = [0], 0, hashlib.sha256()
     with (folder / "ids.bin").open("wb") as ids_file, (folder / "mask.bin").open("wb") as mask_file:
@@ -248,7 +252,7 @@ def write_windows(examples: Iterable[Example], folder: Path, seq_len: int, name:
 
 
 def open_windows(folder: Path) -> Windows:
-    """What write_windows wrote; it stays on disk until read."""
+    """Returns what write_windows wrote, mapped into memory."""
     return Windows(
         ids=np.memmap(folder / "ids.bin", np.int32, "r"),
         mask=np.memmap(folder / "mask.bin", np.bool_, "r"),

@@ -1,7 +1,7 @@
-"""What can be wrong with what is trained on."""
+"""The error of training."""
 
 from eagle_runtime.errors import EagleError
 
 
 class TrainError(EagleError):
-    """Data, a target, a setting or a destination that cannot be used; one sentence with what, where, what to do."""
+    """Data, a target, a setting or a destination cannot be used. One sentence: what, where, and what to do."""

@@ -1,4 +1,4 @@
-"""Answers by the target itself: a head drafts best for text that its target would write."""
+"""Lets the target answer prompts, as training data: a head drafts best on text that its target would write."""
 
 from __future__ import annotations
 
@@ -15,38 +15,15 @@ import torch
 
 from eagle_calib.folder import claimed
 from eagle_runtime.files import json_lines
+from eagle_train.config import Sampling
 from eagle_train.data import Message, first_line, ids_of, load_tokenizer, messages_of
 from eagle_train.errors import TrainError
 from eagle_train.target import FrozenTarget
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """temperature 0: the likeliest token. samples: answers per prompt. top_k 0: all."""
-
-    max_new_tokens: int = 512
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    samples: int = 1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.max_new_tokens < 1 or self.samples < 1:
-            raise TrainError("max-new-tokens and samples must be 1 or more")
-        if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
-            raise TrainError("temperature and top-k must be 0 or more, top-p above 0 and at most 1")
-
-    def arguments(self) -> dict[str, Any]:
-        """For transformers' generate."""
-        if self.temperature == 0:
-            return {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
-        return {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
-
-
 @dataclass(slots=True)
 class Dialogue:
-    """A prompt on its way: ids that stand as they are, or questions answered one after another."""
+    """A prompt and its answers so far: ids to continue once, or questions that are answered one after another."""
 
     ids: list[int] = field(default_factory=list)
     prompt_tokens: int = 0
@@ -54,22 +31,17 @@ class Dialogue:
     messages: list[Message] = field(default_factory=list)
 
     def row(self) -> dict[str, Any]:
-        """The row to train on."""
+        """Returns the JSONL row to train on."""
         if self.messages:
             return {"messages": self.messages}
         return {"ids": self.ids, "prompt_tokens": self.prompt_tokens}
 
 
-def generate_answers(
-    target_folder: Path, prompts: Path, output: Path, sampling: Sampling, batch_size: int, device: str | None
-) -> None:
-    """Answer every row of a JSONL file and write a JSONL file to train on.
+def generate_answers(target_folder: Path, prompts: Path, output: Path, sampling: Sampling, device: str | None) -> None:
+    """Answer every row of a JSONL file and write a JSONL file to train on. Raises TrainError.
 
     Rows of ids, or of text under "prompt" or "text", become {"ids", "prompt_tokens"}: exactly the tokens that were
-    sampled. Rows of "turns", "messages" or "conversations" become {"messages"} with every answer by the target. Raises
-    TrainError."""
-    if batch_size < 1:
-        raise TrainError(f"batch-size is {batch_size}, but must be 1 or more")
+    sampled. Rows of "turns", "messages" or "conversations" become {"messages"} with every answer by the target."""
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     target = FrozenTarget(target_folder, where)
     answerer = Answerer(target, target_folder, sampling)
@@ -78,9 +50,9 @@ def generate_answers(
     try:
         with claimed(output.absolute()) as work:
             (work / "new").mkdir()
-            beside = work / "new" / output.name
-            with beside.open("w", encoding="utf-8") as file:
-                while batch := list(islice(dialogues, batch_size)):
+            new_file = work / "new" / output.name
+            with new_file.open("w", encoding="utf-8") as file:
+                while batch := list(islice(dialogues, sampling.batch_size)):
                     tokens += answerer.answer(batch)
                     for dialogue in batch:
                         file.write(json.dumps(dialogue.row(), ensure_ascii=False) + "\n")
@@ -88,9 +60,9 @@ def generate_answers(
                     print(f"eagle-train: {done} answers, {tokens} tokens", file=sys.stderr, flush=True)
             if not done:
                 raise TrainError(f"{prompts} holds no prompts; give a JSONL file with one per line")
-            beside.replace(output)
+            new_file.replace(output)
     except OSError as error:
-        raise TrainError(f"{output} could not be written ({error.strerror}); nothing was left behind") from None
+        raise TrainError(f"{output} could not be written ({error.strerror}); no file was left") from None
 
 
 class Answerer:
@@ -106,13 +78,13 @@ class Answerer:
         return self._target.vocab_size
 
     def tokenizer(self, where: str) -> Any:
-        """The target's, loaded when first needed."""
+        """Returns the target's tokenizer, loaded when first needed."""
         if self._tokenizer is None:
             self._tokenizer = load_tokenizer(self._folder, where)
         return self._tokenizer
 
     def answer(self, batch: Sequence[Dialogue]) -> int:
-        """Complete ids once and answer all questions in turn, in place. Returns how many tokens were sampled."""
+        """Continue ids once, answer all questions in turn, in place. Returns the number of sampled tokens."""
         count = 0
         plain = [d for d in batch if d.ids]
         if plain:
@@ -129,7 +101,7 @@ class Answerer:
                     tokenizer.apply_chat_template(d.messages, add_generation_prompt=True, return_dict=False)
                     for d in waiting
                 ]
-            except Exception as error:  # a template may raise whatever Python does
+            except Exception as error:  # a template may raise any exception
                 raise TrainError(
                     f"the chat template of {self._folder} fails on a prompt ({first_line(error)}); give 'prompt' or "
                     "'ids' instead"
@@ -142,14 +114,14 @@ class Answerer:
 
     @staticmethod
     def _ask(dialogue: Dialogue) -> None:
-        """Move the next question, with any system message before it, into the dialogue."""
+        """Move the next question, and any system message before it, into the dialogue."""
         while dialogue.questions:
             dialogue.messages.append(dialogue.questions.pop(0))
             if dialogue.messages[-1]["role"] == "user":
                 return
 
     def _sample(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """New tokens after each prompt, up to and with the one that ends it."""
+        """Returns the new tokens of each prompt, up to and including the one that ends the answer."""
         target, sampling = self._target, self._sampling
         context = int(target.config.max_position_embeddings)
         longest = max(len(prompt) for prompt in prompts)
@@ -157,7 +129,7 @@ class Answerer:
             raise TrainError(f"a prompt has {longest} tokens, but the target's context is {context}; shorten it")
         ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
         mask = torch.zeros_like(ids)
-        for row, prompt in enumerate(prompts):  # padded on the left, so that all go on from the same column
+        for row, prompt in enumerate(prompts):  # padded on the left, so that all continue from the same column
             ids[row, longest - len(prompt) :] = torch.tensor(list(prompt))
             mask[row, longest - len(prompt) :] = 1
         torch.manual_seed(sampling.seed * 1_000_003 + self._calls)
@@ -177,7 +149,7 @@ class Answerer:
 
 
 def _dialogues(prompts: Path, answerer: Answerer) -> Iterator[Dialogue]:
-    """Prompts of a JSONL file; raises TrainError."""
+    """Yields the prompts of a JSONL file. Raises TrainError."""
     if not prompts.is_file():
         raise TrainError(f"{prompts} does not exist; give a JSONL file with one prompt per line")
     for number, row in json_lines(prompts, TrainError, "correct the file"):
@@ -201,7 +173,7 @@ def _questions(where: str, row: dict[str, Any], answerer: Answerer) -> list[Mess
     if isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns):
         return [{"role": "user", "content": turn} for turn in turns]
     if "messages" not in row and "conversations" not in row:
-        raise TrainError(f"{where}: the row has none of 'ids', 'prompt', 'turns' and 'messages'; mend the file")
+        raise TrainError(f"{where}: the row has none of 'ids', 'prompt', 'turns' and 'messages'; correct the file")
     asked = [message for message in messages_of(where, row) if message["role"] != "assistant"]
     if not any(message["role"] == "user" for message in asked):
         raise TrainError(f"{where}: no message is the user's, so there is nothing to answer")

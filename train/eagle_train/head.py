@@ -1,4 +1,4 @@
-"""A new head for a target, and its folder in the format that SafeAILab's heads have.
+"""Creates a head for a target, and writes its folder in the format of SafeAILab's heads.
 
 EAGLE-1: fc.weight, layers.0.*. EAGLE-3: fc.weight, midlayer.*, norm.weight, lm_head.weight, d2t, t2d (both only if
 the draft vocabulary is smaller than the target's). The embedding, and EAGLE-1's LM head, are the target's and stay
@@ -27,13 +27,11 @@ from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.pair import HeadPart, open_pair
 from eagle_runtime.bundle.manifest import HeadKind
 from eagle_runtime.files import replacing
-from eagle_train.config import Inputs
+from eagle_train.config import DRAFT_VOCAB, Inputs
 from eagle_train.errors import TrainError
 from eagle_train.objective import Vocabulary
 from eagle_train.target import FrozenTarget
 from eagle_train.ttt import Head
-
-DEFAULT_DRAFT_VOCAB = 32000
 
 
 def read_head(folder: Path, target: FrozenTarget, kind: HeadKind) -> HeadPart:
@@ -45,17 +43,17 @@ def read_head(folder: Path, target: FrozenTarget, kind: HeadKind) -> HeadPart:
     assert part is not None
     shape = part.config
     if shape.kind != kind:
-        raise TrainError(f"{folder} is an {shape.kind} head; train it on with --kind {shape.kind}")
+        raise TrainError(f"{folder} is an {shape.kind} head, not an {kind} one; train it as what it is")
     new = target.head_config(kind, shape.draft_vocab_size)
     for name in ("num_layers", "hidden_size", "target_hidden_size", "qkv_bias", "taps"):
         if getattr(shape, name) != getattr(new, name):
             raise TrainError(
                 f"{folder} has {name} {getattr(shape, name)}, but heads trained here have {getattr(new, name)}; start "
-                "without --init"
+                "from an untrained head"
             )
     if part.own_embedding or shape.rope["rope_parameters"]["rope_type"] != "default":
         what = "an embedding of its own" if part.own_embedding else "scaled rotation"
-        raise TrainError(f"{folder} has {what}, which heads trained here have not; start without --init")
+        raise TrainError(f"{folder} has {what}, which heads trained here do not have; start from an untrained head")
     borrowed = {"embed_tokens.weight"} | ({"lm_head.weight"} if kind == "eagle1" else set())
     with torch.device("meta"):
         parameters = dict(cast(torch.nn.Module, build_head(shape)).named_parameters())
@@ -65,24 +63,24 @@ def read_head(folder: Path, target: FrozenTarget, kind: HeadKind) -> HeadPart:
 
 
 def vocabulary_of(part: HeadPart) -> Vocabulary | None:
-    """The draft vocabulary that a head came with; None if it is the target's own."""
+    """Returns the draft vocabulary of a head; None if it is the target's vocabulary."""
     if part.d2t is None:
         return None
     return Vocabulary.of(part.d2t + torch.arange(len(part.d2t)), part.config.vocab_size)
 
 
 def choose_vocabulary(counts: npt.NDArray[np.int64], size: int | None, always: Sequence[int]) -> Vocabulary | None:
-    """The draft vocabulary.
+    """Returns the draft vocabulary of `size` tokens; None if it is the whole vocabulary. Raises TrainError.
 
-    counts [V]: how often each id carries loss. The most frequent ids are kept, ties by the lower id, after those in
-    `always` (stop and special tokens). None if the whole vocabulary is kept. Raises TrainError."""
+    counts [V]: how often each id carries loss. The ids in `always` (stop and special tokens) are kept, then the most
+    frequent ones; of equally frequent ids the lower one."""
     vocab = len(counts)
-    size = min(DEFAULT_DRAFT_VOCAB, vocab) if size is None else size
+    size = min(DRAFT_VOCAB, vocab) if size is None else size
     always = sorted({i for i in always if 0 <= i < vocab})
     if not max(1, len(always)) <= size <= vocab:
         raise TrainError(
             f"the draft vocabulary has {size} tokens, but must have {max(1, len(always))} (the special tokens) to "
-            f"{vocab} (the target's vocabulary); change --draft-vocab"
+            f"{vocab} (the target's vocabulary); change draft_vocab"
         )
     if size == vocab:
         return None
@@ -93,7 +91,7 @@ def choose_vocabulary(counts: npt.NDArray[np.int64], size: int | None, always: S
 
 
 def coverage(counts: npt.NDArray[np.int64], vocabulary: Vocabulary | None) -> float:
-    """Share of the tokens under loss (counts [V]) that the draft vocabulary has, 0 to 1."""
+    """Returns the share, 0 to 1, of the tokens that carry loss (counts [V]) that are in the draft vocabulary."""
     return 1.0 if vocabulary is None else float(counts[vocabulary.ids.numpy()].sum() / max(1, counts.sum()))
 
 
@@ -105,11 +103,11 @@ def new_head(
     seed: int,
     given: HeadPart | None = None,
 ) -> Head:
-    """A head on the target's device, with the target's frozen embedding (and LM head, EAGLE-1): untrained, or with the
-    weights of a given one, as read_head returns it.
+    """Returns a head on the target's device with the target's frozen embedding (EAGLE-1: and LM head). It is untrained,
+    or has the weights of `given`, as read_head returns it.
 
-    An untrained EAGLE-3 head's own LM head and last norm begin as the target's: the rows of the draft vocabulary. So do
-    the rows of tokens that the given head did not know."""
+    The LM head and last norm of an untrained EAGLE-3 head start as the target's (its rows of the draft vocabulary). So
+    do the rows of tokens that the given head does not know."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = build_head(shape)
@@ -133,8 +131,8 @@ def new_head(
 
 
 def _lm_head_rows(target_rows: Tensor, vocabulary: Vocabulary | None, given: HeadPart | None) -> Tensor:
-    """[V', H] of the draft vocabulary: the target's [V, H], in place of which the given head's stand where it has
-    them."""
+    """Returns the LM head's rows [V', H] of the draft vocabulary: the given head's where it has them, else the
+    target's."""
     rows = target_rows.clone()
     if given is not None:
         known = vocabulary_of(given)
@@ -144,13 +142,13 @@ def _lm_head_rows(target_rows: Tensor, vocabulary: Vocabulary | None, given: Hea
 
 
 def trained(head: Head) -> dict[str, Tensor]:
-    """Name -> parameter of everything that belongs to the head itself, in a fixed order."""
+    """Returns name -> parameter of all that is trained, in a fixed order."""
     return {name: parameter for name, parameter in head.named_parameters() if parameter.requires_grad}
 
 
 def save_head(folder: Path, head: Head, shape: HeadConfig, target: FrozenTarget, vocabulary: Vocabulary | None) -> None:
-    """Write model.safetensors and config.json, each beside its place and renamed. Tensors have the type of the
-    target's checkpoint, which engines run them in. Raises TrainError on a full disk."""
+    """Write model.safetensors and config.json; each replaces its old file at once. Tensors get the type of the target's
+    checkpoint, which engines run them in. Raises TrainError on a full disk."""
     dtype = target.stored_dtype
     tensors = {name: value.detach().to("cpu", dtype).contiguous() for name, value in trained(head).items()}
     if vocabulary is not None:
@@ -164,7 +162,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
     """Write tensors to a file that is the old one or the complete new one at any time. Raises TrainError."""
     with _replacing(path) as new:
         save_file(tensors, new, metadata)
-        new.chmod(0o644)  # safetensors writes for the owner alone
+        new.chmod(0o644)  # safetensors makes files that only their owner can read
 
 
 def write_text(path: Path, text: str) -> None:
@@ -187,12 +185,13 @@ def _replacing(path: Path) -> Iterator[Path]:
 
 
 def _unwritten(path: Path, error: Exception) -> TrainError:
-    kept = "the one written before is still there" if path.exists() else "nothing was left behind"
-    return TrainError(f"{path} could not be written ({error}); {kept}; free space and go on with --resume")
+    kept = "the one written before is still there" if path.exists() else "no file was left"
+    return TrainError(f"{path} could not be written ({error}); {kept}; free space and resume the run")
 
 
 def _cut_inputs(head: Eagle1Head, hidden_size: int, inputs: Inputs) -> None:
-    """Input ablation: fc's columns of the missing half are zero and stay so, hence decoding needs to know nothing."""
+    """Input ablation: set fc's columns of the left-out input to zero and keep them so. Decoding needs no special
+    case."""
     if inputs not in ("feature", "token"):
         return
     cut = slice(0, hidden_size) if inputs == "feature" else slice(hidden_size, None)
@@ -204,7 +203,8 @@ def _cut_inputs(head: Eagle1Head, hidden_size: int, inputs: Inputs) -> None:
 
 
 def _config_json(shape: HeadConfig, target: FrozenTarget, dtype: torch.dtype) -> dict[str, Any]:
-    """No layer ids: the taps are the default ones, and engines read such ids in two ways."""
+    """Returns config.json's content. It has no layer ids: the taps are the default ones, and engines disagree on
+    ids."""
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLMEagle3" if shape.kind == "eagle3" else "LlamaForCausalLM"],
         "model_type": "llama",

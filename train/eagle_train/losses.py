@@ -11,35 +11,37 @@ from torch.nn import functional
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean of values [...] where mask [...] is set; 0 where nothing is."""
+    """Returns the mean of values [...] where mask [...] is set; 0 if it is nowhere set."""
     return (values * mask).sum() / mask.sum().clamp(min=1)
 
 
 def soft_cross_entropy(logits: Tensor, teacher: Tensor) -> Tensor:
-    """logits [..., V] against probabilities [..., V] -> [...]"""
+    """Returns the cross-entropy [...] of logits [..., V] against probabilities [..., V]."""
     return -(teacher * logits.log_softmax(-1)).sum(-1)
 
 
 def restricted_teacher(logits: Tensor, kept: Tensor | None) -> Tensor:
-    """Target logits [..., V] -> probabilities over the kept ids [Vd], renormalised: [..., Vd]. None keeps all."""
+    """Returns the probabilities [..., Vd] of target logits [..., V] over the kept ids [Vd], renormalised; None: all
+    ids."""
     return (logits if kept is None else logits.index_select(-1, kept)).softmax(-1)
 
 
 def eagle1_loss(
     hidden: Tensor, features: Tensor, logits: Tensor, teacher: Tensor, mask: Tensor, weight: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """SmoothL1 (beta 1, mean over H) + weight times soft cross-entropy, each the mean over masked rows.
+    """Returns (total, regression, classification): smooth L1 (beta 1, mean over H) and soft cross-entropy, each the
+    mean over masked rows, and regression + weight * classification.
 
-    hidden [..., H] approximates features [..., H]; logits [..., V] of hidden, teacher [..., V] probabilities of
-    features; mask [...]. Returns total, regression, classification."""
+    hidden [..., H] approximates features [..., H]. logits [..., V]: of hidden. teacher [..., V]: probabilities of
+    features. mask [...]."""
     regression = masked_mean(functional.smooth_l1_loss(hidden, features, reduction="none").mean(-1), mask)
     classification = masked_mean(soft_cross_entropy(logits, teacher), mask)
     return regression + weight * classification, regression, classification
 
 
 def overlap(logits: Tensor, target_logits: Tensor, kept: Tensor | None) -> Tensor:
-    """sum_v min(p, q) of draft logits [..., Vd] and target logits [..., V] -> [...]: the chance that a token sampled
-    from the draft is accepted. Target mass outside the draft vocabulary is lost, not renormalised away."""
+    """Returns sum_v min(p, q) [...] of draft logits [..., Vd] and target logits [..., V]: the probability that a token
+    sampled from the draft is accepted. The target's probability outside the draft vocabulary counts as not shared."""
     p = target_logits.softmax(-1)
     p = p if kept is None else p.index_select(-1, kept)
     return torch.minimum(p, logits.softmax(-1)).sum(-1)

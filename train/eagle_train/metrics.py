@@ -1,8 +1,8 @@
-"""Acceptance figures of an unrolled head, counted over rows.
+"""Acceptance of an unrolled head, counted over rows.
 
-A row counts at step j while the token it predicts carries loss. It is right if the head's likeliest token is the
-target's, outside the draft vocabulary too: such rows are not trained on, but decoding meets them.
-"""
+A row counts at step j if the token that it predicts carries loss. It is right if the head's likeliest token is the
+target's. Rows whose target token is outside the draft vocabulary count too: they are not trained, but occur in
+decoding."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """accuracy[j]: rows that are right at step j. n_alpha[j]: the same among rows right at all earlier steps. tau:
-    tokens per target pass of a chain of that many drafts, 1 + sum_n prod_{m<=n} n_alpha[m]. overlap[j]: mean of
-    sum_v min(p, q). Empty where nothing was counted."""
+    """accuracy[j]: share of the rows that are right at step j. n_alpha[j]: the same among rows right at all earlier
+    steps. tau: tokens per forward pass of the target with chains of that many drafts, 1 + sum_n prod_{m<=n} n_alpha[m].
+    overlap[j]: mean of sum_v min(p, q). Empty if nothing was counted."""
 
     accuracy: tuple[float, ...]
     n_alpha: tuple[float, ...]
@@ -29,13 +29,13 @@ class Acceptance:
         return simulated_tau(self.n_alpha)
 
     def to_json(self) -> dict[str, Any]:
-        """Rounded, for a log line."""
+        """Returns the figures, rounded, for a log line."""
         lists = {"accuracy": self.accuracy, "n_alpha": self.n_alpha, "overlap": self.overlap}
         return {"tau": round(self.tau, 4)} | {k: [round(x, 4) for x in v] for k, v in lists.items() if v}
 
 
 def simulated_tau(n_alpha: Sequence[float]) -> float:
-    """1 + sum_n prod_{m<=n} alpha_m"""
+    """Returns 1 + sum_n prod_{m<=n} alpha_m."""
     tau = reached = 1.0
     for alpha in n_alpha:
         reached *= alpha
@@ -44,7 +44,7 @@ def simulated_tau(n_alpha: Sequence[float]) -> float:
 
 
 class Tally:
-    """Sums per step on the device, read once when asked."""
+    """Sums per step, kept on the device until they are read."""
 
     def __init__(self, steps: int, device: torch.device) -> None:
         # rows, right, rows right before, right given that, overlap, rows of overlap

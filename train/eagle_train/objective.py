@@ -1,9 +1,9 @@
-"""What a head is trained on: EAGLE-1's next feature, EAGLE-3's training-time test; and how either is measured.
+"""The training objectives, EAGLE-1's next feature and EAGLE-3's training-time test, and how both heads are measured.
 
-Row i reads token i + 1 and the target's state at i, and is taught by the target's state at i + 1, which predicts token
-i + 2. It counts if that predicted token carries loss: the mask moves with the tokens.
+Row i reads token i + 1 and the target's state at i, and learns the target's state at i + 1, which predicts token i + 2.
+The row counts if token i + 2 carries loss.
 
-Shapes: B texts, T tokens, V vocabulary, W width of what the target hands to the head.
+Shapes: B texts, T tokens, V vocabulary, W width of the target's features.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from eagle_train.ttt import Head, unroll
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """ids [B, T], zero where a text has ended; loss_mask [B, T] bool: tokens to be predicted, off in the padding."""
+    """ids [B, T], zero after the end of a text. loss_mask [B, T] bool: tokens to be predicted, False in the padding."""
 
     ids: Tensor
     loss_mask: Tensor
 
     def counted(self, step: int) -> Tensor:
-        """[B, T - 1 - step] bool: rows whose predicted token i + 2 + step carries loss. The last has none to see."""
+        """Returns [B, T - 1 - step] bool: rows whose predicted token i + 2 + step carries loss. The last row has
+        none."""
         return pad(self.loss_mask[:, 2 + step :], (0, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """What the frozen target says of a batch: features [B, T, W] (last hidden state, or taps side by side), logits
-    [B, T, V] fp32."""
+    """The frozen target's outputs for a batch: features [B, T, W] (last hidden state, or the taps joined) and logits
+    [B, T, V] in fp32."""
 
     features: Tensor
     logits: Tensor
@@ -47,14 +48,14 @@ class Taught:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Draft vocabulary: ids [Vd] ascending target ids and member [V] bool. None in place of it: the target's own."""
+    """A draft vocabulary. ids [Vd]: target ids, ascending. member [V] bool. None stands for the target's vocabulary."""
 
     ids: Tensor
     member: Tensor
 
     @staticmethod
     def of(ids: Tensor, vocab: int) -> Vocabulary:
-        """ids [Vd] of a target's vocabulary of that many."""
+        """Returns the draft vocabulary of the target ids [Vd], of `vocab` ids in all."""
         member = torch.zeros(vocab, dtype=torch.bool)
         member[ids] = True
         return Vocabulary(ids, member)
@@ -66,7 +67,8 @@ class Vocabulary:
 def eagle1_objective(
     head: Eagle1Head, shape: HeadConfig, batch: Batch, taught: Taught, noise: Tensor, config: TrainConfig, tally: Tally
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss and its parts. noise [B, T, H] is added to the features that the head reads, not to those it must find."""
+    """Returns the loss and its parts. noise [B, T, H] is added to the features that the head reads, not to its
+    targets."""
     offset = token_offset(config.inputs)
     (hidden,) = unroll(head, shape, taught.features + noise, batch.ids, 1, offset=offset)
     logits = head.logits(hidden).float()
@@ -89,10 +91,10 @@ def eagle3_objective(
     config: TrainConfig,
     tally: Tally,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Sum over steps of DECAY**j times the cross-entropy of step j, and those cross-entropies.
+    """Returns the sum over steps of DECAY**j times the cross-entropy of step j, and those cross-entropies.
 
-    Rows whose likeliest target token is outside the draft vocabulary are not taught: the restricted teacher would
-    praise a token that verification rejects."""
+    Rows whose likeliest target token is outside the draft vocabulary carry no loss: the distribution restricted to the
+    draft vocabulary would teach a token that verification rejects."""
     kept = None if vocabulary is None else vocabulary.ids
     teacher, best = restricted_teacher(taught.logits, kept), taught.logits.argmax(-1)
     teachable = torch.ones_like(batch.loss_mask) if vocabulary is None else vocabulary.member[best]
@@ -128,7 +130,7 @@ def measure(
     config: TrainConfig,
     tally: Tally,
 ) -> None:
-    """Unroll either kind of head over a batch, as decoding would use it (no noise), and count what is accepted."""
+    """Unroll a head of either kind over a batch without noise, as decoding does, and count the accepted tokens."""
     kept = None if vocabulary is None else vocabulary.ids
     run = _Run(batch, taught.logits.argmax(-1), kept, tally)
     features = head.fc(taught.features) if isinstance(head, Eagle3Head) else taught.features
@@ -141,7 +143,7 @@ def measure(
 
 
 class _Run:
-    """Counts, step by step, the rows whose proposal is the target's, and remembers those right at every step so far."""
+    """Counts at each step the rows whose proposal is the target's token, and keeps those right at every step so far."""
 
     def __init__(self, batch: Batch, best: Tensor, kept: Tensor | None, tally: Tally) -> None:
         """best [B, T]: the target's likeliest tokens. kept: draft id -> target id, or None where both are the same."""
@@ -157,5 +159,5 @@ class _Run:
 
 
 def token_offset(inputs: Inputs) -> int:
-    """Which token row i reads: t[i + offset]."""
+    """Returns the offset of the token that a row reads: row i reads t[i + offset]."""
     return 0 if inputs == "feature+unshifted" else 1

@@ -32,12 +32,12 @@ class States:
 
     @property
     def features(self) -> Tensor:
-        """What the head is fed."""
+        """Returns the features that the head reads."""
         return self.last if self.taps is None else self.taps
 
 
 class FrozenTarget:
-    """A Llama target on a device, in fp32 on a CPU and in its checkpoint's type elsewhere."""
+    """A Llama target on a device, in fp32 on the CPU and in the checkpoint's type elsewhere."""
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         self.checkpoint = _open_llama(folder)
@@ -70,13 +70,13 @@ class FrozenTarget:
 
     @property
     def stored_dtype(self) -> torch.dtype:
-        """Type of the checkpoint's embedding."""
+        """Returns the type of the checkpoint's embedding."""
         stored = self.checkpoint.require("model.embed_tokens.weight", (None, None)).dtype
         return {"F16": torch.float16, "BF16": torch.bfloat16}.get(stored, torch.float32)
 
     @torch.no_grad()
     def states(self, ids: Tensor, taps: tuple[int, ...]) -> States:
-        """ids [B, T], padded on the right: causal attention keeps the padding from what comes before it.
+        """Returns the states of ids [B, T]. Padding on the right does not affect the rows before it.
 
         taps: hidden_states indices (0: embeddings), each the output of layer tap - 1."""
         tapped: list[Tensor] = []
@@ -91,16 +91,17 @@ class FrozenTarget:
 
     @torch.no_grad()
     def logits(self, last: Tensor) -> Tensor:
-        """last [..., H] -> [..., V] fp32"""
+        """Returns the logits [..., V] in fp32 of the last hidden states [..., H]."""
         out: Tensor = self.model.lm_head(last.to(self.model.lm_head.weight.dtype)).float()
         return out
 
     def fingerprint(self) -> str:
-        """Changes with anything that features depend on."""
+        """Returns a hash of all that the features depend on."""
         return fingerprint(self.checkpoint)
 
     def head_config(self, kind: HeadKind, draft_vocab_size: int) -> HeadConfig:
-        """The shape of a head for this target: its own widths, one layer, plain rotation by its rope_theta.
+        """Returns the shape of a head for this target: the same widths, one layer, rotation by the same rope_theta,
+        unscaled.
 
         Raises ExportError for an EAGLE-3 head of a target with fewer than 7 layers."""
         config = self.config
@@ -129,7 +130,7 @@ class FrozenTarget:
 
 
 def fingerprint(checkpoint: Checkpoint) -> str:
-    """sha256 over config and weight files."""
+    """Returns the SHA-256 over the config and the weight files."""
     digest = hashlib.sha256()
     files = {tensor.file for tensor in checkpoint.tensors.values()}
     for path in [checkpoint.folder / "config.json", *sorted(files)]:

@@ -9,7 +9,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from eagle_export.pair import HeadPart
 from eagle_train.batches import OnlineTeacher, Order, Teacher, gather, step_generator
 from eagle_train.cache import CachedTeacher
 from eagle_train.checkpoint import Progress, load_checkpoint, save_checkpoint
-from eagle_train.config import BETAS, CLIP, TrainConfig
+from eagle_train.config import BETAS, CLIP, Job, TrainConfig
 from eagle_train.data import WINDOW_FILES, TextReader, Windows, open_windows, special_ids, write_windows
 from eagle_train.errors import TrainError
 from eagle_train.head import choose_vocabulary, coverage, new_head, read_head, save_head, trained, vocabulary_of
@@ -36,37 +35,20 @@ from eagle_train.target import FrozenTarget, fingerprint
 
 WORK, CHECKPOINT, LOG = "training", "checkpoint.safetensors", "log.jsonl"
 WINDOWS = {f"{name}/{file}" for name in ("data", "eval") for file in WINDOW_FILES}
-OURS = {CHECKPOINT, f".{CHECKPOINT}.new", LOG, "data", "eval", *WINDOWS}  # all that a run has in WORK
+OWN_FILES = {CHECKPOINT, f".{CHECKPOINT}.new", LOG, "data", "eval", *WINDOWS}  # all that a run writes to WORK
 EVAL_WINDOWS = 64
-TELL_EVERY_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What to train on and where. output: folder of the head; beside the head's files it gets training/ with the
-    checkpoint and the log. cache: folder for the target's features, or None to compute them every time. init: folder of
-    a trained head to go on from, or None to start from nothing."""
-
-    target: Path
-    data: tuple[Path, ...]
-    output: Path
-    eval_data: tuple[Path, ...] = ()
-    pattern: str = "**/*"
-    cache: Path | None = None
-    init: Path | None = None
-    device: str | None = None
-    resume: bool = False
+PROGRESS_EVERY_S = 5.0
 
 
 def train_head(job: Job, config: TrainConfig, clock: Callable[[], float] = time.monotonic) -> Acceptance | None:
-    """Train a head until its budget is used up and save it. Returns what it measured on the held-out data, if given.
+    """Train a head until its budget is used up and save it. Returns the acceptance on the held-out data, if given.
 
-    Raises TrainError, ExportError for what is wrong with the target, or FolderError while another process trains into
-    the same folder; a checkpoint written before stays sound."""
+    Raises TrainError, ExportError for a target that cannot be used, or FolderError while another process trains into
+    the same folder. A checkpoint written before stays usable."""
     processes = PartialState(cpu=job.device == "cpu")
     device = torch.device("cpu") if job.device == "cpu" else processes.device
     if device.type != (job.device or device.type):
-        raise TrainError(f"device {job.device} is not there; leave --device out to use what is")
+        raise TrainError(f"device {job.device} is not available; leave it out to use what is")
     _check_output(job)
     with claimed(job.output.absolute()) if processes.is_main_process else contextlib.nullcontext():
         return _train(job, config, processes, device, clock)
@@ -76,23 +58,23 @@ def _train(
     job: Job, config: TrainConfig, processes: PartialState, device: torch.device, clock: Callable[[], float]
 ) -> Acceptance | None:
     target = FrozenTarget(job.target, device)
-    target.head_config(config.kind, target.vocab_size)  # what does not fit is refused before any long work
+    target.head_config(config.kind, target.vocab_size)  # raises for an unsuitable target before any long work
     given = None if job.init is None else read_head(job.init, target, config.kind)
     try:
-        found = _prepare(job, config, target, given, processes, clock).loop()
+        acceptance = _prepare(job, config, target, given, processes, clock).loop()
         processes.wait_for_everyone()
         if processes.is_main_process:  # made again from the data files when needed
             for name in ("data", "eval"):
                 shutil.rmtree(job.output / WORK / name, ignore_errors=True)
-        return found
+        return acceptance
     except torch.OutOfMemoryError:
         raise TrainError(
-            f"{device} is out of memory; give a smaller --batch-size or --seq-len, or --recompute for EAGLE-3"
+            f"{device} is out of memory; give a smaller batch_size or seq_len, or recompute for EAGLE-3"
         ) from None
     except OSError as error:
         raise TrainError(
             f"{error.filename or job.output} could not be read or written ({error.strerror}); what was saved before "
-            "is still there, so free space and go on with --resume"
+            "is still there, so free space and resume the run"
         ) from None
 
 
@@ -146,7 +128,7 @@ def _prepare(
 
 
 class Run:
-    """One training run: the head, its optimizer, and what they are fed."""
+    """One training run: the head, its optimizer and its data."""
 
     def __init__(
         self,
@@ -177,7 +159,7 @@ class Run:
             "init": None if given is None else fingerprint(given.checkpoint),
         }
         if job.cache is not None:
-            with processes.main_process_first():  # it fills the cache, the others find it
+            with processes.main_process_first():  # it fills the cache for all
                 self._teacher = CachedTeacher(job.cache, target, shape.taps, windows, self._identity["target"])
         self._head = new_head(shape, target, vocabulary, config.inputs, config.seed, given)
         self._parameters = trained(self._head)
@@ -190,23 +172,23 @@ class Run:
         elif processes.is_main_process:
             self._log.unlink(missing_ok=True)
             if job.resume:
-                _say(f"{self._checkpoint} was not written before the run broke off; starting from the beginning")
+                _say(f"{self._checkpoint} was not written before the run stopped; starting from the beginning")
 
     def loop(self) -> Acceptance | None:
-        """Train to the end of the budget, save, and measure on the held-out data."""
+        """Train to the end of the budget and save. Returns the acceptance on the held-out data, if given."""
         config, main = self._config, self._processes.is_main_process
-        tally, told = self._tally(), 0.0
+        tally, reported = self._tally(), 0.0
         started, before, saved = self._clock(), self._progress.elapsed_s, self._progress.step
         while config.used(self._progress.step, self._progress.elapsed_s) < 1:
             loss, parts = self._step(tally)
-            elapsed = self._agreed(before + self._clock() - started)
+            elapsed = self._mean_over_processes(before + self._clock() - started)
             self._progress = Progress(self._progress.step + 1, elapsed)
             step = self._progress.step
             if not main:
                 continue
-            if step == 1 or elapsed - told >= TELL_EVERY_S:
-                self._tell(loss, tally.read())
-                told = elapsed
+            if step == 1 or elapsed - reported >= PROGRESS_EVERY_S:
+                self._print_progress(loss, tally.read())
+                reported = elapsed
             if step % config.save_every == 0:
                 self._save(loss)
                 saved = step
@@ -218,7 +200,9 @@ class Run:
         if saved != self._progress.step or not self._checkpoint.exists():
             self._save(loss if self._progress.step else None)
         if config.inputs == "feature+unshifted":
-            _say("decoding feeds no head with unshifted tokens, so this one is measured only; --eval-data says on what")
+            _say(
+                "decoding feeds no head with unshifted tokens, so this one is not saved, only measured on held-out data"
+            )
         else:
             save_head(self._job.output, self._head, self._shape, self._target, self._vocabulary)
         return self._evaluate()
@@ -232,8 +216,8 @@ class Run:
     def _checkpoint(self) -> Path:
         return self._job.output / WORK / CHECKPOINT
 
-    def _agreed(self, elapsed_s: float) -> float:
-        """The same figure in every process, so that all stop at the same step."""
+    def _mean_over_processes(self, elapsed_s: float) -> float:
+        """Returns the same time in every process, so that all stop at the same step."""
         if self._processes.num_processes == 1:
             return elapsed_s
         seconds = torch.tensor(elapsed_s, dtype=torch.float64, device=self._device)
@@ -271,26 +255,28 @@ class Run:
         return torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda")
 
     def _evaluate(self) -> Acceptance | None:
-        """Acceptance on the first windows of the held-out data."""
+        """Returns the acceptance on the first EVAL_WINDOWS windows of the held-out data, if given."""
         if self._held_out is None:
             return None
         teacher, tally = OnlineTeacher(self._target, self._shape.taps), Tally(self._config.ttt_steps, self._device)
-        for index in range(min(EVAL_WINDOWS, len(self._held_out))):  # one by one: it unrolls further than training
+        for index in range(
+            min(EVAL_WINDOWS, len(self._held_out))
+        ):  # one at a time, since this unrolls further than training
             batch = gather(self._held_out, [index], self._device)
             taught = teacher.teach(self._held_out, [index], batch)
             with self._autocast():
                 measure(self._head, self._shape, batch, taught, self._vocabulary, self._config, tally)
-        found = tally.read()
-        self.log({"event": "eval", "step": self._progress.step, **found.to_json()})
-        alphas = " ".join(f"{alpha:.3f}" for alpha in found.n_alpha)
-        _say(f"held out: tau {found.tau:.3f}, n-alpha {alphas}")
-        return found
+        acceptance = tally.read()
+        self.log({"event": "eval", "step": self._progress.step, **acceptance.to_json()})
+        alphas = " ".join(f"{alpha:.3f}" for alpha in acceptance.n_alpha)
+        _say(f"held out: tau {acceptance.tau:.3f}, n-alpha {alphas}")
+        return acceptance
 
     def _tally(self) -> Tally:
-        """Of the steps that training unrolls."""
+        """Returns an empty tally of the steps that training unrolls."""
         return Tally(1 if self._config.kind == "eagle1" else self._config.ttt_steps, self._device)
 
-    def _log_step(self, loss: Tensor, parts: dict[str, Tensor], found: Acceptance) -> None:
+    def _log_step(self, loss: Tensor, parts: dict[str, Tensor], acceptance: Acceptance) -> None:
         row = {
             "event": "step",
             "step": self._progress.step,
@@ -299,29 +285,31 @@ class Run:
             "loss": float(loss),
             "parts": {name: float(value) for name, value in parts.items()},
         }
-        self.log(row | found.to_json())
+        self.log(row | acceptance.to_json())
 
-    def _tell(self, loss: Tensor, found: Acceptance) -> None:
+    def _print_progress(self, loss: Tensor, acceptance: Acceptance) -> None:
         step, elapsed = self._progress.step, self._progress.elapsed_s
         budget = min(1.0, self._config.used(step, elapsed))
-        accuracy, alphas = (" ".join(f"{x:.2f}" for x in values) for values in (found.accuracy, found.n_alpha))
+        accuracy, alphas = (
+            " ".join(f"{x:.2f}" for x in values) for values in (acceptance.accuracy, acceptance.n_alpha)
+        )
         _say(
             f"{budget:4.0%} step {step} {elapsed:.0f} s loss {float(loss):.4f} accuracy {accuracy} "
-            f"n-alpha {alphas} tau {found.tau:.2f}"
+            f"n-alpha {alphas} tau {acceptance.tau:.2f}"
         )
 
     def _save(self, loss: Tensor | None) -> None:
-        """A checkpoint, unless training has run away: then the last sound one stays."""
+        """Write a checkpoint, unless the loss is not finite: then the checkpoint before stays."""
         if loss is not None and not torch.isfinite(loss):
             raise TrainError(
                 f"the loss is {float(loss)} at step {self._progress.step}, so nothing was saved over the checkpoint "
-                "before; start again with a lower --lr"
+                "before; start again with a lower lr"
             )
         save_checkpoint(self._checkpoint, self._parameters, self._optimizer, self._progress, self._identity)
 
     def _resume(self) -> None:
         self._progress = load_checkpoint(self._checkpoint, self._parameters, self._optimizer, self._identity)
-        if self._log.is_file() and self._processes.is_main_process:  # steps after the checkpoint are done again
+        if self._log.is_file() and self._processes.is_main_process:  # steps after the checkpoint are repeated
             rows = self._log.read_text(encoding="utf-8").splitlines()
             kept = [row for row in rows if _logged_step(row) <= self._progress.step]
             self._log.write_text("".join(f"{row}\n" for row in kept), encoding="utf-8")
@@ -330,27 +318,28 @@ class Run:
 def _logged_step(row: str) -> int:
     try:
         return int(json.loads(row).get("step", 0))
-    except (ValueError, RecursionError):  # a line cut by the kill
+    except (ValueError, RecursionError):  # a line cut off when the process was killed
         return sys.maxsize
 
 
 def _check_output(job: Job) -> None:
-    """A fresh run wants a folder without files; one that broke off before its first checkpoint counts as such. In
-    either there are none but the run's own, which are written over and in the end deleted."""
+    """Raises TrainError unless the output folder suits the run. A new run needs a folder without files, or one of a run
+    that stopped before its first checkpoint. training/ in it may contain only a run's own files, since they are
+    overwritten and deleted."""
     output, checkpoint = job.output, job.output / WORK / CHECKPOINT
     if not output.absolute().parent.is_dir():
         raise TrainError(f"{output.absolute().parent} does not exist; create it first")
     if output.exists() and not output.is_dir():
         raise TrainError(f"{output} exists and is no folder; choose another name")
     if job.resume and not checkpoint.parent.is_dir():
-        raise TrainError(f"{checkpoint} is missing, so there is nothing to resume; run without --resume")
+        raise TrainError(f"{checkpoint} is missing, so there is nothing to resume; start a new run")
     if not job.resume and checkpoint.is_file():
-        raise TrainError(f"{output} holds a training run; go on with --resume, or choose another folder")
+        raise TrainError(f"{output} holds a training run; resume it, or choose another folder")
     if not job.resume and output.is_dir() and {path.name for path in output.iterdir()} - {WORK}:
         raise TrainError(f"{output} is not empty; choose another folder")
     work = output / WORK
-    if foreign := sorted(path for path in work.rglob("*") if path.relative_to(work).as_posix() not in OURS):
-        raise TrainError(f"{foreign[0]} is none of a training run's own files; take it away, or choose another folder")
+    if foreign := sorted(path for path in work.rglob("*") if path.relative_to(work).as_posix() not in OWN_FILES):
+        raise TrainError(f"{foreign[0]} is no file of a training run; move it, or choose another folder")
 
 
 def _names(paths: Sequence[Path]) -> str:

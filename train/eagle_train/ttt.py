@@ -8,7 +8,7 @@ Step j of row i plays the j-th draft after the target verified everything up to 
 
 That is the same layer with the keys and values of earlier steps as past rows and a mask of one causal block followed
 by one diagonal block per later step. Rows whose token lies beyond the text are computed and must be ignored: row i of
-step j is sound while i + 1 + j < T.
+step j is valid while i + 1 + j < T.
 
 Shapes: B texts, T tokens, R = T - 1 rows, Hd width of the head.
 """
@@ -31,11 +31,11 @@ Head = Eagle1Head | Eagle3Head
 
 
 def ttt_mask(rows: int, steps: int, device: torch.device) -> Tensor:
-    """Additive [1, 1, R, steps * R]; step j uses the first (j + 1) * R columns."""
+    """Returns the additive mask [1, 1, R, steps * R]; step j uses its first (j + 1) * R columns."""
     index = torch.arange(rows, device=device)
     causal, diagonal = index[None] <= index[:, None], index[None] == index[:, None]
-    seen = torch.cat([causal, *[diagonal] * (steps - 1)], 1)
-    return torch.zeros(1, 1, rows, steps * rows, device=device).masked_fill(~seen, -torch.inf)
+    attended = torch.cat([causal, *[diagonal] * (steps - 1)], 1)
+    return torch.zeros(1, 1, rows, steps * rows, device=device).masked_fill(~attended, -torch.inf)
 
 
 def unroll(
@@ -48,7 +48,7 @@ def unroll(
     offset: int = 1,
     recompute: bool = False,
 ) -> Iterator[Tensor]:
-    """Yield the head's hidden states [B, R, Hd] of each step.
+    """Yields the head's hidden states [B, R, Hd] of each step.
 
     features [B, T, Hd] (EAGLE-3: after fc), ids [B, T]. offset: the token of row i is t[i + offset + step]; 1 as in
     decoding, 0 in the ablation with unshifted tokens. recompute: keep no activations inside a step for the backward
@@ -61,17 +61,17 @@ def unroll(
     positions = torch.arange(rows, device=ids.device)[None]
     for step in range(steps):
         tokens = _from(ids, offset + step, rows)
-        seen = mask[..., : (step + 1) * rows]
+        step_mask = mask[..., : (step + 1) * rows]
         if recompute:
-            hidden, new = checkpoint(head, tokens, hidden, positions + step, seen, past, use_reentrant=False)
+            hidden, new = checkpoint(head, tokens, hidden, positions + step, step_mask, past, use_reentrant=False)
         else:
-            hidden, new = head(tokens, hidden, positions + step, seen, past)
+            hidden, new = head(tokens, hidden, positions + step, step_mask, past)
         if step + 1 < steps:
             past = [(torch.cat([k, nk], 1), torch.cat([v, nv], 1)) for (k, v), (nk, nv) in zip(past, new, strict=True)]
         yield hidden
 
 
 def _from(ids: Tensor, start: int, count: int) -> Tensor:
-    """ids[:, start : start + count], with zeros beyond the end."""
+    """Returns ids[:, start : start + count], with zeros after the end."""
     part = ids[:, start : start + count]
     return pad(part, (0, count - part.shape[1]))

@@ -1,4 +1,4 @@
-"""eagle-bench: decoding methods side by side on a question set, and beside PyTorch (docs/bench.md)."""
+"""eagle-bench: compares decoding methods, and PyTorch, on a question set (docs/bench.md)."""
 
 from eagle_tools.bench.cli import main
 

@@ -1,6 +1,6 @@
 """EAGLE-2's trees with a part left out, as in Table 3 of its paper (arXiv 2406.16858, section 5.3).
 
-They are shapes like the runtime's own, so what they draft is verified as any tree is: they cost speed, never output.
+They are tree shapes like the runtime's own and their drafts are verified like any other: they affect speed, not output.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from eagle_runtime.drafting.head import Head, Proposal, Scratch
+from eagle_runtime.drafting.head import DraftHead, Proposal, Scratch
 from eagle_runtime.tree import Float, Int, Tree, best_first, subtree
 
 Rank = Literal["value", "confidence"]
@@ -20,11 +20,11 @@ Keep = Literal["best", "grown"]
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """All that growing a tree has seen, in flat order: level by level, parent rank by child rank.
+    """All M candidates of a growing tree, level by level, in the order of parent rank, then child rank.
 
-    tokens, parents [M] (pool indices, -1 under the root), confidences [M]: log-probability of each node given its
-    parent, values [M]: of the path down to it. grown: per level the nodes that were grown, or would be next, best
-    first."""
+    tokens [M]. parents [M]: pool indices, -1 below the root. confidences [M]: log-probability of each node given its
+    parent. values [M]: log-probability of the path to it. grown: for each level the nodes that were grown, or would be
+    next, best first."""
 
     tokens: Int
     parents: Int
@@ -35,11 +35,10 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class AblatedTree:
-    """DynamicTree (which see for the sizes) in the four forms of the paper's table.
+    """A DynamicTree in one of the four forms of the paper's table; sizes are as of DynamicTree.
 
-    rank: what nodes are compared by, when choosing which to grow and which to keep: their value, or "w/o value" their
-    own confidence alone. keep: the best of all nodes seen, or "w/o rerank" the nodes that were grown, level by
-    level."""
+    rank: how nodes to grow and to keep are chosen: by value, or ("w/o value") by confidence. keep: the best of all
+    candidates, or ("w/o rerank") the nodes that were grown, level by level."""
 
     num_nodes: int
     depth: int
@@ -55,7 +54,7 @@ class AblatedTree:
     def scratch(self) -> int:
         return self.depth * self.top_k
 
-    def grow(self, head: Head, root: int, first: Proposal, max_nodes: int) -> Tree:
+    def grow(self, head: DraftHead, root: int, first: Proposal, max_nodes: int) -> Tree:
         pool = self._pool(head, first)
         count = min(self.num_nodes, max_nodes) - 1
         if self.keep == "grown":
@@ -65,7 +64,7 @@ class AblatedTree:
             kept = connected(best_first(ranks, len(ranks)), pool.parents, count)
         return subtree(root, pool.tokens, pool.parents, pool.values, np.sort(kept))
 
-    def _pool(self, head: Head, first: Proposal) -> Pool:
+    def _pool(self, head: DraftHead, first: Proposal) -> Pool:
         k = self.top_k
         tokens, confidences = [first.tokens[0, :k]], [first.log_probs[0, :k]]
         values = [confidences[0]]
@@ -93,10 +92,10 @@ class AblatedTree:
 
 
 def connected(order: Int, parents: Int, count: int) -> Int:
-    """The first of `order` that make up `count` nodes with their ancestors, which each brings along if they still fit.
+    """Returns up to `count` nodes, sorted: the first of `order`, each with its ancestors, if they still fit.
 
-    Ranked by value a node always stands behind its ancestors, and this is the first `count` of the order; ranked by
-    its own confidence it may not. parents [M]: pool indices, -1 under the root."""
+    Ranked by value, a node always comes after its ancestors, so these are the first `count` nodes; ranked by confidence
+    it may come before them. parents [M]: pool indices, -1 below the root."""
     kept: set[int] = set()
     for index in order.tolist():
         line: list[int] = []
@@ -111,7 +110,7 @@ def connected(order: Int, parents: Int, count: int) -> Int:
 
 
 def ablations(num_nodes: int, depth: int, top_k: int) -> Sequence[tuple[str, AblatedTree]]:
-    """The rows of Table 3 that leave something out, by the names they have there."""
+    """Returns (name, tree) for each row of Table 3 that leaves something out."""
     size = (num_nodes, depth, top_k)
     return (
         ("no-value-no-rerank", AblatedTree(*size, "confidence", "grown")),

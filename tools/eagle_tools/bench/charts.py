@@ -1,4 +1,4 @@
-"""Plots as inline SVG: colours come from the page's style sheet, so that they suit a light and a dark background."""
+"""Draws plots as inline SVG. Colours come from the page's style sheet, for light and dark backgrounds."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from eagle_tools.bench.identity import PYTORCH
 from eagle_tools.bench.methods import SHAPE
 from eagle_tools.bench.summary import ALPHAS, Summary
 
-WIDTH, LABEL, VALUE = 860, 250, 150  # of a bar chart, its left labels and the room for values on the right
+WIDTH, LABEL, VALUE = 860, 250, 150  # width of a bar chart, of its left labels, and of the values on the right
 BAR, GAP = 18, 8
 PARTS = ("draft", "verify", "host")
 ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
-PANEL, ALPHA_STEP, ALPHA_HEIGHT = 290, 56, 150  # of the plots of acceptance: from one to the next, and their axes
+PANEL, ALPHA_STEP, ALPHA_HEIGHT = 290, 56, 150  # acceptance plots: distance between plots, and the axes
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One row of a chart. pieces: (length, style class) laid end to end. low, high: of a whisker."""
+    """One row of a chart. pieces: (length, style class), drawn end to end. low, high: ends of a whisker."""
 
     label: str
     pieces: tuple[tuple[float, str], ...]
@@ -30,7 +30,7 @@ class Bar:
 
 
 def speed_bars(summaries: Sequence[Summary]) -> str:
-    """Tokens per second with intervals, grouped by bundle."""
+    """Returns a chart of tokens per second with intervals, grouped by bundle."""
     colours = {method: f"c{index % 8}" for index, method in enumerate(dict.fromkeys(s.setup.method for s in summaries))}
     bars = []
     for s in summaries:
@@ -49,7 +49,7 @@ def speed_bars(summaries: Sequence[Summary]) -> str:
 
 
 def split_bars(summaries: Sequence[Summary]) -> str:
-    """Milliseconds per emitted token: what of it went to drafting, verifying, and all else."""
+    """Returns a chart of milliseconds per emitted token, split into draft, verify and host."""
     bars = []
     for s in summaries:
         if s.draft is None or s.verify is None or s.host is None or not s.tok_s.value:
@@ -69,7 +69,7 @@ def heading_of(s: Summary) -> str:
 
 
 def bar_chart(bars: Sequence[Bar], unit: str) -> str:
-    """Horizontal bars under a common scale; a heading stands above the first bar that has it."""
+    """Returns a chart of horizontal bars with a common scale. A heading is written above its first bar."""
     top = max(max(sum(length for length, _ in bar.pieces), bar.high or 0.0) for bar in bars)
     scale = (WIDTH - LABEL - VALUE) / (top or 1.0)
     parts, y, heading = [], 24, ""
@@ -100,7 +100,7 @@ def bar_chart(bars: Sequence[Bar], unit: str) -> str:
 
 
 def acceptance(summaries: Sequence[Summary]) -> str:
-    """n-alpha over n: a panel per bundle and temperature, a line per method that drafts."""
+    """Returns a chart of n-alpha over n: one panel per bundle and temperature, one line per drafting method."""
     drawn = [s for s in summaries if s.alphas and len(s.alphas) > 1 and not SHAPE.fullmatch(s.setup.method)]
     if not drawn:
         return ""
@@ -142,7 +142,7 @@ def _alpha_axes(left: float, top: float) -> list[str]:
 
 
 def line_chart(lines: Mapping[str, Sequence[tuple[float, float]]], x_unit: str, y_unit: str) -> str:
-    """Lines over numbers, both axes from 0, the legend on the right."""
+    """Returns a line chart with both axes from 0 and the legend on the right."""
     left, top, width, height = 54, 20, 440, 260
     right = max(x for points in lines.values() for x, _ in points) or 1.0
     high = max(y for points in lines.values() for _, y in points) or 1.0
@@ -161,13 +161,12 @@ def line_chart(lines: Mapping[str, Sequence[tuple[float, float]]], x_unit: str, 
         y = top + 10 + 18 * index
         parts.append(f'<path class="line {style}" d="M{left + width + 20} {y - 4}h20"/>')
         parts.append(_text(left + width + 48, y, label, "value"))
-    whole = max(WIDTH, left + width + 60 + 7 * max(map(len, lines)))
-    return _svg(whole, max(top + height + 44, top + 18 * len(lines) + 10), parts, f"{y_unit} over {x_unit}")
+    total_width = max(WIDTH, left + width + 60 + 7 * max(map(len, lines)))
+    return _svg(total_width, max(top + height + 44, top + 18 * len(lines) + 10), parts, f"{y_unit} over {x_unit}")
 
 
 def sweep(summaries: Sequence[Summary]) -> str:
-    """Tokens per second by size of the dynamic tree, a map per bundle: a row per depth and top_k, a column per
-    total_token."""
+    """Returns a map per bundle of tokens per second by tree size: rows are depth and top_k, columns total_token."""
     maps: dict[str, list[Summary]] = {}
     for s in summaries:
         if SHAPE.fullmatch(s.setup.method):
@@ -181,7 +180,7 @@ def sweep(summaries: Sequence[Summary]) -> str:
 
 
 def _heat_map(summaries: Sequence[Summary], parts: list[str], y: int) -> int:
-    """Draw below y; returns where it ends."""
+    """Append a map below y to `parts`; returns the y of its lower end."""
     speeds = {tuple(map(int, s.setup.method.split("/"))): s.tok_s.value for s in summaries}
     low, high = min(speeds.values()), max(speeds.values())
     columns = {total: LABEL + 100 * i for i, total in enumerate(sorted({total for total, *_ in speeds}))}
@@ -202,7 +201,7 @@ def _heat_map(summaries: Sequence[Summary], parts: list[str], y: int) -> int:
 
 
 def ticks(top: float) -> list[float]:
-    """Round numbers from 0 to `top`, about five of them."""
+    """Returns about five round numbers from 0 to `top`."""
     if top <= 0:
         return [0.0]
     power = 10.0 ** (len(f"{int(top)}") - 1) if top >= 1 else 0.1

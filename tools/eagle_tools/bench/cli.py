@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace) -> bool:
-    """Measure what the parsed arguments name, print and write what was found; returns whether all was lossless."""
+    """Measure what the arguments name, print and write the results; returns whether all outputs were lossless."""
     from eagle_tools.bench.machine import physical_cores
     from eagle_tools.bench.plan import Plan
     from eagle_tools.bench.run import execute
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> bool:
     if args.tune:
         return run_tune(args)
     if args.prompts is None:
-        raise RequestError("there is nothing to decode; give --prompts, or --tune to measure passes alone")
+        raise RequestError("there is nothing to decode; give --prompts, or --tune to measure forward passes alone")
     must, wanted = _methods(args)
     plan = Plan(
         bundles=tuple((Path(bundle), must) for bundle in args.bundles),
@@ -79,15 +79,15 @@ def run(args: argparse.Namespace) -> bool:
     for sentence in outcome.differing:
         print(f"eagle-bench: {sentence}", file=sys.stderr)
     if args.json:
-        found = {"facts": facts, "notes": outcome.notes, "differing": outcome.differing}
+        report = {"facts": facts, "notes": outcome.notes, "differing": outcome.differing}
         print(
-            json.dumps({**found, "lossless": not outcome.differing, "setups": [as_json(s) for s in outcome.summaries]})
+            json.dumps({**report, "lossless": not outcome.differing, "setups": [as_json(s) for s in outcome.summaries]})
         )
     return not outcome.differing
 
 
 def run_tune(args: argparse.Namespace) -> bool:
-    """Measure what passes cost with the bundles, print and write it."""
+    """Measure the time of the bundles' forward passes, print and write it."""
     from eagle_tools.bench import machine
     from eagle_tools.bench.page import tune_page
     from eagle_tools.bench.tune import tune, tune_chart, tune_table
@@ -102,13 +102,13 @@ def run_tune(args: argparse.Namespace) -> bool:
         write_text(args.markdown, table)
     if args.html is not None:
         facts = machine.describe(args.threads or machine.physical_cores())
-        write_text(args.html, tune_page("What a pass costs", facts, tune_chart(measured)))
+        write_text(args.html, tune_page("Time of forward passes", facts, tune_chart(measured)))
     return True
 
 
 @contextlib.contextmanager
 def progress() -> Iterator[Any]:
-    """A Reporter that draws bars on a terminal."""
+    """Yields a Reporter that draws bars on a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -137,7 +137,7 @@ def progress() -> Iterator[Any]:
 
 
 def check_output(path: Path | None) -> None:
-    """Raises RequestError for a file that could not be written in the end."""
+    """Raises RequestError, before any work, for a file that cannot be written."""
     if path is None:
         return
     if path.is_dir():
@@ -156,7 +156,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _methods(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Methods that every bundle must run, and those that it runs if it can."""
+    """Returns the methods that every bundle must run, and those that it runs if it can."""
     from eagle_runtime.bundle.manifest import TreeKind
     from eagle_runtime.drafting.choose import Method
     from eagle_tools.bench.methods import ABLATED, VANILLA, offered, sweep
@@ -180,8 +180,8 @@ def _modes(args: argparse.Namespace) -> tuple[str, ...]:
 def _parser() -> Parser:
     parser = Parser(
         prog="eagle-bench",
-        description="Decoding methods side by side on a question set: tokens per second with confidence intervals, "
-        "speed-up, tau, where the time goes. Every output is checked to be that of plain decoding.",
+        description="Compare decoding methods on a question set: tokens per second with confidence intervals, "
+        "speed-up, tau, shares of the time. Every output is checked to be that of plain decoding.",
     )
     parser.add_argument("bundles", nargs="+", metavar="BUNDLE", help="folders written by eagle-export, of one target")
     parser.add_argument("--prompts", metavar="FILE", help='JSONL with "turns" per line, as Spec-Bench has')
@@ -194,12 +194,12 @@ def _parser() -> Parser:
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--ablate", action="store_true", help="add all tree kinds, and EAGLE-2's without value, rerank")
     parser.add_argument("--sweep", action="store_true", help="add dynamic trees of many sizes")
-    parser.add_argument("--tune", action="store_true", help="only measure what passes cost here, and remember it")
+    parser.add_argument("--tune", action="store_true", help="only measure the time of forward passes, and keep it")
     engine = parser.add_argument_group("engine")
     engine.add_argument("--backend", default="auto", help="engine to run on (default auto: the best that is here)")
-    engine.add_argument("--threads", type=int, metavar="N", help="threads of one pass, on all sides (default: cores)")
+    engine.add_argument("--threads", type=int, metavar="N", help="threads, PyTorch's too (default: cores)")
     engine.add_argument("--context", type=int, metavar="N", help="tokens of prompt and output to make room for")
-    pytorch = parser.add_argument_group("beside PyTorch")
+    pytorch = parser.add_argument_group("comparison with PyTorch")
     pytorch.add_argument("--vs-pytorch", type=Path, metavar="TARGET", help="Hugging Face folder of the same target")
     pytorch.add_argument("--pytorch-methods", metavar="A,B", help=f"default {MODES}")
     pytorch.add_argument("--assistant", type=Path, metavar="FOLDER", help="small model for PyTorch's assisted mode")

@@ -1,4 +1,4 @@
-"""Recorded cycles: every tree that was drafted for a few prompts, as plain data for the page's viewer."""
+"""Records the cycles of a few prompts as plain data for the page's viewer."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from eagle_runtime.text.tokenizer import Text
 from eagle_tools.bench.methods import SHAPE, VANILLA
 from eagle_tools.bench.rows import Asked, Setup
 
-PROMPTS = 2  # recorded of each setup
-CYCLES = 48  # kept of each generation
+PROMPTS = 2  # prompts that are recorded for each setup
+CYCLES = 48  # cycles that are kept of each generation
 
 
 class Recorder:
-    """A Watch that keeps the first prompts' cycles. While decoding it only appends."""
+    """A Watch that keeps the cycles of the first prompts. During decoding it only appends."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[Setup, int | str], tuple[Asked, list[Cycle]]] = {}
 
     def __call__(self, setup: Setup, asked: Asked) -> Callable[[Cycle], None] | None:
-        """Who to tell of the cycles of a generation. Of one prompt the last generation counts: the first is the
-        warm-up's."""
+        """Returns the function to call after each cycle, or None. The last generation of a prompt counts, since the
+        first is the warm-up."""
         if setup.method == VANILLA or SHAPE.fullmatch(setup.method):
             return None
         prompts = {prompt for known, prompt in self._runs if known == setup}
@@ -35,7 +35,8 @@ class Recorder:
         return cycles.append
 
     def data(self, text: Text) -> dict[str, Any]:
-        """{"tokens": id -> text, "runs": [{"setup", "prompt", "cycles": [...]}]}; cycles as in eagle-run --trace."""
+        """Returns {"tokens": id -> text, "runs": [{"setup", "prompt", "cycles": [...]}]}, cycles as of `eagle-run
+        --trace`."""
         known: dict[int, str] = {}
         runs = []
         for (setup, _), (asked, cycles) in self._runs.items():
@@ -55,7 +56,8 @@ class Recorder:
 
 
 def cycle_data(cycle: Cycle) -> dict[str, Any]:
-    """One cycle. p: each node's probability given its parent, by the drafter; ms: of the three parts."""
+    """Returns a cycle as data. p: the drafter's probability of each node given its parent. ms: of draft, verify,
+    host."""
     tree, step = cycle.tree, cycle.step
     own = tree.scores - tree.scores[np.maximum(tree.parents, 0)]
     return {
@@ -69,7 +71,7 @@ def cycle_data(cycle: Cycle) -> dict[str, Any]:
 
 
 def token_text(text: Text, token: int) -> str:
-    """What one token says on its own; its id where it is part of a character, or there is no tokenizer."""
+    """Returns the text of one token; its id if it is part of a character, or there is no tokenizer."""
     return decoded(text, (token,)) or f"#{token}"
 
 

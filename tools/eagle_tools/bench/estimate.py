@@ -1,4 +1,4 @@
-"""Medians with bootstrap confidence intervals, of values and of paired ratios."""
+"""Computes medians of values and of paired ratios, with bootstrap confidence intervals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A median and the interval that holds it with 95 % confidence, over `count` values."""
+    """A median over `count` values and its 95 % confidence interval."""
 
     value: float
     low: float
@@ -25,7 +25,7 @@ class Estimate:
 
 
 def median_of(values: Sequence[float], seed: int = 0) -> Estimate:
-    """The median of one value or more; the interval is the bootstrap's percentiles, the same at every call."""
+    """Returns the median of at least one value. The interval consists of bootstrap percentiles, equal at every call."""
     array = np.asarray(values, np.float64)
     assert array.size and np.isfinite(array).all()
     rows = np.random.default_rng(seed).integers(0, array.size, (RESAMPLES, array.size))
@@ -34,7 +34,7 @@ def median_of(values: Sequence[float], seed: int = 0) -> Estimate:
 
 
 def paired_ratio(ours: Mapping[Key, float], theirs: Mapping[Key, float]) -> Estimate | None:
-    """How many times faster `ours` is: the median over prompts of the ratio of speeds on one prompt. Speeds by prompt;
-    prompts that only one of them has, or where either is 0, are left out; None if that is all of them."""
+    """Returns the median over prompts of ours / theirs on one prompt. Prompts that only one of them has, or where a
+    value is 0, are left out; None if no prompt is left."""
     ratios = [ours[key] / theirs[key] for key in ours if theirs.get(key, 0) > 0 and ours[key] > 0]
     return median_of(ratios) if ratios else None

@@ -1,4 +1,4 @@
-"""Losslessness, checked on the spot: a method may change how fast tokens come, never which."""
+"""Checks that outputs are lossless: a method may change the speed, but not the tokens."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from eagle_tools.ties import first_difference
 PYTORCH = "pytorch"
 
 
-def parted(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
-    """Each row of a bundle whose tokens are not those of vanilla on the same bundle, temperature and prompt, with
-    vanilla's. Without vanilla, with the first method's there."""
+def differing_rows(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
+    """Yields (row, reference) for each row of a bundle whose tokens differ from the reference: the row of vanilla on
+    the same bundle, temperature and prompt, or without vanilla that of the first method."""
     references: dict[tuple[object, ...], Row] = {}
     for row in sorted(rows, key=lambda row: row.method != VANILLA):  # stable: vanilla first, then as they came
         if row.backend == PYTORCH:
@@ -23,17 +23,17 @@ def parted(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
             yield row, reference
 
 
-def told(row: Row, reference: Row, tie: bool) -> str:
-    """A sentence about rows that parted. tie: whether rounding alone decided."""
+def difference_sentence(row: Row, reference: Row, tie: bool) -> str:
+    """Returns a sentence on two rows that differ. tie: whether they differ only by rounding."""
     at = first_difference(row.token_ids, reference.token_ids)
     where = f"{row.method} on {row.bundle} ({row.precision}, {row.backend}, T = {row.temperature:g})"
     what = f"token {at} is {_token(row, at)}, {reference.method} has {_token(reference, at)}"
-    verdict = "equal but for rounding" if tie else "NOT LOSSLESS"
+    verdict = "equal up to rounding" if tie else "NOT LOSSLESS"
     return f"{verdict}: {where}, prompt {row.prompt_id}: {what}"
 
 
 def agreement(rows: Sequence[Row], others: Sequence[Row]) -> tuple[int, int]:
-    """How many prompts both answer with the same tokens, and how many prompts both have."""
+    """Returns the number of prompts with equal tokens, and the number of prompts that both have."""
     known = {row.prompt_id: row.token_ids for row in others}
     both = [row for row in rows if row.prompt_id in known]
     return sum(row.token_ids == known[row.prompt_id] for row in both), len(both)

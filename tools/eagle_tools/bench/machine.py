@@ -1,4 +1,4 @@
-"""The machine a figure was measured on: names, cores, and how fast it reads memory."""
+"""Describes the machine that measures: names, cores, and the bandwidth of its memory."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import numpy as np
 from eagle_runtime.machine.processor import processor_name
 from eagle_tools.engines import nvidia_gpu
 
-SAMPLE_BYTES = 1 << 29  # read per try, in all: more than most caches hold
+SAMPLE_BYTES = 1 << 29  # bytes read per try, more than most caches hold
 TRIES = 5
 
 
 def physical_cores() -> int:
-    """Cores this process may run on, hyper-threads not counted twice; all logical ones where that is not told."""
+    """Returns the number of cores of this process without hyper-threads; all logical cores if that is unknown."""
     logical = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     siblings = set()
     for cpu in logical:
@@ -31,19 +31,19 @@ def physical_cores() -> int:
 
 
 def read_bandwidth(threads: int) -> float:
-    """Bytes per second that `threads` threads together read from memory: the best of a few tries, in under 2 s."""
+    """Returns the bytes per second that `threads` threads together read from memory: the best of a few tries."""
     parts = [np.ones(SAMPLE_BYTES // threads // 4, np.float32) for _ in range(threads)]
     best = 0.0
     with ThreadPoolExecutor(threads) as pool:
         for _ in range(TRIES):
             started = time.perf_counter()
-            list(pool.map(np.max, parts))  # NumPy lets go of the interpreter's lock
+            list(pool.map(np.max, parts))  # NumPy releases the interpreter's lock
             best = max(best, sum(part.nbytes for part in parts) / (time.perf_counter() - started))
     return best
 
 
 def device_bandwidth() -> float | None:
-    """The same of the CUDA device, by copying on it; None without torch that sees one."""
+    """Returns the bytes per second of the CUDA device's memory, by copying; None without torch and a device."""
     try:
         import torch
     except ImportError:
@@ -63,7 +63,7 @@ def device_bandwidth() -> float | None:
 
 
 def describe(threads: int) -> list[str]:
-    """The machine in a few phrases: processor, threads, GPU, versions."""
+    """Returns the machine in a few phrases: processor, threads, GPU, versions."""
     gpu = nvidia_gpu()
     names = [f"{processor_name()}, {threads} thread{'s' if threads > 1 else ''}", *([gpu.says] if gpu.works else [])]
     versions = []

@@ -1,6 +1,6 @@
-"""Peak memory of one setup: a process of its own that loads it, answers the longest prompt and says what it took.
+"""Measures the peak memory of one setup in a process of its own, which loads it and answers the longest prompt.
 
-In one process all setups share the peak. The process is this module, run with a JSON object as argument.
+In one process all setups would share the peak. The process runs this module with a JSON object as argument.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 from eagle_runtime.errors import BackendError, EagleError
 from eagle_runtime.session.trt.driver import describe
 
-TOKENS = 16  # decoded: enough for a few trees behind the prompt
+TOKENS = 16  # decoded tokens: enough for a few trees after the prompt
 TIMEOUT = 1800  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Bytes. host: resident set. device: taken of a GPU's memory, None without one or without cuda-bindings."""
+    """Peak memory in bytes. host: resident set. device: memory of a GPU; None without one or without cuda-bindings."""
 
     host: int
     device: int | None
@@ -31,7 +31,7 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to load and run. method: a name of the bench; of PyTorch, a mode, and then precision says in what."""
+    """What to load and run. method: a name of the bench, or a mode of PyTorch, which runs in `precision`."""
 
     folder: str
     backend: str
@@ -42,11 +42,11 @@ class Job:
 
 
 class JobError(EagleError):
-    """A job that came to no figure. It should not end a long run."""
+    """A job failed. A long run should go on without its figure."""
 
 
 def peak_of(job: Job) -> Peak:
-    """Run the job in a new process; raises JobError if that fails."""
+    """Run the job in a new process; returns its peak memory. Raises JobError if that fails."""
     command = [sys.executable, "-m", "eagle_tools.bench.memory", json.dumps(asdict(job))]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
@@ -59,7 +59,7 @@ def peak_of(job: Job) -> Peak:
 
 
 def run_job(job: Job) -> Peak:
-    """In this process."""
+    """Run the job in this process; returns its peak memory."""
     from eagle_tools.bench.identity import PYTORCH
 
     free = _device_free()
@@ -81,7 +81,7 @@ def run_job(job: Job) -> Peak:
 
 
 def host_peak() -> int:
-    """Bytes: the largest resident set this process has had."""
+    """Returns the maximum resident set of this process in bytes."""
     if sys.platform == "win32":
         return _windows_peak()
     status = Path("/proc/self/status")
@@ -117,7 +117,7 @@ def _windows_peak() -> int:
 def _device_free() -> int | None:
     try:
         return describe().available
-    except BackendError:  # no GPU, or nothing to ask it through
+    except BackendError:  # no GPU, or no cuda-bindings
         return None
 
 

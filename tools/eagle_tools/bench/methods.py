@@ -1,4 +1,4 @@
-"""Methods by name: what each asks of EagleModel.generate."""
+"""The methods of the bench by name, and their settings for EagleModel.generate."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ SWEEP = tuple((total, depth, k) for total in (8, 16, 32, 60) for depth in (2, 3,
 
 
 def offered() -> list[str]:
-    """Names that this runtime knows, whether or not a bundle at hand can serve them."""
+    """Returns all known names, whether or not a given bundle can run them."""
     methods = sorted(typing.get_args(Method), key=lambda name: name != VANILLA)
     return list(dict.fromkeys([*methods, *typing.get_args(TreeKind), *ABLATED]))
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raises RequestError for a name that stands for nothing or stands there twice."""
+    """Raises RequestError for an unknown name or one that occurs twice."""
     for name in names:
         both = BOTH.fullmatch(name)
         known = both and both[1] in typing.get_args(Method) and both[2] in typing.get_args(TreeKind)
@@ -42,7 +42,7 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def settings_of(name: str, manifest: Manifest) -> Settings:
-    """What a method asks of EagleModel.generate with this bundle; name as in `check_names`."""
+    """Returns the settings of a method for EagleModel.generate with this bundle. name: checked by `check_names`."""
     if name in typing.get_args(Method):
         return {"method": name}
     if name in typing.get_args(TreeKind):
@@ -60,8 +60,8 @@ def settings_of(name: str, manifest: Manifest) -> Settings:
 
 
 def sweep() -> Iterator[str]:
-    """Dynamic trees of many sizes, by name. A size that its own growth cannot fill is left out, being the same as a
-    smaller one."""
+    """Yields the names of dynamic trees of many sizes. A total_token that the tree's growth cannot reach is left out,
+    as it equals a smaller size."""
     for total, depth, k in SWEEP:
         if total - 1 <= k + depth * k * k:
             yield f"{total}/{depth}/{k}"

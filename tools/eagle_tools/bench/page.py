@@ -1,4 +1,4 @@
-"""One self-contained page: figures, plots and a viewer of recorded cycles. It loads nothing and needs no server."""
+"""Writes one self-contained HTML page: figures, plots and a viewer of recorded cycles. It loads no other files."""
 
 from __future__ import annotations
 
@@ -24,20 +24,22 @@ MORE_TITLES = ("draft / verify / host, %", "peak MB", "roofline")
 
 
 def page(summaries: Sequence[Summary], facts: Sequence[str], notes: Sequence[str], cycles: Mapping[str, Any]) -> str:
-    """HTML. facts: the machine and what was asked, a phrase each; notes: sentences worth a reader's eye; cycles: as
-    Recorder.data returns them."""
+    """Returns the page as HTML. facts: phrases on machine and prompts. notes: sentences to show above the figures.
+    cycles: as Recorder.data returns them."""
     body = ["<h1>eagle-bench</h1>", "<p class='facts'>" + " · ".join(map(escape, facts)) + "</p>"]
     body += [f"<p class='note'>{escape(note)}</p>" for note in notes]
     for temperature in dict.fromkeys(s.setup.temperature for s in summaries):
         some = [s for s in summaries if s.setup.temperature == temperature]
-        shown = [s for s in some if not SHAPE.fullmatch(s.setup.method)]
+        without_sizes = [s for s in some if not SHAPE.fullmatch(s.setup.method)]
         body.append(f"<h2>Temperature {temperature:g}</h2>")
         body.append(
-            _figure("Tokens per second", "Median over the prompts; whiskers: its 95 % interval.", shown, "speeds")
+            _figure(
+                "Tokens per second", "Median over the prompts; whiskers: its 95 % interval.", without_sizes, "speeds"
+            )
         )
-        words = "Host: everything that is neither the head's passes nor the target's. <i class='key draft'></i>draft "
+        words = "Host: everything that is neither drafting nor verifying. <i class='key draft'></i>draft "
         words += "<i class='key verify'></i>verify <i class='key host'></i>host"
-        body.append(_figure("Where a token's time goes", words, shown, "splits"))
+        body.append(_figure("Time of a token by part", words, without_sizes, "splits"))
         body.append(_figure("Tree sizes", "Tokens per second; the best is framed.", some, "sweep"))
         body.append(_table(some))
     words = "Share of the passes that accepted n drafted tokens and accepted another."
@@ -47,16 +49,16 @@ def page(summaries: Sequence[Summary], facts: Sequence[str], notes: Sequence[str
     # "</" would end the script, "<!--" begin a comment in it.
     data = json.dumps(cycles, ensure_ascii=False).replace("<", "\\u003c")
     script = f'<script type="application/json" id="cycles">{data}</script><script>{_resource("page.js")}</script>'
-    return _whole(body, script)
+    return _document(body, script)
 
 
 def tune_page(title: str, facts: Sequence[str], svg: str) -> str:
-    """HTML: one plot. title, facts: text."""
+    """Returns a page of one plot as HTML. title, facts: text."""
     words = escape(" · ".join(facts))
-    return _whole(["<h1>eagle-bench --tune</h1>", f"<p class='facts'>{words}</p>", f"<h2>{escape(title)}</h2>", svg])
+    return _document(["<h1>eagle-bench --tune</h1>", f"<p class='facts'>{words}</p>", f"<h2>{escape(title)}</h2>", svg])
 
 
-def _whole(body: Sequence[str], script: str = "") -> str:
+def _document(body: Sequence[str], script: str = "") -> str:
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
     head += f"<title>eagle-bench</title><style>{_resource('page.css')}</style>"
     inner = "\n".join(part for part in body if part)

@@ -1,4 +1,4 @@
-"""What a run of the bench compares, and its checks before the work."""
+"""The plan of a run of the bench, and its checks before the work."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from eagle_tools.bench import pytorch as hf
 from eagle_tools.bench.methods import check_names
 from eagle_tools.questions import Question
 
-SPARE = 64  # tokens: an answer may be written in more than it was sampled in
+SPARE = 64  # tokens: the text of an answer may be encoded in more tokens than it was sampled in
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """bundles: each with the methods it must run; wanted: more methods, for every bundle that can run them. pytorch:
-    the checkpoint to compare with, in `modes`; assistant: of its assisted mode. together: questions that take turns.
-    rows: where to write them. record: cycles, for the page."""
+    """What a run compares. bundles: each with the methods that it must run. wanted: more methods, for every bundle that
+    can run them. pytorch: a checkpoint to compare with, in `modes`. assistant: the small model of its assisted mode.
+    together: number of questions answered by turns at once. rows: file to write them to. record: whether to keep cycles
+    for the page."""
 
     bundles: tuple[tuple[Path, tuple[str, ...]], ...]
     questions: tuple[Question, ...]
@@ -41,7 +42,7 @@ class Plan:
 
 
 def check(plan: Plan) -> list[Manifest]:
-    """The bundles' manifests, when all is right that can be told without loading a model; raises EagleErrors."""
+    """Returns the bundles' manifests. Raises EagleErrors for all that can be checked without loading a model."""
     if plan.max_new_tokens < 2:
         raise RequestError(f"max_new_tokens is {plan.max_new_tokens}, but must be 2 or more: the first is not timed")
     if plan.threads < 1:
@@ -49,8 +50,8 @@ def check(plan: Plan) -> list[Manifest]:
     if not plan.temperatures or min(plan.temperatures) < 0 or len(set(plan.temperatures)) < len(plan.temperatures):
         raise RequestError(f"temperatures are {list(plan.temperatures)}, but must be 0 or more, each once")
     ids = [question.id for question in plan.questions]
-    if twice := [found for found in ids if ids.count(found) > 1]:
-        raise RequestError(f"question_id {twice[0]!r} stands twice among the prompts; give each question its own")
+    if repeated := [name for name in ids if ids.count(name) > 1]:
+        raise RequestError(f"question_id {repeated[0]!r} occurs twice among the prompts; give each question its own")
     folders = [bundle.resolve() for bundle, _ in plan.bundles]
     for bundle, methods in plan.bundles:
         check_names((*methods, *(name for name in plan.wanted if name not in methods)))
@@ -69,26 +70,26 @@ def check(plan: Plan) -> list[Manifest]:
 
 def _check_pytorch(plan: Plan, folder: Path, vocab_size: int) -> None:
     if 0 not in plan.temperatures:
-        raise RequestError("--vs-pytorch compares greedy decoding; add 0 to --temperature")
+        raise RequestError("PyTorch is compared with greedy decoding; add temperature 0")
     known = (*hf.MODES, hf.ASSISTED)
     if unknown := [mode for mode in plan.modes if mode not in known]:
         raise RequestError(f"PyTorch method {unknown[0]!r} is unknown; there is {', '.join(known)}")
     if (hf.ASSISTED in plan.modes) != (plan.assistant is not None):
-        raise RequestError("PyTorch's assisted method and --assistant need each other; give both or neither")
+        raise RequestError("PyTorch's assisted method and an assistant need each other; give both or neither")
     for checkpoint in (folder, *([plan.assistant] if plan.assistant else [])):
         hf.check_checkpoint(checkpoint, vocab_size)
 
 
 def check_length(plan: Plan, models: Sequence[EagleModel]) -> int:
-    """Tokens that the longest prompt takes with its answers; raises RequestError if a context is shorter, since an
-    output that is cut would be compared with a whole one."""
+    """Returns the number of tokens of the longest prompt with its answers. Raises RequestError if a context is shorter,
+    since a truncated output would be compared with a complete one."""
     text = models[0].text
     longest = 0
     for question in plan.questions:
         if text.chat:
-            said = [{"role": role, "content": turn} for turn in question.turns for role in ("user", "assistant")]
+            messages = [{"role": role, "content": turn} for turn in question.turns for role in ("user", "assistant")]
             spare = SPARE if len(question.turns) > 1 else 0
-            length = len(text.encode(said[:-1])) + len(question.turns) * plan.max_new_tokens + spare
+            length = len(text.encode(messages[:-1])) + len(question.turns) * plan.max_new_tokens + spare
         else:
             length = len(text.encode(question.turns[0])) + plan.max_new_tokens
         longest = max(longest, length)
@@ -96,12 +97,12 @@ def check_length(plan: Plan, models: Sequence[EagleModel]) -> int:
         if longest > model.context:
             raise RequestError(
                 f"a prompt and its answers take up to {longest} tokens, the context of {bundle} holds {model.context}; "
-                "give fewer --max-new-tokens, shorter prompts or a larger --context"
+                "give a smaller max_new_tokens, shorter prompts or a larger context"
             )
     return longest
 
 
 def bundle_names(bundles: Sequence[Path]) -> list[str]:
-    """The folders' names; their paths where two are named alike."""
+    """Returns the folders' names; their paths where two have the same name."""
     names = [bundle.absolute().name for bundle in bundles]
     return [name if names.count(name) == 1 else str(bundle) for name, bundle in zip(names, bundles, strict=True)]

@@ -1,10 +1,10 @@
-"""The same prompts through transformers' `generate`: what users have before they export.
+"""Runs the same prompts through transformers' `generate`, which users have before they export a bundle.
 
-Greedy, batch 1, end-of-sequence ids ignored on both sides, so that lengths are equal. The clock stops at the first
-token by a streamer, as ours does.
+Decoding is greedy with batch size 1. End-of-sequence ids are ignored on both sides, so that lengths are equal. A
+streamer reports the times of tokens.
 
-    eager           model.generate as it comes
-    compiled        torch.compile of the decoding pass over a static cache, as transformers itself does on GPUs
+    eager           model.generate with its defaults
+    compiled        torch.compile of the decoding step over a static cache, as transformers itself does on GPUs
     prompt-lookup   generate(prompt_lookup_num_tokens=10)
     assisted        generate(assistant_model=...): a small model of the same vocabulary drafts
 
@@ -28,13 +28,13 @@ from eagle_tools.bench.rows import Asked, Row, Setup
 MODES = ("eager", "compiled", "prompt-lookup")
 ASSISTED = "assisted"
 LOOKUP = 10  # tokens, as in transformers' documentation
-COMPILE_STEPS = 4  # tokens of the run that compiles
+COMPILE_STEPS = 4  # tokens of the generation that compiles
 
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """By the clock: when a generation started, and when each pass had given its `counts` of tokens, the last of them
-    when all was over."""
+    """Times of the forward passes of one generation. started: time of its start. counts, times: number of tokens of
+    each pass, and the time when they were there; the last time is the end of the generation."""
 
     started: float
     counts: tuple[int, ...]
@@ -42,10 +42,10 @@ class Passes:
 
 
 class PytorchModel:
-    """A checkpoint in one precision. Its weights serve all modes."""
+    """A checkpoint in one precision, loaded once for all modes."""
 
     def __init__(self, folder: Path, precision: str, threads: int, longest: int, assistant: Path | None) -> None:
-        """longest: tokens of prompt and output that a static cache makes room for."""
+        """longest: length of the static cache, in tokens of prompt and output."""
         torch = _torch()
         from transformers import GenerationConfig, StaticCache
         from transformers.utils import logging as hf_logging
@@ -58,13 +58,13 @@ class PytorchModel:
         self._config: Any = GenerationConfig
         self._model = _loaded(folder, precision, self.device)
         self._assistant = None if assistant is None else _loaded(assistant, precision, self.device)
-        # Attention over a static cache costs its whole length, so it is no longer than needed.
+        # Attention over a static cache takes time for its whole length, so it is no longer than needed.
         self._new_cache: Callable[[], Any] = lambda: StaticCache(config=self._model.config, max_cache_len=longest)
         self._cache: Any = None
         self._compile = _compile_config()
 
     def generate(self, mode: str, token_ids: Sequence[int], max_new_tokens: int) -> tuple[list[int], Passes]:
-        """The new tokens, and when they came."""
+        """Returns the new tokens and the times of the forward passes."""
         torch = _torch()
         settings: dict[str, Any] = {}
         more: dict[str, Any] = {}
@@ -96,22 +96,23 @@ class PytorchModel:
         return new, Passes(started, tuple(counts), (*times[:-1], ended))
 
     def pass_bytes(self) -> int:
-        """Bytes of weights that one pass reads: an embedding that is no LM head only gives the tokens' rows."""
+        """Returns the bytes of weights that a forward pass reads. Of an embedding that is not the LM head too it reads
+        only a few rows."""
         table, head = self._model.get_input_embeddings().weight, self._model.get_output_embeddings().weight
         total = sum(part.numel() * part.element_size() for part in self._model.parameters())
         return int(total - (0 if table is head else table.numel() * table.element_size()))
 
     def close(self) -> None:
-        """Let the weights go."""
+        """Release the weights."""
         self._model = self._assistant = self._cache = None
         gc.collect()
 
 
 class PytorchContender:
-    """A checkpoint, a precision, a mode.
+    """A contender of a checkpoint, a precision and a mode.
 
-    Speed and tau are of the tokens after the first pass, which with a draft may give several: the prompt's pass of
-    ours gives one."""
+    Speed and tau count the tokens after the first forward pass, which with a draft may give several tokens; a bundle's
+    first pass, over the prompt, gives one."""
 
     def __init__(self, model: PytorchModel, folder: Path, mode: str) -> None:
         self.setup = Setup(mode, model.precision, PYTORCH, folder.absolute().name, 0.0)
@@ -120,13 +121,13 @@ class PytorchContender:
         self._mode = mode
 
     def run(self, asked: Asked, max_new_tokens: int, place: int = 0) -> Generator[int, None, Row]:
-        """As of Contender, in one turn: nothing comes between two passes of `generate`."""
+        """As of Contender, but in one turn, since `generate` cannot be interrupted."""
         row = self.answer(asked, max_new_tokens)
         yield row.new_tokens
         return row
 
     def answer(self, asked: Asked, max_new_tokens: int) -> Row:
-        """The row of one generation."""
+        """Returns the row of one generation."""
         new, passes = self._model.generate(self._mode, asked.token_ids, max_new_tokens)
         decode_s = passes.times[-1] - passes.times[0]
         later, count = len(new) - passes.counts[0], len(passes.counts) - 1
@@ -157,39 +158,41 @@ def check_checkpoint(folder: Path, vocab_size: int) -> None:
     from transformers import AutoConfig
 
     try:
-        found = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).vocab_size
+        vocabulary = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).vocab_size
     except Exception as error:  # transformers raises many kinds
         raise RequestError(f"transformers cannot read {folder}: {_first_line(error)}") from None
-    if found != vocab_size:
-        raise RequestError(f"{folder} has a vocabulary of {found}, the bundles one of {vocab_size}; give their source")
+    if vocabulary != vocab_size:
+        raise RequestError(
+            f"{folder} has a vocabulary of {vocabulary}, the bundles one of {vocab_size}; give their source"
+        )
 
 
 def precisions() -> tuple[str, str]:
-    """What the modes run in on this machine, the one closest to the checkpoint first."""
+    """Returns the precisions of this machine, the one closest to the checkpoint first."""
     return ("fp16", "bf16") if _torch().cuda.is_available() else ("fp32", "bf16")
 
 
 def pytorch_contenders(
     model: PytorchModel, folder: Path, modes: Sequence[str], asked: Asked, say: Callable[[str], None]
 ) -> list[PytorchContender]:
-    """A contender for each mode that runs here; `say` is told in one line why another does not."""
-    found = []
+    """Returns a contender for each mode that runs here. `say` gets a line for each mode that does not."""
+    contenders = []
     for mode in modes:
         contender = PytorchContender(model, folder, mode)
         if mode == "compiled":
             started = time.perf_counter()
             try:
                 contender.answer(asked, COMPILE_STEPS)
-            except Exception as error:  # whatever torch.compile, its backend or the compiler may raise
+            except Exception as error:  # torch.compile, its backend and the compiler raise many kinds
                 say(f"PyTorch compiled, {model.precision}: skipped, torch.compile failed ({_first_line(error)})")
                 continue
             say(f"PyTorch compiled, {model.precision}: ready after {time.perf_counter() - started:.0f} s")
-        found.append(contender)
-    return found
+        contenders.append(contender)
+    return contenders
 
 
 class _Streamer:
-    """Notes when it is handed how many tokens: first the prompt, then those of each pass."""
+    """Records the time and the number of tokens of each call: first the prompt, then each forward pass."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -200,7 +203,7 @@ class _Streamer:
         self.counts.append(value.numel())
 
     def end(self) -> None:
-        """Nothing more is coming."""
+        """Does nothing; transformers calls it at the end."""
 
 
 def _torch() -> Any:
@@ -208,7 +211,9 @@ def _torch() -> Any:
         import torch
         import transformers  # noqa: F401
     except ImportError as error:
-        raise RequestError(f"--vs-pytorch needs {error.name!r}; pip install 'eagle-edge[cpu,export,bench]'") from None
+        raise RequestError(
+            f"the comparison with PyTorch needs {error.name!r}; pip install 'eagle-edge[cpu,export,bench]'"
+        ) from None
     return torch
 
 
@@ -224,12 +229,12 @@ def _loaded(folder: Path, precision: str, device: str) -> Any:
     except Exception as error:  # transformers raises many kinds
         raise RequestError(f"transformers cannot load {folder}: {_first_line(error)}") from None
     model = model.to(device).eval()
-    model.generation_config.eos_token_id = None  # it would fill in what the call leaves open
+    model.generation_config.eos_token_id = None  # it would replace the None of a call
     return model
 
 
 def _compile_config() -> Any:
-    """transformers compiles by itself on GPUs; on a CPU only if told that all devices will do."""
+    """Returns a configuration that compiles on any device; by default transformers compiles on GPUs only."""
     from transformers import CompileConfig
 
     for name in ("torch._dynamo", "torch._inductor"):

@@ -1,4 +1,4 @@
-"""What one generation showed: a row of the output file, and the file."""
+"""The rows of the bench, one per generation, and the file that keeps them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from typing import NamedTuple
 from eagle_runtime import Result
 from eagle_runtime.bundle.manifest import Manifest
 from eagle_runtime.errors import RequestError
+from eagle_runtime.files import text_lines
 
 
 class Setup(NamedTuple):
-    """What is compared: a method, with what it runs on. bundle: name of the folder."""
+    """A compared setup: a method, and what it runs on. bundle: name of the folder."""
 
     method: str
     precision: str
@@ -27,7 +28,7 @@ class Setup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One prompt. id: of the question, from the second turn on followed by /2, /3, ..."""
+    """One prompt. id: that of the question; from the second turn on with /2, /3, ... appended."""
 
     id: int | str
     category: str
@@ -36,8 +37,9 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One generation. Seconds; tok_s: tokens after the first pass per second after it. accepted_per_depth[d]: passes
-    that accepted d + 1 drafted tokens or more. The three parts and the depths are None where they are not told."""
+    """One generation; times are in seconds. tok_s: tokens after the first forward pass per second after it.
+    accepted_per_depth[d]: number of passes that accepted d + 1 drafted tokens or more. Depths and draft_s, verify_s,
+    host_s are None if they are unknown."""
 
     method: str
     precision: str
@@ -65,7 +67,7 @@ class Row:
 
 
 def row_of(setup: Setup, asked: Asked, result: Result) -> Row:
-    """The row of a generation with a bundle."""
+    """Returns the row of a generation with a bundle."""
     stats = result.stats
     return Row(
         **setup._asdict(),
@@ -87,18 +89,16 @@ def row_of(setup: Setup, asked: Asked, result: Result) -> Row:
 
 
 def precision_name(manifest: Manifest) -> str:
-    """int8, or where the head has another: int8, head fp32."""
+    """Returns the precision as in "int8", or if the head has another one as in "int8, head fp32"."""
     target, draft = manifest.precision["target"], manifest.precision.get("draft")
     return target if draft in (None, target) else f"{target}, head {draft}"
 
 
 class RowFile:
-    """A new JSONL file that the rows of a prompt are in as soon as all have answered it, so that a run that is stopped
-    keeps them."""
+    """A new JSONL file. Rows are appended one by one, so that a stopped run keeps them."""
 
     def __init__(self, path: Path) -> None:
-        """Raises RequestError if the file has content, which would be lost or mixed with another run's, or cannot be
-        written."""
+        """Raises RequestError if the file cannot be written, or has content, which would be mixed with this run's."""
         self._path = path
         with self._errors():
             if path.exists() and path.stat().st_size:
@@ -118,12 +118,9 @@ class RowFile:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a file; a last line that was cut off is left out. Raises RequestError for what is no such file."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"rows file {path} cannot be read ({error})") from None
-    return [_row(path, number, line) for number, line in enumerate(text.split("\n")[:-1], 1)]
+    """Returns the rows of a file without an incomplete last line. Raises RequestError for a file without rows' form."""
+    lines = (line for line in text_lines(path, RequestError) if line.endswith("\n"))
+    return [_row(path, number, line) for number, line in enumerate(lines, 1)]
 
 
 def _row(path: Path, number: int, line: str) -> Row:
@@ -133,11 +130,11 @@ def _row(path: Path, number: int, line: str) -> Row:
         ids = tuple(data.pop("token_ids"))
         return Row(**data, accepted_per_depth=None if depths is None else tuple(depths), token_ids=ids)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise RequestError(f"{path}, line {number} is no row of eagle-bench --output") from None
+        raise RequestError(f"{path}, line {number} is no row of eagle-bench") from None
 
 
 def by_setup(rows: Sequence[Row]) -> dict[Setup, list[Row]]:
-    """Rows grouped, in the order in which their setups first appear when sorted by temperature."""
+    """Returns the rows of each setup; setups are sorted by temperature, then in the order of their first rows."""
     groups: dict[Setup, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row.temperature):
         groups.setdefault(row.setup, []).append(row)

@@ -1,4 +1,4 @@
-"""A run of the bench: load, decode, measure memory, sum up."""
+"""Executes a plan: loads bundles, decodes, measures memory, computes the summaries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from eagle_tools.bench import machine
 from eagle_tools.bench import pytorch as hf
 from eagle_tools.bench.contenders import Contender, bundle_contenders, first_turns, interleave
 from eagle_tools.bench.cycles import Recorder
-from eagle_tools.bench.identity import PYTORCH, parted, told
+from eagle_tools.bench.identity import PYTORCH, difference_sentence, differing_rows
 from eagle_tools.bench.memory import Job, JobError, Peak, peak_of
 from eagle_tools.bench.methods import VANILLA, settings_of
 from eagle_tools.bench.plan import Plan, bundle_names, check, check_length
@@ -25,22 +25,22 @@ from eagle_tools.ties import computes_in, is_tie
 
 
 class Reporter:
-    """Is told how a run goes. This one keeps quiet."""
+    """Receives the progress of a run. This one ignores it."""
 
     def say(self, line: str) -> None:
-        """A sentence worth showing at once."""
+        """Called with a sentence to show at once."""
 
     def expect(self, what: str, count: int) -> None:
-        """`count` steps of one kind follow."""
+        """Called before `count` steps of one kind."""
 
     def step(self, what: str) -> None:
-        """One of them is done."""
+        """Called after each of these steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """differing: a sentence per output that is not vanilla's, fp16's ties left out. facts: of machine and prompts.
-    notes: what was left out, or stands out. cycles: for the page."""
+    """What a run measured. differing: a sentence per output that is not vanilla's, without fp16's ties. facts: on
+    machine and prompts. notes: on ties and what could not be measured. cycles: for the page."""
 
     rows: list[Row]
     summaries: list[Summary]
@@ -52,7 +52,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Measured:
-    """What decoding leaves, the models themselves being gone. weights: bytes per pass by `memory_key`."""
+    """What decoding measured. weights: bytes that a forward pass reads, by `memory_key`."""
 
     asked: list[Asked]
     chat: bool
@@ -65,13 +65,15 @@ class Measured:
 
 
 def execute(plan: Plan, reporter: Reporter) -> Outcome:
-    """Check all that can be checked before the work, then measure. Raises EagleErrors of one sentence."""
+    """Check the plan, then measure; returns the outcome. Raises EagleErrors of one sentence."""
     check(plan)
     rows_file = None if plan.rows is None else RowFile(plan.rows)
-    found = _decode(plan, rows_file, reporter)
-    peaks = measure_peaks(plan, list(found.weights), found, reporter)
-    summaries = summarise(found.rows, peaks, found.weights, found.bandwidth)
-    return Outcome(found.rows, summaries, found.differing, _facts(plan, found), found.notes, found.cycles)
+    measured = _decode(plan, rows_file, reporter)
+    peaks = measure_peaks(plan, list(measured.weights), measured, reporter)
+    summaries = summarise(measured.rows, peaks, measured.weights, measured.bandwidth)
+    return Outcome(
+        measured.rows, summaries, measured.differing, _facts(plan, measured), measured.notes, measured.cycles
+    )
 
 
 def _decode(plan: Plan, rows_file: RowFile | None, reporter: Reporter) -> Measured:
@@ -91,7 +93,7 @@ def _decode(plan: Plan, rows_file: RowFile | None, reporter: Reporter) -> Measur
         chat = models[0].text.chat
         prompts = sum(len(question.turns) if chat else 1 for question in plan.questions)
         weights = {memory_key(contender.setup): contender.pass_bytes for contender in contenders}
-        found = Measured(asked, chat, bandwidth, weights, {"tokens": {}, "runs": []}, notes=notes)
+        measured = Measured(asked, chat, bandwidth, weights, {"tokens": {}, "runs": []}, notes=notes)
         reporter.expect("decoding", len(contenders) * (prompts + 1))
         prompt_ids = {}
         for prompt, row in interleave(
@@ -103,32 +105,34 @@ def _decode(plan: Plan, rows_file: RowFile | None, reporter: Reporter) -> Measur
             lambda setup: reporter.step(_name(setup)),
         ):
             prompt_ids[row.prompt_id] = prompt.token_ids
-            found.rows.append(row)
+            measured.rows.append(row)
             if rows_file is not None:
                 rows_file.add(row)
-        _compare(plan, models, prompt_ids, found)
+        _compare(plan, models, prompt_ids, measured)
         if recorder is not None:
-            found.cycles = recorder.data(models[0].text)
-    return found
+            measured.cycles = recorder.data(models[0].text)
+    return measured
 
 
 def _compare(
-    plan: Plan, models: Sequence[EagleModel], prompts: Mapping[int | str, Sequence[int]], found: Measured
+    plan: Plan, models: Sequence[EagleModel], prompts: Mapping[int | str, Sequence[int]], measured: Measured
 ) -> None:
-    """Note every output that is not vanilla's: as a fault, or in fp16 as a tie where rounding alone decided. All other
-    precisions are held to the very token. prompts: ids by prompt_id."""
+    """Add a sentence for every output that is not vanilla's: to the notes if it is fp16 and differs only by rounding,
+    else to the differing ones. prompts: ids by prompt_id."""
     by_name = dict(zip(bundle_names([bundle for bundle, _ in plan.bundles]), models, strict=True))
-    for row, reference in parted(found.rows):
+    for row, reference in differing_rows(measured.rows):
         model, prompt, both = by_name[row.bundle], prompts[row.prompt_id], (row.token_ids, reference.token_ids)
-        halves = computes_in(model) == "float16"
-        tie = halves and is_tie(model, prompt, *both, temperature=row.temperature, seed=plan.seed)
-        (found.notes if tie else found.differing).append(told(row, reference, tie))
+        fp16 = computes_in(model) == "float16"
+        tie = fp16 and is_tie(model, prompt, *both, temperature=row.temperature, seed=plan.seed)
+        sentences = measured.notes if tie else measured.differing
+        sentences.append(difference_sentence(row, reference, tie))
 
 
 def _our_contenders(
     plan: Plan, models: Sequence[EagleModel], asked: Sequence[Asked], recorder: Recorder | None
 ) -> Iterator[Contender]:
-    """One per bundle, temperature and method. Raises RequestError for a method that a bundle must run and cannot."""
+    """Yields one contender per bundle, temperature and method. Raises RequestError for a required method that a bundle
+    cannot run."""
 
     def serves(model: EagleModel, method: str) -> bool:
         try:
@@ -170,9 +174,9 @@ def _their_contenders(
 def measure_peaks(
     plan: Plan, keys: Sequence[tuple[str, ...]], measured: Measured, reporter: Reporter
 ) -> dict[tuple[str, ...], Peak]:
-    """Peak memory by `memory_key`, each from a process of its own that answers the longest prompt. All methods of a
-    bundle that draft share one figure, and so do PyTorch's in one precision: they hold the same. A figure that cannot
-    be had becomes a note."""
+    """Returns the peak memory by `memory_key`, measured in processes of their own that answer the longest prompt. All
+    drafting methods of a bundle share one figure, and so do PyTorch's modes in one precision, since they load the same
+    weights. A measurement that fails becomes a note."""
     folders = [bundle for bundle, _ in plan.bundles]
     folder_of = dict(zip(bundle_names(folders), folders, strict=True))
     longest = max(measured.asked, key=lambda prompt: len(prompt.token_ids)).token_ids
@@ -186,18 +190,18 @@ def measure_peaks(
         how = method if ours else "eager"
         jobs.setdefault(shared[key], Job(str(folder), backend, plan.threads, how, precision, longest))
     reporter.expect("measuring memory", len(jobs))
-    found = {}
-    for which, job in jobs.items():
+    peaks = {}
+    for group, job in jobs.items():
         try:
-            found[which] = peak_of(job)
+            peaks[group] = peak_of(job)
         except JobError as error:
             measured.notes.append(str(error))
         reporter.step(f"{job.folder} {job.precision}")
-    return {key: found[which] for key, which in shared.items() if which in found}
+    return {key: peaks[group] for key, group in shared.items() if group in peaks}
 
 
 def _bandwidths(plan: Plan, backends: set[str]) -> dict[str, float | None]:
-    """Of the memory that each backend, and PyTorch, reads weights from."""
+    """Returns the bytes per second of the memory that each backend, and PyTorch, reads weights from."""
     device = machine.device_bandwidth()
     host = machine.read_bandwidth(plan.threads) if "cpu" in backends or device is None else None
     return {**{name: host if name == "cpu" else device for name in backends}, PYTORCH: device or host}
@@ -207,11 +211,11 @@ def _name(setup: Setup) -> str:
     return f"{setup.bundle} {setup.precision} {setup.method} T = {setup.temperature:g}"
 
 
-def _facts(plan: Plan, found: Measured) -> list[str]:
-    digest = hashlib.sha256(repr([prompt.token_ids for prompt in found.asked]).encode()).hexdigest()[:12]
-    how = "through the chat template, all turns" if found.chat else "as plain text, first turns"
+def _facts(plan: Plan, measured: Measured) -> list[str]:
+    digest = hashlib.sha256(repr([prompt.token_ids for prompt in measured.asked]).encode()).hexdigest()[:12]
+    how = "through the chat template, all turns" if measured.chat else "as plain text, first turns"
     ending = "end-of-sequence ignored" if plan.pytorch is not None else "up to an end-of-sequence"
-    speeds = [f"{name}: memory read at {speed / 1e9:.1f} GB/s" for name, speed in found.bandwidth.items() if speed]
+    speeds = [f"{name}: memory read at {speed / 1e9:.1f} GB/s" for name, speed in measured.bandwidth.items() if speed]
     return [
         *machine.describe(plan.threads),
         *(line for line in speeds if plan.pytorch is not None or not line.startswith(PYTORCH)),
