@@ -15,7 +15,8 @@ from eagle_runtime.tree import Tree, root_only
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """One round: the tree, what was accepted of it, and the seconds each part took."""
+    """One turn of the loop: the tree, what was accepted of it, and the seconds of drafting, of verifying, and of the
+    host's work after it."""
 
     tree: Tree
     step: Step
@@ -31,10 +32,8 @@ def generate(
     prompt: Sequence[int],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[int | Cycle]:
-    """Decode without end: yields the first token (from the prompt's own pass), then one Cycle after another, until
-    the cache is full. The caller decides when to stop.
-
-    """
+    """Decode without end: yields the first token, from the prompt's forward pass, then one Cycle after another, until
+    the cache is full. The caller decides when to stop. clock: returns seconds."""
     logits, features = target.prefill(prompt)
     tokens = [*prompt, sampler.next(logits)]
     yield tokens[-1]

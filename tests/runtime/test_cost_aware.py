@@ -1,4 +1,4 @@
-"""Trees sized by costs: connected, of the best size, never dearer than plain decoding for long, and lossless."""
+"""Trees sized by costs: connected, of the best size, never slower than plain decoding for long, and lossless."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CHEAP = Costs(
     Timings((1, 16, 64), (64,), ((1.0, 1.1, 1.4),)),
     Timings((1, 32), (64,), ((0.01, 0.02),)),
 )
-DEAR = Costs(
+STEEP = Costs(
     Timings((1, 2, 64), (64,), ((1.0, 2.0, 64.0),)),  # verifying two tokens costs as much as decoding two
     Timings((1, 32), (64,), ((0.06, 0.1),)),
 )
@@ -95,7 +95,7 @@ GOOD, USELESS = Blend(3.0, TARGET, Table(VOCAB, 1, 3.0)), Table(VOCAB, 2, 6.0)
 
 
 @pytest.mark.parametrize("lookup", [False, True])
-@pytest.mark.parametrize("costs", [CHEAP, DEAR])
+@pytest.mark.parametrize("costs", [CHEAP, STEEP])
 @pytest.mark.parametrize("head", [GOOD, USELESS])
 def test_output_is_the_targets_own_and_trees_are_whole(head: Language, costs: Costs, lookup: bool) -> None:
     tokens, trees, _ = decode(TARGET, head, costs, 150, lookup=lookup)
@@ -114,14 +114,14 @@ def test_a_good_head_pays_where_nodes_are_cheap() -> None:
     assert np.mean([tree.num_nodes for tree in trees]) > 8
 
 
-def test_trees_shrink_where_nodes_are_dear() -> None:
+def test_trees_shrink_where_nodes_cost_much() -> None:
     _, cheap, _ = decode(TARGET, GOOD, CHEAP, 150, lookup=False)
-    _, dear, _ = decode(TARGET, GOOD, DEAR, 150, lookup=False)
-    assert np.mean([tree.num_nodes for tree in dear]) < 0.3 * np.mean([tree.num_nodes for tree in cheap])
+    _, steep, _ = decode(TARGET, GOOD, STEEP, 150, lookup=False)
+    assert np.mean([tree.num_nodes for tree in steep]) < 0.3 * np.mean([tree.num_nodes for tree in cheap])
 
 
 def test_a_useless_head_costs_no_more_than_three_percent() -> None:
-    tokens, _, cost = decode(TARGET, USELESS, DEAR, 400, lookup=True)
+    tokens, _, cost = decode(TARGET, USELESS, STEEP, 400, lookup=True)
     assert cost <= 1.03 * len(tokens)
 
 
@@ -129,7 +129,7 @@ def test_the_head_comes_back_when_it_pays_again() -> None:
     """After a useless head the same acceptance serves a good one: it is tried again, and stays."""
     acceptance = AcceptanceStats()
     decode(TARGET, USELESS, CHEAP, 60, lookup=False, acceptance=acceptance)
-    decode(TARGET, USELESS, DEAR, 200, lookup=False, acceptance=acceptance)
+    decode(TARGET, USELESS, STEEP, 200, lookup=False, acceptance=acceptance)
     tokens, _, cost = decode(TARGET, GOOD, CHEAP, 400, lookup=False, acceptance=acceptance)
     assert cost < 0.7 * len(tokens)
 
@@ -159,7 +159,7 @@ class Loop:
 
 
 def test_head_and_copies_meet_in_one_tree() -> None:
-    """A head that knows the loop and a copy of it draft the same nodes, once each."""
+    """A head that knows the loop and an n-gram match of it draft the same nodes, once each."""
     tokens, trees, cost = decode(Loop(), Loop(), CHEAP, 120, lookup=True)
     assert tokens[:120] == plain(Loop(), 120)
     assert max(tree.num_nodes for tree in trees) <= LARGEST and cost < 0.3 * len(tokens)
@@ -181,14 +181,14 @@ def test_best_size_is_the_best_of_all(chances: list[float], steps: list[float], 
     assert rate == pytest.approx(max(rates)) and rates[nodes - 1] == pytest.approx(rate)
 
 
-def test_an_overconfident_head_is_believed_less() -> None:
-    acceptance, said = AcceptanceStats(), np.log(np.array([0.9, 0.05], np.float32))
+def test_the_chances_of_an_overconfident_head_are_corrected() -> None:
+    acceptance, probs = AcceptanceStats(), np.log(np.array([0.9, 0.05], np.float32))
     tree = Tree(np.array([0, 1, 2]), np.array([-1, 0, 0]), np.zeros(3, np.float32))
-    log_probs = np.array([np.nan, *said], np.float32)
+    log_probs = np.array([np.nan, *probs], np.float32)
     for number in range(400):  # half of what it calls 90 % sure comes true
         path = np.array([0, 1] if number % 2 else [0])
         acceptance.learn(tree, path, log_probs, np.zeros(3, np.int64))
-    corrected = np.exp(acceptance.corrected(said))
+    corrected = np.exp(acceptance.corrected(probs))
     assert corrected[0] == pytest.approx(0.5, abs=0.04) and corrected[1] < 0.02
 
 
@@ -237,40 +237,40 @@ def test_drafts_lose_no_more_than_they_may() -> None:
     assert tries > 20 and lost <= CREDIT + 1.5 + SAVING * 2000
 
 
-def test_drafts_that_pay_again_never_rest() -> None:
-    budget, rested = DraftBudget(), 0
+def test_drafts_that_pay_again_never_pause() -> None:
+    budget, paused = DraftBudget(), 0
     while not budget.pauses():
         budget.note(1, 2.0)
     while budget.pauses():
-        rested += 1
-    assert rested < (TRIAL + 2) / SAVING
+        paused += 1
+    assert paused < (TRIAL + 2) / SAVING
     for _ in range(20):
         budget.note(3, 1.5)
         assert not budget.pauses()
 
 
-def test_what_a_rest_left_unread_is_paid_for() -> None:
-    """Behind a rest the head reads all tokens since its last draft at once, which the draft then counts."""
+def test_reading_what_a_pause_left_unread_is_part_of_the_cost() -> None:
+    """After a pause the head reads all tokens since its last draft at once, and the draft counts that."""
     per_row = 0.01
     costs = Costs(CHEAP.target, CHEAP.head, None, Timings((1, LARGEST), (64,), ((per_row, LARGEST * per_row),)))
     acceptance = AcceptanceStats()
     drafter = Recording(Head(FakeHead(GOOD, top_k=4), 600, 200), costs, acceptance, top_k=4)
-    rested, paid = 0, []
+    paused, paid = 0, []
     for event in generate(Target(FakeTarget(TARGET), 600), drafter, Sampler(SamplingParams(), [1], VOCAB), [1]):
         if not isinstance(event, Cycle):
             continue
         if drafter.cost is None:
-            rested += 1
+            paused += 1
             continue
         paid.append(drafter.cost)
         if len(paid) == 2:
             break
         acceptance.budget.note(0, CREDIT + 6)
-    assert 100 < rested < 500 and paid[1] > paid[0] + 0.8 * min(rested, WINDOW) * per_row
+    assert 100 < paused < 500 and paid[1] > paid[0] + 0.8 * min(paused, WINDOW) * per_row
 
 
-def test_a_copy_that_promises_more_spares_the_head() -> None:
-    """Where the text goes in circles, drafts of a head that is of little use are not even asked for."""
+def test_the_head_is_not_run_where_a_match_promises_more() -> None:
+    """Where the text goes in circles, drafts of a head that is of little use are not made."""
     tokens, _, cost = decode(Loop(), USELESS, CHEAP, 400, lookup=True)
     assert tokens[:400] == plain(Loop(), 400)
     assert cost < 0.12 * len(tokens)
@@ -292,9 +292,9 @@ def test_methods_of_a_model(model: EagleModel, method: str, tree: str | None, te
     for seed, prompt in enumerate((list(b"a loop of a loop of a"), [65, 66, 67])):
         settings = {"max_new_tokens": 48, "temperature": temperature, "seed": seed, "ignore_eos": True}
         wanted = model.generate(prompt, method="vanilla", **settings)
-        found = model.generate(prompt, method=method, tree=tree, **settings)
-        assert found.token_ids == wanted.token_ids
-        assert found.stats.method == method
+        result = model.generate(prompt, method=method, tree=tree, **settings)
+        assert result.token_ids == wanted.token_ids
+        assert result.stats.method == method
 
 
 @pytest.mark.parametrize(
@@ -310,20 +310,20 @@ def test_methods_of_a_model(model: EagleModel, method: str, tree: str | None, te
         ({"tree": DynamicTree(8, 2, 2)}, "eagle"),
     ],
 )
-def test_what_drafts_unless_it_is_named(model: EagleModel, asked: dict[str, Any], method: str) -> None:
+def test_the_method_where_none_is_given(model: EagleModel, asked: dict[str, Any], method: str) -> None:
     assert model.generate([1, 2, 3], max_new_tokens=2, **asked).stats.method == method
 
 
 @pytest.mark.parametrize("tree", ["dynamic", "static"])
 @pytest.mark.parametrize("method", ["lookup", "eagle+lookup"])
-def test_shapes_that_a_method_does_not_draft(model: EagleModel, method: str, tree: str) -> None:
+def test_trees_that_a_method_does_not_draft(model: EagleModel, method: str, tree: str) -> None:
     with pytest.raises(RequestError, match=f"does not draft a {tree} tree"):
         model.generate([1, 2, 3], method=method, tree=tree)
     with pytest.raises(RequestError, match="takes no tree shape of your own"):
         model.generate([1, 2, 3], method=method, tree=DynamicTree(8, 2, 2))
 
 
-def test_a_fixed_chain_may_be_looked_up(model: EagleModel) -> None:
+def test_lookup_drafts_a_chain_of_fixed_length(model: EagleModel) -> None:
     prompt = [65, 66, 67] * 6
     wanted = model.generate(prompt, method="vanilla", max_new_tokens=24)
     assert model.generate(prompt, method="lookup", tree="chain", max_new_tokens=24).token_ids == wanted.token_ids

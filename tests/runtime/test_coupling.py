@@ -1,4 +1,5 @@
-"""Drafts chosen with the random numbers that will decide: sure where the head is right, true chances where it errs."""
+"""Proposals ranked with the random numbers that will decide: certain where the head is right, and with chances that are
+frequencies where it errs."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ FILTERS: list[dict[str, Any]] = [{}, {"top_p": 0.8}, {"top_k": 5}, {"min_p": 0.2
 
 
 class Full(NoiseWeight):
-    """Of a head that errs by Gumbel noise at most."""
+    """The weight for a head whose only errors are Gumbel noise."""
 
     @property
     def value(self) -> float:
@@ -42,7 +43,7 @@ class Full(NoiseWeight):
 
 
 def candidates(logits: npt.NDArray[np.float32], count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """What a head names: logits [V] -> tokens [1, count] and log-probabilities [1, count], best first."""
+    """A head's proposal: logits [V] -> tokens [1, count] and log-probabilities [1, count], best first."""
     tokens = np.argsort(-logits, kind="stable")[None, :count]
     log_probs = logits - np.log(np.exp(logits).sum())
     return tokens, log_probs[tokens].astype(np.float32)
@@ -66,8 +67,9 @@ def test_a_head_that_is_right_knows_every_token(temperature: float, filters: dic
 
 @pytest.mark.parametrize("noise", [0.0, 1.0])
 def test_chances_are_frequencies(noise: float) -> None:
-    """The head names 40 tokens of 50 and errs by Gumbel noise, or says what the target says of each context on the mean
-    of contexts that look alike to it. What it holds likely is drawn as often as it says, once the weight is learned."""
+    """The head proposes 40 tokens of 50 and errs by Gumbel noise, or says what the target says of each context on the
+    mean of contexts that look alike to it. What it holds likely is drawn as often as it says, once the weight is
+    learned."""
     weight, rng = NoiseWeight(), np.random.default_rng(1)
     said, came, listed, in_list = [], [], 0.0, 0
     for seed in range(4000):
@@ -98,7 +100,7 @@ def check_frequencies(said: list[npt.NDArray[np.float32]], came: list[npt.NDArra
 
 @pytest.mark.parametrize("temperature", [0.0, 0.2])
 def test_chances_are_frequencies_at_low_temperatures(temperature: float) -> None:
-    """The head's logits err by as much noise as heads are taken to. It names 8 tokens of 50."""
+    """The head's logits err by as much noise as heads are taken to. It proposes 8 tokens of 50."""
     rng = np.random.default_rng(2)
     said, came = [], []
     for seed in range(2000):
@@ -124,7 +126,7 @@ def test_the_weight_follows_the_text() -> None:
     assert weight.value == pytest.approx(0.6)
 
 
-def test_more_candidates_never_hurt_the_best_guess() -> None:
+def test_more_candidates_never_make_the_best_proposal_worse() -> None:
     right = dict.fromkeys((1, 4, 16, VOCAB), 0)
     for seed in range(500):
         logits, sampler = logits_of(seed), Sampler(SamplingParams(temperature=1.0, seed=seed), [0], VOCAB)

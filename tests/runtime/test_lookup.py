@@ -1,4 +1,4 @@
-"""Lookup: the longest earlier match is found, and what followed it is a lossless draft like any other."""
+"""Lookup: the longest earlier n-gram match, and its continuation as a lossless draft."""
 
 from __future__ import annotations
 

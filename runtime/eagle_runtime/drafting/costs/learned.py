@@ -19,12 +19,12 @@ ALL, SOME = 256, 4  # cycles that all teach; of later ones, one of SOME
 
 class LearnedCosts:
     """The costs of one loaded bundle, shared by its twins. Passes are noted as they run, within a step of generation;
-    whoever lets several threads use a model holds its lock around each step. Reading needs none: what is known is
-    replaced, never changed in place."""
+    callers that let several threads use a model hold its lock around each step. Reading needs no lock: the
+    estimate is replaced, never changed in place."""
 
     def __init__(self, belief: Belief, file: str | None = None, *, known: bool = False) -> None:
-        """file: of the user's cache folder, where it is kept from run to run; None: nowhere. known: that is where the
-        belief comes from."""
+        """file: in the user's cache folder, keeps the estimate from run to run; None: nothing does. known: the belief
+        comes from that file."""
         self._file = file
         self._start_from(belief, belief.corrections if known else None)
 
@@ -52,7 +52,7 @@ class LearnedCosts:
         return self._plain < first + (self._cycles // PLAIN_LATER).bit_length()
 
     def latest(self) -> Costs:
-        """The table with all that is known, the machine's speed of late included."""
+        """Returns the table as estimated now, the machine's speed of late included."""
         return table(self._belief)
 
     def learn(self, passes: Sequence[Pass]) -> None:
@@ -67,18 +67,18 @@ class LearnedCosts:
             self._now, self._made_of = table(self._belief), self._belief.corrections
 
     def measured(self, costs: Costs) -> Costs:
-        """Go on from a table that was measured, and keep it. Returns it, in the sizes that are learned."""
+        """Go on from a table that was measured, and write it to the file. Returns it, in the sizes that are learned."""
         self._start_from(measured(costs), None)
         self._write()
         return self.latest()
 
     def end_generation(self) -> None:
-        """Keep what was learned, if it tells much that the file does not."""
+        """Write the estimate to the file, if it differs much from what the file holds."""
         if self._passes >= FEW and self._differs > NOTABLE:
             self._write()
 
     def close(self) -> None:
-        """Keep what was learned, if there is anything."""
+        """Write the estimate to the file, if it differs from what the file holds."""
         if self._passes >= FEW and self._differs > MOVED:
             self._write()
 
@@ -95,8 +95,8 @@ class LearnedCosts:
 
 
 def open_costs(file: str, prior: Callable[[], Costs]) -> LearnedCosts:
-    """What was learned in earlier runs and is kept in `file`; where there is no such file, or it cannot be read, the
-    table that `prior` makes."""
+    """Returns the costs of earlier runs that `file` holds; where there is no such file, or it cannot be read, those
+    that `prior` returns."""
     kept, assumed = read_belief(file), prior()
     if kept is not None and (kept.base.head is None) != (assumed.head is None):  # of another bundle
         kept = None
@@ -104,5 +104,5 @@ def open_costs(file: str, prior: Callable[[], Costs]) -> LearnedCosts:
 
 
 def _moved(corrections: Array, before: Array) -> float:
-    """The furthest that one of them is from where it was, the scale left out."""
+    """Returns the largest change of a correction, the scale left out."""
     return float(np.abs(corrections - before)[SCALE + 1 :].max())
