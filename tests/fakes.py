@@ -1,4 +1,4 @@
-"""A language model and a draft head that fit in a table, behind the runtime's own Session protocol.
+"""A language model and a draft head that fit in a table, which implement the runtime's Session protocol.
 
 Their key/value rows hold the tokens and positions that were fed, and each row's answer is a fixed pseudo-random
 function of exactly the rows its mask shows it. So a wrong mask, position, `keep` or stale row is another prefix to
@@ -105,7 +105,7 @@ class _FakeSession(Session):
         self._returned = {}
 
     def _append(self, keys: Array, values: Array, mask: Array, cache: KVCache) -> tuple[Float, Bool]:
-        """Write rows behind the cache; returns all rows [2, P + T, width] and who sees whom [T, P + T]."""
+        """Write rows after those of the cache; returns all rows [2, P + T, width] and who sees whom [T, P + T]."""
         count, columns = mask.shape
         total = cache.length + count
         assert count <= cache.room and count <= columns <= total and len(keys) == count
@@ -179,7 +179,7 @@ class FakeHead(_FakeSession):
         pairs = np.array([tokens, positions]).T
         rows, visible = self._append(feeds["features"], pairs, feeds["tree_mask"], cache)
         wanted = feeds["logit_rows"]
-        proposals = [self._guess(rows[:, seen]) for seen in visible[wanted]]
+        proposals = [self._proposal(rows[:, seen]) for seen in visible[wanted]]
         return self._hand_out(
             {
                 "token_ids": np.array([ids for ids, _ in proposals]),
@@ -188,7 +188,7 @@ class FakeHead(_FakeSession):
             }
         )
 
-    def _guess(self, rows: Float) -> tuple[Array, Float]:
+    def _proposal(self, rows: Float) -> tuple[Array, Float]:
         """rows [2, n, 2]: (token, position) of the feature over (token, position) of the input -> the k best
         tokens and their log-probabilities [k]."""
         key = rows.tobytes()

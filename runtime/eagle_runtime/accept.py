@@ -13,7 +13,7 @@ from eagle_runtime.tree import Int, Tree
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one verification yields. path [a + 1]: accepted nodes, the root first. tokens [a + 1]: the tokens
+    """The outcome of one verification. path [a + 1]: accepted nodes, the root first. tokens [a + 1]: the tokens
     emitted: those of path[1:], then the target's sample at the last of them, which roots the next tree."""
 
     path: Int

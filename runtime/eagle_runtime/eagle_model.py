@@ -7,7 +7,6 @@ import dataclasses
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,10 +26,10 @@ from eagle_runtime.drafting.choose import (
     choose_drafter,
     default_method,
 )
-from eagle_runtime.drafting.cost_aware import CostAwareDrafter, Rehearsal
+from eagle_runtime.drafting.cost_aware import CostAwareDrafter
 from eagle_runtime.drafting.costs.measure import measure
 from eagle_runtime.drafting.costs.tables import Costs
-from eagle_runtime.drafting.coupling import Coupling, Greedy, Trust
+from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, NoiseWeight, RankedHead
 from eagle_runtime.drafting.drafter import Drafter, NoDraft
 from eagle_runtime.drafting.eagle import EagleDrafter
 from eagle_runtime.drafting.head import Head
@@ -42,7 +41,6 @@ from eagle_runtime.loading import OpenBundle, open_bundle
 from eagle_runtime.result import Piece, Result, StopCondition, Stream, stats_of
 from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.session.protocol import Session
-from eagle_runtime.target import Features
 from eagle_runtime.text.tokenizer import Message
 from eagle_runtime.threads.scheduler import Lease, Scheduler
 from eagle_runtime.tree import Float
@@ -171,7 +169,7 @@ class EagleModel:
         "eagle" (the head) or "eagle+lookup" (both); None takes `default_method`, or "eagle" if the tree asked for is
         one that only a head grows. tree, total_token, depth, draft_top_k: see manifest.TreeDefaults; None takes the
         bundle's, and a dynamic tree if total_token or depth is given. A cost-aware tree is sized by measured costs (see
-        `costs`). tree may also be a TreeShape, drafter an object with `grow` (see drafting.drafter), new for each call.
+        `costs`). tree may also be a TreeShape, drafter a drafting.drafter.Drafter of your own, new for each call.
 
         How tokens are sampled: sampling, or its fields as keyword settings, such as temperature=0.7; a field may be set
         in one of the two. seed: None takes that of `sampling`, or a random one, which the statistics report.
@@ -189,7 +187,8 @@ class EagleModel:
         elif (method, tree, *sizes) != (None,) * 5:
             raise RequestError("a drafter of your own takes no method, tree or sizes of a tree; leave them out")
         else:
-            drafter = NoDraft() if self._drafts_are_off else CheckedDrafter(drafter, self.manifest.target.vocab_size)
+            checked = CheckedDrafter(drafter, self.manifest.target.vocab_size)
+            drafter = NoDraft(self._costs) if self._drafts_are_off else checked
         eos = () if ignore_eos else self.manifest.target.eos_token_ids
         stop_ids = frozenset({*checked_ids("stop_token_ids", stop_token_ids), *eos})
         stop = StopCondition(stop_ids, min(max_new_tokens, self.context - len(tokens)))
@@ -213,15 +212,11 @@ class EagleModel:
         self._engines.check()
         if measure_again:
             other = self.twin() if self.backend == "cpu" else self
-            other._scheduler.run(lambda: self._costs.measured(measure(other._target, other._rehearsal())))
+            sampler = Sampler(SamplingParams(temperature=1.0), [], self.manifest.target.vocab_size)
+            ranker = GumbelRanker(sampler, NoiseWeight())  # sampling takes longer than greedy decoding
+            head = None if other._head is None else RankedHead(other._head, ranker)
+            other._scheduler.run(lambda: self._costs.measured(measure(other._target, head)))
         return self._costs.latest()
-
-    def _rehearsal(self) -> Callable[[Features], Rehearsal] | None:
-        """Drafting at temperature 1, the dearer kind: it looks at random numbers too."""
-        if self._head is None:
-            return None
-        sampler = Sampler(SamplingParams(temperature=1.0), [], self.manifest.target.vocab_size)
-        return partial(Rehearsal, self._head.coupled(Coupling(sampler, Trust())))
 
     def close(self) -> None:
         """Free the engines when the running step is over; a second call does nothing. Unfinished generations raise
@@ -256,9 +251,7 @@ class EagleModel:
         cycles: list[Cycle] = []
         started = first_at = time.perf_counter()
         elsewhere = 0.0  # seconds in which the consumer had its turn
-        # A tree of another kind holds passes of the head that nobody timed.
-        timed = self._costs.verified if isinstance(drafter, NoDraft | CostAwareDrafter) else None
-        steps = self._scheduler.steps(lease, generate(self._target, drafter, sampler, prompt, timed=timed))
+        steps = self._scheduler.steps(lease, generate(self._target, drafter, sampler, prompt))
         with contextlib.closing(steps):
             for event in steps:
                 if isinstance(event, Cycle):
@@ -314,16 +307,17 @@ class EagleModel:
     def _drafter(self, choice: Choice, method: Method, sampler: Sampler) -> Drafter:
         """Builds what was chosen, or NoDraft where the target's rows are not exact: drafts would change the output."""
         if isinstance(choice, Vanilla) or self._drafts_are_off:
-            return NoDraft()
+            return NoDraft(self._costs)
         if isinstance(choice, LookupChain):
             return LookupDrafter(choice.length)
         greedy = sampler.params.temperature == 0
         if isinstance(choice, FixedTree):
-            return EagleDrafter(self.head if greedy else self.head.coupled(Coupling(sampler, Trust())), choice.shape)
+            ranked = RankedHead(self.head, GumbelRanker(sampler, NoiseWeight()))
+            return EagleDrafter(self.head if greedy else ranked, choice.shape)
         acceptance = self._acceptance.setdefault((method, greedy), AcceptanceStats())
-        ranker = Greedy() if greedy else Coupling(sampler, acceptance.trust)
-        head = self.head.coupled(ranker) if choice.head else None
-        return CostAwareDrafter(head, self._costs, acceptance, top_k=choice.top_k, copies=choice.lookup)
+        ranker = GreedyRanker() if greedy else GumbelRanker(sampler, acceptance.noise_weight)
+        head = RankedHead(self.head, ranker) if choice.head else None
+        return CostAwareDrafter(head, self._costs, acceptance, top_k=choice.top_k, lookup=choice.lookup)
 
 
 def _sampling_params(sampling: SamplingParams | None, settings: dict[str, Any]) -> SamplingParams:

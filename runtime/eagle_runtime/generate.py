@@ -1,4 +1,4 @@
-"""The loop: grow -> verify -> accept -> keep."""
+"""The loop: grow -> verify -> accept -> keep -> learn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from eagle_runtime.tree import Tree, root_only
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """One round: the tree, what was accepted of it, and the seconds each part took."""
+    """One turn of the loop: the tree, what was accepted of it, and the seconds of drafting, of verifying, and of the
+    host's work after it."""
 
     tree: Tree
     step: Step
@@ -30,18 +31,14 @@ def generate(
     sampler: Sampler,
     prompt: Sequence[int],
     clock: Callable[[], float] = time.perf_counter,
-    timed: Callable[[int, int, float], None] | None = None,
 ) -> Iterator[int | Cycle]:
-    """Decode without end: yields the first token (from the prompt's own pass), then one Cycle after another, until
-    the cache is full. The caller decides when to stop.
-
-    timed: told of every cycle, before it is yielded: the tree's nodes, rows before it, seconds."""
+    """Decode without end: yields the first token, from the prompt's forward pass, then one Cycle after another, until
+    the cache is full. The caller decides when to stop. clock: returns seconds."""
     logits, features = target.prefill(prompt)
     tokens = [*prompt, sampler.next(logits)]
     yield tokens[-1]
     while target.cache.room > 0:
         started = clock()
-        context = target.cache.length
         room = target.cache.room  # a tree never needs more rows than are left: it shrinks, in the end to its root
         tree = drafter.grow(tokens, features, room) if room > 1 else root_only(tokens[-1])
         grown = clock()
@@ -49,9 +46,7 @@ def generate(
         verified = clock()
         step = accept(tree, logits, sampler)
         target.cache.keep(step.path)
+        drafter.learn(step)
         tokens.extend(step.tokens.tolist())
         features = features[step.path]
-        ended = clock()
-        if timed is not None:
-            timed(tree.num_nodes, context, ended - started)
-        yield Cycle(tree, step, grown - started, verified - grown, ended - verified)
+        yield Cycle(tree, step, grown - started, verified - grown, clock() - verified)

@@ -21,12 +21,12 @@ from eagle_runtime.errors import EagleError, RequestError
 
 Row = npt.NDArray[np.float64]
 TINY = np.finfo(np.float64).tiny
-KEPT = 16  # positions whose random numbers are kept: a drafter looks at them some passes before they are used
+KEPT = 16  # positions whose random numbers are kept: a drafter reads them some passes before they are used
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to draw. The defaults are greedy decoding.
+    """How tokens are drawn. The defaults are greedy decoding.
 
     temperature: 0 takes the highest score (lowest id on a tie); otherwise scores are divided by it.
     top_k: keep the k best (0: all). top_p: keep the smallest set of that mass (1: all). min_p: drop tokens less
@@ -60,11 +60,11 @@ class SamplingParams:
             ("frequency_penalty", self.frequency_penalty, lambda x: True, "finite"),
         ]
         for name, value, holds, wanted in ranges:
-            checked[name] = found = checked_finite(name, value)
-            if not holds(found):
-                raise RequestError(f"{name} is {found}, but must be {wanted}")
-        for name, plain in checked.items():
-            object.__setattr__(self, name, plain)  # the class is frozen for everybody else
+            checked[name] = finite = checked_finite(name, value)
+            if not holds(finite):
+                raise RequestError(f"{name} is {finite}, but must be {wanted}")
+        for name, result in checked.items():
+            object.__setattr__(self, name, result)  # the class is frozen for others
 
 
 def _checked_bias(bias: object) -> dict[int, float]:
@@ -116,24 +116,24 @@ def keep_min_p(scores: Row, min_p: float) -> Row:
 
 
 def softmax(scores: Row) -> Row:
-    """Probabilities of scores that have at least one finite entry."""
+    """Returns the probabilities [V] of scores [V] that have at least one finite entry."""
     weights = np.exp(scores - scores.max())
     out: Row = weights / weights.sum()
     return out
 
 
 def exponential_noise(seed: int, position: int, count: int) -> Row:
-    """[count] exponential random numbers of an absolute position, one per token, all above 0: Philox, a counter-based
-    generator (Salmon et al. 2011)."""
+    """Returns [count] exponential random numbers of an absolute position, one per token, all above 0, of Philox, a
+    counter-based generator (Salmon et al. 2011)."""
     generator = np.random.Generator(np.random.Philox(counter=[0, 0, 0, position], key=seed))
     numbers: Row = generator.standard_exponential(count)
     return np.maximum(numbers, TINY)
 
 
 class Sampler:
-    """Draws tokens one position after another and remembers them, since penalties need the history.
+    """Draws tokens one position after another and keeps the history, which penalties need.
 
-    A tree's path is walked with the same calls as plain decoding: each token drawn at a node is an emitted token."""
+    Walking down a tree takes the same calls as decoding without drafts: each token drawn at a node is emitted."""
 
     def __init__(self, params: SamplingParams, prompt: Sequence[int], vocab_size: int) -> None:
         self.params = params
@@ -149,12 +149,12 @@ class Sampler:
         self._bias_ids = np.array(list(params.logit_bias), np.int64)
         self._bias = np.array(list(params.logit_bias.values()), np.float64)
         self._noise = lru_cache(maxsize=KEPT)(partial(exponential_noise, params.seed, count=vocab_size))
-        self._plain = len(self._bias_ids) == 0 and (
+        self._raw_scores = len(self._bias_ids) == 0 and (
             params.repetition_penalty == 1 and params.presence_penalty == 0 and params.frequency_penalty == 0
         )
 
     def exponential_noise(self, position: int) -> Row:
-        """What decides at an absolute position; not computed again for another look soon."""
+        """Returns the random numbers [V] of an absolute position; of the last KEPT positions they are kept."""
         return self._noise(position)
 
     def next(self, logits: npt.NDArray[np.float32]) -> int:
@@ -165,7 +165,7 @@ class Sampler:
                 f"the target's logits at position {self.position} are not finite; the model's weights or its "
                 "precision do not fit (try fp32)"
             )
-        token = likeliest if self._plain and self.params.temperature == 0 else self._draw(logits)
+        token = likeliest if self._raw_scores and self.params.temperature == 0 else self._draw(logits)
         self._seen[token] = True
         self._counts[token] += 1
         self.position += 1
@@ -175,10 +175,10 @@ class Sampler:
         scores = self.process(logits)
         if self.params.temperature == 0:
             return int(np.argmax(scores))
-        # Of clocks with rates p, each rings first with probability p: the Gumbel-max trick. Logits that differ by
-        # rounding, as those of one token in different trees may, then draw another token with a chance of about that
-        # difference (Daliri et al., arXiv 2408.07978). A point on the cumulative distribution would meet the shifted
-        # edges of all tokens: hundreds of times as often.
+        # The Gumbel-max trick: of exponential clocks with rates p, each rings first with probability p. Logits that
+        # differ by rounding, as those of one token in different trees may, then draw another token with a chance of
+        # about that difference (Daliri et al., arXiv 2408.07978). Inverting the cumulative distribution would do so
+        # hundreds of times as often, since rounding shifts the edges of all tokens.
         rates = np.exp(scores - scores.max())
         return int(np.argmax(rates / self.exponential_noise(self.position)))
 

@@ -33,7 +33,7 @@ def causal(count: int) -> Bool:
 
 
 class Target:
-    """The large model. Its cache holds the rows of every token but the last one (the root of the next tree)."""
+    """The large model. Its cache holds the rows of every token but the last one, which is the root of the next tree."""
 
     def __init__(self, session: Session, capacity: int) -> None:
         self._session = session
@@ -54,10 +54,11 @@ class Target:
         return out["logits"][0].copy(), self._session.joined(features)
 
     def verify(self, tree: Tree) -> tuple[Float, Features]:
-        """One pass over all nodes; returns logits [N, V] and features [N, Hd], valid until the next pass.
+        """One forward pass over all nodes; returns logits [N, V] and features [N, Hd], valid until the next pass.
 
-        The tree's rows stand behind the cache until `cache.keep(path)` commits the accepted ones. Raises RequestError
-        for a tree of more than MAX_NODES nodes or MAX_DEPTH levels, in which rows would not be exact."""
+        The tree's rows follow the committed ones in the cache until `cache.keep(path)` commits the accepted ones.
+        Raises RequestError for a tree of more than MAX_NODES nodes or MAX_DEPTH levels, in which rows would not be
+        exact."""
         depths = node_depths(tree.parents)
         if tree.num_nodes > MAX_NODES or depths.max() > MAX_DEPTH:
             raise RequestError(

@@ -83,7 +83,7 @@ def additive_mask(visible: Bool, dtype: npt.DTypeLike) -> npt.NDArray[np.floatin
 def best_first(scores: Float, count: int) -> Int:
     """scores [M] -> indices of the `count` best, best first, ties to the lower index.
 
-    The tie rule is what keeps trees connected: a child scores at most as much as its parent and stands behind
+    The tie rule is what keeps trees connected: a child scores at most as much as its parent and comes after
     it in flat order, so no cut can take the child and leave the parent."""
     order = np.argsort(-scores, kind="stable")[:count]
     return order.astype(np.int64)

@@ -133,7 +133,7 @@ def test_profiles_serve_every_forward_pass_of_decoding(kind: str, context: int, 
 
 def test_fp32_is_refused(bundle_of: Callable[..., Path], tmp_path: Path) -> None:
     bundle = Path(shutil.copytree(bundle_of("eagle1"), tmp_path / "bundle"))
-    with pytest.raises(ExportError, match=r"computes in float32.*export it with -p fp16 --backend tensorrt-rtx"):
+    with pytest.raises(ExportError, match=r"computes in float32.*export it with fp16 .* for the backend tensorrt-rtx"):
         build_engines(bundle, "tensorrt-rtx")
     assert not (bundle / "engines").exists()
 

@@ -15,7 +15,7 @@ from eagle_runtime.cache import KVCache
 from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
 from eagle_runtime.drafting.costs.tables import Costs, Timings
-from eagle_runtime.drafting.coupling import Coupling, Greedy, Trust
+from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, NoiseWeight, RankedHead
 from eagle_runtime.drafting.drafter import Drafter, NoDraft
 from eagle_runtime.drafting.eagle import EagleDrafter
 from eagle_runtime.drafting.head import Head
@@ -114,14 +114,14 @@ class BadHead(FakeHead):
 
 LANGUAGE = Table(VOCAB, 1, 3.0)
 FLAT = Timings((1, 64), (1,), ((1.0, 1.5),))
-TREES: dict[str, Callable[[Head, Head], Drafter]] = {  # of the head, and of the head that is coupled or greedy
-    "dynamic": lambda head, coupled: EagleDrafter(coupled, DynamicTree(20, 3, 5)),
-    "dynamic, uncoupled": lambda head, coupled: EagleDrafter(head, DynamicTree(20, 3, 5)),
-    "static": lambda head, coupled: EagleDrafter(coupled, StaticTree(EAGLE1_CHOICES)),
-    "chain": lambda head, coupled: EagleDrafter(coupled, chain(4)),
-    "cost-aware": lambda head, coupled: CostAwareDrafter(coupled, Costs(FLAT, FLAT), AcceptanceStats(), top_k=6),
-    "cost-aware, lookup": lambda head, coupled: CostAwareDrafter(
-        coupled, Costs(FLAT, FLAT), AcceptanceStats(), top_k=6, copies=True
+TREES: dict[str, Callable[[Head, RankedHead], Drafter]] = {  # of a head, and of the head with a ranker
+    "dynamic": lambda head, ranked: EagleDrafter(ranked, DynamicTree(20, 3, 5)),
+    "dynamic, not ranked": lambda head, ranked: EagleDrafter(head, DynamicTree(20, 3, 5)),
+    "static": lambda head, ranked: EagleDrafter(ranked, StaticTree(EAGLE1_CHOICES)),
+    "chain": lambda head, ranked: EagleDrafter(ranked, chain(4)),
+    "cost-aware": lambda head, ranked: CostAwareDrafter(ranked, Costs(FLAT, FLAT), AcceptanceStats(), top_k=6),
+    "cost-aware, lookup": lambda head, ranked: CostAwareDrafter(
+        ranked, Costs(FLAT, FLAT), AcceptanceStats(), top_k=6, lookup=True
     ),
 }
 SAMPLINGS: list[dict[str, Any]] = [
@@ -148,10 +148,10 @@ def test_output_is_vanillas(name: str, tree: str) -> None:
         target = Target(FakeTarget(LANGUAGE), CAPACITY)
         sampler = Sampler(params, PROMPT, VOCAB)
         head = Head(BadHead(SPOILS[name], number), CAPACITY, SCRATCH, VOCAB)
-        coupled = head.coupled(Coupling(sampler, Trust()) if params.temperature else Greedy())
+        ranked = RankedHead(head, GumbelRanker(sampler, NoiseWeight()) if params.temperature else GreedyRanker())
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            drafted = tokens_of(TREES[tree](head, coupled), target, sampler)
+            drafted = tokens_of(TREES[tree](head, ranked), target, sampler)
         plain = tokens_of(NoDraft(), Target(FakeTarget(LANGUAGE), CAPACITY), Sampler(params, PROMPT, VOCAB))
         count = min(len(drafted), len(plain))
         assert drafted[:count] == plain[:count] and count >= EVENTS

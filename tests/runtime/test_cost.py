@@ -1,11 +1,10 @@
-"""Tables of costs: straight lines between sizes, and measured beforehand on the real pair for those who ask."""
+"""Tables of costs: straight lines between sizes, and measuring them before a generation."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Callable
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,6 @@ import pytest
 
 from eagle_runtime import EagleModel
 from eagle_runtime.backends import library_version
-from eagle_runtime.drafting.cost_aware import Rehearsal
 from eagle_runtime.drafting.costs.measure import measure
 from eagle_runtime.drafting.costs.storage import file_name
 from eagle_runtime.drafting.costs.tables import HEAD_ROWS, LARGEST, TARGET_ROWS, Costs, Timings
@@ -45,7 +43,7 @@ def test_between_measured_sizes_costs_are_straight_lines() -> None:
     np.testing.assert_allclose(timings.at(0)[1], 1)
 
 
-def test_a_disturbed_measurement_does_not_make_smaller_trees_dearer() -> None:
+def test_a_disturbed_measurement_does_not_raise_the_cost_of_smaller_trees() -> None:
     at = Timings((1, 2, 4), (64,), ((1.0, 9.0, 2.0),)).at(64)
     np.testing.assert_allclose(at[[1, 2, 4]], [1, 2, 2])
     assert np.all(np.diff(at) >= 0)
@@ -53,7 +51,7 @@ def test_a_disturbed_measurement_does_not_make_smaller_trees_dearer() -> None:
 
 def test_both_graphs_are_measured(bundle_of: Callable[..., Path]) -> None:
     with EagleModel.load(bundle_of("eagle3"), backend="cpu", threads=1, context=256) as model:
-        costs = measure(model._target, partial(Rehearsal, model.head))
+        costs = measure(model._target, model.head)
         assert costs.head is not None
         assert costs.target.rows == TARGET_ROWS and costs.head.rows == HEAD_ROWS
         assert costs.target.contexts == (64, 192)
@@ -66,7 +64,7 @@ def test_both_graphs_are_measured(bundle_of: Callable[..., Path]) -> None:
 
 def test_a_small_context_is_measured_as_far_as_it_goes(bundle_of: Callable[..., Path]) -> None:
     with EagleModel.load(bundle_of("eagle1"), backend="cpu", threads=1, context=20) as model:
-        costs = measure(model._target, partial(Rehearsal, model.head))
+        costs = measure(model._target, model.head)
         assert costs.target.contexts == (0,) and costs.target.rows == (1, 2, 4, 8, 16)
         assert np.all(costs.target.at(5) > 0)
 
@@ -84,7 +82,7 @@ def test_costs_of_another_library_or_processor_are_others(monkeypatch: pytest.Mo
     assert file_name(["a bundle", "cpu"]) == key
 
 
-def test_the_engine_library_is_told_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_version_of_the_engine_library(monkeypatch: pytest.MonkeyPatch) -> None:
     import onnxruntime
 
     assert library_version("cpu") == library_version("cuda") == f"onnxruntime {onnxruntime.__version__}"
@@ -94,17 +92,17 @@ def test_the_engine_library_is_told_with_its_version(monkeypatch: pytest.MonkeyP
     assert library_version("tensorrt-rtx") == "tensorrt_rtx "  # and nothing was imported for it
 
 
-def test_measured_costs_are_told_and_kept(cache: Path, bundle_of: Callable[..., Path]) -> None:
+def test_measured_costs_are_returned_and_kept(cache: Path, bundle_of: Callable[..., Path]) -> None:
     bundle = bundle_of("eagle1")
     with EagleModel.load(bundle, backend="cpu", threads=1, context=128) as model:
         of_shapes = model.costs()
         assert not cache.exists()
-        found = model.costs(measure_again=True)
-        assert found != of_shapes and model.costs() == found
+        measured = model.costs(measure_again=True)
+        assert measured != of_shapes and model.costs() == measured
         (kept,) = cache.iterdir()
         assert json.loads(kept.read_text(encoding="utf-8"))["costs"]["head"]
     with EagleModel.load(bundle, backend="cpu", threads=1, context=128) as model:
-        np.testing.assert_allclose(model.costs().target.at(100), found.target.at(100), rtol=1e-6)
+        np.testing.assert_allclose(model.costs().target.at(100), measured.target.at(100), rtol=1e-6)
     with EagleModel.load(bundle, backend="cpu", threads=2, context=128) as model:
         assert model.costs() == of_shapes
     assert list(cache.iterdir()) == [kept]

@@ -1,4 +1,4 @@
-"""Trees sized by costs: connected, of the best size, never dearer than plain decoding for long, and lossless."""
+"""Trees sized by costs: connected, of the best size, never slower than plain decoding for long, and lossless."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_runtime import EagleModel
+from eagle_runtime.accept import Step
 from eagle_runtime.drafting.acceptance import (
     CREDIT,
-    DENIED,
-    NAMED,
-    OF_DENIED,
-    SHARE,
+    SAVING,
     TRIAL,
     AcceptanceStats,
     DraftBudget,
-    match_of,
+    match_kinds,
 )
-from eagle_runtime.drafting.cost_aware import Copy, CostAwareDrafter, Pool, best_size
+from eagle_runtime.drafting.cost_aware import CostAwareDrafter, MatchedChain, Pool, best_size
 from eagle_runtime.drafting.costs.tables import LARGEST, Costs, Timings
 from eagle_runtime.drafting.head import WINDOW, Head
 from eagle_runtime.drafting.shapes import DynamicTree
@@ -40,10 +38,20 @@ CHEAP = Costs(
     Timings((1, 16, 64), (64,), ((1.0, 1.1, 1.4),)),
     Timings((1, 32), (64,), ((0.01, 0.02),)),
 )
-DEAR = Costs(
+STEEP = Costs(
     Timings((1, 2, 64), (64,), ((1.0, 2.0, 64.0),)),  # verifying two tokens costs as much as decoding two
     Timings((1, 32), (64,), ((0.06, 0.1),)),
 )
+
+
+class Recording(CostAwareDrafter):
+    """Keeps the cost of the last tree, in verifications of one token; None: nothing was drafted."""
+
+    cost: float | None = None
+
+    def learn(self, step: Step) -> None:
+        self.cost = self._last.cost if self._last is not None else None
+        super().learn(step)
 
 
 def decode(
@@ -52,21 +60,21 @@ def decode(
     costs: Costs,
     count: int,
     *,
-    copies: bool,
+    lookup: bool,
     acceptance: AcceptanceStats | None = None,
 ) -> tuple[list[int], list[Tree], float]:
     """Tokens of greedy decoding, its trees, and what they cost in verifications of one token."""
     model = Target(FakeTarget(target), 600)
     acceptance = AcceptanceStats() if acceptance is None else acceptance
     draft = Head(FakeHead(head, top_k=4), 600, 200)
-    drafter = CostAwareDrafter(draft, costs, acceptance, top_k=4, copies=copies)
+    drafter = Recording(draft, costs, acceptance, top_k=4, lookup=lookup)
     sampler = Sampler(SamplingParams(), [1, 2, 3], VOCAB)
     tokens, trees, cost = [], [], 0.0
     for event in generate(model, drafter, sampler, [1, 2, 3]):
         if isinstance(event, Cycle):
             tokens += event.step.tokens.tolist()
             trees.append(event.tree)
-            cost += drafter._last.cost if drafter._last is not None else 1.0
+            cost += drafter.cost or 1.0
         else:
             tokens.append(event)
         if len(tokens) >= count:
@@ -86,11 +94,11 @@ TARGET = Table(VOCAB, 0, 3.0)
 GOOD, USELESS = Blend(3.0, TARGET, Table(VOCAB, 1, 3.0)), Table(VOCAB, 2, 6.0)
 
 
-@pytest.mark.parametrize("copies", [False, True])
-@pytest.mark.parametrize("costs", [CHEAP, DEAR])
+@pytest.mark.parametrize("lookup", [False, True])
+@pytest.mark.parametrize("costs", [CHEAP, STEEP])
 @pytest.mark.parametrize("head", [GOOD, USELESS])
-def test_output_is_the_targets_own_and_trees_are_whole(head: Language, costs: Costs, copies: bool) -> None:
-    tokens, trees, _ = decode(TARGET, head, costs, 150, copies=copies)
+def test_output_is_the_targets_own_and_trees_are_whole(head: Language, costs: Costs, lookup: bool) -> None:
+    tokens, trees, _ = decode(TARGET, head, costs, 150, lookup=lookup)
     assert tokens[:150] == plain(TARGET, 150)
     for tree in trees:
         assert 1 <= tree.num_nodes <= LARGEST
@@ -101,35 +109,35 @@ def test_output_is_the_targets_own_and_trees_are_whole(head: Language, costs: Co
 
 
 def test_a_good_head_pays_where_nodes_are_cheap() -> None:
-    tokens, trees, cost = decode(TARGET, GOOD, CHEAP, 150, copies=False)
+    tokens, trees, cost = decode(TARGET, GOOD, CHEAP, 150, lookup=False)
     assert cost < 0.5 * len(tokens)
     assert np.mean([tree.num_nodes for tree in trees]) > 8
 
 
-def test_trees_shrink_where_nodes_are_dear() -> None:
-    _, cheap, _ = decode(TARGET, GOOD, CHEAP, 150, copies=False)
-    _, dear, _ = decode(TARGET, GOOD, DEAR, 150, copies=False)
-    assert np.mean([tree.num_nodes for tree in dear]) < 0.3 * np.mean([tree.num_nodes for tree in cheap])
+def test_trees_shrink_where_nodes_cost_much() -> None:
+    _, cheap, _ = decode(TARGET, GOOD, CHEAP, 150, lookup=False)
+    _, steep, _ = decode(TARGET, GOOD, STEEP, 150, lookup=False)
+    assert np.mean([tree.num_nodes for tree in steep]) < 0.3 * np.mean([tree.num_nodes for tree in cheap])
 
 
 def test_a_useless_head_costs_no_more_than_three_percent() -> None:
-    tokens, _, cost = decode(TARGET, USELESS, DEAR, 400, copies=True)
+    tokens, _, cost = decode(TARGET, USELESS, STEEP, 400, lookup=True)
     assert cost <= 1.03 * len(tokens)
 
 
 def test_the_head_comes_back_when_it_pays_again() -> None:
     """After a useless head the same acceptance serves a good one: it is tried again, and stays."""
     acceptance = AcceptanceStats()
-    decode(TARGET, USELESS, CHEAP, 60, copies=False, acceptance=acceptance)
-    decode(TARGET, USELESS, DEAR, 200, copies=False, acceptance=acceptance)
-    tokens, _, cost = decode(TARGET, GOOD, CHEAP, 400, copies=False, acceptance=acceptance)
+    decode(TARGET, USELESS, CHEAP, 60, lookup=False, acceptance=acceptance)
+    decode(TARGET, USELESS, STEEP, 200, lookup=False, acceptance=acceptance)
+    tokens, _, cost = decode(TARGET, GOOD, CHEAP, 400, lookup=False, acceptance=acceptance)
     assert cost < 0.7 * len(tokens)
 
 
 def test_copies_alone_need_no_head() -> None:
     model = Target(FakeTarget(Loop()), 600)
     costs = Costs(CHEAP.target, None)
-    drafter = CostAwareDrafter(None, costs, AcceptanceStats(), copies=True)
+    drafter = CostAwareDrafter(None, costs, AcceptanceStats(), lookup=True)
     passes, tokens = 0, 0
     for event in generate(model, drafter, Sampler(SamplingParams(), [1, 2, 3], VOCAB), [1, 2, 3]):
         passes += isinstance(event, Cycle)
@@ -151,8 +159,8 @@ class Loop:
 
 
 def test_head_and_copies_meet_in_one_tree() -> None:
-    """A head that knows the loop and a copy of it draft the same nodes, once each."""
-    tokens, trees, cost = decode(Loop(), Loop(), CHEAP, 120, copies=True)
+    """A head that knows the loop and an n-gram match of it draft the same nodes, once each."""
+    tokens, trees, cost = decode(Loop(), Loop(), CHEAP, 120, lookup=True)
     assert tokens[:120] == plain(Loop(), 120)
     assert max(tree.num_nodes for tree in trees) <= LARGEST and cost < 0.3 * len(tokens)
 
@@ -173,20 +181,20 @@ def test_best_size_is_the_best_of_all(chances: list[float], steps: list[float], 
     assert rate == pytest.approx(max(rates)) and rates[nodes - 1] == pytest.approx(rate)
 
 
-def test_an_overconfident_head_is_believed_less() -> None:
-    acceptance, said = AcceptanceStats(), np.log(np.array([0.9, 0.05], np.float32))
+def test_the_chances_of_an_overconfident_head_are_corrected() -> None:
+    acceptance, probs = AcceptanceStats(), np.log(np.array([0.9, 0.05], np.float32))
     tree = Tree(np.array([0, 1, 2]), np.array([-1, 0, 0]), np.zeros(3, np.float32))
-    log_probs = np.array([np.nan, *said], np.float32)
+    log_probs = np.array([np.nan, *probs], np.float32)
     for number in range(400):  # half of what it calls 90 % sure comes true
         path = np.array([0, 1] if number % 2 else [0])
         acceptance.learn(tree, path, log_probs, np.zeros(3, np.int64))
-    corrected = np.exp(acceptance.corrected(said))
+    corrected = np.exp(acceptance.corrected(probs))
     assert corrected[0] == pytest.approx(0.5, abs=0.04) and corrected[1] < 0.02
 
 
-def test_matches_are_believed_as_they_come_true() -> None:
+def test_the_chance_of_a_match_follows_the_counts() -> None:
     acceptance = AcceptanceStats()
-    kinds = np.array([3, 4, match_of(np.array([3]), NAMED)[0]])
+    kinds = match_kinds(np.array([3, 4, 40]))
     before = np.exp(acceptance.matched(kinds))
     tree = Tree(np.array([0, 1]), np.array([-1, 0]), np.zeros(2, np.float32))
     for _ in range(300):
@@ -195,76 +203,75 @@ def test_matches_are_believed_as_they_come_true() -> None:
     assert after[0] < 0.05 < before[0] and after[1:] == pytest.approx(before[1:])
 
 
-@pytest.mark.parametrize("said", [0.1, 0.9])
-def test_a_copy_that_the_head_names_is_worth_the_better_of_both(said: float) -> None:
-    copy = Copy([7, 8, 9], 4, AcceptanceStats())
-    before = copy.values.copy()
-    values, matches = np.log(np.array([0.05, said], np.float32)), np.zeros(2, np.int64)
-    copy.meet(np.array([3, 7]), np.array([-1, -1]), values, matches, 0)
-    assert np.exp(values) == pytest.approx([0.05, max(said, np.exp(before[0]))], rel=1e-5)
-    assert matches.tolist() == [0, match_of(np.array([4]), NAMED)[0]] and (copy.met, copy.at) == (1, 1)
-    assert copy.rest - values[1] == pytest.approx(before[1:] - before[0], abs=1e-6)
+@pytest.mark.parametrize("chance", [0.1, 0.9])
+def test_a_matched_token_that_the_head_proposes_gets_the_higher_value(chance: float) -> None:
+    chain = MatchedChain([7, 8, 9], 4, AcceptanceStats())
+    before = chain.values.copy()
+    values, matches = np.log(np.array([0.05, chance], np.float32)), np.zeros(2, np.int64)
+    chain.follow(np.array([3, 7]), np.array([-1, -1]), values, matches, 0)
+    assert np.exp(values) == pytest.approx([0.05, max(chance, np.exp(before[0]))], rel=1e-5)
+    assert matches.tolist() == [0, 4] and (chain.in_pool, chain.node) == (1, 1)
+    assert chain.values_left - values[1] == pytest.approx(before[1:] - before[0], abs=1e-6)
 
 
-def test_a_copy_that_the_head_does_not_name_is_worth_less() -> None:
-    copy, pool = Copy([7, 8, 9], 4, AcceptanceStats()), Pool()
-    before = copy.values.copy()
+def test_matched_tokens_that_the_head_does_not_propose_are_added_as_a_chain() -> None:
+    chain, pool = MatchedChain([7, 8, 9], 4, AcceptanceStats()), Pool()
+    before = chain.values.copy()
     level = (np.array([3, 5]), np.array([-1, -1]), np.log(np.array([0.5, 0.3], np.float32)))
     matches = np.zeros(2, np.int64)
-    copy.meet(*level, matches, 0)
+    chain.follow(*level, matches, 0)
     pool.add(*level, level[2], matches)
-    assert copy.values - before == pytest.approx(np.log(np.full(3, OF_DENIED)), abs=1e-6)
-    copy.meet(np.array([7]), np.array([0]), np.zeros(1, np.float32), np.zeros(1, np.int64), 2)  # 7, but behind 3
-    assert not matches.any() and copy.values - before == pytest.approx(np.log(np.full(3, OF_DENIED)), abs=1e-6)
-    copy.append_to(pool)
-    assert pool.matches[1].tolist() == [match_of(np.array([4]), DENIED)[0], 5, 6]
+    chain.follow(np.array([7]), np.array([0]), np.zeros(1, np.float32), np.zeros(1, np.int64), 2)  # 7, but after 3
+    assert not matches.any() and np.array_equal(chain.values, before)
+    chain.append_to(pool)
+    assert pool.matches[1].tolist() == [4, 5, 6]
     assert pool.parents[1].tolist() == [-1, 2, 3]
 
 
 def test_drafts_lose_no_more_than_they_may() -> None:
     budget, lost, tries = DraftBudget(), 0.0, 0
     for _ in range(2000):
-        if not budget.rests():
+        if not budget.pauses():
             budget.note(1, 2.5)
             lost, tries = lost + 1.5, tries + 1
-    assert tries > 20 and lost <= CREDIT + 1.5 + SHARE * 2000
+    assert tries > 20 and lost <= CREDIT + 1.5 + SAVING * 2000
 
 
-def test_drafts_that_pay_again_never_rest() -> None:
-    budget, rested = DraftBudget(), 0
-    while not budget.rests():
+def test_drafts_that_pay_again_never_pause() -> None:
+    budget, paused = DraftBudget(), 0
+    while not budget.pauses():
         budget.note(1, 2.0)
-    while budget.rests():
-        rested += 1
-    assert rested < (TRIAL + 2) / SHARE
+    while budget.pauses():
+        paused += 1
+    assert paused < (TRIAL + 2) / SAVING
     for _ in range(20):
         budget.note(3, 1.5)
-        assert not budget.rests()
+        assert not budget.pauses()
 
 
-def test_what_a_rest_left_unread_is_paid_for() -> None:
-    """Behind a rest the head reads all tokens since its last draft at once, which the draft then counts."""
+def test_reading_what_a_pause_left_unread_is_part_of_the_cost() -> None:
+    """After a pause the head reads all tokens since its last draft at once, and the draft counts that."""
     per_row = 0.01
     costs = Costs(CHEAP.target, CHEAP.head, None, Timings((1, LARGEST), (64,), ((per_row, LARGEST * per_row),)))
     acceptance = AcceptanceStats()
-    drafter = CostAwareDrafter(Head(FakeHead(GOOD, top_k=4), 600, 200), costs, acceptance, top_k=4)
-    rested, paid = 0, []
+    drafter = Recording(Head(FakeHead(GOOD, top_k=4), 600, 200), costs, acceptance, top_k=4)
+    paused, paid = 0, []
     for event in generate(Target(FakeTarget(TARGET), 600), drafter, Sampler(SamplingParams(), [1], VOCAB), [1]):
         if not isinstance(event, Cycle):
             continue
-        if drafter._last is None:
-            rested += 1
+        if drafter.cost is None:
+            paused += 1
             continue
-        paid.append(drafter._last.cost)
+        paid.append(drafter.cost)
         if len(paid) == 2:
             break
         acceptance.budget.note(0, CREDIT + 6)
-    assert 100 < rested < 500 and paid[1] > paid[0] + 0.8 * min(rested, WINDOW) * per_row
+    assert 100 < paused < 500 and paid[1] > paid[0] + 0.8 * min(paused, WINDOW) * per_row
 
 
-def test_a_copy_that_promises_more_spares_the_head() -> None:
-    """Where the text goes in circles, drafts of a head that is of little use are not even asked for."""
-    tokens, _, cost = decode(Loop(), USELESS, CHEAP, 400, copies=True)
+def test_the_head_is_not_run_where_a_match_promises_more() -> None:
+    """Where the text goes in circles, drafts of a head that is of little use are not made."""
+    tokens, _, cost = decode(Loop(), USELESS, CHEAP, 400, lookup=True)
     assert tokens[:400] == plain(Loop(), 400)
     assert cost < 0.12 * len(tokens)
 
@@ -285,9 +292,9 @@ def test_methods_of_a_model(model: EagleModel, method: str, tree: str | None, te
     for seed, prompt in enumerate((list(b"a loop of a loop of a"), [65, 66, 67])):
         settings = {"max_new_tokens": 48, "temperature": temperature, "seed": seed, "ignore_eos": True}
         wanted = model.generate(prompt, method="vanilla", **settings)
-        found = model.generate(prompt, method=method, tree=tree, **settings)
-        assert found.token_ids == wanted.token_ids
-        assert found.stats.method == method
+        result = model.generate(prompt, method=method, tree=tree, **settings)
+        assert result.token_ids == wanted.token_ids
+        assert result.stats.method == method
 
 
 @pytest.mark.parametrize(
@@ -303,20 +310,20 @@ def test_methods_of_a_model(model: EagleModel, method: str, tree: str | None, te
         ({"tree": DynamicTree(8, 2, 2)}, "eagle"),
     ],
 )
-def test_what_drafts_unless_it_is_named(model: EagleModel, asked: dict[str, Any], method: str) -> None:
+def test_the_method_where_none_is_given(model: EagleModel, asked: dict[str, Any], method: str) -> None:
     assert model.generate([1, 2, 3], max_new_tokens=2, **asked).stats.method == method
 
 
 @pytest.mark.parametrize("tree", ["dynamic", "static"])
 @pytest.mark.parametrize("method", ["lookup", "eagle+lookup"])
-def test_shapes_that_a_method_does_not_draft(model: EagleModel, method: str, tree: str) -> None:
+def test_trees_that_a_method_does_not_draft(model: EagleModel, method: str, tree: str) -> None:
     with pytest.raises(RequestError, match=f"does not draft a {tree} tree"):
         model.generate([1, 2, 3], method=method, tree=tree)
     with pytest.raises(RequestError, match="takes no tree shape of your own"):
         model.generate([1, 2, 3], method=method, tree=DynamicTree(8, 2, 2))
 
 
-def test_a_fixed_chain_may_be_looked_up(model: EagleModel) -> None:
+def test_lookup_drafts_a_chain_of_fixed_length(model: EagleModel) -> None:
     prompt = [65, 66, 67] * 6
     wanted = model.generate(prompt, method="vanilla", max_new_tokens=24)
     assert model.generate(prompt, method="lookup", tree="chain", max_new_tokens=24).token_ids == wanted.token_ids

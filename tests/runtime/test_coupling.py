@@ -1,4 +1,5 @@
-"""Drafts chosen with the random numbers that will decide: sure where the head is right, true chances where it errs."""
+"""Proposals ranked with the random numbers that will decide: certain where the head is right, and with chances that are
+frequencies where it errs."""
 
 from __future__ import annotations
 
@@ -10,9 +11,18 @@ import numpy.typing as npt
 import pytest
 
 from eagle_runtime import SamplingParams
-from eagle_runtime.drafting.coupling import NEVER, SUREST, WEIGHTS, Coupling, Greedy, Trust, at_temperature, log_softmax
+from eagle_runtime.drafting.coupling import (
+    HEAD_NOISE,
+    WEIGHTS,
+    GreedyRanker,
+    GumbelRanker,
+    NoiseWeight,
+    RankedHead,
+    at_temperature,
+    log_softmax,
+)
 from eagle_runtime.drafting.eagle import EagleDrafter
-from eagle_runtime.drafting.head import WINDOW, Head
+from eagle_runtime.drafting.head import NEVER, WINDOW, Head
 from eagle_runtime.drafting.shapes import chain
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.sampling import Sampler
@@ -24,16 +34,16 @@ VOCAB = 50
 FILTERS: list[dict[str, Any]] = [{}, {"top_p": 0.8}, {"top_k": 5}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.7}]
 
 
-class Full(Trust):
-    """Of a head that errs by Gumbel noise at most."""
+class Full(NoiseWeight):
+    """The weight for a head whose only errors are Gumbel noise."""
 
     @property
-    def weight(self) -> float:
+    def value(self) -> float:
         return 1.0
 
 
 def candidates(logits: npt.NDArray[np.float32], count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """What a head names: logits [V] -> tokens [1, count] and log-probabilities [1, count], best first."""
+    """A head's proposal: logits [V] -> tokens [1, count] and log-probabilities [1, count], best first."""
     tokens = np.argsort(-logits, kind="stable")[None, :count]
     log_probs = logits - np.log(np.exp(logits).sum())
     return tokens, log_probs[tokens].astype(np.float32)
@@ -49,7 +59,7 @@ def test_a_head_that_is_right_knows_every_token(temperature: float, filters: dic
     for seed in range(40):
         params = SamplingParams(temperature=temperature, seed=seed, **filters)
         logits, sampler = logits_of(seed), Sampler(params, [0] * seed, VOCAB)
-        drafted, chances = Coupling(sampler, Full()).decide(*candidates(logits, VOCAB), seed)
+        drafted, chances = GumbelRanker(sampler, Full()).rank(*candidates(logits, VOCAB), seed)
         assert sorted(drafted[0]) == list(range(VOCAB)) and np.all(np.diff(chances[0]) <= 0)
         assert np.exp(chances).sum() == pytest.approx(1, abs=1e-5)
         assert drafted[0, 0] == sampler.next(logits)
@@ -57,14 +67,15 @@ def test_a_head_that_is_right_knows_every_token(temperature: float, filters: dic
 
 @pytest.mark.parametrize("noise", [0.0, 1.0])
 def test_chances_are_frequencies(noise: float) -> None:
-    """The head names 40 tokens of 50 and errs by Gumbel noise, or says what the target says of each context on the mean
-    of contexts that look alike to it. What it holds likely is drawn as often as it says, once the weight is learned."""
-    trust, rng = Trust(), np.random.default_rng(1)
+    """The head proposes 40 tokens of 50 and errs by Gumbel noise, or says what the target says of each context on the
+    mean of contexts that look alike to it. What it holds likely is drawn as often as it says, once the weight is
+    learned."""
+    weight, rng = NoiseWeight(), np.random.default_rng(1)
     said, came, listed, in_list = [], [], 0.0, 0
     for seed in range(4000):
         sampler, proposal = Sampler(SamplingParams(temperature=1.0, seed=seed), [0], VOCAB), logits_of(seed)
-        coupling = Coupling(sampler, trust)
-        drafted, chances = coupling.decide(*candidates(proposal, 40), 1, awaited=True)
+        coupling = GumbelRanker(sampler, weight)
+        drafted, chances = coupling.rank(*candidates(proposal, 40), 1, root=True)
         one_hot = np.full(VOCAB, -100.0)
         one_hot[rng.choice(VOCAB, p=np.exp(log_softmax(proposal[None].astype(np.float64))[0]))] = 0
         token = sampler.next((proposal + rng.gumbel(size=VOCAB) if noise else one_hot).astype(np.float32))
@@ -74,7 +85,7 @@ def test_chances_are_frequencies(noise: float) -> None:
         said.append(np.exp(chances[0]))
         came.append(drafted[0] == token)
         listed, in_list = listed + float(said[-1].sum()), in_list + int(token in drafted)
-    assert trust.weight == (1 if noise else 0)
+    assert weight.value == (1 if noise else 0)
     check_frequencies(said, came)
     assert listed == pytest.approx(in_list, rel=0.03)
 
@@ -89,15 +100,15 @@ def check_frequencies(said: list[npt.NDArray[np.float32]], came: list[npt.NDArra
 
 @pytest.mark.parametrize("temperature", [0.0, 0.2])
 def test_chances_are_frequencies_at_low_temperatures(temperature: float) -> None:
-    """The head's logits err by as much noise as heads are taken to. It names 8 tokens of 50."""
+    """The head's logits err by as much noise as heads are taken to. It proposes 8 tokens of 50."""
     rng = np.random.default_rng(2)
     said, came = [], []
     for seed in range(2000):
         sampler = Sampler(SamplingParams(temperature=temperature, seed=seed), [0], VOCAB)
         proposal = logits_of(seed)
-        ranker = Coupling(sampler, Full()) if temperature else Greedy()
-        drafted, chances = ranker.decide(*candidates(proposal, 8), 1)
-        token = sampler.next((proposal + SUREST * rng.gumbel(size=VOCAB)).astype(np.float32))
+        ranker = GumbelRanker(sampler, Full()) if temperature else GreedyRanker()
+        drafted, chances = ranker.rank(*candidates(proposal, 8), 1)
+        token = sampler.next((proposal + HEAD_NOISE * rng.gumbel(size=VOCAB)).astype(np.float32))
         assert np.all(np.diff(chances[0]) <= 0) and np.exp(chances[0]).sum() <= 1 + 1e-6
         said.append(np.exp(chances[0]))
         came.append(drafted[0] == token)
@@ -105,44 +116,44 @@ def test_chances_are_frequencies_at_low_temperatures(temperature: float) -> None
 
 
 def test_the_weight_follows_the_text() -> None:
-    trust = Trust()
-    assert 0 < trust.weight < 1
+    weight = NoiseWeight()
+    assert 0 < weight.value < 1
     for wanted in (1.0, 0.0, 0.6):
         for _ in range(200):
-            trust.learn(-np.abs(WEIGHTS - wanted))
-        assert trust.weight == pytest.approx(wanted)
-    trust.learn(np.full(len(WEIGHTS), np.nan))
-    assert trust.weight == pytest.approx(0.6)
+            weight.learn(-np.abs(WEIGHTS - wanted))
+        assert weight.value == pytest.approx(wanted)
+    weight.learn(np.full(len(WEIGHTS), np.nan))
+    assert weight.value == pytest.approx(0.6)
 
 
-def test_more_candidates_never_hurt_the_best_guess() -> None:
+def test_more_candidates_never_make_the_best_proposal_worse() -> None:
     right = dict.fromkeys((1, 4, 16, VOCAB), 0)
     for seed in range(500):
         logits, sampler = logits_of(seed), Sampler(SamplingParams(temperature=1.0, seed=seed), [0], VOCAB)
         token = sampler.next(logits)
         for count in right:
-            right[count] += Coupling(sampler, Full()).decide(*candidates(logits, count), 1)[0][0, 0] == token
+            right[count] += GumbelRanker(sampler, Full()).rank(*candidates(logits, count), 1)[0][0, 0] == token
     assert right[1] < right[4] < right[16] < right[VOCAB] == 500
 
 
 def test_what_cannot_be_drawn_stays_finite_and_what_a_head_computes_wrong_stays_last() -> None:
     tokens, log_probs = candidates(logits_of(0), 8)
-    one = Coupling(Sampler(SamplingParams(temperature=1.0, top_k=1), [0], VOCAB), Trust())
-    _, chances = one.decide(tokens, log_probs, 3)
+    one = GumbelRanker(Sampler(SamplingParams(temperature=1.0, top_k=1), [0], VOCAB), NoiseWeight())
+    _, chances = one.rank(tokens, log_probs, 3)
     assert chances[0, 0] == 0 and np.all(chances[0, 1:] == NEVER)
     two = np.concatenate([log_probs, np.full_like(log_probs, np.nan)])
-    every = Coupling(Sampler(SamplingParams(temperature=1.0), [0], VOCAB), Trust())
-    drafted, chances = every.decide(np.repeat(tokens, 2, 0), two, 3)
+    every = GumbelRanker(Sampler(SamplingParams(temperature=1.0), [0], VOCAB), NoiseWeight())
+    drafted, chances = every.rank(np.repeat(tokens, 2, 0), two, 3)
     assert np.isfinite(chances[0]).all() and sorted(drafted[1]) == sorted(tokens[0])
-    drafted, chances = Greedy().decide(np.repeat(tokens, 2, 0), two, 3)
+    drafted, chances = GreedyRanker().rank(np.repeat(tokens, 2, 0), two, 3)
     assert np.isfinite(chances[0]).all() and np.isnan(chances[1]).all() and np.array_equal(drafted[1], tokens[0])
 
 
 @pytest.mark.parametrize("count", [1, 8, VOCAB])
 def test_greedy_chances_are_probabilities_at_another_temperature(count: int) -> None:
     tokens, log_probs = candidates(logits_of(0), count)
-    _, chances = Greedy().decide(tokens, log_probs, 3)
-    scores = np.concatenate(at_temperature(log_probs.astype(np.float64), SUREST), 1)
+    _, chances = GreedyRanker().rank(tokens, log_probs, 3)
+    scores = np.concatenate(at_temperature(log_probs.astype(np.float64), HEAD_NOISE), 1)
     np.testing.assert_allclose(chances, log_softmax(scores)[:, :-1], rtol=1e-5)
 
 
@@ -153,7 +164,7 @@ def test_numbers_are_those_of_the_position_in_the_whole_text(read: int) -> None:
     language = Always(VOCAB)
     prompt = [n % VOCAB for n in range(read)]
     sampler = Sampler(SamplingParams(temperature=1.0, seed=4), prompt, VOCAB)
-    head = Head(FakeHead(language, top_k=VOCAB), 600, 8).coupled(Coupling(sampler, Full()))
+    head = RankedHead(Head(FakeHead(language, top_k=VOCAB), 600, 8), GumbelRanker(sampler, Full()))
     drafter = EagleDrafter(head, chain(3))
     events = itertools.islice(generate(Target(FakeTarget(language), 600), drafter, sampler, prompt), 30)
     cycles = [event for event in events if isinstance(event, Cycle)]

@@ -186,6 +186,9 @@ class Remembered:
             self._trees[key] = EagleDrafter(self._head, self._shape).grow(tokens, whole, max_nodes)
         return self._trees[key]
 
+    def learn(self, step: Step) -> None:
+        """Its trees depend on nothing but the tokens."""
+
 
 def decode(
     target: Target, drafter: Drafter, params: SamplingParams, seed: int, least: int = 4
@@ -294,6 +297,9 @@ class Inspecting:
         self._seen = len(whole)
         assert max_nodes == CAPACITY - len(whole) >= 2
         return self._drafter.grow(tokens, features, max_nodes)
+
+    def learn(self, step: Step) -> None:
+        self._drafter.learn(step)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -502,10 +508,13 @@ class SampledDrafter:
         second = [self._draw([*tokens, token], 1)[0] for token in first]
         return bare_tree([tokens[-1], *first, *second], [-1, 0, 0, 0, 1, 2, 3])
 
+    def learn(self, step: Step) -> None:
+        """Its trees depend on nothing but the tokens."""
+
     def _draw(self, tokens: Sequence[int], count: int) -> list[int]:
         # The order of arrival of exponential clocks with rates q is a draw from q without replacement.
-        exponential_noise = self._rng.exponential(size=VOCAB) / softmax(self._draft.logits(history_of(tokens)))
-        drawn: list[int] = np.argsort(exponential_noise)[:count].tolist()
+        arrival_times = self._rng.exponential(size=VOCAB) / softmax(self._draft.logits(history_of(tokens)))
+        drawn: list[int] = np.argsort(arrival_times)[:count].tolist()
         return drawn
 
 
@@ -519,6 +528,9 @@ class DoublingDrafter:
         tree = self._drafter.grow(tokens, features, max_nodes)
         twins = tree.tokens[tree.parents == 0].tolist()
         return bare_tree(tree.tokens.tolist() + twins, tree.parents.tolist() + [0] * len(twins))
+
+    def learn(self, step: Step) -> None:
+        self._drafter.learn(step)
 
 
 def bare_tree(tokens: list[int], parents: list[int]) -> Tree:

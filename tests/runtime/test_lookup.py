@@ -1,4 +1,4 @@
-"""Lookup: the longest earlier match is found, and what followed it is a lossless draft like any other."""
+"""Lookup: the longest earlier n-gram match, and its continuation as a lossless draft."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from eagle_runtime import EagleModel
 from eagle_runtime.drafting.drafter import NoDraft
-from eagle_runtime.drafting.lookup import LONGEST, REMEMBERED, SHORTEST, LookupDrafter, Suffixes
+from eagle_runtime.drafting.lookup import LONGEST, PLACES, SHORTEST, LookupDrafter, NgramIndex
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.sampling import Sampler, SamplingParams
@@ -21,7 +21,7 @@ texts = st.lists(st.integers(0, 3), max_size=60)
 
 
 def slow_match(tokens: list[int]) -> tuple[int, int]:
-    """The latest of the longest matches among the REMEMBERED latest places, by trying all."""
+    """The latest of the longest matches among the PLACES latest places, by trying all."""
     best, tried = (0, 0), 0
     for place in range(len(tokens) - 1, SHORTEST - 1, -1):
         length = 0
@@ -30,7 +30,7 @@ def slow_match(tokens: list[int]) -> tuple[int, int]:
         if length < SHORTEST:
             continue
         tried += 1
-        if tried <= REMEMBERED and length > best[1]:
+        if tried <= PLACES and length > best[1]:
             best = (place, length)
     return best
 
@@ -38,19 +38,19 @@ def slow_match(tokens: list[int]) -> tuple[int, int]:
 @given(text=texts, pieces=st.lists(st.integers(1, 9), max_size=12))
 @settings(deadline=None)
 def test_a_text_that_grows_in_pieces_matches_as_a_whole(text: list[int], pieces: list[int]) -> None:
-    suffixes = Suffixes()
+    index = NgramIndex()
     for end in (*itertools.accumulate(pieces), len(text)):
         if end <= len(text):
-            suffixes.extend(text[:end])
-            assert suffixes.match() == slow_match(text[:end])
+            index.extend(text[:end])
+            assert index.match() == slow_match(text[:end])
 
 
 def test_a_match_is_continued_and_a_loop_goes_round() -> None:
-    suffixes = Suffixes()
-    suffixes.extend([1, 2, 3, 4, 9, 1, 2])
-    assert suffixes.match() == (2, 2)
-    assert suffixes.continuation(2, 3) == [3, 4, 9]
-    loop = Suffixes()
+    index = NgramIndex()
+    index.extend([1, 2, 3, 4, 9, 1, 2])
+    assert index.match() == (2, 2)
+    assert index.continuation(2, 3) == [3, 4, 9]
+    loop = NgramIndex()
     loop.extend([7, 8, 7, 8, 7])
     place, length = loop.match()
     assert (place, length) == (3, 3)

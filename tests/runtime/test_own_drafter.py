@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from eagle_runtime import Drafter, EagleModel, RequestError, SamplingParams, Tree
+from eagle_runtime.accept import Step
 
 SAMPLING: list[dict[str, Any]] = [
     {},
@@ -24,6 +25,7 @@ class Replay:
     def __init__(self, text: Sequence[int]) -> None:
         self.text = list(text)
         self.rows: list[int] = []
+        self.accepted = 0
 
     def grow(self, tokens: Sequence[int], features: Any, max_nodes: int) -> Tree:
         self.rows.append(len(features))
@@ -32,6 +34,9 @@ class Replay:
         parents = [-1, *range(len(drafted)), 0, *range(len(drafted) + 1, 2 * len(drafted))][: len(ids)]
         tokens.append(0) if isinstance(tokens, list) else None  # what it does with its arguments changes nothing
         return Tree(np.array(ids), np.array(parents), np.zeros(len(ids), np.float32))
+
+    def learn(self, step: Step) -> None:
+        self.accepted += step.num_accepted
 
 
 @pytest.mark.parametrize("settings", SAMPLING)
@@ -54,7 +59,8 @@ def test_features_are_those_of_the_rows_that_were_committed(
     model, prompt = model_of("eagle1"), prompts[0]
     text = [*prompt, *model.generate(prompt, method="vanilla", max_new_tokens=20, ignore_eos=True).token_ids]
     drafter = Replay(text)
-    model.generate(prompt, drafter=drafter, max_new_tokens=20, ignore_eos=True)
+    result = model.generate(prompt, drafter=drafter, max_new_tokens=20, ignore_eos=True)
+    assert drafter.accepted == sum(result.stats.accepted_per_depth) > 0
     assert drafter.rows[0] == len(prompt) and set(drafter.rows[1:]) == {5}
 
 
@@ -67,6 +73,9 @@ class Fixed:
     def grow(self, tokens: Sequence[int], features: Any, max_nodes: int) -> Tree:
         root = np.where(self.tree.tokens == -7, tokens[-1], self.tree.tokens)
         return Tree(root, self.tree.parents, self.tree.scores)
+
+    def learn(self, step: Step) -> None:
+        pass
 
 
 @pytest.mark.parametrize(
@@ -102,7 +111,7 @@ def test_what_does_not_go_with_a_drafter(model_of: Callable[..., EagleModel]) ->
         with pytest.raises(RequestError, match="a drafter of your own takes no method"):
             model.stream([5, 6], drafter=drafter, **settings)
     wrong: Any = "eagle"
-    with pytest.raises(RequestError, match="drafter is 'eagle', but must be an object with a method `grow`"):
+    with pytest.raises(RequestError, match="drafter is 'eagle', but must be an object with the methods"):
         model.stream([5, 6], drafter=wrong)
 
 

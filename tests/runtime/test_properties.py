@@ -78,7 +78,7 @@ def trees(draw: st.DrawFn) -> Tree:
 
 
 def path_to(node: int, parents: Int) -> list[int]:
-    """Node indices from the root down, found by walking up."""
+    """Node indices from the root down, from walking up."""
     path = [node]
     while path[0] != 0:
         path.insert(0, int(parents[path[0]]))
@@ -138,7 +138,8 @@ def test_keep_equals_a_fresh_prefill(pair: Pair, prompt: list[int], drafts: list
 @given(prompt=sequences, max_nodes=st.integers(2, 30))
 @settings(deadline=None, max_examples=15)
 def test_scores_are_those_of_each_path_alone(pair: Pair, shape: str, prompt: list[int], max_nodes: int) -> None:
-    """A tree grown level by level scores every node as a chain of its ancestors would, and leaves no row behind."""
+    """A tree grown level by level scores every node as a chain of its ancestors would, and leaves no row in the
+    cache."""
     _, features = pair.target().prefill(prompt)
     tokens = [*prompt, 65]
     head = pair.head()

@@ -93,7 +93,7 @@ def test_draw_depends_on_seed_and_position_only() -> None:
     assert [other.next(logits) for _ in range(8)] != run
 
 
-def test_arrivals_are_exponential_and_those_of_the_position() -> None:
+def test_the_noise_is_exponential_and_depends_on_the_position() -> None:
     for numbers in (
         np.concatenate([exponential_noise(seed, position, 4) for seed in range(40) for position in range(25)]),
         np.array([exponential_noise(seed, position, 7)[6] for seed in range(40) for position in range(100)]),

@@ -20,10 +20,10 @@ from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
 from eagle_runtime.drafting.costs.tables import Costs, Timings
-from eagle_runtime.drafting.coupling import Coupling, Trust
+from eagle_runtime.drafting.coupling import GumbelRanker, NoiseWeight, RankedHead
 from eagle_runtime.drafting.drafter import Drafter, NoDraft
 from eagle_runtime.drafting.eagle import EagleDrafter
-from eagle_runtime.drafting.head import Head
+from eagle_runtime.drafting.head import DraftHead
 from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, chain
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.sampling import Sampler
@@ -39,14 +39,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 # As measured on a desktop processor; what was learned in one output stays for the next, as in a model.
 COSTS = Costs(Timings((1, 16, 64), (64,), ((0.05, 0.062, 0.13),)), Timings((1, 32), (64,), ((0.003, 0.005),)))
-EXPERIENCE = AcceptanceStats()
-DRAFTERS: dict[str, tuple[str, Callable[[Head], Drafter]]] = {
+ACCEPTANCE = AcceptanceStats()
+DRAFTERS: dict[str, tuple[str, Callable[[DraftHead], Drafter]]] = {
     "dynamic": ("eagle1", lambda head: EagleDrafter(head, DynamicTree(24, 3, 5))),
     "static": ("eagle1", lambda head: EagleDrafter(head, StaticTree(EAGLE1_CHOICES))),
     "chain": ("eagle1", lambda head: EagleDrafter(head, chain(5))),
     "eagle3": ("eagle3", lambda head: EagleDrafter(head, DynamicTree(24, 3, 5))),
-    "cost-aware": ("eagle3", lambda head: CostAwareDrafter(head, COSTS, EXPERIENCE)),
-    "eagle+lookup": ("eagle1", lambda head: CostAwareDrafter(head, COSTS, EXPERIENCE, copies=True)),
+    "cost-aware": ("eagle3", lambda head: CostAwareDrafter(head, COSTS, ACCEPTANCE)),
+    "eagle+lookup": ("eagle1", lambda head: CostAwareDrafter(head, COSTS, ACCEPTANCE, lookup=True)),
 }
 NEW_TOKENS = 32
 
@@ -76,12 +76,12 @@ def some_prompts(count: int) -> list[list[int]]:
 
 
 def decode(
-    model: EagleModel, build: Callable[[Head], Drafter], params: SamplingParams, prompt: list[int]
+    model: EagleModel, build: Callable[[DraftHead], Drafter], params: SamplingParams, prompt: list[int]
 ) -> tuple[list[int], list[npt.NDArray[np.float32]], int]:
     """NEW_TOKENS tokens, the logits each was drawn from, and how many drafted tokens were accepted on the way."""
     sampler = RecordingSampler(params, prompt, model.manifest.target.vocab_size)
-    coupled = params.temperature > 0
-    drafter = build(model.head.coupled(Coupling(sampler, Trust())) if coupled else model.head)
+    ranked = RankedHead(model.head, GumbelRanker(sampler, NoiseWeight()))
+    drafter = build(ranked if params.temperature > 0 else model.head)
     tokens: list[int] = []
     accepted = 0
     for event in generate(model._target, drafter, sampler, prompt):

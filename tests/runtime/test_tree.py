@@ -277,7 +277,7 @@ def test_scratch_rows_are_gone_even_after_an_error() -> None:
     assert head.cache.length == 2
 
 
-def test_guesses_outlive_the_next_pass() -> None:
+def test_proposals_outlive_the_next_pass() -> None:
     """Sessions reuse their buffers, so what the head hands out must be its own."""
     head = Head(FakeHead(Table(VOCAB, 0, 1.0), top_k=2), capacity=8, scratch=4)
     first = head.observe([1, 2], history_of([5, 1]).T)
@@ -301,7 +301,7 @@ def test_long_prompts_are_read_in_pieces() -> None:
 @pytest.mark.parametrize("first", [0, 5])
 @pytest.mark.parametrize("count", [1, WINDOW, WINDOW + 1, 2 * WINDOW + 90])
 def test_the_head_reads_the_end_of_what_is_long(first: int, count: int) -> None:
-    """Into an empty cache, or behind `first` rows: what more than a window holds makes it forget what was before."""
+    """Into an empty cache, or after `first` rows: what more than a window holds makes it forget what was before."""
     draft = Table(VOCAB, 1, 1.0)
     text = (np.arange(first + count + 1) % VOCAB).tolist()
     features = history_of(text[:-1]).T

@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 from eagle_export.bundle import export
 from eagle_runtime import EagleModel, SamplingParams
-from eagle_runtime.drafting.coupling import Coupling, Trust
+from eagle_runtime.drafting.coupling import GumbelRanker, NoiseWeight, RankedHead
 from eagle_runtime.drafting.eagle import EagleDrafter
 from eagle_runtime.drafting.shapes import DynamicTree
 from eagle_runtime.generate import Cycle, generate
@@ -82,9 +82,10 @@ def test_knowing_the_random_numbers_saves_passes(head: str, bundles: dict[str, P
         prompts = [model.text.encode(question.turns[0]) for question in read_questions(PAIR / "heldout.jsonl", 6)]
         for coupled, (seed, prompt) in itertools.product(passes, enumerate(prompts)):
             sampler = Sampler(SamplingParams(temperature=1.0, seed=seed), prompt, model.manifest.target.vocab_size)
-            draft = model.head.coupled(Coupling(sampler, Trust())) if coupled else model.head
+            ranked = RankedHead(model.head, GumbelRanker(sampler, NoiseWeight()))
+            drafter = EagleDrafter(ranked if coupled else model.head, DynamicTree())
             emitted = 0
-            for event in generate(model._target, EagleDrafter(draft, DynamicTree()), sampler, prompt):
+            for event in generate(model._target, drafter, sampler, prompt):
                 if isinstance(event, Cycle):
                     passes[coupled] += 1
                     emitted += len(event.step.tokens)

@@ -165,12 +165,14 @@ def run(args: argparse.Namespace) -> None:
     text = table(rows)
     print(text, end="")
     if args.output is not None:
-        from eagle_tools.plots import calibration_plot
+        from eagle_tools.plots import CalibrationLine, calibration_plot
 
         folder = Path(args.output)
         folder.mkdir(exist_ok=True)
         (folder / "acceptance.md").write_text(text, encoding="utf-8")
-        calibration_plot([row for row in rows if row.tree == "dynamic"], folder / "calibration.png")
+        dynamic = [row for row in rows if row.tree == "dynamic"]
+        lines = [CalibrationLine(f"{row.bundle}, T = {row.temperature:g}", *row.calibration()) for row in dynamic]
+        calibration_plot(lines, folder / "calibration.png")
 
 
 def _settings(args: argparse.Namespace) -> Iterator[tuple[TreeKind, float]]:

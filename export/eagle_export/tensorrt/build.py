@@ -86,7 +86,7 @@ def build_engines(
         raise ExportError(f"context is {context}, but this model serves 2 to {longest} tokens")
     if library == "tensorrt" and compute_capabilities:
         raise ExportError(
-            "tensorrt builds for the GPU that is present; leave out --compute-capability, or use --backend tensorrt-rtx"
+            "tensorrt builds for the GPU that is present; leave out the capability, or use the backend tensorrt-rtx"
         )
     trt = load_library(library)
     gpu = describe() if library == "tensorrt" else None
@@ -132,7 +132,7 @@ def check_precision(bundle: Path, manifest: Manifest) -> None:
         if dtype != "float16":
             raise ExportError(
                 f"{bundle} computes in {dtype}, but engines need a bundle in fp16; export it with "
-                "-p fp16 --backend tensorrt-rtx (or int8, int8-weight, int4)"
+                "fp16 (or int8, int8-weight, int4) for the backend tensorrt-rtx"
             )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from eagle_runtime.accept import Step
 from eagle_runtime.arguments import short_repr
 from eagle_runtime.drafting.drafter import Drafter
 from eagle_runtime.errors import RequestError
@@ -17,12 +18,15 @@ class CheckedDrafter:
     """A drafter of the caller's; `grow` raises RequestError for a tree that cannot be verified."""
 
     def __init__(self, drafter: Drafter, vocab_size: int) -> None:
-        if not callable(getattr(drafter, "grow", None)):
-            raise RequestError(f"drafter is {short_repr(drafter)}, but must be an object with a method `grow`")
+        if not all(callable(getattr(drafter, verb, None)) for verb in ("grow", "learn")):
+            raise RequestError(
+                f"drafter is {short_repr(drafter)}, but must be an object with the methods `grow` and `learn`"
+            )
         self._drafter = drafter
         self._vocab_size = vocab_size
 
     def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
+        """As in Drafter."""
         tree = self._drafter.grow([*tokens], features, max_nodes)  # a copy: the loop goes on with the list itself
         ids, parents = np.asarray(tree.tokens, np.int64), np.asarray(tree.parents, np.int64)
         if not 1 <= len(ids) <= max_nodes or len(parents) != len(ids):
@@ -34,3 +38,7 @@ class CheckedDrafter:
         if ids.min() < 0 or ids.max() >= self._vocab_size:
             raise RequestError(f"the drafter's tree holds an id outside the vocabulary of {self._vocab_size}")
         return Tree(ids, parents, np.asarray(tree.scores, np.float32))
+
+    def learn(self, step: Step) -> None:
+        """As in Drafter."""
+        self._drafter.learn(step)

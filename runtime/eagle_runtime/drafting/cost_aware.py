@@ -1,14 +1,15 @@
-"""Draft trees sized by what they cost and what they are likely to bring.
+"""Draft trees sized by what they cost and by the tokens that they are expected to bring.
 
 The chances of a tree's nodes to be accepted add up to the drafted tokens that a verification can be expected to
-accept, so a tree of n nodes is worth
+accept, so a tree of n nodes has an expected rate, in tokens per second:
 
     rate(n) = (1 + chances of the n - 1 best nodes) / (seconds of drafting + seconds of verifying n nodes)
 
-tokens per second (Sequoia, arXiv 2402.12374; OPT-Tree, arXiv 2406.17276). The head goes on for another level while
-that promises a higher rate; the nodes kept are those with the highest. Where drafting lost time of late, the head rests
-for a while. Costs may be fixed or learned from the passes themselves (learned_costs); with these trees depend on the
-clock, but never what is emitted.
+(Sequoia, arXiv 2402.12374; OPT-Tree, arXiv 2406.17276). The head grows another level while that promises a higher rate;
+the nodes with the highest rate are verified. Where drafting lost time of late, the head pauses. With costs that are
+learned while generating, trees depend on the clock, but the output never does.
+
+Shapes: M candidates, N tree nodes, k children per node. A *value* is a log-chance of the whole path down to a node.
 """
 
 from __future__ import annotations
@@ -19,25 +20,29 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eagle_runtime.drafting.acceptance import DENIED, NAMED, UNASKED, AcceptanceStats, Gain, match_of
-from eagle_runtime.drafting.costs.tables import LARGEST, Costs, CostSource, HeadPass, Seconds, Timings
-from eagle_runtime.drafting.head import WINDOW, Head, Proposal, Scratch
-from eagle_runtime.drafting.lookup import Suffixes
+from eagle_runtime.accept import Step
+from eagle_runtime.drafting.acceptance import AcceptanceStats, DraftRate, match_kinds
+from eagle_runtime.drafting.costs.tables import LARGEST, Costs, CostSource, Kind, Seconds
+from eagle_runtime.drafting.costs.timer import CycleTimer
+from eagle_runtime.drafting.head import WINDOW, DraftHead, Proposal, Scratch
+from eagle_runtime.drafting.lookup import NgramIndex
 from eagle_runtime.target import Features
 from eagle_runtime.tree import Float, Int, Tree, best_first, root_only, subtree
 
-DEEPEST = 10  # levels below the root that the head grows at most
-LONGEST_COPY = 24  # looked up tokens
-WEIGHT = 0.05  # of a level in the running means of its nodes' best children
-BEST_CHILD, SECOND_CHILD = 0.6, 0.15  # those means before any level was seen
-USUAL = 4  # nodes of a level that usually have children
-OF_NAN = np.float32(-1e9)  # log-chance of what a head that computes NaN says; all others are above it
+MAX_LEVELS = 10  # below the root that the head grows
+MAX_MATCHED = 24  # tokens of an n-gram match
+# Mean chances of a node's two best children before any level was seen, and the weight of a level in them. Where these
+# stay fixed, method eagle emits 2.2 % fewer tokens per second (measured as for acceptance.DraftRate).
+CHILD_CHANCES, NEWEST = (0.6, 0.15), 0.05
+LEAST_LOG_PROB = np.float32(-1e9)  # stands for NaN of a broken head
 
 
 class Pool:
-    """Candidates under the root, parents before children. Log-chances [M] of the whole path down to each; parents [M]
-    in the pool, -1 under the root; log_probs [M]: what the head said given the parent, NaN: nothing; matches [M]: what
-    a looked up token counts as (acceptance.match_of), 0 for others."""
+    """Candidates under the root, parents before children.
+
+    tokens [M]; parents [M] in the pool, -1 under the root; values [M]; log_probs [M]: the head's, given the parent,
+    NaN for tokens that it did not propose; matches [M]: kinds of n-gram matches (acceptance.match_kinds), 0 for tokens
+    of none. Each is a list of arrays, one per level or chain."""
 
     def __init__(self) -> None:
         self.tokens: list[Int] = []
@@ -48,7 +53,7 @@ class Pool:
         self.size = 0
 
     def add(self, tokens: Int, parents: Int, values: Float, log_probs: Float, matches: Int) -> None:
-        """One level, or a chain."""
+        """Add one level, or a chain."""
         self.tokens.append(tokens)
         self.parents.append(parents)
         self.values.append(values)
@@ -57,134 +62,145 @@ class Pool:
         self.size += len(tokens)
 
 
-class Copy:
-    """A looked up chain that the head's tree may run along: `met` of its tokens are nodes of the pool so far, `at`
-    being the last of them (-1: the root)."""
+class MatchedChain:
+    """The tokens of an n-gram match, a chain under the root that may run along nodes of the head's tree.
+
+    values [n]: log-chances; matches [n]: kinds (acceptance.match_kinds); in_pool: how many of its tokens are nodes of
+    the pool so far, `node` being the last of them, -1 for the root."""
 
     def __init__(self, tokens: Sequence[int], length: int, acceptance: AcceptanceStats) -> None:
-        """length: of the match."""
-        self._acceptance = acceptance
+        """length: tokens that match before the first."""
         self.tokens = np.array(tokens, np.int64)
-        self.matches = match_of(length + np.arange(len(tokens)), UNASKED)
+        self.matches = match_kinds(length + np.arange(len(tokens)))
         self.values: Float = np.cumsum(acceptance.matched(self.matches), dtype=np.float32)
-        self.met = 0
-        self.at = -1
+        self.in_pool = 0
+        self.node = -1
 
     @property
-    def rest(self) -> Float:
-        """Log-chances of the tokens that are not in the pool."""
-        return self.values[self.met :]
+    def values_left(self) -> Float:
+        """Values of the tokens that are not in the pool."""
+        return self.values[self.in_pool :]
 
-    def gain(self, verify: Seconds, plain: float) -> float:
-        """Tokens that it promises by itself for the cost of one. verify[n - 1]: seconds for n nodes; plain: of a token
-        without drafts."""
+    def rate(self, verify: Seconds, plain: float) -> float:
+        """Returns the tokens that it promises by itself for the cost of one. verify[n - 1]: seconds for n nodes;
+        plain: seconds of a token without drafts."""
         return best_size(np.exp(self.values), verify, 0.0)[1] * plain
 
-    def meet(self, tokens: Int, parents: Int, values: Float, matches: Int, first: int) -> None:
-        """A new level of the pool, beginning at index `first`: if one of its nodes is the chain's next token, it is
-        worth at least what the match says, in place. If the head did not name that token, the chain is worth less."""
-        children = parents == self.at
-        if self.met == len(self.tokens) or not children.any():
+    def follow(self, tokens: Int, parents: Int, values: Float, matches: Int, first: int) -> None:
+        """Look for the chain's next token in a new level of the pool, whose nodes begin at index `first`. The node that
+        holds it gets the higher of both values, and its kind of match, in place."""
+        if self.in_pool == len(self.tokens):
             return
-        found = np.flatnonzero(children & (tokens == self.tokens[self.met]))
-        asked = match_of(self.matches[self.met], NAMED if len(found) else DENIED)
-        before, now = self._acceptance.matched(np.array([self.matches[self.met], asked]))
-        self.matches[self.met] = asked
-        self.values[self.met :] += now - before
-        if len(found) == 0:
+        nodes = np.flatnonzero((parents == self.node) & (tokens == self.tokens[self.in_pool]))
+        if len(nodes) == 0:
             return
-        node = found[0]
-        matches[node] = asked
-        self.values[self.met :] += max(np.float32(0), values[node] - self.values[self.met])
-        values[node] = self.values[self.met]
-        self.at = first + int(node)
-        self.met += 1
+        node, place = nodes[0], self.in_pool
+        matches[node] = self.matches[place]
+        self.values[place:] += max(np.float32(0), values[node] - self.values[place])
+        values[node] = self.values[place]
+        self.node = first + int(node)
+        self.in_pool += 1
 
     def append_to(self, pool: Pool) -> None:
-        """Add the tokens that the head's nodes did not meet, as a chain behind those that they did."""
-        count = len(self.rest)
+        """Add the tokens that are not in the pool, under the last node that is."""
+        count = len(self.values_left)
         if count == 0:
             return
         parents = np.arange(pool.size - 1, pool.size - 1 + count)
-        parents[0] = self.at
-        unsaid = np.full(count, np.nan, np.float32)
-        pool.add(self.tokens[self.met :], parents, self.rest, unsaid, self.matches[self.met :])
+        parents[0] = self.node
+        no_log_probs = np.full(count, np.nan, np.float32)
+        pool.add(self.tokens[self.in_pool :], parents, self.values_left, no_log_probs, self.matches[self.in_pool :])
 
 
 class CostAwareDrafter:
-    """Sizes every tree by the costs. One object per generation; what was learned stays in `acceptance`."""
+    """Sizes every tree by the costs. One object per generation; what is learned of acceptance outlives it."""
 
     def __init__(
         self,
-        head: Head | None,
+        head: DraftHead | None,
         costs: CostSource,
         acceptance: AcceptanceStats,
         *,
         top_k: int = 10,
-        copies: bool = False,
+        lookup: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """head: None drafts by lookup alone. costs: are told of each pass of the head. top_k: beam, and children per
-        node. copies: whether what followed the same tokens before is a candidate too."""
+        """head: None drafts from n-gram matches alone. costs: learn from each cycle's passes. top_k: beam, and children
+        per node. lookup: whether n-gram matches are candidates too."""
         self._head = head
-        self._source = costs
-        self._clock = clock
+        self._costs = costs
+        self._timer = CycleTimer(costs, clock)
         self._acceptance = acceptance
-        self._top_k = 0 if head is None else min(top_k, head.top_k, head.scratch // DEEPEST)
-        self._suffixes = Suffixes() if copies else None
+        self._top_k = 0 if head is None else min(top_k, head.top_k, head.scratch // MAX_LEVELS)
+        self._index = NgramIndex() if lookup else None
         self._unread: list[Features] = []  # rows that the head has not observed
-        self._children = np.array([BEST_CHILD, SECOND_CHILD])
-        self._gain = Gain()
-        self._last: _Draft | None = None  # None: the last tree was bare
+        self._child_chances = np.array(CHILD_CHANCES)
+        self._rate = DraftRate()
+        self._last: _Draft | None = None  # None: the last tree was its root alone
         self._begun = False
 
     def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
+        """As in Drafter."""
         if not self._begun:  # not before: until its first step another generation may have the cache
             self._begun = True
             if self._head is not None:
                 self._head.cache.truncate(0)
-        self._learn(tokens)
+        self._timer.begin(len(tokens) - 1)
         if self._head is not None:
             self._unread.append(features)
         most = min(max_nodes, LARGEST)
-        copy = self._copy(tokens, most - 1)
-        if self._source.asks_for_plain:
+        chain = self._matched_chain(tokens, most - 1)
+        if self._costs.asks_for_plain:
             return root_only(tokens[-1])
-        rests = self._head is None or self._acceptance.budget.rests()
-        if rests and copy is None:
+        paused = self._head is None or self._acceptance.budget.pauses()
+        if paused and chain is None:
             return root_only(tokens[-1])
-        costs = self._source.now
+        costs = self._costs.now
         verify = costs.target.at(len(tokens))[1 : most + 1]
         plain = costs.plain_at(len(tokens))
-        drafted = not rests and (copy is None or copy.gain(verify, plain) <= self._gain.rate)
+        drafted = not paused and (chain is None or chain.rate(verify, plain) <= self._rate.value)
         pool = Pool()
-        spent = self._draft(pool, copy, tokens, costs, verify) if drafted else 0.0
-        if copy is not None:
-            copy.append_to(pool)
-        self._last = _chosen(pool, tokens[-1], verify, plain, spent, len(tokens), drafted)
+        spent = self._draft(pool, chain, tokens, costs, verify) if drafted else 0.0
+        if chain is not None:
+            chain.append_to(pool)
+        self._last = _best_tree(pool, tokens[-1], verify, plain, spent, drafted)
         return self._last.tree
 
-    def _copy(self, tokens: Sequence[int], most: int) -> Copy | None:
-        if self._suffixes is None:
+    def learn(self, step: Step) -> None:
+        """Count what was accepted of the last tree, and report the cycle's seconds to the costs."""
+        last, self._last = self._last, None
+        if self._head is not None:
+            self._head.learn(int(step.tokens[0]))
+        if last is not None:
+            self._acceptance.learn(last.tree, step.path, last.log_probs, last.matches)
+            if last.drafted:
+                self._acceptance.budget.note(len(step.tokens), last.cost)
+                self._rate.note(len(step.tokens), last.cost)
+        self._timer.end(1 if last is None else last.tree.num_nodes)
+
+    def _matched_chain(self, tokens: Sequence[int], most: int) -> MatchedChain | None:
+        """The longest n-gram match's continuation of at most `most` tokens, if there is one."""
+        if self._index is None:
             return None
-        self._suffixes.extend(tokens)
-        place, length = self._suffixes.match()
+        self._index.extend(tokens)
+        place, length = self._index.match()
         if length == 0:
             return None
-        copied = self._suffixes.continuation(place, min(most, LONGEST_COPY))
-        return Copy(copied, length, self._acceptance)
+        return MatchedChain(self._index.continuation(place, min(most, MAX_MATCHED)), length, self._acceptance)
 
-    def _draft(self, pool: Pool, copy: Copy | None, tokens: Sequence[int], costs: Costs, verify: Seconds) -> float:
-        """Grow the pool with the head while that pays; returns the seconds that its passes are taken to cost."""
+    def _draft(
+        self, pool: Pool, chain: MatchedChain | None, tokens: Sequence[int], costs: Costs, verify: Seconds
+    ) -> float:
+        """Grow the pool with the head while that pays; returns the seconds that the table gives its passes."""
         head, k = self._head, self._top_k
         assert head is not None and costs.head is not None
-        begun = self._clock()
+        self._timer.start_lap()
         context = head.cache.length
         seconds = costs.head.at(context)
         first = (costs.first or costs.head).at(context)
         features = self._unread[0] if len(self._unread) == 1 else head.joined(self._unread)
         self._unread = []
-        # The prompt is read once; what it cost says nothing about drafts. What a rest left unread does.
+        # The prompt is read once, and that says nothing about the cost of drafts. Rows left unread in a pause do.
         read = min(len(features), WINDOW) if context else 1
         proposal = head.observe(tokens[len(tokens) - len(features) :], features)
         spent = float(first[min(read, LARGEST)]) * max(1.0, read / LARGEST)
@@ -192,134 +208,74 @@ class CostAwareDrafter:
         above = np.zeros(1, np.float32)
         scratch_rows = np.array([-1])
         fed = 0
-        kind: HeadPass = "first"
-        picked = read if context and read <= LARGEST else 0  # rows of the pass, if it is one to learn from
+        kind: Kind = "first"
+        count = read if context and read <= LARGEST else 0  # rows of the pass, 0 for one that is not learned from
         with Scratch(head) as scratch:
             while True:
                 start = pool.size
-                values = self._add_level(pool, copy, proposal, frontier, above)
+                values = self._add_level(pool, chain, proposal, frontier, above)
                 best = best_first(values, k)
-                grown, picked = picked, self._worth_growing(pool, copy, values[best], verify, spent, seconds)
-                ended = self._clock()
-                self._source.drafted(kind, grown, context, ended - begun)
-                if picked == 0 or len(pool.values) == DEEPEST:
+                timed, count = count, self._worth_growing(pool, chain, values[best], verify, spent, seconds)
+                self._timer.end_lap(kind, timed, context)
+                if count == 0 or len(pool.values) == MAX_LEVELS:
                     return spent
-                kind, begun, context = "head", ended, head.cache.length
-                best = best[:picked]
+                kind, context = "head", head.cache.length
+                best = best[:count]
                 frontier, above = start + best, values[best]
                 rows = best // k  # of the last proposal
                 proposal = scratch.feed(pool.tokens[-1][best], proposal.hidden[rows], scratch_rows[rows])
-                scratch_rows = fed + np.arange(picked)
-                fed += picked
-                spent += float(seconds[picked])
+                scratch_rows = fed + np.arange(count)
+                fed += count
+                spent += float(seconds[count])
 
-    def _add_level(self, pool: Pool, copy: Copy | None, proposal: Proposal, frontier: Int, above: Float) -> Float:
-        """Add the children of pool nodes `frontier`, whose log-chances are `above`; returns their log-chances."""
+    def _add_level(
+        self, pool: Pool, chain: MatchedChain | None, proposal: Proposal, frontier: Int, above: Float
+    ) -> Float:
+        """Add the children of pool nodes `frontier`, whose values are `above`; returns the children's values."""
         k = self._top_k
-        log_probs = np.fmax(proposal.log_probs[:, :k], OF_NAN)
+        log_probs = np.fmax(proposal.log_probs[:, :k], LEAST_LOG_PROB)
         corrected = self._acceptance.corrected(log_probs)
         values = (above[:, None] + corrected).ravel()
         tokens, parents = proposal.tokens[:, :k].ravel(), np.repeat(frontier, k)
         matches = np.zeros(len(values), np.int64)
-        if copy is not None:
-            copy.meet(tokens, parents, values, matches, pool.size)
-        seen = np.exp(corrected[:, :2]).sum(0) / len(corrected)
-        self._children[: len(seen)] += WEIGHT * (seen - self._children[: len(seen)])
+        if chain is not None:
+            chain.follow(tokens, parents, values, matches, pool.size)
+        means = np.exp(corrected[:, :2]).sum(0) / len(corrected)
+        self._child_chances[: len(means)] += NEWEST * (means - self._child_chances[: len(means)])
         pool.add(tokens, parents, values, log_probs.ravel(), matches)
         return values
 
     def _worth_growing(
-        self, pool: Pool, copy: Copy | None, level: Float, verify: Seconds, spent: float, seconds: Seconds
+        self, pool: Pool, chain: MatchedChain | None, level: Float, verify: Seconds, spent: float, seconds: Seconds
     ) -> int:
-        """How many of the newest level's best nodes, log-chances best first, the head should grow children of.
-
-        Each is taken to have the two best children that nodes had on the mean of late."""
-        rest = [] if copy is None else [copy.rest]
-        have = np.exp(np.concatenate([*pool.values, *rest]))
-        nodes, rate = best_size(have, verify, spent)
-        best, second = self._children
+        """Returns how many of the newest level's best nodes the head should grow children of. level: their values, best
+        first. Each node is taken to have two children of the mean chances of late."""
+        left = [] if chain is None else [chain.values_left]
+        candidates = np.exp(np.concatenate([*pool.values, *left]))
+        nodes, rate = best_size(candidates, verify, spent)
+        best, second = self._child_chances
         chances = np.exp(level)
         next_node = verify[min(nodes, len(verify) - 1)] - verify[min(nodes, len(verify) - 1) - 1]
         count = int(np.count_nonzero(chances * best > rate * next_node))
         if count == 0:
             return 0
-        hoped = np.concatenate([have, chances[:count] * best, chances[:count] * second])
-        return count if best_size(hoped, verify, spent + float(seconds[count]))[1] > rate else 0
-
-    def _learn(self, tokens: Sequence[int]) -> None:
-        """What became of the last tree, from the tokens that came since."""
-        last, self._last = self._last, None
-        if last is None:
-            return
-        new = tokens[last.length :]
-        path = [0]
-        for token in new:
-            children = np.flatnonzero((last.tree.parents == path[-1]) & (last.tree.tokens == token))
-            if len(children) == 0:
-                break
-            path.append(int(children[0]))
-        self._acceptance.learn(last.tree, np.array(path), last.log_probs, last.matches)
-        if last.drafted:
-            self._acceptance.budget.note(len(new), last.cost)
-            self._gain.note(len(new), last.cost)
-
-
-class Rehearsal:
-    """Growing trees to no end but to be timed (cost.Drafting)."""
-
-    def __init__(self, head: Head, features: Features) -> None:
-        """features [1, Hd]: any of the target's."""
-        self.head = head
-        self._features = features
-        flat = Timings((1, LARGEST), (1,), ((1.0, 1.0),))
-        self._seconds = flat.at(1)
-        self._drafter = CostAwareDrafter(self.head, Costs(flat, flat), AcceptanceStats())
-        self.head.cache.truncate(0)
-        self._first = self.head.observe([0], features)
-        self._pool = Pool()
-        self._add(self._pool, self._first, np.array([-1], np.int64))
-        nodes = np.zeros(USUAL, np.int64)
-        self._add(
-            self._pool, Proposal(self._first.tokens[nodes], self._first.log_probs[nodes], self._first.hidden), nodes
-        )
-
-    def read(self, rows: int) -> None:
-        committed = self.head.cache.length
-        proposal = self.head.observe([0] * rows, self._features[np.zeros(rows, np.int64)])
-        self.head.cache.truncate(committed)
-        self._add(Pool(), proposal, np.array([-1], np.int64))
-
-    def level(self, rows: int) -> None:
-        nodes = np.zeros(rows, np.int64)
-        with Scratch(self.head) as scratch:
-            proposal = scratch.feed(nodes, self._first.hidden[nodes], nodes - 1)
-        self._add(Pool(), proposal, nodes - 1)
-
-    def tree(self) -> None:
-        draft = _chosen(self._pool, 0, self._seconds, 1.0, 1.0, 1, True)
-        self._drafter._last = draft
-        self._drafter._learn([0, int(draft.tree.tokens[1])])
-
-    def _add(self, pool: Pool, proposal: Proposal, frontier: Int) -> None:
-        drafter, seconds = self._drafter, self._seconds
-        values = drafter._add_level(pool, None, proposal, frontier, np.zeros(len(frontier), np.float32))
-        drafter._worth_growing(pool, None, values[best_first(values, drafter._top_k)], seconds, 1.0, seconds)
+        with_children = np.concatenate([candidates, chances[:count] * best, chances[:count] * second])
+        return count if best_size(with_children, verify, spent + float(seconds[count]))[1] > rate else 0
 
 
 class _Draft(NamedTuple):
-    """A tree as it was handed out: what each node's drafter said of it (as in AcceptanceStats.learn), the tokens
-    there were, whether the head took part, and the cost of all passes in tokens without drafts."""
+    """A tree as it was returned, log_probs [N] and matches [N] of its nodes as in AcceptanceStats.learn, whether the
+    head took part, and the cost of all passes in tokens without drafts."""
 
     tree: Tree
     log_probs: Float
     matches: Int
-    length: int
     drafted: bool
     cost: float
 
 
 def best_size(chances: Seconds, verify: Seconds, spent: float) -> tuple[int, float]:
-    """The number of nodes, root included, with the highest rate, and that rate in tokens per second.
+    """Returns the number of nodes, root included, with the highest rate, and that rate in tokens per second.
 
     chances [M]: of candidates; verify[n - 1]: seconds for n nodes; spent: seconds of drafting."""
     best = np.sort(chances)[::-1][: len(verify) - 1]
@@ -330,13 +286,12 @@ def best_size(chances: Seconds, verify: Seconds, spent: float) -> tuple[int, flo
     return nodes + 1, float(rates[nodes])
 
 
-def _chosen(pool: Pool, root: int, verify: Seconds, plain: float, spent: float, length: int, drafted: bool) -> _Draft:
-    """plain: seconds of a token without drafts."""
-    nothing, none = np.full(1, np.nan, np.float32), np.zeros(1, np.int64)
+def _best_tree(pool: Pool, root: int, verify: Seconds, plain: float, spent: float, drafted: bool) -> _Draft:
+    """The nodes of the pool with the highest rate; plain: seconds of a token without drafts."""
     values = np.concatenate(pool.values)
     nodes, _ = best_size(np.exp(values), verify, spent)
     kept = np.sort(best_first(values, nodes - 1))
     tree = subtree(root, np.concatenate(pool.tokens), np.concatenate(pool.parents), values, kept)
-    log_probs = np.concatenate([nothing, np.concatenate(pool.log_probs)[kept]])
-    matches = np.concatenate([none, np.concatenate(pool.matches)[kept]])
-    return _Draft(tree, log_probs, matches, length, drafted, float((spent + verify[nodes - 1]) / plain))
+    log_probs = np.concatenate([np.full(1, np.nan, np.float32), np.concatenate(pool.log_probs)[kept]])
+    matches = np.concatenate([np.zeros(1, np.int64), np.concatenate(pool.matches)[kept]])
+    return _Draft(tree, log_probs, matches, drafted, float((spent + verify[nodes - 1]) / plain))

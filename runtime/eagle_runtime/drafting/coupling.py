@@ -1,126 +1,160 @@
-"""Drafting with the target's own dice.
+"""Ranking a head's proposals by the chance that each token is emitted, given the random numbers of the position.
 
-A seed fixes the random numbers of every position before its token is drawn (see sampling): the token with the highest
-probability / number wins. The drafter does not know the target's probabilities, but it may know the numbers: what the
-head holds likely, divided by the same numbers, is a better proposal of the one token that will be drawn than the head's
-likeliest tokens are (Daliri et al., arXiv 2408.07978). Drafts never change what is emitted, so this is lossless like
-any other way to choose them.
+At temperature T > 0 the sampler draws with the Gumbel-max trick (see sampling.py): a seed fixes the random numbers of
+every position, and the token with the highest probability / number is emitted. A drafter does not know the target's
+probabilities, but it knows the numbers: the head's probabilities divided by the same numbers are a better proposal of
+the token that will be drawn than the head's likeliest tokens (Daliri et al., arXiv 2408.07978). Drafts never change
+what is emitted, so this is lossless like any other way to choose them.
 
-How much better depends on the head. Where it is unsure because the target is, the numbers decide; where it is unsure
-because it does not know what the target knows, they say little. Hence a weight w between 0 and 1, learned as text is
-emitted: of tokens with probability q_i and number e_i, i is drawn with chance (q_i / e_i^w) / sum_j (q_j / e_j^w).
+How much the numbers help depends on the head. Where it is unsure because the target is, the numbers decide; where it is
+unsure because it does not know what the target knows, they say little. Hence a weight w between 0 and 1, learned as
+text is emitted: token i with probability q_i and number e_i is drawn with chance (q_i / e_i^w) / sum_j (q_j / e_j^w).
 
-At temperature 0 the target's likeliest token wins, which a head would know that knew the target's probabilities. Its
-errors do not shrink with the temperature: if they are Gumbel noise of scale s on its logits, i wins with chance
-q_i^(1/s) / sum_j q_j^(1/s), so chances are never surer than those of temperature s = SUREST. Measured on 2600 tokens of
-48 prompts that the heads of tools/demo_pair proposed: the mean log-likelihood of what came is -0.94 (EAGLE-1) and -0.96
-(EAGLE-3) by what the head says, -0.56 and -0.65 at 0.5, within 0.01 of the best for either.
+At temperature 0 the target's likeliest token is emitted. If the head's errors are Gumbel noise of scale s on its
+logits, that is token i with chance q_i^(1/s) / sum_j q_j^(1/s), and this bounds how sure proposals are at any low
+temperature: s is HEAD_NOISE.
 
-Shapes: T rows, K candidates per row, W weights.
+Shapes: R rows, k candidates per row, W weights.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
+from eagle_runtime.drafting.head import NEVER, DraftHead, Proposal
 from eagle_runtime.sampling import Row, Sampler
+from eagle_runtime.target import Features
 from eagle_runtime.tree import Float, Int
 
 EULER = 0.5772156649  # mean of a Gumbel variable, such as -log(number)
-SUREST = 0.5  # temperature that a head's proposal is never surer than at
-NEVER = -60.0  # log-chance of a token that cannot be drawn; finite, so that sums and differences stay numbers
+# Scale of the head's errors (s above). Measured on 2600 tokens of 48 prompts that the heads of tools/demo_pair
+# proposed: the mean log-likelihood of the emitted token is -0.94 (EAGLE-1) and -0.96 (EAGLE-3) at 1, and -0.56 and
+# -0.65 at 0.5, within 0.01 of the best scale for either.
+HEAD_NOISE = 0.5
 WEIGHTS = np.linspace(0, 1, 6)
-PRIOR = -2 * np.abs(WEIGHTS - 0.5)  # log-likelihoods before any text
-SURPRISE = -6.0  # least log-likelihood that one token counts with
+PRIOR = -2 * np.abs(WEIGHTS - 0.5)  # log-likelihoods of the weights before any text
+LEAST_LIKELIHOOD = -6.0  # log-likelihood that one token counts with at least
 ROUNDING = 1e-5  # of the sum of a row's probabilities
 FADE = 0.98  # per verification: a text changes as it goes on
 
 
-class Trust:
-    """Which weight has predicted the emitted tokens best of late."""
+class Ranker(Protocol):
+    """Turns a head's probabilities into chances to be emitted."""
+
+    def rank(self, tokens: Int, log_probs: Float, position: int, *, root: bool = False) -> tuple[Int, Float]:
+        """Returns the candidates [R, k] of a position, best first, and the log-chances [R, k] that they are emitted.
+
+        tokens, log_probs [R, k]: the head's, best first. root: the next call of `learn` gives the token that was
+        emitted where the first row's candidates are proposed for."""
+
+    def learn(self, token: int) -> None:
+        """Learn from the token that was emitted."""
+
+
+class RankedHead:
+    """A head with its cache whose proposals are reordered and scored by a ranker."""
+
+    def __init__(self, head: DraftHead, ranker: Ranker) -> None:
+        self._head = head
+        self._ranker = ranker
+        self.cache, self.top_k, self.scratch = head.cache, head.top_k, head.scratch
+
+    def joined(self, parts: Sequence[Features]) -> Features:
+        """As in DraftHead."""
+        return self._head.joined(parts)
+
+    def observe(self, tokens: Sequence[int], features: Features) -> Proposal:
+        """As in DraftHead."""
+        return self._ranked(self._head.observe(tokens, features), root=True)
+
+    def feed(self, tokens: Int, hidden: Features, parents: Int, committed: int, depth: int) -> Proposal:
+        """As in DraftHead."""
+        return self._ranked(self._head.feed(tokens, hidden, parents, committed, depth))
+
+    def learn(self, token: int) -> None:
+        """As in DraftHead."""
+        self._ranker.learn(token)
+
+    def _ranked(self, proposal: Proposal, *, root: bool = False) -> Proposal:
+        ranked = self._ranker.rank(proposal.tokens, proposal.log_probs, proposal.position, root=root)
+        return Proposal(*ranked, proposal.hidden, proposal.position)
+
+
+class GreedyRanker:
+    """For temperature 0: the chance that the target holds a token likeliest."""
+
+    def rank(self, tokens: Int, log_probs: Float, position: int, *, root: bool = False) -> tuple[Int, Float]:
+        """As in Ranker; the order stays."""
+        # As log_softmax of at_temperature in half as many steps: probabilities to the power 1 / HEAD_NOISE, normalised.
+        wide = log_probs.astype(np.float64)
+        probs = np.exp(wide)
+        left = 1 - probs.sum(1, keepdims=True)
+        others = (left > ROUNDING) * left * probs[:, -1:] ** (1 / HEAD_NOISE - 1)
+        total = (probs ** (1 / HEAD_NOISE)).sum(1, keepdims=True) + others
+        log_chances = wide / HEAD_NOISE - np.log(total)
+        return tokens, np.minimum(np.maximum(log_chances, NEVER), 0).astype(np.float32)
+
+    def learn(self, token: int) -> None:
+        """The ranking does not depend on the text."""
+
+
+class NoiseWeight:
+    """The weight w of the random numbers that has predicted the emitted tokens best of late."""
 
     def __init__(self) -> None:
         self._log_likelihoods = PRIOR.copy()
 
     @property
-    def weight(self) -> float:
+    def value(self) -> float:
+        """The weight, one of WEIGHTS."""
         return float(WEIGHTS[self._log_likelihoods.argmax()])
 
     def learn(self, log_likelihoods: Row) -> None:
         """log_likelihoods [W]: of one emitted token, by each weight."""
-        if np.isfinite(log_likelihoods).all():  # a head that computes NaN teaches nothing
-            self._log_likelihoods = FADE * self._log_likelihoods + np.maximum(log_likelihoods, SURPRISE)
+        if np.isfinite(log_likelihoods).all():  # NaN comes from a broken head
+            self._log_likelihoods = FADE * self._log_likelihoods + np.maximum(log_likelihoods, LEAST_LIKELIHOOD)
 
 
-class Ranker(Protocol):
-    """Turns what a head holds likely into what will be emitted."""
+class GumbelRanker:
+    """For temperatures above 0: the chance that a token is drawn. One object per generation."""
 
-    def decide(self, tokens: Int, log_probs: Float, position: int, *, awaited: bool = False) -> tuple[Int, Float]:
-        """A head's candidates for the token of `position` [T, K], best first -> the same candidates and the
-        log-chances that they will stand there, best first. awaited: the next call of `learn` tells the first row's
-        outcome."""
-
-    def learn(self, token: int) -> None:
-        """The token that was emitted where the last awaited proposal was of."""
-
-
-class Greedy:
-    """Of decoding at temperature 0: what the target will hold likeliest."""
-
-    def decide(self, tokens: Int, log_probs: Float, position: int, *, awaited: bool = False) -> tuple[Int, Float]:
-        # As log_softmax of at_temperature, in half as many steps: probabilities to the power 1 / SUREST, by their sum.
-        said = log_probs.astype(np.float64)
-        likely = np.exp(said)
-        left = 1 - likely.sum(1, keepdims=True)
-        others = (left > ROUNDING) * left * likely[:, -1:] ** (1 / SUREST - 1)
-        total = (likely ** (1 / SUREST)).sum(1, keepdims=True) + others
-        chances = said / SUREST - np.log(total)
-        return tokens, np.minimum(np.maximum(chances, NEVER), 0).astype(np.float32)
-
-    def learn(self, token: int) -> None:
-        """Nothing depends on it."""
-
-
-class Coupling:
-    """Of decoding at a temperature above 0: what will be drawn. One object per generation."""
-
-    def __init__(self, sampler: Sampler, trust: Trust) -> None:
-        """sampler: draws the tokens, at a temperature above 0. trust: learns from this generation."""
+    def __init__(self, sampler: Sampler, weight: NoiseWeight) -> None:
+        """sampler: draws the tokens, at a temperature above 0. weight: learns from this generation."""
         self._sampler = sampler
-        self._trust = trust
-        self._open: tuple[Int, Row, Row] | None = None  # tokens, scores, numbers of a proposal whose outcome is awaited
+        self._weight = weight
+        self._root: tuple[Int, Row, Row] | None = None  # tokens, scores, noise of candidates whose outcome is awaited
 
-    def decide(self, tokens: Int, log_probs: Float, position: int, *, awaited: bool = False) -> tuple[Int, Float]:
+    def rank(self, tokens: Int, log_probs: Float, position: int, *, root: bool = False) -> tuple[Int, Float]:
         """As in Ranker. The temperature and the filters apply to the candidates as they will to the target's
-        logits; penalties and biases do not. All other tokens together count as one, its number being that of a mean
-        winner."""
+        logits; penalties and biases do not. All other tokens together count as one, with a mean winner's number."""
         scores = self._filtered(log_probs.astype(np.float64))
         mean = np.full((len(tokens), 1), EULER)
-        numbers = np.concatenate([-np.log(self._sampler.exponential_noise(position)[tokens]), mean], 1)
-        if (sure := self._sampler.params.temperature / SUREST) < 1:
-            scores, numbers = sure * scores, sure * numbers
-        if awaited:
-            self._open = tokens[0], scores[0], numbers[0]
-        chances = log_softmax(scores + self._trust.weight * numbers)[:, :-1]
-        order = np.argsort(-chances, axis=1, kind="stable")
-        chances = np.maximum(np.take_along_axis(chances, order, 1), NEVER)
-        return np.take_along_axis(tokens, order, 1), np.minimum(chances, 0).astype(np.float32)
+        noise = np.concatenate([-np.log(self._sampler.exponential_noise(position)[tokens]), mean], 1)
+        if (scale := self._sampler.params.temperature / HEAD_NOISE) < 1:
+            scores, noise = scale * scores, scale * noise
+        if root:
+            self._root = tokens[0], scores[0], noise[0]
+        log_chances = log_softmax(scores + self._weight.value * noise)[:, :-1]
+        order = np.argsort(-log_chances, axis=1, kind="stable")
+        log_chances = np.maximum(np.take_along_axis(log_chances, order, 1), NEVER)
+        return np.take_along_axis(tokens, order, 1), np.minimum(log_chances, 0).astype(np.float32)
 
     def learn(self, token: int) -> None:
-        """The token that was emitted where the last awaited proposal was of."""
-        if self._open is None:
+        """As in Ranker."""
+        if self._root is None:
             return
-        tokens, scores, numbers = self._open
-        found = np.flatnonzero(tokens == token)
-        drawn = found[0] if len(found) else len(tokens)
-        self._trust.learn(log_softmax(scores + WEIGHTS[:, None] * numbers)[:, drawn])
-        self._open = None
+        tokens, scores, noise = self._root
+        places = np.flatnonzero(tokens == token)
+        column = places[0] if len(places) else len(tokens)
+        self._weight.learn(log_softmax(scores + WEIGHTS[:, None] * noise)[:, column])
+        self._root = None
 
     def _filtered(self, log_probs: Row) -> Row:
-        """log_probs [T, K] -> log-weights [T, K + 1] of the candidates, and of all other tokens together, after
-        temperature, top-k, top-p and min-p; -inf where nothing is left."""
+        """Returns log-weights [R, k + 1] of the candidates [R, k], and of all other tokens together, after temperature,
+        top-k, top-p and min-p; -inf for what is filtered out."""
         params, count = self._sampler.params, log_probs.shape[1]
         scores, others = at_temperature(log_probs, params.temperature)
         if params.top_k > 0:
@@ -140,8 +174,8 @@ class Coupling:
 
 
 def at_temperature(log_probs: Row, temperature: float) -> tuple[Row, Row]:
-    """log_probs [T, K] of a row's likeliest tokens, best first -> log-weights [T, K] of these at a temperature, and
-    [T, 1] of all other tokens together; -inf where nothing is left."""
+    """log_probs [R, k] of a row's likeliest tokens, best first -> their log-weights [R, k] at a temperature, and those
+    [R, 1] of all other tokens together; -inf where nothing is left."""
     left = 1 - np.exp(log_probs).sum(1, keepdims=True)
     others = np.where(left > ROUNDING, np.log(np.maximum(left, ROUNDING)), -np.inf)
     if temperature != 1:
@@ -152,7 +186,7 @@ def at_temperature(log_probs: Row, temperature: float) -> tuple[Row, Row]:
 
 
 def log_softmax(scores: Row) -> Row:
-    """Of every row of [T, K], each with a finite entry or NaN throughout."""
+    """Returns the log-softmax of every row of [R, k]; each row has a finite entry, or is all NaN."""
     shifted = scores - scores.max(1, keepdims=True)
     out: Row = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
     return out

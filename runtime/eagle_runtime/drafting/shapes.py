@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from eagle_runtime.arguments import checked_int
-from eagle_runtime.drafting.head import Head, Proposal, Scratch
+from eagle_runtime.drafting.head import DraftHead, Proposal, Scratch
 from eagle_runtime.errors import RequestError
 from eagle_runtime.tree import (
     MAX_DEPTH,
@@ -23,18 +23,18 @@ from eagle_runtime.tree import (
 
 
 class TreeShape(Protocol):
-    """How an EAGLE head's proposals become a tree."""
+    """Decides which of a head's proposals become a tree."""
 
     @property
     def children(self) -> int:
-        """Proposals per row the shape looks at."""
+        """Proposals per row that the shape uses."""
 
     @property
     def scratch(self) -> int:
         """Head rows that growing one tree takes."""
 
-    def grow(self, head: Head, root: int, first: Proposal, max_nodes: int) -> Tree:
-        """first: the proposal for the children of the root (T = 1)."""
+    def grow(self, head: DraftHead, root: int, first: Proposal, max_nodes: int) -> Tree:
+        """Returns a tree of at most max_nodes nodes. first: the proposal for the root's children (R = 1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +64,12 @@ class DynamicTree:
     def scratch(self) -> int:
         return self.depth * self.top_k
 
-    def grow(self, head: Head, root: int, first: Proposal, max_nodes: int) -> Tree:
+    def grow(self, head: DraftHead, root: int, first: Proposal, max_nodes: int) -> Tree:
         k = self.top_k
         tokens, scores = [first.tokens[0, :k]], [first.log_probs[0, :k]]  # the pool, one array per level
         parents: list[Int] = [np.full(k, -1, np.int64)]
         frontier = np.arange(k, dtype=np.int64)  # pool indices of the nodes to grow next
-        scratch_parents = np.full(k, -1, np.int64)  # where the frontier's parents stand in the scratch rows
+        scratch_parents = np.full(k, -1, np.int64)  # scratch rows of the frontier's parents
         hidden = first.hidden[np.zeros(k, np.int64)]
         pool = k
         with Scratch(head) as scratch:
@@ -110,7 +110,7 @@ class StaticTree:
     def scratch(self) -> int:
         return len({choice[:-1] for choice in self.choices} - {()})
 
-    def grow(self, head: Head, root: int, first: Proposal, max_nodes: int) -> Tree:
+    def grow(self, head: DraftHead, root: int, first: Proposal, max_nodes: int) -> Tree:
         choices = self.choices[: max_nodes - 1]
         parents = choice_parents(choices)
         ranks = np.array([-1, *(choice[-1] for choice in choices)], np.int64)
@@ -136,7 +136,7 @@ class StaticTree:
 
 
 def chain(num_drafted: int) -> StaticTree:
-    """A tree without branches: num_drafted tokens in a row."""
+    """Returns a tree without branches, of num_drafted tokens in a row."""
     if not 1 <= num_drafted <= MAX_DEPTH:
         raise RequestError(f"a chain of {num_drafted} tokens cannot be drafted; it must be 1 to {MAX_DEPTH}")
     return StaticTree(tuple((0,) * length for length in range(1, num_drafted + 1)))

@@ -119,7 +119,7 @@ class Text:
 
     def _required(self) -> tokenizers.Tokenizer:
         if self._tokenizer is None:
-            raise RequestError(f"{self._bundle} has no tokenizer.json; pass token ids (--prompt-ids) instead of text")
+            raise RequestError(f"{self._bundle} has no tokenizer.json; pass token ids instead of text")
         return self._tokenizer
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from eagle_runtime.drafting.head import Head, Proposal, Scratch
+from eagle_runtime.drafting.head import DraftHead, Proposal, Scratch
 from eagle_runtime.tree import Float, Int, Tree, best_first, subtree
 
 Rank = Literal["value", "confidence"]
@@ -54,7 +54,7 @@ class AblatedTree:
     def scratch(self) -> int:
         return self.depth * self.top_k
 
-    def grow(self, head: Head, root: int, first: Proposal, max_nodes: int) -> Tree:
+    def grow(self, head: DraftHead, root: int, first: Proposal, max_nodes: int) -> Tree:
         pool = self._pool(head, first)
         count = min(self.num_nodes, max_nodes) - 1
         if self.keep == "grown":
@@ -64,7 +64,7 @@ class AblatedTree:
             kept = connected(best_first(ranks, len(ranks)), pool.parents, count)
         return subtree(root, pool.tokens, pool.parents, pool.values, np.sort(kept))
 
-    def _pool(self, head: Head, first: Proposal) -> Pool:
+    def _pool(self, head: DraftHead, first: Proposal) -> Pool:
         k = self.top_k
         tokens, confidences = [first.tokens[0, :k]], [first.log_probs[0, :k]]
         values = [confidences[0]]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from eagle_runtime.drafting.costs.estimate import SCALE, Array, Belief, Kind, Pass, learned, measured, table, unknown
+from eagle_runtime.drafting.costs.estimate import SCALE, Array, Belief, learned, measured, table, unknown
 from eagle_runtime.drafting.costs.storage import read_belief, write_belief
-from eagle_runtime.drafting.costs.tables import Costs
+from eagle_runtime.drafting.costs.tables import Costs, Pass
 
 MOVED = 0.03  # of a correction, before the table in use is made again
 NOTABLE = 0.1  # the same before it is written at the end of a generation
@@ -19,12 +19,12 @@ ALL, SOME = 256, 4  # cycles that all teach; of later ones, one of SOME
 
 class LearnedCosts:
     """The costs of one loaded bundle, shared by its twins. Passes are noted as they run, within a step of generation;
-    whoever lets several threads use a model holds its lock around each step. Reading needs none: what is known is
-    replaced, never changed in place."""
+    callers that let several threads use a model hold its lock around each step. Reading needs no lock: the
+    estimate is replaced, never changed in place."""
 
     def __init__(self, belief: Belief, file: str | None = None, *, known: bool = False) -> None:
-        """file: of the user's cache folder, where it is kept from run to run; None: nowhere. known: that is where the
-        belief comes from."""
+        """file: in the user's cache folder, keeps the estimate from run to run; None: nothing does. known: the belief
+        comes from that file."""
         self._file = file
         self._start_from(belief, belief.corrections if known else None)
 
@@ -37,7 +37,6 @@ class LearnedCosts:
         self._passes = 0
         self._plain = 0
         self._cycles = 0
-        self._head_passes: list[Pass] = []
 
     @property
     def now(self) -> Costs:
@@ -53,42 +52,33 @@ class LearnedCosts:
         return self._plain < first + (self._cycles // PLAIN_LATER).bit_length()
 
     def latest(self) -> Costs:
-        """The table with all that is known, the machine's speed of late included."""
+        """Returns the table as estimated now, the machine's speed of late included."""
         return table(self._belief)
 
-    def drafted(self, kind: Kind, rows: int, context: int, seconds: float) -> None:
-        """A pass of the head, of the verification that comes next. rows: 0 if it teaches nothing, as that over a
-        prompt."""
-        self._head_passes.append(Pass(kind, rows, context, seconds))
-
-    def verified(self, rows: int, context: int, seconds: float) -> None:
-        """A verification. seconds: of the whole cycle, drafting included."""
-        passes, self._head_passes = self._head_passes, []
+    def learn(self, passes: Sequence[Pass]) -> None:
+        """As in CostSource."""
         self._cycles += 1
         if self._cycles > ALL and self._cycles % SOME and not self.asks_for_plain:
             return
-        left = seconds - sum(one.seconds for one in passes)
-        kind: Kind = "target" if passes or rows > 1 else "plain"
-        passes = [one for one in [*passes, Pass(kind, rows, context, left)] if one.rows > 0 and one.seconds > 0]
         self._belief = learned(self._belief, passes)
-        self._plain += kind == "plain"
+        self._plain += any(one.kind == "plain" for one in passes)
         self._passes += len(passes)
         if _moved(self._belief.corrections, self._made_of) > MOVED:
             self._now, self._made_of = table(self._belief), self._belief.corrections
 
     def measured(self, costs: Costs) -> Costs:
-        """Go on from a table that was measured, and keep it. Returns it, in the sizes that are learned."""
+        """Go on from a table that was measured, and write it to the file. Returns it, in the sizes that are learned."""
         self._start_from(measured(costs), None)
         self._write()
         return self.latest()
 
     def end_generation(self) -> None:
-        """Keep what was learned, if it tells much that the file does not."""
+        """Write the estimate to the file, if it differs much from what the file holds."""
         if self._passes >= FEW and self._differs > NOTABLE:
             self._write()
 
     def close(self) -> None:
-        """Keep what was learned, if there is anything."""
+        """Write the estimate to the file, if it differs from what the file holds."""
         if self._passes >= FEW and self._differs > MOVED:
             self._write()
 
@@ -105,8 +95,8 @@ class LearnedCosts:
 
 
 def open_costs(file: str, prior: Callable[[], Costs]) -> LearnedCosts:
-    """What was learned in earlier runs and is kept in `file`; where there is no such file, or it cannot be read, the
-    table that `prior` makes."""
+    """Returns the costs of earlier runs that `file` holds; where there is no such file, or it cannot be read, those
+    that `prior` returns."""
     kept, assumed = read_belief(file), prior()
     if kept is not None and (kept.base.head is None) != (assumed.head is None):  # of another bundle
         kept = None
@@ -114,5 +104,5 @@ def open_costs(file: str, prior: Callable[[], Costs]) -> LearnedCosts:
 
 
 def _moved(corrections: Array, before: Array) -> float:
-    """The furthest that one of them is from where it was, the scale left out."""
+    """Returns the largest change of a correction, the scale left out."""
     return float(np.abs(corrections - before)[SCALE + 1 :].max())

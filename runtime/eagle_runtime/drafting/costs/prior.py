@@ -1,10 +1,9 @@
-"""What passes may cost on a machine of which nothing is known: by the shapes of the weights that they read.
+"""Estimating what forward passes cost on an unknown machine, from the shapes of the weights that they read.
 
-A pass over n rows behind P others reads every weight once, multiplies it n times, and reads the keys and values of P
-rows; each layer costs the engine some time whatever its size. How a machine's true times part from this is learned
-from the first forward passes on (see learned_costs), their common factor from a single one, so what counts here are
-ratios: of many rows to one, and of the head to the target.
-"""
+A pass over n rows that follow P others reads every weight once, multiplies it n times, and reads the keys and values of
+P rows; each layer costs the engine some time whatever its size. How a machine's true times part from this is learned
+from the first forward passes on (see estimate.py), their common factor from a single one, so what counts here are
+ratios: of many rows to one, and of the head to the target."""
 
 from __future__ import annotations
 
@@ -20,15 +19,15 @@ from eagle_runtime.drafting.costs.tables import CONTEXTS, FIRST_ROWS, HEAD_ROWS,
 EMBEDDING = "model.embed_tokens.weight"
 BITS = {"bfloat16": 16, "int4": 4, "uint4": 4}  # of types that NumPy has no name for
 FOUR_BITS = ".int4"  # ends the names of tensors that hold two weights in a byte
-UNASKED = 0.15  # of a row's products are computed of rows that the head reads but drafts nothing below
+READ_SHARE = 0.15  # of a row's products, which the head computes for rows that it only reads
 
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """Of a machine. bytes_per_s: read from memory. layer_s: the engine's own time for a layer, of graphs that compute
-    in their weights' type and of others, which hold more operators. row_s: for a weight and a row, by the weight's
-    bits. context_s: for a byte of the keys and values before a row; attention_s: for a further row and a number among
-    those. host_s: for a verification, a level of the head's tree, and its first level."""
+    """Figures of a machine. bytes_per_s: read from memory. layer_s: the engine's own time for a layer, of graphs that
+    compute in their weights' type and of others, which hold more operators. row_s: for a weight and a row, by the
+    weight's bits. context_s: for a byte of the keys and values before a row; attention_s: for a further row and a
+    number among those. host_s: for a verification, a level of the head's tree, and its first level."""
 
     bytes_per_s: float
     layer_s: tuple[float, float]
@@ -47,7 +46,7 @@ GPU = Assumed(1e12, (30e-6, 50e-6), dict.fromkeys((32, 16, 8, 4), 3e-14), 2e-12,
 
 
 def prior_costs(manifest: Manifest, backend: str) -> Costs:
-    """What passes of a bundle's graphs may cost on a backend, and the host's work beside them."""
+    """Returns what forward passes of a bundle's graphs may cost on a backend, the host's work included."""
     machine = CPU if backend == "cpu" else GPU
     verifying, level, first = machine.host_s
     target = _timings(manifest.target, machine, TARGET_ROWS, verifying)
@@ -58,18 +57,18 @@ def prior_costs(manifest: Manifest, backend: str) -> Costs:
         target,
         _timings(manifest.head, machine, HEAD_ROWS, level),
         plain,
-        _timings(manifest.head, machine, FIRST_ROWS, first, UNASKED),
+        _timings(manifest.head, machine, FIRST_ROWS, first, READ_SHARE),
     )
 
 
 def pass_bytes(graph: GraphSpec) -> int:
-    """Bytes of weights that one pass of a graph reads: all that are stored, but not an embedding table from which only
-    the rows of the tokens are gathered. A table that doubles as LM head in the same form is read whole."""
+    """Returns the bytes of weights that one pass of a graph reads: all that are stored, but not an embedding table from
+    which only the rows of the tokens are gathered. A table that doubles as LM head in the same form is read whole."""
     return sum(count * bits // 8 for count, bits in _read(graph))
 
 
 def _read(graph: GraphSpec) -> Iterator[tuple[int, int]]:
-    """(numbers, bits of one) of every stored tensor that a pass reads whole."""
+    """Yields (numbers, bits of one) of every stored tensor that a pass reads whole."""
     gathered = f"{EMBEDDING}.fp16" if f"{EMBEDDING}.fp16" in graph.weights else EMBEDDING
     own_head = any(name != gathered and name.startswith(("lm_head.", f"{EMBEDDING}.")) for name in graph.weights)
     for name, spec in graph.weights.items():
@@ -79,7 +78,7 @@ def _read(graph: GraphSpec) -> Iterator[tuple[int, int]]:
 
 
 def bits_of(dtype: str) -> int:
-    """Of one number of a stored type."""
+    """Returns the bits of one number of a stored type."""
     return BITS[dtype] if dtype in BITS else 8 * np.dtype(dtype).itemsize
 
 

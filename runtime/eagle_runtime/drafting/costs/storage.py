@@ -14,19 +14,19 @@ from eagle_runtime.drafting.costs.tables import LARGEST, Costs, Timings
 from eagle_runtime.machine.user_cache import machine_key, read_cached, write_cached
 
 ROUNDING = 1e-9  # of a covariance's least eigenvalue
-# Of a table that is read, what no measurement gives.
+# Limits of a table that is read; no measurement exceeds them.
 FAR = 1 << 30  # rows before a pass
 SLOWEST_S = 1e6  # seconds of a pass
 TIMED = "cycles with the host's work"  # to be changed with what is timed
 
 
 def file_name(facts: Iterable[str]) -> str:
-    """The name of the file that costs are kept in: equal for equal facts on a machine that looks the same."""
+    """Returns the name of the file that costs are kept in: equal for equal facts on a machine that looks the same."""
     return f"costs-{machine_key([TIMED, *facts])}.json"
 
 
 def read_belief(file: str) -> Belief | None:
-    """What `file` tells of an earlier run's costs; None if there is no such file, or it is of no use."""
+    """Returns the estimate of an earlier run that `file` holds; None if there is none, or it cannot be used."""
     data = read_cached(file)
     try:
         base, spread = costs_from_json(data["costs"]), np.array(data["spread"], np.float64)
@@ -46,22 +46,24 @@ def write_belief(file: str, belief: Belief) -> None:
 
 
 def costs_from_json(data: dict[str, Any]) -> Costs:
-    """Costs as dataclasses.asdict told them. Raises ValueError, KeyError, TypeError or OverflowError for anything else,
-    and for numbers that no table holds."""
+    """Returns the Costs that dataclasses.asdict made the data of. Raises ValueError, KeyError, TypeError or
+    OverflowError for anything else, and for numbers that no table holds."""
     names = ("head", "plain", "first")
     return Costs(_from_json(data["target"]), *(None if data[n] is None else _from_json(data[n]) for n in names))
 
 
 def _from_json(data: dict[str, Any]) -> Timings:
-    found = Timings(
+    timings = Timings(
         tuple(int(count) for count in data["rows"]),
         tuple(int(context) for context in data["contexts"]),
         tuple(tuple(float(second) for second in line) for line in data["seconds"]),
     )
-    shaped = len(found.seconds) == len(found.contexts) and all(len(line) == len(found.rows) for line in found.seconds)
-    counted = all(0 < row <= LARGEST for row in found.rows) and all(0 <= rows < FAR for rows in found.contexts)
-    rising = all(a < b for numbers in (found.rows, found.contexts) for a, b in itertools.pairwise(numbers))
-    timed = all(0 < second < SLOWEST_S for line in found.seconds for second in line)
-    if not (shaped and counted and rising and timed and found.rows and len(found.contexts) in (1, 2)):
+    shaped = len(timings.seconds) == len(timings.contexts) and all(
+        len(line) == len(timings.rows) for line in timings.seconds
+    )
+    counted = all(0 < row <= LARGEST for row in timings.rows) and all(0 <= rows < FAR for rows in timings.contexts)
+    rising = all(a < b for numbers in (timings.rows, timings.contexts) for a, b in itertools.pairwise(numbers))
+    timed = all(0 < second < SLOWEST_S for line in timings.seconds for second in line)
+    if not (shaped and counted and rising and timed and timings.rows and len(timings.contexts) in (1, 2)):
         raise ValueError
-    return found
+    return timings

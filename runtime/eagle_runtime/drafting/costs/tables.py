@@ -7,32 +7,35 @@ context, and in between taken as straight lines.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 Seconds = npt.NDArray[np.float64]
-HeadPass = Literal["head", "first"]  # a level of the head's tree below another, and the first level
+# Forward passes: a tree's verification, one of a single token that follows another such, a level of the head's tree,
+# and its first level, for which the head also reads the rows that were accepted.
+Kind = Literal["target", "plain", "head", "first"]
 
 LARGEST = 64  # nodes of a tree whose size follows the costs
 TARGET_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, LARGEST)
 HEAD_ROWS = (1, 4, 10, 32)
-FIRST_ROWS = (1, 4, 16, LARGEST)  # verified rows that the head reads: many behind a rest
+FIRST_ROWS = (1, 4, 16, LARGEST)  # verified rows that the head reads: many after a pause
 CONTEXTS = (64, 2048)  # rows before a pass; less where the model serves less
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """seconds[c][r]: of a pass over rows[r] rows behind contexts[c] others."""
+    """seconds[c][r]: of a forward pass over rows[r] rows that follow contexts[c] others."""
 
     rows: tuple[int, ...]
     contexts: tuple[int, ...]
     seconds: tuple[tuple[float, ...], ...]
 
     def at(self, context: int) -> Seconds:
-        """[LARGEST + 1] seconds of a pass over 0, 1, 2 ... rows behind `context` others."""
+        """Returns [LARGEST + 1] seconds of a pass over 0, 1, 2 ... rows that follow `context` others."""
         near, slope = line_of(self)
         seconds: Seconds = near + slope * max(0, context - self.contexts[0])
         return seconds
@@ -40,7 +43,7 @@ class Timings:
 
 @functools.lru_cache(maxsize=16)
 def line_of(timings: Timings) -> tuple[Seconds, Seconds]:
-    """[LARGEST + 1] seconds of passes behind the shorter context, and seconds more for each row before them."""
+    """Returns [LARGEST + 1] seconds of passes after the shorter context, and [LARGEST + 1] more for each row before."""
     counts = np.arange(LARGEST + 1)
     # A pass over more rows never takes less; where it seems to, the smaller one was disturbed.
     near, *far = (np.interp(counts, timings.rows, np.minimum.accumulate(line[::-1])[::-1]) for line in timings.seconds)
@@ -50,11 +53,21 @@ def line_of(timings: Timings) -> tuple[Seconds, Seconds]:
     return near, np.maximum(far[0] - near, 0) / (long - short)
 
 
+class Pass(NamedTuple):
+    """One forward pass with the host's work around it. rows: of the pass; context: rows before it."""
+
+    kind: Kind
+    rows: int
+    context: int
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Of verifying a tree, and of growing one by a level; None without a head. Both with the host's own work.
+    """Seconds of verifying a tree (target), and of growing one by a level (head; None without one), each with the
+    host's own work.
 
-    A pass takes less behind one of the same graph than behind the other, whose threads and weights come in between.
+    A pass takes less time after one of the same graph than after the other, whose threads and weights come in between.
     plain: of verifications of one row that follow each other; None: as in `target`. first: of the pass of the head that
     follows a verification, and reads the rows that it accepted; None: as in `head`."""
 
@@ -64,33 +77,33 @@ class Costs:
     first: Timings | None = None
 
     def plain_at(self, context: int) -> float:
-        """Seconds of a token without drafts."""
+        """Returns the seconds of a token without drafts."""
         return float((self.plain or self.target).at(context)[1])
 
     @property
     def now(self) -> Costs:
-        """These, whatever comes: as CostSource."""
+        """As in CostSource."""
         return self
 
     @property
     def asks_for_plain(self) -> bool:
-        """Fixed costs ask for nothing, and learn nothing."""
+        """Fixed costs ask for nothing."""
         return False
 
-    def drafted(self, kind: HeadPass, rows: int, context: int, seconds: float) -> None:
-        """A pass of the head, which changes nothing."""
+    def learn(self, passes: Sequence[Pass]) -> None:
+        """Fixed costs stay as they are."""
 
 
 class CostSource(Protocol):
-    """Where trees take their costs from, and what is told of drafting: fixed Costs, or LearnedCosts."""
+    """Where cost-aware trees take their costs from: fixed Costs, or LearnedCosts."""
 
     @property
-    def now(self) -> Costs: ...
+    def now(self) -> Costs:
+        """The table to size the next tree by."""
 
     @property
     def asks_for_plain(self) -> bool:
         """Whether the next verification should be one without drafts."""
 
-    def drafted(self, kind: HeadPass, rows: int, context: int, seconds: float) -> None:
-        """A pass of the head with the host's work on it. rows: 0 if it was another kind of work, as reading a
-        prompt."""
+    def learn(self, passes: Sequence[Pass]) -> None:
+        """Called with the timed passes of every cycle, the verification last."""
