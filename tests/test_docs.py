@@ -52,7 +52,7 @@ PACKAGES = [
 OPENING = 25  # lines of a page by which its first example begins
 WITHOUT_EXAMPLE = {  # pages that are being rewritten; the set only shrinks, and goes when it is empty
     "bench.md", "bundle.md", "reliability.md",
-    "results.md", "sampling.md", "text.md", "threads.md", "training.md", "trees.md",
+    "results.md", "text.md", "threads.md", "training.md",
 }  # fmt: skip
 FOREIGN_OPTIONS = {"--help", "--inplace"}  # of every parser; rsync's
 
