@@ -50,10 +50,6 @@ PACKAGES = [
     "tools/eagle_tools",
 ]
 OPENING = 25  # lines of a page by which its first example begins
-WITHOUT_EXAMPLE = {  # pages that are being rewritten; the set only shrinks, and goes when it is empty
-    "bench.md", "bundle.md", "reliability.md",
-    "results.md", "text.md", "threads.md", "training.md",
-}  # fmt: skip
 FOREIGN_OPTIONS = {"--help", "--inplace"}  # of every parser; rsync's
 
 
@@ -161,7 +157,7 @@ def test_pages_open_with_an_example() -> None:
         for page in DOCS
         if not any(line <= OPENING and has_example(language, content) for line, language, content in blocks(page))
     }
-    assert without <= WITHOUT_EXAMPLE
+    assert not without
 
 
 def anchors(page: Path) -> set[str]:

@@ -51,7 +51,7 @@ def violations(root: Path) -> list[str]:
     names = list(PARTS)
     above = {name: {PARTS[other] for other in names[index + 1 :]} for index, name in enumerate(names)}
     known = {*sys.stdlib_module_names, *BASE, *ENGINES, *PARTS.values()}  # to the lean parts
-    found = []
+    violating = []
     for part in names:
         for path in sorted((root / part).rglob("*.py")):
             where = path.relative_to(root).as_posix()
@@ -59,8 +59,8 @@ def violations(root: Path) -> list[str]:
                 top = name.split(".")[0]
                 wrong = top in above[part] or ENGINES.get(top, where) != where
                 if wrong or (part in LEAN and top not in known | EXTRAS[part]):
-                    found.append(f"{where}:{line} imports {name}")
-    return found
+                    violating.append(f"{where}:{line} imports {name}")
+    return violating
 
 
 def in_new_process(code: str) -> Mapping[str, object]:
@@ -123,8 +123,8 @@ def test_a_planted_violation_is_found(house: Path, file: str, text: str, line: i
     assert violations(house) == []
     (house / file).parent.mkdir(exist_ok=True, parents=True)
     (house / file).write_text(text)
-    found = violations(house)
-    assert len(found) == 1 and found[0].startswith(f"{file}:{line} imports ")
+    violating = violations(house)
+    assert len(violating) == 1 and violating[0].startswith(f"{file}:{line} imports ")
 
 
 def test_importing_the_runtime_is_light_and_quick() -> None:
@@ -142,7 +142,7 @@ def test_importing_the_runtime_is_light_and_quick() -> None:
 
 
 def test_the_command_lines_wait_with_heavy_imports() -> None:
-    """So that a wrong argument is told at once."""
+    """So that a wrong argument is reported at once."""
     code = (
         "import json, sys, eagle_runtime.cli, eagle_calib.cli, eagle_export.cli; "
         "print(json.dumps({'modules': sorted(sys.modules)}))"

@@ -39,8 +39,8 @@ def run(*command: object, expect: int = 0, folder: Path | None = None) -> subpro
 def build(folder: Path) -> Path:
     """The wheel of this tree."""
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT)
-    (found,) = folder.glob("*.whl")
-    return found
+    (wheel,) = folder.glob("*.whl")
+    return wheel
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +56,9 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Path:
     programs = folder / ("Scripts" if os.name == "nt" else "bin")
     with FileLock(f"{folder}.lock"):
         if not (folder / "complete").exists():
-            found = build(tmp_path_factory.mktemp("build"))
+            built = build(tmp_path_factory.mktemp("build"))
             venv.create(folder, with_pip=True)
-            run(programs / "python", "-m", "pip", "install", "--quiet", f"eagle-edge[cpu] @ {found.as_uri()}")
+            run(programs / "python", "-m", "pip", "install", "--quiet", f"eagle-edge[cpu] @ {built.as_uri()}")
             (folder / "complete").touch()
     return programs
 

@@ -97,8 +97,8 @@ class Place:
 
     def files(self) -> Sequence[str]:
         """All that lies anywhere, but in the folders of the outputs that were asked for."""
-        found = (path.relative_to(self.root).as_posix() for path in self.root.rglob("*") if not path.is_dir())
-        return sorted(name for name in found if not name.startswith(("work/bundle/", "work/calib/", "site/")))
+        names = (path.relative_to(self.root).as_posix() for path in self.root.rglob("*") if not path.is_dir())
+        return sorted(name for name in names if not name.startswith(("work/bundle/", "work/calib/", "site/")))
 
 
 @pytest.fixture

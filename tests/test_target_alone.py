@@ -161,15 +161,15 @@ def test_tau_with_a_head_does_not_depend_on_costs(
 
 
 def test_calibration_sees_prompts_and_looked_up_chains(bundle: Path, calibration: Path) -> None:
-    found: Calibration = read_calibration(calibration)
+    stored: Calibration = read_calibration(calibration)
     listed = json.loads((calibration / "calibration.json").read_text())
-    assert found.draft == {} and listed["draft"] == []
+    assert stored.draft == {} and listed["draft"] == []
     layers = {name for name, spec in read_manifest(bundle).target.graph.weights.items() if len(spec.shape) == 2}
-    assert {name.rpartition(".")[0] for name in found.target} <= {name.rpartition(".")[0] for name in layers}
-    assert len(found.target) >= 7 * 8 + 1
+    assert {name.rpartition(".")[0] for name in stored.target} <= {name.rpartition(".")[0] for name in layers}
+    assert len(stored.target) >= 7 * 8 + 1
     tokens = listed["tokens"]
     assert tokens["prefilled"] == 300
-    decoded = int(np.sum(found.token_counts)) - tokens["prefilled"]
+    decoded = int(np.sum(stored.token_counts)) - tokens["prefilled"]
     assert tokens["verified"] > decoded, "a chain that was rejected has more nodes than it brought tokens"
 
 
@@ -197,9 +197,9 @@ def test_engines_are_compared_without_a_head(bundle: Path) -> None:
     graph = read_manifest(bundle).target.graph
     with OrtSession(bundle / graph.file, graph, 1) as host:
         device = OrtDeviceSession(open_graph(bundle / graph.file, threads=1), bundle / graph.file, graph, OrtMemory())
-        found = compare_sessions((host,), (device,), 256, [[5, 17, 3, 60]])
-    assert [(each.graph, each.output) for each in found] == [("target", "logits"), ("target", "features")]
-    assert all(each.largest <= 1e-4 * each.scale for each in found)
+        differences = compare_sessions((host,), (device,), 256, [[5, 17, 3, 60]])
+    assert [(each.graph, each.output) for each in differences] == [("target", "logits"), ("target", "features")]
+    assert all(each.largest <= 1e-4 * each.scale for each in differences)
 
 
 def test_tools(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Calls in threads of their own, and generations to be asked for in many."""
+"""Calls in threads of their own, and random generations to run in many threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-PATIENCE = 60.0  # seconds; whoever takes longer hangs
+PATIENCE = 60.0  # seconds after which a call counts as one that never returns
 TREE: dict[str, Any] = {"method": "eagle", "tree": "dynamic", "total_token": 12, "depth": 2, "draft_top_k": 3}
 
 
@@ -44,7 +44,7 @@ class Thread:
 def cases(prompts: list[list[int]], count: int) -> list[tuple[str, list[int], dict[str, Any]]]:
     """(precision, prompt, settings): of int8 all methods, of fp32, whose bits depend on a pass's width, one tree."""
     random.seed(7)
-    found = []
+    chosen = []
     for number in range(count):
         prompt = random.choice(prompts)[: random.randrange(1, 40)]
         settings: dict[str, Any] = {"max_new_tokens": random.randrange(1, 24), "ignore_eos": random.random() < 0.5}
@@ -54,5 +54,5 @@ def cases(prompts: list[list[int]], count: int) -> list[tuple[str, list[int], di
             settings |= {"repetition_penalty": 1.2}
         precision = random.choice(["fp32", "int8"])
         method = "eagle" if precision == "fp32" else random.choice(["vanilla", "lookup", "eagle", "eagle+lookup"])
-        found.append((precision, prompt, settings | (TREE if method == "eagle" else {"method": method})))
-    return found
+        chosen.append((precision, prompt, settings | (TREE if method == "eagle" else {"method": method})))
+    return chosen

@@ -85,6 +85,6 @@ TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
 
 def id_of(tokenizer: Tokenizer, token: str) -> int:
     """Of a token that there is."""
-    found: int | None = tokenizer.token_to_id(token)
-    assert found is not None
-    return found
+    token_id: int | None = tokenizer.token_to_id(token)
+    assert token_id is not None
+    return token_id

@@ -29,14 +29,14 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callab
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
     def folder(name: str, make: Callable[[Path], object]) -> Path:
-        done, unfinished = shared / name, shared / f"{name}.unfinished"
-        with FileLock(f"{done}.lock"):
-            if not done.exists():
-                shutil.rmtree(unfinished, ignore_errors=True)
-                unfinished.mkdir()
-                make(unfinished)
-                unfinished.rename(done)
-        return done
+        made, finished = shared / name, shared / f"{name}.finished"
+        with FileLock(f"{made}.lock"):
+            if not finished.exists():
+                shutil.rmtree(made, ignore_errors=True)
+                made.mkdir()
+                make(made)
+                finished.touch()
+        return made
 
     return folder
 

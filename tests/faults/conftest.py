@@ -20,11 +20,11 @@ SHOWN = 20  # failures of a campaign
 @pytest.fixture
 def tally(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Iterator[Tally]:
     """Of this test; it fails if a case ended as none may."""
-    found = Tally(request.node.name.removeprefix("test_").replace("_", " "))
-    yield found
-    record_property(FIGURES, found.line)
-    if found.wrong:
-        pytest.fail("\n".join([found.line, *found.wrong[:SHOWN]]), pytrace=False)
+    counted = Tally(request.node.name.removeprefix("test_").replace("_", " "))
+    yield counted
+    record_property(FIGURES, counted.line)
+    if counted.wrong:
+        pytest.fail("\n".join([counted.line, *counted.wrong[:SHOWN]]), pytrace=False)
 
 
 @pytest.fixture(scope="session")

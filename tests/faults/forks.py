@@ -1,7 +1,7 @@
-"""A process that has imported what exports take, and forks a child for each: so that dozens can be killed in minutes.
+"""A process that has imported the exporter and forks a child for each export, so that dozens can be killed in minutes.
 
 It takes JSON lines on stdin: {"command", "argv", "kill_at", "under"}. The child kills itself before its kill_at-th
-operation on files under a folder; what it counted until it ended by itself is told with its exit status.
+operation on files under a folder; if it ends by itself, the number of operations is reported with its exit status.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-TOLD = ("os.", "shutil.", "open")  # audit events with a path
+EVENTS = ("os.", "shutil.", "open")  # audit events with a path
 COMMANDS = ("eagle_export", "eagle_calib")
 
 
@@ -71,8 +71,8 @@ class Forks:
     def _hear(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        found: dict[str, Any] = json.loads(line)
-        return found
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
 
 def main() -> None:
@@ -97,9 +97,9 @@ def main() -> None:
         print(json.dumps({"pid": child}), flush=True)
         sys.stdin.readline()
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        told = os.read(ours, 100)
+        count = os.read(ours, 100)
         os.close(ours)
-        print(json.dumps({"status": status, "operations": int(told) if told else None}), flush=True)
+        print(json.dumps({"status": status, "operations": int(count) if count else None}), flush=True)
 
 
 def count_operations(under: str, kill_at: int | None) -> list[int]:
@@ -107,7 +107,7 @@ def count_operations(under: str, kill_at: int | None) -> list[int]:
     count = [0]
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
-        if not event.startswith(TOLD) or not any(str(arg).startswith(under) for arg in args[:2]):
+        if not event.startswith(EVENTS) or not any(str(arg).startswith(under) for arg in args[:2]):
             return
         count[0] += 1
         if count[0] == kill_at:

@@ -142,7 +142,7 @@ def damaged_text(rng: random.Random, text: bytes) -> bytes:
 
 def flipped(rng: random.Random, content: bytes, bits: int) -> bytes:
     """With single bits changed."""
-    found = bytearray(content)
+    damaged = bytearray(content)
     for _ in range(bits):
-        found[rng.randrange(len(found))] ^= 1 << rng.randrange(8)
-    return bytes(found)
+        damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+    return bytes(damaged)

@@ -1,7 +1,7 @@
-"""A process that loads bundles and decodes from them, one case after another, and says what came of each.
+"""A process that loads bundles and decodes from them, one case after another, and reports the outcome of each.
 
-It takes JSON lines on stdin and answers on stdout. A case that crashes it, hangs or takes too much memory ends this
-process instead of the tests; `Probe` starts another.
+It takes JSON lines on stdin and answers on stdout. A case that crashes, never ends or takes too much memory ends this
+process, not the tests; `Probe` starts another.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Probe:
         self._end()
 
     def ask(self, bundle: Path, **case: Any) -> Answer:
-        """What came of a case: "outcome" is served (with "outputs"), refused (by an error of the project, "message"),
-        broken (by any other, "message"), crash or hang."""
+        """Returns the outcome of a case: "outcome" is served (with "outputs"), refused (by an error of the project,
+        "message"), broken (by any other error, "message"), crash or timeout."""
         answer = self._ask({"bundle": str(bundle), **case})
         if left := sorted(path.name for path in self._folder.iterdir()):
-            return {"outcome": "broken", "message": f"files left behind: {left}"}
+            return {"outcome": "broken", "message": f"leftover files: {left}"}
         return answer
 
     def _ask(self, case: dict[str, Any]) -> Answer:
@@ -67,7 +67,7 @@ class Probe:
         process.stdin.flush()
         if not select.select([process.stdout], [], [], LIMIT_S)[0]:
             self._end()
-            return {"outcome": "hang", "message": f"no answer in {LIMIT_S:.0f} s"}
+            return {"outcome": "timeout", "message": f"no answer in {LIMIT_S:.0f} s"}
         line = process.stdout.readline()
         if not line:
             status = process.wait(LIMIT_S)
@@ -170,10 +170,10 @@ def taken(stream: TextIO, file: TextIO) -> str:
     stream.flush()
     with contextlib.closing(os.fdopen(os.dup(file.fileno()), "r", errors="replace")) as reader:
         reader.seek(0)
-        found = reader.read()
+        content = reader.read()
     os.lseek(file.fileno(), 0, os.SEEK_SET)
     os.ftruncate(file.fileno(), 0)
-    return found
+    return content
 
 
 def same(answer: Answer, wanted: Sequence[Any]) -> bool:

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 
 SEED = 20
-LONGEST = 400  # characters of what is told of a failure
+LONGEST = 400  # characters of a failure's message
 SCALE = float(os.environ.get("EAGLE_FAULTS", "1"))  # how many times the usual number of cases
 
 

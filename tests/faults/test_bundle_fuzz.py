@@ -31,7 +31,7 @@ class Damage:
 
 
 def damages(whole: Path, name: str, tally: Tally, outside: Path) -> Iterator[Damage]:
-    """Of one file of a bundle. whole: the sound bundle. outside: a folder beside the damaged one."""
+    """Of one file of a bundle. whole: the sound bundle. outside: a folder next to the damaged one."""
     rng, content = tally.random, (whole / name).read_bytes()
     for _ in range(scaled(25)):
         bits = rng.choice([1, 1, 1, 2, 50])
@@ -73,8 +73,8 @@ def additions(tally: Tally) -> Iterator[Damage]:
     yield Damage("more: a loop", lambda path: (path.parent / "loop").symlink_to("."), keeps=True)
 
 
-def write(name: str, beside: Path) -> None:
-    path = beside.parent / name
+def write(name: str, bundle: Path) -> None:
+    path = bundle.parent / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"\x7fELF" * 100)
 

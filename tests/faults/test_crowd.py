@@ -63,22 +63,22 @@ def test_threads(bundle_of: Callable[..., Path], prompts: list[list[int]], tally
         if rng.random() < 1 / ROUND:
             crowd.close()
         model = crowd.model(rng.randrange(3))
-        found: list[int] = []
+        emitted: list[int] = []
         try:
             if rng.random() < 0.5:
-                found += model.generate(prompt, **settings).token_ids
+                emitted += model.generate(prompt, **settings).token_ids
             else:
                 stop = rng.choice([None, None, 1, 3])
                 for pieces, piece in enumerate(model.stream(prompt, **settings)):
-                    found += piece.token_ids
+                    emitted += piece.token_ids
                     if pieces == stop:
-                        if tuple(found) != alone[number][: len(found)]:
-                            raise AssertionError(f"{settings}: {found}, alone {alone[number]}")
+                        if tuple(emitted) != alone[number][: len(emitted)]:
+                            raise AssertionError(f"{settings}: {emitted}, alone {alone[number]}")
                         return "dropped half-way, equal to the output alone so far"
         except (ClosedError, BusyError) as error:
             return f"refused in one sentence ({type(error).__name__}) and tried again"
-        if tuple(found) != alone[number]:
-            raise AssertionError(f"{settings}: {found}, alone {alone[number]}")
+        if tuple(emitted) != alone[number]:
+            raise AssertionError(f"{settings}: {emitted}, alone {alone[number]}")
         return "finished, equal to the output alone"
 
     def work(first: int) -> None:

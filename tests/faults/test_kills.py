@@ -1,7 +1,7 @@
-"""Exports and calibrations killed outright (SIGKILL), again and again, over what the one before left.
+"""Exports and calibrations killed by SIGKILL, again and again, each over what the one before left.
 
 After each the destination is the older folder or the new one, whole. Between the two renames that put the new one in
-its place, the older lies whole beside it, and whoever writes there next puts it back.
+its place, the older one lies whole next to it, and the next command that writes there puts it back.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def check_bundle(folder: Path) -> object:
     """Its precision; raises BundleError unless it is whole."""
     manifest = read_manifest(folder)
     verify_hashes(folder, manifest)
-    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert found == {MANIFEST_NAME, *manifest.files}
+    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert present == {MANIFEST_NAME, *manifest.files}
     return manifest.precision["target"]
 
 
@@ -47,10 +47,10 @@ def moments(tally: Tally, operations: int, seconds: float, by_operation: int, by
     others, and after some times."""
     last = list(range(max(1, operations - by_operation // 2), operations + 1))
     others = [tally.random.randrange(1, operations + 1) for _ in range(by_operation - len(last))]
-    found = [Kill(at_operation=number) for number in (*last, *others)]
-    found += [Kill(after_s=tally.random.uniform(0, seconds)) for _ in range(by_time)]
-    tally.random.shuffle(found)
-    return found
+    kills = [Kill(at_operation=number) for number in (*last, *others)]
+    kills += [Kill(after_s=tally.random.uniform(0, seconds)) for _ in range(by_time)]
+    tally.random.shuffle(kills)
+    return kills
 
 
 def kill_all(
@@ -90,7 +90,7 @@ def kill_all(
                 assert not (out / work).exists()
             elif not place.exists():
                 assert check(out / work / "old") == before
-                tally.add("killed between the renames: the older folder lay whole beside its place")
+                tally.add("killed between the renames: the older folder lay whole next to its place")
             elif check(place) == before:
                 tally.add("killed: the older folder was in place, whole")
             else:

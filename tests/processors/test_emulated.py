@@ -41,8 +41,8 @@ def outcomes(
 ) -> list[dict[str, Any]]:
     """Of eagle_tools.lossless over bundles."""
     command = [*python, "-m", "eagle_tools.lossless", *map(str, bundles), "--json", "--threads", "2"]
-    told = emulated([*command, "--runs", str(runs), "--tokens", str(tokens)], cache)
-    return [json.loads(line) for line in told.splitlines() if line.startswith("{")]
+    printed = emulated([*command, "--runs", str(runs), "--tokens", str(tokens)], cache)
+    return [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
 
 
 @needs_x86

@@ -120,7 +120,7 @@ def link_to(name: str, place: str) -> Callable[[Path], None]:
 
 
 def grow(name: str, size: int) -> Callable[[Path], None]:
-    """Zeros without blocks behind what a file holds; it is made if it is not there."""
+    """Append zeros that take no blocks on the disk to a file, which is created if it does not exist."""
 
     def damage(bundle: Path) -> None:
         (bundle / name).touch()

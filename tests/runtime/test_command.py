@@ -26,7 +26,7 @@ from eagle_runtime.command import LONGEST, Parser, one_line, run_command
 from eagle_runtime.errors import EagleError, EagleWarning
 from eagle_runtime.threads.interrupts import CLEANUP_S, SAME_S
 
-HANGS = """
+BLOCKS = """
 import argparse, hashlib, sys, tempfile, time
 from pathlib import Path
 from eagle_runtime.command import Parser, run_command
@@ -41,7 +41,7 @@ def run(args):
         {clearing}
         (folder / "cleared").touch()
 
-sys.exit(run_command(Parser(prog="hangs"), [], run, extra="cpu", interrupted="interrupted"))
+sys.exit(run_command(Parser(prog="blocks"), [], run, extra="cpu", interrupted="interrupted"))
 """
 # Native code that lets other threads of Python run, and that no signal breaks off, as a pass of an engine.
 NATIVE = "hashlib.pbkdf2_hmac('sha512', b'x', b'y', 10**9)"
@@ -181,7 +181,7 @@ def test_a_user_without_a_home(text_bundle: Path, monkeypatch: pytest.MonkeyPatc
 def start(folder: Path, work: str, clearing: str = "pass", prepare: str = "pass") -> Iterator[subprocess.Popen[str]]:
     """A command that has begun its work; gone when the block ends."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HANGS.format(work=work, clearing=clearing, prepare=prepare), str(folder)],
+        [sys.executable, "-c", BLOCKS.format(work=work, clearing=clearing, prepare=prepare), str(folder)],
         env=environment(),
         text=True,
         stdout=subprocess.PIPE,
@@ -231,11 +231,11 @@ def endless_graph(path: Path) -> None:
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
 
 
-@pytest.mark.parametrize("hangs_in", ["native code", "a pass of ONNX Runtime"])
+@pytest.mark.parametrize("blocked_in", ["native code", "a pass of ONNX Runtime"])
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_second_interrupt_ends_a_pass_that_hangs(number: int, status: int, hangs_in: str, tmp_path: Path) -> None:
+def test_a_second_interrupt_ends_an_endless_pass(number: int, status: int, blocked_in: str, tmp_path: Path) -> None:
     work, prepare = NATIVE, "pass"
-    if hangs_in != "native code":
+    if blocked_in != "native code":
         endless_graph(tmp_path / "endless.onnx")
         prepare = (
             "import numpy as np, onnxruntime; session = onnxruntime.InferenceSession(folder / 'endless.onnx'); "
@@ -268,7 +268,7 @@ def test_two_signals_at_once_count_as_one(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) in (130, 143)
-        assert process.communicate() == ("", "hangs: interrupted\n") and (tmp_path / "cleared").exists()
+        assert process.communicate() == ("", "blocks: interrupted\n") and (tmp_path / "cleared").exists()
 
 
 def test_interrupts_do_not_break_off_the_clearing_away(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_interrupts_do_not_break_off_the_clearing_away(tmp_path: Path) -> None:
                 process.send_signal(signal.SIGINT)
             time.sleep(0.003)
         assert process.returncode == 130
-        assert process.communicate() == ("", "hangs: interrupted\n") and (tmp_path / "cleared").exists()
+        assert process.communicate() == ("", "blocks: interrupted\n") and (tmp_path / "cleared").exists()
 
 
 def test_a_command_leaves_the_process_as_it_was() -> None:
@@ -301,4 +301,4 @@ def test_a_child_that_is_ended_does_not_count(tmp_path: Path) -> None:
         time.sleep(SAME_S + CLEANUP_S + 2)  # the child has gone by now
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
-        assert process.communicate()[1].endswith("hangs: interrupted\n") and (tmp_path / "cleared").exists()
+        assert process.communicate()[1].endswith("blocks: interrupted\n") and (tmp_path / "cleared").exists()

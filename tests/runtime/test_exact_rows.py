@@ -99,12 +99,13 @@ def test_without_equal_rows_drafts_are_off(bundle_of: Callable[..., Path], promp
 @pytest.mark.parametrize("precision", ["int8", "int8-weight", "int4"])
 @pytest.mark.parametrize("padding", PADDINGS[1:])
 def test_padding_changes_no_bit(bundle_of: Callable[..., Path], precision: str, padding: RowPadding) -> None:
-    """Of trees whose rows are equal anyway: 16 and 48 rows, behind a prompt whose last chunk is padded too."""
+    """Padding changes nothing in trees whose rows are equal without it: 16 and 48 rows, after a prompt whose last chunk
+    is padded too."""
     rng = np.random.default_rng(3)
     with EagleModel.load(bundle_of("alone", precision), threads=1) as model:
         session = model.sessions[0]
         assert isinstance(session, OrtSession)
-        found = []
+        outputs = []
         for used in (session.padding, padding):
             session.padding = used
             target = Target(session, 200)
@@ -117,9 +118,9 @@ def test_padding_changes_no_bit(bundle_of: Callable[..., Path], precision: str, 
                 )
                 assert len(logits) == len(features) == nodes
                 target.cache.keep(np.zeros(1, np.int64))
-            found.append((logits.copy(), np.array(features)))
-        np.testing.assert_array_equal(found[0][0], found[1][0])
-        np.testing.assert_array_equal(found[0][1], found[1][1])
+            outputs.append((logits.copy(), np.array(features)))
+        np.testing.assert_array_equal(outputs[0][0], outputs[1][0])
+        np.testing.assert_array_equal(outputs[0][1], outputs[1][1])
 
 
 @pytest.mark.parametrize("precision", ["int8", "int8-static", "int8-weight", "int4"])

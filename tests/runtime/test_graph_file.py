@@ -1,5 +1,5 @@
-"""Where a graph says that its weights lie: found in the file's bytes without onnx, beside what onnx finds, and held
-against the manifest before an engine reads anything."""
+"""The paths of weight files in a graph: read without the onnx library, compared with what onnx reads, and checked
+against the manifest before an engine opens anything."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def everywhere() -> onnx.ModelProto:
 
 def test_every_place_of_a_tensor_is_looked_at() -> None:
     model = everywhere()
-    found = sorted(external_files(model.SerializeToString()))
-    assert found == sorted(named_by_onnx(model))
-    assert set(found) == {
+    locations = sorted(external_files(model.SerializeToString()))
+    assert locations == sorted(named_by_onnx(model))
+    assert set(locations) == {
         "subgraph", "values", "indices", "attribute", "first", "second", "../up", "default"
     }  # fmt: skip
 
@@ -80,9 +80,9 @@ def test_exported_graphs_name_their_own_weights(bundle_of: Callable[..., Path], 
     for model in manifest.models.values():
         content = read_graph(bundle, manifest, model.graph)
         assert content == (bundle / model.graph.file).read_bytes()
-        found = list(external_files(content))
-        assert sorted(found) == sorted(named_by_onnx(onnx.load_model_from_string(content)))
-        assert set(found) == {"model.onnx.data"} and len(found) > 1
+        locations = list(external_files(content))
+        assert sorted(locations) == sorted(named_by_onnx(onnx.load_model_from_string(content)))
+        assert set(locations) == {"model.onnx.data"} and len(locations) > 1
 
 
 @settings(max_examples=500, deadline=None)
@@ -140,7 +140,7 @@ def point(bundle: Path, location: str) -> None:
     (bundle / MANIFEST_NAME).write_text(json.dumps(data))
 
 
-def beside(bundle: Path) -> str:
+def next_to_it(bundle: Path) -> str:
     (bundle / "target" / "other.data").write_bytes(ONES)
     return "other.data"
 
@@ -184,7 +184,7 @@ def address(bundle: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "place", [beside, hard_link, in_the_other_folder, up, absolute, there_and_back, link, pipe, address]
+    "place", [next_to_it, hard_link, in_the_other_folder, up, absolute, there_and_back, link, pipe, address]
 )
 def test_weights_from_a_file_that_is_not_listed(bundle: Path, place: Callable[[Path], str]) -> None:
     """Refused before an engine sees the graph. In a process of its own, which would wait at a pipe."""
@@ -200,7 +200,7 @@ def test_weights_from_a_file_that_is_not_listed(bundle: Path, place: Callable[[P
 
 
 def test_weights_from_another_file_that_is_listed(bundle: Path) -> None:
-    name = beside(bundle)
+    name = next_to_it(bundle)
     point(bundle, name)
     data = json.loads((bundle / MANIFEST_NAME).read_text())
     data["files"][f"target/{name}"] = hashlib.sha256((bundle / "target" / name).read_bytes()).hexdigest()

@@ -163,7 +163,7 @@ def test_what_is_written_is_what_is_read(bundle: Path) -> None:
     assert read_manifest(bundle).to_json() == (bundle / MANIFEST_NAME).read_text()
 
 
-def test_a_bundle_behind_a_link_is_read(bundle: Path, tmp_path: Path) -> None:
+def test_a_bundle_is_read_through_a_link(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(bundle)
     verify_hashes(tmp_path / "link", read_manifest(tmp_path / "link"))
 
@@ -231,8 +231,8 @@ def test_any_json_is_read_or_refused_in_one_line(shared_bundle: Path, draw: st.D
     (shared_bundle / MANIFEST_NAME).write_text(json.dumps(replaced(data, at, draw.draw(JSON))))
     said = ""
     try:
-        found = read_manifest(shared_bundle)
-        assert found.target.graph.inputs == manifest.target.graph.inputs or at[-1] == "dtype"
+        manifest_read = read_manifest(shared_bundle)
+        assert manifest_read.target.graph.inputs == manifest.target.graph.inputs or at[-1] == "dtype"
     except BundleError as error:
         said = str(error)
     assert "\n" not in said
@@ -262,8 +262,8 @@ def test_a_bundle_without_a_head(bundle: Path) -> None:
     data = stored(bundle)
     alone = {**data, "head": None, "precision": {"target": "fp32"}}
     (bundle / MANIFEST_NAME).write_text(json.dumps(alone))
-    found = read_manifest(bundle)
-    assert found.head is None and list(found.models) == ["target"]
+    manifest_read = read_manifest(bundle)
+    assert manifest_read.head is None and list(manifest_read.models) == ["target"]
     for wrong, says in (
         ({**data, "head": None}, "precision is of draft, target, but the bundle holds target;"),
         ({**data, "precision": {"target": "fp32"}}, "precision is of target, but the bundle holds target and draft;"),
@@ -278,9 +278,9 @@ def test_numbers_that_json_wrote_without_a_point(bundle: Path) -> None:
     data["certificate"].update(agreement=1, tau=3)
     data["certificate"]["prompts"][0]["top"][1]["logits"] = [-4]
     (bundle / MANIFEST_NAME).write_text(json.dumps(data))
-    found = read_manifest(bundle).certificate
-    assert found is not None and repr((found.agreement, found.tau)) == "(1.0, 3.0)"
-    assert repr(found.prompts[0].top[1].logits) == "(-4.0,)"
+    certificate = read_manifest(bundle).certificate
+    assert certificate is not None and repr((certificate.agreement, certificate.tau)) == "(1.0, 3.0)"
+    assert repr(certificate.prompts[0].top[1].logits) == "(-4.0,)"
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 10**400, True, "1.0"])
@@ -332,15 +332,15 @@ def test_figures_of_a_certificate_at_their_ends(bundle: Path, agreement: int) ->
     data = stored(bundle)
     data["certificate"].update(agreement=agreement, kl=0, tau=1)
     (bundle / MANIFEST_NAME).write_text(json.dumps(data))
-    found = read_manifest(bundle).certificate
-    assert found is not None and found.within_limits == (agreement == 1)
+    certificate = read_manifest(bundle).certificate
+    assert certificate is not None and certificate.within_limits == (agreement == 1)
 
 
 def test_a_certificate_is_within_its_limits_or_not(bundle: Path) -> None:
-    found = read_manifest(bundle).certificate
-    assert found is not None
+    certificate = read_manifest(bundle).certificate
+    assert certificate is not None
     for agreement, kl, within in ((0.7, 0.15, True), (0.69, 0.1, False), (0.8, 0.16, False), (0.5, 1.0, False)):
-        assert dataclasses.replace(found, agreement=agreement, kl=kl).within_limits is within
+        assert dataclasses.replace(certificate, agreement=agreement, kl=kl).within_limits is within
 
 
 def test_a_certificate_over_nothing(bundle: Path) -> None:
@@ -404,7 +404,7 @@ def test_paths_that_leave_the_bundle(bundle: Path, name: str, listed_as: str) ->
         lambda data, long: data["target"]["graph"].update(file="x" * 100_000),
     ],
 )
-def test_what_is_long_is_told_in_part(bundle: Path, change: Callable[[Any, Any], None]) -> None:
+def test_long_values_are_quoted_in_part(bundle: Path, change: Callable[[Any, Any], None]) -> None:
     data = stored(bundle)
     change(data, [["x" * 1000] * 1000] * 10)
     assert len(refusal(bundle, data)) < 500 + len(str(bundle))

@@ -1,4 +1,4 @@
-"""What a processor is called and can do: as Linux tells it on x86 and ARM, and where nothing is told."""
+"""Name and instruction sets of a processor: as Linux lists them on x86 and ARM, and on a system without a list."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def test_what_linux_tells(text: str, name: str, features: set[str], tmp_path: Pa
 def test_without_a_list_it_is_asked(tmp_path: Path) -> None:
     """As an emulator's, which lies beneath the system's list."""
     assert processor_name(tmp_path / "absent") in (platform.processor(), platform.machine())
-    found = processor_features(tmp_path / "absent")
-    assert list(found) == sorted(set(found)) and platform.machine() in found
-    assert len(found) > 3, "NumPy has moved what it finds"
+    features = processor_features(tmp_path / "absent")
+    assert list(features) == sorted(set(features)) and platform.machine() in features
+    assert len(features) > 3, "NumPy has moved its private module"
 
 
 def test_this_machine() -> None:

@@ -107,12 +107,12 @@ def test_eight_threads_on_models_and_twins_emit_what_each_would_alone(
             for number in range(first, count, 8):
                 precision, prompt, settings = todo[number]
                 try:
-                    found = twins[precision][number // 8 % 2].generate(prompt, **settings).token_ids
+                    emitted = twins[precision][number // 8 % 2].generate(prompt, **settings).token_ids
                 except Exception as error:
                     wrong.append(error)
                 else:
-                    if found != alone[number]:
-                        wrong.append((settings, found, alone[number]))
+                    if emitted != alone[number]:
+                        wrong.append((settings, emitted, alone[number]))
 
         for thread in [Thread(work, first) for first in range(8)]:
             thread.result()
@@ -211,7 +211,7 @@ def test_a_stream_of_another_thread_is_not_waited_for(model: EagleModel, prompts
     wanted, other = tokens_of(model, prompts[0]), tokens_of(model, prompts[1])
     twin = model.twin()
     stream = model.stream(prompts[0], **SHORT)
-    found = list(next(stream).token_ids)
+    emitted = list(next(stream).token_ids)
     for call in (
         lambda: model.generate(prompts[1], **SHORT),
         lambda: next(model.stream(prompts[1], **SHORT)),
@@ -222,8 +222,8 @@ def test_a_stream_of_another_thread_is_not_waited_for(model: EagleModel, prompts
     assert Thread(lambda: model.costs(measure_again=True)).result() == model.costs()  # in caches of its own
     assert Thread(lambda: tokens_of(twin, prompts[1])).result() == other
     for piece in stream:
-        found += piece.token_ids
-    assert tuple(found) == wanted
+        emitted += piece.token_ids
+    assert tuple(emitted) == wanted
     assert Thread(lambda: tokens_of(model, prompts[1])).result() == other
 
 
@@ -319,12 +319,12 @@ def test_a_stream_that_was_not_begun_disturbs_nobody(model: EagleModel, prompts:
 def test_scores_stay_when_a_twin_runs(model: EagleModel, prompts: list[list[int]]) -> None:
     text = (prompts[0] * 8)[:130]
     alone = [piece.copy() for piece in model.score(text)]
-    twin, found = model.twin(), []
+    twin, pieces = model.twin(), []
     for piece in model.score(text):
         tokens_of(twin, prompts[1])
-        found.append(piece)
-    assert len(found) == 3
-    for piece, wanted in zip(found, alone, strict=True):
+        pieces.append(piece)
+    assert len(pieces) == 3
+    for piece, wanted in zip(pieces, alone, strict=True):
         np.testing.assert_array_equal(piece, wanted)
 
 
@@ -340,7 +340,7 @@ def test_a_generation_within_a_callback_ends_the_outer_one(
 
     outer = Thread(lambda: tokens_of(model, prompts[0], on_cycle=on_cycle))
     assert gate.reached.wait(PATIENCE)
-    waiting = Thread(lambda: tokens_of(model, prompts[2]))  # behind the outer one, before the inner
+    waiting = Thread(lambda: tokens_of(model, prompts[2]))  # after the outer one, before the inner
     in_line()
     gate.opened.set()
     with pytest.raises(RequestError, match="another generation"):
@@ -627,7 +627,7 @@ for how in ("close", "drop", "exit", "_exit", "load"):
         if time.monotonic() > end:
             os.kill(pid, 9)
             os.waitpid(pid, 0)
-            print(how, "hangs")
+            print(how, "does not end")
             break
         time.sleep(0.01)
     else:
@@ -649,7 +649,7 @@ def in_process(code: str, bundle: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
-def test_a_forked_process_is_told_and_ends(bundle_of: Callable[..., Path]) -> None:
+def test_a_forked_process_gets_an_error_and_ends(bundle_of: Callable[..., Path]) -> None:
     done = in_process(FORK, bundle_of("eagle3"))
     assert done.stdout.split("\n") == ["close 0", "drop 0", "exit 0", "_exit 0", "load 0", "parent", ""], done.stderr
     assert done.stderr == "" and done.returncode == 0

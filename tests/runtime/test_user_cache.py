@@ -47,7 +47,7 @@ def test_what_is_no_file_of_ours_is_as_good_as_none(put: Callable[[Path], object
     assert read_cached("a.json") is None
 
 
-def test_a_full_disk_leaves_nothing_behind(cache: Path) -> None:
+def test_a_full_disk_leaves_no_file(cache: Path) -> None:
     write_cached("a.json", [1])
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:

@@ -146,7 +146,7 @@ def test_table_and_plot_of_a_bundle_without_times(tmp_path: Path) -> None:
     row = Row("a", "int8, head fp32", 2_500_000, 0.00123, 0.987, 12.5, -1.0, None, None, None, None, None, None)
     line = table([row]).splitlines()[2]
     assert line == "| a | int8, head fp32 | 2.5 | 0.0012 | 98.70% | 12.500 | -1.00 % | - | - | - | - | - | - |"
-    precision_plot([row], tmp_path / "p.png")
+    precision_plot([(row.bundle, row.eagle_tokens_per_s, row.agreement)], tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes().startswith(PNG)
 
 

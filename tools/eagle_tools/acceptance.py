@@ -158,29 +158,21 @@ def run(args: argparse.Namespace) -> None:
         task = progress.add_task("decoding", total=len(settings) * len(args.bundles) * len(questions))
         for bundle in args.bundles:
             with EagleModel.load(bundle, threads=args.threads) as model:
+                name = Path(bundle).absolute().name
                 for tree, temperature in settings:
-                    name = Path(bundle).absolute().name
-                    rows.append(
-                        measure(
-                            model,
-                            name,
-                            questions,
-                            tree,
-                            temperature,
-                            args.max_new_tokens,
-                            args.seed,
-                            lambda: progress.advance(task),
-                        )
-                    )
+                    options = (tree, temperature, args.max_new_tokens, args.seed, lambda: progress.advance(task))
+                    rows.append(measure(model, name, questions, *options))
     text = table(rows)
     print(text, end="")
     if args.output is not None:
-        from eagle_tools.plots import calibration_plot
+        from eagle_tools.plots import CalibrationLine, calibration_plot
 
         folder = Path(args.output)
         folder.mkdir(exist_ok=True)
         (folder / "acceptance.md").write_text(text, encoding="utf-8")
-        calibration_plot([row for row in rows if row.tree == "dynamic"], folder / "calibration.png")
+        dynamic = [row for row in rows if row.tree == "dynamic"]
+        lines = [CalibrationLine(f"{row.bundle}, T = {row.temperature:g}", *row.calibration()) for row in dynamic]
+        calibration_plot(lines, folder / "calibration.png")
 
 
 def _settings(args: argparse.Namespace) -> Iterator[tuple[TreeKind, float]]:

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from eagle_tools.acceptance import Acceptance
-    from eagle_tools.precision import Row
+import numpy as np
+import numpy.typing as npt
 
 SIZE = (6.4, 4.8)  # inches
 
 
-def calibration_plot(rows: Sequence[Acceptance], path: Path) -> None:
-    """Plot the share of nodes accepted over the head's confidence, one line per row (EAGLE-2, Figure 6). A point's size
-    shows its number of nodes."""
+class CalibrationLine(NamedTuple):
+    """Mean confidence, share accepted and number of nodes of each interval of confidence, all [intervals]."""
+
+    label: str
+    confidence: npt.NDArray[np.float64]
+    accepted: npt.NDArray[np.float64]
+    nodes: npt.NDArray[np.int64]
+
+
+def calibration_plot(lines: Sequence[CalibrationLine], path: Path) -> None:
+    """Plot the share of nodes accepted over the head's confidence (EAGLE-2, Figure 6). A point's size shows its number
+    of nodes."""
     figure, axes = _new("confidence of the head", "share accepted")
     axes.plot([0, 1], [0, 1], color="grey", linestyle="--", linewidth=1, label="confidence = share accepted")
-    for row in rows:
-        confidence, accepted, count = row.calibration()
-        (line,) = axes.plot(confidence, accepted, linewidth=1.5, label=f"{row.bundle}, T = {row.temperature:g}")
-        axes.scatter(confidence, accepted, s=10 + 40 * count / count.max(), color=line.get_color())
+    for label, confidence, accepted, nodes in lines:
+        (line,) = axes.plot(confidence, accepted, linewidth=1.5, label=label)
+        axes.scatter(confidence, accepted, s=10 + 40 * nodes / nodes.max(), color=line.get_color())
     axes.set(xlim=(0, 1), ylim=(0, 1))
     _save(figure, axes, path)
 
@@ -37,15 +44,14 @@ def scaling_plot(lines: Mapping[str, Sequence[tuple[float, float]]], path: Path)
     _save(figure, axes, path)
 
 
-def precision_plot(rows: Sequence[Row], path: Path) -> None:
-    """Plot quality over speed: top-1 agreement with the reference over tokens per second with drafts, one labelled
-    point per bundle."""
+def precision_plot(points: Sequence[tuple[str, float | None, float]], path: Path) -> None:
+    """Plot quality over speed. points: label, tokens per second with drafts (None: left out), and top-1 agreement with
+    the reference."""
     figure, axes = _new("EAGLE tokens per second", "top-1 agreement with the reference")
-    for row in rows:
-        if row.eagle_tokens_per_s is not None:
-            point = (row.eagle_tokens_per_s, row.agreement)
+    for label, *point in points:
+        if point[0] is not None:
             axes.scatter(*point, s=40)
-            axes.annotate(row.bundle, point, xytext=(6, 4), textcoords="offset points")
+            axes.annotate(label, point, xytext=(6, 4), textcoords="offset points")
     axes.margins(x=0.2, y=0.15)  # room for the labels
     axes.set_xlim(left=0)
     _save(figure, axes, path)

@@ -253,7 +253,8 @@ def run(args: argparse.Namespace) -> None:
     (folder / "precision.md").write_text(text, encoding="utf-8")
     lines = [json.dumps(dataclasses.asdict(row)) + "\n" for row in rows]
     (folder / "precision.jsonl").write_text("".join(lines), encoding="utf-8")
-    precision_plot(rows, folder / "precision.png")
+    points = [(row.bundle, row.eagle_tokens_per_s, row.agreement) for row in rows]
+    precision_plot(points, folder / "precision.png")
 
 
 def _check_folder(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """What an engine must do. Decoding uses nothing else of a backend.
 
 A new backend derives a class from Session for one graph, which a GraphSpec describes, and gets a branch in
-`backends.open_sessions`. The smallest example is session/ort/session.py.
+`backends.open_sessions`. The smallest example is tests/numpy_engine.py.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ class Vocabulary:
 
     def byte(self, token: str) -> int | None:
         """The byte that a token of a byte-fallback tokenizer stands for; None for others."""
-        found = BYTE.fullmatch(token) if self.has_bytes else None
-        return int(found[1], 16) if found else None
+        match = BYTE.fullmatch(token) if self.has_bytes else None
+        return int(match[1], 16) if match else None
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """All at once. Raises RequestError if the tokenizer cannot."""

@@ -1,8 +1,8 @@
 """Signals that stop a program: the first unwinds it, so that temporary files are removed; the second ends it.
 
-Python runs signal handlers between two bytecodes of the main thread, which a forward pass that hangs never reaches. So
+Python runs signal handlers between two bytecodes of the main thread, which an endless forward pass never reaches. So
 a thread of its own reads the signals from the file descriptor to which the interpreter writes them (set_wakeup_fd), and
-can end the process while the forward pass hangs: engines release the interpreter's lock meanwhile.
+can end the process during such a pass: engines release the interpreter's lock meanwhile.
 """
 
 from __future__ import annotations
