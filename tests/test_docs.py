@@ -51,8 +51,7 @@ PACKAGES = [
 ]
 OPENING = 25  # lines of a page by which its first example begins
 WITHOUT_EXAMPLE = {  # pages that are being rewritten; the set only shrinks, and goes when it is empty
-    "bundle.md",
-    "sampling.md", "text.md", "threads.md", "trees.md",
+    "sampling.md", "trees.md",
 }  # fmt: skip
 FOREIGN_OPTIONS = {"--help", "--inplace"}  # of every parser; rsync's
 

@@ -23,26 +23,28 @@ target's is tied to the embedding. Needs memory for one tensor and one file of t
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 from eagle_export.pair import open_pair
 from eagle_runtime.errors import EagleError
-from eagle_tools.grow.axes import grow_stream
-from eagle_tools.grow.folder import DTYPES, SHARD_BYTES, write_folder
-from eagle_tools.grow.layers import head_layer, target_layer
+from eagle_tools.grow.axes import grow_stream, head_layer, target_layer
 from eagle_tools.grow.shape import GrowError, Shape, check_shape, head_of
-from eagle_tools.grow.tensors import head_tensors, target_tensors
+from eagle_tools.grow.tensors import NamedTensors, head_tensors, target_tensors
 
-COPIED_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "generation_config.json",
-)
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+SHARD_BYTES = 1 << 30  # default maximum size of a file
+COPIED_FILES = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"]
+COPIED_FILES += ["generation_config.json"]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -104,6 +106,45 @@ def grow(
         if head.kind == "eagle3":
             config["draft_vocab_size"] = shape.draft_vocab or head.draft_vocab_size
         write_folder(out / head.kind, config, head_tensors(pair, shape, stream), DTYPES[dtype], shard_bytes)
+
+
+def write_folder(
+    folder: Path, config: dict[str, Any], tensors: NamedTensors, dtype: torch.dtype, shard_bytes: int
+) -> None:
+    """Write config.json, the tensors in files of at most shard_bytes, and the index. Integers keep their type."""
+    folder.mkdir(parents=True)
+    config = {key: value for key, value in config.items() if key != "torch_dtype"}
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    files: list[list[str]] = []
+    total = 0
+    for shard in sharded(tensors, dtype, shard_bytes):
+        save_file(shard, folder / f"shard-{len(files)}", metadata={"format": "pt"})
+        files.append(list(shard))
+        total += sum(tensor.nbytes for tensor in shard.values())
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(files):
+        name = f"model-{number + 1:05}-of-{len(files):05}.safetensors"
+        (folder / f"shard-{number}").rename(folder / name)
+        weight_map |= dict.fromkeys(names, name)
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    text = json.dumps(index, indent=2) + "\n"
+    (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+
+
+def sharded(tensors: NamedTensors, dtype: torch.dtype, shard_bytes: int) -> Iterator[dict[str, Tensor]]:
+    """Yields the converted tensors in groups of at most shard_bytes. Raises GrowError for values out of range."""
+    shard: dict[str, Tensor] = {}
+    for name, tensor in tensors:
+        stored = (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
+        del tensor  # else it would stay in memory while the next one is made
+        if stored.is_floating_point() and not bool(torch.isfinite(torch.stack(torch.aminmax(stored))).all()):
+            raise GrowError(f"tensor {name!r} is beyond the range of {dtype}; write fp32")
+        if shard and sum(other.nbytes for other in shard.values()) + stored.nbytes > shard_bytes:
+            yield shard
+            shard.clear()
+        shard[name] = stored
+    yield shard
 
 
 if __name__ == "__main__":

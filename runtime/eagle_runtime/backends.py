@@ -110,9 +110,9 @@ def open_sessions(
 def check_host_memory(manifest: Manifest, context: int, head_scratch: int) -> None:
     """Raises BackendError for caches that exceed this machine's memory and swap together, before they are allocated."""
     rows = {"target": context, "draft": context + head_scratch}
-    needed = 0
-    for name, model in manifest.models.items():
-        needed += 2 * model.num_layers * rows[name] * model.graph.kv_row_bytes
+    needed = sum(
+        2 * model.num_layers * rows[name] * model.graph.kv_row_bytes for name, model in manifest.models.items()
+    )
     total = total_memory()
     if total is not None and needed > total:
         raise BackendError(

@@ -22,6 +22,11 @@ from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle
 from eagle_runtime.result import Result
 
+SETTINGS = (  # of `EagleModel.stream` whose arguments have the same name
+    "max_new_tokens", "method", "tree", "total_token", "depth", "draft_top_k", "stop_token_ids", "ignore_eos", "seed",
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, or 2 after an error of the input."""
@@ -42,24 +47,9 @@ def run(args: argparse.Namespace) -> None:
         tracer = _Tracer()
         pieces = model.stream(
             _prompt(args),
-            max_new_tokens=args.max_new_tokens,
-            method=args.method,
-            tree=args.tree,
-            total_token=args.total_token,
-            depth=args.depth,
-            draft_top_k=args.draft_top_k,
-            stop_token_ids=args.stop_token_ids,
-            ignore_eos=args.ignore_eos,
-            seed=args.seed,
             on_cycle=tracer if args.trace is not None else None,
-            temperature=args.temperature,
-            top_k=args.top_k,
-            top_p=args.top_p,
-            min_p=args.min_p,
-            repetition_penalty=args.repetition_penalty,
-            presence_penalty=args.presence_penalty,
-            frequency_penalty=args.frequency_penalty,
             logit_bias=dict(args.logit_bias),
+            **{name: getattr(args, name) for name in SETTINGS},
         )
         if args.trace is not None:  # opened after all checks, so that a refused request leaves no file
             tracer.file = stack.enter_context(_open_trace(args.trace))

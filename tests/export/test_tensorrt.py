@@ -195,12 +195,13 @@ def test_real_shape_eagle3(folder: Path) -> None:
     check_bundle(export(target_folder, head_folder, folder / "bundle", precision="fp16", certify=False).bundle)
 
 
-@pytest.mark.parametrize("graph", ["target", "draft"])
+@pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])
 def test_one_engine_for_several_capabilities_has_the_kernels_of_each(
-    graph: str, bundle_of: Callable[..., Path]
+    precision: str, bundle_of: Callable[..., Path], quantised_bundle_of: Callable[[str, str], Path]
 ) -> None:
     """So the kernels of one engine for all capabilities stand for those of an engine for each."""
-    network = Network(bundle_of("eagle3", "fp16") / graph / "model.onnx", DRAFT_SIZES)
+    bundle = (bundle_of if precision == "fp16" else quantised_bundle_of)("eagle3", precision)
+    network = Network(bundle / "draft/model.onnx", DRAFT_SIZES)
     kernels = network.build()
     for capability in CAPABILITIES:
         assert kernels and network.build([capability]) == kernels

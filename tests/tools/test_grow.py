@@ -20,8 +20,7 @@ from eagle_export.bundle import export
 from eagle_export.heads.config import default_taps
 from eagle_runtime import EagleModel
 from eagle_runtime.generate import Cycle
-from eagle_tools.grow.axes import shares
-from eagle_tools.grow.layers import place_layers
+from eagle_tools.grow.axes import place_layers, shares
 from eagle_tools.grow.shape import GrowError, Shape
 from grow import grow, main
 

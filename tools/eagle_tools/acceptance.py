@@ -158,20 +158,10 @@ def run(args: argparse.Namespace) -> None:
         task = progress.add_task("decoding", total=len(settings) * len(args.bundles) * len(questions))
         for bundle in args.bundles:
             with EagleModel.load(bundle, threads=args.threads) as model:
+                name = Path(bundle).absolute().name
                 for tree, temperature in settings:
-                    name = Path(bundle).absolute().name
-                    rows.append(
-                        measure(
-                            model,
-                            name,
-                            questions,
-                            tree,
-                            temperature,
-                            args.max_new_tokens,
-                            args.seed,
-                            lambda: progress.advance(task),
-                        )
-                    )
+                    options = (tree, temperature, args.max_new_tokens, args.seed, lambda: progress.advance(task))
+                    rows.append(measure(model, name, questions, *options))
     text = table(rows)
     print(text, end="")
     if args.output is not None:

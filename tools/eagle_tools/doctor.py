@@ -19,9 +19,10 @@ from eagle_runtime import BackendError, BundleError, EagleModel, Result
 from eagle_runtime.backends import BACKENDS, PassedOver, reasons_text, unfit
 from eagle_runtime.bundle.fidelity import FidelityWarning, compared, shortfall
 from eagle_runtime.bundle.manifest import Certificate, Manifest, read_manifest
-from eagle_runtime.command import Parser, run_command
+from eagle_runtime.command import Parser
 from eagle_runtime.files import bundle_file, file_sha256
 from eagle_runtime.replay import compare, golden_prompts, mean_tau, replay
+from eagle_tools.check_command import run_check
 from eagle_tools.compare_engines import Difference, compare_sessions
 from eagle_tools.engines import find_engines, nvidia_gpu
 from eagle_tools.ties import is_tie
@@ -49,14 +50,11 @@ class Check:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, 1 if machine or bundle cannot be used, 2 for wrong input."""
-    fit = True
 
-    def run(args: argparse.Namespace) -> None:
-        nonlocal fit
-        fit = report_machine(args.json) if args.bundle is None else report_bundle(args)
+    def check(args: argparse.Namespace) -> bool:
+        return report_machine(args.json) if args.bundle is None else report_bundle(args)
 
-    status = run_command(_parser(), argv, run, extra="cpu", interrupted="interrupted")
-    return status or (0 if fit else 1)
+    return run_check(_parser(), argv, check, extra="cpu", interrupted="interrupted")
 
 
 def report_machine(as_json: bool) -> bool:

@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from eagle_runtime import EagleModel
-from eagle_runtime.command import Parser, run_command
+from eagle_runtime.command import Parser
 from eagle_runtime.errors import RequestError
 from eagle_runtime.machine.processor import processor_name
+from eagle_tools.check_command import run_check
 from eagle_tools.ties import is_tie
 
 LONGEST_PROMPT = 160  # tokens; exact attention treats the newest 64 positions differently from older ones
@@ -112,20 +113,21 @@ def random_method(model: EagleModel, random: np.random.Generator) -> dict[str, A
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, 1 if an output differed by more than a tie, 2 for wrong input."""
+    return run_check(_parser(), argv, run, extra="cpu", interrupted="interrupted")
+
+
+def run(args: argparse.Namespace) -> bool:
+    """Compare runs of each bundle and print the outcomes; returns whether all outputs are equal but for allowed
+    ties."""
+    if args.runs < 1 or args.tokens < 2:
+        raise RequestError(f"runs is {args.runs} and tokens {args.tokens}, but they must be 1 and 2 or more")
     lossless = True
-
-    def run(args: argparse.Namespace) -> None:
-        nonlocal lossless
-        if args.runs < 1 or args.tokens < 2:
-            raise RequestError(f"runs is {args.runs} and tokens {args.tokens}, but they must be 1 and 2 or more")
-        for bundle in args.bundles:
-            outcome = compare_runs(Path(bundle), args.runs, args.tokens, args.threads, args.seed)
-            allowed = 0 if outcome.rows else outcome.ties  # quantised targets must be equal without ties
-            lossless &= outcome.differ == allowed
-            print(json.dumps(asdict(outcome)) if args.json else described(outcome), flush=True)
-
-    status = run_command(_parser(), argv, run, extra="cpu", interrupted="interrupted")
-    return status or (0 if lossless else 1)
+    for bundle in args.bundles:
+        outcome = compare_runs(Path(bundle), args.runs, args.tokens, args.threads, args.seed)
+        allowed = 0 if outcome.rows else outcome.ties  # quantised targets must be equal without ties
+        lossless &= outcome.differ == allowed
+        print(json.dumps(asdict(outcome)) if args.json else described(outcome), flush=True)
+    return lossless
 
 
 def described(outcome: Outcome) -> str:

@@ -35,16 +35,9 @@ def speed_bars(summaries: Sequence[Summary]) -> str:
     bars = []
     for s in summaries:
         ratio = f" \N{MIDDLE DOT} {s.vs_vanilla.value:.2f}x" if s.vs_vanilla and s.vs_vanilla.value != 1 else ""
-        bars.append(
-            Bar(
-                s.setup.method,
-                ((s.tok_s.value, colours[s.setup.method]),),
-                f"{s.tok_s.value:.1f}{ratio}",
-                s.tok_s.low,
-                s.tok_s.high,
-                heading_of(s),
-            )
-        )
+        method, speed = s.setup.method, s.tok_s
+        piece = (speed.value, colours[method])
+        bars.append(Bar(method, (piece,), f"{speed.value:.1f}{ratio}", speed.low, speed.high, heading_of(s)))
     return bar_chart(bars, "tokens per second")
 
 

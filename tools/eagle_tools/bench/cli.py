@@ -12,24 +12,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle_runtime.command import Parser, run_command
+from eagle_runtime.command import Parser
 from eagle_runtime.errors import RequestError
 from eagle_runtime.files import replacing
+from eagle_tools.check_command import run_check
 
 MODES = "eager,compiled,prompt-lookup"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, 1 if an output is not that of plain decoding, 2 for wrong input."""
-    lossless = True
-
-    def bench(args: argparse.Namespace) -> None:
-        nonlocal lossless
-        lossless = run(args)
-
     stopped = "interrupted; finished rows are in the --output file, if one was given"
-    status = run_command(_parser(), argv, bench, extra="bench", interrupted=stopped)
-    return status or (0 if lossless else 1)
+    return run_check(_parser(), argv, run, extra="bench", interrupted=stopped)
 
 
 def run(args: argparse.Namespace) -> bool:

@@ -83,19 +83,13 @@ def bundle_contenders(
     watch: Watch | None = None,
 ) -> list[BundleContender]:
     """Returns a contender for each method at each temperature."""
-    precision = precision_name(model.manifest)
-    return [
-        BundleContender(
-            model,
-            Setup(method, precision, model.backend, bundle, temperature),
-            settings_of(method, model.manifest),
-            seed,
-            ignore_eos,
-            watch,
-        )
-        for temperature in temperatures
-        for method in methods
-    ]
+    precision, contenders = precision_name(model.manifest), []
+    for temperature in temperatures:
+        for method in methods:
+            setup = Setup(method, precision, model.backend, bundle, temperature)
+            settings = settings_of(method, model.manifest)
+            contenders.append(BundleContender(model, setup, settings, seed, ignore_eos, watch))
+    return contenders
 
 
 def first_turns(model: EagleModel, questions: Sequence[Question]) -> list[Asked]:

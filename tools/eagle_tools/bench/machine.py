@@ -16,6 +16,7 @@ from eagle_tools.engines import nvidia_gpu
 
 SAMPLE_BYTES = 1 << 29  # bytes read per try, more than most caches hold
 TRIES = 5
+PACKAGES = ["eagle-edge", "onnxruntime", "onnxruntime-gpu", "tensorrt-rtx", "tensorrt", "torch", "transformers"]
 
 
 def physical_cores() -> int:
@@ -67,15 +68,7 @@ def describe(threads: int) -> list[str]:
     gpu = nvidia_gpu()
     names = [f"{processor_name()}, {threads} thread{'s' if threads > 1 else ''}", *([gpu.says] if gpu.works else [])]
     versions = []
-    for package in (
-        "eagle-edge",
-        "onnxruntime",
-        "onnxruntime-gpu",
-        "tensorrt-rtx",
-        "tensorrt",
-        "torch",
-        "transformers",
-    ):
+    for package in PACKAGES:
         try:
             versions.append(f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:

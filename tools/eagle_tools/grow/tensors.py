@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from eagle_export.pair import EMBEDDING, LM_HEAD, Pair
-from eagle_tools.grow.axes import Axis, Stream
-from eagle_tools.grow.folder import NamedTensors
-from eagle_tools.grow.layers import LayerAxes, head_layer, place_layers, target_layer
+from eagle_tools.grow.axes import Axis, LayerAxes, Stream, head_layer, place_layers, target_layer
 from eagle_tools.grow.shape import GrowError, Shape, head_of
 
 ADDED_LOGIT = 256.0  # what EAGLE-1's LM head takes off an added token; after a norm it is ADDED_LOGIT / (constant RMS)
 INSERTED_OUTPUT = 1e-3  # standard deviation of the weights whose products cancel: small, so that rounding leaves little
 LAST_NORM = "model.norm.weight"
+
+NamedTensors = Iterator[tuple[str, Tensor]]
 
 
 def target_tensors(pair: Pair, shape: Shape, stream: Stream) -> NamedTensors:

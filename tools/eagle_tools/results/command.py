@@ -8,24 +8,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from eagle_runtime.command import Parser, run_command
+from eagle_runtime.command import Parser
 from eagle_runtime.errors import RequestError
+from eagle_tools.check_command import run_check
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, 1 if an output is not that of plain decoding, 2 for wrong input."""
-    lossless = True
-
-    def measure(args: argparse.Namespace) -> None:
-        nonlocal lossless
-        command = ["python", "-m", "eagle_tools.results", *(sys.argv[1:] if argv is None else argv)]
-        lossless = run(args, shlex.join(command))
-
-    stopped = "interrupted; finished stages are kept, run it again to go on"
-    status = run_command(_parser(), argv, measure, extra="cpu,export,bench", interrupted=stopped)
-    return status or (0 if lossless else 1)
+    command = shlex.join(["python", "-m", "eagle_tools.results", *(sys.argv[1:] if argv is None else argv)])
+    stopped = "interrupted; finished stages are kept, run it again to continue"
+    return run_check(_parser(), argv, lambda args: run(args, command), "cpu,export,bench", stopped)
 
 
 def run(args: argparse.Namespace, command: str) -> bool:
