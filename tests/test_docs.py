@@ -157,7 +157,7 @@ def test_pages_open_with_an_example() -> None:
         for page in DOCS
         if not any(line <= OPENING and has_example(language, content) for line, language, content in blocks(page))
     }
-    assert not without
+    assert without == set()
 
 
 def anchors(page: Path) -> set[str]:
