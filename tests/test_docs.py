@@ -50,9 +50,6 @@ PACKAGES = [
     "tools/eagle_tools",
 ]
 OPENING = 25  # lines of a page by which its first example begins
-WITHOUT_EXAMPLE = {  # pages that are being rewritten; the set only shrinks, and goes when it is empty
-    "sampling.md", "trees.md",
-}  # fmt: skip
 FOREIGN_OPTIONS = {"--help", "--inplace"}  # of every parser; rsync's
 
 
@@ -160,7 +157,7 @@ def test_pages_open_with_an_example() -> None:
         for page in DOCS
         if not any(line <= OPENING and has_example(language, content) for line, language, content in blocks(page))
     }
-    assert without <= WITHOUT_EXAMPLE
+    assert without == set()
 
 
 def anchors(page: Path) -> set[str]:

@@ -5,11 +5,8 @@
 from __future__ import annotations
 
 import io
-import json
 import re
-import sys
 import tokenize
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,9 +19,6 @@ WORDS = {
 PHRASES = re.compile(r"\blooked[\s-]+up\b|\bby[\s-]+heads\b", re.I)
 IDENTIFIERS = {"found"}
 EXEMPT = {"docs/glossary.md", "CHANGELOG.md", "tests/test_language.py"}  # these list or quote the words
-# file -> retired words that it still has: files that are being rewritten. The counts only shrink, and the list goes
-# when it is empty. `python tests/test_language.py` prints the places, with --counts this list.
-REMAINING: dict[str, int] = json.loads((ROOT / "tests/data/retired_words.json").read_text(encoding="utf-8"))
 
 
 def words(text: str) -> list[str]:
@@ -79,11 +73,8 @@ def retired() -> Iterator[tuple[str, int, str]]:
 
 
 def test_retired_words_stay_out() -> None:
-    places: dict[str, list[str]] = {}
-    for name, line, word in retired():
-        places.setdefault(name, []).append(f"{name}:{line}: {word}")
-    too_many = [place for name, them in places.items() if len(them) > REMAINING.get(name, 0) for place in them]
-    assert not too_many, "\n".join(["retired words (docs/glossary.md says what to write instead):", *too_many])
+    places = [f"{name}:{line}: {word}" for name, line, word in retired()]
+    assert not places, "\n".join(["retired words (docs/glossary.md says what to write instead):", *places])
 
 
 def test_retired_words_are_recognised() -> None:
@@ -102,8 +93,5 @@ def pick_beside(theSettled):  # what is
 
 
 if __name__ == "__main__":
-    if "--counts" in sys.argv:
-        print(json.dumps(Counter(name for name, _, _ in retired()), indent=1))
-    else:
-        for place in retired():
-            print("{}:{}: {}".format(*place))
+    for place in retired():
+        print("{}:{}: {}".format(*place))
