@@ -227,6 +227,24 @@ def test_every_large_weight_is_changed_and_listed(kind: str, precision: str, bun
         assert any(done == "fp16" for done in graph.recipe.values())  # the embedding
 
 
+@pytest.mark.parametrize("precision", ["int8-static", "int8-weight"])
+def test_dequantised_weights_have_zero_points(precision: str, bundle_of: Callable[..., Path]) -> None:
+    """One for each column. Without them no processor with AVX2 alone can run the graph (recipes/qdq.py)."""
+    bundle = bundle_of("eagle1", precision)
+    for spec in read_manifest(bundle).models.values():
+        graph = ir.load(bundle / spec.graph.file).graph
+        weights = [node for node in graph if node.op_type == "DequantizeLinear" and node.inputs[0] in weights_of(graph)]
+        assert len(weights) >= 4
+        for node in weights:
+            _, scale, zero = node.inputs
+            assert scale is not None and zero is not None and zero.shape == scale.shape
+            assert zero.const_value is not None and not zero.const_value.numpy().any()
+
+
+def weights_of(graph: ir.Graph) -> set[ir.Value]:
+    return set(graph.initializers.values())
+
+
 def test_int8_takes_a_quarter_of_the_bytes(bundle_of: Callable[..., Path]) -> None:
     sizes = [
         sum(path.stat().st_size for path in bundle_of("eagle1", precision).rglob("*.data"))

@@ -93,12 +93,16 @@ def best_range(x: Array, absmax: Array) -> float:
 
 
 def _weight(model: ir.Model, linear: Linear) -> ir.Value:
+    """Returns the dequantised weight. Its zero points are given though they are all 0: where one is left out and byte
+    products saturate, ONNX Runtime (1.32, QDQ::ConvertS8WeightToU8) puts in a single 128 for all columns, which its
+    DequantizeLinear then refuses."""
     name, (k, n), read, dtype = linear.name, linear.shape, linear.reader(), linear.x.dtype
     assert dtype is not None
     values, columns = pieces(lambda: _columns(read(), dtype), 2)
     weight = lazy_weight(model, f"{name}.int8", ir.DataType.INT8, (k, n), values)
     scale = lazy_weight(model, f"{name}.scale", dtype, (n,), columns)
-    return insert(linear.node, "DequantizeLinear", [weight, scale], axis=1)
+    zeros = lazy_weight(model, f"{name}.zero", ir.DataType.INT8, (n,), lambda: np.zeros(n, np.int8))
+    return insert(linear.node, "DequantizeLinear", [weight, scale, zeros], axis=1)
 
 
 def _columns(weight: Array, dtype: ir.DataType) -> tuple[Array, Array]:
