@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.lookup import LookupDrafter
 from eagle_runtime.drafting.shapes import DynamicTree
 from eagle_runtime.files import file_sha256
-from eagle_runtime.generate import Cycle, generate
+from eagle_runtime.generate import generate
 from eagle_runtime.loading import MAX_THREADS
 from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.session.protocol import Session
@@ -142,12 +143,11 @@ def decode_windows(
     for window in windows:
         new: list[int] = []
         sampler = Sampler(SamplingParams(), window, manifest.target.vocab_size)
-        for event in generate(target, new_drafter(), sampler, window):
-            if isinstance(event, Cycle):
-                verified += event.tree.num_nodes
-                new += event.step.tokens.tolist()
-                if len(new) >= NEW_TOKENS or not stop.isdisjoint(new):
-                    break
+        for cycle in islice(generate(target, new_drafter(), sampler, window), 1, None):  # the first is the prompt's
+            verified += cycle.tree.num_nodes
+            new += cycle.step.tokens.tolist()
+            if len(new) >= NEW_TOKENS or not stop.isdisjoint(new):
+                break
         np.add.at(counts, [*window, *new], 1)
         advance()
     return Tokens(sum(map(len, windows)), verified)

@@ -253,18 +253,16 @@ class EagleModel:
         elsewhere = 0.0  # seconds in which the consumer had its turn
         steps = self._scheduler.steps(lease, generate(self._target, drafter, sampler, prompt))
         with contextlib.closing(steps):
-            for event in steps:
-                if isinstance(event, Cycle):
-                    cycles.append(event)
+            for cycle in steps:
+                if emitted:
+                    cycles.append(cycle)
                     if on_cycle is not None:
-                        on_cycle(event)
-                    new = event.step.tokens.tolist()
-                else:
+                        on_cycle(cycle)
+                else:  # the prompt's
                     started += lease.waited
                     first_at = time.perf_counter()
                     elsewhere -= lease.waited
-                    new = [event]
-                new = stop.cut(new, len(emitted))
+                new = stop.cut(cycle.step.tokens.tolist(), len(emitted))
                 emitted += new
                 text = decoder.feed(new) if decoder is not None else ""
                 if stop.reason is not None:

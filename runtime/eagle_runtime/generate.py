@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from eagle_runtime.accept import Step, accept
 from eagle_runtime.drafting.drafter import Drafter
 from eagle_runtime.sampling import Sampler
@@ -15,8 +17,8 @@ from eagle_runtime.tree import Tree, root_only
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """One turn of the loop: the tree, what was accepted of it, and the seconds of drafting, of verifying, and of the
-    host's work after it."""
+    """One turn of the loop: the tree, what was accepted of it, and the seconds of drafting, of the target's forward
+    pass, and of the host's work after it."""
 
     tree: Tree
     step: Step
@@ -31,12 +33,16 @@ def generate(
     sampler: Sampler,
     prompt: Sequence[int],
     clock: Callable[[], float] = time.perf_counter,
-) -> Iterator[int | Cycle]:
-    """Decode without end: yields the first token, from the prompt's forward pass, then one Cycle after another, until
-    the cache is full. The caller decides when to stop. clock: returns seconds."""
+) -> Iterator[Cycle]:
+    """Decode without end: yields one Cycle after another until the cache is full. The first one is the prompt's: its
+    tree is the prompt's last token alone, and it emits the first token. The caller decides when to stop. clock: returns
+    seconds."""
+    started = clock()
     logits, features = target.prefill(prompt)
+    read = clock()
     tokens = [*prompt, sampler.next(logits)]
-    yield tokens[-1]
+    first = Step(np.zeros(1, np.int64), np.array(tokens[-1:], np.int64))
+    yield Cycle(root_only(prompt[-1]), first, 0.0, read - started, clock() - read)
     while target.cache.room > 0:
         started = clock()
         room = target.cache.room  # a tree never needs more rows than are left: it shrinks, in the end to its root

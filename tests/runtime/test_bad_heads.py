@@ -136,7 +136,7 @@ SAMPLINGS: list[dict[str, Any]] = [
 def tokens_of(drafter: Drafter, target: Target, sampler: Sampler) -> list[int]:
     tokens: list[int] = []
     for event in itertools.islice(generate(target, drafter, sampler, PROMPT), EVENTS):
-        tokens += [event] if isinstance(event, int) else event.step.tokens.tolist()
+        tokens += event.step.tokens.tolist()
     return tokens
 
 

@@ -27,7 +27,7 @@ from eagle_runtime.drafting.costs.tables import LARGEST, Costs, Timings
 from eagle_runtime.drafting.head import WINDOW, Head
 from eagle_runtime.drafting.shapes import DynamicTree
 from eagle_runtime.errors import RequestError
-from eagle_runtime.generate import Cycle, generate
+from eagle_runtime.generate import generate
 from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.target import Target
 from eagle_runtime.tree import Tree
@@ -70,13 +70,11 @@ def decode(
     drafter = Recording(draft, costs, acceptance, top_k=4, lookup=lookup)
     sampler = Sampler(SamplingParams(), [1, 2, 3], VOCAB)
     tokens, trees, cost = [], [], 0.0
-    for event in generate(model, drafter, sampler, [1, 2, 3]):
-        if isinstance(event, Cycle):
-            tokens += event.step.tokens.tolist()
-            trees.append(event.tree)
+    for number, cycle in enumerate(generate(model, drafter, sampler, [1, 2, 3])):
+        tokens += cycle.step.tokens.tolist()
+        if number > 0:
+            trees.append(cycle.tree)
             cost += drafter.cost or 1.0
-        else:
-            tokens.append(event)
         if len(tokens) >= count:
             break
     return tokens, trees, cost
@@ -138,10 +136,10 @@ def test_copies_alone_need_no_head() -> None:
     model = Target(FakeTarget(Loop()), 600)
     costs = Costs(CHEAP.target, None)
     drafter = CostAwareDrafter(None, costs, AcceptanceStats(), lookup=True)
-    passes, tokens = 0, 0
-    for event in generate(model, drafter, Sampler(SamplingParams(), [1, 2, 3], VOCAB), [1, 2, 3]):
-        passes += isinstance(event, Cycle)
-        tokens += len(event.step.tokens) if isinstance(event, Cycle) else 1
+    passes = tokens = 0
+    for cycle in generate(model, drafter, Sampler(SamplingParams(), [1, 2, 3], VOCAB), [1, 2, 3]):
+        passes += 1
+        tokens += len(cycle.step.tokens)
         if tokens > 200:
             break
     assert passes < 40
@@ -256,9 +254,9 @@ def test_reading_what_a_pause_left_unread_is_part_of_the_cost() -> None:
     acceptance = AcceptanceStats()
     drafter = Recording(Head(FakeHead(GOOD, top_k=4), 600, 200), costs, acceptance, top_k=4)
     paused, paid = 0, []
-    for event in generate(Target(FakeTarget(TARGET), 600), drafter, Sampler(SamplingParams(), [1], VOCAB), [1]):
-        if not isinstance(event, Cycle):
-            continue
+    cycles = generate(Target(FakeTarget(TARGET), 600), drafter, Sampler(SamplingParams(), [1], VOCAB), [1])
+    next(cycles)
+    for _ in cycles:
         if drafter.cost is None:
             paused += 1
             continue

@@ -24,7 +24,7 @@ from eagle_runtime.drafting.coupling import (
 from eagle_runtime.drafting.eagle import EagleDrafter
 from eagle_runtime.drafting.head import NEVER, WINDOW, Head
 from eagle_runtime.drafting.shapes import chain
-from eagle_runtime.generate import Cycle, generate
+from eagle_runtime.generate import generate
 from eagle_runtime.sampling import Sampler
 from eagle_runtime.target import Target
 from eagle_runtime.tree import Float
@@ -167,8 +167,7 @@ def test_numbers_are_those_of_the_position_in_the_whole_text(read: int) -> None:
     head = RankedHead(Head(FakeHead(language, top_k=VOCAB), 600, 8), GumbelRanker(sampler, Full()))
     drafter = EagleDrafter(head, chain(3))
     events = itertools.islice(generate(Target(FakeTarget(language), 600), drafter, sampler, prompt), 30)
-    cycles = [event for event in events if isinstance(event, Cycle)]
-    assert [cycle.step.num_accepted for cycle in cycles] == [3] * 29
+    assert [cycle.step.num_accepted for cycle in list(events)[1:]] == [3] * 29
 
 
 class Always:

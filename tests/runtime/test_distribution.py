@@ -195,12 +195,12 @@ def decode(
 ) -> tuple[Tokens, list[Cycle]]:
     """At least two cycles and `least` tokens, or all that the cache has room for."""
     tokens, cycles = [], []
-    for event in generate(target, drafter, Sampler(replace(params, seed=seed), PROMPT, VOCAB), PROMPT):
-        if isinstance(event, Cycle):
-            cycles.append(event)
-            tokens += event.step.tokens.tolist()
-        else:
-            tokens.append(event)
+    for number, cycle in enumerate(
+        generate(target, drafter, Sampler(replace(params, seed=seed), PROMPT, VOCAB), PROMPT)
+    ):
+        tokens += cycle.step.tokens.tolist()
+        if number > 0:
+            cycles.append(cycle)
         if len(tokens) >= least and len(cycles) >= 2:
             break
     return tuple(tokens), cycles

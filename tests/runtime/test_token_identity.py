@@ -25,7 +25,7 @@ from eagle_runtime.drafting.drafter import Drafter, NoDraft
 from eagle_runtime.drafting.eagle import EagleDrafter
 from eagle_runtime.drafting.head import DraftHead
 from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, chain
-from eagle_runtime.generate import Cycle, generate
+from eagle_runtime.generate import generate
 from eagle_runtime.sampling import Sampler
 from eagle_runtime.tree import EAGLE1_CHOICES
 
@@ -85,8 +85,8 @@ def decode(
     tokens: list[int] = []
     accepted = 0
     for event in generate(model._target, drafter, sampler, prompt):
-        accepted += event.step.num_accepted if isinstance(event, Cycle) else 0
-        tokens += event.step.tokens.tolist() if isinstance(event, Cycle) else [event]
+        accepted += event.step.num_accepted
+        tokens += event.step.tokens.tolist()
         if len(tokens) >= NEW_TOKENS:
             break
     return tokens[:NEW_TOKENS], sampler.rows[:NEW_TOKENS], accepted
