@@ -40,7 +40,7 @@ class Machine:
             alone = rows == 1 and after_target
             seconds = costs.plain_at(context) if alone else costs.target.at(context)[min(rows, LARGEST)]
         else:
-            timings = (costs.first if after_target else None) or costs.head
+            timings = costs.head
             assert timings is not None
             seconds = timings.at(context)[min(rows, LARGEST)]
         self._last = graph

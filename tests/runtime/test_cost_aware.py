@@ -250,7 +250,7 @@ def test_drafts_that_pay_again_never_pause() -> None:
 def test_reading_what_a_pause_left_unread_is_part_of_the_cost() -> None:
     """After a pause the head reads all tokens since its last draft at once, and the draft counts that."""
     per_row = 0.01
-    costs = Costs(CHEAP.target, CHEAP.head, None, Timings((1, LARGEST), (64,), ((per_row, LARGEST * per_row),)))
+    costs = Costs(CHEAP.target, Timings((1, LARGEST), (64,), ((per_row, LARGEST * per_row),)))
     acceptance = AcceptanceStats()
     drafter = Recording(Head(FakeHead(GOOD, top_k=4), 600, 200), costs, acceptance, top_k=4)
     paused, paid = 0, []

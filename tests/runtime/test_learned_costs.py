@@ -22,7 +22,6 @@ from eagle_runtime.drafting.costs.prior import pass_bytes, prior_costs
 from eagle_runtime.drafting.costs.storage import read_belief
 from eagle_runtime.drafting.costs.tables import (
     CONTEXTS,
-    FIRST_ROWS,
     HEAD_ROWS,
     TARGET_ROWS,
     Costs,
@@ -43,28 +42,27 @@ TARGET = Table(VOCAB, 0, 3.0)
 SIZES = np.array(TARGET_ROWS, np.float64)
 
 
-def costs_of(one: float, growth: np.typing.NDArray[np.float64], level: float, per_row: float, first: float) -> Costs:
-    """one: seconds of a single row, of which `growth` tells how many times more rows take; level, first: of the head,
-    `per_row`: what a further row adds."""
+def costs_of(one: float, growth: np.typing.NDArray[np.float64], level: float, per_row: float) -> Costs:
+    """one: seconds of a single row, of which `growth` tells how many times more rows take; level: of the head,
+    per_row: what a further row adds."""
 
     def timings(rows: tuple[int, ...], seconds: np.typing.NDArray[np.float64]) -> Timings:
         return Timings(rows, CONTEXTS, (tuple(seconds.tolist()), tuple((1.3 * seconds).tolist())))
 
     head = level * (1 + per_row * (np.array(HEAD_ROWS) - 1))
-    reads = first * (1 + 0.005 * (np.array(FIRST_ROWS) - 1))
     alone = timings((1,), np.array([0.9 * one]))
-    return Costs(timings(TARGET_ROWS, one * growth), timings(HEAD_ROWS, head), alone, timings(FIRST_ROWS, reads))
+    return Costs(timings(TARGET_ROWS, one * growth), timings(HEAD_ROWS, head), alone)
 
 
-CPU_PRIOR = costs_of(20e-3, 1 + 0.06 * (SIZES - 1), 2e-3, 0.05, 3e-3)
-GPU_PRIOR = costs_of(2e-3, 1 + 0.003 * (SIZES - 1), 0.25e-3, 0.003, 0.3e-3)
+CPU_PRIOR = costs_of(20e-3, 1 + 0.06 * (SIZES - 1), 2e-3, 0.05)
+GPU_PRIOR = costs_of(2e-3, 1 + 0.003 * (SIZES - 1), 0.25e-3, 0.003)
 STEPS = np.where(SIZES <= 8, 1.0, np.where(SIZES <= 16, 1.2, np.where(SIZES <= 32, 2.5, 4.0)))
 MACHINES: dict[str, tuple[Costs, Costs]] = {  # what is true, and what was taken for true
-    "steep": (costs_of(10e-3, 1 + 0.14 * (SIZES - 1), 1e-3, 0.03, 1.3e-3), CPU_PRIOR),
-    "mild": (costs_of(10e-3, 1 + 0.03 * (SIZES - 1), 1e-3, 0.03, 1.3e-3), CPU_PRIOR),
-    "steps": (costs_of(10e-3, STEPS, 1e-3, 0.03, 1.3e-3), CPU_PRIOR),
-    "flat": (costs_of(10e-3, 1 + 0.001 * (SIZES - 1), 0.5e-3, 0.002, 0.8e-3), GPU_PRIOR),
-    "steep, taken for flat": (costs_of(10e-3, 1 + 0.14 * (SIZES - 1), 1e-3, 0.03, 1.3e-3), GPU_PRIOR),
+    "steep": (costs_of(10e-3, 1 + 0.14 * (SIZES - 1), 1e-3, 0.03), CPU_PRIOR),
+    "mild": (costs_of(10e-3, 1 + 0.03 * (SIZES - 1), 1e-3, 0.03), CPU_PRIOR),
+    "steps": (costs_of(10e-3, STEPS, 1e-3, 0.03), CPU_PRIOR),
+    "flat": (costs_of(10e-3, 1 + 0.001 * (SIZES - 1), 0.5e-3, 0.002), GPU_PRIOR),
+    "steep, taken for flat": (costs_of(10e-3, 1 + 0.14 * (SIZES - 1), 1e-3, 0.03), GPU_PRIOR),
 }
 
 
@@ -109,19 +107,22 @@ def shares_of_the_best(true: Costs, costs: Costs) -> np.typing.NDArray[np.float6
 
 def drafting(costs: Costs, levels: int) -> float:
     """Seconds of the head's passes."""
-    assert costs.head is not None and costs.first is not None
-    return float(costs.first.at(64)[2] + levels * costs.head.at(64)[4])
+    assert costs.head is not None
+    return float(costs.head.at(64)[2] + levels * costs.head.at(64)[4])
 
 
 @pytest.mark.parametrize("share", [3.0, 1.0])
 @pytest.mark.parametrize("name", MACHINES)
 def test_trees_soon_are_as_good_as_with_true_costs(name: str, share: float) -> None:
     """After 1200 tokens on a machine that takes twice as long now and then, and some of whose passes take five times as
-    long."""
+    long. The mean over three seeds, since which sizes a generation happens to try changes the result by 2 %."""
     true, prior = MACHINES[name]
-    costs = LearnedCosts(unknown(prior))
-    decode(Machine(true, seed=0), costs, 1200, share)
-    assert shares_of_the_best(true, costs.latest()).mean() >= 0.95
+    shares = []
+    for seed in range(3):
+        costs = LearnedCosts(unknown(prior))
+        decode(Machine(true, seed), costs, 1200, share)
+        shares.append(shares_of_the_best(true, costs.latest()).mean())
+    assert np.mean(shares) >= 0.95
 
 
 def test_the_table_comes_to_be_true() -> None:
@@ -203,7 +204,7 @@ def test_what_context_adds_is_learned() -> None:
     assert at.at(2048)[8] / at.at(64)[8] == pytest.approx(3, rel=0.15)
 
 
-@pytest.mark.parametrize("one", [Pass("plain", 1, 500, 0.1), Pass("first", 7, 90, 0.1), Pass("head", 3, 0, 0.1)])
+@pytest.mark.parametrize("one", [Pass("plain", 1, 500, 0.1), Pass("head", 3, 0, 0.1)])
 def test_the_derivative_is_that_of_the_expectation(one: Pass) -> None:
     belief = measured(CPU_PRIOR)
     log, by = expected(belief, one)
@@ -217,10 +218,10 @@ def test_the_derivative_is_that_of_the_expectation(one: Pass) -> None:
 def test_a_table_is_what_is_expected() -> None:
     belief = unknown(CPU_PRIOR)
     for _ in range(5):
-        belief = learned(belief, [*some_passes(), Pass("head", 3, 700, 4e-3), Pass("first", 2, 700, 5e-3)])
+        belief = learned(belief, [*some_passes(), Pass("head", 3, 700, 4e-3)])
     result = table(belief)
-    assert result.head is not None and result.first is not None
-    for timings, kind, rows in ((result.target, "target", 16), (result.head, "head", 4), (result.first, "first", 16)):
+    assert result.head is not None
+    for timings, kind, rows in ((result.target, "target", 16), (result.head, "head", 4)):
         for context in (64, 900):
             log, _ = expected(belief, Pass(kind, rows, context, 1.0))  # type: ignore[arg-type]
             assert timings.at(context)[rows] == pytest.approx(np.exp(log))
@@ -234,14 +235,14 @@ def test_costs_by_shapes(precision: str, bundle_of: Callable[..., Path]) -> None
     manifest = read_manifest(bundle_of("eagle3", precision))
     for backend, least, most in (("cpu", 1.02, 8.0), ("cuda", 1.0, 1.02)):
         costs = prior_costs(manifest, backend)
-        assert costs.head is not None and costs.first is not None and costs.plain is not None
+        assert costs.head is not None and costs.plain is not None
         assert least <= costs.target.at(64)[60] / costs.target.at(64)[1] <= most
         assert costs.plain_at(64) < costs.target.at(64)[1] < costs.target.at(2000)[1]
-        assert costs.head.at(64)[4] < costs.first.at(64)[4] < costs.target.at(64)[4]
-        for timings in (costs.target, costs.head, costs.first):
+        assert costs.head.at(64)[4] < costs.target.at(64)[4]
+        for timings in (costs.target, costs.head):
             assert np.all(np.diff(timings.at(100)[1:]) >= 0)
     alone = prior_costs(read_manifest(bundle_of("alone", precision)), "cpu")
-    assert alone.head is alone.first is None and alone.plain_at(64) > 0
+    assert alone.head is None and alone.plain_at(64) > 0
 
 
 def test_larger_weights_take_longer(bundle_of: Callable[..., Path]) -> None:
@@ -325,7 +326,7 @@ def test_time_between_two_pieces_is_not_learned_from() -> None:
 
 @pytest.mark.parametrize("drafted", [False, True])
 def test_the_passes_of_a_cycle_add_up_to_its_seconds(drafted: bool) -> None:
-    """With drafts the head's first level, its further ones, then the verification, each with the time that it took."""
+    """With drafts the levels of the head's tree, then the verification, each with the time that it took."""
     clock, costs, taken = Machine(CPU_PRIOR), Recorder(), 0.0
     target = Target(TimedTarget(TARGET, clock), 300)
     drafter: Drafter = NoDraft(costs, clock.clock)
@@ -345,7 +346,7 @@ def test_the_passes_of_a_cycle_add_up_to_its_seconds(drafted: bool) -> None:
     kinds = [one.kind for one in costs.passes]
     assert sum(one.seconds for one in costs.passes) == pytest.approx(taken)
     assert [one.rows for one in costs.passes if one.kind in ("target", "plain")] == sizes[1:]
-    assert set(kinds) == ({"first", "head", "target"} if drafted else {"plain"})
+    assert set(kinds) == ({"head", "target"} if drafted else {"plain"})
 
 
 def test_what_was_learned_is_kept(cache: Path, model: EagleModel, bundle_of: Callable[..., Path]) -> None:
@@ -364,7 +365,7 @@ def taught(file: str = "costs.json") -> LearnedCosts:
     """Costs that saw enough passes to be kept."""
     costs = open_costs(file, lambda: CPU_PRIOR)
     for _ in range(FEW):
-        costs.learn([Pass("first", 2, 64, 2e-3), Pass("head", 4, 64, 2e-3), Pass("target", 8, 64, 26e-3)])
+        costs.learn([Pass("head", 4, 64, 2e-3), Pass("target", 8, 64, 26e-3)])
     return costs
 
 
@@ -372,7 +373,7 @@ def test_a_file_is_read_back(cache: Path) -> None:
     costs = taught()
     costs.close()
     again = open_costs("costs.json", lambda: GPU_PRIOR)
-    for one, other in ((again.latest().target, costs.latest().target), (again.latest().first, costs.latest().first)):
+    for one, other in ((again.latest().target, costs.latest().target), (again.latest().head, costs.latest().head)):
         assert one is not None and other is not None
         np.testing.assert_allclose(one.at(500), other.at(500))
     written = (cache / "costs.json").stat().st_mtime_ns

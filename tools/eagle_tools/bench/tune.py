@@ -50,7 +50,7 @@ def tune_chart(measured: Measured) -> str:
 
 
 def _graphs(costs: Costs) -> tuple[tuple[str, Timings | None], ...]:
-    return ("target", costs.target), ("head, first level", costs.first), ("head, further levels", costs.head)
+    return ("target", costs.target), ("head", costs.head)
 
 
 def _table(timings: Timings) -> str:

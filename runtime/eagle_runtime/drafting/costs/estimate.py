@@ -7,7 +7,7 @@ pass to pass: a machine that is slower for some seconds makes no size look expen
 size, is slower too.
 
 Shapes: S corrections, of them one of the scale, one of verifications that follow another, one of the context's share
-for each graph, and those of the sizes of target, head's levels, head's first level.
+for each graph, and those of the sizes of target and head.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from eagle_runtime.drafting.costs.tables import (
     CONTEXTS,
-    FIRST_ROWS,
     HEAD_ROWS,
     LARGEST,
     TARGET_ROWS,
@@ -33,9 +32,9 @@ from eagle_runtime.drafting.costs.tables import (
 Array = npt.NDArray[np.float64]
 
 SCALE, PLAIN, TARGET_CONTEXT, HEAD_CONTEXT, SIZES = range(5)
-STARTS = {"target": SIZES, "head": SIZES + len(TARGET_ROWS), "first": SIZES + len(TARGET_ROWS) + len(HEAD_ROWS)}
-ROWS = {"target": TARGET_ROWS, "head": HEAD_ROWS, "first": FIRST_ROWS}
-COUNT = STARTS["first"] + len(FIRST_ROWS)
+STARTS = {"target": SIZES, "head": SIZES + len(TARGET_ROWS)}
+ROWS = {"target": TARGET_ROWS, "head": HEAD_ROWS}
+COUNT = STARTS["head"] + len(HEAD_ROWS)
 
 # Standard deviations of logarithms: how far a table may be off before any pass was seen. They are assumptions; with
 # them, trees on the five simulated machines of test_learned_costs.py reach 95 % of the best rate after 1200 tokens.
@@ -105,7 +104,7 @@ def expected(belief: Belief, one: Pass) -> tuple[float, Array]:
     """Returns the logarithm of the seconds that a pass is expected to take, and its derivative by the corrections
     [S]."""
     graph = "target" if one.kind == "plain" else one.kind
-    timings = getattr(belief.base, one.kind) or (belief.base.head if one.kind == "first" else belief.base.target)
+    timings = getattr(belief.base, one.kind) or belief.base.target
     assert timings is not None, "passes of a head that the bundle lacks"
     rows = min(one.rows, LARGEST)
     near, slope = line_of(timings)
@@ -154,5 +153,4 @@ def table(belief: Belief) -> Costs:
     alone = corrected(base.plain or base.target, "target", of_target, scale * plain, (1,))
     if base.head is None:
         return Costs(target, None, alone)
-    head = corrected(base.head, "head", of_head, scale, HEAD_ROWS)
-    return Costs(target, head, alone, corrected(base.first or base.head, "first", of_head, scale, FIRST_ROWS))
+    return Costs(target, corrected(base.head, "head", of_head, scale, HEAD_ROWS), alone)

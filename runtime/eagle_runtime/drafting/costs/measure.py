@@ -10,8 +10,8 @@ import numpy as np
 
 from eagle_runtime.drafting.costs.tables import (
     CONTEXTS,
-    FIRST_ROWS,
     HEAD_ROWS,
+    LARGEST,
     TARGET_ROWS,
     Costs,
     Kind,
@@ -36,9 +36,7 @@ def measure(target: Target, head: DraftHead | None) -> Costs:
     the table, but for the ranking of the head's proposals; learning adds it."""
     _, features = target.prefill([0])
     first = None if head is None else head.observe([0], features)
-    rooms = [target.cache.capacity - max(TARGET_ROWS)] + (
-        [] if head is None else [head.cache.capacity - max(FIRST_ROWS)]
-    )
+    rooms = [one.cache.capacity - LARGEST for one in (target, head) if one is not None]
     contexts = tuple(sorted({min(context, *rooms) for context in CONTEXTS if min(rooms) > 0} or {0}))
     verified = [count for count in TARGET_ROWS if count <= target.cache.capacity]
 
@@ -47,12 +45,6 @@ def measure(target: Target, head: DraftHead | None) -> Costs:
         parents[0] = -1
         target.verify(Tree(np.zeros(rows, np.int64), parents, np.zeros(rows, np.float32)))
 
-    def read(rows: int) -> None:
-        assert head is not None
-        committed = head.cache.length
-        head.observe([0] * rows, features[np.zeros(rows, np.int64)])
-        head.cache.truncate(committed)
-
     def level(rows: int) -> None:
         assert head is not None and first is not None
         nodes = np.zeros(rows, np.int64)
@@ -60,8 +52,8 @@ def measure(target: Target, head: DraftHead | None) -> Costs:
             scratch.feed(nodes, first.hidden[nodes], nodes - 1)
 
     def one_round() -> dict[Key, float]:
-        """Seconds of every pass: cycles of the head's first level, a further one and a verification, then
-        verifications of one token in a row. Of passes that ran several times, the shortest."""
+        """Seconds of every pass: cycles of a level of the head's tree and a verification, then verifications of one
+        token in a row. Of passes that ran several times, the shortest."""
         times: dict[Key, float] = {}
 
         def run(kind: Kind, rows: int, context: int, one_pass: Callable[[int], None]) -> None:
@@ -74,10 +66,8 @@ def measure(target: Target, head: DraftHead | None) -> Costs:
             target.cache.pretend(context)
             if head is not None:
                 head.cache.pretend(context)
-            heads = zip(itertools.cycle(FIRST_ROWS), itertools.cycle(HEAD_ROWS), strict=False)
-            for rows, (first_rows, level_rows) in zip(verified, heads, strict=False):
+            for rows, level_rows in zip(verified, itertools.cycle(HEAD_ROWS), strict=False):
                 if head is not None:
-                    run("first", first_rows, context, read)
                     run("head", level_rows, context, level)
                 run("target", rows, context, verify)
             for _ in range(2):
@@ -97,7 +87,7 @@ def measure(target: Target, head: DraftHead | None) -> Costs:
 
     if head is None:
         return Costs(timings("target"), None)
-    return Costs(timings("target"), timings("head"), timings("plain"), timings("first"))
+    return Costs(timings("target"), timings("head"), timings("plain"))
 
 
 def _medians(one_round: Callable[[], dict[Key, float]]) -> dict[Key, float]:

@@ -17,7 +17,7 @@ ROUNDING = 1e-9  # of a covariance's least eigenvalue
 # Limits of a table that is read; no measurement exceeds them.
 FAR = 1 << 30  # rows before a pass
 SLOWEST_S = 1e6  # seconds of a pass
-TIMED = "cycles with the host's work"  # to be changed with what is timed
+TIMED = "cycles, all levels of the head alike"  # to be changed with what is timed
 
 
 def file_name(facts: Iterable[str]) -> str:
@@ -48,7 +48,7 @@ def write_belief(file: str, belief: Belief) -> None:
 def costs_from_json(data: dict[str, Any]) -> Costs:
     """Returns the Costs that dataclasses.asdict made the data of. Raises ValueError, KeyError, TypeError or
     OverflowError for anything else, and for numbers that no table holds."""
-    names = ("head", "plain", "first")
+    names = ("head", "plain")
     return Costs(_from_json(data["target"]), *(None if data[n] is None else _from_json(data[n]) for n in names))
 
 

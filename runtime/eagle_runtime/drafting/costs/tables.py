@@ -15,14 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 Seconds = npt.NDArray[np.float64]
-# Forward passes: a tree's verification, one of a single token that follows another such, a level of the head's tree,
-# and its first level, for which the head also reads the rows that were accepted.
-Kind = Literal["target", "plain", "head", "first"]
+# Forward passes: a verification of a tree, one of a single token that follows another such, a level of the head's tree.
+Kind = Literal["target", "plain", "head"]
 
 LARGEST = 64  # nodes of a tree whose size follows the costs
 TARGET_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, LARGEST)
 HEAD_ROWS = (1, 4, 10, 32)
-FIRST_ROWS = (1, 4, 16, LARGEST)  # verified rows that the head reads: many after a pause
 CONTEXTS = (64, 2048)  # rows before a pass; less where the model serves less
 
 
@@ -68,14 +66,11 @@ class Costs:
     host's own work.
 
     A pass takes less time after one of the same graph than after the other, whose threads and weights come in between.
-    plain: of verifications of one row that follow each other; None: as in `target`. first: of the pass of the head that
-    follows a verification, and reads the rows that it accepted; None: as in `head`. Without
-    `first`, method eagle emits 0.6 % fewer tokens per second (measured as for acceptance.DraftRate)."""
+    plain: of verifications of one row that follow each other; None: as in `target`."""
 
     target: Timings
     head: Timings | None
     plain: Timings | None = None
-    first: Timings | None = None
 
     def plain_at(self, context: int) -> float:
         """Returns the seconds of a token without drafts."""

@@ -29,10 +29,10 @@ class CycleTimer:
         """The next pass of the head begins now; others begin where the one before ended."""
         self._lap = self._clock()
 
-    def end_lap(self, kind: Kind, rows: int, context: int) -> None:
+    def end_lap(self, rows: int, context: int) -> None:
         """A pass of the head, and the host's work on its output, ends. rows: 0 for one that teaches nothing."""
         now = self._clock()
-        self._passes.append(Pass(kind, rows, context, now - self._lap))
+        self._passes.append(Pass("head", rows, context, now - self._lap))
         self._lap = now
 
     def end(self, rows: int) -> None:
