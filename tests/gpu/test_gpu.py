@@ -16,8 +16,7 @@ import pytest
 from eagle_export.replay import forced_logits
 from eagle_runtime import BackendError, BundleError, EagleModel, SamplingParams
 from eagle_runtime.drafting.drafter import Drafter, NoDraft
-from eagle_runtime.drafting.eagle import EagleDrafter
-from eagle_runtime.drafting.shapes import DynamicTree
+from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter
 from eagle_runtime.generate import generate
 from eagle_runtime.machine.nvidia import DeviceInfo, first_gpu
 from eagle_runtime.sampling import Sampler

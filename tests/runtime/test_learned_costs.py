@@ -16,19 +16,22 @@ from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.drafting.acceptance import CREDIT, SAVING, AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter, best_size
-from eagle_runtime.drafting.costs.estimate import expected, learned, measured, table, unknown
-from eagle_runtime.drafting.costs.learned import FEW, LearnedCosts, open_costs
-from eagle_runtime.drafting.costs.prior import pass_bytes, prior_costs
-from eagle_runtime.drafting.costs.storage import read_belief
-from eagle_runtime.drafting.costs.tables import (
+from eagle_runtime.drafting.costs.model import (
     CONTEXTS,
     HEAD_ROWS,
     TARGET_ROWS,
     Costs,
-    CostSource,
     Pass,
     Timings,
+    expected,
+    learned,
+    measured,
+    pass_bytes,
+    prior_costs,
+    table,
+    unknown,
 )
+from eagle_runtime.drafting.costs.storage import FEW, NOTABLE, LearnedCosts, open_costs, read_belief
 from eagle_runtime.drafting.drafter import Drafter, NoDraft
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.generate import generate
@@ -67,7 +70,7 @@ MACHINES: dict[str, tuple[Costs, Costs]] = {  # what is true, and what was taken
 
 
 def decode(
-    machine: Machine, costs: CostSource | None, count: int, share: float, acceptance: AcceptanceStats | None = None
+    machine: Machine, costs: LearnedCosts | None, count: int, share: float, acceptance: AcceptanceStats | None = None
 ) -> tuple[int, float]:
     """Greedy decoding of `count` tokens or a few more in pieces of 100; returns how many, and the seconds they took
     after the first token of each piece. costs: None drafts nothing. share: how much the head knows of the target."""
@@ -371,21 +374,21 @@ def taught(file: str = "costs.json") -> LearnedCosts:
 
 def test_a_file_is_read_back(cache: Path) -> None:
     costs = taught()
-    costs.close()
+    costs.save()
     again = open_costs("costs.json", lambda: GPU_PRIOR)
     for one, other in ((again.latest().target, costs.latest().target), (again.latest().head, costs.latest().head)):
         assert one is not None and other is not None
         np.testing.assert_allclose(one.at(500), other.at(500))
     written = (cache / "costs.json").stat().st_mtime_ns
-    again.close()
-    again.end_generation()
+    again.save()
+    again.save(NOTABLE)
     assert (cache / "costs.json").stat().st_mtime_ns == written, "nothing was learned since"
 
 
 def test_few_passes_are_not_worth_a_file(cache: Path) -> None:
     costs = open_costs("costs.json", lambda: CPU_PRIOR)
     costs.learn([Pass("plain", 1, 64, 30e-3)])
-    costs.close()
+    costs.save()
     assert not cache.exists()
 
 
@@ -423,7 +426,7 @@ def test_few_passes_are_not_worth_a_file(cache: Path) -> None:
     ],
 )
 def test_what_cannot_be_read_is_as_good_as_nothing(change: Callable[[Any], str], cache: Path) -> None:
-    taught().close()
+    taught().save()
     data = json.loads((cache / "costs.json").read_text(encoding="utf-8"))
     assert read_belief("costs.json") is not None
     (cache / "costs.json").write_text(change(data), encoding="utf-8")
@@ -432,7 +435,7 @@ def test_what_cannot_be_read_is_as_good_as_nothing(change: Callable[[Any], str],
 
 
 def test_costs_of_a_bundle_without_a_head_are_none_of_one_with_a_head(cache: Path) -> None:
-    taught().close()
+    taught().save()
     data = json.loads((cache / "costs.json").read_text(encoding="utf-8"))
     data["costs"]["head"] = None
     (cache / "costs.json").write_text(json.dumps(data), encoding="utf-8")
@@ -442,7 +445,7 @@ def test_costs_of_a_bundle_without_a_head_are_none_of_one_with_a_head(cache: Pat
 def test_a_folder_that_cannot_be_written_is_no_error(cache: Path) -> None:
     cache.write_text("a file where the folder should be", encoding="utf-8")
     costs = taught()
-    costs.end_generation()
-    costs.close()
+    costs.save(NOTABLE)
+    costs.save()
     costs.measured(CPU_PRIOR)
     assert costs.latest() == table(measured(CPU_PRIOR))

@@ -22,8 +22,9 @@ import numpy as np
 
 from eagle_runtime.accept import Step
 from eagle_runtime.drafting.acceptance import AcceptanceStats, DraftRate, match_kinds
-from eagle_runtime.drafting.costs.tables import HEAD_ROWS, LARGEST, Costs, CostSource, Seconds
-from eagle_runtime.drafting.costs.timer import CycleTimer
+from eagle_runtime.drafting.costs.measurement import CycleTimer
+from eagle_runtime.drafting.costs.model import HEAD_ROWS, LARGEST, Costs, Seconds
+from eagle_runtime.drafting.costs.storage import LearnedCosts
 from eagle_runtime.drafting.head import WINDOW, DraftHead, Proposal, Scratch
 from eagle_runtime.drafting.lookup import NgramIndex
 from eagle_runtime.target import Features
@@ -118,7 +119,7 @@ class CostAwareDrafter:
     def __init__(
         self,
         head: DraftHead | None,
-        costs: CostSource,
+        costs: LearnedCosts,
         acceptance: AcceptanceStats,
         *,
         top_k: int = 10,
