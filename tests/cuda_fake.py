@@ -1,4 +1,4 @@
-"""A fake GPU (session.trt.driver.Driver) in host memory, as strict as a real one.
+"""A fake GPU (session.trt.driver.CudaDriver) in host memory, as strict as a real one.
 
 Queued work runs only when the stream is synchronised, so a host buffer that is overwritten too early, or read too soon,
 makes a test fail. New memory is all ones (NaN in every float type), every access must lie inside one live allocation, a
@@ -17,13 +17,13 @@ import numpy.typing as npt
 from eagle_runtime.cache import ALIGNMENT
 from eagle_runtime.errors import BackendError
 from eagle_runtime.machine.nvidia import DeviceInfo
-from eagle_runtime.session.trt.driver import out_of_memory
+from eagle_runtime.session.trt.driver import CudaDriver, out_of_memory
 
 Work = Callable[[], None]
 STREAM = 7
 
 
-class FakeDriver:
+class FakeDriver(CudaDriver):
     """calls: (name, arguments...) of every call, in order. total: bytes of its memory."""
 
     def __init__(self, total: int = 1 << 32, compute_capability: str = "8.9", name: str = "Fake RTX") -> None:

@@ -17,7 +17,7 @@ import pytest
 
 import trt_fake
 from eagle_runtime.errors import BackendError
-from eagle_runtime.session.trt.driver import CudaDriver, Driver, describe
+from eagle_runtime.session.trt.driver import CudaDriver
 
 ROOT = Path(__file__).resolve().parents[1]
 API = ROOT / "tests/data/tensorrt_api.txt"
@@ -249,7 +249,7 @@ def test_cuda_bindings_take_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
         "launch": (5, 7),
         "destroy_graph": (5,),
     }
-    assert calls.keys() == {name for name, _ in inspect.getmembers(Driver, inspect.isfunction) if name[0] != "_"}
+    assert calls.keys() == {name for name, _ in inspect.getmembers(CudaDriver, inspect.isfunction) if name[0] != "_"}
     driver._graphs[5] = runtime.cudaGraphExec_t(5)
     for name, arguments in calls.items():
         with pytest.raises(BackendError, match=r"no NVIDIA driver is installed|serves CUDA up to"):
@@ -261,8 +261,8 @@ def test_the_error_without_a_driver_is_one_line() -> None:
     from cuda.bindings import runtime
 
     if runtime.cudaGetDeviceCount()[0] == runtime.cudaError_t.cudaSuccess:
-        assert describe().available <= describe().total
+        assert CudaDriver().describe().available <= CudaDriver().describe().total
         return
     with pytest.raises(BackendError, match=r"driver") as error:
-        describe()
+        CudaDriver().describe()
     assert "\n" not in str(error.value)

@@ -66,12 +66,12 @@ def checked_ids(name: str, values: Iterable[Any]) -> list[int]:
     if isinstance(values, np.ndarray) and values.ndim == 1 and np.issubdtype(values.dtype, np.integer):
         ids: list[int] = values.tolist()
         return ids
-    if isinstance(values, str | bytes | bytearray):
-        raise RequestError(f"{name} is {short_repr(values)}, but must be a list of token ids")
     try:
-        items = list(values)
+        items = None if isinstance(values, str | bytes | bytearray) else list(values)
     except TypeError:
-        raise RequestError(f"{name} is {short_repr(values)}, but must be a list of token ids") from None
+        items = None
+    if items is None:
+        raise RequestError(f"{name} is {short_repr(values)}, but must be a list of token ids")
     for index, item in enumerate(items):
         if type(item) is not int and not isinstance(item, np.integer):
             raise RequestError(f"{name} holds {short_repr(item)} at position {index}, which is no token id")

@@ -8,7 +8,7 @@ import io
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn
 
 from eagle_runtime.errors import EagleError, EagleWarning, is_panic
 from eagle_runtime.threads.interrupts import Interrupted, handled_interrupts
@@ -88,18 +88,11 @@ def _printed_warnings(program: str) -> Iterator[None]:
         warnings.simplefilter("default", EagleWarning)
         usual = warnings.showwarning
 
-        def show(
-            message: Warning | str,
-            category: type[Warning],
-            filename: str,
-            lineno: int,
-            file: TextIO | None = None,
-            line: str | None = None,
-        ) -> None:
+        def show(message: Warning | str, category: type[Warning], *place: Any, **named_place: Any) -> None:
             if issubclass(category, EagleWarning):
                 print_line(program, f"warning: {message}")
             else:
-                usual(message, category, filename, lineno, file, line)
+                usual(message, category, *place, **named_place)
 
         warnings.showwarning = show
         yield

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from eagle_runtime.errors import BackendError
-from eagle_runtime.session.trt.driver import CudaDriver, describe, no_driver
+from eagle_runtime.session.trt.driver import CudaDriver, no_driver
 
 Error = enum.IntEnum(
     "Error",
@@ -65,7 +65,7 @@ def bind(monkeypatch: pytest.MonkeyPatch, **answers: tuple[Any, ...]) -> Binding
 
 def test_the_gpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     bind(monkeypatch)
-    info = describe()
+    info = CudaDriver().describe()
     assert (info.name, info.compute_capability, info.cuda) == ("Card", "8.9", "13.1")
     assert (info.free, info.total) == (1_500_000_000, 8_000_000_000)
 
@@ -100,14 +100,14 @@ def test_the_error_says_why_no_gpu_can_be_used(
 ) -> None:
     bind(monkeypatch, **answers)
     with pytest.raises(BackendError) as error:
-        describe()
+        CudaDriver().describe()
     assert str(error.value).startswith(says) and "\n" not in str(error.value)
 
 
 def test_missing_bindings_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(BackendError, match=r"cuda-bindings is not installed .*; pip install 'cuda-bindings>=13'"):
-        describe()
+        CudaDriver().describe()
 
 
 def test_an_unknown_cuda_version_is_named() -> None:

@@ -148,6 +148,22 @@ def test_a_certificate_that_claims_more(bundle: Path, capsys: pytest.CaptureFixt
         assert (status, lines["agreement"][0]) == (word == "differs", word)
 
 
+def test_a_quantised_bundle_may_lose_what_other_kernels_round_away(
+    certified: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The source is made to have said something else in the last place of each continuation."""
+    bundle = Path(shutil.copytree(certified("int4"), tmp_path / "bundle"))
+    data = json.loads((bundle / MANIFEST_NAME).read_text(encoding="utf-8"))["certificate"]
+    for golden in data["prompts"]:
+        golden["continuation"][-1] = golden["top"][-1]["token_ids"][-1]
+    write(bundle, prompts=data["prompts"], agreement=0.0)
+    given = float(doctor(bundle, capsys)[1]["agreement"][1].split("%")[0]) / 100
+    for more, word in ((0.025, "ok"), (0.035, "differs")):
+        write(bundle, agreement=given + more)
+        status, lines = doctor(bundle, capsys)
+        assert (status, lines["agreement"][0]) == (word == "differs", word)
+
+
 def test_a_bundle_below_its_limits_is_reported_but_usable(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Who exported it accepted that; what it must not do is become worse."""
     assert doctor(bundle, capsys)[1]["limits"][0] == "ok"

@@ -28,6 +28,9 @@ from eagle_tools.engines import find_engines, nvidia_gpu
 from eagle_tools.ties import is_tie
 
 AGREEMENT_LOST = 0.005  # maximum loss of top-1 agreement, as a share of all tokens, against the certificate
+# The same of quantised targets, whose kernels round differently on other processors: int4 of the shipped pair,
+# certified at 94.5 % with AVX-512 VNNI, has 93.0 % with AVX2 alone. Of a certificate's 128 tokens this is 3.
+QUANTISED_AGREEMENT_LOST = 0.03
 TAU_LOST = 0.05  # maximum relative loss of tau: near ties fall differently on other processors
 FAR = 0.05  # maximum difference by rounding, as a share of an output's largest number
 
@@ -192,9 +195,11 @@ def _limits(manifest: Manifest, certificate: Certificate) -> Check:
 
 def _as_certified(model: EagleModel, certificate: Certificate) -> Iterator[Check]:
     here = compare(model, certificate.prompts)
+    quantised = model.manifest.precision["target"].startswith("int")
+    lost = QUANTISED_AGREEMENT_LOST if quantised else AGREEMENT_LOST
     yield Check(
         "agreement",
-        here.agreement >= certificate.agreement - AGREEMENT_LOST,
+        here.agreement >= certificate.agreement - lost,
         f"{here.agreement:.1%} of the source's tokens are ranked first (certified: {certificate.agreement:.1%})",
         here.agreement,
         certificate.agreement,

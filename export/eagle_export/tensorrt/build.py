@@ -23,7 +23,7 @@ from eagle_runtime.files import file_sha256
 from eagle_runtime.loading import DEFAULT_CONTEXT, HEAD_SCRATCH
 from eagle_runtime.machine.nvidia import DeviceInfo
 from eagle_runtime.session.trt.device import in_place
-from eagle_runtime.session.trt.driver import describe
+from eagle_runtime.session.trt.driver import CudaDriver
 from eagle_runtime.session.trt.engine_file import (
     ENGINES,
     SIDECAR,
@@ -89,7 +89,7 @@ def build_engines(
             "tensorrt builds for the GPU that is present; leave out the capability, or use the backend tensorrt-rtx"
         )
     trt = load_library(library)
-    gpu = describe() if library == "tensorrt" else None
+    gpu = CudaDriver().describe() if library == "tensorrt" else None
     capabilities = _checked(trt, compute_capabilities or CAPABILITIES) if gpu is None else (gpu.compute_capability,)
     verify_hashes(bundle, manifest)
     for model in manifest.models.values():

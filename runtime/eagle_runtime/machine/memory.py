@@ -25,7 +25,7 @@ def total_memory() -> int | None:
 
 
 class _MemoryStatus(ctypes.Structure):
-    """MEMORYSTATUSEX. total_page_file: bytes that all processes together may commit."""
+    """MEMORYSTATUSEX. total_page_file: bytes that all processes together may commit; other sizes follow it."""
 
     _fields_ = (
         ("length", ctypes.c_uint32),
@@ -33,10 +33,7 @@ class _MemoryStatus(ctypes.Structure):
         ("total_physical", ctypes.c_uint64),
         ("free_physical", ctypes.c_uint64),
         ("total_page_file", ctypes.c_uint64),
-        ("free_page_file", ctypes.c_uint64),
-        ("total_virtual", ctypes.c_uint64),
-        ("free_virtual", ctypes.c_uint64),
-        ("free_extended_virtual", ctypes.c_uint64),
+        ("others", ctypes.c_uint64 * 4),
     )
 
 

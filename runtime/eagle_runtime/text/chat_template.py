@@ -180,7 +180,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def _each(self, values: Iterable[Any]) -> Iterable[Any]:
         """Returns the values of a loop, counted. Those with a length keep it, since loop.length needs it."""
-        return _Counted(values, self._meter) if hasattr(values, "__len__") else self._steps(values)
+        return _Counted(values, self._steps) if hasattr(values, "__len__") else self._steps(values)
 
     def _steps(self, values: Iterable[Any]) -> Iterator[Any]:
         for value in values:
@@ -206,30 +206,16 @@ class _Environment(ImmutableSandboxedEnvironment):
 class _Metering(NodeTransformer):
     """Adds the meter's filters to a template: around the values of loops, lists, dicts and the operator ~."""
 
-    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802  (named after the class of nodes)
-        self.generic_visit(node)
-        node.iter = _filtered(node.iter, "_each")
-        return node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        return _filtered(nodes.List(node.nodes, lineno=node.lineno), "_joined")
-
-    def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        return _filtered(node, "_made")
-
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        return _filtered(node, "_made")
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        return node if node.ctx != "load" else _filtered(node, "_made")
-
-    def visit_Assign(self, node: nodes.Assign) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        if isinstance(node.target, nodes.NSRef):  # in a list, since no list may hold a namespace
+    def generic_visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> nodes.Node:
+        super().generic_visit(node, *args, **kwargs)
+        if isinstance(node, nodes.For):
+            node.iter = _filtered(node.iter, "_each")
+        elif isinstance(node, nodes.Concat):
+            return _filtered(nodes.List(node.nodes, lineno=node.lineno), "_joined")
+        elif isinstance(node, nodes.List | nodes.Dict) or (isinstance(node, nodes.Tuple) and node.ctx == "load"):
+            return _filtered(node, "_made")
+        elif isinstance(node, nodes.Assign) and isinstance(node.target, nodes.NSRef):
+            # In a list, since no list may hold a namespace.
             listed = _filtered(nodes.List([node.node], lineno=node.lineno), "_made")
             node.node = nodes.Getitem(listed, nodes.Const(0), "load", lineno=node.lineno)
         return node
@@ -240,19 +226,16 @@ def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
 
 
 class _Counted:
-    """The values of a loop, counted as they are taken."""
+    """The values of a loop. steps: yields them and counts each."""
 
-    def __init__(self, values: Any, meter: Meter) -> None:
-        self._values = values
-        self._meter = meter
+    def __init__(self, values: Any, steps: Callable[[Iterable[Any]], Iterator[Any]]) -> None:
+        self._values, self._steps = values, steps
 
     def __len__(self) -> int:
         return len(self._values)
 
     def __iter__(self) -> Iterator[Any]:
-        for value in self._values:
-            self._meter.step()
-            yield value
+        return self._steps(self._values)
 
 
 class _Namespace(Namespace):

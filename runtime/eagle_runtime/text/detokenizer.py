@@ -61,10 +61,8 @@ class Vocabulary:
         """All at once. Raises RequestError if the tokenizer cannot."""
         try:
             return str(self._tokenizer.decode(token_ids))
-        except Exception as error:  # the library raises bare Exception
-            raise RequestError(f"{self._name} cannot decode its tokens ({error}); export the bundle again") from None
         except BaseException as error:
-            if not is_panic(error):
+            if not (isinstance(error, Exception) or is_panic(error)):  # the library raises bare Exception, and panics
                 raise
             raise RequestError(f"{self._name} cannot decode its tokens ({error}); export the bundle again") from None
 

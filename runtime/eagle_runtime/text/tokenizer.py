@@ -51,16 +51,14 @@ class Text:
         """Text as it stands, chat messages through the chat template, or ids as given -> ids. Raises RequestError."""
         if isinstance(prompt, str):
             return self._encoded(prompt, "the prompt", special=True)
-        if isinstance(prompt, Mapping | bytes | bytearray):
+        try:
+            items = None if isinstance(prompt, Mapping | bytes | bytearray) else list(prompt)
+        except TypeError:
+            items = None
+        if items is None:
             raise RequestError(
                 f"the prompt is {short_repr(prompt)}, but must be text, a list of token ids, or a list of chat messages"
             )
-        try:
-            items = list(prompt)
-        except TypeError:
-            raise RequestError(
-                f"the prompt is {short_repr(prompt)}, but must be text, a list of token ids, or a list of chat messages"
-            ) from None
         messages = [item for item in items if isinstance(item, Mapping)]
         if messages and len(messages) < len(items):
             raise RequestError("the prompt mixes chat messages and ids; give one kind")
@@ -158,10 +156,8 @@ def _errors_of(path: Path, failed: str) -> Iterator[None]:
         yield
     except (BundleError, RequestError, MemoryError):
         raise
-    except Exception as error:  # the library raises bare Exception
-        raise BundleError(f"{path} {failed} ({_one_line(error)}); export the bundle again") from None
     except BaseException as error:
-        if not is_panic(error):
+        if not (isinstance(error, Exception) or is_panic(error)):  # the library raises bare Exception, and panics
             raise
         raise BundleError(f"{path} {failed} ({_one_line(error)}); export the bundle again") from None
 

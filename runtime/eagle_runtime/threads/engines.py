@@ -75,14 +75,12 @@ class Engines:
         nothing is freed."""
         if self._forked:
             return
-        self._closed = True
+        self.stop()
         newest = self._newest
-        if newest is not None and newest.lock.locked():
-            if newest.thread is this_thread():
-                self._free_afterwards = True
-                return
-            wait(newest)
-        self._free()
+        if newest is not None and newest.thread is this_thread() and newest.lock.locked():
+            self._free_afterwards = True
+        else:
+            self._free()
 
     def stop(self) -> None:
         """Refuse further steps and wait for the running one."""

@@ -11,10 +11,9 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 
 # Ctrl-C, kill, a closed terminal (which Windows does not signal).
@@ -59,20 +58,22 @@ def handled_interrupts() -> Iterator[None]:
 @contextlib.contextmanager
 def _watched(numbers: frozenset[int]) -> Iterator[None]:
     """Within the block a thread reads the signals that arrive."""
-    receive, send, close = _channel()
+    reader, writer = socket.socketpair()  # not a pipe: Windows takes only sockets
+    writer.setblocking(False)
     done = threading.Event()
-    watch = threading.Thread(target=_watch, args=(receive, numbers, done), name="eagle-interrupts", daemon=True)
+    watch = threading.Thread(target=_watch, args=(reader, numbers, done), name="eagle-interrupts", daemon=True)
     watch.start()
     if hasattr(os, "register_at_fork"):  # or a signal that a forked child gets would count here
         os.register_at_fork(after_in_child=lambda: None if done.is_set() else _reset_wakeup())
-    earlier = signal.set_wakeup_fd(send, warn_on_full_buffer=False)
+    earlier = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     try:
         yield
     finally:
         signal.set_wakeup_fd(earlier, warn_on_full_buffer=False)
         done.set()
-        close()
+        writer.close()
         watch.join()
+        reader.close()
 
 
 def _reset_wakeup() -> None:
@@ -80,11 +81,12 @@ def _reset_wakeup() -> None:
         signal.set_wakeup_fd(-1)
 
 
-def _watch(receive: Callable[[], bytes], numbers: frozenset[int], done: threading.Event) -> None:
+def _watch(reader: socket.socket, numbers: frozenset[int], done: threading.Event) -> None:
+    """Read the numbers of signals until the other end is closed."""
     if hasattr(signal, "pthread_sigmask"):  # or the system may deliver to this thread what should wake the main one
         signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     first = resent = None
-    while data := receive():
+    while data := _received(reader):
         if data[0] not in numbers:
             continue
         now = time.monotonic()
@@ -101,32 +103,9 @@ def _watch(receive: Callable[[], bytes], numbers: frozenset[int], done: threadin
             return
 
 
-def _channel() -> tuple[Callable[[], bytes], int, Callable[[], None]]:
-    """Returns a function that waits for a byte (b"" at the end), the descriptor to write bytes to, and a function that
-    closes it."""
-    if sys.platform == "win32":  # where set_wakeup_fd takes only sockets
-        ours, theirs = socket.socketpair()
-        theirs.setblocking(False)
-
-        def close_sockets() -> None:
-            theirs.close()
-
-        def receive() -> bytes:
-            with contextlib.suppress(OSError):
-                if data := ours.recv(1):
-                    return data
-            ours.close()
-            return b""
-
-        return receive, theirs.fileno(), close_sockets
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    os.set_inheritable(writer, False)
-
-    def read() -> bytes:
-        if data := os.read(reader, 1):
-            return data
-        os.close(reader)
+def _received(reader: socket.socket) -> bytes:
+    """Wait for the next byte and return it; b"" when the other end is closed."""
+    try:
+        return reader.recv(1)
+    except OSError:  # Windows may report the closed end so
         return b""
-
-    return read, writer, lambda: os.close(writer)

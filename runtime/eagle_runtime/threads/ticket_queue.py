@@ -10,20 +10,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-
-class _ThreadLocal(threading.local):
-    """Holds one object per thread. A thread's number would not do: the system reuses it after the thread has ended."""
-
-    def __init__(self) -> None:
-        self.thread = object()
-
-
-_local = _ThreadLocal()
+_local = threading.local()
 
 
 def this_thread() -> object:
-    """Returns an object that identifies the calling thread and no other."""
-    return _local.thread
+    """Returns an object that identifies the calling thread and no other. A thread's number would not do: the system
+    reuses it after the thread has ended."""
+    return _local.__dict__.setdefault("thread", object())
 
 
 class Ticket:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_runtime.errors import BackendError, EagleError
-from eagle_runtime.session.trt.driver import describe
+from eagle_runtime.session.trt.driver import CudaDriver
 
 TOKENS = 16  # decoded tokens: enough for a few trees after the prompt
 TIMEOUT = 1800  # seconds
@@ -116,7 +116,7 @@ def _windows_peak() -> int:
 
 def _device_free() -> int | None:
     try:
-        return describe().available
+        return CudaDriver().describe().available
     except BackendError:  # no GPU, or no cuda-bindings
         return None
 

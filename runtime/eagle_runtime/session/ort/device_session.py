@@ -53,7 +53,7 @@ class OrtDeviceSession(BoundSession):
         device, total = self._memory.device, sizes["T"]
         kept = next(name for name in self.outputs if name in ROWS)
         self._binding.bind_output(kept, device)  # into new memory in every forward pass
-        self._bind_cache(device, cache.addresses, cache.length, total, cache.row_bytes, self._row.dtype)
+        self._bind_cache(device, cache.addresses, cache.length, total)
         results: dict[str, Any] = {name: self._bind_output(name, sizes) for name in self.outputs if name != kept}
         run_graph(self._session, self._binding)
         value = self._binding.get_outputs()[0]  # outputs come in the order in which they were bound first

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from eagle_runtime.errors import BackendError
-from eagle_runtime.session.ort import onnx_bytes
+from eagle_runtime.session.ort import small_graphs
 
 # Version 1.32 and newer sends usage data by default, with an id of the machine from the user's cache folder.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -67,9 +67,9 @@ def open_graph(
 def byte_products_saturate() -> bool:
     """Returns whether products of unsigned by signed bytes are wrong on this processor: x86 processors without VNNI add
     pairs of them in 16 bits. Tries one product of the largest values."""
-    matrices = {"a": (onnx_bytes.UINT8, 2), "b": (onnx_bytes.INT8, 2)}
-    node = onnx_bytes.node("MatMulInteger", ["a", "b"], "y")
-    product = onnx_bytes.model([node], matrices, {"y": (onnx_bytes.INT32, 2)})
+    matrices = {"a": (small_graphs.UINT8, 2), "b": (small_graphs.INT8, 2)}
+    node = small_graphs.node("MatMulInteger", ["a", "b"], "y")
+    product = small_graphs.model([node], matrices, {"y": (small_graphs.INT32, 2)})
     feeds = {"a": np.full((4, 64), 255, np.uint8), "b": np.full((64, 16), 127, np.int8)}
     (sums,) = open_graph(Path("byte_product"), threads=1, model=product).run(None, feeds)
     return bool(np.any(sums != 255 * 127 * 64))

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.cache import Cache
-from eagle_runtime.session.ort import row_graphs
+from eagle_runtime.session.ort import small_graphs
 from eagle_runtime.session.ort.library import CPU, Providers, open_graph, run_graph
 from eagle_runtime.session.protocol import Array
 from eagle_runtime.tree import Int
@@ -36,7 +36,7 @@ class OrtMemory:
         self.device = device
         self._allocate, self._pick, self._move = (
             open_graph(Path(graph.__name__), providers, 1, graph())
-            for graph in (row_graphs.allocate, row_graphs.pick, row_graphs.move)
+            for graph in (small_graphs.allocate, small_graphs.pick, small_graphs.move)
         )
 
     def allocate(self, nbytes: int) -> Any:

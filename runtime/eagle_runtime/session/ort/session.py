@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec, pieces_of
 from eagle_runtime.cache import HeadMajorCache, KVCache, aligned_empty
@@ -42,6 +41,8 @@ class BoundSession(Session):
         self.outputs: Mapping[str, TensorSpec] = {n: s for n, s in spec.outputs.items() if n not in self._new_names}
         self._layers = len(self._past_names) // 2
         self._row = spec.outputs[self._new_names[0]]
+        self._row_shape = int(self._row.shape[2]), int(self._row.shape[3])  # key/value heads, and the width of one
+        self._row_bytes = spec.kv_row_bytes
         self._buffers: dict[str, Array] = {}
         # Bound inputs, each with the sizes of the symbolic dimensions that its shape determines.
         self._bound_inputs: dict[str, tuple[Array, dict[str, int]]] = {}
@@ -78,29 +79,16 @@ class BoundSession(Session):
             self._buffers[name] = aligned_empty((count,), spec.dtype)
         return self._buffers[name][:count].reshape(shape)
 
-    @property
-    def _row_shape(self) -> tuple[int, int]:
-        """Key/value heads, and the width of one."""
-        return int(self._row.shape[2]), int(self._row.shape[3])
-
-    def _bind_cache(
-        self,
-        device: str,
-        addresses: Sequence[int],
-        length: int,
-        rows: int,
-        row_bytes: int,
-        dtype: npt.DTypeLike,
-    ) -> None:
+    def _bind_cache(self, device: str, addresses: Sequence[int], length: int, rows: int) -> None:
         """Bind the first `length` rows of the cache as the past, and the `rows` rows after them as the place of the new
         ones, so that a forward pass appends without a copy. addresses: of the keys of layer 0, its values, the keys of
         layer 1, ... on `device`."""
-        kind = np.dtype(dtype).type
+        kind = np.dtype(self._row.dtype).type
         past_shape = (1, length, *self._row_shape)
         new_shape = (1, rows, *self._row_shape)
         for past, new, address in zip(self._past_names, self._new_names, addresses, strict=True):
             self._binding.bind_input(past, device, 0, kind, past_shape, address)
-            self._binding.bind_output(new, device, 0, kind, new_shape, address + length * row_bytes)
+            self._binding.bind_output(new, device, 0, kind, new_shape, address + length * self._row_bytes)
 
     def _bind_output(self, name: str, sizes: Mapping[str, int]) -> Array:
         """Bind an output to a host buffer, which stays bound while its shape stays the same. Returns the buffer,
@@ -151,7 +139,7 @@ class OrtSession(BoundSession):
         if isinstance(cache, HeadMajorCache):
             self._bind_head_major(cache, rows)
         else:
-            self._bind_cache("cpu", cache.addresses, cache.length, rows, cache.rows.strides[1], cache.rows.dtype)
+            self._bind_cache("cpu", cache.addresses, cache.length, rows)
         results = {name: self._bind_output(name, sizes) for name in self.outputs}
         run_graph(self._session, self._binding)
         if padded:

@@ -11,13 +11,14 @@ import ctypes
 import itertools
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.cache import ALIGNMENT, Cache
-from eagle_runtime.session.trt.driver import Driver
+from eagle_runtime.session.trt.driver import CudaDriver
 from eagle_runtime.session.trt.padding import PAST_STEP, round_up
 from eagle_runtime.tree import Int
 
@@ -28,7 +29,7 @@ SMALLEST = 1 << 12  # bytes; blocks for rows have sizes of powers of two, at lea
 class Device:
     """A GPU's memory and stream, shared by the sessions that exchange rows, and freed when the last one closes."""
 
-    def __init__(self, driver: Driver, users: int = 1) -> None:
+    def __init__(self, driver: CudaDriver, users: int = 1) -> None:
         self.driver = driver
         self.stream = driver.create_stream()
         self._users = users
@@ -67,14 +68,12 @@ class Device:
 
     def give_back(self, block: Block) -> None:
         """Keep the block's memory for reuse, or free it."""
-        if not self.open:
-            return
-        if block.reused:
+        if self.open and block.reused:
             self._spare[block.size].append(block.address)
-            return
-        self.wait()
-        self._addresses.remove(block.address)
-        self.driver.free(block.address)
+        elif self.open:
+            self.wait()
+            self._addresses.remove(block.address)
+            self.driver.free(block.address)
 
     def wait(self) -> None:
         """Wait until all queued work is done."""
@@ -83,29 +82,26 @@ class Device:
     def release(self) -> None:
         """Called by each session as it closes; the last call frees all memory."""
         self._users -= 1
-        if self._users != 0:
-            return
-        self.wait()
-        for address in self._addresses:
-            self.driver.free(address)
-        for address in self._pinned:
-            self.driver.free_host(address)
-        self.driver.destroy_stream(self.stream)
+        if self._users == 0:
+            self.wait()
+            for address in self._addresses:
+                self.driver.free(address)
+            for address in self._pinned:
+                self.driver.free_host(address)
+            self.driver.destroy_stream(self.stream)
 
 
+@dataclass(slots=True)
 class Block:
     """Device memory in use. reused: whether it serves other rows afterwards instead of being freed."""
 
-    __slots__ = ("_device", "address", "reused", "size")
-
-    def __init__(self, device: Device, address: int, size: int, reused: bool) -> None:
-        self._device = device
-        self.address = address
-        self.size = size
-        self.reused = reused
+    device: Device
+    address: int
+    size: int
+    reused: bool
 
     def __del__(self) -> None:
-        self._device.give_back(self)
+        self.device.give_back(self)
 
 
 class DeviceRows:
@@ -135,19 +131,13 @@ class DeviceRows:
         if isinstance(index, slice):
             start, stop, step = index.indices(self._count)
             assert step == 1, "a slice of adjacent rows, or an array of indices"
-            count = max(0, stop - start)
-            return DeviceRows(
-                self._device, self.address + start * self.row_bytes, count, self._width, self.dtype, self._block
-            )
+            address = self.address + start * self.row_bytes
+            return DeviceRows(self._device, address, max(0, stop - start), self._width, self.dtype, self._block)
         assert len(index) == 0 or (index.min() >= 0 and index.max() < self._count), "no such row"
         picked = empty_rows(self._device, len(index), self._width, self.dtype)
-        for target, source, count in runs(index):
-            self._device.driver.copy(
-                picked.address + target * self.row_bytes,
-                self.address + source * self.row_bytes,
-                count * self.row_bytes,
-                self._device.stream,
-            )
+        for place, row, rows in runs(index):
+            target, source = picked.address + place * self.row_bytes, self.address + row * self.row_bytes
+            self._device.driver.copy(target, source, rows * self.row_bytes, self._device.stream)
         return picked
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
@@ -201,33 +191,19 @@ class DeviceCache(Cache):
         """Returns where a row of an array begins: 2i for the keys of layer i, 2i + 1 for its values."""
         return self._block.address + array * self.pitch + row * self.row_bytes
 
-    def append(self, source: int, pitch: int, count: int) -> None:
-        """Copy `count` rows of every array to the places after the committed rows. source: address of the rows of the
-        first array; pitch: bytes from there to those of the next."""
-        self._device.driver.copy_2d(
-            self.address(0, self.length),
-            self.pitch,
-            source,
-            pitch,
-            count * self.row_bytes,
-            self.arrays,
-            self._device.stream,
-        )
+    def append(self, source: int, pitch: int, count: int, place: int = 0) -> None:
+        """Copy `count` rows of every array to rows length + place, length + place + 1, ... source: address of those of
+        the first array; pitch: bytes from there to those of the next."""
+        target = self.address(0, self.length + place)
+        nbytes, stream = count * self.row_bytes, self._device.stream
+        self._device.driver.copy_2d(target, self.pitch, source, pitch, nbytes, self.arrays, stream)
 
     def gather(self, path: Int) -> None:
         """One copy per moved row, for all layers, in ascending order, so that no row is overwritten before it is
         read."""
         for place, row in enumerate(path.tolist()):
             if place != row:
-                self._device.driver.copy_2d(
-                    self.address(0, self.length + place),
-                    self.pitch,
-                    self.address(0, self.length + row),
-                    self.pitch,
-                    self.row_bytes,
-                    self.arrays,
-                    self._device.stream,
-                )
+                self.append(self.address(0, self.length + row), self.pitch, 1, place)
 
 
 def cache_rows(capacity: int) -> int:

@@ -7,7 +7,7 @@ waits for them. Every failure raises a BackendError.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from eagle_runtime.errors import BackendError
 from eagle_runtime.machine.nvidia import DeviceInfo, cuda_version
@@ -15,62 +15,8 @@ from eagle_runtime.machine.nvidia import DeviceInfo, cuda_version
 OLDEST_DRIVER = {12: "525", 13: "580"}  # CUDA major version -> the first driver release that supports it
 
 
-class Driver(Protocol):
-    """The GPU operations that sessions need."""
-
-    def describe(self) -> DeviceInfo: ...
-
-    def allocate(self, nbytes: int) -> int:
-        """Returns the address of device memory, 256-byte aligned, with undefined content."""
-
-    def free(self, address: int) -> None: ...
-
-    def allocate_host(self, nbytes: int) -> int:
-        """Returns the address of page-locked host memory, which the GPU can copy from and to directly."""
-
-    def free_host(self, address: int) -> None: ...
-
-    def create_stream(self) -> int:
-        """Returns a stream that does not wait for the default stream."""
-
-    def destroy_stream(self, stream: int) -> None: ...
-
-    def synchronize(self, stream: int) -> None:
-        """Wait until all queued work is done."""
-
-    def upload(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Copy from the host. The source must not change until the stream is synchronised."""
-
-    def download(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Copy to the host. The target is valid once the stream is synchronised."""
-
-    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Copy inside the device. Target and source must not overlap."""
-
-    def copy_2d(
-        self, target: int, target_pitch: int, source: int, source_pitch: int, width: int, height: int, stream: int
-    ) -> None:
-        """Copy inside the device `height` pieces of `width` bytes, which begin a pitch apart."""
-
-    def clear(self, target: int, nbytes: int, stream: int) -> None:
-        """Fill with zero bytes."""
-
-    def capture(self, stream: int, queue: Callable[[], bool]) -> int | None:
-        """Record the work that `queue` puts on the stream instead of running it. Returns the graph, or None if it
-        cannot be captured."""
-
-    def launch(self, graph: int, stream: int) -> None: ...
-
-    def destroy_graph(self, graph: int) -> None: ...
-
-
-def describe() -> DeviceInfo:
-    """Returns the first GPU as CUDA describes it. Raises BackendError saying why none can be used."""
-    return CudaDriver().describe()
-
-
 class CudaDriver:
-    """The driver of the first GPU that CUDA_VISIBLE_DEVICES leaves."""
+    """The operations that sessions need of the first GPU that CUDA_VISIBLE_DEVICES leaves."""
 
     def __init__(self) -> None:
         """Raises BackendError if the driver, a GPU or cuda-bindings is missing."""
@@ -82,12 +28,12 @@ class CudaDriver:
             ) from None
         self._cuda: Any = runtime
         self._graphs: dict[int, Any] = {}
-        count = self._answer("cudaGetDeviceCount")
-        if count == 0:
+        if self._answer("cudaGetDeviceCount") == 0:
             raise BackendError(_NO_GPU)
         self._call("cudaSetDevice", 0)
 
     def describe(self) -> DeviceInfo:
+        """Returns the GPU as CUDA describes it."""
         properties = self._answer("cudaGetDeviceProperties", 0)
         free, total = self._call("cudaMemGetInfo")
         return DeviceInfo(
@@ -99,6 +45,7 @@ class CudaDriver:
         )
 
     def allocate(self, nbytes: int) -> int:
+        """Returns the address of device memory, 256-byte aligned, with undefined content."""
         error, address = self._cuda.cudaMalloc(nbytes)
         if error == self._cuda.cudaError_t.cudaErrorMemoryAllocation:
             self._cuda.cudaGetLastError()  # or the next call would report the error again
@@ -111,42 +58,52 @@ class CudaDriver:
         self._call("cudaFree", address)
 
     def allocate_host(self, nbytes: int) -> int:
+        """Returns the address of page-locked host memory, which the GPU can copy from and to directly."""
         return int(self._answer("cudaMallocHost", nbytes))
 
     def free_host(self, address: int) -> None:
         self._call("cudaFreeHost", address)
 
     def create_stream(self) -> int:
+        """Returns a stream that does not wait for the default stream."""
         return int(self._answer("cudaStreamCreateWithFlags", self._cuda.cudaStreamNonBlocking))
 
     def destroy_stream(self, stream: int) -> None:
         self._call("cudaStreamDestroy", stream)
 
     def synchronize(self, stream: int) -> None:
+        """Wait until all queued work is done."""
         self._call("cudaStreamSynchronize", stream)
 
     def upload(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Copy from the host. The source must not change until the stream is synchronised."""
         kind = self._cuda.cudaMemcpyKind.cudaMemcpyHostToDevice
         self._call("cudaMemcpyAsync", target, source, nbytes, kind, stream)
 
     def download(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Copy to the host. The target is valid once the stream is synchronised."""
         kind = self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
         self._call("cudaMemcpyAsync", target, source, nbytes, kind, stream)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Copy inside the device. Target and source must not overlap."""
         kind = self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToDevice
         self._call("cudaMemcpyAsync", target, source, nbytes, kind, stream)
 
     def copy_2d(
         self, target: int, target_pitch: int, source: int, source_pitch: int, width: int, height: int, stream: int
     ) -> None:
+        """Copy inside the device `height` pieces of `width` bytes, which begin a pitch apart."""
         kind = self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToDevice
         self._call("cudaMemcpy2DAsync", target, target_pitch, source, source_pitch, width, height, kind, stream)
 
     def clear(self, target: int, nbytes: int, stream: int) -> None:
+        """Fill with zero bytes."""
         self._call("cudaMemsetAsync", target, 0, nbytes, stream)
 
     def capture(self, stream: int, queue: Callable[[], bool]) -> int | None:
+        """Record the work that `queue` puts on the stream instead of running it. Returns the graph, or None if it
+        cannot be captured."""
         mode = self._cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         self._call("cudaStreamBeginCapture", stream, mode)
         queued = False

@@ -34,10 +34,10 @@ class Execution:
         self._profiles = profiles
         self._messages = messages
         messages.errors.clear()
-        engine = runtime.deserialize_cuda_engine(np.memmap(path, np.uint8, "r"))  # mapped, to save a copy on the host
-        if engine is None:
+        content = np.memmap(path, np.uint8, "r")  # mapped, to save a copy on the host
+        self._engine: Any = runtime.deserialize_cuda_engine(content)
+        if self._engine is None:
             raise self._failure(f"does not load from {path}")
-        self._engine: Any = engine
         self._context: Any = None
         self._cache_file: Path | None = None
         self._runtime_cache: Any = None
@@ -46,7 +46,7 @@ class Execution:
         self._addresses: dict[str, int] = {}
         self._last: PassShape | None = None  # shape of the last forward pass that ran without a graph
         self._graphs: dict[PassShape, int | None] = {}  # None for a shape that cannot be captured
-        names = {engine.get_tensor_name(index) for index in range(engine.num_io_tensors)}
+        names = {self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)}
         if wrong := sorted(names ^ (spec.inputs.keys() | spec.outputs.keys())):
             raise BackendError(
                 f"the engine of {spec.file} has other inputs or outputs than the graph ({wrong[0]}); build it again"
@@ -114,7 +114,11 @@ class Execution:
         if (graph := self._graphs.get(shape)) is not None:
             self._device.driver.launch(graph, self._device.stream)
             return
-        self._set_profile(index)
+        if index != self._profile:
+            if not self._context.set_optimization_profile_async(index, self._device.stream):
+                raise self._failure("does not take its profile")
+            self._shapes.clear()  # changing the profile resets them
+            self._profile = index
         self._set_shapes(shape)
         if self._own_graphs and shape == self._last and shape not in self._graphs and len(self._graphs) < GRAPHS:
             # The library prepared this shape in the last forward pass: now it queues only kernels.
@@ -146,22 +150,13 @@ class Execution:
     def _queue(self) -> bool:
         return bool(self._context.execute_async_v3(self._device.stream))
 
-    def _set_profile(self, index: int) -> None:
-        if index == self._profile:
-            return
-        if not self._context.set_optimization_profile_async(index, self._device.stream):
-            raise self._failure("does not take its profile")
-        self._shapes.clear()  # changing the profile resets them
-        self._profile = index
-
     def _set_shapes(self, shape: PassShape) -> None:
         for name, tensor in self._spec.inputs.items():
             wanted = concrete(tensor.shape, shape.sizes)
-            if self._shapes.get(name) == wanted:
-                continue
-            if not self._context.set_input_shape(name, wanted):
-                raise self._failure(f"does not take {name} of shape {list(wanted)}")
-            self._shapes[name] = wanted
+            if self._shapes.get(name) != wanted:
+                if not self._context.set_input_shape(name, wanted):
+                    raise self._failure(f"does not take {name} of shape {list(wanted)}")
+                self._shapes[name] = wanted
 
     def _failure(self, action: str) -> BackendError:
         """Returns the error for a failed action ("does not load ..."), with the cause that TensorRT gives."""

@@ -48,11 +48,9 @@ def load_library(library: str) -> Any:
 def listen(trt: Any) -> Messages:
     """Returns Messages with a logger and an error recorder of this library."""
     messages = Messages()
+    reports: list[tuple[Any, str]] = []  # codes and descriptions, until the library clears them
 
     class Logger(trt.ILogger):  # type: ignore[misc]
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-
         def log(self, severity: Any, message: str) -> None:
             if int(severity) <= int(trt.ILogger.Severity.ERROR):
                 messages.errors.append(message)
@@ -60,29 +58,25 @@ def listen(trt: Any) -> Messages:
                 messages.layers.append(message)
 
     class Recorder(trt.IErrorRecorder):  # type: ignore[misc]
-        def __init__(self) -> None:
-            trt.IErrorRecorder.__init__(self)
-            self.reports: list[tuple[Any, str]] = []
-
         def report_error(self, code: Any, description: str) -> bool:
-            self.reports.append((code, description))
+            reports.append((code, description))
             messages.errors.append(description)
             return True  # fatal: the failing call ends, and its caller reads the cause
 
         def num_errors(self) -> int:
-            return len(self.reports)
+            return len(reports)
 
         def get_error_code(self, index: int) -> Any:
-            return self.reports[index][0]
+            return reports[index][0]
 
         def get_error_desc(self, index: int) -> str:
-            return self.reports[index][1]
+            return reports[index][1]
 
         def has_overflowed(self) -> bool:
             return False
 
         def clear(self) -> None:
-            self.reports.clear()
+            reports.clear()
 
     messages.logger, messages.recorder = Logger(), Recorder()
     return messages

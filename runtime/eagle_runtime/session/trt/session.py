@@ -24,7 +24,7 @@ from eagle_runtime.cache import ALIGNMENT
 from eagle_runtime.machine.user_cache import cache_folder
 from eagle_runtime.session.protocol import Array, Session
 from eagle_runtime.session.trt.device import Device, DeviceCache, DeviceRows, cache_rows, in_place, joined_rows
-from eagle_runtime.session.trt.driver import CudaDriver, Driver, out_of_memory
+from eagle_runtime.session.trt.driver import CudaDriver, out_of_memory
 from eagle_runtime.session.trt.engine_file import EngineFolder, EngineSpec, find_engines
 from eagle_runtime.session.trt.execution import Execution, concrete
 from eagle_runtime.session.trt.library import listen, load_library
@@ -48,7 +48,7 @@ def open_sessions(
 
 def start_sessions(
     trt: Any,
-    driver: Driver,
+    driver: CudaDriver,
     folder: EngineFolder,
     manifest: Manifest,
     context: int,

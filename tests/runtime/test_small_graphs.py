@@ -9,10 +9,10 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from eagle_runtime.session.ort import onnx_bytes, row_graphs
+from eagle_runtime.session.ort import small_graphs
 
 
-@pytest.mark.parametrize("graph", [row_graphs.allocate, row_graphs.pick, row_graphs.move])
+@pytest.mark.parametrize("graph", [small_graphs.allocate, small_graphs.pick, small_graphs.move])
 def test_graphs_are_bytes_as_onnx_writes_them(graph: Any) -> None:
     model = onnx.load_model_from_string(graph())
     onnx.checker.check_model(model, full_check=True)
@@ -27,18 +27,18 @@ def test_graphs_compute_what_they_should() -> None:
         (result,) = ReferenceEvaluator(onnx.load_model_from_string(graph)).run(None, feeds)
         return result
 
-    zeros = run(row_graphs.allocate(), shape=np.array([5]))
+    zeros = run(small_graphs.allocate(), shape=np.array([5]))
     assert zeros.dtype == np.float32 and zeros.tolist() == [0] * 5
     index = np.array([1, 4, 5])
-    np.testing.assert_array_equal(run(row_graphs.pick(), rows=words[0], index=index), words[0, index])
+    np.testing.assert_array_equal(run(small_graphs.pick(), rows=words[0], index=index), words[0, index])
     places = np.array([[[array, 2 + row] for row in range(3)] for array in range(2)])
     moved = words.copy()
     moved[:, 2:5] = words[:, index]
-    np.testing.assert_array_equal(run(row_graphs.move(), cache=words, index=index, places=places), moved)
+    np.testing.assert_array_equal(run(small_graphs.move(), cache=words, index=index, places=places), moved)
 
 
 def test_fields_longer_than_seven_bits() -> None:
     names = [f"{'x' * 200}{i}" for i in range(3)]
-    model = onnx_bytes.model([onnx_bytes.node("Sum", names, "y")], dict.fromkeys(names, (1, 1)), {"y": (1, 1)})
+    model = small_graphs.model([small_graphs.node("Sum", names, "y")], dict.fromkeys(names, (1, 1)), {"y": (1, 1)})
     parsed = onnx.load_model_from_string(model)
     assert [value.name for value in parsed.graph.input] == names and parsed.SerializeToString() == model
