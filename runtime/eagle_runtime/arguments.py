@@ -64,8 +64,7 @@ def checked_ids(name: str, values: Iterable[Any]) -> list[int]:
     """Returns token ids as a list of ints; their range is not checked. Raises RequestError for a value that is no
     integer."""
     if isinstance(values, np.ndarray) and values.ndim == 1 and np.issubdtype(values.dtype, np.integer):
-        ids: list[int] = values.tolist()
-        return ids
+        return cast("list[int]", values.tolist())
     try:
         items = None if isinstance(values, str | bytes | bytearray) else list(values)
     except TypeError:

@@ -18,7 +18,16 @@ def from_json(kind: Any, value: Any, where: str) -> Any:
     naming `where`."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
-        return _build_dataclass(typing.cast("type[Any]", kind), value, where)
+        if not isinstance(value, Mapping):
+            raise BundleError(f"{where} is {short_repr(value)}, which is no JSON object; export the bundle again")
+        hints = typing.get_type_hints(kind)
+        if unknown := sorted(set(value) - set(hints)):
+            key = short_repr(unknown[0])
+            raise BundleError(f"{where}: unknown key {key}; export the bundle again with this version")
+        if missing := [name for name in hints if name not in value]:
+            raise BundleError(f"{where}: key {missing[0]!r} is missing; export the bundle again with this version")
+        fields = {name: from_json(hint, value[name], f"{where}: {name}") for name, hint in hints.items()}
+        return typing.cast(Any, kind)(**fields)
     if origin is dict:
         if isinstance(value, dict):
             return {key: from_json(args[1], item, f"{where}: {short_repr(key)}") for key, item in value.items()}
@@ -40,14 +49,3 @@ def from_json(kind: Any, value: Any, where: str) -> Any:
         return value
     wanted = "one of " + ", ".join(map(str, args)) if origin is Literal else getattr(kind, "__name__", kind)
     raise BundleError(f"{where} is {short_repr(value)}, which is no {wanted}; export the bundle again")
-
-
-def _build_dataclass(kind: type[Any], value: Any, where: str) -> Any:
-    if not isinstance(value, Mapping):
-        raise BundleError(f"{where} is {short_repr(value)}, which is no JSON object; export the bundle again")
-    hints = typing.get_type_hints(kind)
-    if unknown := sorted(set(value) - set(hints)):
-        raise BundleError(f"{where}: unknown key {short_repr(unknown[0])}; export the bundle again with this version")
-    if missing := [name for name in hints if name not in value]:
-        raise BundleError(f"{where}: key {missing[0]!r} is missing; export the bundle again with this version")
-    return kind(**{name: from_json(hint, value[name], f"{where}: {name}") for name, hint in hints.items()})

@@ -55,9 +55,9 @@ def total_memory() -> int | None:
     """Returns the bytes of memory and swap together; None if the system does not report them. On systems other than
     Linux and Windows, whose swap grows as needed, twice the memory."""
     if sys.platform == "win32":
-        status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
+        status = (ctypes.c_uint64 * 8)(64)  # MEMORYSTATUSEX: its own size in bytes, then sizes of the memory
         known = ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))
-        return int(status.total_page_file) if known else None
+        return status[3] if known else None  # bytes that all processes together may commit
     try:
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
         return 1024 * (int(fields["MemTotal"].split()[0]) + int(fields["SwapTotal"].split()[0]))
@@ -67,16 +67,3 @@ def total_memory() -> int | None:
         return 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
         return None
-
-
-class _MemoryStatus(ctypes.Structure):
-    """MEMORYSTATUSEX. total_page_file: bytes that all processes together may commit; other sizes follow it."""
-
-    _fields_ = (
-        ("length", ctypes.c_uint32),
-        ("load", ctypes.c_uint32),
-        ("total_physical", ctypes.c_uint64),
-        ("free_physical", ctypes.c_uint64),
-        ("total_page_file", ctypes.c_uint64),
-        ("others", ctypes.c_uint64 * 4),
-    )

@@ -72,8 +72,7 @@ def read_gpu(driver: Any, management: Any) -> DeviceInfo:
     driver.cuDeviceTotalMem_v2(ctypes.byref(memory), 0)
     driver.cuDeviceGetPCIBusId(text, len(text), 0)
     free, release = _ask_nvml(management, text.value)
-    version = cuda_version(number.value)
-    return DeviceInfo(name, ".".join(compute), version, memory.value, free, release)
+    return DeviceInfo(name, ".".join(compute), cuda_version(number.value), memory.value, free, release)
 
 
 def cuda_version(number: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -51,10 +52,8 @@ def read_cached(name: str) -> Any:
 def write_cached(name: str, data: Any) -> None:
     """Write a JSON value to a file of the cache folder, which is the old or the new one at any time. Does nothing where
     the folder cannot be written: then the work is done again in the next run."""
-    try:
+    with contextlib.suppress(OSError, RuntimeError):
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / name) as new:
             new.write_text(json.dumps(data), encoding="utf-8")
-    except (OSError, RuntimeError):
-        return

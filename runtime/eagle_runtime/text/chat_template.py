@@ -97,10 +97,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.filters = {name: self._metered(name, function) for name, function in self.filters.items()}
         self.filters |= {"_each": self._each, "_made": meter.made, "_joined": self._joined}
 
-    def _generate(
-        self, source: nodes.Template, name: str | None, filename: str | None, defer_init: bool = False
-    ) -> str:
-        return super()._generate(_Metering().visit(source), name, filename, defer_init)
+    def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
+        return super()._generate(_Metering().visit(source), *args, **kwargs)
 
     def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
         name = getattr(called, "__name__", "")

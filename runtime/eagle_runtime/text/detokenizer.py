@@ -132,11 +132,10 @@ class TextStream:
             self._ids.append(token_id)
             self._news = True
             return ""
+        piece = ""
         if self._run is None:
             piece = self._new_text()
             self._run = _Run(len(self._ids), said_before=self._said)
-        else:
-            piece = ""
         run = self._run
         if run.broken:  # for good: every further byte is one U+FFFD more, and need not be remembered
             return self._new_text() + UNKNOWN

@@ -70,8 +70,7 @@ class Meter:
                 chars += len(item)
             elif isinstance(item, Mapping):
                 items += len(item)
-                rest += item.keys()
-                rest += item.values()
+                rest += [*item.keys(), *item.values()]
             elif isinstance(item, list | tuple | set | frozenset):
                 rest += item
             elif isinstance(item, Namespace) and item is not value:

@@ -57,10 +57,6 @@ class Device:
         spare = self._spare[size]
         return Block(self, spare.pop() if spare else self.reserve(size), size, reused=True)
 
-    def borrow(self, nbytes: int) -> Block:
-        """Returns a block that is freed when its last reference is gone."""
-        return Block(self, self.reserve(nbytes), nbytes, reused=False)
-
     def give_back(self, block: Block) -> None:
         """Keep the block's memory for reuse, or free it. Does nothing after the device has closed, which freed it."""
         if self._users > 0 and block.reused:
@@ -179,8 +175,9 @@ class DeviceCache(Cache):
         self.row_bytes = row_bytes
         self.pitch = cache_rows(capacity) * row_bytes  # bytes from one array to the next
         self._device = device
-        self._block = device.borrow(self.arrays * self.pitch)
-        device.driver.clear(self._block.address, self.arrays * self.pitch, device.stream)
+        nbytes = self.arrays * self.pitch
+        self._block = Block(device, device.reserve(nbytes), nbytes, reused=False)
+        device.driver.clear(self._block.address, nbytes, device.stream)
 
     def address(self, array: int, row: int = 0) -> int:
         """Returns where a row of an array begins: 2i for the keys of layer i, 2i + 1 for its values."""

@@ -119,7 +119,12 @@ class Execution:
                 raise self._failure("does not take its profile")
             self._shapes.clear()  # changing the profile resets them
             self._profile = index
-        self._set_shapes(shape)
+        for name, tensor in self._spec.inputs.items():
+            wanted = concrete(tensor.shape, shape.sizes)
+            if self._shapes.get(name) != wanted:
+                if not self._context.set_input_shape(name, wanted):
+                    raise self._failure(f"does not take {name} of shape {list(wanted)}")
+                self._shapes[name] = wanted
         if self._own_graphs and shape == self._last and shape not in self._graphs and len(self._graphs) < GRAPHS:
             # The library prepared this shape in the last forward pass: now it queues only kernels.
             graph = self._device.driver.capture(self._device.stream, self._queue)
@@ -149,14 +154,6 @@ class Execution:
 
     def _queue(self) -> bool:
         return bool(self._context.execute_async_v3(self._device.stream))
-
-    def _set_shapes(self, shape: PassShape) -> None:
-        for name, tensor in self._spec.inputs.items():
-            wanted = concrete(tensor.shape, shape.sizes)
-            if self._shapes.get(name) != wanted:
-                if not self._context.set_input_shape(name, wanted):
-                    raise self._failure(f"does not take {name} of shape {list(wanted)}")
-                self._shapes[name] = wanted
 
     def _failure(self, action: str) -> BackendError:
         """Returns the error for a failed action ("does not load ..."), with the cause that TensorRT gives."""
