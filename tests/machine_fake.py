@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from eagle_runtime.cache import KVCache
-from eagle_runtime.drafting.costs.tables import LARGEST, Costs
+from eagle_runtime.drafting.costs.model import LARGEST, Costs, Pass, unknown
+from eagle_runtime.drafting.costs.storage import LearnedCosts
 from eagle_runtime.session.protocol import Array
 from fakes import FakeHead, FakeTarget, Language
 
 NOISE = 0.1  # standard deviation of the logarithm of a forward pass's time
 SLOW, STRETCH = 2.0, (100, 600)  # factor of time while the machine is slow, and for how many forward passes it is
 SPIKE, SPIKES = 5.0, 0.03  # factor of time of an interrupted forward pass, and the share of those
+
+
+class FixedCosts(LearnedCosts):
+    """Costs that stay as they are, whatever passes take."""
+
+    def __init__(self, costs: Costs) -> None:
+        super().__init__(unknown(costs))
+        self._now = costs
+
+    @property
+    def asks_for_plain(self) -> bool:
+        return False
+
+    def learn(self, passes: Sequence[Pass]) -> None:
+        pass
 
 
 class Machine:
@@ -40,7 +56,7 @@ class Machine:
             alone = rows == 1 and after_target
             seconds = costs.plain_at(context) if alone else costs.target.at(context)[min(rows, LARGEST)]
         else:
-            timings = (costs.first if after_target else None) or costs.head
+            timings = costs.head
             assert timings is not None
             seconds = timings.at(context)[min(rows, LARGEST)]
         self._last = graph

@@ -22,8 +22,8 @@ from eagle_export.errors import ExportError
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
 from eagle_runtime.cli import main as run_main
-from eagle_runtime.drafting.costs.learned import LearnedCosts
-from eagle_runtime.drafting.costs.tables import Costs
+from eagle_runtime.drafting.costs.model import Costs
+from eagle_runtime.drafting.costs.storage import LearnedCosts
 from eagle_runtime.drafting.shapes import DynamicTree
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle

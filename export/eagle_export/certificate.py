@@ -22,14 +22,14 @@ from transformers.utils import logging as transformers_logging
 from eagle_export.checkpoint import Checkpoint
 from eagle_export.errors import ExportError
 from eagle_export.limits import LIMITS, Advice, FidelityError, RequiredFidelity, refusal
+from eagle_export.replay import GOLDEN_TOKENS, forced_logits, golden_prompts, mean_tau, replay
+from eagle_export.scoring import divergence, log_softmax
 from eagle_export.trace import quiet
 from eagle_export.worst_layers import ROWS, Layer, LayerError, worst_layers
 from eagle_runtime import BackendError, EagleError, EagleModel
 from eagle_runtime.bundle.fidelity import shortfall
 from eagle_runtime.bundle.listed_files import read_text_file
 from eagle_runtime.bundle.manifest import Certificate, GoldenPrompt, Manifest, TopTokens
-from eagle_runtime.replay import GOLDEN_TOKENS, forced_logits, golden_prompts, mean_tau, replay
-from eagle_runtime.scoring import divergence, log_softmax
 from eagle_runtime.text.tokenizer import Text
 from eagle_runtime.tree import Float
 

@@ -14,7 +14,6 @@ from typing import Any
 from eagle_runtime.arguments import checked_ids, checked_int, short_repr
 from eagle_runtime.bundle.manifest import TreeKind
 from eagle_runtime.drafting.acceptance import AcceptanceStats
-from eagle_runtime.drafting.checked import CheckedDrafter
 from eagle_runtime.drafting.choose import (
     NO_HEAD,
     Choice,
@@ -27,14 +26,14 @@ from eagle_runtime.drafting.choose import (
     default_method,
 )
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
-from eagle_runtime.drafting.costs.measure import measure
-from eagle_runtime.drafting.costs.tables import Costs
+from eagle_runtime.drafting.costs.measurement import measure
+from eagle_runtime.drafting.costs.model import Costs
+from eagle_runtime.drafting.costs.storage import NOTABLE
 from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, NoiseWeight, RankedHead
-from eagle_runtime.drafting.drafter import Drafter, NoDraft
-from eagle_runtime.drafting.eagle import EagleDrafter
+from eagle_runtime.drafting.drafter import CheckedDrafter, Drafter, NoDraft
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.lookup import LookupDrafter
-from eagle_runtime.drafting.shapes import TreeShape
+from eagle_runtime.drafting.shapes import EagleDrafter, TreeShape
 from eagle_runtime.errors import ClosedError, RequestError
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.loading import OpenBundle, open_bundle
@@ -224,7 +223,7 @@ class EagleModel:
         signal handler, a forked process (where it frees nothing)."""
         with contextlib.suppress(ClosedError):
             self._engines.check()
-            self._costs.close()
+            self._costs.save()
         self._engines.close()
 
     def __enter__(self) -> EagleModel:
@@ -278,7 +277,7 @@ class EagleModel:
         try:
             yield Piece(text, tuple(new), Result(whole, tuple(emitted), stop.reason or "length", stats))
         finally:  # also where the consumer, having the result, does not come back
-            self._costs.end_generation()
+            self._costs.save(NOTABLE)
 
     def _checked_prompt(self, prompt: Prompt) -> list[int]:
         tokens = self.text.encode(prompt)

@@ -16,10 +16,8 @@ from eagle_runtime.bundle.fidelity import FidelityWarning, shortfall
 from eagle_runtime.bundle.listed_files import read_text_file, verify_hashes
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from eagle_runtime.drafting.acceptance import AcceptanceStats
-from eagle_runtime.drafting.costs.estimate import unknown
-from eagle_runtime.drafting.costs.learned import LearnedCosts, open_costs
-from eagle_runtime.drafting.costs.prior import prior_costs
-from eagle_runtime.drafting.costs.storage import file_name
+from eagle_runtime.drafting.costs.model import prior_costs, unknown
+from eagle_runtime.drafting.costs.storage import LearnedCosts, file_name, open_costs
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.errors import RequestError
 from eagle_runtime.exact_rows import PaddedSession, RowCheck, check_rows

@@ -1,12 +1,6 @@
 """Draft trees as parent arrays, and the pure functions that build and read them.
 
-Glossary (used throughout the project):
-    tree    one whole draft; node 0 is the *root*, the last token the target emitted
-    node    index 0..N-1, parents before children
-    parent  index of a node's parent, -1 for the root
-    depth   edges from the root
-    path    node indices from the root down, the root first
-    pool    every candidate a growing tree has seen, in flat order: level by level, parent rank by child rank
+Node 0 of a tree is its *root*, the last token that the target emitted; docs/glossary.md has all terms.
 
 Shapes: N nodes, M pool entries, k children per expanded node.
 """

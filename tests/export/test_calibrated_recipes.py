@@ -29,10 +29,10 @@ from eagle_export.recipes.int4 import Int4Blocks
 from eagle_export.recipes.plan import apply, plan
 from eagle_export.recipes.qdq import Int8Static, best_range, simulated
 from eagle_export.recipes.smooth import channel_sizes, groups, inputs_of, smooth
+from eagle_export.scoring import divergence, log_softmax
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.generate import Cycle
-from eagle_runtime.scoring import divergence, log_softmax
 from eagle_runtime.tree import Tree
 
 Array = npt.NDArray[Any]

@@ -21,10 +21,10 @@ from eagle_export.certificate import continuations, make_certificate
 from eagle_export.checkpoint import open_checkpoint
 from eagle_export.cli import main
 from eagle_export.errors import ExportError
+from eagle_export.replay import GOLDEN_TEXTS, GOLDEN_TOKENS, compare, golden_prompts
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.listed_files import verify_hashes
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, Certificate, read_manifest
-from eagle_runtime.replay import GOLDEN_TEXTS, GOLDEN_TOKENS, compare, golden_prompts
 from eagle_runtime.text.tokenizer import Text
 
 

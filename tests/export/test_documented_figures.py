@@ -18,8 +18,8 @@ from eagle_export.limits import LIMITS
 from eagle_export.recipes.attention import RECENT
 from eagle_export.recipes.int8 import LM_HEAD_PARTS, PRODUCT_PARTS
 from eagle_export.recipes.plan import HEAD_BLOCK, INT4_BLOCK
+from eagle_export.replay import GOLDEN_TEXTS, GOLDEN_TOKENS
 from eagle_export.worst_layers import WORST
-from eagle_runtime.replay import GOLDEN_TEXTS, GOLDEN_TOKENS
 from eagle_runtime.tree import MAX_DEPTH
 
 DOCS = Path(__file__).parents[2] / "docs"

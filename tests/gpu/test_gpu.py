@@ -13,13 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from eagle_export.replay import forced_logits
 from eagle_runtime import BackendError, BundleError, EagleModel, SamplingParams
 from eagle_runtime.drafting.drafter import Drafter, NoDraft
-from eagle_runtime.drafting.eagle import EagleDrafter
-from eagle_runtime.drafting.shapes import DynamicTree
+from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter
 from eagle_runtime.generate import generate
 from eagle_runtime.machine.nvidia import DeviceInfo, first_gpu
-from eagle_runtime.replay import forced_logits
 from eagle_runtime.sampling import Sampler
 from eagle_tools.compare_engines import compare_sessions
 from eagle_tools.questions import read_questions

@@ -14,12 +14,11 @@ from eagle_runtime import SamplingParams
 from eagle_runtime.cache import KVCache
 from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
-from eagle_runtime.drafting.costs.tables import Costs, Timings
+from eagle_runtime.drafting.costs.model import Costs, Timings
 from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, NoiseWeight, RankedHead
 from eagle_runtime.drafting.drafter import Drafter, NoDraft
-from eagle_runtime.drafting.eagle import EagleDrafter
 from eagle_runtime.drafting.head import Head
-from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, chain
+from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree, chain
 from eagle_runtime.errors import EagleWarning
 from eagle_runtime.generate import generate
 from eagle_runtime.sampling import Sampler
@@ -27,6 +26,7 @@ from eagle_runtime.session.protocol import Array
 from eagle_runtime.target import Target
 from eagle_runtime.tree import EAGLE1_CHOICES
 from fakes import Blend, FakeHead, FakeTarget, Table
+from machine_fake import FixedCosts
 
 VOCAB, TOP_K, CAPACITY, SCRATCH = 40, 12, 200, 80
 PROMPT = [1, 2, 3, 1, 2, 3, 1, 2]
@@ -119,9 +119,11 @@ TREES: dict[str, Callable[[Head, RankedHead], Drafter]] = {  # of a head, and of
     "dynamic, not ranked": lambda head, ranked: EagleDrafter(head, DynamicTree(20, 3, 5)),
     "static": lambda head, ranked: EagleDrafter(ranked, StaticTree(EAGLE1_CHOICES)),
     "chain": lambda head, ranked: EagleDrafter(ranked, chain(4)),
-    "cost-aware": lambda head, ranked: CostAwareDrafter(ranked, Costs(FLAT, FLAT), AcceptanceStats(), top_k=6),
+    "cost-aware": lambda head, ranked: CostAwareDrafter(
+        ranked, FixedCosts(Costs(FLAT, FLAT)), AcceptanceStats(), top_k=6
+    ),
     "cost-aware, lookup": lambda head, ranked: CostAwareDrafter(
-        ranked, Costs(FLAT, FLAT), AcceptanceStats(), top_k=6, lookup=True
+        ranked, FixedCosts(Costs(FLAT, FLAT)), AcceptanceStats(), top_k=6, lookup=True
     ),
 }
 SAMPLINGS: list[dict[str, Any]] = [

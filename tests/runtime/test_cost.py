@@ -15,9 +15,9 @@ import pytest
 
 from eagle_runtime import EagleModel
 from eagle_runtime.backends import library_version
-from eagle_runtime.drafting.costs.measure import measure
+from eagle_runtime.drafting.costs.measurement import measure
+from eagle_runtime.drafting.costs.model import HEAD_ROWS, LARGEST, TARGET_ROWS, Costs, Timings
 from eagle_runtime.drafting.costs.storage import file_name
-from eagle_runtime.drafting.costs.tables import HEAD_ROWS, LARGEST, TARGET_ROWS, Costs, Timings
 from eagle_runtime.machine import user_cache
 from eagle_runtime.machine.user_cache import cache_folder
 

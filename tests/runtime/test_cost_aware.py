@@ -23,7 +23,7 @@ from eagle_runtime.drafting.acceptance import (
     match_kinds,
 )
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter, MatchedChain, Pool, best_size
-from eagle_runtime.drafting.costs.tables import LARGEST, Costs, Timings
+from eagle_runtime.drafting.costs.model import LARGEST, Costs, Timings
 from eagle_runtime.drafting.head import WINDOW, Head
 from eagle_runtime.drafting.shapes import DynamicTree
 from eagle_runtime.errors import RequestError
@@ -32,6 +32,7 @@ from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.target import Target
 from eagle_runtime.tree import Tree
 from fakes import Blend, FakeHead, FakeTarget, Language, Table
+from machine_fake import FixedCosts
 
 VOCAB = 12
 CHEAP = Costs(
@@ -67,7 +68,7 @@ def decode(
     model = Target(FakeTarget(target), 600)
     acceptance = AcceptanceStats() if acceptance is None else acceptance
     draft = Head(FakeHead(head, top_k=4), 600, 200)
-    drafter = Recording(draft, costs, acceptance, top_k=4, lookup=lookup)
+    drafter = Recording(draft, FixedCosts(costs), acceptance, top_k=4, lookup=lookup)
     sampler = Sampler(SamplingParams(), [1, 2, 3], VOCAB)
     tokens, trees, cost = [], [], 0.0
     for number, cycle in enumerate(generate(model, drafter, sampler, [1, 2, 3])):
@@ -135,7 +136,7 @@ def test_the_head_comes_back_when_it_pays_again() -> None:
 def test_copies_alone_need_no_head() -> None:
     model = Target(FakeTarget(Loop()), 600)
     costs = Costs(CHEAP.target, None)
-    drafter = CostAwareDrafter(None, costs, AcceptanceStats(), lookup=True)
+    drafter = CostAwareDrafter(None, FixedCosts(costs), AcceptanceStats(), lookup=True)
     passes = tokens = 0
     for cycle in generate(model, drafter, Sampler(SamplingParams(), [1, 2, 3], VOCAB), [1, 2, 3]):
         passes += 1
@@ -250,9 +251,9 @@ def test_drafts_that_pay_again_never_pause() -> None:
 def test_reading_what_a_pause_left_unread_is_part_of_the_cost() -> None:
     """After a pause the head reads all tokens since its last draft at once, and the draft counts that."""
     per_row = 0.01
-    costs = Costs(CHEAP.target, CHEAP.head, None, Timings((1, LARGEST), (64,), ((per_row, LARGEST * per_row),)))
+    costs = Costs(CHEAP.target, Timings((1, LARGEST), (64,), ((per_row, LARGEST * per_row),)))
     acceptance = AcceptanceStats()
-    drafter = Recording(Head(FakeHead(GOOD, top_k=4), 600, 200), costs, acceptance, top_k=4)
+    drafter = Recording(Head(FakeHead(GOOD, top_k=4), 600, 200), FixedCosts(costs), acceptance, top_k=4)
     paused, paid = 0, []
     cycles = generate(Target(FakeTarget(TARGET), 600), drafter, Sampler(SamplingParams(), [1], VOCAB), [1])
     next(cycles)

@@ -21,9 +21,8 @@ from eagle_runtime.drafting.coupling import (
     at_temperature,
     log_softmax,
 )
-from eagle_runtime.drafting.eagle import EagleDrafter
 from eagle_runtime.drafting.head import NEVER, WINDOW, Head
-from eagle_runtime.drafting.shapes import chain
+from eagle_runtime.drafting.shapes import EagleDrafter, chain
 from eagle_runtime.generate import generate
 from eagle_runtime.sampling import Sampler
 from eagle_runtime.target import Target

@@ -16,20 +16,22 @@ from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.drafting.acceptance import CREDIT, SAVING, AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter, best_size
-from eagle_runtime.drafting.costs.estimate import expected, learned, measured, table, unknown
-from eagle_runtime.drafting.costs.learned import FEW, LearnedCosts, open_costs
-from eagle_runtime.drafting.costs.prior import pass_bytes, prior_costs
-from eagle_runtime.drafting.costs.storage import read_belief
-from eagle_runtime.drafting.costs.tables import (
+from eagle_runtime.drafting.costs.model import (
     CONTEXTS,
-    FIRST_ROWS,
     HEAD_ROWS,
     TARGET_ROWS,
     Costs,
-    CostSource,
     Pass,
     Timings,
+    expected,
+    learned,
+    measured,
+    pass_bytes,
+    prior_costs,
+    table,
+    unknown,
 )
+from eagle_runtime.drafting.costs.storage import FEW, NOTABLE, LearnedCosts, open_costs, read_belief
 from eagle_runtime.drafting.drafter import Drafter, NoDraft
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.generate import generate
@@ -43,33 +45,32 @@ TARGET = Table(VOCAB, 0, 3.0)
 SIZES = np.array(TARGET_ROWS, np.float64)
 
 
-def costs_of(one: float, growth: np.typing.NDArray[np.float64], level: float, per_row: float, first: float) -> Costs:
-    """one: seconds of a single row, of which `growth` tells how many times more rows take; level, first: of the head,
-    `per_row`: what a further row adds."""
+def costs_of(one: float, growth: np.typing.NDArray[np.float64], level: float, per_row: float) -> Costs:
+    """one: seconds of a single row, of which `growth` tells how many times more rows take; level: of the head,
+    per_row: what a further row adds."""
 
     def timings(rows: tuple[int, ...], seconds: np.typing.NDArray[np.float64]) -> Timings:
         return Timings(rows, CONTEXTS, (tuple(seconds.tolist()), tuple((1.3 * seconds).tolist())))
 
     head = level * (1 + per_row * (np.array(HEAD_ROWS) - 1))
-    reads = first * (1 + 0.005 * (np.array(FIRST_ROWS) - 1))
     alone = timings((1,), np.array([0.9 * one]))
-    return Costs(timings(TARGET_ROWS, one * growth), timings(HEAD_ROWS, head), alone, timings(FIRST_ROWS, reads))
+    return Costs(timings(TARGET_ROWS, one * growth), timings(HEAD_ROWS, head), alone)
 
 
-CPU_PRIOR = costs_of(20e-3, 1 + 0.06 * (SIZES - 1), 2e-3, 0.05, 3e-3)
-GPU_PRIOR = costs_of(2e-3, 1 + 0.003 * (SIZES - 1), 0.25e-3, 0.003, 0.3e-3)
+CPU_PRIOR = costs_of(20e-3, 1 + 0.06 * (SIZES - 1), 2e-3, 0.05)
+GPU_PRIOR = costs_of(2e-3, 1 + 0.003 * (SIZES - 1), 0.25e-3, 0.003)
 STEPS = np.where(SIZES <= 8, 1.0, np.where(SIZES <= 16, 1.2, np.where(SIZES <= 32, 2.5, 4.0)))
 MACHINES: dict[str, tuple[Costs, Costs]] = {  # what is true, and what was taken for true
-    "steep": (costs_of(10e-3, 1 + 0.14 * (SIZES - 1), 1e-3, 0.03, 1.3e-3), CPU_PRIOR),
-    "mild": (costs_of(10e-3, 1 + 0.03 * (SIZES - 1), 1e-3, 0.03, 1.3e-3), CPU_PRIOR),
-    "steps": (costs_of(10e-3, STEPS, 1e-3, 0.03, 1.3e-3), CPU_PRIOR),
-    "flat": (costs_of(10e-3, 1 + 0.001 * (SIZES - 1), 0.5e-3, 0.002, 0.8e-3), GPU_PRIOR),
-    "steep, taken for flat": (costs_of(10e-3, 1 + 0.14 * (SIZES - 1), 1e-3, 0.03, 1.3e-3), GPU_PRIOR),
+    "steep": (costs_of(10e-3, 1 + 0.14 * (SIZES - 1), 1e-3, 0.03), CPU_PRIOR),
+    "mild": (costs_of(10e-3, 1 + 0.03 * (SIZES - 1), 1e-3, 0.03), CPU_PRIOR),
+    "steps": (costs_of(10e-3, STEPS, 1e-3, 0.03), CPU_PRIOR),
+    "flat": (costs_of(10e-3, 1 + 0.001 * (SIZES - 1), 0.5e-3, 0.002), GPU_PRIOR),
+    "steep, taken for flat": (costs_of(10e-3, 1 + 0.14 * (SIZES - 1), 1e-3, 0.03), GPU_PRIOR),
 }
 
 
 def decode(
-    machine: Machine, costs: CostSource | None, count: int, share: float, acceptance: AcceptanceStats | None = None
+    machine: Machine, costs: LearnedCosts | None, count: int, share: float, acceptance: AcceptanceStats | None = None
 ) -> tuple[int, float]:
     """Greedy decoding of `count` tokens or a few more in pieces of 100; returns how many, and the seconds they took
     after the first token of each piece. costs: None drafts nothing. share: how much the head knows of the target."""
@@ -109,19 +110,22 @@ def shares_of_the_best(true: Costs, costs: Costs) -> np.typing.NDArray[np.float6
 
 def drafting(costs: Costs, levels: int) -> float:
     """Seconds of the head's passes."""
-    assert costs.head is not None and costs.first is not None
-    return float(costs.first.at(64)[2] + levels * costs.head.at(64)[4])
+    assert costs.head is not None
+    return float(costs.head.at(64)[2] + levels * costs.head.at(64)[4])
 
 
 @pytest.mark.parametrize("share", [3.0, 1.0])
 @pytest.mark.parametrize("name", MACHINES)
 def test_trees_soon_are_as_good_as_with_true_costs(name: str, share: float) -> None:
     """After 1200 tokens on a machine that takes twice as long now and then, and some of whose passes take five times as
-    long."""
+    long. The mean over three seeds, since which sizes a generation happens to try changes the result by 2 %."""
     true, prior = MACHINES[name]
-    costs = LearnedCosts(unknown(prior))
-    decode(Machine(true, seed=0), costs, 1200, share)
-    assert shares_of_the_best(true, costs.latest()).mean() >= 0.95
+    shares = []
+    for seed in range(3):
+        costs = LearnedCosts(unknown(prior))
+        decode(Machine(true, seed), costs, 1200, share)
+        shares.append(shares_of_the_best(true, costs.latest()).mean())
+    assert np.mean(shares) >= 0.95
 
 
 def test_the_table_comes_to_be_true() -> None:
@@ -203,7 +207,7 @@ def test_what_context_adds_is_learned() -> None:
     assert at.at(2048)[8] / at.at(64)[8] == pytest.approx(3, rel=0.15)
 
 
-@pytest.mark.parametrize("one", [Pass("plain", 1, 500, 0.1), Pass("first", 7, 90, 0.1), Pass("head", 3, 0, 0.1)])
+@pytest.mark.parametrize("one", [Pass("plain", 1, 500, 0.1), Pass("head", 3, 0, 0.1)])
 def test_the_derivative_is_that_of_the_expectation(one: Pass) -> None:
     belief = measured(CPU_PRIOR)
     log, by = expected(belief, one)
@@ -217,10 +221,10 @@ def test_the_derivative_is_that_of_the_expectation(one: Pass) -> None:
 def test_a_table_is_what_is_expected() -> None:
     belief = unknown(CPU_PRIOR)
     for _ in range(5):
-        belief = learned(belief, [*some_passes(), Pass("head", 3, 700, 4e-3), Pass("first", 2, 700, 5e-3)])
+        belief = learned(belief, [*some_passes(), Pass("head", 3, 700, 4e-3)])
     result = table(belief)
-    assert result.head is not None and result.first is not None
-    for timings, kind, rows in ((result.target, "target", 16), (result.head, "head", 4), (result.first, "first", 16)):
+    assert result.head is not None
+    for timings, kind, rows in ((result.target, "target", 16), (result.head, "head", 4)):
         for context in (64, 900):
             log, _ = expected(belief, Pass(kind, rows, context, 1.0))  # type: ignore[arg-type]
             assert timings.at(context)[rows] == pytest.approx(np.exp(log))
@@ -234,14 +238,14 @@ def test_costs_by_shapes(precision: str, bundle_of: Callable[..., Path]) -> None
     manifest = read_manifest(bundle_of("eagle3", precision))
     for backend, least, most in (("cpu", 1.02, 8.0), ("cuda", 1.0, 1.02)):
         costs = prior_costs(manifest, backend)
-        assert costs.head is not None and costs.first is not None and costs.plain is not None
+        assert costs.head is not None and costs.plain is not None
         assert least <= costs.target.at(64)[60] / costs.target.at(64)[1] <= most
         assert costs.plain_at(64) < costs.target.at(64)[1] < costs.target.at(2000)[1]
-        assert costs.head.at(64)[4] < costs.first.at(64)[4] < costs.target.at(64)[4]
-        for timings in (costs.target, costs.head, costs.first):
+        assert costs.head.at(64)[4] < costs.target.at(64)[4]
+        for timings in (costs.target, costs.head):
             assert np.all(np.diff(timings.at(100)[1:]) >= 0)
     alone = prior_costs(read_manifest(bundle_of("alone", precision)), "cpu")
-    assert alone.head is alone.first is None and alone.plain_at(64) > 0
+    assert alone.head is None and alone.plain_at(64) > 0
 
 
 def test_larger_weights_take_longer(bundle_of: Callable[..., Path]) -> None:
@@ -325,7 +329,7 @@ def test_time_between_two_pieces_is_not_learned_from() -> None:
 
 @pytest.mark.parametrize("drafted", [False, True])
 def test_the_passes_of_a_cycle_add_up_to_its_seconds(drafted: bool) -> None:
-    """With drafts the head's first level, its further ones, then the verification, each with the time that it took."""
+    """With drafts the levels of the head's tree, then the verification, each with the time that it took."""
     clock, costs, taken = Machine(CPU_PRIOR), Recorder(), 0.0
     target = Target(TimedTarget(TARGET, clock), 300)
     drafter: Drafter = NoDraft(costs, clock.clock)
@@ -345,7 +349,7 @@ def test_the_passes_of_a_cycle_add_up_to_its_seconds(drafted: bool) -> None:
     kinds = [one.kind for one in costs.passes]
     assert sum(one.seconds for one in costs.passes) == pytest.approx(taken)
     assert [one.rows for one in costs.passes if one.kind in ("target", "plain")] == sizes[1:]
-    assert set(kinds) == ({"first", "head", "target"} if drafted else {"plain"})
+    assert set(kinds) == ({"head", "target"} if drafted else {"plain"})
 
 
 def test_what_was_learned_is_kept(cache: Path, model: EagleModel, bundle_of: Callable[..., Path]) -> None:
@@ -364,27 +368,27 @@ def taught(file: str = "costs.json") -> LearnedCosts:
     """Costs that saw enough passes to be kept."""
     costs = open_costs(file, lambda: CPU_PRIOR)
     for _ in range(FEW):
-        costs.learn([Pass("first", 2, 64, 2e-3), Pass("head", 4, 64, 2e-3), Pass("target", 8, 64, 26e-3)])
+        costs.learn([Pass("head", 4, 64, 2e-3), Pass("target", 8, 64, 26e-3)])
     return costs
 
 
 def test_a_file_is_read_back(cache: Path) -> None:
     costs = taught()
-    costs.close()
+    costs.save()
     again = open_costs("costs.json", lambda: GPU_PRIOR)
-    for one, other in ((again.latest().target, costs.latest().target), (again.latest().first, costs.latest().first)):
+    for one, other in ((again.latest().target, costs.latest().target), (again.latest().head, costs.latest().head)):
         assert one is not None and other is not None
         np.testing.assert_allclose(one.at(500), other.at(500))
     written = (cache / "costs.json").stat().st_mtime_ns
-    again.close()
-    again.end_generation()
+    again.save()
+    again.save(NOTABLE)
     assert (cache / "costs.json").stat().st_mtime_ns == written, "nothing was learned since"
 
 
 def test_few_passes_are_not_worth_a_file(cache: Path) -> None:
     costs = open_costs("costs.json", lambda: CPU_PRIOR)
     costs.learn([Pass("plain", 1, 64, 30e-3)])
-    costs.close()
+    costs.save()
     assert not cache.exists()
 
 
@@ -422,7 +426,7 @@ def test_few_passes_are_not_worth_a_file(cache: Path) -> None:
     ],
 )
 def test_what_cannot_be_read_is_as_good_as_nothing(change: Callable[[Any], str], cache: Path) -> None:
-    taught().close()
+    taught().save()
     data = json.loads((cache / "costs.json").read_text(encoding="utf-8"))
     assert read_belief("costs.json") is not None
     (cache / "costs.json").write_text(change(data), encoding="utf-8")
@@ -431,7 +435,7 @@ def test_what_cannot_be_read_is_as_good_as_nothing(change: Callable[[Any], str],
 
 
 def test_costs_of_a_bundle_without_a_head_are_none_of_one_with_a_head(cache: Path) -> None:
-    taught().close()
+    taught().save()
     data = json.loads((cache / "costs.json").read_text(encoding="utf-8"))
     data["costs"]["head"] = None
     (cache / "costs.json").write_text(json.dumps(data), encoding="utf-8")
@@ -441,7 +445,7 @@ def test_costs_of_a_bundle_without_a_head_are_none_of_one_with_a_head(cache: Pat
 def test_a_folder_that_cannot_be_written_is_no_error(cache: Path) -> None:
     cache.write_text("a file where the folder should be", encoding="utf-8")
     costs = taught()
-    costs.end_generation()
-    costs.close()
+    costs.save(NOTABLE)
+    costs.save()
     costs.measured(CPU_PRIOR)
     assert costs.latest() == table(measured(CPU_PRIOR))

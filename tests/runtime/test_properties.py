@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
-from eagle_runtime.drafting.eagle import EagleDrafter
 from eagle_runtime.drafting.head import Head, Proposal, Scratch
-from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, TreeShape, chain
+from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree, TreeShape, chain
 from eagle_runtime.generate import generate
 from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.session.ort.session import OrtSession

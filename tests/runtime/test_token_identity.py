@@ -19,15 +19,15 @@ from conftest import HEADS, load_trace
 from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
-from eagle_runtime.drafting.costs.tables import Costs, Timings
+from eagle_runtime.drafting.costs.model import Costs, Timings
 from eagle_runtime.drafting.coupling import GumbelRanker, NoiseWeight, RankedHead
 from eagle_runtime.drafting.drafter import Drafter, NoDraft
-from eagle_runtime.drafting.eagle import EagleDrafter
 from eagle_runtime.drafting.head import DraftHead
-from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, chain
+from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree, chain
 from eagle_runtime.generate import generate
 from eagle_runtime.sampling import Sampler
 from eagle_runtime.tree import EAGLE1_CHOICES
+from machine_fake import FixedCosts
 
 TEMPERATURES = (0.0, 0.6, 1.0, 1.4)
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -38,7 +38,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "repetition": {"repetition_penalty": 1.2},
 }
 # As measured on a desktop processor; what was learned in one output stays for the next, as in a model.
-COSTS = Costs(Timings((1, 16, 64), (64,), ((0.05, 0.062, 0.13),)), Timings((1, 32), (64,), ((0.003, 0.005),)))
+COSTS = FixedCosts(
+    Costs(Timings((1, 16, 64), (64,), ((0.05, 0.062, 0.13),)), Timings((1, 32), (64,), ((0.003, 0.005),)))
+)
 ACCEPTANCE = AcceptanceStats()
 DRAFTERS: dict[str, tuple[str, Callable[[DraftHead], Drafter]]] = {
     "dynamic": ("eagle1", lambda head: EagleDrafter(head, DynamicTree(24, 3, 5))),

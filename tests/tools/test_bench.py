@@ -242,8 +242,7 @@ def test_wrong_input_is_refused_before_the_work(
 def test_tune_measures_and_draws(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(bundle), "--tune", "--threads", "1", "--html", str(tmp_path / "tune.html")]) == 0
     printed = capsys.readouterr().out
-    assert "pair, fp32, cpu, target:" in printed and "pair, fp32, cpu, head, first level:" in printed
-    assert "pair, fp32, cpu, head, further levels:" in printed
+    assert "pair, fp32, cpu, target:" in printed and "pair, fp32, cpu, head:" in printed
     assert re.search(r"^\| 1 \| [\d.]+ \(1\.00x\) \|", printed, re.M)
     page = (tmp_path / "tune.html").read_text()
     assert page.count("<polyline") >= 2

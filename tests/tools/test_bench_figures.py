@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec
-from eagle_runtime.drafting.costs.prior import pass_bytes
+from eagle_runtime.drafting.costs.model import pass_bytes
 from eagle_runtime.errors import RequestError
 from eagle_tools.bench.charts import ticks
 from eagle_tools.bench.estimate import median_of, paired_ratio

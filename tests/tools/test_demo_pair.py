@@ -15,8 +15,7 @@ from transformers import LlamaForCausalLM
 from eagle_export.bundle import export
 from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.drafting.coupling import GumbelRanker, NoiseWeight, RankedHead
-from eagle_runtime.drafting.eagle import EagleDrafter
-from eagle_runtime.drafting.shapes import DynamicTree
+from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter
 from eagle_runtime.generate import generate
 from eagle_runtime.sampling import Sampler
 from eagle_tools.acceptance import measure

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from conftest import put_listed, put_tokenizer
+from eagle_export.scoring import log_softmax
 from eagle_runtime import EagleModel
 from eagle_runtime.errors import RequestError
-from eagle_runtime.scoring import log_softmax
 from eagle_tools.heldout import read_windows
 from eagle_tools.plots import precision_plot
 from eagle_tools.precision import NODES, Closeness, Row, compare_texts, main, table, time_models

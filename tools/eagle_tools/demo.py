@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from eagle_export.bundle import export
+from eagle_export.replay import mean_tau
 from eagle_runtime import EagleModel, Result
-from eagle_runtime.replay import mean_tau
 from eagle_tools.questions import read_questions
 
 PAIR = Path(__file__).resolve().parents[1] / "demo_pair"

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from eagle_export.replay import compare, golden_prompts, mean_tau, replay
 from eagle_runtime import BackendError, BundleError, EagleModel, Result
 from eagle_runtime.backends import BACKENDS, PassedOver, reasons_text, unfit
 from eagle_runtime.bundle.fidelity import FidelityWarning, compared, shortfall
 from eagle_runtime.bundle.manifest import Certificate, Manifest, read_manifest
 from eagle_runtime.command import Parser
 from eagle_runtime.files import bundle_file, file_sha256
-from eagle_runtime.replay import compare, golden_prompts, mean_tau, replay
 from eagle_tools.check_command import run_check
 from eagle_tools.compare_engines import Difference, compare_sessions
 from eagle_tools.engines import find_engines, nvidia_gpu

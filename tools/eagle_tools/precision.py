@@ -33,12 +33,12 @@ from typing import Any
 
 import numpy as np
 
+from eagle_export.scoring import Double, divergence, log_softmax
 from eagle_runtime import EagleModel
 from eagle_runtime.command import Parser, run_command
 from eagle_runtime.eagle_model import Prompt
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle
-from eagle_runtime.scoring import Double, divergence, log_softmax
 from eagle_tools.heldout import WINDOW, read_windows
 from eagle_tools.markdown import markdown_table
 from eagle_tools.questions import Question, read_questions

@@ -8,8 +8,7 @@ from typing import Literal, NamedTuple
 
 from eagle_runtime.arguments import checked_int, short_repr
 from eagle_runtime.bundle.manifest import TreeDefaults, TreeKind
-from eagle_runtime.drafting.eagle import check_children
-from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, TreeShape, chain
+from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, TreeShape, chain, check_children
 from eagle_runtime.errors import RequestError
 from eagle_runtime.tree import EAGLE1_CHOICES
 

@@ -22,8 +22,9 @@ import numpy as np
 
 from eagle_runtime.accept import Step
 from eagle_runtime.drafting.acceptance import AcceptanceStats, DraftRate, match_kinds
-from eagle_runtime.drafting.costs.tables import LARGEST, Costs, CostSource, Kind, Seconds
-from eagle_runtime.drafting.costs.timer import CycleTimer
+from eagle_runtime.drafting.costs.measurement import CycleTimer
+from eagle_runtime.drafting.costs.model import HEAD_ROWS, LARGEST, Costs, Seconds
+from eagle_runtime.drafting.costs.storage import LearnedCosts
 from eagle_runtime.drafting.head import WINDOW, DraftHead, Proposal, Scratch
 from eagle_runtime.drafting.lookup import NgramIndex
 from eagle_runtime.target import Features
@@ -118,7 +119,7 @@ class CostAwareDrafter:
     def __init__(
         self,
         head: DraftHead | None,
-        costs: CostSource,
+        costs: LearnedCosts,
         acceptance: AcceptanceStats,
         *,
         top_k: int = 10,
@@ -197,29 +198,27 @@ class CostAwareDrafter:
         self._timer.start_lap()
         context = head.cache.length
         seconds = costs.head.at(context)
-        first = (costs.first or costs.head).at(context)
         features = self._unread[0] if len(self._unread) == 1 else head.joined(self._unread)
         self._unread = []
         # The prompt is read once, and that says nothing about the cost of drafts. Rows left unread in a pause do.
         read = min(len(features), WINDOW) if context else 1
         proposal = head.observe(tokens[len(tokens) - len(features) :], features)
-        spent = float(first[min(read, LARGEST)]) * max(1.0, read / LARGEST)
+        spent = float(seconds[min(read, LARGEST)]) * max(1.0, read / LARGEST)
         frontier = np.array([-1])
         above = np.zeros(1, np.float32)
         scratch_rows = np.array([-1])
         fed = 0
-        kind: Kind = "first"
-        count = read if context and read <= LARGEST else 0  # rows of the pass, 0 for one that is not learned from
+        count = read if context and read <= HEAD_ROWS[-1] else 0  # rows of the pass, 0 for one that is not learned from
         with Scratch(head) as scratch:
             while True:
                 start = pool.size
                 values = self._add_level(pool, chain, proposal, frontier, above)
                 best = best_first(values, k)
                 timed, count = count, self._worth_growing(pool, chain, values[best], verify, spent, seconds)
-                self._timer.end_lap(kind, timed, context)
+                self._timer.end_lap(timed, context)
                 if count == 0 or len(pool.values) == MAX_LEVELS:
                     return spent
-                kind, context = "head", head.cache.length
+                context = head.cache.length
                 best = best[:count]
                 frontier, above = start + best, values[best]
                 rows = best // k  # of the last proposal

@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Protocol
 
 from eagle_runtime import EagleModel
-from eagle_runtime.drafting.costs.prior import pass_bytes
+from eagle_runtime.drafting.costs.model import pass_bytes
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle
 from eagle_tools.bench.methods import Settings, settings_of

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eagle_runtime import EagleModel
-from eagle_runtime.drafting.costs.tables import Costs, Timings
+from eagle_runtime.drafting.costs.model import Costs, Timings
 from eagle_tools.bench.charts import line_chart
 from eagle_tools.bench.plan import bundle_names
 from eagle_tools.bench.rows import precision_name
@@ -50,7 +50,7 @@ def tune_chart(measured: Measured) -> str:
 
 
 def _graphs(costs: Costs) -> tuple[tuple[str, Timings | None], ...]:
-    return ("target", costs.target), ("head, first level", costs.first), ("head, further levels", costs.head)
+    return ("target", costs.target), ("head", costs.head)
 
 
 def _table(timings: Timings) -> str:

@@ -1,4 +1,5 @@
-"""Measuring what forward passes cost, for those who ask for it (`eagle-bench --tune`)."""
+"""Measuring what forward passes cost: within the cycles of a generation, and beforehand for those who ask for it
+(`eagle-bench --tune`)."""
 
 from __future__ import annotations
 
@@ -8,16 +9,18 @@ from collections.abc import Callable
 
 import numpy as np
 
-from eagle_runtime.drafting.costs.tables import (
+from eagle_runtime.drafting.costs.model import (
     CONTEXTS,
-    FIRST_ROWS,
     HEAD_ROWS,
+    LARGEST,
     TARGET_ROWS,
     Costs,
     Kind,
+    Pass,
     Seconds,
     Timings,
 )
+from eagle_runtime.drafting.costs.storage import LearnedCosts
 from eagle_runtime.drafting.head import DraftHead, Scratch
 from eagle_runtime.target import Target
 from eagle_runtime.tree import Tree
@@ -29,6 +32,45 @@ MAX_S = 20.0  # no further round is begun after this
 Key = tuple[Kind, int, int]  # kind of a pass, its rows, rows before it
 
 
+class CycleTimer:
+    """Times one cycle after another, each from a drafter's `grow` to its `learn`, with the host's work in it.
+
+    Of a cycle, the seconds that are not those of the head's forward passes are the verification's."""
+
+    def __init__(self, costs: LearnedCosts | None, clock: Callable[[], float]) -> None:
+        """costs: gets the passes of every cycle; None: nothing does."""
+        self._costs = costs
+        self._clock = clock
+        self._begun: float | None = None
+        self._lap = 0.0
+        self._context = 0
+        self._passes: list[Pass] = []
+
+    def begin(self, context: int) -> None:
+        """context: rows in the target's cache before the tree's."""
+        self._begun, self._context, self._passes = self._clock(), context, []
+
+    def start_lap(self) -> None:
+        """The next pass of the head begins now; others begin where the one before ended."""
+        self._lap = self._clock()
+
+    def end_lap(self, rows: int, context: int) -> None:
+        """A pass of the head, and the host's work on its output, ends. rows: 0 for one that teaches nothing."""
+        now = self._clock()
+        self._passes.append(Pass("head", rows, context, now - self._lap))
+        self._lap = now
+
+    def end(self, rows: int) -> None:
+        """The cycle's verification of `rows` nodes is over; does nothing for a cycle that was not begun."""
+        begun, self._begun = self._begun, None
+        if begun is None or self._costs is None:
+            return
+        kind: Kind = "target" if self._passes or rows > 1 else "plain"
+        seconds = self._clock() - begun - sum(one.seconds for one in self._passes)
+        passes = [*self._passes, Pass(kind, rows, self._context, seconds)]
+        self._costs.learn([one for one in passes if one.rows > 0 and one.seconds > 0])
+
+
 def measure(target: Target, head: DraftHead | None) -> Costs:
     """Time forward passes of both graphs in the order of use; the caches are empty afterwards.
 
@@ -36,9 +78,7 @@ def measure(target: Target, head: DraftHead | None) -> Costs:
     the table, but for the ranking of the head's proposals; learning adds it."""
     _, features = target.prefill([0])
     first = None if head is None else head.observe([0], features)
-    rooms = [target.cache.capacity - max(TARGET_ROWS)] + (
-        [] if head is None else [head.cache.capacity - max(FIRST_ROWS)]
-    )
+    rooms = [one.cache.capacity - LARGEST for one in (target, head) if one is not None]
     contexts = tuple(sorted({min(context, *rooms) for context in CONTEXTS if min(rooms) > 0} or {0}))
     verified = [count for count in TARGET_ROWS if count <= target.cache.capacity]
 
@@ -47,12 +87,6 @@ def measure(target: Target, head: DraftHead | None) -> Costs:
         parents[0] = -1
         target.verify(Tree(np.zeros(rows, np.int64), parents, np.zeros(rows, np.float32)))
 
-    def read(rows: int) -> None:
-        assert head is not None
-        committed = head.cache.length
-        head.observe([0] * rows, features[np.zeros(rows, np.int64)])
-        head.cache.truncate(committed)
-
     def level(rows: int) -> None:
         assert head is not None and first is not None
         nodes = np.zeros(rows, np.int64)
@@ -60,8 +94,8 @@ def measure(target: Target, head: DraftHead | None) -> Costs:
             scratch.feed(nodes, first.hidden[nodes], nodes - 1)
 
     def one_round() -> dict[Key, float]:
-        """Seconds of every pass: cycles of the head's first level, a further one and a verification, then
-        verifications of one token in a row. Of passes that ran several times, the shortest."""
+        """Seconds of every pass: cycles of a level of the head's tree and a verification, then verifications of one
+        token in a row. Of passes that ran several times, the shortest."""
         times: dict[Key, float] = {}
 
         def run(kind: Kind, rows: int, context: int, one_pass: Callable[[int], None]) -> None:
@@ -74,10 +108,8 @@ def measure(target: Target, head: DraftHead | None) -> Costs:
             target.cache.pretend(context)
             if head is not None:
                 head.cache.pretend(context)
-            heads = zip(itertools.cycle(FIRST_ROWS), itertools.cycle(HEAD_ROWS), strict=False)
-            for rows, (first_rows, level_rows) in zip(verified, heads, strict=False):
+            for rows, level_rows in zip(verified, itertools.cycle(HEAD_ROWS), strict=False):
                 if head is not None:
-                    run("first", first_rows, context, read)
                     run("head", level_rows, context, level)
                 run("target", rows, context, verify)
             for _ in range(2):
@@ -97,7 +129,7 @@ def measure(target: Target, head: DraftHead | None) -> Costs:
 
     if head is None:
         return Costs(timings("target"), None)
-    return Costs(timings("target"), timings("head"), timings("plain"), timings("first"))
+    return Costs(timings("target"), timings("head"), timings("plain"))
 
 
 def _medians(one_round: Callable[[], dict[Key, float]]) -> dict[Key, float]:

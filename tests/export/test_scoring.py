@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from eagle_export.scoring import divergence, log_softmax
 from eagle_runtime import EagleModel, RequestError
-from eagle_runtime.scoring import divergence, log_softmax
 from eagle_runtime.target import SCORE_CHUNK
 
 TEXT = np.random.default_rng(3).integers(3, 256, 2 * SCORE_CHUNK + 9).tolist()
