@@ -18,7 +18,7 @@ MOST_LINES = 350  # of a file of the runtime
 MOST_LINES_ELSEWHERE = 400  # of other sources; tests may be longer
 RUNTIME_LINES = 8213  # of all of its files together, as of the commit 02fa2d8
 # What still breaks a rule while files are being rewritten; these only shrink, and go when they are empty.
-LINES_TOO_MANY = 111
+LINES_TOO_MANY = 83
 
 
 def test_no_cycles() -> None:
