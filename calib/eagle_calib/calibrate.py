@@ -25,8 +25,7 @@ from eagle_calib.errors import CalibrationError
 from eagle_calib.folder import clear_leftovers, written
 from eagle_calib.observe import ObservingSession
 from eagle_calib.texts import read_windows
-from eagle_runtime.bundle.graph_file import read_graph
-from eagle_runtime.bundle.listed_files import read_text_file, verify_hashes
+from eagle_runtime.bundle.listed_files import read_graph, read_text_file, verify_hashes
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, Manifest, read_manifest
 from eagle_runtime.drafting.drafter import Drafter
 from eagle_runtime.drafting.head import Head

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from eagle_runtime.bundle.graph_file import read_graph
+from eagle_runtime.bundle.listed_files import read_graph
 from eagle_runtime.bundle.manifest import Manifest
 from eagle_runtime.errors import BackendError, EagleError
-from eagle_runtime.machine.memory import total_memory
+from eagle_runtime.machine.host import total_memory
 from eagle_runtime.session.protocol import Session
 
 BACKENDS = ("tensorrt-rtx", "tensorrt", "cuda", "cpu")  # in the order in which "auto" tries them: faster ones first

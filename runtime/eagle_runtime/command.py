@@ -38,11 +38,7 @@ def one_line(message: str) -> str:
 
 
 def run_command(
-    parser: Parser,
-    argv: Sequence[str] | None,
-    run: Callable[[argparse.Namespace], None],
-    extra: str,
-    interrupted: str,
+    parser: Parser, argv: Sequence[str] | None, run: Callable[[argparse.Namespace], None], extra: str, interrupted: str
 ) -> int:
     """Parse the arguments and call `run`. Returns the exit status: 0, 2 after an error of the input or the machine, 128
     plus the number of the signal after a signal.

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from eagle_runtime import BundleError, EagleModel
-from eagle_runtime.bundle.graph_file import external_files, read_graph
+from eagle_runtime.bundle.listed_files import external_files, read_graph
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
 
 GRAPH = "target/model.onnx"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_runtime.machine.processor import processor_features, processor_name
+from eagle_runtime.machine.host import processor_features, processor_name
 
 X86 = """processor\t: 0
 model name\t: A processor @ 2.10GHz

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle_runtime.machine.user_cache import LARGEST, read_cached, write_cached
+from eagle_runtime.files import MEGABYTE
+from eagle_runtime.machine.user_cache import read_cached, write_cached
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_what_was_written_is_read(cache: Path) -> None:
         lambda path: path.write_text("[" * 100_000),
         lambda path: path.write_text("9" * 5000),
         lambda path: path.write_bytes(b"\xff"),
-        lambda path: path.write_text(json.dumps("x" * LARGEST)),
+        lambda path: path.write_text(json.dumps("x" * MEGABYTE)),
     ],
     ids=["pipe", "folder", "device", "loop", "deep", "digits", "bytes", "large"],
 )

@@ -23,7 +23,7 @@ import numpy as np
 from eagle_runtime import EagleModel
 from eagle_runtime.command import Parser
 from eagle_runtime.errors import RequestError
-from eagle_runtime.machine.processor import processor_name
+from eagle_runtime.machine.host import processor_name
 from eagle_tools.check_command import run_check
 from eagle_tools.ties import is_tie
 

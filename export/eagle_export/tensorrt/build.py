@@ -16,8 +16,7 @@ from eagle_export.destination import TIMING, check_space, disk_errors
 from eagle_export.errors import ExportError
 from eagle_export.tensorrt.kernels import Kernel, read_kernels
 from eagle_export.tensorrt.network import Network, Report, capability_of
-from eagle_runtime.bundle.graph_file import read_graph
-from eagle_runtime.bundle.listed_files import verify_hashes
+from eagle_runtime.bundle.listed_files import read_graph, verify_hashes
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from eagle_runtime.files import file_sha256
 from eagle_runtime.loading import DEFAULT_CONTEXT, HEAD_SCRATCH

@@ -26,7 +26,7 @@ from eagle_runtime.files import MANIFEST_NAME as MANIFEST_NAME
 from eagle_runtime.tree import MAX_DEPTH, MAX_NODES
 
 SCHEMA_VERSION = 6
-MAX_TAU = 32.0  # tokens per target pass in a certificate: no more are decoded from a prompt
+MAX_TAU = 32  # tokens per target pass in a certificate: no more are decoded from a prompt
 # Least and greatest values: a number outside is a mistake, or an attempt to exhaust the memory.
 MODEL_RANGES = {
     "hidden_size": (1, 1 << 20),
@@ -289,9 +289,10 @@ def pieces_of(graph: GraphSpec) -> int | None:
 
 
 def _check_numbers(manifest: Manifest, where: str) -> None:
-    """Raises BundleError for a number that no model or tree has, before anything of that size is allocated."""
+    """Raises BundleError for a number that no model, tree or certificate has, before anything of that size is
+    allocated."""
     models = [(name, model, MODEL_RANGES) for name, model in manifest.models.items()]
-    numbers = [
+    numbers: list[tuple[str, float, int, float]] = [
         (f"{name}: {key}", getattr(part, key), least, most)
         for name, part, ranges in (*models, ("tree_defaults", manifest.tree_defaults, TREE_RANGES))
         for key, (least, most) in ranges.items()
@@ -300,29 +301,25 @@ def _check_numbers(manifest: Manifest, where: str) -> None:
     numbers += [("target: eos_token_ids", token, 0, (1 << 31) - 1) for token in manifest.target.eos_token_ids]
     if manifest.head is not None:
         numbers += [("draft: taps", tap, 0, MODEL_RANGES["num_layers"][1]) for tap in manifest.head.taps]
+    if (certificate := manifest.certificate) is not None:  # from_json has checked that its figures are finite
+        numbers += [
+            ("certificate: agreement", certificate.agreement, 0, 1),
+            ("certificate: kl", certificate.kl, 0, math.inf),
+            ("certificate: tau", certificate.tau, 1, MAX_TAU),
+            ("certificate: limits: agreement", certificate.limits.agreement, 0, 1),
+            ("certificate: limits: kl", certificate.limits.kl, 0, math.inf),
+        ]
     for name, value, least, most in numbers:
         if not least <= value <= most:
-            raise BundleError(
-                f"{where}: {name} is {short_repr(value)}, but must be {least} to {most}; export the bundle again"
-            )
+            meant = f"{least} or more" if most == math.inf else f"{least} to {most}"
+            raise BundleError(f"{where}: {name} is {short_repr(value)}, but must be {meant}; export the bundle again")
 
 
 def _check_certificate(manifest: Manifest, where: str) -> None:
-    """Raises BundleError if a figure is impossible or a prompt cannot be replayed."""
+    """Raises BundleError if a prompt cannot be replayed."""
     certificate = manifest.certificate
     if certificate is None:
         return
-    # from_json has checked that they are finite.
-    for name, value, low, high in (
-        ("agreement", certificate.agreement, 0.0, 1.0),
-        ("kl", certificate.kl, 0.0, None),
-        ("tau", certificate.tau, 1.0, MAX_TAU),
-        ("limits: agreement", certificate.limits.agreement, 0.0, 1.0),
-        ("limits: kl", certificate.limits.kl, 0.0, None),
-    ):
-        if value < low or (high is not None and value > high):
-            meant = f"{low:g} or more" if high is None else f"{low:g} to {high:g}"
-            raise BundleError(f"{where}: certificate: {name} is {value}, but must be {meant}; export the bundle again")
     if not certificate.prompts:
         raise BundleError(f"{where}: certificate: prompts is empty; export the bundle again")
     for index, golden in enumerate(certificate.prompts):

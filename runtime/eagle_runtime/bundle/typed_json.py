@@ -38,7 +38,8 @@ def from_json(kind: Any, value: Any, where: str) -> Any:
             return float(value)
     elif type(value) is kind:
         return value
-    raise BundleError(f"{where} is {short_repr(value)}, which is no {_describe(kind)}; export the bundle again")
+    wanted = "one of " + ", ".join(map(str, args)) if origin is Literal else getattr(kind, "__name__", kind)
+    raise BundleError(f"{where} is {short_repr(value)}, which is no {wanted}; export the bundle again")
 
 
 def _build_dataclass(kind: type[Any], value: Any, where: str) -> Any:
@@ -50,9 +51,3 @@ def _build_dataclass(kind: type[Any], value: Any, where: str) -> Any:
     if missing := [name for name in hints if name not in value]:
         raise BundleError(f"{where}: key {missing[0]!r} is missing; export the bundle again with this version")
     return kind(**{name: from_json(hint, value[name], f"{where}: {name}") for name, hint in hints.items()})
-
-
-def _describe(kind: Any) -> str:
-    if typing.get_origin(kind) is Literal:
-        return "one of " + ", ".join(map(str, typing.get_args(kind)))
-    return str(getattr(kind, "__name__", kind))

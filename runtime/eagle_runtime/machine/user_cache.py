@@ -13,9 +13,7 @@ from typing import Any
 
 from eagle_runtime.errors import BundleError
 from eagle_runtime.files import MEGABYTE, read_plain, replacing
-from eagle_runtime.machine.processor import processor_features, processor_name
-
-LARGEST = MEGABYTE  # bytes of a file; they take some kilobytes
+from eagle_runtime.machine.host import processor_features, processor_name
 
 
 def cache_folder() -> Path:
@@ -45,7 +43,7 @@ def machine_key(facts: Iterable[str]) -> str:
 def read_cached(name: str) -> Any:
     """Returns the JSON value in a file of the cache folder; None if there is no such file, or it cannot be read."""
     try:
-        return json.loads(read_plain(cache_folder() / name, LARGEST).decode())
+        return json.loads(read_plain(cache_folder() / name, MEGABYTE).decode())
     except (BundleError, OSError, ValueError, RuntimeError):  # RuntimeError: no home folder, or JSON nested too deep
         return None
 

@@ -60,8 +60,7 @@ def render(source: str, variables: Mapping[str, Any]) -> str:
     if len(source) > SOURCE_CHARS:
         raise OverrunError(f"its text is longer than {SOURCE_CHARS} characters")
     meter = Meter()
-    environment = _Environment(meter)
-    template = environment.from_string(source)
+    template = _Environment(meter).from_string(source)
     meter.start()
     pieces = []
     length = 0
@@ -90,7 +89,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         for name in LEFT_OUT:
             self.filters.pop(name, None)
             self.globals.pop(name, None)
-        self.globals["dict"] = _dict  # the class itself has ways to others
+        self.globals["dict"] = lambda *args, **kwargs: dict(*args, **kwargs)  # the class itself has ways to others
         self.globals["namespace"] = _Namespace
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
@@ -263,11 +262,7 @@ class _Generation(Extension):
 
 
 def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
@@ -279,10 +274,6 @@ def _count(values: Any) -> int:
 def _check_attribute(name: Any) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise TemplateError(f"it calls an attribute of a namespace {name[:40]!r}; such names are Python's own")
-
-
-def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    return dict(*args, **kwargs)
 
 
 def _raise_exception(message: str) -> None:

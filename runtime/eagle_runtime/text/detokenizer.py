@@ -145,7 +145,7 @@ class TextStream:
         if run.broken:
             self._said = run.said_if_broken
             self._news = True
-        elif run.length - run.said_bytes >= HELD:
+        elif len(run.values) - run.said_bytes >= HELD:
             piece += self._release_run(run)
         return piece
 
@@ -178,7 +178,7 @@ class TextStream:
         """A run ends well or not, and what was said of it before was said under one of these."""
         run, self._run = self._run, None
         if run is not None and not run.broken:
-            self._said = run.said if run.whole == run.length else run.said_if_broken
+            self._said = run.said if run.whole == len(run.values) else run.said_if_broken
             self._news = True
 
     def _release_run(self, run: _Run) -> str:
@@ -212,10 +212,6 @@ class _Run:
         self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     @property
-    def length(self) -> int:
-        return len(self.values)
-
-    @property
     def said_if_broken(self) -> str:
         return self._said_before + self.said_bytes * UNKNOWN
 
@@ -230,4 +226,4 @@ class _Run:
             self.broken = True
             return
         if complete:
-            self.last_whole, self.whole = self.whole, self.length
+            self.last_whole, self.whole = self.whole, len(self.values)

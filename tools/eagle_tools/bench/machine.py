@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from eagle_runtime.machine.processor import processor_name
+from eagle_runtime.machine.host import processor_name
 from eagle_tools.engines import nvidia_gpu
 
 SAMPLE_BYTES = 1 << 29  # bytes read per try, more than most caches hold

@@ -12,22 +12,14 @@ from pathlib import Path
 from eagle_runtime.bundle.manifest import GraphSpec, HeadSpec, Manifest, TargetSpec, pieces_of
 from eagle_runtime.errors import BackendError
 from eagle_runtime.machine.nvidia import DeviceInfo, first_gpu
+from eagle_runtime.session.ort import library
 from eagle_runtime.session.ort.device_session import OrtDeviceSession
-from eagle_runtime.session.ort.library import (
-    MEMORY_ADVICE,
-    Providers,
-    available_providers,
-    open_graph,
-    operators,
-    preload_libraries,
-    without_warnings,
-)
 from eagle_runtime.session.ort.memory import SPARE, OrtMemory
 from eagle_runtime.session.protocol import Session
 
 PROVIDER = "CUDAExecutionProvider"
 OPTIONS = {"device_id": "0", "use_tf32": "0", "arena_extend_strategy": "kSameAsRequested"}
-PROVIDERS: Providers = ((PROVIDER, OPTIONS), ("CPUExecutionProvider", {}))
+PROVIDERS: library.Providers = ((PROVIDER, OPTIONS), ("CPUExecutionProvider", {}))
 INSTALL = "pip uninstall onnxruntime, then pip install 'eagle-edge[cuda]'"
 # Operators that ONNX Runtime runs on the host on purpose, since in these graphs they only compute shapes.
 SHAPES = frozenset(
@@ -41,20 +33,20 @@ def open_sessions(bundle: Path, manifest: Manifest, context: int, head_scratch: 
     prompt and output; head_scratch: additional rows of the head's cache. Raises BackendError."""
     check_graphs(bundle, manifest)
     gpu = first_gpu()
-    check_provider(available_providers())
-    check_libraries(preload_libraries())
+    check_provider(library.available_providers())
+    check_libraries(library.preload_libraries())
     rows = {"target": context, "draft": context + head_scratch}
     needed = sum(memory_needed(bundle, model, rows[name]) for name, model in manifest.models.items())
     check_memory(gpu, needed + CONTEXT_BYTES)
-    with without_warnings():  # it warns of missing plugins and duplicates without a cause
+    with library.without_warnings():  # it warns of missing plugins and duplicates without a cause
         memory = OrtMemory("cuda", PROVIDERS)
         return tuple(_open(bundle, model.graph, memory) for model in manifest.models.values())
 
 
 def _open(bundle: Path, graph: GraphSpec, memory: OrtMemory) -> OrtDeviceSession:
     path = bundle / graph.file
-    session = open_graph(path, PROVIDERS, threads=1)  # the host only computes shapes
-    check_placed(path, session.get_providers(), operators(session))
+    session = library.open_graph(path, PROVIDERS, threads=1)  # the host only computes shapes
+    check_placed(path, session.get_providers(), library.operators(session))
     return OrtDeviceSession(session, path, graph, memory)
 
 
@@ -95,7 +87,7 @@ def check_memory(gpu: DeviceInfo, needed: int) -> None:
     if needed > gpu.available:
         raise BackendError(
             f"{gpu.name} has {gpu.available / 1e9:.1f} of {gpu.total / 1e9:.1f} GB free, but this bundle takes about "
-            f"{needed / 1e9:.1f} GB; {MEMORY_ADVICE}"
+            f"{needed / 1e9:.1f} GB; {library.MEMORY_ADVICE}"
         )
 
 

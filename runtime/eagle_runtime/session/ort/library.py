@@ -96,11 +96,8 @@ def engine_error(action: str, error: Exception) -> BackendError:
 
 def operators(session: Any) -> list[tuple[str, str]]:
     """Returns (provider, operator) of every node of a graph that was opened with several providers."""
-    return [
-        (part.ep_name, node.op_type)
-        for part in session.get_provider_graph_assignment_info()
-        for node in part.get_nodes()
-    ]
+    parts = session.get_provider_graph_assignment_info()
+    return [(part.ep_name, node.op_type) for part in parts for node in part.get_nodes()]
 
 
 def available_providers() -> list[str]:

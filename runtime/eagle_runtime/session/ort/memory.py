@@ -41,7 +41,7 @@ class OrtMemory:
 
     def allocate(self, nbytes: int) -> Any:
         """Returns an OrtValue of `nbytes` zero bytes, a multiple of WORD."""
-        return self._run(self._allocate, {"shape": np.array([nbytes // WORD])})
+        return self._run(self._allocate, {"shape": np.array([nbytes // WORD])}, {}, self.device)
 
     def pick(self, rows: Block, index: Int, to: Block | None = None) -> Any:
         """Returns the rows index [m] of a block as a new OrtValue, or writes them to the block `to`."""
@@ -61,24 +61,19 @@ class OrtMemory:
         self._run(self._move, {"index": index, "places": places}, {"cache": cache}, self.device, cache)
 
     def _run(
-        self,
-        graph: Any,
-        feeds: Mapping[str, Int],
-        blocks: Mapping[str, Block] | None = None,
-        device: str | None = None,
-        to: Block | None = None,
+        self, graph: Any, feeds: Mapping[str, Int], blocks: Mapping[str, Block], device: str, to: Block | None = None
     ) -> Any:
         """Returns the output. feeds: inputs on the host; blocks: inputs on the device. to: where the output is written,
-        on `device`; None lets ONNX Runtime allocate it."""
+        on `device`; None lets ONNX Runtime allocate it there."""
         binding = graph.io_binding()
         host = {name: np.ascontiguousarray(value, np.int64) for name, value in feeds.items()}
         for name, value in host.items():
             binding.bind_input(name, "cpu", 0, np.int64, value.shape, value.ctypes.data)
-        for name, block in (blocks or {}).items():
+        for name, block in blocks.items():
             binding.bind_input(name, self.device, 0, np.float32, block.shape, block.address)
         (output,) = graph.get_outputs()
         if to is None:
-            binding.bind_output(output.name, self.device)
+            binding.bind_output(output.name, device)
         else:
             binding.bind_output(output.name, device, 0, np.float32, to.shape, to.address)
         run_graph(graph, binding)

@@ -107,7 +107,8 @@ class BoundSession(Session):
 class OrtSession(BoundSession):
     """A graph on ONNX Runtime's CPU provider, with its cache in host memory.
 
-    padding: how forward passes are padded so that kernels compute all rows alike (see exact_rows)."""
+    padding: how forward passes are padded so that kernels compute all rows alike (see exact_rows). exact: whether the
+    graph was exported so that a row's bits do not depend on the other rows of the forward pass."""
 
     def __init__(self, path: Path, spec: GraphSpec, threads: int | None = None, model: bytes | None = None) -> None:
         """threads, model: as in open_graph."""
@@ -116,6 +117,7 @@ class OrtSession(BoundSession):
         super().__init__(open_graph(path, CPU, threads, model, config), path, spec)
         self.padding = RowPadding()
         self._pieces = pieces_of(spec)
+        self.exact = self._pieces is not None
         self._bound_past: tuple[int, ...] = ()  # addresses and columns of the head-major cache that is bound
         self._bound_new: tuple[int, ...] = ()  # address and number of the new rows that are bound
 
@@ -146,11 +148,6 @@ class OrtSession(BoundSession):
             kept = {"T": count, "R": wanted}
             results = {name: value[: kept[str(self.outputs[name].shape[1])]] for name, value in results.items()}
         return results
-
-    @property
-    def exact(self) -> bool:
-        """Whether the graph was exported so that a row's bits do not depend on the other rows of the forward pass."""
-        return self._pieces is not None
 
     def _bind_head_major(self, cache: HeadMajorCache, rows: int) -> None:
         """Bind the cache and the place of `rows` new rows, unless the same are bound already."""

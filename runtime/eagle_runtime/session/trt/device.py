@@ -37,11 +37,6 @@ class Device:
         self._pinned: list[int] = []
         self._spare: dict[int, list[int]] = defaultdict(list)  # size -> addresses
 
-    @property
-    def open(self) -> bool:
-        """Whether a session still uses the device."""
-        return self._users > 0
-
     def reserve(self, nbytes: int) -> int:
         """Returns the address of memory that lasts until the device closes, 256-byte aligned; 0 for no bytes."""
         if nbytes == 0:
@@ -67,10 +62,10 @@ class Device:
         return Block(self, self.reserve(nbytes), nbytes, reused=False)
 
     def give_back(self, block: Block) -> None:
-        """Keep the block's memory for reuse, or free it."""
-        if self.open and block.reused:
+        """Keep the block's memory for reuse, or free it. Does nothing after the device has closed, which freed it."""
+        if self._users > 0 and block.reused:
             self._spare[block.size].append(block.address)
-        elif self.open:
+        elif self._users > 0:
             self.wait()
             self._addresses.remove(block.address)
             self.driver.free(block.address)

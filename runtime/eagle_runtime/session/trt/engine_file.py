@@ -138,27 +138,25 @@ def build_command(bundle: Path, library: str, compute_capability: str, context: 
 def read_sidecar(path: Path, command: str) -> EngineSet:
     """Returns a sidecar in a bundle's folder of engines. command: the one that writes it, for messages. Raises
     BundleError if it cannot be read or has another schema."""
+    again = f"build the engines again: {command}"
     try:
         if not inside(path.parents[2], path):
-            raise BundleError(f"{path} leaves the bundle by a link; build the engines again: {command}")
+            raise BundleError(f"{path} leaves the bundle by a link; {again}")
     except OSError as error:  # a loop of links
-        raise BundleError(f"{path} cannot be read ({error}); build the engines again: {command}") from None
-    data = read_json(path, SIDECAR_BYTES, BundleError, f"build the engines again: {command}")
+        raise BundleError(f"{path} cannot be read ({error}); {again}") from None
+    data = read_json(path, SIDECAR_BYTES, BundleError, again)
     version = data.get("schema_version")
     if version != SIDECAR_VERSION:
-        raise BundleError(
-            f"{path}: schema_version is {version!r}, this runtime reads {SIDECAR_VERSION}; build the engines again: "
-            f"{command}"
-        )
+        raise BundleError(f"{path}: schema_version is {version!r}, this runtime reads {SIDECAR_VERSION}; {again}")
     try:
         engines = typing.cast(EngineSet, from_json(EngineSet, data, str(path)))
     except BundleError as error:
         what, _, _ = str(error).partition(";")
-        raise BundleError(f"{what}; build the engines again: {command}") from None
+        raise BundleError(f"{what}; {again}") from None
     for name, spec in engines.specs.items():
         limits = [limit for item in spec.profiles for limit in (item.T, item.P, item.L, item.R)]
         if not limits or any(len(limit) != 3 or list(limit) != sorted(limit) for limit in limits):
-            raise BundleError(f"{path}: {name}: profiles need three sizes each; build the engines again: {command}")
+            raise BundleError(f"{path}: {name}: profiles need three sizes each; {again}")
     return engines
 
 

@@ -1,8 +1,11 @@
-"""Name and instruction sets of the processor, by which results of measurements and checks are stored."""
+"""The processor's name and instruction sets, by which results of measurements and checks are stored, and the size of
+the memory, so that caches that can never fit are refused before they are allocated."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import os
 import platform
 import sys
 from collections.abc import Iterator
@@ -46,3 +49,34 @@ def _detected() -> set[str]:
     modules = (sys.modules.get(f"numpy.{core}._multiarray_umath") for core in ("_core", "core"))
     features = next((getattr(module, "__cpu_features__", {}) for module in modules if module is not None), {})
     return {str(name) for name, has in features.items() if has}
+
+
+def total_memory() -> int | None:
+    """Returns the bytes of memory and swap together; None if the system does not report them. On systems other than
+    Linux and Windows, whose swap grows as needed, twice the memory."""
+    if sys.platform == "win32":
+        status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
+        known = ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))
+        return int(status.total_page_file) if known else None
+    try:
+        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+        return 1024 * (int(fields["MemTotal"].split()[0]) + int(fields["SwapTotal"].split()[0]))
+    except (OSError, ValueError, KeyError):
+        pass
+    try:
+        return 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+
+
+class _MemoryStatus(ctypes.Structure):
+    """MEMORYSTATUSEX. total_page_file: bytes that all processes together may commit; other sizes follow it."""
+
+    _fields_ = (
+        ("length", ctypes.c_uint32),
+        ("load", ctypes.c_uint32),
+        ("total_physical", ctypes.c_uint64),
+        ("free_physical", ctypes.c_uint64),
+        ("total_page_file", ctypes.c_uint64),
+        ("others", ctypes.c_uint64 * 4),
+    )
