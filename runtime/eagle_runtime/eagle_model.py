@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from eagle_runtime.arguments import checked_ids, checked_int, short_repr
@@ -230,9 +229,7 @@ class EagleModel:
         self._engines.check()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _decode(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Literal
 
 from eagle_runtime.errors import BusyError
@@ -86,9 +85,7 @@ class Stream(Iterator[Piece]):
     def __enter__(self) -> Stream:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

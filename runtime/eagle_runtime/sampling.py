@@ -148,14 +148,11 @@ class Sampler:
                 )
         self._bias_ids = np.array(list(params.logit_bias), np.int64)
         self._bias = np.array(list(params.logit_bias.values()), np.float64)
-        self._noise = lru_cache(maxsize=KEPT)(partial(exponential_noise, params.seed, count=vocab_size))
+        # An absolute position -> its random numbers [V]; those of the last KEPT positions are kept.
+        self.exponential_noise = lru_cache(maxsize=KEPT)(partial(exponential_noise, params.seed, count=vocab_size))
         self._raw_scores = len(self._bias_ids) == 0 and (
             params.repetition_penalty == 1 and params.presence_penalty == 0 and params.frequency_penalty == 0
         )
-
-    def exponential_noise(self, position: int) -> Row:
-        """Returns the random numbers [V] of an absolute position; of the last KEPT positions they are kept."""
-        return self._noise(position)
 
     def next(self, logits: npt.NDArray[np.float32]) -> int:
         """Draw the token of the next position from the target's logits [V] and add it to the history."""

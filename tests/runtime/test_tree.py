@@ -320,10 +320,10 @@ def test_the_head_reads_the_end_of_what_is_long(first: int, count: int) -> None:
         (lambda: DynamicTree(depth=-1), "depth"),
         (lambda: DynamicTree(top_k=0), "draft_top_k"),
         (lambda: chain(0), "chain"),
-        (lambda: EagleDrafter(small_head(), DynamicTree(8, 1, 4)), "--draft-top-k"),
-        (lambda: EagleDrafter(small_head(), StaticTree(((0,), (3,)))), "--draft-top-k"),
-        (lambda: EagleDrafter(small_head(), DynamicTree(8, 3, 2)), "--depth"),
-        (lambda: EagleDrafter(small_head(), chain(6)), "--depth"),
+        (lambda: EagleDrafter(small_head(), DynamicTree(8, 1, 4)), "lower draft_top_k"),
+        (lambda: EagleDrafter(small_head(), StaticTree(((0,), (3,)))), "lower draft_top_k"),
+        (lambda: EagleDrafter(small_head(), DynamicTree(8, 3, 2)), "lower depth"),
+        (lambda: EagleDrafter(small_head(), chain(6)), "lower depth"),
     ],
 )
 def test_impossible_shapes_are_refused(make: Callable[[], object], word: str) -> None:

@@ -17,8 +17,6 @@ GRAPH = read_graph(ROOT)
 MOST_LINES = 350  # of a file of the runtime
 MOST_LINES_ELSEWHERE = 400  # of other sources; tests may be longer
 RUNTIME_LINES = 8213  # of all of its files together, as of the commit 02fa2d8
-# What still breaks a rule while files are being rewritten; these only shrink, and go when they are empty.
-LINES_TOO_MANY = 0
 
 
 def test_no_cycles() -> None:
@@ -43,7 +41,7 @@ def test_files_are_short() -> None:
 
 
 def test_the_runtime_does_not_grow() -> None:
-    assert sum(GRAPH.within("eagle_runtime").modules.values()) <= RUNTIME_LINES + LINES_TOO_MANY
+    assert sum(GRAPH.within("eagle_runtime").modules.values()) <= RUNTIME_LINES
 
 
 def test_names_of_modules_and_rooms() -> None:

@@ -14,16 +14,7 @@ from eagle_runtime.arguments import checked_int
 from eagle_runtime.drafting.head import DraftHead, Proposal, Scratch
 from eagle_runtime.errors import RequestError
 from eagle_runtime.target import Features
-from eagle_runtime.tree import (
-    MAX_DEPTH,
-    MAX_NODES,
-    Int,
-    Tree,
-    best_first,
-    choice_parents,
-    node_depths,
-    rerank,
-)
+from eagle_runtime.tree import MAX_DEPTH, MAX_NODES, Int, Tree, best_first, choice_parents, node_depths, rerank
 
 
 class TreeShape(Protocol):
@@ -53,12 +44,9 @@ class DynamicTree:
     top_k: int = 10
 
     def __post_init__(self) -> None:
-        for name, value, least, most in (
-            ("total_token", self.num_nodes, 2, MAX_NODES),
-            ("depth", self.depth, 0, MAX_DEPTH - 1),
-            ("draft_top_k", self.top_k, 1, MAX_NODES),
-        ):
-            checked_int(name, value, least, most)
+        checked_int("total_token", self.num_nodes, 2, MAX_NODES)
+        checked_int("depth", self.depth, 0, MAX_DEPTH - 1)
+        checked_int("draft_top_k", self.top_k, 1, MAX_NODES)
 
     @property
     def children(self) -> int:
@@ -89,13 +77,8 @@ class DynamicTree:
                 scratch_parents = level * k + best // k
                 hidden = proposal.hidden[best // k]
                 pool += len(level_scores)
-        return rerank(
-            root,
-            np.concatenate(tokens),
-            np.concatenate(parents),
-            np.concatenate(scores),
-            min(self.num_nodes, max_nodes),
-        )
+        num_nodes = min(self.num_nodes, max_nodes)
+        return rerank(root, np.concatenate(tokens), np.concatenate(parents), np.concatenate(scores), num_nodes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,7 +241,6 @@ def expected(belief: Belief, one: Pass) -> tuple[float, Array]:
     [S]."""
     graph = "target" if one.kind == "plain" else one.kind
     timings = getattr(belief.base, one.kind) or belief.base.target
-    assert timings is not None, "passes of a head that the bundle lacks"
     rows = min(one.rows, LARGEST)
     near, slope = line_of(timings)
     place = TARGET_CONTEXT if graph == "target" else HEAD_CONTEXT

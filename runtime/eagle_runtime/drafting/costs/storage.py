@@ -89,11 +89,10 @@ class LearnedCosts:
         if _moved(self._belief.corrections, self._made_of) > MOVED:
             self._now, self._made_of = table(self._belief), self._belief.corrections
 
-    def measured(self, costs: Costs) -> Costs:
-        """Go on from a table that was measured, and write it to the file. Returns it, in the sizes that are learned."""
+    def measured(self, costs: Costs) -> None:
+        """Go on from a table that was measured, and write it to the file."""
         self._start_from(measured(costs), None)
         self._write()
-        return self.latest()
 
     def save(self, least: float = MOVED) -> None:
         """Write the estimate to the file, if a correction differs by more than `least` from what the file holds, or
