@@ -177,9 +177,12 @@ def file_size_limit(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_loses_nothing(refused: Callable[..., str], bundles: dict[str, Path], tmp_path: Path) -> None:
+def test_a_full_disk_loses_nothing(
+    refused: Callable[..., str], bundles: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
     assert main([str(bundles["eagle1"]), "-o", str(out), "--threads", "1", "--max-tokens", "8"]) == 0
+    capsys.readouterr()
     before = read_calibration(out).target
     with file_size_limit(100_000):
         message = refused("--max-tokens", "8", output=out)
