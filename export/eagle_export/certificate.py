@@ -19,11 +19,11 @@ import torch
 from transformers import LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from eagle_calib.replay import GOLDEN_TOKENS, forced_logits, golden_prompts, mean_tau, replay
+from eagle_calib.scoring import divergence, log_softmax
 from eagle_export.checkpoint import Checkpoint
 from eagle_export.errors import ExportError
 from eagle_export.limits import LIMITS, Advice, FidelityError, RequiredFidelity, refusal
-from eagle_export.replay import GOLDEN_TOKENS, forced_logits, golden_prompts, mean_tau, replay
-from eagle_export.scoring import divergence, log_softmax
 from eagle_export.trace import quiet
 from eagle_export.worst_layers import ROWS, Layer, LayerError, worst_layers
 from eagle_runtime import BackendError, EagleError, EagleModel

@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
+from eagle_calib.scoring import divergence, log_softmax
 from eagle_export.recipes.graph import Array, Linear, is_lm_head, linears
-from eagle_export.scoring import divergence, log_softmax
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec
 from eagle_runtime.session.ort.session import OrtSession
 from eagle_runtime.target import causal, row_numbers

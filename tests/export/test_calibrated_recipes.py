@@ -20,6 +20,7 @@ import pytest
 from conftest import GOLDEN, HEADS, load_trace
 from eagle_calib.calibrate import calibrate
 from eagle_calib.calibration import Observed, read_calibration
+from eagle_calib.scoring import divergence, log_softmax
 from eagle_export.bundle import export
 from eagle_export.errors import ExportError
 from eagle_export.pair import build_graphs, open_pair
@@ -29,7 +30,6 @@ from eagle_export.recipes.int4 import Int4Blocks
 from eagle_export.recipes.plan import apply, plan
 from eagle_export.recipes.qdq import Int8Static, best_range, simulated
 from eagle_export.recipes.smooth import channel_sizes, groups, inputs_of, smooth
-from eagle_export.scoring import divergence, log_softmax
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.generate import Cycle

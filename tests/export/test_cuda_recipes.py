@@ -11,10 +11,10 @@ import onnx
 import pytest
 
 from conftest import GOLDEN, HEADS
+from eagle_calib.replay import forced_logits
 from eagle_export.bundle import export
 from eagle_export.errors import ExportError
 from eagle_export.recipes.plan import plan
-from eagle_export.replay import forced_logits
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import GraphSpec, read_manifest
 from eagle_runtime.session.ort.cuda import SHAPES

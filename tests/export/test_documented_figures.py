@@ -12,13 +12,13 @@ from eagle_calib import cli as calib_cli
 from eagle_calib.calibrate import MAX_TOKENS, NEW_TOKENS, WINDOW
 from eagle_calib.calibration import SCHEMA_VERSION
 from eagle_calib.observe import SAMPLE_ROWS
+from eagle_calib.replay import GOLDEN_TEXTS, GOLDEN_TOKENS
 from eagle_export import cli as export_cli
 from eagle_export.bundle import TOP_K
 from eagle_export.limits import LIMITS
 from eagle_export.recipes.attention import RECENT
 from eagle_export.recipes.int8 import LM_HEAD_PARTS, PRODUCT_PARTS
 from eagle_export.recipes.plan import HEAD_BLOCK, INT4_BLOCK
-from eagle_export.replay import GOLDEN_TEXTS, GOLDEN_TOKENS
 from eagle_export.worst_layers import WORST
 from eagle_runtime.tree import MAX_DEPTH
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from eagle_export.scoring import divergence, log_softmax
+from eagle_calib.scoring import divergence, log_softmax
 from eagle_runtime import EagleModel, RequestError
 from eagle_runtime.target import SCORE_CHUNK
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from eagle_export.replay import forced_logits
+from eagle_calib.replay import forced_logits
 from eagle_runtime import BackendError, BundleError, EagleModel, SamplingParams
 from eagle_runtime.drafting.drafter import Drafter, NoDraft
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter

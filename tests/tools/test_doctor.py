@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from conftest import GOLDEN, put_tokenizer
+from eagle_calib.replay import replay
 from eagle_export.certificate import make_certificate
 from eagle_export.checkpoint import open_checkpoint
-from eagle_export.replay import replay
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, Manifest, read_manifest
 from eagle_runtime.session.ort.device_session import OrtDeviceSession

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from conftest import put_listed, put_tokenizer
-from eagle_export.scoring import log_softmax
+from eagle_calib.scoring import log_softmax
 from eagle_runtime import EagleModel
 from eagle_runtime.errors import RequestError
 from eagle_tools.heldout import read_windows

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from eagle_export.replay import forced_logits
+from eagle_calib.replay import forced_logits
 from eagle_runtime import EagleModel
 from eagle_runtime.sampling import exponential_noise
 from eagle_tools.ties import NEAR, first_difference, is_tie

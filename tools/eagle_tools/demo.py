@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from eagle_calib.replay import mean_tau
 from eagle_export.bundle import export
-from eagle_export.replay import mean_tau
 from eagle_runtime import EagleModel, Result
 from eagle_tools.questions import read_questions
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from eagle_export.replay import compare, golden_prompts, mean_tau, replay
+from eagle_calib.replay import compare, golden_prompts, mean_tau, replay
 from eagle_runtime import BackendError, BundleError, EagleModel, Result
 from eagle_runtime.backends import BACKENDS, PassedOver, reasons_text, unfit
 from eagle_runtime.bundle.fidelity import FidelityWarning, compared, shortfall

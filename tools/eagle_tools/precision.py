@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from eagle_export.scoring import Double, divergence, log_softmax
+from eagle_calib.scoring import Double, divergence, log_softmax
 from eagle_runtime import EagleModel
 from eagle_runtime.command import Parser, run_command
 from eagle_runtime.eagle_model import Prompt

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from eagle_export.replay import forced_logits
+from eagle_calib.replay import forced_logits
 from eagle_runtime import EagleModel
 from eagle_runtime.sampling import exponential_noise
 
