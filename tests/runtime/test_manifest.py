@@ -283,6 +283,15 @@ def test_numbers_that_json_wrote_without_a_point(bundle: Path) -> None:
     assert repr(certificate.prompts[0].top[1].logits) == "(-4.0,)"
 
 
+@pytest.mark.parametrize("wrong", [{"dtype": "i~t64"}, {"shape": ["T", 4]}, {"shape": [10**400]}, {"shape": [-1]}])
+def test_impossible_weights_are_refused(bundle: Path, wrong: dict[str, Any]) -> None:
+    """They would be errors without a sentence where costs are estimated from them."""
+    data = stored(bundle)
+    data["target"]["graph"]["weights"]["w"] = {"dtype": "float32", "shape": [4, 4], **wrong}
+    message = refusal(bundle, data)
+    assert "target: graph: 'w' is" in message and "which no tensor is" in message and len(message) < 400
+
+
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 10**400, True, "1.0"])
 def test_no_numbers(bundle: Path, number: object) -> None:
     message = refusal(bundle, replaced(stored(bundle), ("certificate", "kl"), number))

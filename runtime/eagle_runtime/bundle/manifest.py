@@ -38,6 +38,9 @@ MODEL_RANGES = {
     "draft_vocab_size": (1, 1 << 24),
     "top_k": (1, 1 << 16),
 }
+# Types of tensors that a graph may hold, and the bits of one number.
+DTYPE_BITS = {"bool": 8, "int4": 4, "uint4": 4, "int8": 8, "uint8": 8, "int32": 32, "int64": 64}
+DTYPE_BITS |= {"float16": 16, "bfloat16": 16, "float32": 32, "float64": 64}
 TREE_RANGES = {"total_token": (2, MAX_NODES), "depth": (0, MAX_DEPTH - 1), "draft_top_k": (1, MAX_NODES)}
 
 HeadKind = Literal["eagle1", "eagle3"]
@@ -255,6 +258,12 @@ def _check_graphs(manifest: Manifest, where: str) -> None:
         outputs_of_head = {"log_probs": proposals, "token_ids": proposals, "hidden": (1, "R", head.hidden_size)}
         tables.append(("head", head, {"features": features}, outputs_of_head))
     for name, spec, more, outputs in tables:
+        for key, tensor in spec.graph.weights.items():
+            if tensor.dtype not in DTYPE_BITS or any(isinstance(n, str) or not 0 <= n < 1 << 32 for n in tensor.shape):
+                raise BundleError(
+                    f"{where}: {name}: graph: {short_repr(key)} is {short_repr(tensor.dtype)} of "
+                    f"{_listed(tensor.shape)}, which no tensor is; export the bundle again"
+                )
         layers = min(spec.num_layers, len(spec.graph.inputs))  # one layer too many is enough to fail
         new: dict[str, Shape] = dict.fromkeys(present_names(layers), (1, "T", spec.num_kv_heads, spec.head_dim))
         for part, wanted, specs in (

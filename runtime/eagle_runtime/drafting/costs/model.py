@@ -27,7 +27,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from eagle_runtime.bundle.manifest import GraphSpec, HeadSpec, Manifest, TargetSpec
+from eagle_runtime.bundle.manifest import DTYPE_BITS, GraphSpec, HeadSpec, Manifest, TargetSpec
 
 Seconds = npt.NDArray[np.float64]
 # Forward passes: a verification of a tree, one of a single token that follows another such, a level of the head's tree.
@@ -93,7 +93,6 @@ class Costs:
 
 
 EMBEDDING = "model.embed_tokens.weight"
-BITS = {"bfloat16": 16, "int4": 4, "uint4": 4}  # of types that NumPy has no name for
 FOUR_BITS = ".int4"  # ends the names of tensors that hold two weights in a byte
 
 
@@ -143,13 +142,8 @@ def _read(graph: GraphSpec) -> Iterator[tuple[int, int]]:
     own_head = any(name != gathered and name.startswith(("lm_head.", f"{EMBEDDING}.")) for name in graph.weights)
     for name, spec in graph.weights.items():
         if not (own_head and name == gathered):
-            count, bits = prod(map(int, spec.shape)), bits_of(spec.dtype)
+            count, bits = prod(map(int, spec.shape)), DTYPE_BITS[spec.dtype]
             yield (2 * count, 4) if name.endswith(FOUR_BITS) and bits == 8 else (count, bits)
-
-
-def bits_of(dtype: str) -> int:
-    """Returns the bits of one number of a stored type."""
-    return BITS[dtype] if dtype in BITS else 8 * np.dtype(dtype).itemsize
 
 
 def _timings(spec: TargetSpec | HeadSpec, machine: Assumed, rows: tuple[int, ...], host: float) -> Timings:
