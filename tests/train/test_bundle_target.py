@@ -1,4 +1,4 @@
-"""Training behind an exported target: what is learned is what decoding hands to the head, and the head fits the target."""
+"""Training behind an exported target: what is learned is what decoding hands to the head, and tuned heads fit it."""
 
 from __future__ import annotations
 
