@@ -1,6 +1,7 @@
-"""4-bit weights: 16 levels, with a step and a zero level for each block of input channels and each output column.
+"""Weights of 4 or 8 bits: 2^bits levels, with a step and a zero level for each block of input channels and each output
+column.
 
-    weight ~ (level - zero) * step        weight, level [K, N]; step, zero [blocks, N]; level 0..15
+    weight ~ (level - zero) * step        weight, level [K, N]; step, zero [blocks, N]; level 0..2^bits - 1
 
 `rounded` takes the nearest levels. With recorded inputs x, `compensated` minimises the error of x @ W instead, which
 depends on the mean products of x's channels (the Gram matrix): the error of one weight can be compensated by others.
@@ -17,45 +18,76 @@ import numpy as np
 
 from eagle_export.recipes.graph import Array
 
-HIGHEST, MIDDLE = 15, 8  # highest level; zero level of a symmetric block
-SHARES = np.linspace(0.7, 1.0, 13, dtype=np.float32)  # shares of the full range that are tried
+SHARES = {  # bits -> shares of the full range that are tried
+    4: np.linspace(0.7, 1.0, 13, dtype=np.float32),
+    8: np.linspace(0.94, 1.0, 4, dtype=np.float32),
+}
 SWEEPS = 2  # sweeps of the coordinate descent; more change little
 LEAST_DAMPING = 1e-4  # share of the channels' mean square that is added to each: a channel may always have been zero
 
 
 @dataclass(frozen=True, slots=True)
+class Grid:
+    """How a weight is quantised. bits: 4 or 8. size: input channels per block; the last block may have fewer.
+    asymmetric: each block has its own zero level, else it is the middle one."""
+
+    bits: int
+    size: int
+    asymmetric: bool
+
+    @property
+    def highest(self) -> int:
+        """The highest level."""
+        return (1 << self.bits) - 1
+
+    @property
+    def middle(self) -> int:
+        """The zero level of a symmetric block."""
+        return 1 << (self.bits - 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Blocks:
-    """level [K, N] uint8, step [blocks, N] fp32, zero [blocks, N] uint8. size: channels per block; the last block may
-    have fewer."""
+    """level [K, N] uint8, step [blocks, N] fp32, zero [blocks, N] uint8."""
 
     level: Array
     step: Array
     zero: Array
-    size: int
+    grid: Grid
 
     def values(self) -> Array:
         """The weight [K, N] that the levels stand for."""
-        block = np.arange(len(self.level)) // self.size
+        block = np.arange(len(self.level)) // self.grid.size
         values: Array = (self.level.astype(np.float32) - self.zero[block]) * self.step[block]
         return values
 
 
-def rounded(weight: Array, size: int, asymmetric: bool) -> Blocks:
-    """Returns the nearest levels of a weight [K, N]. asymmetric: each block has its own zero level, else MIDDLE."""
+def rounded(weight: Array, grid: Grid) -> Blocks:
+    """Returns the nearest levels of a weight [K, N]."""
     level = np.empty(weight.shape, np.uint8)
-    step, zero = _empty(weight, size)
-    for index, block in _blocks(len(weight), size):
-        step[index], zero[index] = best_grid(weight[block], None, asymmetric)
-        level[block] = _levels(weight[block], step[index], zero[index])
-    return Blocks(level, step, zero, size)
+    step, zero = _empty(weight, grid.size)
+    for index, block in _blocks(len(weight), grid.size):
+        step[index], zero[index] = best_steps(weight[block], None, grid)
+        level[block] = _levels(weight[block], step[index], zero[index], grid)
+    return Blocks(level, step, zero, grid)
 
 
-def compensated(weight: Array, inputs: Array, size: int, asymmetric: bool) -> Blocks:
+def nearest(weight: Array, grid: Grid) -> Blocks:
+    """As `rounded`, with steps that cover each block's whole range: faster, and a little less exact."""
+    level = np.empty(weight.shape, np.uint8)
+    step, zero = _empty(weight, grid.size)
+    for index, block in _blocks(len(weight), grid.size):
+        step[index], zero[index] = _steps(weight[block], np.float32(1), grid)
+        level[block] = _levels(weight[block], step[index], zero[index], grid)
+    return Blocks(level, step, zero, grid)
+
+
+def compensated(weight: Array, inputs: Array, grid: Grid) -> Blocks:
     """Returns the levels of a weight [K, N] with the least squared error of inputs [n, K] @ weight. For a block's step
     and zero, a channel's error is weighted by the mean square of its inputs."""
     importance = np.square(inputs).mean(0)
     gram = damped_gram(inputs)
-    blocks = _fed_back(weight, gram, importance, size, asymmetric)
+    blocks = _fed_back(weight, gram, importance, grid)
     _descend(weight, gram, blocks)
     return blocks
 
@@ -70,68 +102,68 @@ def damped_gram(inputs: Array) -> Array:
     return gram
 
 
-def best_grid(weight: Array, importance: Array | None, asymmetric: bool) -> tuple[Array, Array]:
+def best_steps(weight: Array, importance: Array | None, grid: Grid) -> tuple[Array, Array]:
     """Returns step and zero level [N] of one block [k, N], those of a few candidates with the smallest squared error:
     clipping the largest value a little often costs less than a coarser step. importance [k]: weights of the errors."""
     counts = np.ones(len(weight), np.float32) if importance is None else importance
     best = np.full(weight.shape[1], np.inf, np.float32)
-    step, zero = np.ones_like(best), np.full_like(best, MIDDLE)
-    for share in SHARES:
-        tried, middle = _grid(weight, share, asymmetric)
-        error = counts @ np.square((_levels(weight, tried, middle) - middle) * tried - weight)
+    step, zero = np.ones_like(best), np.full_like(best, grid.middle)
+    for share in SHARES[grid.bits]:
+        tried, middle = _steps(weight, share, grid)
+        error = counts @ np.square((_levels(weight, tried, middle, grid) - middle) * tried - weight)
         better = error < best
         best[better], step[better], zero[better] = error[better], tried[better], middle[better]
     return step, zero
 
 
-def _grid(weight: Array, share: np.float32, asymmetric: bool) -> tuple[Array, Array]:
+def _steps(weight: Array, share: np.float32, grid: Grid) -> tuple[Array, Array]:
     """Returns the step and zero level [N] of a block [k, N] that cover this share of its range."""
-    if asymmetric:
+    if grid.asymmetric:
         low, high = np.minimum(weight.min(0), 0) * share, np.maximum(weight.max(0), 0) * share
-        step = (high - low) / np.float32(HIGHEST)
+        step = (high - low) / np.float32(grid.highest)
         step[step == 0] = 1
         return step, np.rint(-low / step)
     # The value furthest from zero gets level 0, which reaches one step further than the highest level, so the step has
     # the opposite sign of that value.
     furthest = np.take_along_axis(weight, np.abs(weight).argmax(0)[None], 0)[0]
-    step = -furthest * share / np.float32(MIDDLE)
+    step = -furthest * share / np.float32(grid.middle)
     step[step == 0] = 1
-    return step, np.full_like(step, MIDDLE)
+    return step, np.full_like(step, grid.middle)
 
 
-def _fed_back(weight: Array, gram: Array, importance: Array, size: int, asymmetric: bool) -> Blocks:
+def _fed_back(weight: Array, gram: Array, importance: Array, grid: Grid) -> Blocks:
     """GPTQ. With gram = L @ L.T, an error E [K, N] of the weight gives a squared output error of |E.T @ L|². Column k
     of E.T @ L is E[k] plus feedback from the channels after k. So from the last channel to the first, each takes the
     level nearest to its weight minus that feedback."""
     lower = np.linalg.cholesky(gram)
     lower /= lower.diagonal().copy()
     level, error = np.empty(weight.shape, np.uint8), np.zeros_like(weight)
-    step, zero = _empty(weight, size)
-    for index, block in reversed(_blocks(len(weight), size)):
+    step, zero = _empty(weight, grid.size)
+    for index, block in reversed(_blocks(len(weight), grid.size)):
         aim = weight[block] - lower[block.stop :, block].T @ error[block.stop :]
-        step[index], zero[index] = best_grid(aim, importance[block], asymmetric)
+        step[index], zero[index] = best_steps(aim, importance[block], grid)
         within = lower[block, block]
         block_error = error[block]  # a view
         for row in reversed(range(len(aim))):
             wanted = aim[row] - within[row + 1 :, row] @ block_error[row + 1 :]
-            nearest = _levels(wanted, step[index], zero[index])
+            nearest = _levels(wanted, step[index], zero[index], grid)
             level[block.start + row] = nearest
             block_error[row] = (nearest - zero[index]) * step[index] - weight[block.start + row]
-    return Blocks(level, step, zero, size)
+    return Blocks(level, step, zero, grid)
 
 
 def _descend(weight: Array, gram: Array, blocks: Blocks) -> None:
     """Moves each level and step, in place, to its best value given all others."""
-    error = blocks.values() - weight
+    error, grid = blocks.values() - weight, blocks.grid
     slope = gram @ error  # [K, N], half of the derivative of the output's error with respect to each weight
     for _ in range(SWEEPS):
-        for index, block in _blocks(len(weight), blocks.size):
+        for index, block in _blocks(len(weight), grid.size):
             step, zero, within = blocks.step[index], blocks.zero[index].astype(np.float32), gram[block, block]
             moved = np.zeros_like(error[block])
             for row, channel in enumerate(range(block.start, block.stop)):
                 steepness = slope[channel] + within[row, :row] @ moved[:row]
                 wanted = weight[channel] + error[channel] - steepness / within[row, row]
-                nearest = _levels(wanted, step, zero)
+                nearest = _levels(wanted, step, zero, grid)
                 blocks.level[channel] = nearest
                 moved[row] = (nearest - zero) * step - weight[channel] - error[channel]
             lines = blocks.level[block] - zero
@@ -143,9 +175,9 @@ def _descend(weight: Array, gram: Array, blocks: Blocks) -> None:
             slope += gram[:, block] @ moved
 
 
-def _levels(weight: Array, step: Array, zero: Array) -> Array:
+def _levels(weight: Array, step: Array, zero: Array, grid: Grid) -> Array:
     """Returns the nearest levels [..., N] as floats."""
-    levels: Array = np.clip(np.rint(weight / step) + zero, 0, HIGHEST)
+    levels: Array = np.clip(np.rint(weight / step) + zero, 0, grid.highest)
     return levels
 
 

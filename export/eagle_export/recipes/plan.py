@@ -22,15 +22,15 @@ from eagle_export.recipes.attention import ExactAttention
 from eagle_export.recipes.embedding import EmbeddingFp16
 from eagle_export.recipes.graph import Linear, fed_by_norm, is_lm_head, narrows
 from eagle_export.recipes.graph_pass import Pass
-from eagle_export.recipes.int4 import Int4Blocks, Int4Dequantized
+from eagle_export.recipes.blocks import Grid
 from eagle_export.recipes.int8 import Int8PerToken
 from eagle_export.recipes.keep import KeepLayers
 from eagle_export.recipes.qdq import Int8Static, Int8Weights
 from eagle_export.recipes.vocabulary import TrimVocabulary
+from eagle_export.recipes.weight_blocks import Int4Dequantized, WeightBlocks
 
 INT4_BLOCK = 32  # 128 is a little smaller and clearly less exact; its sums differ between one row and several
 HEAD_BLOCK = 128  # allowed in a head: two thirds of the time of 32, for 1 % of acceptance
-INT8_COMPUTE = 4  # MatMulNBits' accuracy_level; with blocks of 32 a row's result does not depend on the other rows
 SIGNED, UNSIGNED = np.int8(0), np.uint8(128)  # zero points of static int8: see Int8Static
 
 Observations = Mapping[str, Observed]
@@ -74,7 +74,7 @@ PLACES: dict[type[Pass[Any]], str] = {
     Int8Static: "before ExactAttention: smoothing follows o_proj's input back through the Attention node to v_proj; "
     "before Int8PerToken and Int8Weights, which take all layers that are left",
     ExactAttention: "after Int8Static, else anywhere: no other pass looks at attention",
-    Int4Blocks: "before Int8PerToken, which takes all layers that are left",
+    WeightBlocks: "before Int8PerToken, which takes all layers that are left",
     Int4Dequantized: "in any order with Int8Weights: each names its own layers",
     Int8PerToken: "last: it takes all layers that are left",
     Int8Weights: "last: it takes all layers that are left, or those that int4 does not",
@@ -105,12 +105,12 @@ CPU = {
         target=lambda seen: (
             ExactAttention(),
             EmbeddingFp16(),
-            Int4Blocks(INT4_BLOCK, INT8_COMPUTE, seen, wanted=in_int4),
+            WeightBlocks(Grid(4, INT4_BLOCK, asymmetric=True), seen, wanted=in_int4),
             Int8PerToken(),
         ),
         draft=lambda seen: (
             EmbeddingFp16(),
-            Int4Blocks(HEAD_BLOCK, INT8_COMPUTE, seen, wanted=all_but_lm_head),
+            WeightBlocks(Grid(4, HEAD_BLOCK, asymmetric=True), seen, wanted=all_but_lm_head),
             Int8PerToken(),
         ),
     ),
@@ -126,7 +126,7 @@ TENSORRT = {
 CUDA = {
     "fp32": Recipe("fp32"),
     "fp16": Recipe("fp16"),
-    "int4": Recipe("fp16", target=lambda seen: (Int4Blocks(INT4_BLOCK, INT8_COMPUTE, seen, wanted=all_but_lm_head),)),
+    "int4": Recipe("fp16", target=lambda seen: (WeightBlocks(Grid(4, INT4_BLOCK, asymmetric=True), seen, wanted=all_but_lm_head),)),
 }
 RECIPES = {"cpu": CPU, "tensorrt-rtx": TENSORRT, "tensorrt": TENSORRT, "cuda": CUDA}
 

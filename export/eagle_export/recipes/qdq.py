@@ -31,15 +31,15 @@ from eagle_export.recipes.graph import (
 )
 from eagle_export.recipes.graph_pass import LayerPass, Pass
 from eagle_export.recipes.int8 import LEVELS, per_column
-from eagle_export.recipes.smooth import inputs_of, smooth
+from eagle_export.recipes.smooth import factors_of, inputs_of
 
 CLIPS = np.linspace(0.3, 1.0, 15, dtype=np.float32)  # shares of the largest input that are tried as range
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Static(Pass[Linear]):
-    """Quantises weights per column and inputs per tensor, of all linear layers but down and the LM head, after
-    smoothing their inputs (smooth.py). Raises ExportError for a layer that the calibration lacks.
+    """Quantises weights per column and inputs per tensor, of all linear layers but down and the LM head. Raises
+    ExportError for a layer that the calibration lacks.
 
     observed: inputs of the layers by weight name. zero: the zero point of the inputs. TensorRT takes int8 0 alone; ONNX
     Runtime's CPU provider fuses products of uint8 inputs around 128, but none of an int8 input that several layers
@@ -55,18 +55,17 @@ class Int8Static(Pass[Linear]):
     def rewrite(self, model: ir.Model, matches: list[Linear]) -> dict[str, str]:
         assert self.observed is not None, "planned with a calibration"
         changed = {}
-        factors = smooth(model, self.observed, simulated)
         inputs: dict[ir.Value, tuple[ir.Value, ir.Value, float]] = {}
         for linear in matches:
             node, x, name = linear.node, linear.x, linear.name
             middle = constant(model, f"{self.zero.dtype}_zero", np.array(self.zero))
             if x not in inputs:
-                limit = best_range(*inputs_of(linear, self.observed, factors))
+                limit = best_range(*inputs_of(linear, self.observed))
                 scale = _scalar(model, f"{name}.input_scale", limit / LEVELS, x)
                 inputs[x] = insert(node, "QuantizeLinear", [x, scale, middle]), scale, limit
             quantised, scale, limit = inputs[x]
             values = insert(node, "DequantizeLinear", [quantised, scale, middle])
-            smoothed = ", smoothed" if name in factors else ""
+            smoothed = ", smoothed" if factors_of(linear) is not None else ""
             changed[name] = f"int8 per column, activations int8 within {limit:.4g}{smoothed}"
             replace(node, insert(node, "MatMul", [values, _weight(model, linear)]))
         return changed

@@ -1,10 +1,11 @@
-"""SmoothQuant (arXiv 2211.10438): makes the channels of a linear layer's input equally large before it is quantised.
+"""SmoothQuant (arXiv 2211.10438) and AWQ (arXiv 2306.00978): makes the channels of a linear layer's input equally large before it is quantised.
 
     x @ W = (x / s) @ (s * W)        s [K], one factor per input channel
 
-The division costs nothing if x is computed by a product with a weight, which can absorb it: a norm's weight, or the
-columns of v_proj for the input of o_proj. The factors come from a family with one exponent. Here the exponent is
-searched, layer by layer, for the smallest error that the quantisation which follows makes on recorded inputs.
+The division costs nothing if x is computed by a product with a weight, which can absorb it: a norm's weight, the
+columns of v_proj for the input of o_proj, or those of up_proj for the input of down_proj. The factors are powers of a
+channel's largest input over its largest weight (SmoothQuant) or of its mean square input (AWQ). Family and exponent are
+searched, group by group, for the smallest error that the quantisation which follows makes on recorded inputs.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ import onnx_ir as ir
 from eagle_calib.calibration import Observed
 from eagle_export.errors import ExportError
 from eagle_export.recipes.graph import KEPT, Array, Linear, is_lm_head, linears
+from eagle_export.recipes.graph_pass import Pass
 
 EXPONENTS = np.linspace(0.0, 1.0, 11, dtype=np.float32)
 ROWS = 256  # recorded inputs that the search uses
 SMALLEST, LARGEST = np.float32(1e-3), np.float32(1e3)  # bounds of a factor
+FACTORS = "input factors"  # key in a node's meta
 
 # Inputs [n, K] divided by s and a weight [K, N] times s -> the output [n, N] as the quantised layer computes it.
 Simulate = Callable[[Array, Array], Array]
@@ -39,26 +42,43 @@ class Group:
     width: int = 1
 
 
-def smooth(model: ir.Model, observed: Mapping[str, Observed], simulate: Simulate) -> dict[str, Array]:
-    """Scales every group of layers for which that lowers the error. Returns weight name -> factors [K] of its inputs.
+@dataclass(frozen=True, slots=True)
+class Smooth(Pass[Group]):
+    """Scales every group of layers for which that lowers the error of the quantisation that follows, and notes the
+    factors at the layers (`factors_of`). observed: weight name -> inputs of its layer. simulate: that quantisation.
+    Raises ExportError for a layer that is missing in `observed`."""
 
-    observed: weight name -> inputs of its layer. Raises ExportError for a layer that is missing there."""
-    factors_of: dict[str, Array] = {}
-    for group in groups(model):
-        factors = best_factors(group, observed, simulate)
-        if factors is None:
-            continue
-        shared = factors.reshape(-1, group.repeats, group.width)[:, 0].ravel()
-        _scale(group.before, 1 / shared, group.axis)
-        for layer in group.layers:
-            _scale(layer.weight, factors, 0)
-            factors_of[layer.name] = factors
-    return factors_of
+    observed: Mapping[str, Observed]
+    simulate: Simulate
+    name = "smoothing"
+
+    def pattern(self, model: ir.Model) -> list[Group]:
+        return [group for group in groups(model) if FACTORS not in group.layers[0].node.meta]
+
+    def rewrite(self, model: ir.Model, matches: list[Group]) -> dict[str, str]:
+        changed = {}
+        for group in matches:
+            factors = best_factors(group, self.observed, self.simulate)
+            if factors is not None:
+                shared = factors.reshape(-1, group.repeats, group.width)[:, 0].ravel()
+                _scale(group.before, 1 / shared, group.axis)
+            for layer in group.layers:
+                layer.node.meta[FACTORS] = factors
+                changed[layer.name] = "as it was" if factors is None else "smoothed"
+                if factors is not None:
+                    _scale(layer.weight, factors, 0)
+        return changed
 
 
-def inputs_of(linear: Linear, observed: Mapping[str, Observed], factors: Mapping[str, Array]) -> tuple[Array, Array]:
-    """Returns the recorded inputs [n, K] of a layer after smoothing, and the largest magnitude per channel [K]. Raises
-    ExportError if the calibration has none, or of another width."""
+def factors_of(linear: Linear) -> Array | None:
+    """The factors [K] that divide a layer's input since it was smoothed; None if there are none."""
+    factors: Array | None = linear.node.meta.get(FACTORS)
+    return factors
+
+
+def inputs_of(linear: Linear, observed: Mapping[str, Observed]) -> tuple[Array, Array]:
+    """Returns the recorded inputs [n, K] of a layer, smoothed if it is, and the largest magnitude per channel [K].
+    Raises ExportError if the calibration has none, or of another width."""
     (k, _) = linear.shape
     name = linear.name.removesuffix(KEPT)
     if name not in observed:
@@ -69,9 +89,10 @@ def inputs_of(linear: Linear, observed: Mapping[str, Observed], factors: Mapping
             f"the calibration of layer {name!r} is {len(seen.channel_absmax)} wide, the layer {k}; run eagle-calib on "
             "a bundle of this very pair"
         )
-    if name not in factors:
+    factors = factors_of(linear)
+    if factors is None:
         return seen.sample, seen.channel_absmax
-    return seen.sample / factors[name], seen.channel_absmax / factors[name]
+    return seen.sample / factors, seen.channel_absmax / factors
 
 
 def groups(model: ir.Model) -> list[Group]:
@@ -97,6 +118,9 @@ def _group(x: ir.Value, layers: tuple[Linear, ...], weights: Mapping[ir.Node, Li
         norm = node.inputs[1]
         assert norm is not None
         return Group(layers, norm, 0) if len(norm.uses()) == 1 else None
+    if node.op_type == "Mul":  # down: the columns of up absorb the division
+        up = [weights[made] for value in node.inputs if value and (made := value.producer()) in weights]
+        return Group(layers, up[0].weight, 1) if len(up) == 1 and len(up[0].weight.uses()) == 1 else None
     attention = _only_input(_only_input(node, "Reshape"), "Transpose")
     if attention is None or attention.op_type != "Attention":
         return None
@@ -129,7 +153,7 @@ def _only_input(node: ir.Node | None, op: str) -> ir.Node | None:
 def best_factors(group: Group, observed: Mapping[str, Observed], simulate: Simulate) -> Array | None:
     """Returns factors [K] of the exponent with the smallest squared error on the recorded inputs; None if no factors
     are better than 1."""
-    x, absmax = inputs_of(group.layers[0], observed, {})
+    x, absmax = inputs_of(group.layers[0], observed)
     x = x[:ROWS]
     weights = [layer.reader()() for layer in group.layers]
     wanted = [x @ weight for weight in weights]
@@ -138,13 +162,15 @@ def best_factors(group: Group, observed: Mapping[str, Observed], simulate: Simul
         outputs = (simulate(x / factors, weight * factors[:, None]) for weight in weights)
         return float(sum(np.square(out - want).sum() for out, want in zip(outputs, wanted, strict=True)))
 
-    heads = channel_sizes(absmax, np.concatenate(weights, 1)).reshape(-1, group.repeats, group.width)
-    size = np.repeat(heads.max(1, keepdims=True), group.repeats, axis=1).ravel()
-    best, least = None, error(np.ones_like(size))
-    for exponent in EXPONENTS[1:]:
-        factors = _centred(size**exponent)
-        if (candidate := error(factors)) < least:
-            best, least = factors, candidate
+    best, least = None, error(np.ones(x.shape[1], np.float32))
+    weight = np.concatenate(weights, 1)
+    for sizes in (channel_sizes(absmax, weight), _positive(np.sqrt(np.square(x).mean(0)))):
+        heads = sizes.reshape(-1, group.repeats, group.width)
+        size = np.repeat(heads.max(1, keepdims=True), group.repeats, axis=1).ravel()
+        for exponent in EXPONENTS[1:]:
+            factors = _centred(size**exponent)
+            if (candidate := error(factors)) < least:
+                best, least = factors, candidate
     return best
 
 

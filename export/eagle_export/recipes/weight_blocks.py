@@ -1,0 +1,157 @@
+"""Weights of 4 or 8 bits in blocks of input channels, in the layouts of ONNX Runtime's MatMulNBits and of TensorRT.
+
+A weight takes its bits, and per block a step of 16 bits and, if asymmetric, a zero level: with 4 bits in blocks of 32
+that is 4 + 0.5 + 0.125 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+
+from eagle_calib.calibration import Observed
+from eagle_export.recipes.blocks import Blocks, Grid, compensated, nearest, rounded
+from eagle_export.recipes.graph import (
+    MICROSOFT,
+    Array,
+    Linear,
+    insert,
+    lazy_weight,
+    pieces,
+    replace,
+)
+from eagle_export.recipes.graph_pass import LayerPass
+from eagle_export.recipes.smooth import factors_of, inputs_of
+
+Observations = Mapping[str, Observed]
+INT8_COMPUTE = 4  # MatMulNBits' accuracy_level: activations in int8 with a scale per row and block; 1 would be fp32
+
+
+@dataclass(frozen=True, slots=True)
+class WeightBlocks(LayerPass):
+    """Turns linear layers into MatMulNBits, an operator of ONNX Runtime, which rounds a row's inputs to int8 with a
+    scale per block.
+
+    observed: inputs of the layers by weight name; with them the levels are those with the least error on these inputs,
+    and ExportError is raised for a layer that is missing there."""
+
+    grid: Grid
+    observed: Observations | None = None
+    name = "weight blocks"
+
+    def rewrite(self, model: ir.Model, matches: list[Linear]) -> dict[str, str]:
+        changed = {}
+        for linear in matches:
+            node, (k, n) = linear.node, linear.shape
+            quantise, changed[linear.name] = _quantiser(linear, self.grid, self.observed)
+            weight, scale, *zero = stored(model, linear.name, (k, n), quantise, self.grid)
+            assert linear.x.dtype is not None
+            if linear.x.dtype != ir.DataType.FLOAT16:
+                scale = insert(node, "Cast", [scale], to=int(linear.x.dtype))  # folded when the graph is loaded
+            attributes = {"bits": self.grid.bits, "block_size": self.grid.size, "accuracy_level": INT8_COMPUTE}
+            out = insert(node, "MatMulNBits", [linear.x, weight, scale, *zero], MICROSOFT, K=k, N=n, **attributes)
+            replace(node, out)
+        model.opset_imports[MICROSOFT] = 1
+        return changed
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Dequantized(LayerPass):
+    """Puts a blocked DequantizeLinear before the MatMul of linear layers, which TensorRT fuses. The zero level is the
+    middle one of every block, as TensorRT demands. block: input channels that share a step. observed: as in
+    WeightBlocks. A layer whose input is no whole number of blocks stays as it is."""
+
+    block: int
+    observed: Observations | None = None
+    name = "int4 blocks"
+
+    def pattern(self, model: ir.Model) -> list[Linear]:
+        return [linear for linear in LayerPass.pattern(self, model) if linear.shape[0] % self.block == 0]
+
+    def rewrite(self, model: ir.Model, matches: list[Linear]) -> dict[str, str]:
+        changed = {}
+        for linear in matches:
+            node, (k, n), name = linear.node, linear.shape, linear.name
+            dtype = linear.x.dtype
+            assert dtype is not None
+            quantise, changed[name] = _quantiser(linear, Grid(4, self.block, asymmetric=False), self.observed)
+            arrays = pieces(partial(_signed, quantise, dtype.numpy()), 2)
+            weight = lazy_weight(model, f"{name}.int4", ir.DataType.INT4, (k, n), arrays[0])
+            scale = lazy_weight(model, f"{name}.scale", dtype, (k // self.block, n), arrays[1])
+            values = insert(node, "DequantizeLinear", [weight, scale], axis=0, block_size=self.block)
+            replace(node, insert(node, "MatMul", [linear.x, values]))
+        return changed
+
+
+def _quantiser(linear: Linear, grid: Grid, observed: Observations | None) -> tuple[Callable[[], Blocks], str]:
+    """Returns a function that computes the levels of a layer, and the words for the manifest."""
+    read, how = linear.reader(), f"int{grid.bits} in blocks of {grid.size}"
+    if observed is None:
+        return lambda: rounded(read(), grid), how
+    inputs, _ = inputs_of(linear, observed)
+    smoothed = "" if factors_of(linear) is None else ", smoothed"
+    return lambda: compensated(read(), inputs, grid), f"{how}{smoothed}, errors compensated"
+
+
+def simulated(grid: Grid, x: Array, weight: Array) -> Array:
+    """Returns [n, N], what MatMulNBits makes of x [n, K] and a weight [K, N]; rounded without a search."""
+    out: Array = nearest_inputs(x, grid.size) @ nearest(weight, grid).values()
+    return out
+
+
+def nearest_inputs(x: Array, size: int) -> Array:
+    """Returns x [n, K] rounded to int8 with a scale per row and block of `size` channels."""
+    n, k = x.shape
+    padded = np.pad(x, ((0, 0), (0, -k % size))).reshape(n, -1, size)
+    step = np.abs(padded).max(-1, keepdims=True) / np.float32(127)
+    step[step == 0] = 1
+    rounded_inputs: Array = (np.rint(padded / step) * step).reshape(n, -1)[:, :k]
+    return rounded_inputs
+
+
+def stored(
+    model: ir.Model, name: str, shape: tuple[int, int], quantise: Callable[[], Blocks], grid: Grid
+) -> tuple[ir.Value, ...]:
+    """Adds the initializers of a weight of `shape` (K, N), computed when they are written. Returns levels, steps and,
+    if asymmetric, zero levels, as `packed` lays them out; an existing weight of that name as it is."""
+    (k, n), count = shape, -(-shape[0] // grid.size)
+    arrays = pieces(lambda: packed(quantise()), 3)
+    kind = f"int{grid.bits}"
+    level = lazy_weight(model, f"{name}.{kind}", ir.DataType.UINT8, (n, count, grid.size * grid.bits // 8), arrays[0])
+    step = lazy_weight(model, f"{name}.scale", ir.DataType.FLOAT16, (n, count), arrays[1])
+    if not grid.asymmetric:
+        return level, step
+    return level, step, lazy_weight(model, f"{name}.zero", ir.DataType.UINT8, (n, -(-count * grid.bits // 8)), arrays[2])
+
+
+def packed(blocks: Blocks) -> tuple[Array, Array, Array]:
+    """Returns what MatMulNBits reads: levels [N, blocks, bytes], steps [N, blocks] fp16, and zero levels [N, bytes].
+    Two levels of 4 bits share a byte, the first in the low bits; the last block is padded with its zero level."""
+    grid, (k, n), count = blocks.grid, blocks.level.shape, len(blocks.step)
+    level = np.empty((n, count * grid.size), np.uint8)
+    level[:, :k] = blocks.level.T
+    level[:, k:] = blocks.zero[-1][:, None]
+    zero = np.zeros((n, count + count % 2), np.uint8)
+    zero[:, :count] = blocks.zero.T
+    step = blocks.step.T.astype(np.float16)
+    if grid.bits == 8:
+        return level.reshape(n, count, -1), step, np.ascontiguousarray(zero[:, :count])
+    return _pairs(level).reshape(n, count, -1), step, _pairs(zero)
+
+
+def _pairs(levels: Array) -> Array:
+    pairs: Array = levels[:, ::2] | levels[:, 1::2] << 4
+    return pairs
+
+
+def _signed(quantise: Callable[[], Blocks], dtype: np.dtype[Any]) -> tuple[Array, Array]:
+    """Returns levels -8..7 as int4 [K, N], and steps [blocks, N] of a type."""
+    blocks = quantise()
+    levels = blocks.level.astype(np.int8) - np.int8(blocks.grid.middle)
+    return levels.astype(ml_dtypes.int4), blocks.step.astype(dtype)

@@ -1,0 +1,122 @@
+"""Records the inputs of a target's linear layers without a calibration folder: the checkpoint runs in transformers on
+text of a file or, without one, on text that it generates itself.
+
+Text of the model's own has the inputs that it sees in use, whatever it was trained on. It is sampled at temperature 1
+after a few tokens of the package's text, as LLM-QAT does (arXiv 2305.17888), and then read in one forward pass whose
+inputs are recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from transformers import LlamaForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from eagle_calib.calibration import Observed
+from eagle_calib.errors import CalibrationError
+from eagle_calib.observe import InputStatistics
+from eagle_calib.texts import read_windows
+from eagle_export.errors import ExportError
+from eagle_export.trace import quiet
+from eagle_runtime.text.tokenizer import Text
+
+SEQUENCES, START, LENGTH = 32, 8, 160  # generated texts, tokens that each starts with, and tokens in all
+WINDOW, MAX_TOKENS = 256, 8192  # of a file: tokens per window, and in all
+SEED = 0
+
+
+def observe_source(
+    folder: Path, text: Text, data: Path | None, report: Callable[[str], None] = lambda step: None
+) -> dict[str, Observed]:
+    """Returns weight name -> inputs of its layer, for every linear layer of the checkpoint in `folder`.
+
+    text: its tokenizer. data: a text file, or JSONL as eagle-calib reads it; None for text of the model's own. report:
+    called with what is being done. Raises CalibrationError for a file without text, and ExportError if transformers
+    cannot run the checkpoint."""
+    transformers_logging.disable_progress_bar()
+    try:
+        with quiet("transformers"):
+            model = cast(Any, LlamaForCausalLM).from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
+            )
+        vocab = int(model.config.vocab_size)
+        longest = int(model.config.max_position_embeddings)
+        if data is None:
+            windows = _own_text(model.eval(), _starts(text, vocab), min(LENGTH, longest), report)
+        else:
+            windows = read_windows(data, text, vocab, min(WINDOW, longest), MAX_TOKENS)
+        return _observed(model, windows, report)
+    except (ExportError, CalibrationError):
+        raise
+    except Exception as error:  # transformers, safetensors and a full memory raise many kinds
+        lines = str(error).strip().splitlines() or ["no message"]
+        reason = f"{type(error).__name__}: {lines[0][:200]}"
+        raise ExportError(f"transformers does not run {folder} ({reason})") from None
+    finally:
+        transformers_logging.enable_progress_bar()
+
+
+def _starts(text: Text, vocab: int) -> list[list[int]]:
+    """Returns SEQUENCES starts of START tokens: pieces of the package's text, or pseudo-random ids without a
+    tokenizer."""
+    if text.available:
+        windows = read_windows(None, text, vocab, 2 * START, MAX_TOKENS)
+        full = [window[:START] for window in windows if len(window) >= START]
+        if len(full) >= SEQUENCES:
+            return full[:: len(full) // SEQUENCES][:SEQUENCES]
+    return np.random.default_rng(SEED).integers(0, vocab, (SEQUENCES, START)).tolist()
+
+
+@torch.inference_mode()
+def _own_text(model: Any, starts: Sequence[list[int]], length: int, report: Callable[[str], None]) -> list[list[int]]:
+    """Continues all starts, which have one length, to `length` tokens, sampled at temperature 1. End-of-sequence tokens
+    are sampled like others, and a text goes on after one."""
+    dice = torch.Generator().manual_seed(SEED)
+    tokens = torch.tensor(starts)
+    cache, new = None, tokens
+    while tokens.shape[1] < length:
+        report(f"generating text to calibrate on ({tokens.shape[1]} of {length} tokens)")
+        out = model(input_ids=new, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        cache = out.past_key_values
+        new = torch.multinomial(out.logits[:, -1].float().softmax(-1), 1, generator=dice)
+        tokens = torch.cat([tokens, new], 1)
+    result: list[list[int]] = tokens.tolist()
+    return result
+
+
+@torch.inference_mode()
+def _observed(model: Any, windows: Sequence[Sequence[int]], report: Callable[[str], None]) -> dict[str, Observed]:
+    """Reads every window as a prompt. Layers that read one tensor share one object."""
+    statistics: dict[str, InputStatistics] = {}
+    same_input: dict[str, str] = {}  # layer -> the layer before it that reads the same tensor
+    last: list[Any] = [None, ""]  # the tensor that a layer read last, and that layer
+
+    def record(name: str, module: Any) -> Callable[..., None]:
+        def hook(_: Any, args: tuple[Any, ...]) -> None:
+            if args[0] is last[0]:
+                same_input[name] = last[1]
+                return
+            last[:] = [args[0], name]
+            rows = args[0].reshape(-1, module.in_features).float().numpy()
+            statistics.setdefault(name, InputStatistics(f"the input of {name}", module.in_features)).add(rows)
+
+        return hook
+
+    layers = [(f"{name}.weight", layer) for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)]
+    hooks = [layer.register_forward_pre_hook(record(name, layer)) for name, layer in layers]
+    for number, window in enumerate(windows):
+        report(f"recording inputs ({number} of {len(windows)} texts)")
+        last[:] = [None, ""]
+        model(input_ids=torch.tensor([list(window)]), use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    observed = {name: one.observed() for name, one in statistics.items()}
+    observed |= {name: observed[other] for name, other in same_input.items()}
+    if model.config.tie_word_embeddings:
+        observed["model.embed_tokens.weight"] = observed["lm_head.weight"]
+    return observed
