@@ -19,7 +19,7 @@ from conftest import GOLDEN
 from eagle_runtime.errors import RequestError
 from eagle_tools.bench import main
 from eagle_tools.peers.convert import convert
-from eagle_tools.peers.engine import FORMATS, GENAI, LLAMA_CPP, MODES, check_installed, format_of
+from eagle_tools.peers.engine import FORMATS, GENAI, LLAMA_CPP, MODES, PLAIN, check_installed, format_of
 from eagle_tools.peers.gguf_file import gguf_name, permuted, rope_factors
 from eagle_tools.peers.source import Source, open_source
 from eagle_tools.peers.worker import Worker
@@ -141,7 +141,9 @@ def test_peers_compute_the_sources_logits_and_decode_greedily(tmp_path: Path) ->
             worker.start(mode, mode, ids, 24)
             first = worker.advance(mode, 0.0, 1)
             rest = worker.advance(mode, 60.0, 24)
-            assert first.passes == 0 and 0 < rest.passes <= 23 and first.seconds > 0
+            assert first.passes == 0 and first.seconds > 0
+            # A lookup that is rejected may take onnxruntime-genai a second pass to correct its cache.
+            assert rest.passes == 23 if mode == PLAIN else 0 < rest.passes < 46
             outputs.append((*first.tokens, *rest.tokens)[:24])
         assert outputs[0] == outputs[1]  # a draft does not change the output
         if eight:
