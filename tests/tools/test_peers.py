@@ -23,6 +23,7 @@ from eagle_tools.peers.engine import FORMATS, GENAI, LLAMA_CPP, MODES, PLAIN, ch
 from eagle_tools.peers.gguf_file import gguf_name, permuted, rope_factors
 from eagle_tools.peers.source import Source, open_source
 from eagle_tools.peers.worker import Worker
+from eagle_tools.precision import main as precision
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "tools" / "demo_pair" / "target"
@@ -177,3 +178,23 @@ def test_the_command_compares_peers(tmp_path: Path, capsys: pytest.CaptureFixtur
     for name in wanted:
         assert setups[name]["tok_s"]["value"] > 0 and setups[name]["peak"]["host"] > 0
         assert 3 < setups[name]["stored"]["bits"] < 20
+
+
+@pytest.mark.slow
+def test_precision_compares_peers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from eagle_export.bundle import export
+
+    export(TARGET, None, tmp_path / "alone", certify=False)
+    prompts = ROOT / "tools" / "demo_pair" / "heldout.jsonl"
+    limits = ["--count", "1", "--max-new-tokens", "8", "--threads", "1", "--own-tokens", "100"]
+    peers = ["--peers", str(TARGET), "--peer-folder", str(tmp_path / "peers"), "-o", str(tmp_path / "out")]
+    assert precision([str(tmp_path / "alone"), "--prompts", str(prompts), *limits, *peers]) == 0
+    capsys.readouterr()
+    rows = [json.loads(line) for line in (tmp_path / "out" / "precision.jsonl").read_text().splitlines()]
+    assert [row["name"] for row in rows] == ["alone", *map(str, FORMATS)]
+    kl = {row["name"]: row["own_kl"] for row in rows}
+    assert kl["alone"] == 0 < kl["llama.cpp/q8_0"] < kl["llama.cpp/q4_0"] < 1
+    assert 0 < kl["onnxruntime-genai/int8"] < kl["onnxruntime-genai/int4"] < 1
+    for row in rows:
+        assert row["bits"] > 4 and row["vanilla_tokens_per_s"] > 0 and row["pass_1_ms"] > 0
+    assert abs(rows[0]["bits"] - 32) < 1
