@@ -16,6 +16,7 @@ from eagle_runtime.command import Parser
 from eagle_runtime.errors import RequestError
 from eagle_runtime.files import replacing
 from eagle_tools.check_command import run_check
+from eagle_tools.peers.engine import FORMATS, Format, format_of
 
 MODES = "eager,compiled,prompt-lookup"
 
@@ -54,6 +55,8 @@ def run(args: argparse.Namespace) -> bool:
         pytorch=args.vs_pytorch,
         modes=_modes(args),
         assistant=args.assistant,
+        peers=_peers(args),
+        peer_folder=args.peer_folder,
         rows=args.output,
         record=args.html is not None,
     )
@@ -167,8 +170,16 @@ def _methods(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]
 
 
 def _modes(args: argparse.Namespace) -> tuple[str, ...]:
-    modes = args.pytorch_methods or MODES + (",assisted" if args.assistant else "")
+    usual = "eager" if args.peers or args.peer_formats else MODES
+    modes = args.pytorch_methods or usual + (",assisted" if args.assistant else "")
     return tuple(modes.split(","))
+
+
+def _peers(args: argparse.Namespace) -> tuple[Format, ...]:
+    """Returns the formats of other engines to compare with."""
+    if args.peer_formats is not None:
+        return tuple(dict.fromkeys(format_of(name) for name in args.peer_formats.split(",")))
+    return FORMATS if args.peers else ()
 
 
 def _parser() -> Parser:
@@ -197,6 +208,10 @@ def _parser() -> Parser:
     pytorch.add_argument("--vs-pytorch", type=Path, metavar="TARGET", help="Hugging Face folder of the same target")
     pytorch.add_argument("--pytorch-methods", metavar="A,B", help=f"default {MODES}")
     pytorch.add_argument("--assistant", type=Path, metavar="FOLDER", help="small model for PyTorch's assisted mode")
+    peers = parser.add_argument_group("comparison with other engines", "of the weights in --vs-pytorch's folder")
+    peers.add_argument("--peers", action="store_true", help="run them in all known formats and modes")
+    peers.add_argument("--peer-formats", metavar="A,B", help="only these, as in llama.cpp/q4_0,onnxruntime-genai/int4")
+    peers.add_argument("--peer-folder", type=Path, metavar="F", help="keep converted weights there (default: a cache)")
     output = parser.add_argument_group("output")
     output.add_argument("--output", type=Path, metavar="FILE", help="write a JSON line per method, prompt by prompt")
     output.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables")
