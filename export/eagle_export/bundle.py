@@ -15,15 +15,18 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 
 from eagle_calib.calibration import read_calibration
 from eagle_calib.folder import written
-from eagle_export.certificate import certified
-from eagle_export.checkpoint import read_json
+from eagle_export.automatic import Sensitivity, checked_budget, choose
+from eagle_export.certificate import certified, check_memory
+from eagle_export.checkpoint import Checkpoint, read_json
 from eagle_export.destination import check_destination, check_older, check_space, disk_errors, engines_of
 from eagle_export.errors import ExportError
 from eagle_export.heads.config import HeadConfig
 from eagle_export.limits import required_fidelity
 from eagle_export.pair import Pair, build_graphs, open_pair
-from eagle_export.recipes.plan import apply, default_draft_precision, plan
-from eagle_export.weights import num_bytes, save
+from eagle_export.recipes.int8_cache import MOST
+from eagle_export.recipes.plan import AUTO, apply, default_draft_precision, plan, recorded_from_source
+from eagle_export.self_calibration import Recorded, observe_source
+from eagle_export.weights import graph_spec, num_bytes, save
 from eagle_export.worst_layers import layers_of
 from eagle_runtime.bundle.manifest import (
     MANIFEST_NAME,
@@ -32,7 +35,6 @@ from eagle_runtime.bundle.manifest import (
     HeadSpec,
     Manifest,
     TargetSpec,
-    TensorSpec,
     TreeDefaults,
 )
 from eagle_runtime.errors import BundleError
@@ -47,13 +49,15 @@ TOOLS = ("eagle-edge", "torch", "transformers", "onnx", "onnx-ir", "onnxscript")
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A written bundle. shared: weights that both graphs hold under one name. size: bytes on disk."""
+    """A written bundle. shared: weights that both graphs hold under one name. size: bytes on disk. sensitivities: what
+    the layers of precision "auto" were chosen from."""
 
     bundle: Path
     manifest: Manifest
     shared: tuple[str, ...]
     size: int
     warnings: tuple[str, ...]
+    sensitivities: tuple[Sensitivity, ...] = ()
 
 
 def export(
@@ -71,6 +75,10 @@ def export(
     min_agreement: float | None = None,
     max_kl: float | None = None,
     keep: Sequence[str] = (),
+    cache_precision: str | None = None,
+    calibrate: Path | None = None,
+    agreement: float | None = None,
+    size: int | None = None,
 ) -> Exported:
     """Exports a target and a head (Hugging Face folders) as a bundle folder. draft: None for the target alone.
 
@@ -80,7 +88,10 @@ def export(
     most children that a tree's node may have; None for TOP_K. certify: compare the finished bundle with the source and
     write the result into its manifest; if this machine cannot do that, a warning is returned. min_agreement, max_kl
     (nats): limits beyond which the bundle is refused; None for those of its precision (limits.LIMITS). keep: patterns
-    of names of the target's weights that stay as traced.
+    of names of the target's weights that stay as traced. cache_precision: "int8" for a quantised target on a CPU that
+    keeps its keys and values in bytes; None for the type in which it computes them. calibrate: a text file (or JSONL
+    as eagle-calib reads it) on which inputs are recorded where there is no calibration; None for text that the target
+    itself generates. agreement, size (bytes of all weights): the budget of precision "auto".
 
     An existing bundle, with the engines built from it, is replaced at the end; a folder with other files is refused.
     Raises ExportError (FidelityError for a bundle outside its limits), CalibrationError or FolderError. Then, and when
@@ -96,11 +107,17 @@ def export(
         raise ExportError(
             "draft precision, vocabulary and top-k are settings of a head; give a head, or leave them out"
         )
+    budget = checked_budget(precision, agreement, size)
+    if calibrate is not None and not recorded_from_source(backend, precision):
+        raise ExportError(f"{precision} for backend {backend} records no inputs; leave the text out")
+    if calibrate is not None and calibration is not None:
+        raise ExportError("a calibration and a text to record one on were given; leave one of them out")
     required = required_fidelity(backend, precision, min_agreement, max_kl, calibrated=calibration is not None)
     if required.explicit and not certify:
         raise ExportError("an agreement or a KL is asked for, but the export is to go without the comparison")
     observed = None if calibration is None else read_calibration(calibration)
-    recipe = plan(backend, precision, precisions.get("draft"), observed, draft_vocab, keep)
+    planned = (backend, precision, precisions.get("draft"), observed, draft_vocab, keep, cache_precision)
+    recipe = plan(*planned)
     bundle = bundle.absolute()
     warnings: list[str] = []
     with disk_errors(bundle):
@@ -113,12 +130,29 @@ def export(
     with _progress() as progress:
         task = progress.add_task("reading checkpoints", total=None)
         pair = open_pair(target, draft)
+        if cache_precision is not None and pair.config.max_position_embeddings > MOST:
+            raise ExportError(
+                f"{target} has a context of {pair.config.max_position_embeddings} tokens, and an int8 cache holds "
+                f"{MOST} at most; export it without one"
+            )
         texts = _read_texts(target)
         if "tokenizer.json" not in texts:
             warnings.append(f"{target} has no tokenizer.json; the bundle takes and returns token ids, no text")
         top_k = min(TOP_K, draft_vocab or TOP_K) if draft_top_k is None else draft_top_k
         if pair.head is not None:
             top_k = min(top_k, pair.head.config.draft_vocab_size)
+        report = partial(_show_step, progress, task)
+        layer_choice: list[Sensitivity] = []
+        if observed is None and recorded_from_source(backend, precision):
+            recorded, missing = _recorded(pair.target, calibrate, report)
+            warnings += missing
+            with_inputs = partial(plan, *planned, recorded=None if recorded is None else recorded.inputs)
+            recipe = with_inputs()
+            if precision == AUTO:
+                if recorded is None:
+                    raise ExportError(f"layers cannot be chosen: {missing[0]}")
+                layer_choice = choose(pair, recipe, top_k, recorded, budget, bundle, report)
+                recipe = with_inputs(wide=[each.name for each in layer_choice if each.wide])
         progress.update(task, description="tracing")
         graphs = build_graphs(pair, recipe.traced, top_k)
         layers = layers_of(graphs["target"])
@@ -132,12 +166,25 @@ def export(
             (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
             del graphs  # frees their weights before the source's are loaded
             if certify:
-                report = partial(_show_step, progress, task)
                 manifest, shortfalls = certified(pair.target, folder, manifest, layers, required, report)
                 warnings += shortfalls
                 (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
             total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return Exported(bundle, manifest, shared_weights(manifest), total, tuple(warnings))
+    return Exported(bundle, manifest, shared_weights(manifest), total, tuple(warnings), tuple(layer_choice))
+
+
+def _recorded(
+    source: Checkpoint, data: Path | None, report: Callable[[str], None]
+) -> tuple[Recorded | None, list[str]]:
+    """Returns what the source computes for a text, or None and a warning if it cannot run here. Raises ExportError
+    instead if the text was given, and CalibrationError for one that cannot be used."""
+    try:
+        check_memory(source)
+        return observe_source(source.folder, Text(source.folder), data, report), []
+    except ExportError as error:
+        if data is not None:
+            raise
+        return None, [f"weights are rounded without recorded inputs, which costs agreement: {error}"]
 
 
 def _write(
@@ -201,7 +248,7 @@ def _manifest(
     draft_vocab: int | None,
 ) -> Manifest:
     config = pair.config
-    specs = {name: _graph_spec(GRAPH_FILES[name], graph, decisions[name]) for name, graph in graphs.items()}
+    specs = {name: graph_spec(GRAPH_FILES[name], graph, decisions[name]) for name, graph in graphs.items()}
     head = None if pair.head is None else _head_spec(pair.head.config, specs["draft"], top_k, draft_vocab)
     trees = TreeDefaults()
     files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -239,23 +286,6 @@ def _head_spec(config: HeadConfig, graph: GraphSpec, top_k: int, draft_vocab: in
         taps=config.taps,
         graph=graph,
     )
-
-
-def _graph_spec(file: str, model: ir.Model, decisions: dict[str, str]) -> GraphSpec:
-    graph = model.graph
-    return GraphSpec(
-        file=file,
-        inputs={str(value.name): _tensor_spec(value) for value in graph.inputs},
-        outputs={str(value.name): _tensor_spec(value) for value in graph.outputs},
-        weights={name: _tensor_spec(value) for name, value in graph.initializers.items()},
-        recipe=decisions,
-    )
-
-
-def _tensor_spec(value: ir.Value) -> TensorSpec:
-    assert value.shape is not None and value.dtype is not None
-    shape = tuple(dim if isinstance(dim, int) else str(dim.value) for dim in value.shape)
-    return TensorSpec(str(value.dtype.numpy()), shape)
 
 
 def _show_step(progress: Progress, task: TaskID, description: str) -> None:

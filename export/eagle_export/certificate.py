@@ -115,7 +115,7 @@ def compare_with_source(source: Checkpoint, bundle: Path, manifest: Manifest) ->
     Raises ExportError if this machine cannot run one of them, and FidelityError if the bundle's logits are not
     finite."""
     _check_engine()
-    _check_memory(source, bundle)
+    check_memory(source, sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file()))
     target = manifest.target
     prompts = golden_prompts(Text(bundle, partial(read_text_file, bundle, manifest)), target.vocab_size, target.context)
     count = min(GOLDEN_TOKENS, target.context - max(map(len, prompts)))
@@ -197,14 +197,13 @@ def _check_engine() -> None:
         raise ExportError(str(error)) from None
 
 
-def _check_memory(source: Checkpoint, bundle: Path) -> None:
+def check_memory(source: Checkpoint, stored: int = 0) -> None:
     """Raises ExportError if the memory is too small: the system would kill the export. Source and engine are loaded one
-    after the other."""
+    after the other. stored: bytes of the bundle."""
     numbers = sum(math.prod(tensor.shape) for tensor in source.tensors.values())
-    stored = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
     needed, free = int(MEMORY_MARGIN * max(4 * numbers, stored)), free_memory()
     if free is not None and needed > free:
-        raise ExportError(f"comparing takes {needed / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free")
+        raise ExportError(f"running the source takes {needed / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free")
 
 
 def free_memory() -> int | None:

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 # The keys of recipes.plan.RECIPES and of its tables, without heavy imports; a test compares them.
 BACKENDS = ("cpu", "tensorrt-rtx", "tensorrt", "cuda")
 LIBRARIES = ("tensorrt-rtx", "tensorrt")
-PRECISIONS = ("fp32", "fp16", "int8", "int8-static", "int8-weight", "int4")
+PRECISIONS = ("fp32", "fp16", "int8", "int8-token", "int8-static", "int8-weight", "int4", "int4-int8", "auto")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,11 +57,21 @@ def run(args: argparse.Namespace) -> None:
             min_agreement=args.min_agreement,
             max_kl=args.max_kl,
             keep=args.keep,
+            cache_precision=args.cache_precision,
+            calibrate=None if args.calibrate is None else Path(args.calibrate),
+            agreement=args.agreement,
+            size=args.size,
         )
     except FidelityError as error:
         raise ExportError(error.with_options) from None
     for warning in done.warnings:
         print_line("eagle-export", f"warning: {warning}")
+    if done.sensitivities and not args.json:
+        from rich.console import Console
+
+        from eagle_export.automatic import table
+
+        Console(width=100).print(table(done.sensitivities))
     seconds = time.perf_counter() - started
     head, certificate = done.manifest.head, done.manifest.certificate
     if args.json:
@@ -75,6 +86,7 @@ def run(args: argparse.Namespace) -> None:
             "seconds": round(seconds, 3),
             "certificate": None if certificate is None else _figures(certificate),
             "warnings": done.warnings,
+            "sensitivities": [dataclasses.asdict(each) for each in done.sensitivities],
         }
         print(json.dumps(report))
         return
@@ -156,6 +168,14 @@ def _figures(certificate: Certificate) -> dict[str, object]:
     }
 
 
+def number_of_bytes(text: str) -> int:
+    """Returns the bytes of a size such as 5GB or 700 MB (powers of 1000). Raises ValueError."""
+    match = re.fullmatch(r"([0-9]+(?:[.][0-9]+)?)\s*([kMG]?)B?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise ValueError(text)
+    return int(float(match[1]) * {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}[match[2].lower()])
+
+
 def _parser() -> Parser:
     parser = Parser(
         prog="eagle-export",
@@ -177,13 +197,34 @@ def _parser() -> Parser:
         help="of the head (default: the target's, but int4 for an int8 target on a CPU)",
     )
     parser.add_argument("--backend", choices=BACKENDS, default="cpu", help="engine the bundle is for (default cpu)")
-    parser.add_argument("--calibration", metavar="CALIB", help="folder that eagle-calib wrote for these models")
+    inputs = parser.add_mutually_exclusive_group()
+    inputs.add_argument("--calibration", metavar="CALIB", help="folder that eagle-calib wrote for these models")
+    inputs.add_argument(
+        "--calibrate",
+        metavar="FILE",
+        help="text, or JSONL, to record the target's inputs on (default: text that it generates itself)",
+    )
+    parser.add_argument(
+        "--agreement", type=float, metavar="X", help="with -p auto: widen layers until it should reach this agreement"
+    )
+    parser.add_argument(
+        "--size",
+        type=number_of_bytes,
+        metavar="5GB",
+        help="with -p auto: widen layers until all weights take this size",
+    )
     parser.add_argument(
         "--keep",
         action="append",
         default=[],
         metavar="PATTERN",
         help="leave these layers of the target as traced, such as lm_head.weight or '*.0.mlp.*'; may be repeated",
+    )
+    parser.add_argument(
+        "--cache-precision",
+        choices=("int8",),
+        help="keep the target's keys and values in bytes: a quarter of the memory of a quantised target on a CPU "
+        "(default: the type in which it computes them)",
     )
     parser.add_argument(
         "--draft-vocab", type=int, metavar="N", help="keep the head's N most frequent tokens (needs --calibration)"

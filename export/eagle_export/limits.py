@@ -22,19 +22,28 @@ LIMITS = {
     "fp32": Limits(0.99, 1e-5),
     "fp16": Limits(0.95, 1e-3),
     "int8": Limits(0.82, 0.04),
+    "int8-token": Limits(0.82, 0.04),
     "int8-static": Limits(0.82, 0.04),
     "int8-weight": Limits(0.82, 0.04),
     "int4": Limits(0.70, 0.15),
+    "int4-int8": Limits(0.70, 0.15),
+    "auto": Limits(0.70, 0.15),
 }
 # Precision -> what to try instead: the first that the backend has, if it needs a calibration only where one was given.
 WIDER = {
-    "int4": ("int8", "int8-weight", "fp16"),
+    "int4": ("int4-int8", "int8", "int8-weight", "fp16"),
+    "auto": ("int8",),
+    "int4-int8": ("int8", "int8-weight", "fp16"),
+    "int8-token": ("int8", "int8-weight", "fp32"),
     "int8-static": ("int8", "fp32"),
     "int8": ("int8-weight", "fp32", "fp16"),
     "int8-weight": ("fp32", "fp16"),
     "fp16": ("fp32",),
 }
-CALIBRATION_OPTIONAL = ("int4",)  # precisions that need no calibration and are closer to the source with one
+CALIBRATION_OPTIONAL = (
+    "int4",
+    "int4-int8",
+)  # precisions that need no calibration and are closer to the source with one
 
 
 @dataclass(frozen=True, slots=True)

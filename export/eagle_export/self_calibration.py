@@ -9,6 +9,7 @@ inputs are recorded.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,16 +25,35 @@ from eagle_calib.texts import read_windows
 from eagle_export.errors import ExportError
 from eagle_export.trace import quiet
 from eagle_runtime.text.tokenizer import Text
+from eagle_runtime.tree import Float
 
-SEQUENCES, START, LENGTH = 32, 8, 160  # generated texts, tokens that each starts with, and tokens in all
+SEQUENCES, START, LENGTH = 16, 8, 128  # generated texts, tokens that each starts with, and tokens in all
 WINDOW, MAX_TOKENS = 256, 8192  # of a file: tokens per window, and in all
+PROBES = 2  # texts of which the logits are kept
 SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A text and the source's logits [R, V] of its last R rows."""
+
+    tokens: list[int]
+    logits: Float
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """inputs: weight name -> inputs of its layer, of every linear layer; layers that read one tensor share an object.
+    probes: some of the texts that were read."""
+
+    inputs: dict[str, Observed]
+    probes: tuple[Probe, ...]
 
 
 def observe_source(
     folder: Path, text: Text, data: Path | None, report: Callable[[str], None] = lambda step: None
-) -> dict[str, Observed]:
-    """Returns weight name -> inputs of its layer, for every linear layer of the checkpoint in `folder`.
+) -> Recorded:
+    """Returns what the checkpoint in `folder` computes for a text.
 
     text: its tokenizer. data: a text file, or JSONL as eagle-calib reads it; None for text of the model's own. report:
     called with what is being done. Raises CalibrationError for a file without text, and ExportError if transformers
@@ -50,7 +70,8 @@ def observe_source(
             windows = _own_text(model.eval(), _starts(text, vocab), min(LENGTH, longest), report)
         else:
             windows = read_windows(data, text, vocab, min(WINDOW, longest), MAX_TOKENS)
-        return _observed(model, windows, report)
+        probes = tuple(_probe(model, window) for window in windows[:PROBES])
+        return Recorded(_observed(model, windows, report), probes)
     except (ExportError, CalibrationError):
         raise
     except Exception as error:  # transformers, safetensors and a full memory raise many kinds
@@ -76,22 +97,28 @@ def _starts(text: Text, vocab: int) -> list[list[int]]:
 def _own_text(model: Any, starts: Sequence[list[int]], length: int, report: Callable[[str], None]) -> list[list[int]]:
     """Continues all starts, which have one length, to `length` tokens, sampled at temperature 1. End-of-sequence tokens
     are sampled like others, and a text goes on after one."""
-    dice = torch.Generator().manual_seed(SEED)
+    random = torch.Generator().manual_seed(SEED)
     tokens = torch.tensor(starts)
     cache, new = None, tokens
     while tokens.shape[1] < length:
         report(f"generating text to calibrate on ({tokens.shape[1]} of {length} tokens)")
         out = model(input_ids=new, past_key_values=cache, use_cache=True, logits_to_keep=1)
         cache = out.past_key_values
-        new = torch.multinomial(out.logits[:, -1].float().softmax(-1), 1, generator=dice)
+        new = torch.multinomial(out.logits[:, -1].float().softmax(-1), 1, generator=random)
         tokens = torch.cat([tokens, new], 1)
     result: list[list[int]] = tokens.tolist()
     return result
 
 
 @torch.inference_mode()
+def _probe(model: Any, tokens: list[int]) -> Probe:
+    rows = max(1, len(tokens) - START)
+    return Probe(tokens, model(input_ids=torch.tensor([tokens]), logits_to_keep=rows).logits[0].float().numpy())
+
+
+@torch.inference_mode()
 def _observed(model: Any, windows: Sequence[Sequence[int]], report: Callable[[str], None]) -> dict[str, Observed]:
-    """Reads every window as a prompt. Layers that read one tensor share one object."""
+    """Reads every window as a prompt."""
     statistics: dict[str, InputStatistics] = {}
     same_input: dict[str, str] = {}  # layer -> the layer before it that reads the same tensor
     last: list[Any] = [None, ""]  # the tensor that a layer read last, and that layer

@@ -16,6 +16,7 @@ from onnxscript import optimizer
 from eagle_export.checkpoint import StoredTensor
 from eagle_export.errors import ExportError
 from eagle_export.trace import quiet
+from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec
 
 DATA_SUFFIX = ".data"
 
@@ -98,6 +99,24 @@ def save(model: ir.Model, path: Path, advance: Callable[[int], None]) -> None:
 def num_bytes(model: ir.Model) -> int:
     """Size of a graph's weights on disk, in bytes."""
     return sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
+
+
+def graph_spec(file: str, model: ir.Model, decisions: dict[str, str]) -> GraphSpec:
+    """Describes a graph for the manifest. decisions: what a recipe did to each weight."""
+    graph = model.graph
+    return GraphSpec(
+        file=file,
+        inputs={str(value.name): _tensor_spec(value) for value in graph.inputs},
+        outputs={str(value.name): _tensor_spec(value) for value in graph.outputs},
+        weights={name: _tensor_spec(value) for name, value in graph.initializers.items()},
+        recipe=decisions,
+    )
+
+
+def _tensor_spec(value: ir.Value) -> TensorSpec:
+    assert value.shape is not None and value.dtype is not None
+    shape = tuple(dim if isinstance(dim, int) else str(dim.value) for dim in value.shape)
+    return TensorSpec(str(value.dtype.numpy()), shape)
 
 
 def _reader(source: StoredTensor, dtype: ir.DataType) -> Callable[[], ir.TensorProtocol]:

@@ -39,10 +39,11 @@ CORRECTION = ".correction"  # suffix to the name of a layer's output
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A linear layer of a traced graph. name: its weight's. x, y: names of its input and output, which no recipe
+    """A linear layer of a traced graph. name: its weight's. shape: (K, N). x, y: names of its input and output, which no recipe
     changes. read: returns the weight [K, N] in fp32, as a recipe scaled it but before it was rounded."""
 
     name: str
+    shape: tuple[int, int]
     x: str
     y: str
     read: Callable[[], Array]
@@ -74,7 +75,14 @@ def layers_of(graph: ir.Model) -> tuple[Layer, ...]:
         return lambda: linear.reader()()  # evaluated late, after a recipe may have scaled the weight
 
     return tuple(
-        Layer(linear.name, str(linear.x.name), str(linear.node.outputs[0].name), reader(linear), is_lm_head(linear))
+        Layer(
+            linear.name,
+            linear.shape,
+            str(linear.x.name),
+            str(linear.node.outputs[0].name),
+            reader(linear),
+            is_lm_head(linear),
+        )
         for linear in linears(graph)
     )
 

@@ -1,4 +1,4 @@
-"""Training behind an exported target: what is learned is what decoding hands to the head, and tuned heads fit it."""
+"""Training on an exported target: what is learned is what decoding hands to the head, and tuned heads fit it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_what_is_learned_is_what_decoding_gives_to_the_bit(
 
 
 @pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
-def test_a_head_tuned_behind_an_int8_target(
+def test_a_head_tuned_on_an_int8_target(
     kind: HeadKind, bundle_of: Callable[..., Path], prompts: list[list[int]], tmp_path: Path
 ) -> None:
     """From answers of the bundle to a bundle with the tuned head, whose target is the old one to the bit."""

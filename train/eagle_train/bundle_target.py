@@ -3,7 +3,7 @@ engine that will decode.
 
 Texts are read as decoding reads drafts, by `Target.verify` of chains, so that a head learns from the very features that
 the runtime hands to it. EAGLE-3's fc is part of a bundle's target, with its own rounding: a head that learns from such
-features keeps the fc of the head that the bundle was exported with, and everything behind it is trained.
+features keeps the fc of the head that the bundle was exported with, and all else of it is trained.
 
 Shapes: T tokens of a text, W width of the features, V vocabulary.
 """
@@ -52,7 +52,7 @@ class BundleTarget:
         return f"{self._folder} ({self._opened.manifest.precision['target']}, run by {self._opened.backend})"
 
     def check_features(self, target: FrozenTarget, given: HeadPart | None) -> None:
-        """Raises TrainError if the features are not those of a target or, for an EAGLE-3 head, of its fc behind it.
+        """Raises TrainError if the features are not those of a target or, for an EAGLE-3 head, of its fc.
 
         They are compared over a text of pseudo-random ids."""
         taps = () if given is None else given.config.taps
@@ -124,7 +124,7 @@ def check_bundle(bundle: Path, target: Checkpoint, kind: HeadKind, seq_len: int,
         )
     if init is None:
         raise TrainError(
-            f"fc is part of the target in {bundle}, so an eagle3 head can only be trained behind it; give the head "
+            f"fc is part of the target in {bundle}, which an eagle3 head trained on it has to share; give the head "
             "that the bundle was exported with as --init"
         )
     part = open_pair(target.folder, init).head

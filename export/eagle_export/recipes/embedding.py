@@ -1,15 +1,19 @@
-"""The embedding table in fp16: exact for checkpoints in fp16, and half of the size of fp32."""
+"""The embedding table in fp16, which is exact for checkpoints in fp16, or in blocks of 4 or 8 bits."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
 from eagle_export.errors import ExportError
-from eagle_export.recipes.graph import Array, insert, lazy_weight, replace
+from eagle_export.recipes.blocks import Blocks, Grid, rounded
+from eagle_export.recipes.graph import MICROSOFT, Array, constant, insert, lazy_weight, replace
 from eagle_export.recipes.graph_pass import Pass
+from eagle_export.recipes.weight_blocks import stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,46 @@ class EmbeddingFp16(Pass[ir.Node]):
             changed[name] = "fp16"
             replace(node, insert(node, "Cast", [rows], to=int(ir.DataType.FLOAT)))
         return changed
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingBlocks(Pass[ir.Node]):
+    """Stores the table [V, H] that is indexed by input_ids as WeightBlocks stores a weight [H, V], and reads it with
+    GatherBlockQuantized, an operator of ONNX Runtime. A table that is also the LM head is stored once, as it was
+    rounded there. One whose width is no whole number of blocks is stored in fp16."""
+
+    grid: Grid
+    name = "embedding blocks"
+
+    def pattern(self, model: ir.Model) -> list[ir.Node]:
+        return EmbeddingFp16().pattern(model)
+
+    def rewrite(self, model: ir.Model, matches: list[ir.Node]) -> dict[str, str]:
+        changed = {}
+        for node in matches:
+            table, ids = node.inputs[:2]
+            assert table is not None and table.const_value is not None
+            tensor, name, (v, h) = table.const_value, str(table.name), table.const_value.shape.numpy()
+            if h % self.grid.size:
+                changed |= EmbeddingFp16().rewrite(model, [node])
+                continue
+
+            def read(tensor: ir.TensorProtocol = tensor) -> Array:
+                return np.ascontiguousarray(tensor.numpy().astype(np.float32).T)
+
+            weight, scale, *zero = stored(model, name, (h, v), partial(_rounded, read, self.grid), self.grid)
+            lines = insert(node, "Reshape", [weight, constant(model, "shape_lines", np.array([0, -1]))])
+            attributes = {"bits": self.grid.bits, "block_size": self.grid.size}
+            inputs = [lines, ids, scale, *zero]
+            rows = insert(node, "GatherBlockQuantized", inputs, MICROSOFT, gather_axis=0, quantize_axis=1, **attributes)
+            changed[name] = f"int{self.grid.bits} in blocks of {self.grid.size}"
+            replace(node, insert(node, "Cast", [rows], to=int(ir.DataType.FLOAT)))
+        model.opset_imports[MICROSOFT] = 1
+        return changed
+
+
+def _rounded(read: Callable[[], Array], grid: Grid) -> Blocks:
+    return rounded(read(), grid)
 
 
 def _is_embedding(table: ir.Value | None, ids: ir.Value | None) -> bool:

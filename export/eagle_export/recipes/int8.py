@@ -93,6 +93,15 @@ def per_column(weight: Array) -> tuple[Array, Array]:
     return np.clip(np.rint(weight / scale), -LEVELS, LEVELS).astype(np.int8), scale.astype(np.float32)
 
 
+def simulated_tokens(x: Array, weight: Array) -> Array:
+    """Returns [n, N], what a layer of one part makes of x [n, K] and its weight [K, N]."""
+    values, scale = per_column(weight)
+    step = np.abs(x).max(-1, keepdims=True) / np.float32(LEVELS)
+    step[step == 0] = 1
+    out: Array = (np.rint(x / step) * step) @ (values * scale)
+    return out
+
+
 def _split_columns(read: Callable[[], Array], parts: int) -> Callable[[], tuple[Array, ...]]:
     """Returns a function that computes int8 values and scales of each part in turn."""
     return lambda: tuple(array for part in np.split(read(), parts) for array in per_column(part))

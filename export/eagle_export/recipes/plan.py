@@ -9,8 +9,10 @@ changes speed and acceptance, never the output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,18 +21,24 @@ import onnx_ir as ir
 from eagle_calib.calibration import Calibration, Observed
 from eagle_export.errors import ExportError
 from eagle_export.recipes.attention import ExactAttention
-from eagle_export.recipes.embedding import EmbeddingFp16
+from eagle_export.recipes.blocks import Grid
+from eagle_export.recipes.embedding import EmbeddingBlocks, EmbeddingFp16
 from eagle_export.recipes.graph import Linear, fed_by_norm, is_lm_head, narrows
 from eagle_export.recipes.graph_pass import Pass
-from eagle_export.recipes.blocks import Grid
-from eagle_export.recipes.int8 import Int8PerToken
+from eagle_export.recipes.int8 import Int8PerToken, simulated_tokens
+from eagle_export.recipes.int8_cache import Int8Cache
 from eagle_export.recipes.keep import KeepLayers
-from eagle_export.recipes.qdq import Int8Static, Int8Weights
+from eagle_export.recipes.qdq import Int8Static, Int8Weights, simulated_static
+from eagle_export.recipes.smooth import Simulate, Smooth
 from eagle_export.recipes.vocabulary import TrimVocabulary
-from eagle_export.recipes.weight_blocks import Int4Dequantized, WeightBlocks
+from eagle_export.recipes.weight_blocks import Int4Dequantized, WeightBlocks, simulated_blocks
 
-INT4_BLOCK = 32  # 128 is a little smaller and clearly less exact; its sums differ between one row and several
-HEAD_BLOCK = 128  # allowed in a head: two thirds of the time of 32, for 1 % of acceptance
+# Blocks as measured in docs/precision.md. 128 channels would be a fifth faster than 64 and less exact; sums over 64 and
+# more differ between one row and several, so that the runtime pads one row to two.
+INT8, INT4 = Grid(8, 32, asymmetric=True), Grid(4, 64, asymmetric=True)
+MIXED = Grid(4, 32, asymmetric=True)  # the layers of int4-int8 that are in four bits
+HEAD = Grid(4, 128, asymmetric=True)  # two thirds of the time of 32, for 1 % of acceptance
+AUTO = "auto"  # the precision whose layers are chosen by measuring (automatic.py)
 SIGNED, UNSIGNED = np.int8(0), np.uint8(128)  # zero points of static int8: see Int8Static
 
 Observations = Mapping[str, Observed]
@@ -38,14 +46,14 @@ Passes = tuple[Pass[Any], ...]
 
 
 def in_int4(linear: Linear) -> bool:
-    """Whether an int4 target stores a layer in four bits: q, gate and up. The other layers lose more per byte saved: o
+    """Whether an int4-int8 target stores a layer in four bits: q, gate and up. The other layers lose more per byte saved: o
     and down write what all later layers read, k and v are few and serve several query heads, and small errors of the LM
     head change which token ranks first."""
     return fed_by_norm(linear) and not narrows(linear) and not is_lm_head(linear)
 
 
 def not_in_int4(linear: Linear) -> bool:
-    """Whether an int4 target stores a layer in eight bits."""
+    """Whether an int4-int8 target stores a layer in eight bits."""
     return not in_int4(linear)
 
 
@@ -58,12 +66,14 @@ def all_but_lm_head(linear: Linear) -> bool:
 class Recipe:
     """traced: type of the traced graphs. target, draft: the passes of each graph in order, given what the calibration
     observed there (None without one); draft None: as target. calibrated: whether a calibration is required.
+    self_calibrated: whether without one the target's inputs are recorded from the checkpoint (self_calibration.py).
     draft_precision: precision of the head if none is asked for; None: the target's."""
 
     traced: str
     target: Callable[[Observations | None], Passes] = lambda _: ()
     draft: Callable[[Observations | None], Passes] | None = None
     calibrated: bool = False
+    self_calibrated: bool = False
     draft_precision: str | None = None
 
 
@@ -71,28 +81,83 @@ PLACES: dict[type[Pass[Any]], str] = {
     KeepLayers: "first: it hides layers from all passes after it",
     TrimVocabulary: "before the passes that quantise a head, so that they see only the columns that stay",
     EmbeddingFp16: "anywhere: no other pass looks at the lookup of input_ids",
-    Int8Static: "before ExactAttention: smoothing follows o_proj's input back through the Attention node to v_proj; "
-    "before Int8PerToken and Int8Weights, which take all layers that are left",
-    ExactAttention: "after Int8Static, else anywhere: no other pass looks at attention",
+    Int8Static: "before Int8PerToken and Int8Weights, which take all layers that are left",
+    ExactAttention: "after Smooth, else anywhere: no other pass looks at attention",
+    Smooth: "before ExactAttention: it follows o_proj's input back through the Attention node to v_proj; before the "
+    "passes that round weights",
+    Int8Cache: "in the place of ExactAttention, if the cache is to be int8",
     WeightBlocks: "before Int8PerToken, which takes all layers that are left",
+    EmbeddingBlocks: "after WeightBlocks: an embedding that is also the LM head is stored once, as rounded there",
     Int4Dequantized: "in any order with Int8Weights: each names its own layers",
     Int8PerToken: "last: it takes all layers that are left",
     Int8Weights: "last: it takes all layers that are left, or those that int4 does not",
 }
+
+
+def smoothed(seen: Observations | None, simulate: Simulate) -> Passes:
+    """Smoothing before a quantisation, where inputs were recorded."""
+    return () if seen is None else (Smooth(seen, simulate),)
+
+
+def auto_passes(seen: Observations | None, wide: frozenset[str]) -> Passes:
+    """The passes of a target in "auto": int4, but for the weights whose names are in `wide`, which are as in int8. They
+    are smoothed for int4, which does no harm to them."""
+
+    def in_eight(linear: Linear) -> bool:
+        return linear.name in wide
+
+    eight = (WeightBlocks(INT8, seen, wanted=in_eight),) if wide else ()
+    return (
+        *smoothed(seen, partial(simulated_blocks, INT4)),
+        ExactAttention(),
+        *eight,
+        WeightBlocks(INT4, seen),
+        EmbeddingBlocks(INT4),
+    )
+
 
 CPU = {
     "fp32": Recipe("fp32"),
     "fp16": Recipe("fp16"),
     "int8": Recipe(
         "fp32",
-        target=lambda _: (ExactAttention(), EmbeddingFp16(), Int8PerToken()),
+        target=lambda seen: (
+            *smoothed(seen, partial(simulated_blocks, INT8)),
+            ExactAttention(),
+            WeightBlocks(INT8, seen),
+            EmbeddingBlocks(INT8),
+        ),
         draft=lambda _: (EmbeddingFp16(), Int8PerToken()),
+        self_calibrated=True,
+        draft_precision="int4",
+    ),
+    "int8-token": Recipe(
+        "fp32",
+        target=lambda seen: (
+            *smoothed(seen, simulated_tokens),
+            ExactAttention(),
+            EmbeddingFp16(),
+            Int8PerToken(),
+        ),
+        draft=lambda _: (EmbeddingFp16(), Int8PerToken()),
+        self_calibrated=True,
         draft_precision="int4",
     ),
     "int8-static": Recipe(
         "fp32",
-        target=lambda seen: (EmbeddingFp16(), Int8Static(seen, UNSIGNED), ExactAttention(), Int8PerToken()),
-        draft=lambda seen: (EmbeddingFp16(), Int8Static(seen, UNSIGNED), Int8PerToken()),
+        target=lambda seen: (
+            *smoothed(seen, simulated_static),
+            EmbeddingFp16(),
+            Int8Static(seen, UNSIGNED),
+            ExactAttention(),
+            Int8PerToken(),
+        ),
+        draft=lambda seen: (
+            *smoothed(seen, simulated_static),
+            EmbeddingFp16(),
+            Int8Static(seen, UNSIGNED),
+            Int8PerToken(),
+        ),
         calibrated=True,
     ),
     "int8-weight": Recipe(
@@ -103,30 +168,50 @@ CPU = {
     "int4": Recipe(
         "fp32",
         target=lambda seen: (
+            *smoothed(seen, partial(simulated_blocks, INT4)),
+            ExactAttention(),
+            WeightBlocks(INT4, seen),
+            EmbeddingBlocks(INT4),
+        ),
+        draft=lambda seen: (EmbeddingFp16(), WeightBlocks(HEAD, seen, wanted=all_but_lm_head), Int8PerToken()),
+        self_calibrated=True,
+    ),
+    "int4-int8": Recipe(
+        "fp32",
+        target=lambda seen: (
+            *smoothed(seen, partial(simulated_blocks, MIXED)),
             ExactAttention(),
             EmbeddingFp16(),
-            WeightBlocks(Grid(4, INT4_BLOCK, asymmetric=True), seen, wanted=in_int4),
+            WeightBlocks(MIXED, seen, wanted=in_int4),
             Int8PerToken(),
         ),
-        draft=lambda seen: (
-            EmbeddingFp16(),
-            WeightBlocks(Grid(4, HEAD_BLOCK, asymmetric=True), seen, wanted=all_but_lm_head),
-            Int8PerToken(),
-        ),
+        draft=lambda seen: (EmbeddingFp16(), WeightBlocks(HEAD, seen, wanted=all_but_lm_head), Int8PerToken()),
+        self_calibrated=True,
+        draft_precision="int4",
     ),
 }
+CPU[AUTO] = dataclasses.replace(CPU["int4"], target=lambda seen: auto_passes(seen, frozenset()))
 TENSORRT = {
     "fp16": Recipe("fp16"),
-    "int8": Recipe("fp16", target=lambda seen: (Int8Static(seen, SIGNED), Int8Weights()), calibrated=True),
+    "int8": Recipe(
+        "fp16",
+        target=lambda seen: (*smoothed(seen, simulated_static), Int8Static(seen, SIGNED), Int8Weights()),
+        calibrated=True,
+    ),
     "int8-weight": Recipe("fp16", target=lambda _: (Int8Weights(),)),
-    "int4": Recipe(
-        "fp16", target=lambda seen: (Int4Dequantized(INT4_BLOCK, seen, wanted=in_int4), Int8Weights(wanted=not_in_int4))
+    "int4": Recipe("fp16", target=lambda seen: (Int4Dequantized(MIXED.size, seen),), self_calibrated=True),
+    "int4-int8": Recipe(
+        "fp16",
+        target=lambda seen: (Int4Dequantized(MIXED.size, seen, wanted=in_int4), Int8Weights(wanted=not_in_int4)),
+        self_calibrated=True,
     ),
 }
 CUDA = {
     "fp32": Recipe("fp32"),
     "fp16": Recipe("fp16"),
-    "int4": Recipe("fp16", target=lambda seen: (WeightBlocks(Grid(4, INT4_BLOCK, asymmetric=True), seen, wanted=all_but_lm_head),)),
+    "int4": Recipe(
+        "fp16", target=lambda seen: (WeightBlocks(MIXED, seen, wanted=all_but_lm_head),), self_calibrated=True
+    ),
 }
 RECIPES = {"cpu": CPU, "tensorrt-rtx": TENSORRT, "tensorrt": TENSORRT, "cuda": CUDA}
 
@@ -145,6 +230,12 @@ def default_draft_precision(backend: str, precision: str) -> str:
     return precision if recipe is None or recipe.draft_precision is None else recipe.draft_precision
 
 
+def recorded_from_source(backend: str, precision: str) -> bool:
+    """Whether an export without a calibration records the target's inputs from the checkpoint."""
+    recipe = RECIPES[backend].get(precision)
+    return recipe is not None and recipe.self_calibrated
+
+
 def plan(
     backend: str,
     precision: str,
@@ -152,12 +243,17 @@ def plan(
     calibration: Calibration | None,
     draft_vocab: int | None = None,
     kept: Sequence[str] = (),
+    cache_precision: str | None = None,
+    recorded: Observations | None = None,
+    wide: Collection[str] = (),
 ) -> Plan:
     """The passes for a target and its head.
 
-    draft_precision: None for a target without a head. draft_vocab: number of tokens that the head keeps, None for all.
-    kept: patterns of names of the target's layers that stay as traced. Raises ExportError for a precision that the
-    backend cannot run, two precisions that do not fit together, or a missing calibration."""
+    recorded: inputs of the target's layers where there is no calibration (self_calibration.py). wide: names of the
+    weights that a target in "auto" stores in eight bits. draft_precision: None for a target without a head. draft_vocab: number of tokens that the head keeps, None for all.
+    kept: patterns of names of the target's layers that stay as traced. cache_precision: "int8" for a target that keeps
+    its keys and values in bytes, None for one that keeps them as it computes them. Raises ExportError for a precision
+    that the backend cannot run, two precisions that do not fit together, or a missing calibration."""
     recipes = RECIPES[backend]
     for name in (precision, draft_precision or precision):
         if name not in recipes:
@@ -168,7 +264,10 @@ def plan(
                 "and give the folder that it writes as calibration"
             )
     target = recipes[precision]
-    target_passes = target.target(None if calibration is None else calibration.target)
+    seen = recorded if calibration is None else calibration.target
+    target_passes = auto_passes(seen, frozenset(wide)) if precision == AUTO else target.target(seen)
+    if cache_precision is not None:
+        target_passes = _with_int8_cache(target_passes, backend, precision, cache_precision)
     if kept and not target_passes:
         raise ExportError(f"{precision} keeps every layer as it is; name layers to keep with a narrower precision")
     if kept:
@@ -190,6 +289,19 @@ def plan(
             )
         draft_passes = (TrimVocabulary(draft_vocab, calibration.token_counts), *draft_passes)
     return Plan(target.traced, {"target": target_passes, "draft": draft_passes})
+
+
+def _with_int8_cache(passes: Passes, backend: str, precision: str, cache_precision: str) -> Passes:
+    """Returns the passes of a target, with Int8Cache in the place of ExactAttention. Raises ExportError."""
+    if cache_precision != "int8":
+        raise ExportError(f"no cache is kept in {cache_precision}; choose int8, or leave it out")
+    if not any(isinstance(step, ExactAttention) for step in passes):
+        wider = [name for name, recipe in CPU.items() if not recipe.calibrated and recipe.target(None)]
+        raise ExportError(
+            f"a target in {precision} for backend {backend} keeps keys and values as it computes them; an int8 cache "
+            f"is for backend cpu and one of {', '.join(wider)}"
+        )
+    return tuple(Int8Cache() if isinstance(step, ExactAttention) else step for step in passes)
 
 
 def apply(passes: Passes, model: ir.Model) -> dict[str, str]:

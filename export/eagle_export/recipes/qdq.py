@@ -114,7 +114,7 @@ def _scalar(model: ir.Model, name: str, value: float, like: ir.Value) -> ir.Valu
     return constant(model, name, np.array(value, like.dtype.numpy()))
 
 
-def simulated(x: Array, weight: Array) -> Array:
+def simulated_static(x: Array, weight: Array) -> Array:
     """Returns [n, N], what a quantised layer makes of x [n, K] and its weight [K, N]."""
     values, scale = per_column(weight)
     out: Array = _rounded(x, best_range(x, np.abs(x).max(0))) @ (values * scale)

@@ -99,7 +99,7 @@ def _quantiser(linear: Linear, grid: Grid, observed: Observations | None) -> tup
     return lambda: compensated(read(), inputs, grid), f"{how}{smoothed}, errors compensated"
 
 
-def simulated(grid: Grid, x: Array, weight: Array) -> Array:
+def simulated_blocks(grid: Grid, x: Array, weight: Array) -> Array:
     """Returns [n, N], what MatMulNBits makes of x [n, K] and a weight [K, N]; rounded without a search."""
     out: Array = nearest_inputs(x, grid.size) @ nearest(weight, grid).values()
     return out
@@ -120,14 +120,18 @@ def stored(
 ) -> tuple[ir.Value, ...]:
     """Adds the initializers of a weight of `shape` (K, N), computed when they are written. Returns levels, steps and,
     if asymmetric, zero levels, as `packed` lays them out; an existing weight of that name as it is."""
-    (k, n), count = shape, -(-shape[0] // grid.size)
+    n, count = shape[1], -(-shape[0] // grid.size)
     arrays = pieces(lambda: packed(quantise()), 3)
     kind = f"int{grid.bits}"
     level = lazy_weight(model, f"{name}.{kind}", ir.DataType.UINT8, (n, count, grid.size * grid.bits // 8), arrays[0])
     step = lazy_weight(model, f"{name}.scale", ir.DataType.FLOAT16, (n, count), arrays[1])
     if not grid.asymmetric:
         return level, step
-    return level, step, lazy_weight(model, f"{name}.zero", ir.DataType.UINT8, (n, -(-count * grid.bits // 8)), arrays[2])
+    return (
+        level,
+        step,
+        lazy_weight(model, f"{name}.zero", ir.DataType.UINT8, (n, -(-count * grid.bits // 8)), arrays[2]),
+    )
 
 
 def packed(blocks: Blocks) -> tuple[Array, Array, Array]:
