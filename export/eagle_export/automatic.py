@@ -87,8 +87,8 @@ def choose(
     room = None if budget.size is None else budget.size - least
     if room is not None and room < 0:
         raise ExportError(
-            f"all layers in four bits take {least / 1e6:.1f} MB and {(budget.size or 0) / 1e6:.1f} MB are allowed; allow "
-            "more, or export a smaller model"
+            f"all layers in four bits take {least / 1e6:.1f} MB and {(budget.size or 0) / 1e6:.1f} MB are allowed; "
+            "allow more, or export a smaller model"
         )
     check_space(place.parent, least)
     with claimed(place.with_name(f"{place.name}-trial")) as work:

@@ -90,7 +90,8 @@ def _starts(text: Text, vocab: int) -> list[list[int]]:
         full = [window[:START] for window in windows if len(window) >= START]
         if len(full) >= SEQUENCES:
             return full[:: len(full) // SEQUENCES][:SEQUENCES]
-    return np.random.default_rng(SEED).integers(0, vocab, (SEQUENCES, START)).tolist()
+    starts: list[list[int]] = np.random.default_rng(SEED).integers(0, vocab, (SEQUENCES, START)).tolist()
+    return starts
 
 
 @torch.inference_mode()

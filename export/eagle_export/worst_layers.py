@@ -39,8 +39,8 @@ CORRECTION = ".correction"  # suffix to the name of a layer's output
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A linear layer of a traced graph. name: its weight's. shape: (K, N). x, y: names of its input and output, which no recipe
-    changes. read: returns the weight [K, N] in fp32, as a recipe scaled it but before it was rounded."""
+    """A linear layer of a traced graph. name: its weight's. shape: (K, N). x, y: names of its input and output, which
+    no recipe changes. read: returns the weight [K, N] in fp32, as a recipe scaled it but before it was rounded."""
 
     name: str
     shape: tuple[int, int]

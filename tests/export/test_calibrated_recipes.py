@@ -24,12 +24,12 @@ from eagle_calib.scoring import divergence, log_softmax
 from eagle_export.bundle import export
 from eagle_export.errors import ExportError
 from eagle_export.pair import build_graphs, open_pair
-from eagle_export.recipes.blocks import compensated, damped_gram, rounded
-from eagle_export.recipes.graph import linears
-from eagle_export.recipes.int4 import Int4Blocks
+from eagle_export.recipes.blocks import Grid, compensated, damped_gram, rounded
+from eagle_export.recipes.graph import fed_by_product, is_lm_head, linears
 from eagle_export.recipes.plan import apply, plan
-from eagle_export.recipes.qdq import Int8Static, best_range, simulated
-from eagle_export.recipes.smooth import channel_sizes, groups, inputs_of, smooth
+from eagle_export.recipes.qdq import Int8Static, best_range, simulated_static
+from eagle_export.recipes.smooth import FACTORS, Smooth, channel_sizes, factors_of, groups, inputs_of
+from eagle_export.recipes.weight_blocks import WeightBlocks
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.generate import Cycle
@@ -82,7 +82,7 @@ def test_scaling_alone_keeps_the_function(
     prompts: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All 24 groups are scaled by random factors, and run by the engine."""
+    """All 32 groups are scaled by random factors, and run by the engine."""
     from eagle_export.weights import save
 
     observed = read_calibration(calibrations["eagle1"]).target
@@ -98,8 +98,8 @@ def test_scaling_alone_keeps_the_function(
         return np.asarray(x @ weight + np.float32(1) / (1 + np.square(np.log(np.abs(x).mean()))), np.float32)
 
     monkeypatch.setattr("eagle_export.recipes.smooth.channel_sizes", any_sizes)
-    factors = smooth(model, observed, worse_without)
-    assert len(used) == 24 and len(factors) > 20
+    Smooth(observed, worse_without).apply(model)
+    assert len(used) == 32 and sum(factors_of(one) is not None for one in linears(model)) > 50
     bundle = tmp_path / "scaled"
     shutil.copytree(bundle_of("eagle1"), bundle)
     (bundle / "target" / "model.onnx.data").unlink()
@@ -160,9 +160,9 @@ def test_compensated_errors_are_smaller_on_inputs_that_were_not_recorded(asymmet
     def error(stored: Array) -> float:
         return float(np.square(unseen @ (stored - weight)).sum())
 
-    plain = error(rounded(weight, 32, asymmetric).values())
+    plain = error(rounded(weight, Grid(4, 32, asymmetric)).values())
     for rows, share in ((256, 0.4), (40, 0.7)):
-        blocks = compensated(weight, correlated[:rows], 32, asymmetric)
+        blocks = compensated(weight, correlated[:rows], Grid(4, 32, asymmetric))
         assert error(blocks.values()) < share * plain
         assert blocks.level.max() == 15 and np.isfinite(blocks.step).all()
         assert asymmetric or (blocks.zero == 8).all()
@@ -212,7 +212,10 @@ def test_static_int8_smooths_o_proj_on_every_backend(
 ) -> None:
     """Its input is traced back through the Attention node, which the CPU's exact attention replaces."""
     calibration = read_calibration(calibrations["eagle1"])
-    expected = smooth(target_graph("eagle1"), calibration.target, simulated)
+    model = target_graph("eagle1")
+    Smooth(calibration.target, simulated_static).apply(model)
+    static = [one for one in linears(model) if not (fed_by_product(one) or is_lm_head(one))]
+    expected = [one.name for one in static if factors_of(one) is not None]
     done = apply(plan(backend, precision, None, calibration).passes["target"], target_graph("eagle1"))
     smoothed = {name for name, what in done.items() if what.endswith(", smoothed")}
     assert smoothed == set(expected)
@@ -278,7 +281,7 @@ def test_searched_scales_are_folded_into_the_norm_and_help(layer: tuple[Array, A
     observed = {"w": Observed(256, np.abs(normed[:256]).max(0), normed[:256])}
     exact = normed[256:] @ weight
     searched = normed_linear(weight, size)
-    Int8Static(observed, np.int8(0)).apply(searched)
+    apply((Smooth(observed, simulated_static), Int8Static(observed, np.int8(0))), searched)
     error = np.square(outputs(searched, rows)[0, 256:] - exact).mean()
     unscaled = normed_linear(weight, size)
     (norm,) = (node for node in unscaled.graph if node.op_type == "RMSNormalization")
@@ -371,14 +374,15 @@ def test_a_calibration_of_another_pair_is_refused(calibrations: dict[str, Path])
         Int8Static(observed, np.uint8(128)).apply(target_graph("eagle1"))
     del observed[name]
     with pytest.raises(ExportError, match=f"lacks layer '{name}'"):
-        Int4Blocks(32, 1, observed=observed).apply(target_graph("eagle1"))
+        WeightBlocks(Grid(4, 32, asymmetric=True), observed).apply(target_graph("eagle1"))
 
 
 def test_inputs_are_those_after_scaling(calibrations: dict[str, Path]) -> None:
     observed = read_calibration(calibrations["eagle1"]).target
     (linear,) = (one for one in linears(target_graph("eagle1")) if one.name.endswith("layers.2.mlp.up_proj.weight"))
-    plain, absmax = inputs_of(linear, observed, {})
+    plain, absmax = inputs_of(linear, observed)
     factors = np.full(plain.shape[1], 2, np.float32)
-    halved, half = inputs_of(linear, observed, {linear.name: factors})
+    linear.node.meta[FACTORS] = factors
+    halved, half = inputs_of(linear, observed)
     np.testing.assert_array_equal(halved * 2, plain)
     np.testing.assert_array_equal(half * 2, absmax)

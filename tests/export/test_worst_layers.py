@@ -14,7 +14,8 @@ from eagle_calib.cli import main as calib_main
 from eagle_export.bundle import export
 from eagle_export.certificate import continuations
 from eagle_export.pair import build_graphs, open_pair
-from eagle_export.recipes.smooth import smooth
+from eagle_export.recipes.graph import linears
+from eagle_export.recipes.smooth import Smooth, factors_of
 from eagle_export.weights import save
 from eagle_export.worst_layers import Layer, LayerError, layer_errors, layers_of, worst_layers
 from eagle_runtime.bundle.manifest import read_manifest
@@ -89,12 +90,12 @@ def test_layers_that_were_scaled_are_not_taken_for_wrong(plain: Path, tmp_path: 
     layers = layers_of(graph)
     stored = {layer.name: layer.read() for layer in layers}
     # An error that depends on uneven channels alone, so that every layer that can be smoothed is.
-    factors = smooth(
-        graph, read_calibration(tmp_path / "c").target, lambda x, weight: x @ weight + np.abs(x).max(0).std()
-    )
+    observed = read_calibration(tmp_path / "c").target
+    Smooth(observed, lambda x, weight: x @ weight + np.abs(x).max(0).std()).apply(graph)
+    factors = {one.name for one in linears(graph) if factors_of(one) is not None}
     parts = {name.rpartition("_proj")[0].rpartition(".")[2] for name in factors}
-    assert parts == {"q", "k", "v", "o", "gate", "up"}
-    assert {layer.name for layer in layers if not np.array_equal(layer.read(), stored[layer.name])} == set(factors)
+    assert parts == {"q", "k", "v", "o", "gate", "up", "down"}
+    assert {layer.name for layer in layers if not np.array_equal(layer.read(), stored[layer.name])} == factors
     for file in (tmp_path / "fp32/target").iterdir():
         file.unlink()
     save(graph, tmp_path / "fp32/target/model.onnx", lambda size: None)

@@ -60,7 +60,7 @@ class EmbeddingBlocks(Pass[ir.Node]):
         return EmbeddingFp16().pattern(model)
 
     def rewrite(self, model: ir.Model, matches: list[ir.Node]) -> dict[str, str]:
-        changed = {}
+        changed: dict[str, str] = {}
         for node in matches:
             table, ids = node.inputs[:2]
             assert table is not None and table.const_value is not None

@@ -46,9 +46,9 @@ Passes = tuple[Pass[Any], ...]
 
 
 def in_int4(linear: Linear) -> bool:
-    """Whether an int4-int8 target stores a layer in four bits: q, gate and up. The other layers lose more per byte saved: o
-    and down write what all later layers read, k and v are few and serve several query heads, and small errors of the LM
-    head change which token ranks first."""
+    """Whether an int4-int8 target stores a layer in four bits: q, gate and up. The other layers lose more per byte
+    saved: o and down write what all later layers read, k and v are few and serve several query heads, and small errors
+    of the LM head change which token ranks first."""
     return fed_by_norm(linear) and not narrows(linear) and not is_lm_head(linear)
 
 
@@ -250,10 +250,11 @@ def plan(
     """The passes for a target and its head.
 
     recorded: inputs of the target's layers where there is no calibration (self_calibration.py). wide: names of the
-    weights that a target in "auto" stores in eight bits. draft_precision: None for a target without a head. draft_vocab: number of tokens that the head keeps, None for all.
-    kept: patterns of names of the target's layers that stay as traced. cache_precision: "int8" for a target that keeps
-    its keys and values in bytes, None for one that keeps them as it computes them. Raises ExportError for a precision
-    that the backend cannot run, two precisions that do not fit together, or a missing calibration."""
+    weights that a target in "auto" stores in eight bits. draft_precision: None for a target without a head.
+    draft_vocab: number of tokens that the head keeps, None for all. kept: patterns of names of the target's layers that
+    stay as traced. cache_precision: "int8" for a target that keeps its keys and values in bytes, None for one that
+    keeps them as it computes them. Raises ExportError for a precision that the backend cannot run, two precisions that
+    do not fit together, or a missing calibration."""
     recipes = RECIPES[backend]
     for name in (precision, draft_precision or precision):
         if name not in recipes:

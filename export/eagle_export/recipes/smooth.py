@@ -1,4 +1,5 @@
-"""SmoothQuant (arXiv 2211.10438) and AWQ (arXiv 2306.00978): makes the channels of a linear layer's input equally large before it is quantised.
+"""SmoothQuant (arXiv 2211.10438) and AWQ (arXiv 2306.00978): makes the channels of a linear layer's input equally
+large before it is quantised.
 
     x @ W = (x / s) @ (s * W)        s [K], one factor per input channel
 
@@ -119,7 +120,8 @@ def _group(x: ir.Value, layers: tuple[Linear, ...], weights: Mapping[ir.Node, Li
         assert norm is not None
         return Group(layers, norm, 0) if len(norm.uses()) == 1 else None
     if node.op_type == "Mul":  # down: the columns of up absorb the division
-        up = [weights[made] for value in node.inputs if value and (made := value.producer()) in weights]
+        made = [value.producer() for value in node.inputs if value is not None]
+        up = [weights[one] for one in made if one is not None and one in weights]
         return Group(layers, up[0].weight, 1) if len(up) == 1 and len(up[0].weight.uses()) == 1 else None
     attention = _only_input(_only_input(node, "Reshape"), "Transpose")
     if attention is None or attention.op_type != "Attention":

@@ -30,7 +30,7 @@ from eagle_export.recipes.graph_pass import LayerPass
 from eagle_export.recipes.smooth import factors_of, inputs_of
 
 Observations = Mapping[str, Observed]
-INT8_COMPUTE = 4  # MatMulNBits' accuracy_level: activations in int8 with a scale per row and block; 1 would be fp32
+INT8_COMPUTE = 4  # MatMulNBits' accuracy_level for activations in int8
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,13 @@ class WeightBlocks(LayerPass):
     """Turns linear layers into MatMulNBits, an operator of ONNX Runtime, which rounds a row's inputs to int8 with a
     scale per block.
 
-    observed: inputs of the layers by weight name; with them the levels are those with the least error on these inputs,
+    accuracy: the operator's accuracy_level, 4 for these products and 1 for products in fp32. observed: inputs of the
+    layers by weight name; with them the levels are those with the least error on these inputs,
     and ExportError is raised for a layer that is missing there."""
 
     grid: Grid
     observed: Observations | None = None
+    accuracy: int = INT8_COMPUTE
     name = "weight blocks"
 
     def rewrite(self, model: ir.Model, matches: list[Linear]) -> dict[str, str]:
@@ -54,7 +56,7 @@ class WeightBlocks(LayerPass):
             assert linear.x.dtype is not None
             if linear.x.dtype != ir.DataType.FLOAT16:
                 scale = insert(node, "Cast", [scale], to=int(linear.x.dtype))  # folded when the graph is loaded
-            attributes = {"bits": self.grid.bits, "block_size": self.grid.size, "accuracy_level": INT8_COMPUTE}
+            attributes = {"bits": self.grid.bits, "block_size": self.grid.size, "accuracy_level": self.accuracy}
             out = insert(node, "MatMulNBits", [linear.x, weight, scale, *zero], MICROSOFT, K=k, N=n, **attributes)
             replace(node, out)
         model.opset_imports[MICROSOFT] = 1
