@@ -18,7 +18,7 @@ from eagle_export.bundle import TOP_K
 from eagle_export.limits import LIMITS
 from eagle_export.recipes.attention import RECENT
 from eagle_export.recipes.int8 import LM_HEAD_PARTS, PRODUCT_PARTS
-from eagle_export.recipes.plan import HEAD_BLOCK, INT4_BLOCK
+from eagle_export.recipes.plan import HEAD, INT4, INT8, MIXED
 from eagle_export.worst_layers import WORST
 from eagle_runtime.tree import MAX_DEPTH
 
@@ -42,9 +42,11 @@ def text(page: str) -> str:
         ("calibration.md", f"a uniform sample of at most {SAMPLE_ROWS} rows"),
         ("calibration.md", f"| up to {SAMPLE_ROWS} rows, each drawn with the same probability |"),
         ("calibration.md", f"holds `schema_version` ({SCHEMA_VERSION})"),
-        ("precision.md", f"| `int4` | q, gate and up in blocks of {INT4_BLOCK}; the others int8 |"),
-        ("precision.md", f"weights in blocks of {INT4_BLOCK}; LM head fp16 |"),
-        ("precision.md", f"**The head** may have blocks of {HEAD_BLOCK} in int4"),
+        ("precision.md", f"| `int8` | weights and activations in blocks of {INT8.size} |"),
+        ("precision.md", f"| `int4` | weights and activations in blocks of {INT4.size} |"),
+        ("precision.md", f"| `int4-int8` | q, gate and up in blocks of {MIXED.size}; the others as `int8-token` |"),
+        ("precision.md", f"weights in blocks of {MIXED.size}; LM head fp16 |"),
+        ("precision.md", f"**The head** may have blocks of {HEAD.size} in int4"),
         ("precision.md", f"cut into {PRODUCT_PARTS} parts and that of the LM head into {LM_HEAD_PARTS}"),
         ("precision.md", f"keys {RECENT} or more positions back"),
         ("precision.md", f"no tree is deeper than {MAX_DEPTH} levels"),
