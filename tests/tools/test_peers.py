@@ -18,11 +18,13 @@ from transformers.models.llama.configuration_llama import LlamaConfig
 from conftest import GOLDEN
 from eagle_runtime.errors import RequestError
 from eagle_tools.bench import main
+from eagle_tools.bench.peer_rows import ROWS, passes_table
 from eagle_tools.peers.convert import convert
 from eagle_tools.peers.engine import FORMATS, GENAI, LLAMA_CPP, MODES, PLAIN, check_installed, format_of
 from eagle_tools.peers.gguf_file import gguf_name, permuted, rope_factors
 from eagle_tools.peers.source import Source, open_source
 from eagle_tools.peers.worker import Worker
+from eagle_tools.precision import main as precision
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "tools" / "demo_pair" / "target"
@@ -112,6 +114,12 @@ def test_formats_have_names_and_a_missing_package_its_extra() -> None:
         check_installed("this engine", ("json", "no_such_engine"))
 
 
+def test_passes_are_shown_in_milliseconds() -> None:
+    lines = passes_table({"a": (0.05, 0.06, 0.07, 0.1, 0.2, 0.33)}).splitlines()
+    assert lines[0] == "| ms of a forward pass over rows | 1 | 2 | 4 | 8 | 16 | 32 |"
+    assert lines[2] == "| a | 50.0 | 60.0 | 70.0 | 100.0 | 200.0 | 330.0 |"
+
+
 @pytest.mark.slow
 def test_peers_compute_the_sources_logits_and_decode_greedily(tmp_path: Path) -> None:
     source = open_source(TARGET)
@@ -167,13 +175,36 @@ def test_the_command_compares_peers(tmp_path: Path, capsys: pytest.CaptureFixtur
     export(TARGET, None, tmp_path / "alone", certify=False)
     prompts = ROOT / "tools" / "demo_pair" / "heldout.jsonl"
     limits = ["--count", "1", "--max-new-tokens", "8", "--threads", "1", "--methods", "vanilla"]
-    peers = ["--vs-pytorch", str(TARGET), "--peers", "--peer-folder", str(tmp_path / "peers"), "--json"]
+    peers = ["--vs-pytorch", str(TARGET), "--peer-rows", "--peer-folder", str(tmp_path / "peers"), "--json"]
     assert main([str(tmp_path / "alone"), "--prompts", str(prompts), *limits, *peers]) == 0
     report = json.loads(capsys.readouterr().out)
     setups = {(s["backend"], s["precision"], s["method"]): s for s in report["setups"]}
     wanted = {(form.engine, form.name, mode) for form in FORMATS for mode in MODES[form.engine]}
     assert set(setups) == {("cpu", "fp32", "vanilla"), ("pytorch", "fp32", "eager"), *wanted}
     assert setups["cpu", "fp32", "vanilla"]["shared"] == 1
+    passes = report["passes"]
+    assert set(passes) == {"alone", *map(str, FORMATS)} and all(len(times) == len(ROWS) for times in passes.values())
+    assert all(times[-1] > times[0] > 0 for times in passes.values())
     for name in wanted:
         assert setups[name]["tok_s"]["value"] > 0 and setups[name]["peak"]["host"] > 0
         assert 3 < setups[name]["stored"]["bits"] < 20
+
+
+@pytest.mark.slow
+def test_precision_compares_peers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from eagle_export.bundle import export
+
+    export(TARGET, None, tmp_path / "alone", certify=False)
+    prompts = ROOT / "tools" / "demo_pair" / "heldout.jsonl"
+    limits = ["--count", "1", "--max-new-tokens", "8", "--threads", "1", "--own-tokens", "100"]
+    peers = ["--peers", str(TARGET), "--peer-folder", str(tmp_path / "peers"), "-o", str(tmp_path / "out")]
+    assert precision([str(tmp_path / "alone"), "--prompts", str(prompts), *limits, *peers]) == 0
+    capsys.readouterr()
+    rows = [json.loads(line) for line in (tmp_path / "out" / "precision.jsonl").read_text().splitlines()]
+    assert [row["name"] for row in rows] == ["alone", *map(str, FORMATS)]
+    kl = {row["name"]: row["own_kl"] for row in rows}
+    assert kl["alone"] == 0 < kl["llama.cpp/q8_0"] < kl["llama.cpp/q4_0"] < 1
+    assert 0 < kl["onnxruntime-genai/int8"] < kl["onnxruntime-genai/int4"] < 1
+    for row in rows:
+        assert row["bits"] > 4 and row["vanilla_tokens_per_s"] > 0 and row["pass_1_ms"] > 0
+    assert abs(rows[0]["bits"] - 32) < 1

@@ -20,18 +20,19 @@ from eagle_tools.turns import TURN
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a target takes on the disk. bits: per weight of the source, tables, scales and zeros included."""
+    """What a target takes on the disk. bits: per weight of the source, tables, scales and zeros included; None if
+    the number of weights is unknown."""
 
     bytes: int
-    bits: float
+    bits: float | None
 
 
 class PeerContender:
     """A converted model and a mode of its engine."""
 
-    def __init__(self, worker: Worker, converted: Converted, bundle: str, mode: str) -> None:
+    def __init__(self, worker: Worker, form: Format, bundle: str, mode: str) -> None:
         """bundle: the source's name, which is in the rows."""
-        self.setup = Setup(mode, converted.format.name, converted.format.engine, bundle, 0.0)
+        self.setup = Setup(mode, form.name, form.engine, bundle, 0.0)
         self.pass_bytes = 0  # unknown: the file's tables are not read whole
         self._worker, self._mode = worker, mode
 
@@ -76,11 +77,13 @@ class Peers:
 
     def contenders(self) -> Iterator[PeerContender]:
         """Yields a contender for each format and each mode of its engine."""
-        for form, worker in self.workers.items():
-            for mode in MODES[form.engine]:
-                yield PeerContender(
-                    worker, Converted(form, self.source.folder, 0), self.source.folder.absolute().name, mode
-                )
+        for form in self.workers:
+            yield from self.contenders_of(form)
+
+    def contenders_of(self, form: Format) -> Iterator[PeerContender]:
+        """Yields a contender for each mode of a format's engine, the one without drafts first."""
+        for mode in MODES[form.engine]:
+            yield PeerContender(self.workers[form], form, self.source.folder.absolute().name, mode)
 
     def peaks(self) -> dict[tuple[str, str], Peak]:
         """Returns (precision, backend) -> peak memory of the processes so far."""
@@ -113,7 +116,8 @@ def load_peers(source: Source, models: Sequence[Converted], threads: int, contex
     return Peers(source, workers, sizes)
 
 
-def stored_target(bundle: Path, graph: str, weights: int) -> Stored:
-    """Returns the size of a bundle's target. graph: its file. weights: number of the source's weights."""
+def stored_target(bundle: Path, graph: str, weights: int | None) -> Stored:
+    """Returns the size of a bundle's target. graph: its file. weights: number of the source's weights, None if it
+    is unknown."""
     size = sum(path.stat().st_size for path in (bundle / graph).parent.iterdir())
-    return Stored(size, 8 * size / weights)
+    return Stored(size, 8 * size / weights if weights else None)

@@ -177,7 +177,7 @@ def _peer_table(summaries: Sequence[Summary]) -> str:
             engine = s.setup.backend if s.setup.backend in FOREIGN else f"ours, {s.setup.bundle}"
             cells = [engine, s.setup.precision, s.setup.method, f"{1e3 / s.tok_s.value:.1f}" if s.tok_s.value else "-"]
             cells += [ratio_text(s.vs_pytorch), percent(s.shared)]
-            cells += [f"{s.stored.bytes / 1e6:.0f}", f"{s.stored.bits:.1f}"] if s.stored else ["-", "-"]
+            cells += [f"{s.stored.bytes / 1e6:.0f}", f"{s.stored.bits or 0:.1f}"] if s.stored else ["-", "-"]
             lines.append(cells)
     return markdown_table([*titles, "MB", "bits per weight"], lines)
 

@@ -52,9 +52,9 @@ class Worker:
         turn: Turn = self._ask("advance", key, seconds, most)
         return turn
 
-    def score(self, token_ids: Sequence[int]) -> Iterator[Logits]:
-        """Yields the logits after each token in arrays [R, V]."""
-        self._send("score", list(token_ids))
+    def score(self, tokens: Sequence[int], first: int = 0) -> Iterator[Logits]:
+        """Yields the logits after tokens[first], tokens[first + 1], ... in arrays [R, V]."""
+        self._send("score", list(tokens), first)
         while not isinstance(piece := self._receive(), str):
             yield piece
 
@@ -135,9 +135,11 @@ class _Server:
             if took >= seconds or len(tokens) >= most:
                 return Turn(tuple(tokens[before:]), took, decoding.passes)
 
-    def score(self, token_ids: list[int]) -> str:
+    def score(self, token_ids: list[int], first: int) -> str:
         for piece in self._engine.score(token_ids):
-            self._pipe.send(piece)
+            if first < len(piece):
+                self._pipe.send(piece[first:])
+            first = max(0, first - len(piece))
         return END
 
     def pass_seconds(self, context: int, rows: int, count: int) -> list[float]:
