@@ -18,6 +18,7 @@ from transformers.models.llama.configuration_llama import LlamaConfig
 from conftest import GOLDEN
 from eagle_runtime.errors import RequestError
 from eagle_tools.bench import main
+from eagle_tools.bench.peer_rows import ROWS, passes_table
 from eagle_tools.peers.convert import convert
 from eagle_tools.peers.engine import FORMATS, GENAI, LLAMA_CPP, MODES, PLAIN, check_installed, format_of
 from eagle_tools.peers.gguf_file import gguf_name, permuted, rope_factors
@@ -113,6 +114,12 @@ def test_formats_have_names_and_a_missing_package_its_extra() -> None:
         check_installed("this engine", ("json", "no_such_engine"))
 
 
+def test_passes_are_shown_in_milliseconds() -> None:
+    lines = passes_table({"a": (0.05, 0.06, 0.07, 0.1, 0.2, 0.33)}).splitlines()
+    assert lines[0] == "| ms of a forward pass over rows | 1 | 2 | 4 | 8 | 16 | 32 |"
+    assert lines[2] == "| a | 50.0 | 60.0 | 70.0 | 100.0 | 200.0 | 330.0 |"
+
+
 @pytest.mark.slow
 def test_peers_compute_the_sources_logits_and_decode_greedily(tmp_path: Path) -> None:
     source = open_source(TARGET)
@@ -168,13 +175,16 @@ def test_the_command_compares_peers(tmp_path: Path, capsys: pytest.CaptureFixtur
     export(TARGET, None, tmp_path / "alone", certify=False)
     prompts = ROOT / "tools" / "demo_pair" / "heldout.jsonl"
     limits = ["--count", "1", "--max-new-tokens", "8", "--threads", "1", "--methods", "vanilla"]
-    peers = ["--vs-pytorch", str(TARGET), "--peers", "--peer-folder", str(tmp_path / "peers"), "--json"]
+    peers = ["--vs-pytorch", str(TARGET), "--peer-rows", "--peer-folder", str(tmp_path / "peers"), "--json"]
     assert main([str(tmp_path / "alone"), "--prompts", str(prompts), *limits, *peers]) == 0
     report = json.loads(capsys.readouterr().out)
     setups = {(s["backend"], s["precision"], s["method"]): s for s in report["setups"]}
     wanted = {(form.engine, form.name, mode) for form in FORMATS for mode in MODES[form.engine]}
     assert set(setups) == {("cpu", "fp32", "vanilla"), ("pytorch", "fp32", "eager"), *wanted}
     assert setups["cpu", "fp32", "vanilla"]["shared"] == 1
+    passes = report["passes"]
+    assert set(passes) == {"alone", *map(str, FORMATS)} and all(len(times) == len(ROWS) for times in passes.values())
+    assert all(times[-1] > times[0] > 0 for times in passes.values())
     for name in wanted:
         assert setups[name]["tok_s"]["value"] > 0 and setups[name]["peak"]["host"] > 0
         assert 3 < setups[name]["stored"]["bits"] < 20

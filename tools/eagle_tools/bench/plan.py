@@ -25,7 +25,8 @@ class Plan:
     can run them. pytorch: a checkpoint to compare with, in `modes`. assistant: the small model of its assisted mode.
     together: number of questions answered by turns at once. rows: file to write them to. record: whether to keep cycles
     for the page. peers: formats of other engines, in which the checkpoint runs too; of PyTorch's precisions only the
-    first is compared then. peer_folder: where they are kept, None for the user's cache."""
+    first is compared then. peer_folder: where they are kept, None for the user's cache. peer_rows: whether
+    passes over several rows are timed too."""
 
     bundles: tuple[tuple[Path, tuple[str, ...]], ...]
     questions: tuple[Question, ...]
@@ -41,6 +42,7 @@ class Plan:
     assistant: Path | None = None
     peers: tuple[Format, ...] = ()
     peer_folder: Path | None = None
+    peer_rows: bool = False
     together: int = 1
     rows: Path | None = None
     record: bool = False

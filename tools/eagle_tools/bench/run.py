@@ -18,6 +18,7 @@ from eagle_tools.bench.cycles import Recorder
 from eagle_tools.bench.identity import FOREIGN, PYTORCH, difference_sentence, differing_rows
 from eagle_tools.bench.memory import Job, JobError, Peak, peak_of
 from eagle_tools.bench.methods import VANILLA, settings_of
+from eagle_tools.bench.peer_rows import CONTEXT, ROWS, Passes, measure_passes
 from eagle_tools.bench.peers import Peers, Stored, converted_peers, load_peers, stored_target
 from eagle_tools.bench.plan import Plan, bundle_names, check, check_length
 from eagle_tools.bench.rows import Asked, Row, RowFile, Setup
@@ -42,7 +43,8 @@ class Reporter:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a run measured. differing: a sentence per output that is not vanilla's, without fp16's ties. facts: on
-    machine and prompts. notes: on ties and what could not be measured. cycles: for the page."""
+    machine and prompts. notes: on ties and what could not be measured. cycles: for the page. passes: empty unless they
+    were timed."""
 
     rows: list[Row]
     summaries: list[Summary]
@@ -50,6 +52,7 @@ class Outcome:
     facts: list[str]
     notes: list[str]
     cycles: dict[str, Any]
+    passes: Passes
 
 
 @dataclass(slots=True)
@@ -67,6 +70,7 @@ class Measured:
     notes: list[str] = field(default_factory=list)
     sizes: dict[tuple[str, ...], Stored] = field(default_factory=dict)
     peaks: dict[tuple[str, ...], Peak] = field(default_factory=dict)
+    passes: Passes = field(default_factory=dict)
 
 
 def execute(plan: Plan, reporter: Reporter) -> Outcome:
@@ -77,7 +81,13 @@ def execute(plan: Plan, reporter: Reporter) -> Outcome:
     peaks = measure_peaks(plan, list(measured.weights), measured, reporter)
     summaries = summarise(measured.rows, peaks, measured.weights, measured.bandwidth, measured.sizes)
     return Outcome(
-        measured.rows, summaries, measured.differing, _facts(plan, measured), measured.notes, measured.cycles
+        measured.rows,
+        summaries,
+        measured.differing,
+        _facts(plan, measured),
+        measured.notes,
+        measured.cycles,
+        measured.passes,
     )
 
 
@@ -99,7 +109,9 @@ def _decode(plan: Plan, rows_file: RowFile | None, reporter: Reporter) -> Measur
         notes: list[str] = []
         if plan.pytorch is not None:
             contenders += _their_contenders(plan, plan.pytorch, longest, asked[0], stack, reporter, notes)
-        peers = load_peers(source, converted, plan.threads, longest, stack) if converted else None
+        peers = (
+            load_peers(source, converted, plan.threads, max(longest, CONTEXT + ROWS[-1]), stack) if converted else None
+        )
         contenders += peers.contenders() if peers else []
         chat = models[0].text.chat
         prompts = sum(len(question.turns) if chat else 1 for question in plan.questions)
@@ -122,6 +134,10 @@ def _decode(plan: Plan, rows_file: RowFile | None, reporter: Reporter) -> Measur
             if rows_file is not None:
                 rows_file.add(row)
         if peers:
+            if plan.peer_rows:
+                names = bundle_names([bundle for bundle, _ in plan.bundles])
+                reporter.expect("timing passes of several rows", 1)
+                measured.passes = measure_passes(list(zip(names, models, strict=True)), peers.workers)
             peaks = peers.peaks()
             measured.peaks = {key: peaks[key[1], key[2]] for key in weights if (key[1], key[2]) in peaks}
         _compare(plan, models, prompt_ids, measured)
