@@ -211,7 +211,8 @@ def test_precision_compares_peers(tmp_path: Path, work: Path, capsys: pytest.Cap
     assert [row["name"] for row in rows] == ["alone", *map(str, FORMATS)]
     kl = {row["name"]: row["own_kl"] for row in rows}
     assert kl["alone"] == 0 < kl["llama.cpp/q8_0"] < kl["llama.cpp/q4_0"] < 1
-    assert 0 < kl["openvino/int8"] < kl["openvino/int4"] < 1
+    assert 0 < kl["openvino/int8"] < 0.01  # positions rounded to bf16 gave 0.07
+    assert kl["openvino/int8"] < kl["openvino/int4"] < 1
     assert 0 < kl["onnxruntime-genai/int8"] < kl["onnxruntime-genai/int4"] < 1
     for row in rows:
         assert row["bits"] > 4 and row["vanilla_tokens_per_s"] > 0 and row["pass_1_ms"] > 0

@@ -85,8 +85,8 @@ def traced(folder: Path) -> Any:
         return scaled
 
     def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        first, second = x.chunk(2, -1)
-        return x * cos + torch.cat((-second, first), -1) * sin
+        first, second = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+        return (x * cos) + (torch.cat((-second, first), -1) * sin)
 
     def repeated(x: torch.Tensor) -> torch.Tensor:
         return x[:, :, None].expand(-1, -1, heads // shared, -1, -1).reshape(1, heads, -1, width)
@@ -99,9 +99,12 @@ def traced(folder: Path) -> Any:
         def forward(self, ids: Any, mask: Any, positions: Any, *past: Any) -> tuple[torch.Tensor, ...]:
             count, caches = ids.shape[1], []
             x = model.model.embed_tokens(ids)
-            angles = positions[..., None].float() * frequencies
-            angles = torch.cat((angles, angles), -1)[:, None]
-            cos, sin = angles.cos(), angles.sin()
+            # As transformers writes it: OpenVINO finds this pattern and computes its angles in fp32 where all else is
+            # bf16, in which positions above 256 are rounded.
+            rows = frequencies[None, :, None].float().expand(positions.shape[0], -1, 1)
+            angles = (rows.float() @ positions[:, None, :].float()).transpose(1, 2)
+            angles = torch.cat((angles, angles), -1)
+            cos, sin = angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)
             columns = torch.arange(mask.shape[1])
             hidden = torch.where(columns[None, None, None, :] <= positions[:, None, :, None], 0.0, -65504.0)
             for index, layer in enumerate(model.model.layers):
