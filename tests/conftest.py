@@ -19,6 +19,7 @@ from eagle_runtime.bundle.manifest import MANIFEST_NAME
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # some tests import it themselves
 
 GOLDEN = Path(__file__).parent / "golden"
+INT8_CACHE = "+int8 cache"  # end of the name of a precision, see bundle_of
 HEADS = {"eagle1": "head_eagle1", "eagle3": "head_eagle3_dv44"}
 
 
@@ -50,7 +51,7 @@ def golden() -> Path:
 @pytest.fixture(scope="session")
 def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """kind of head, or "alone", precision (fp32) -> bundle of the golden pair, or of its target alone, exported by the
-    first worker that asks."""
+    first worker that asks. A precision of the target may be followed by "+int8 cache"."""
     base = tmp_path_factory.getbasetemp()
     # Workers of one run share the parent of their folders; without workers that parent is shared by all runs.
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
@@ -62,8 +63,17 @@ def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
                 from eagle_export.bundle import export
 
                 head = None if kind == "alone" else GOLDEN / HEADS[kind]
-                observed = calibration(kind) if precision == "int8-static" else None
-                export(GOLDEN / "target", head, folder, precision=precision, certify=False, calibration=observed)
+                observed = calibration(kind) if precision.startswith("int8-static") else None
+                cache = "int8" if precision.endswith(INT8_CACHE) else None
+                export(
+                    GOLDEN / "target",
+                    head,
+                    folder,
+                    precision=precision.removesuffix(INT8_CACHE),
+                    certify=False,
+                    calibration=observed,
+                    cache_precision=cache,
+                )
         return folder
 
     def calibration(kind: str) -> Path:

@@ -34,7 +34,7 @@ from eagle_runtime.session.ort.session import OrtSession
 from eagle_tools.acceptance import main as acceptance_main
 from eagle_tools.compare_engines import compare_sessions
 from eagle_tools.doctor import main as doctor_main
-from eagle_tools.precision import NODES, time_models
+from eagle_tools.precision.speed import NODES, BundleAnswers, time_models
 from eagle_tools.questions import Question
 
 TARGET = GOLDEN / "target"
@@ -205,7 +205,7 @@ def test_engines_are_compared_without_a_head(bundle: Path) -> None:
 def test_tools(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = "one two three, one two three, one two three, one two"
     with EagleModel.load(bundle, threads=1) as model:
-        (speed,) = time_models([model], [Question(0, (text,))], 24)
+        (speed,) = time_models([BundleAnswers(model)], [Question(0, (text,))], 24)
     assert speed.target_passes <= speed.new_tokens and speed.passes[NODES] and speed.passes[1]
     (tmp_path / "q.jsonl").write_text(json.dumps({"question_id": 1, "turns": [text]}))
     assert acceptance_main([str(bundle), "--prompts", str(tmp_path / "q.jsonl")]) == 2

@@ -22,6 +22,7 @@ from eagle_export.errors import ExportError
 from eagle_export.heads.config import HeadConfig
 from eagle_export.limits import required_fidelity
 from eagle_export.pair import Pair, build_graphs, open_pair
+from eagle_export.recipes.int8_cache import MOST
 from eagle_export.recipes.plan import apply, default_draft_precision, plan
 from eagle_export.weights import num_bytes, save
 from eagle_export.worst_layers import layers_of
@@ -71,6 +72,7 @@ def export(
     min_agreement: float | None = None,
     max_kl: float | None = None,
     keep: Sequence[str] = (),
+    cache_precision: str | None = None,
 ) -> Exported:
     """Exports a target and a head (Hugging Face folders) as a bundle folder. draft: None for the target alone.
 
@@ -80,7 +82,8 @@ def export(
     most children that a tree's node may have; None for TOP_K. certify: compare the finished bundle with the source and
     write the result into its manifest; if this machine cannot do that, a warning is returned. min_agreement, max_kl
     (nats): limits beyond which the bundle is refused; None for those of its precision (limits.LIMITS). keep: patterns
-    of names of the target's weights that stay as traced.
+    of names of the target's weights that stay as traced. cache_precision: "int8" for a quantised target on a CPU that
+    keeps its keys and values in bytes; None for the type in which it computes them.
 
     An existing bundle, with the engines built from it, is replaced at the end; a folder with other files is refused.
     Raises ExportError (FidelityError for a bundle outside its limits), CalibrationError or FolderError. Then, and when
@@ -100,7 +103,7 @@ def export(
     if required.explicit and not certify:
         raise ExportError("an agreement or a KL is asked for, but the export is to go without the comparison")
     observed = None if calibration is None else read_calibration(calibration)
-    recipe = plan(backend, precision, precisions.get("draft"), observed, draft_vocab, keep)
+    recipe = plan(backend, precision, precisions.get("draft"), observed, draft_vocab, keep, cache_precision)
     bundle = bundle.absolute()
     warnings: list[str] = []
     with disk_errors(bundle):
@@ -113,6 +116,11 @@ def export(
     with _progress() as progress:
         task = progress.add_task("reading checkpoints", total=None)
         pair = open_pair(target, draft)
+        if cache_precision is not None and pair.config.max_position_embeddings > MOST:
+            raise ExportError(
+                f"{target} has a context of {pair.config.max_position_embeddings} tokens, and an int8 cache holds "
+                f"{MOST} at most; export it without one"
+            )
         texts = _read_texts(target)
         if "tokenizer.json" not in texts:
             warnings.append(f"{target} has no tokenizer.json; the bundle takes and returns token ids, no text")

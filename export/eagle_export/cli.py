@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> None:
             min_agreement=args.min_agreement,
             max_kl=args.max_kl,
             keep=args.keep,
+            cache_precision=args.cache_precision,
         )
     except FidelityError as error:
         raise ExportError(error.with_options) from None
@@ -184,6 +185,12 @@ def _parser() -> Parser:
         default=[],
         metavar="PATTERN",
         help="leave these layers of the target as traced, such as lm_head.weight or '*.0.mlp.*'; may be repeated",
+    )
+    parser.add_argument(
+        "--cache-precision",
+        choices=("int8",),
+        help="keep the target's keys and values in bytes: a quarter of the memory of a quantised target on a CPU "
+        "(default: the type in which it computes them)",
     )
     parser.add_argument(
         "--draft-vocab", type=int, metavar="N", help="keep the head's N most frequent tokens (needs --calibration)"

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from eagle_export.errors import ExportError
 from eagle_export.graphs import native_operators, rotary_modules
-from eagle_runtime.bundle.manifest import past_names, present_names
+from eagle_runtime.bundle.graph import past_names, present_names
 
 OPSET = 24
 # Example sizes, all different and above 1: torch would merge equal dimensions, and make a size of 1 a constant.

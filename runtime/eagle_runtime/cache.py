@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
@@ -93,12 +94,14 @@ class KVCache(Cache):
 
 class HeadMajorCache(Cache):
     """A cache in host memory with the rows of each attention head together, as exact attention reads them
-    (eagle_export.recipes.attention).
+    (eagle_export.recipes).
 
-    keys [layers, kv_heads, columns, head_dim] and values [layers, kv_heads, pieces, columns, head_dim / pieces] are
-    laid out for `columns` >= 1 rows; those not yet committed hold zeros. When more rows are committed they are laid out
-    anew, for STEP more rows or one more in SPARE: then moving rows costs about as much per token as reading unused
-    columns. The rows of the last forward pass are in `written` [2 * layers, T, kv_heads, head_dim]."""
+    It holds several arrays [layers, kv_heads, pieces, columns, width]: keys in one piece of head_dim and values in
+    `pieces`; or, if dtype is int8, keys in head_dim pieces of one, values in one piece, and one fp32 scale per row of
+    each. They are laid out for `columns` >= 1 rows; those not yet committed hold zeros. When more rows are committed
+    they are laid out anew, for STEP more rows or one more in SPARE: then moving rows costs about as much per token as
+    reading unused columns. `written` holds the rows of the last forward pass, as one array [layers, T, kv_heads,
+    pieces * width] for each."""
 
     in_place = False
 
@@ -106,43 +109,43 @@ class HeadMajorCache(Cache):
         self, layers: int, capacity: int, kv_heads: int, head_dim: int, pieces: int, dtype: npt.DTypeLike = np.float32
     ) -> None:
         super().__init__(capacity)
-        self.layers = layers
-        self._shapes = (kv_heads, 1, head_dim), (kv_heads, pieces, head_dim // pieces)
+        self._layers = layers
         self._most = -(-max(capacity, 1) // STEP) * STEP
-        self._store = aligned_empty((2 * layers, kv_heads * self._most * head_dim), dtype)
-        self._row = (kv_heads, head_dim)
-        self._written_store = aligned_empty((0,), dtype)
-        self.written = self._written_store.reshape(2 * layers, 0, *self._row)
-        self._arrays = self._views(0)
+        self._shapes = [(kv_heads, 1, head_dim), (kv_heads, pieces, head_dim // pieces)]
+        dtypes = [np.dtype(dtype)] * 2
+        if np.int8 in dtypes:
+            self._shapes = [(kv_heads, head_dim, 1), (kv_heads, 1, head_dim), (kv_heads, 1, 1), (kv_heads, 1, 1)]
+            dtypes += [np.dtype(np.float32)] * 2
+        sizes = [self._most * math.prod(shape) for shape in self._shapes]
+        self._stores = [aligned_empty((layers, size), kind) for size, kind in zip(sizes, dtypes, strict=True)]
+        self._new_stores = [aligned_empty((0,), kind) for kind in dtypes]
+        self.written: list[npt.NDArray[np.generic]] = []
+        self.expect(0)
+        self.arrays = self._views(0)
         self._lay_out(1)
 
     @property
-    def keys(self) -> npt.NDArray[np.generic]:
-        return self._arrays[0][:, :, 0]
-
-    @property
-    def values(self) -> npt.NDArray[np.generic]:
-        return self._arrays[1]
-
-    @property
     def columns(self) -> int:
-        return int(self._arrays[0].shape[3])
+        return int(self.arrays[0].shape[3])
 
     def expect(self, rows: int) -> None:
         """Give `written` the size that a forward pass over `rows` rows needs."""
-        if self.written.shape[1] != rows:
-            shape = (2 * self.layers, rows, *self._row)
-            if (size := int(np.prod(shape))) > self._written_store.size:
-                self._written_store = aligned_empty((size,), self._written_store.dtype)
-            self.written = self._written_store[:size].reshape(shape)
+        if self.written and self.written[0].shape[1] == rows:
+            return
+        shapes = [(self._layers, rows, heads, pieces * width) for heads, pieces, width in self._shapes]
+        if math.prod(shapes[0]) > self._new_stores[0].size:
+            pairs = zip(shapes, self._new_stores, strict=True)
+            self._new_stores = [aligned_empty((math.prod(shape),), store.dtype) for shape, store in pairs]
+        pairs = zip(shapes, self._new_stores, strict=True)
+        self.written = [store[: math.prod(shape)].reshape(shape) for shape, store in pairs]
 
     def gather(self, path: Int) -> None:
         end = self.length + len(path)
         if end > self.columns:
             self._lay_out(end)
-        rows = self.written[:, path]
-        for array, shape, new in zip(self._arrays, self._shapes, (rows[0::2], rows[1::2]), strict=True):
-            array[:, :, :, self.length : end] = np.moveaxis(new.reshape(self.layers, len(path), *shape), 1, 3)
+        for array, shape, new in zip(self.arrays, self._shapes, self.written, strict=True):
+            rows = new[:, path].reshape(self._layers, len(path), *shape)
+            array[:, :, :, self.length : end] = np.moveaxis(rows, 1, 3)
 
     def truncate(self, length: int) -> None:
         before = self.length
@@ -150,7 +153,7 @@ class HeadMajorCache(Cache):
         if length == 0:
             self._lay_out(1)
         else:
-            for array in self._arrays:
+            for array in self.arrays:
                 array[:, :, :, length:before] = 0
 
     def pretend(self, length: int) -> None:
@@ -158,20 +161,19 @@ class HeadMajorCache(Cache):
         self._lay_out(max(length, 1))
         super().pretend(length)
 
-    def _views(self, columns: int) -> tuple[npt.NDArray[np.generic], ...]:
-        """Returns keys and values [layers, kv_heads, pieces, columns, width], as views of the start of their
-        storage."""
+    def _views(self, columns: int) -> list[npt.NDArray[np.generic]]:
+        """Returns the arrays for so many columns, as views of the start of their storage."""
         views = []
-        for index, (heads, pieces, width) in enumerate(self._shapes):
-            flat = self._store[index::2, : heads * pieces * columns * width]
-            views.append(flat.reshape(self.layers, heads, pieces, columns, width))
-        return tuple(views)
+        for store, (heads, pieces, width) in zip(self._stores, self._shapes, strict=True):
+            flat = store[:, : heads * pieces * columns * width]
+            views.append(flat.reshape(self._layers, heads, pieces, columns, width))
+        return views
 
     def _lay_out(self, rows: int) -> None:
-        """Lay keys and values out for at least `rows` rows, and some to spare."""
+        """Lay the arrays out for at least `rows` rows, and some to spare."""
         columns = min(-(-(rows + rows // SPARE) // STEP) * STEP, self._most)
-        before, self._arrays = self._arrays, self._views(columns)
-        for old, new, (heads, pieces, _) in zip(before, self._arrays, self._shapes, strict=True):
+        before, self.arrays = self.arrays, self._views(columns)
+        for old, new, (heads, pieces, _) in zip(before, self.arrays, self._shapes, strict=True):
             for head in reversed(range(heads)):  # the last one moves first, so that nothing is overwritten
                 for piece in reversed(range(pieces)):
                     new[:, head, piece, : self.length] = old[:, head, piece, : self.length]

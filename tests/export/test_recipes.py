@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from eagle_export.recipes.attention import ExactAttention
 from eagle_export.recipes.blocks import MIDDLE, rounded
 from eagle_export.recipes.int4 import Int4Blocks, packed
 from eagle_export.recipes.int8 import Int8PerToken, per_column
+from eagle_export.recipes.int8_cache import LEVELS, MOST
 from eagle_export.recipes.keep import KeepLayers
 from eagle_export.recipes.plan import PLACES, RECIPES, apply, plan
 from eagle_export.recipes.qdq import Int8Static, Int8Weights
@@ -267,6 +270,28 @@ def test_an_fp16_target_and_a_quantised_head_do_not_mix(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="fp16 features"):
         export(GOLDEN / "target", GOLDEN / HEADS["eagle3"], tmp_path / "b", precision="fp16", draft_precision="int8")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("backend", "precision"),
+    [("cpu", "fp32"), ("cpu", "fp16"), ("cuda", "int4"), ("tensorrt", "int4"), ("tensorrt-rtx", "fp16")],
+)
+def test_only_quantised_targets_for_cpus_have_an_int8_cache(backend: str, precision: str, tmp_path: Path) -> None:
+    says = f"a target in {precision} for backend {backend} keeps keys and values as it computes them; .* backend cpu"
+    with pytest.raises(ExportError, match=says):
+        export(GOLDEN / "target", None, tmp_path / "b", precision=precision, backend=backend, cache_precision="int8")
+    with pytest.raises(ExportError, match="no cache is kept in int4; choose int8"):
+        export(GOLDEN / "target", None, tmp_path / "b", precision="int8", cache_precision="int4")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_int8_cache_for_a_context_whose_sums_may_overflow_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "target", tmp_path / "target")
+    config = json.loads((tmp_path / "target/config.json").read_text())
+    (tmp_path / "target/config.json").write_text(json.dumps({**config, "max_position_embeddings": MOST + 1}))
+    with pytest.raises(ExportError, match=f"context of {MOST + 1} tokens, and an int8 cache holds {MOST} at most"):
+        export(tmp_path / "target", None, tmp_path / "b", precision="int8", cache_precision="int8")
+    assert LEVELS * LEVELS * MOST < 2**31 <= LEVELS * LEVELS * (MOST + 1)
 
 
 def planned() -> Iterator[tuple[str, list[type]]]:

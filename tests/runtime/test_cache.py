@@ -43,18 +43,12 @@ class CacheMachine(RuleBasedStateMachine):
         self.tags = itertools.count(1)
 
     @abstractmethod
-    def new_rows(self, count: int) -> npt.NDArray[np.generic]:
-        """Returns where a session writes `count` new rows [2 * layers, count, heads, width]."""
-
-    @abstractmethod
-    def committed(self) -> npt.NDArray[np.generic]:
-        """Returns the committed rows [2 * layers, length, heads, width]."""
-
     def write(self, count: int) -> list[int]:
         """Write `count` new rows as a session does, each with its own tag in every layer. Returns the tags."""
-        tags = [next(self.tags) for _ in range(count)]
-        self.new_rows(count)[:] = marks(tags)
-        return tags
+
+    @abstractmethod
+    def check_rows(self) -> None:
+        """Assert that the committed rows are those of `expected`."""
 
     @precondition(lambda self: self.cache.room > 0)
     @rule(data=st.data())
@@ -82,7 +76,7 @@ class CacheMachine(RuleBasedStateMachine):
     def rows_are_those_of_the_list(self) -> None:
         assert self.cache.length == len(self.expected)
         assert self.cache.room == self.cache.capacity - len(self.expected)
-        np.testing.assert_array_equal(self.committed(), marks(self.expected))
+        self.check_rows()
 
 
 class RowsMachine(CacheMachine):
@@ -90,37 +84,60 @@ class RowsMachine(CacheMachine):
         super().__init__()
         self.cache: KVCache = KVCache(LAYERS, CAPACITY, HEADS, WIDTH, np.float64)
 
-    def new_rows(self, count: int) -> npt.NDArray[np.generic]:
-        return self.cache.rows[:, self.cache.length : self.cache.length + count]
+    def write(self, count: int) -> list[int]:
+        tags = [next(self.tags) for _ in range(count)]
+        self.cache.rows[:, self.cache.length : self.cache.length + count] = marks(tags)
+        return tags
 
-    def committed(self) -> npt.NDArray[np.generic]:
-        return self.cache.rows[:, : self.cache.length]
+    def check_rows(self) -> None:
+        np.testing.assert_array_equal(self.cache.rows[:, : self.cache.length], marks(self.expected))
 
 
 class HeadMajorMachine(CacheMachine):
     """With many rows, so that the layout grows."""
 
+    dtype: npt.DTypeLike = np.float32
+
     def __init__(self) -> None:
         super().__init__()
-        self.cache: HeadMajorCache = HeadMajorCache(LAYERS, MANY, HEADS, WIDTH, PIECES, np.float32)
+        self.cache: HeadMajorCache = HeadMajorCache(LAYERS, MANY, HEADS, WIDTH, PIECES, self.dtype)
 
-    def new_rows(self, count: int) -> npt.NDArray[np.generic]:
+    def write(self, count: int) -> list[int]:
+        tags = [next(self.tags) for _ in range(count)]
         self.cache.expect(count)
-        return self.cache.written
+        for array, content in zip(self.cache.written, self.contents(tags), strict=True):
+            assert array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0
+            array[:] = content
+        return tags
 
-    def committed(self) -> npt.NDArray[np.generic]:
-        keys = np.moveaxis(self.cache.keys, 1, 2)
-        values = np.moveaxis(self.cache.values, 3, 1).reshape(keys.shape)
-        both = np.stack([keys, values], 1).reshape(2 * LAYERS, *keys.shape[1:])
-        return both[:, : self.cache.length]
+    def contents(self, tags: list[int]) -> list[npt.NDArray[np.generic]]:
+        """Returns what each array holds of rows, [layers, rows, heads, width]: keys, values and, of bytes, scales."""
+        rows = marks(tags)
+        return [rows[0::2], rows[1::2]]
+
+    def check_rows(self) -> None:
+        for array, content in zip(self.cache.arrays, self.contents(self.expected), strict=True):
+            held = np.moveaxis(array[:, :, :, : self.cache.length], 3, 1)
+            np.testing.assert_array_equal(held.reshape(content.shape), content)
 
     @invariant()
     def unused_columns_hold_zeros(self) -> None:
-        assert self.cache.columns >= max(1, self.cache.length)
-        for array in (self.cache.keys, self.cache.values):
-            assert array.flags.c_contiguous == (LAYERS == 1) and array[0].flags.c_contiguous
+        assert self.cache.columns >= max(1, self.cache.length) and self.cache.columns % STEP == 0
+        for array in self.cache.arrays:
+            assert all(layer.flags.c_contiguous for layer in array)
             assert array.ctypes.data % ALIGNMENT == 0
-            assert not array[..., self.cache.length :, :].any()
+            assert not array[:, :, :, self.cache.length :].any()
+
+
+class Int8Machine(HeadMajorMachine):
+    """With bytes and scales."""
+
+    dtype = np.int8
+
+    def contents(self, tags: list[int]) -> list[npt.NDArray[np.generic]]:
+        rows = marks(tags)
+        whole = (64 * rows % 251 - 125).astype(np.int8)
+        return [whole[0::2], whole[1::2], rows[0::2, ..., :1], rows[1::2, ..., :1]]
 
 
 def marks(tags: list[int]) -> npt.NDArray[np.float64]:
@@ -129,8 +146,10 @@ def marks(tags: list[int]) -> npt.NDArray[np.float64]:
     return places + np.array(tags, np.float64)[:, None, None]
 
 
-TestRows, TestHeadMajor = RowsMachine.TestCase, HeadMajorMachine.TestCase
-TestRows.settings = TestHeadMajor.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)
+TestRows, TestHeadMajor, TestInt8 = RowsMachine.TestCase, HeadMajorMachine.TestCase, Int8Machine.TestCase
+TestRows.settings = TestHeadMajor.settings = TestInt8.settings = settings(
+    max_examples=40, stateful_step_count=15, deadline=None
+)
 
 
 def test_a_head_major_cache_shrinks_when_it_is_emptied() -> None:

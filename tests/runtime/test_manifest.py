@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_runtime.arguments import short_repr
+from eagle_runtime.bundle.graph import INT8_ROWS, is_int8, pieces_of
 from eagle_runtime.bundle.listed_files import verify_hashes
 from eagle_runtime.bundle.manifest import (
     MANIFEST_NAME,
@@ -290,6 +291,68 @@ def test_impossible_weights_are_refused(bundle: Path, wrong: dict[str, Any]) -> 
     data["target"]["graph"]["weights"]["w"] = {"dtype": "float32", "shape": [4, 4], **wrong}
     message = refusal(bundle, data)
     assert "target: graph: 'w' is" in message and "which no tensor is" in message and len(message) < 400
+
+
+def with_int8_cache(bundle: Path) -> dict[str, Any]:
+    """The content of a manifest whose target keeps keys and values in bytes."""
+    data = stored(bundle)
+    graph = data["target"]["graph"]
+    graph["inputs"]["tree_mask"]["shape"] = [1, 1, "T", "T"]
+    for layer in range(2):
+        past, new = f"past_key_values.{layer}", f"present.{layer}"
+        graph["inputs"][f"{past}.key"] = {"dtype": "int8", "shape": [2, 4, "C"]}
+        graph["inputs"][f"{past}.value"] = {"dtype": "int8", "shape": [2, 1, "C", 4]}
+        for part in ("key", "value"):
+            graph["inputs"][f"{past}.{part}_scale"] = {"dtype": "float32", "shape": [2, 1, "C"]}
+            graph["outputs"][f"{new}.{part}"] = {"dtype": "int8", "shape": [1, "T", 2, 4]}
+            graph["outputs"][f"{new}.{part}_scale"] = {"dtype": "float32", "shape": [1, "T", 2, 1]}
+    return data
+
+
+def test_an_int8_cache(bundle: Path) -> None:
+    (bundle / MANIFEST_NAME).write_text(json.dumps(with_int8_cache(bundle)))
+    graph = read_manifest(bundle).target.graph
+    assert graph.past[:5] == (*(f"past_key_values.0.{row}" for row in INT8_ROWS), "past_key_values.1.key")
+    assert [name.removeprefix("present") for name in graph.present] == [
+        name.removeprefix("past_key_values") for name in graph.past
+    ]
+    assert graph.kv_row_bytes == 2 * (4 + 4)  # of 2 heads: 4 bytes and a scale
+    assert is_int8(graph) and pieces_of(graph) == 1
+
+
+@pytest.mark.parametrize(
+    ("at", "new", "says"),
+    [
+        (
+            ("inputs", "past_key_values.1.key", "dtype"),
+            ["uint8"],
+            ".1.key' is 'uint8', but must be int8",
+        ),
+        (("inputs", "past_key_values.0.value", "dtype"), ["float32"], "is 'float32', but must be int8"),
+        (("inputs", "past_key_values.1.key_scale", "dtype"), ["float16"], "is 'float16', but must be float32"),
+        (("outputs", "present.1.value", "dtype"), ["float32"], "'present.1.value' is 'float32', but must be int8"),
+        (("outputs", "present.0.value_scale", "dtype"), ["i~t"], "is 'i~t', but must be float32"),
+        (("inputs", "tree_mask", "dtype"), ["bool"], "'tree_mask' is 'bool', but must be float32 or float16"),
+        (("inputs", "past_key_values.0.key", "shape"), [[2, "C", 4]], "'past_key_values.0.key' is [2, 'C', 4], but"),
+        (("inputs", "past_key_values.0.value", "shape"), [[2, 2, "C", 2]], "is [2, 2, 'C', 2], but the sizes"),
+        (("inputs", "past_key_values.1.key_scale", "shape"), [[2, "C"]], "make it [2, 1, 'C']"),
+        (("outputs", "present.1.key_scale", "shape"), [[1, "T", 2]], "make it [1, 'T', 2, 1]"),
+        (("inputs", "past_key_values.1.value_scale"), [], "'past_key_values.1.value_scale' is absent"),
+        (("inputs", "past_key_values.0.key_scale"), [], "make it [2, 'C', 4]"),
+        (("outputs", "present.0.key_scale"), [], "'present.0.key_scale' is absent"),
+    ],
+)
+def test_damaged_int8_caches_are_refused(bundle: Path, at: Steps, new: list[Any], says: str) -> None:
+    message = refusal(bundle, replaced(with_int8_cache(bundle), ("target", "graph", *at), *new))
+    assert "target: graph: " in message and says in message and len(message) < 400
+
+
+def test_caches_in_other_types_are_refused(bundle: Path) -> None:
+    """Their size would be an error without a sentence where a session is opened."""
+    data = stored(bundle)
+    for part, name in (("inputs", "past_key_values.0.key"), ("outputs", "present.0.key")):
+        message = refusal(bundle, replaced(data, ("head", "graph", part, name, "dtype"), "i~t64"))
+        assert f"{name!r} is 'i~t64', but must be float32 or float16" in message
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 10**400, True, "1.0"])

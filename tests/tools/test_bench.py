@@ -222,6 +222,9 @@ def test_wrong_input_is_refused_before_the_work(
         (["--vs-pytorch", GOLDEN / "target", "--temperature", 1], "add temperature 0"),
         (["--vs-pytorch", GOLDEN / "target", "--pytorch-methods", "eager,jit"], "PyTorch method 'jit' is unknown"),
         (["--vs-pytorch", GOLDEN / "target", "--pytorch-methods", "assisted"], "an assistant need each other"),
+        (["--peers"], "give --vs-pytorch TARGET too"),
+        (["--peer-formats", "llama.cpp/q9", "--vs-pytorch", GOLDEN / "target"], "peer 'llama.cpp/q9' is unknown"),
+        (["--peers", "--vs-pytorch", tmp_path / "none"], "none has no config.json"),
     ]
     for more, says in cases:
         assert bench(bundle, prompts, *more) == 2, more

@@ -17,10 +17,11 @@ from eagle_runtime.drafting.costs.model import pass_bytes
 from eagle_runtime.errors import RequestError
 from eagle_tools.bench.charts import ticks
 from eagle_tools.bench.estimate import median_of, paired_ratio
-from eagle_tools.bench.identity import agreement, difference_sentence, differing_rows
+from eagle_tools.bench.identity import agreement, difference_sentence, differing_rows, shared_start
 from eagle_tools.bench.machine import physical_cores, read_bandwidth
 from eagle_tools.bench.memory import Peak
 from eagle_tools.bench.methods import check_names, offered, settings_of, sweep
+from eagle_tools.bench.peers import Stored
 from eagle_tools.bench.rows import Row, RowFile, Setup, by_setup, read_rows
 from eagle_tools.bench.summary import alphas, markdown, memory_key, ratio_text, summarise
 
@@ -112,6 +113,31 @@ def test_a_summary_by_hand() -> None:
     )
     assert "| 20.0 | 25 / 70 / 5.0 | 5 |" in text
     assert "eagle int8 (b), runs at 6.00x (6.00-6.00) the speed of PyTorch's fastest mode, eager fp32." in text
+
+
+def test_peers_are_compared_with_pytorch_and_not_with_vanilla() -> None:
+    theirs = {"backend": "pytorch", "bundle": "t", "precision": "fp32", "draft_s": None, "verify_s": None}
+    rows = [row("eager", p, 5, **theirs, token_ids=(1, 2, 3, 4)) for p in range(2)]
+    rows += [row("vanilla", p, 10, token_ids=(1, 2, 9, 4)) for p in range(2)]
+    peer = {**theirs, "backend": "llama.cpp", "precision": "q4_0"}
+    rows += [row("plain", p, 20, **peer, token_ids=(1, 2, 3, 4) if p else (8, 2, 3, 4)) for p in range(2)]
+    sizes = {memory_key(rows[4].setup): Stored(4_500_000, 4.5)}
+    eager, vanilla, plain = summarise(rows, {}, {}, {}, sizes)
+    assert (eager.shared, vanilla.shared, plain.shared) == (1, 0.5, 0.5)
+    assert plain.vs_vanilla is None and plain.same is None and vanilla.same == (2, 2)
+    assert list(differing_rows(rows)) == []
+    text = markdown([eager, vanilla, plain], rows)
+    assert "| llama.cpp | q4_0 | plain | 50.0 | 4.00x (4.00-4.00) | 50 % | 4 | 4.5 |" in text
+    assert text.index("| llama.cpp | q4_0 | plain | 50.0") < text.index("| ours, b | int8 | vanilla | 100.0")
+    assert "The fastest here, vanilla int8 (b), runs at 2.00x" in text
+    assert "before the first difference" not in markdown(summarise(rows, {}, {}, {}), rows)
+
+
+def test_the_shared_start_is_the_mean_over_prompts_that_both_have() -> None:
+    one = [row("a", p, 1, token_ids=ids) for p, ids in enumerate([(1, 2, 3, 4), (1, 2, 3, 4), (5, 5, 5, 5)])]
+    other = [row("b", p, 1, token_ids=ids) for p, ids in enumerate([(1, 2, 3, 9), (9, 2, 3, 4)])]
+    assert shared_start(one, other) == pytest.approx((3 / 4 + 0) / 2)
+    assert shared_start(one, []) is None
 
 
 def test_markdown_keeps_sizes_apart_and_tells_categories() -> None:

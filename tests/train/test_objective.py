@@ -220,7 +220,7 @@ def test_eagle1_rows_are_paired_as_in_decoding() -> None:
 
 def test_eagle3_loss_and_counts_equal_a_loop() -> None:
     head, config = tiny("eagle3")
-    batch, taught = random_batch(2, 72)
+    batch, taught = random_batch(2, 24)
     kept = torch.tensor([0, 2, 3, 5, 7, 8, 10])
     vocabulary = Vocabulary(kept, torch.isin(torch.arange(11), kept))
     assert isinstance(head, Eagle3Head)
@@ -230,7 +230,7 @@ def test_eagle3_loss_and_counts_equal_a_loop() -> None:
     loss, parts = eagle3_objective(head, config, batch, taught, vocabulary, settings_, trained)
     measure(head, config, batch, taught, vocabulary, settings_, measured)
     with torch.no_grad():
-        states = list(unroll(head, config, head.fc(taught.features), batch.ids, 3))
+        states = list(unroll(head, config, taught.features, batch.ids, 3))
     wanted, accuracy, alphas = 0.0, [], []
     alive = {(text, row) for text in range(2) for row in range(7)}
     for step, hidden in enumerate(states):
@@ -270,7 +270,7 @@ def test_short_texts_leave_later_steps_out() -> None:
     head, config = tiny("eagle3")
     assert isinstance(head, Eagle3Head)
     batch = Batch(torch.zeros(1, 3, dtype=torch.int64), torch.ones(1, 3, dtype=torch.bool))
-    taught = Taught(torch.randn(1, 3, 72), torch.randn(1, 3, 11))
+    taught = Taught(torch.randn(1, 3, 24), torch.randn(1, 3, 11))
     kept = torch.arange(7)
     vocabulary = Vocabulary(kept, torch.arange(11) < 7)
     tally = Tally(7, torch.device("cpu"))

@@ -44,7 +44,7 @@ def _generate(args: argparse.Namespace) -> None:
     _set_threads(args.threads)
     from eagle_train.generate import generate_answers
 
-    generate_answers(args.target, args.prompts, args.output, sampling, args.device)
+    generate_answers(args.target, args.prompts, args.output, sampling, args.device, args.target_bundle)
 
 
 def _from_arguments(kind: type[Settings], args: argparse.Namespace) -> Settings:
@@ -104,6 +104,8 @@ def _add_head(parser: argparse.ArgumentParser) -> None:
     job.add("--eval-data", "held-out text to measure on", type=Path, nargs="+", metavar="FILE")
     job.add("--cache", "keep the target's features there: large, but saves its passes", type=Path, metavar="DIR")
     job.add("--init", "a trained head to continue from, such as the base model's", type=Path, metavar="HEAD")
+    meaning = "learn features and logits of this exported target, such as an int4 one, instead of TARGET's"
+    job.add("--target-bundle", meaning, type=Path, metavar="BUNDLE")
     job.add("--resume", "continue from HEAD's checkpoint", action="store_true")
     _add_machine(parser)
     budget = _Options(parser.add_argument_group("budget (one is needed)"), TrainConfig)
@@ -132,6 +134,8 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     prompts = "JSONL of turns, messages, prompt or ids"
     parser.add_argument("--data", dest="prompts", type=Path, required=True, metavar="PROMPTS", help=prompts)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="JSONL file to write")
+    meaning = "answer by this exported target, such as an int4 one, instead of TARGET's weights"
+    parser.add_argument("--target-bundle", type=Path, metavar="BUNDLE", help=meaning)
     sampling = _Options(parser, Sampling)
     sampling.add("--max-new-tokens", type=int, metavar="N")
     sampling.add("--temperature", "0 takes the likeliest token", type=float, metavar="X")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from eagle_runtime.bundle.manifest import HeadKind
+from eagle_runtime.sampling import SamplingParams
 from eagle_train.errors import TrainError
 
 # What a row of an EAGLE-1 head reads (EAGLE paper, section 5.3.2: the input ablation). Decoding always feeds
@@ -100,8 +101,8 @@ class TrainConfig:
 class Job:
     """What to train on and where. output: folder of the head; training/ in it gets the checkpoint and the log. pattern:
     files of a data folder to read. cache: folder for the target's features; None computes them every time. init: folder
-    of a trained head to continue from; None starts from an untrained one. device: None takes CUDA where there is
-    one."""
+    of a trained head to continue from; None starts from an untrained one. target_bundle: the exported target whose
+    features and logits are learned; None takes those of `target`. device: None takes CUDA where there is one."""
 
     target: Path
     data: tuple[Path, ...]
@@ -110,8 +111,16 @@ class Job:
     pattern: str = ALL_FILES
     cache: Path | None = None
     init: Path | None = None
+    target_bundle: Path | None = None
     device: str | None = None
     resume: bool = False
+
+    def __post_init__(self) -> None:
+        if self.target_bundle is not None and self.cache is not None:
+            raise TrainError(
+                "cache keeps states of the target in TARGET, from which logits are computed again; leave it out where "
+                "a bundle is the target"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,3 +147,8 @@ class Sampling:
         if self.temperature == 0:
             return {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
         return {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+
+    def of_answer(self, number: int) -> SamplingParams:
+        """Returns the settings as those of the runtime for the answer of this number."""
+        seed = self.seed * 1_000_003 + number
+        return SamplingParams(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, seed=seed)

@@ -6,19 +6,21 @@ import copy
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from eagle_calib.folder import claimed
 from eagle_runtime.files import json_lines
+from eagle_train.bundle_target import opened_sampler
 from eagle_train.config import Sampling
 from eagle_train.data import Message, first_line, ids_of, load_tokenizer, messages_of
 from eagle_train.errors import TrainError
-from eagle_train.target import FrozenTarget
+from eagle_train.target import FrozenTarget, open_llama
 
 
 @dataclass(slots=True)
@@ -37,14 +39,32 @@ class Dialogue:
         return {"ids": self.ids, "prompt_tokens": self.prompt_tokens}
 
 
-def generate_answers(target_folder: Path, prompts: Path, output: Path, sampling: Sampling, device: str | None) -> None:
+def generate_answers(
+    target: Path, prompts: Path, output: Path, sampling: Sampling, device: str | None, bundle: Path | None = None
+) -> None:
     """Answer every row of a JSONL file and write a JSONL file to train on. Raises TrainError.
+
+    bundle: an exported target that answers in place of the weights in `target`, of which then only config and tokenizer
+    are read; raises BundleError and BackendError too.
 
     Rows of ids, or of text under "prompt" or "text", become {"ids", "prompt_tokens"}: exactly the tokens that were
     sampled. Rows of "turns", "messages" or "conversations" become {"messages"} with every answer by the target."""
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    target = FrozenTarget(target_folder, where)
-    answerer = Answerer(target, target_folder, sampling)
+    with _opened(target, sampling, device, bundle) as sampler:
+        _write_answers(Answerer(sampler, target), prompts, output, sampling)
+
+
+@contextmanager
+def _opened(target: Path, sampling: Sampling, device: str | None, bundle: Path | None) -> Iterator[AnswerSampler]:
+    """Opens what answers: the target's weights or a bundle."""
+    if bundle is None:
+        where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        yield TargetSampler(FrozenTarget(target, where), sampling)
+    else:
+        with opened_sampler(bundle, open_llama(target), sampling) as sampler:
+            yield sampler
+
+
+def _write_answers(answerer: Answerer, prompts: Path, output: Path, sampling: Sampling) -> None:
     dialogues = (copy.deepcopy(d) for d in _dialogues(prompts, answerer) for _ in range(sampling.samples))
     done = tokens = 0
     try:
@@ -65,63 +85,26 @@ def generate_answers(target_folder: Path, prompts: Path, output: Path, sampling:
         raise TrainError(f"{output} could not be written ({error.strerror}); no file was left") from None
 
 
-class Answerer:
-    """The target with its chat template and sampling settings."""
+class AnswerSampler(Protocol):
+    """Continues prompts of token ids."""
 
-    def __init__(self, target: FrozenTarget, folder: Path, sampling: Sampling) -> None:
-        self._target, self._folder, self._sampling = target, folder, sampling
-        self._tokenizer: Any = None
+    vocab_size: int
+
+    def sample(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Returns the new tokens of each prompt, up to and including the one that ends the answer. Raises TrainError
+        for a prompt that the context does not hold."""
+        ...
+
+
+class TargetSampler:
+    """An AnswerSampler that runs the target's weights."""
+
+    def __init__(self, target: FrozenTarget, sampling: Sampling) -> None:
+        self.vocab_size = target.vocab_size
+        self._target, self._sampling = target, sampling
         self._calls = 0
 
-    @property
-    def vocab_size(self) -> int:
-        return self._target.vocab_size
-
-    def tokenizer(self, where: str) -> Any:
-        """Returns the target's tokenizer, loaded when first needed."""
-        if self._tokenizer is None:
-            self._tokenizer = load_tokenizer(self._folder, where)
-        return self._tokenizer
-
-    def answer(self, batch: Sequence[Dialogue]) -> int:
-        """Continue ids once, answer all questions in turn, in place. Returns the number of sampled tokens."""
-        count = 0
-        plain = [d for d in batch if d.ids]
-        if plain:
-            for dialogue, new in zip(plain, self._sample([d.ids for d in plain]), strict=True):
-                dialogue.prompt_tokens = len(dialogue.ids)
-                dialogue.ids = dialogue.ids + new
-                count += len(new)
-        while waiting := [d for d in batch if d.questions]:
-            for dialogue in waiting:
-                self._ask(dialogue)
-            tokenizer = self.tokenizer("prompts")
-            try:
-                prompts = [
-                    tokenizer.apply_chat_template(d.messages, add_generation_prompt=True, return_dict=False)
-                    for d in waiting
-                ]
-            except Exception as error:  # a template may raise any exception
-                raise TrainError(
-                    f"the chat template of {self._folder} fails on a prompt ({first_line(error)}); give 'prompt' or "
-                    "'ids' instead"
-                ) from None
-            for dialogue, new in zip(waiting, self._sample(prompts), strict=True):
-                text = tokenizer.decode(new, skip_special_tokens=True)
-                dialogue.messages.append({"role": "assistant", "content": text})
-                count += len(new)
-        return count
-
-    @staticmethod
-    def _ask(dialogue: Dialogue) -> None:
-        """Move the next question, and any system message before it, into the dialogue."""
-        while dialogue.questions:
-            dialogue.messages.append(dialogue.questions.pop(0))
-            if dialogue.messages[-1]["role"] == "user":
-                return
-
-    def _sample(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Returns the new tokens of each prompt, up to and including the one that ends the answer."""
+    def sample(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         target, sampling = self._target, self._sampling
         context = int(target.config.max_position_embeddings)
         longest = max(len(prompt) for prompt in prompts)
@@ -146,6 +129,58 @@ class Answerer:
     def _until_end(self, ids: list[int]) -> list[int]:
         ends = [i for i, token in enumerate(ids) if token in self._target.eos]
         return ids[: ends[0] + 1] if ends else ids
+
+
+class Answerer:
+    """What answers, with the target's tokenizer and chat template."""
+
+    def __init__(self, sampler: AnswerSampler, folder: Path) -> None:
+        self.vocab_size = sampler.vocab_size
+        self._sampler, self._folder = sampler, folder
+        self._tokenizer: Any = None
+
+    def tokenizer(self, where: str) -> Any:
+        """Returns the target's tokenizer, loaded when first needed."""
+        if self._tokenizer is None:
+            self._tokenizer = load_tokenizer(self._folder, where)
+        return self._tokenizer
+
+    def answer(self, batch: Sequence[Dialogue]) -> int:
+        """Continue ids once, answer all questions in turn, in place. Returns the number of sampled tokens."""
+        count = 0
+        plain = [d for d in batch if d.ids]
+        if plain:
+            for dialogue, new in zip(plain, self._sampler.sample([d.ids for d in plain]), strict=True):
+                dialogue.prompt_tokens = len(dialogue.ids)
+                dialogue.ids = dialogue.ids + new
+                count += len(new)
+        while waiting := [d for d in batch if d.questions]:
+            for dialogue in waiting:
+                self._ask(dialogue)
+            tokenizer = self.tokenizer("prompts")
+            try:
+                prompts = [
+                    tokenizer.apply_chat_template(d.messages, add_generation_prompt=True, return_dict=False)
+                    for d in waiting
+                ]
+            except Exception as error:  # a template may raise any exception
+                raise TrainError(
+                    f"the chat template of {self._folder} fails on a prompt ({first_line(error)}); give 'prompt' or "
+                    "'ids' instead"
+                ) from None
+            for dialogue, new in zip(waiting, self._sampler.sample(prompts), strict=True):
+                text = tokenizer.decode(new, skip_special_tokens=True)
+                dialogue.messages.append({"role": "assistant", "content": text})
+                count += len(new)
+        return count
+
+    @staticmethod
+    def _ask(dialogue: Dialogue) -> None:
+        """Move the next question, and any system message before it, into the dialogue."""
+        while dialogue.questions:
+            dialogue.messages.append(dialogue.questions.pop(0))
+            if dialogue.messages[-1]["role"] == "user":
+                return
 
 
 def _dialogues(prompts: Path, answerer: Answerer) -> Iterator[Dialogue]:

@@ -54,11 +54,10 @@ def read_head(folder: Path, target: FrozenTarget, kind: HeadKind) -> HeadPart:
     if part.own_embedding or shape.rope["rope_parameters"]["rope_type"] != "default":
         what = "an embedding of its own" if part.own_embedding else "scaled rotation"
         raise TrainError(f"{folder} has {what}, which heads trained here do not have; start from an untrained head")
-    borrowed = {"embed_tokens.weight"} | ({"lm_head.weight"} if kind == "eagle1" else set())
     with torch.device("meta"):
-        parameters = dict(cast(torch.nn.Module, build_head(shape)).named_parameters())
-    for name in parameters.keys() - borrowed:
-        part.checkpoint.require(name, tuple(parameters[name].shape))
+        parameters = stored(build_head(shape))
+    for name, parameter in parameters.items():
+        part.checkpoint.require(name, tuple(parameter.shape))
     return part
 
 
@@ -122,7 +121,7 @@ def new_head(
             cast(Tensor, head.norm.weight).copy_(model.model.norm.weight)
     if given is not None:
         with torch.no_grad():
-            for name, parameter in trained(head).items():
+            for name, parameter in stored(head).items():
                 if name != "lm_head.weight":
                     parameter.copy_(given.checkpoint.tensors[name].read())
     if isinstance(head, Eagle1Head):
@@ -141,6 +140,12 @@ def _lm_head_rows(target_rows: Tensor, vocabulary: Vocabulary | None, given: Hea
     return rows if vocabulary is None else rows[vocabulary.ids]
 
 
+def stored(head: Head) -> dict[str, Tensor]:
+    """Returns name -> parameter of all that a head's folder holds: all but what is the target's."""
+    borrowed = {"embed_tokens.weight"} | ({"lm_head.weight"} if isinstance(head, Eagle1Head) else set())
+    return {name: parameter for name, parameter in head.named_parameters() if name not in borrowed}
+
+
 def trained(head: Head) -> dict[str, Tensor]:
     """Returns name -> parameter of all that is trained, in a fixed order."""
     return {name: parameter for name, parameter in head.named_parameters() if parameter.requires_grad}
@@ -150,7 +155,7 @@ def save_head(folder: Path, head: Head, shape: HeadConfig, target: FrozenTarget,
     """Write model.safetensors and config.json; each replaces its old file at once. Tensors get the type of the target's
     checkpoint, which engines run them in. Raises TrainError on a full disk."""
     dtype = target.stored_dtype
-    tensors = {name: value.detach().to("cpu", dtype).contiguous() for name, value in trained(head).items()}
+    tensors = {name: value.detach().to("cpu", dtype).contiguous() for name, value in stored(head).items()}
     if vocabulary is not None:
         ids = vocabulary.ids.cpu()
         tensors |= {"d2t": ids - torch.arange(len(ids)), "t2d": vocabulary.member.cpu()}

@@ -39,8 +39,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """The frozen target's outputs for a batch: features [B, T, W] (last hidden state, or the taps joined) and logits
-    [B, T, V] in fp32."""
+    """The frozen target's outputs for a batch: features [B, T, W] (last hidden state, or the taps joined; as the head
+    reads them, after fc, where the objectives get them) and logits [B, T, V] in fp32."""
 
     features: Tensor
     logits: Tensor
@@ -106,8 +106,7 @@ def eagle3_objective(
 
     losses = []
     steps = min(config.ttt_steps, batch.ids.shape[1] - 1)
-    features = head.fc(taught.features)
-    for step, hidden in enumerate(unroll(head, shape, features, batch.ids, steps, recompute=config.recompute)):
+    for step, hidden in enumerate(unroll(head, shape, taught.features, batch.ids, steps, recompute=config.recompute)):
         counted = batch.counted(step)
         args = (hidden[:, : counted.shape[1]], teacher[:, 1 + step :], counted & teachable[:, 1 + step :])
         if config.recompute:  # logits of all steps at once are the largest part of the memory
@@ -133,9 +132,8 @@ def measure(
     """Unroll a head of either kind over a batch without noise, as decoding does, and count the accepted tokens."""
     kept = None if vocabulary is None else vocabulary.ids
     run = _Run(batch, taught.logits.argmax(-1), kept, tally)
-    features = head.fc(taught.features) if isinstance(head, Eagle3Head) else taught.features
     steps, offset = min(config.ttt_steps, batch.ids.shape[1] - 1), token_offset(config.inputs)
-    for step, hidden in enumerate(unroll(head, shape, features, batch.ids, steps, offset=offset)):
+    for step, hidden in enumerate(unroll(head, shape, taught.features, batch.ids, steps, offset=offset)):
         counted = batch.counted(step)
         logits = head.logits(hidden[:, : counted.shape[1]]).float()
         shared = overlap(logits, taught.logits[:, 1 + step :], kept)

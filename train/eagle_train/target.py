@@ -40,7 +40,7 @@ class FrozenTarget:
     """A Llama target on a device, in fp32 on the CPU and in the checkpoint's type elsewhere."""
 
     def __init__(self, folder: Path, device: torch.device) -> None:
-        self.checkpoint = _open_llama(folder)
+        self.checkpoint = open_llama(folder)
         disable_progress_bar()
         try:
             model = cast(Any, LlamaForCausalLM).from_pretrained(
@@ -138,7 +138,8 @@ def fingerprint(checkpoint: Checkpoint) -> str:
     return digest.hexdigest()
 
 
-def _open_llama(folder: Path) -> Checkpoint:
+def open_llama(folder: Path) -> Checkpoint:
+    """Returns a target's checkpoint. Raises ExportError, and TrainError for a target that is no Llama."""
     checkpoint = open_checkpoint(folder)
     if checkpoint.config.get("model_type") != "llama":
         raise TrainError(

@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from torch import Tensor
 from eagle_calib.folder import claimed
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
+from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_export.pair import HeadPart
 from eagle_train.batches import OnlineTeacher, Order, Teacher, gather, step_generator
+from eagle_train.bundle_target import BundleTarget, check_bundle, opened_target
 from eagle_train.cache import CachedTeacher
 from eagle_train.checkpoint import Progress, load_checkpoint, save_checkpoint
 from eagle_train.config import BETAS, CLIP, Job, TrainConfig
@@ -31,7 +34,7 @@ from eagle_train.errors import TrainError
 from eagle_train.head import choose_vocabulary, coverage, new_head, read_head, save_head, trained, vocabulary_of
 from eagle_train.metrics import Acceptance, Tally
 from eagle_train.objective import Batch, Taught, Vocabulary, eagle1_objective, eagle3_objective, measure
-from eagle_train.target import FrozenTarget, fingerprint
+from eagle_train.target import FrozenTarget, fingerprint, open_llama
 
 WORK, CHECKPOINT, LOG = "training", "checkpoint.safetensors", "log.jsonl"
 WINDOWS = {f"{name}/{file}" for name in ("data", "eval") for file in WINDOW_FILES}
@@ -50,6 +53,8 @@ def train_head(job: Job, config: TrainConfig, clock: Callable[[], float] = time.
     if device.type != (job.device or device.type):
         raise TrainError(f"device {job.device} is not available; leave it out to use what is")
     _check_output(job)
+    if job.target_bundle is not None:
+        check_bundle(job.target_bundle, open_llama(job.target), config.kind, config.seq_len, job.init)
     with claimed(job.output.absolute()) if processes.is_main_process else contextlib.nullcontext():
         return _train(job, config, processes, device, clock)
 
@@ -57,11 +62,14 @@ def train_head(job: Job, config: TrainConfig, clock: Callable[[], float] = time.
 def _train(
     job: Job, config: TrainConfig, processes: PartialState, device: torch.device, clock: Callable[[], float]
 ) -> Acceptance | None:
-    target = FrozenTarget(job.target, device)
-    target.head_config(config.kind, target.vocab_size)  # raises for an unsuitable target before any long work
-    given = None if job.init is None else read_head(job.init, target, config.kind)
     try:
-        acceptance = _prepare(job, config, target, given, processes, clock).loop()
+        with _opened_bundle(job, config) as bundle:
+            target = FrozenTarget(job.target, device)
+            target.head_config(config.kind, target.vocab_size)  # raises for an unsuitable target before any long work
+            given = None if job.init is None else read_head(job.init, target, config.kind)
+            if bundle is not None:
+                bundle.check_features(target, given)
+            acceptance = _prepare(job, config, target, bundle, given, processes, clock).loop()
         processes.wait_for_everyone()
         if processes.is_main_process:  # made again from the data files when needed
             for name in ("data", "eval"):
@@ -78,10 +86,16 @@ def _train(
         ) from None
 
 
+def _opened_bundle(job: Job, config: TrainConfig) -> AbstractContextManager[BundleTarget | None]:
+    """Returns a context with the bundle to learn from, if there is one."""
+    return contextlib.nullcontext() if job.target_bundle is None else opened_target(job.target_bundle, config.seq_len)
+
+
 def _prepare(
     job: Job,
     config: TrainConfig,
     target: FrozenTarget,
+    bundle: BundleTarget | None,
     given: HeadPart | None,
     processes: PartialState,
     clock: Callable[[], float],
@@ -117,11 +131,12 @@ def _prepare(
     else:
         shape = dataclasses.replace(given.config, draft_vocab_size=size)
     covered = coverage(counts, vocabulary)
-    run = Run(job, config, target, shape, given, vocabulary, windows, held_out, processes, clock)
+    run = Run(job, config, target, bundle, shape, given, vocabulary, windows, held_out, processes, clock)
     if processes.is_main_process:
         _say(
             f"{len(windows)} windows, {len(windows.ids)} tokens, {int(windows.mask.sum())} under loss"
             + (f"; draft vocabulary of {size} covers {covered:.2%} of them" if vocabulary is not None else "")
+            + (f"; features and logits by {bundle.description}" if bundle is not None else "")
         )
         run.log({"event": "start", "windows": len(windows), "draft_vocab": size, "coverage": covered})
     return run
@@ -135,6 +150,7 @@ class Run:
         job: Job,
         config: TrainConfig,
         target: FrozenTarget,
+        bundle: BundleTarget | None,
         shape: HeadConfig,
         given: HeadPart | None,
         vocabulary: Vocabulary | None,
@@ -150,11 +166,13 @@ class Run:
         self._order = Order(
             np.diff(windows.starts), config.batch_size, config.seed, processes.process_index, processes.num_processes
         )
-        self._teacher: Teacher = OnlineTeacher(target, shape.taps)
+        self._online: Teacher = OnlineTeacher(target, shape.taps) if bundle is None else bundle
+        self._teacher: Teacher = self._online
         self._identity = {
             **config.fixed(),
             "data": windows.digest,
             "target": target.fingerprint(),
+            "target_bundle": None if bundle is None else bundle.fingerprint(),
             "processes": processes.num_processes,
             "init": None if given is None else fingerprint(given.checkpoint),
         }
@@ -162,6 +180,11 @@ class Run:
             with processes.main_process_first():  # it fills the cache for all
                 self._teacher = CachedTeacher(job.cache, target, shape.taps, windows, self._identity["target"])
         self._head = new_head(shape, target, vocabulary, config.inputs, config.seed, given)
+        self._read: torch.nn.Module = torch.nn.Identity()  # from the target's features to those that the head reads
+        if isinstance(self._head, Eagle3Head) and bundle is None:
+            self._read = self._head.fc
+        elif isinstance(self._head, Eagle3Head):  # the bundle's target has read the taps
+            self._head.fc.requires_grad_(False)
         self._parameters = trained(self._head)
         self._peak = config.peak_lr(target.hidden_size)
         self._optimizer = torch.optim.AdamW(self._parameters.values(), lr=self._peak, betas=BETAS, weight_decay=0.0)
@@ -243,13 +266,16 @@ class Run:
         return loss.detach(), parts
 
     def _objective(self, batch: Batch, taught: Taught, step: int, tally: Tally) -> tuple[Tensor, dict[str, Tensor]]:
-        config = self._config
+        config, taught = self._config, self._as_read(taught)
         if isinstance(self._head, Eagle1Head):
             generator = step_generator(config.seed, step, self._processes.process_index, self._device)
             noise = torch.rand(taught.features.shape, generator=generator, device=self._device)
             noise = (2 * noise - 1) * config.noise
             return eagle1_objective(self._head, self._shape, batch, taught, noise, config, tally)
         return eagle3_objective(self._head, self._shape, batch, taught, self._vocabulary, config, tally)
+
+    def _as_read(self, taught: Taught) -> Taught:
+        return Taught(self._read(taught.features), taught.logits)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda")
@@ -258,14 +284,14 @@ class Run:
         """Returns the acceptance on the first EVAL_WINDOWS windows of the held-out data, if given."""
         if self._held_out is None:
             return None
-        teacher, tally = OnlineTeacher(self._target, self._shape.taps), Tally(self._config.ttt_steps, self._device)
+        tally = Tally(self._config.ttt_steps, self._device)
         for index in range(
             min(EVAL_WINDOWS, len(self._held_out))
         ):  # one at a time, since this unrolls further than training
             batch = gather(self._held_out, [index], self._device)
-            taught = teacher.teach(self._held_out, [index], batch)
-            with self._autocast():
-                measure(self._head, self._shape, batch, taught, self._vocabulary, self._config, tally)
+            taught = self._online.teach(self._held_out, [index], batch)
+            with self._autocast(), torch.no_grad():
+                measure(self._head, self._shape, batch, self._as_read(taught), self._vocabulary, self._config, tally)
         acceptance = tally.read()
         self.log({"event": "eval", "step": self._progress.step, **acceptance.to_json()})
         alphas = " ".join(f"{alpha:.3f}" for alpha in acceptance.n_alpha)

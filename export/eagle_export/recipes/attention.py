@@ -50,26 +50,26 @@ class ExactAttention(Pass[ir.Node]):
     name = "exact attention"
 
     def pattern(self, model: ir.Model) -> list[ir.Node]:
-        return [node for node in model.graph if node.op_type == "Attention"]
+        return attention_nodes(model)
 
     def rewrite(self, model: ir.Model, matches: list[ir.Node]) -> dict[str, str]:
         changed = {}
         columns: _Columns | None = None
         for node in matches:
-            part = _part(model, node)
+            part = part_of(model, node)
             columns = columns or _columns(model, node, part)
             changed[str(node.outputs[0].name)] = "committed keys in fp32, recent ones in fp64"
             replace(node, _attend(model, node, part, columns))
             keys, values = part.past
             keys.shape = ir.Shape([part.kv_heads, "C", part.width])
             values.shape = ir.Shape([part.kv_heads, part.width // part.cut, "C", part.cut])
-        _input(model, "tree_mask").shape = ir.Shape([1, 1, "T", "T"])
+        graph_input(model, "tree_mask").shape = ir.Shape([1, 1, "T", "T"])
         model.opset_imports[MICROSOFT] = 1
         return changed
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class Part:
     """Inputs of one Attention node. q [1, heads, T, width]; past: keys and values, head-major as ExactAttention says;
     new: keys and values, each [1, T, kv_heads, width]."""
 
@@ -111,7 +111,13 @@ class _Columns:
     ones: ir.Value
 
 
-def _part(model: ir.Model, node: ir.Node) -> _Part:
+def attention_nodes(model: ir.Model) -> list[ir.Node]:
+    """Returns all Attention nodes, in the graph's order."""
+    return [node for node in model.graph if node.op_type == "Attention"]
+
+
+def part_of(model: ir.Model, node: ir.Node) -> Part:
+    """Returns the inputs of an Attention node. Raises ExportError if it does not read a cache."""
     q, *cached = node.inputs[:3]
     pairs = []
     for value in cached:
@@ -126,15 +132,15 @@ def _part(model: ir.Model, node: ir.Node) -> _Part:
     heads, kv_heads, width = q.shape[1], cached[0].shape[1], q.shape[3]
     assert isinstance(heads, int) and isinstance(kv_heads, int) and isinstance(width, int)
     past_pair, new_pair = zip(*pairs, strict=True)
-    return _Part(q, past_pair, new_pair, heads, kv_heads, width)
+    return Part(q, past_pair, new_pair, heads, kv_heads, width)
 
 
-def _columns(model: ir.Model, node: ir.Node, part: _Part) -> _Columns:
+def _columns(model: ir.Model, node: ir.Node, part: Part) -> _Columns:
     op = partial(insert, node)
-    ints = partial(_ints, model)
+    ints = partial(indices, model)
     hidden, seen = (constant(model, name, np.array(bias)) for name, bias in (("hidden", HIDDEN), ("seen", SEEN)))
-    zero, one = _scalar(model, 0), _scalar(model, 1)
-    positions, mask = _input(model, "position_ids"), _input(model, "tree_mask")
+    zero, one = index(model, 0), index(model, 1)
+    positions, mask = graph_input(model, "position_ids"), graph_input(model, "tree_mask")
     length = op("Slice", [op("Reshape", [positions, ints(-1)]), ints(0), ints(1), ints(0)])
     start, end = op("Max", [op("Sub", [length, ints(RECENT)]), ints(0)]), op("Max", [length, ints(1)])
     first = op("Sub", [op("Reshape", [positions, ints(-1, 1)]), ints(RECENT)])  # [T, 1], of the recent positions
@@ -164,9 +170,9 @@ def _columns(model: ir.Model, node: ir.Node, part: _Part) -> _Columns:
     )
 
 
-def _attend(model: ir.Model, node: ir.Node, part: _Part, columns: _Columns) -> ir.Value:
+def _attend(model: ir.Model, node: ir.Node, part: Part, columns: _Columns) -> ir.Value:
     """Inserts nodes before `node` that compute the same. Returns their result [1, heads, T, width]."""
-    ints = partial(_ints, model)
+    ints = partial(indices, model)
 
     def op(name: str, *inputs: ir.Value, domain: str = "", **attributes: Any) -> ir.Value:
         return insert(node, name, inputs, domain, **attributes)
@@ -225,14 +231,17 @@ def _product(op: Callable[..., ir.Value], left: ir.Value, right: ir.Value, **lay
     return op("FusedMatMul", left, right, domain=MICROSOFT, **layout)
 
 
-def _input(model: ir.Model, name: str) -> ir.Value:
+def graph_input(model: ir.Model, name: str) -> ir.Value:
+    """Returns the input of that name."""
     return next(value for value in model.graph.inputs if value.name == name)
 
 
-def _ints(model: ir.Model, *values: int) -> ir.Value:
+def indices(model: ir.Model, *values: int) -> ir.Value:
+    """Returns a constant [len(values)] in int64."""
     name = "ints_" + "_".join(map(str, values))
     return constant(model, name, np.array(values, np.int64))
 
 
-def _scalar(model: ir.Model, value: int) -> ir.Value:
+def index(model: ir.Model, value: int) -> ir.Value:
+    """Returns a constant [] in int64."""
     return constant(model, f"int_{value}", np.array(value, np.int64))

@@ -24,6 +24,7 @@ from eagle_export.recipes.graph import Linear, fed_by_norm, is_lm_head, narrows
 from eagle_export.recipes.graph_pass import Pass
 from eagle_export.recipes.int4 import Int4Blocks, Int4Dequantized
 from eagle_export.recipes.int8 import Int8PerToken
+from eagle_export.recipes.int8_cache import Int8Cache
 from eagle_export.recipes.keep import KeepLayers
 from eagle_export.recipes.qdq import Int8Static, Int8Weights
 from eagle_export.recipes.vocabulary import TrimVocabulary
@@ -74,6 +75,7 @@ PLACES: dict[type[Pass[Any]], str] = {
     Int8Static: "before ExactAttention: smoothing follows o_proj's input back through the Attention node to v_proj; "
     "before Int8PerToken and Int8Weights, which take all layers that are left",
     ExactAttention: "after Int8Static, else anywhere: no other pass looks at attention",
+    Int8Cache: "in the place of ExactAttention, if the cache is to be int8",
     Int4Blocks: "before Int8PerToken, which takes all layers that are left",
     Int4Dequantized: "in any order with Int8Weights: each names its own layers",
     Int8PerToken: "last: it takes all layers that are left",
@@ -152,12 +154,14 @@ def plan(
     calibration: Calibration | None,
     draft_vocab: int | None = None,
     kept: Sequence[str] = (),
+    cache_precision: str | None = None,
 ) -> Plan:
     """The passes for a target and its head.
 
     draft_precision: None for a target without a head. draft_vocab: number of tokens that the head keeps, None for all.
-    kept: patterns of names of the target's layers that stay as traced. Raises ExportError for a precision that the
-    backend cannot run, two precisions that do not fit together, or a missing calibration."""
+    kept: patterns of names of the target's layers that stay as traced. cache_precision: "int8" for a target that keeps
+    its keys and values in bytes, None for one that keeps them as it computes them. Raises ExportError for a precision
+    that the backend cannot run, two precisions that do not fit together, or a missing calibration."""
     recipes = RECIPES[backend]
     for name in (precision, draft_precision or precision):
         if name not in recipes:
@@ -169,6 +173,8 @@ def plan(
             )
     target = recipes[precision]
     target_passes = target.target(None if calibration is None else calibration.target)
+    if cache_precision is not None:
+        target_passes = _with_int8_cache(target_passes, backend, precision, cache_precision)
     if kept and not target_passes:
         raise ExportError(f"{precision} keeps every layer as it is; name layers to keep with a narrower precision")
     if kept:
@@ -190,6 +196,19 @@ def plan(
             )
         draft_passes = (TrimVocabulary(draft_vocab, calibration.token_counts), *draft_passes)
     return Plan(target.traced, {"target": target_passes, "draft": draft_passes})
+
+
+def _with_int8_cache(passes: Passes, backend: str, precision: str, cache_precision: str) -> Passes:
+    """Returns the passes of a target, with Int8Cache in the place of ExactAttention. Raises ExportError."""
+    if cache_precision != "int8":
+        raise ExportError(f"no cache is kept in {cache_precision}; choose int8, or leave it out")
+    if not any(isinstance(step, ExactAttention) for step in passes):
+        wider = [name for name, recipe in CPU.items() if not recipe.calibrated and recipe.target(None)]
+        raise ExportError(
+            f"a target in {precision} for backend {backend} keeps keys and values as it computes them; an int8 cache "
+            f"is for backend cpu and one of {', '.join(wider)}"
+        )
+    return tuple(Int8Cache() if isinstance(step, ExactAttention) else step for step in passes)
 
 
 def apply(passes: Passes, model: ir.Model) -> dict[str, str]:

@@ -11,14 +11,16 @@ import dataclasses
 import json
 import math
 import typing
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from eagle_runtime.arguments import short_repr
+from eagle_runtime.bundle.graph import GraphSpec as GraphSpec
+from eagle_runtime.bundle.graph import Shape as Shape
+from eagle_runtime.bundle.graph import TensorSpec as TensorSpec
+from eagle_runtime.bundle.graph import cache_shapes, cache_types
+from eagle_runtime.bundle.graph import pieces_of as pieces_of
 from eagle_runtime.bundle.typed_json import from_json
 from eagle_runtime.errors import BundleError
 from eagle_runtime.files import MANIFEST_BYTES, bundle_file, read_json
@@ -45,53 +47,6 @@ TREE_RANGES = {"total_token": (2, MAX_NODES), "depth": (0, MAX_DEPTH - 1), "draf
 
 HeadKind = Literal["eagle1", "eagle3"]
 TreeKind = Literal["dynamic", "static", "chain", "cost-aware"]
-Shape = tuple[int | str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """One graph input, output or weight. shape: numbers, or names of symbolic dimensions (T, P, L, R)."""
-
-    dtype: str
-    shape: Shape
-
-
-@dataclass(frozen=True, slots=True)
-class GraphSpec:
-    """One ONNX file. weights: every initializer with its stored type. recipe: tensor of the source model -> what was
-    done to it, for each that is not stored or used in computation as it was."""
-
-    file: str
-    inputs: dict[str, TensorSpec]
-    outputs: dict[str, TensorSpec]
-    weights: dict[str, TensorSpec]
-    recipe: dict[str, str]
-
-    @property
-    def past(self) -> tuple[str, ...]:
-        """Names of the inputs that hold the cache: keys of layer 0, values of layer 0, keys of layer 1, ..."""
-        return tuple(name for name in past_names(len(self.inputs)) if name in self.inputs)
-
-    @property
-    def present(self) -> tuple[str, ...]:
-        """Names of the outputs that hold the new key/value rows, in the order of `past`."""
-        return tuple(name for name in present_names(len(self.outputs)) if name in self.outputs)
-
-    @property
-    def kv_row_bytes(self) -> int:
-        """Bytes that the keys, or the values, of one token take in one layer."""
-        new = self.outputs[self.present[0]]
-        return math.prod(int(size) for size in new.shape[2:]) * np.dtype(new.dtype).itemsize
-
-
-def past_names(num_layers: int) -> list[str]:
-    """Returns the names of a graph's cache inputs: keys of layer 0, values of layer 0, keys of layer 1, ..."""
-    return [f"past_key_values.{layer}.{part}" for layer in range(num_layers) for part in ("key", "value")]
-
-
-def present_names(num_layers: int) -> list[str]:
-    """Returns the names of the outputs that hold new key/value rows, in the order of `past_names`."""
-    return [f"present.{layer}.{part}" for layer in range(num_layers) for part in ("key", "value")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,9 +220,9 @@ def _check_graphs(manifest: Manifest, where: str) -> None:
                     f"{_listed(tensor.shape)}, which no tensor is; export the bundle again"
                 )
         layers = min(spec.num_layers, len(spec.graph.inputs))  # one layer too many is enough to fail
-        new: dict[str, Shape] = dict.fromkeys(present_names(layers), (1, "T", spec.num_kv_heads, spec.head_dim))
+        past, new = cache_shapes(spec.graph, layers, spec.num_kv_heads, spec.head_dim)
         for part, wanted, specs in (
-            ("inputs", {**inputs, **more, **_past_shapes(spec, past_names(layers))}, spec.graph.inputs),
+            ("inputs", {**inputs, **more, **past}, spec.graph.inputs),
             ("outputs", {**outputs, **new}, spec.graph.outputs),
         ):
             shapes = {key: tensor.shape for key, tensor in specs.items()}
@@ -276,25 +231,13 @@ def _check_graphs(manifest: Manifest, where: str) -> None:
                     f"{where}: {name}: graph: {part}: {short_repr(wrong[0])} is {_listed(shapes.get(wrong[0]))}, but "
                     f"the sizes given for the models make it {_listed(wanted.get(wrong[0]))}; export the bundle again"
                 )
-
-
-def _past_shapes(spec: TargetSpec | HeadSpec, names: Iterable[str]) -> dict[str, Shape]:
-    """Returns the shapes that the cache inputs `names` must have, and that of the mask where it depends on them."""
-    pieces = pieces_of(spec.graph)
-    if pieces is None or spec.head_dim % pieces:
-        return dict.fromkeys(names, (1, "P", spec.num_kv_heads, spec.head_dim))
-    keys: Shape = (spec.num_kv_heads, "C", spec.head_dim)
-    values: Shape = (spec.num_kv_heads, pieces, "C", spec.head_dim // pieces)
-    past = {name: keys if name.endswith("key") else values for name in names}
-    return {**past, "tree_mask": (1, 1, "T", "T")}
-
-
-def pieces_of(graph: GraphSpec) -> int | None:
-    """Returns into how many pieces the values of a head are cut, if a graph's past is head-major (keys [kv_heads, C,
-    head_dim], values [kv_heads, pieces, C, head_dim / pieces]); None if it is row by row."""
-    values = graph.inputs.get("past_key_values.0.value")
-    pieces = values.shape[1] if values is not None and len(values.shape) == 4 else None
-    return pieces if isinstance(pieces, int) and pieces > 0 else None
+            for key in sorted({*past, *new} & {*specs}):
+                kinds = cache_types(spec.graph, key)
+                if specs[key].dtype not in kinds:
+                    raise BundleError(
+                        f"{where}: {name}: graph: {part}: {short_repr(key)} is {short_repr(specs[key].dtype)}, but "
+                        f"must be {' or '.join(kinds)}; export the bundle again"
+                    )
 
 
 def _check_numbers(manifest: Manifest, where: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from eagle_tools.bench.identity import PYTORCH
+from eagle_tools.bench.identity import FOREIGN, PYTORCH
 from eagle_tools.bench.methods import SHAPE
 from eagle_tools.bench.summary import ALPHAS, Summary
 
@@ -58,6 +58,8 @@ def split_bars(summaries: Sequence[Summary]) -> str:
 def heading_of(s: Summary) -> str:
     if s.setup.backend == PYTORCH:
         return f"PyTorch, {s.setup.precision}"
+    if s.setup.backend in FOREIGN:
+        return f"{s.setup.backend}, {s.setup.precision}"
     return f"{s.setup.bundle}, {s.setup.precision}" + ("" if s.setup.backend == "cpu" else f", {s.setup.backend}")
 
 

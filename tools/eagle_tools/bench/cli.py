@@ -16,6 +16,7 @@ from eagle_runtime.command import Parser
 from eagle_runtime.errors import RequestError
 from eagle_runtime.files import replacing
 from eagle_tools.check_command import run_check
+from eagle_tools.peers.engine import FORMATS, Format, format_of
 
 MODES = "eager,compiled,prompt-lookup"
 
@@ -29,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(args: argparse.Namespace) -> bool:
     """Measure what the arguments name, print and write the results; returns whether all outputs were lossless."""
     from eagle_tools.bench.machine import physical_cores
+    from eagle_tools.bench.peer_rows import passes_table
     from eagle_tools.bench.plan import Plan
     from eagle_tools.bench.run import execute
     from eagle_tools.bench.summary import as_json, markdown
@@ -54,6 +56,9 @@ def run(args: argparse.Namespace) -> bool:
         pytorch=args.vs_pytorch,
         modes=_modes(args),
         assistant=args.assistant,
+        peers=_peers(args),
+        peer_folder=args.peer_folder,
+        peer_rows=args.peer_rows,
         rows=args.output,
         record=args.html is not None,
     )
@@ -62,6 +67,7 @@ def run(args: argparse.Namespace) -> bool:
     facts = [*outcome.facts, f"prompts of {Path(args.prompts).name}"]
     text = "".join(f"- {line}\n" for line in (*facts, *outcome.notes))
     text += "\n" + markdown(outcome.summaries, outcome.rows)
+    text += "\n" + passes_table(outcome.passes) if outcome.passes else ""
     if not args.json:
         print(text, end="")
     if args.markdown is not None:
@@ -73,7 +79,7 @@ def run(args: argparse.Namespace) -> bool:
     for sentence in outcome.differing:
         print(f"eagle-bench: {sentence}", file=sys.stderr)
     if args.json:
-        report = {"facts": facts, "notes": outcome.notes, "differing": outcome.differing}
+        report = {"facts": facts, "notes": outcome.notes, "differing": outcome.differing, "passes": outcome.passes}
         print(
             json.dumps({**report, "lossless": not outcome.differing, "setups": [as_json(s) for s in outcome.summaries]})
         )
@@ -167,8 +173,16 @@ def _methods(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]
 
 
 def _modes(args: argparse.Namespace) -> tuple[str, ...]:
-    modes = args.pytorch_methods or MODES + (",assisted" if args.assistant else "")
+    usual = "eager" if _peers(args) else MODES
+    modes = args.pytorch_methods or usual + (",assisted" if args.assistant else "")
     return tuple(modes.split(","))
+
+
+def _peers(args: argparse.Namespace) -> tuple[Format, ...]:
+    """Returns the formats of other engines to compare with."""
+    if args.peer_formats is not None:
+        return tuple(dict.fromkeys(format_of(name) for name in args.peer_formats.split(",")))
+    return FORMATS if args.peers or args.peer_rows else ()
 
 
 def _parser() -> Parser:
@@ -197,6 +211,11 @@ def _parser() -> Parser:
     pytorch.add_argument("--vs-pytorch", type=Path, metavar="TARGET", help="Hugging Face folder of the same target")
     pytorch.add_argument("--pytorch-methods", metavar="A,B", help=f"default {MODES}")
     pytorch.add_argument("--assistant", type=Path, metavar="FOLDER", help="small model for PyTorch's assisted mode")
+    peers = parser.add_argument_group("comparison with other engines", "of the weights in --vs-pytorch's folder")
+    peers.add_argument("--peers", action="store_true", help="run them in all known formats and modes")
+    peers.add_argument("--peer-formats", metavar="A,B", help="only these, as in llama.cpp/q4_0,onnxruntime-genai/int4")
+    peers.add_argument("--peer-rows", action="store_true", help="time forward passes of 1 to 32 rows too, of all")
+    peers.add_argument("--peer-folder", type=Path, metavar="F", help="keep converted weights there (default: a cache)")
     output = parser.add_argument_group("output")
     output.add_argument("--output", type=Path, metavar="FILE", help="write a JSON line per method, prompt by prompt")
     output.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables")

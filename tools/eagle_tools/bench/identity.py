@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import mean
 
 from eagle_tools.bench.methods import VANILLA
 from eagle_tools.bench.rows import Row
+from eagle_tools.peers.engine import MODES
 from eagle_tools.ties import first_difference
 
 PYTORCH = "pytorch"
+FOREIGN = {PYTORCH, *MODES}  # backends of rows that no bundle gave
 
 
 def differing_rows(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
@@ -16,7 +19,7 @@ def differing_rows(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
     the same bundle, temperature and prompt, or without vanilla that of the first method."""
     references: dict[tuple[object, ...], Row] = {}
     for row in sorted(rows, key=lambda row: row.method != VANILLA):  # stable: vanilla first, then as they came
-        if row.backend == PYTORCH:
+        if row.backend in FOREIGN:
             continue
         reference = references.setdefault(_case(row), row)
         if row.token_ids != reference.token_ids:
@@ -37,6 +40,14 @@ def agreement(rows: Sequence[Row], others: Sequence[Row]) -> tuple[int, int]:
     known = {row.prompt_id: row.token_ids for row in others}
     both = [row for row in rows if row.prompt_id in known]
     return sum(row.token_ids == known[row.prompt_id] for row in both), len(both)
+
+
+def shared_start(rows: Sequence[Row], others: Sequence[Row]) -> float | None:
+    """Returns the share of the tokens before the first one that differs, a mean over the prompts that both have; None
+    without any."""
+    known = {row.prompt_id: row.token_ids for row in others}
+    both = [(row.token_ids, known[row.prompt_id]) for row in rows if row.prompt_id in known]
+    return mean(first_difference(one, other) / len(other) for one, other in both) if both else None
 
 
 def _case(row: Row) -> tuple[object, ...]:

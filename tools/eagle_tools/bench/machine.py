@@ -17,6 +17,7 @@ from eagle_tools.engines import nvidia_gpu
 SAMPLE_BYTES = 1 << 29  # bytes read per try, more than most caches hold
 TRIES = 5
 PACKAGES = ["eagle-edge", "onnxruntime", "onnxruntime-gpu", "tensorrt-rtx", "tensorrt", "torch", "transformers"]
+PACKAGES += ["llama-cpp-python", "onnxruntime-genai", "openvino"]
 
 
 def physical_cores() -> int:

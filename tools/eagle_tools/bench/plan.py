@@ -12,6 +12,8 @@ from eagle_runtime.errors import RequestError
 from eagle_tools.bench import machine
 from eagle_tools.bench import pytorch as hf
 from eagle_tools.bench.methods import check_names
+from eagle_tools.bench.peers import check_peers
+from eagle_tools.peers.engine import Format
 from eagle_tools.questions import Question
 
 SPARE = 64  # tokens: the text of an answer may be encoded in more tokens than it was sampled in
@@ -22,7 +24,9 @@ class Plan:
     """What a run compares. bundles: each with the methods that it must run. wanted: more methods, for every bundle that
     can run them. pytorch: a checkpoint to compare with, in `modes`. assistant: the small model of its assisted mode.
     together: number of questions answered by turns at once. rows: file to write them to. record: whether to keep cycles
-    for the page."""
+    for the page. peers: formats of other engines, in which the checkpoint runs too; of PyTorch's precisions only the
+    first is compared then. peer_folder: where they are kept, None for the user's cache. peer_rows: whether
+    passes over several rows are timed too."""
 
     bundles: tuple[tuple[Path, tuple[str, ...]], ...]
     questions: tuple[Question, ...]
@@ -36,6 +40,9 @@ class Plan:
     pytorch: Path | None = None
     modes: tuple[str, ...] = hf.MODES
     assistant: Path | None = None
+    peers: tuple[Format, ...] = ()
+    peer_folder: Path | None = None
+    peer_rows: bool = False
     together: int = 1
     rows: Path | None = None
     record: bool = False
@@ -64,7 +71,11 @@ def check(plan: Plan) -> list[Manifest]:
             first = plan.bundles[0][0]
             raise RequestError(f"{bundle} has another vocabulary than {first}; give bundles of one target")
     if plan.pytorch is not None:
+        if plan.peers:
+            check_peers(plan.pytorch, plan.peers)
         _check_pytorch(plan, plan.pytorch, manifests[0].target.vocab_size)
+    elif plan.peers:
+        raise RequestError("peers run the weights that the bundles were made from; give --vs-pytorch TARGET too")
     return manifests
 
 

@@ -15,12 +15,15 @@ from eagle_tools.bench import machine
 from eagle_tools.bench import pytorch as hf
 from eagle_tools.bench.contenders import Contender, bundle_contenders, first_turns, interleave
 from eagle_tools.bench.cycles import Recorder
-from eagle_tools.bench.identity import PYTORCH, difference_sentence, differing_rows
+from eagle_tools.bench.identity import FOREIGN, PYTORCH, difference_sentence, differing_rows
 from eagle_tools.bench.memory import Job, JobError, Peak, peak_of
 from eagle_tools.bench.methods import VANILLA, settings_of
+from eagle_tools.bench.peer_rows import CONTEXT, ROWS, Passes, measure_passes
+from eagle_tools.bench.peers import Peers, Stored, converted_peers, load_peers, stored_target
 from eagle_tools.bench.plan import Plan, bundle_names, check, check_length
 from eagle_tools.bench.rows import Asked, Row, RowFile, Setup
 from eagle_tools.bench.summary import Summary, memory_key, summarise
+from eagle_tools.peers.source import open_source
 from eagle_tools.ties import computes_in, is_tie
 
 
@@ -40,7 +43,8 @@ class Reporter:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a run measured. differing: a sentence per output that is not vanilla's, without fp16's ties. facts: on
-    machine and prompts. notes: on ties and what could not be measured. cycles: for the page."""
+    machine and prompts. notes: on ties and what could not be measured. cycles: for the page. passes: empty unless they
+    were timed."""
 
     rows: list[Row]
     summaries: list[Summary]
@@ -48,11 +52,13 @@ class Outcome:
     facts: list[str]
     notes: list[str]
     cycles: dict[str, Any]
+    passes: Passes
 
 
 @dataclass(slots=True)
 class Measured:
-    """What decoding measured. weights: bytes that a forward pass reads, by `memory_key`."""
+    """What decoding measured. weights: bytes that a forward pass reads, sizes: of targets on the disk, peaks: of peers;
+    by `memory_key`."""
 
     asked: list[Asked]
     chat: bool
@@ -62,6 +68,9 @@ class Measured:
     rows: list[Row] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    sizes: dict[tuple[str, ...], Stored] = field(default_factory=dict)
+    peaks: dict[tuple[str, ...], Peak] = field(default_factory=dict)
+    passes: Passes = field(default_factory=dict)
 
 
 def execute(plan: Plan, reporter: Reporter) -> Outcome:
@@ -70,14 +79,24 @@ def execute(plan: Plan, reporter: Reporter) -> Outcome:
     rows_file = None if plan.rows is None else RowFile(plan.rows)
     measured = _decode(plan, rows_file, reporter)
     peaks = measure_peaks(plan, list(measured.weights), measured, reporter)
-    summaries = summarise(measured.rows, peaks, measured.weights, measured.bandwidth)
+    summaries = summarise(measured.rows, peaks, measured.weights, measured.bandwidth, measured.sizes)
     return Outcome(
-        measured.rows, summaries, measured.differing, _facts(plan, measured), measured.notes, measured.cycles
+        measured.rows,
+        summaries,
+        measured.differing,
+        _facts(plan, measured),
+        measured.notes,
+        measured.cycles,
+        measured.passes,
     )
 
 
 def _decode(plan: Plan, rows_file: RowFile | None, reporter: Reporter) -> Measured:
     with contextlib.ExitStack() as stack:
+        converted = []
+        if plan.peers and plan.pytorch is not None:
+            source = open_source(plan.pytorch)
+            converted = converted_peers(source, plan.peers, plan.peer_folder, plan.threads, reporter.say)
         models = []
         for bundle, _ in plan.bundles:
             reporter.expect(f"loading {bundle}", 1)
@@ -90,10 +109,16 @@ def _decode(plan: Plan, rows_file: RowFile | None, reporter: Reporter) -> Measur
         notes: list[str] = []
         if plan.pytorch is not None:
             contenders += _their_contenders(plan, plan.pytorch, longest, asked[0], stack, reporter, notes)
+        peers = (
+            load_peers(source, converted, plan.threads, max(longest, CONTEXT + ROWS[-1]), stack) if converted else None
+        )
+        contenders += peers.contenders() if peers else []
         chat = models[0].text.chat
         prompts = sum(len(question.turns) if chat else 1 for question in plan.questions)
         weights = {memory_key(contender.setup): contender.pass_bytes for contender in contenders}
         measured = Measured(asked, chat, bandwidth, weights, {"tokens": {}, "runs": []}, notes=notes)
+        if peers:
+            measured.sizes = dict(_sizes(plan, models, peers, contenders))
         reporter.expect("decoding", len(contenders) * (prompts + 1))
         prompt_ids = {}
         for prompt, row in interleave(
@@ -108,6 +133,13 @@ def _decode(plan: Plan, rows_file: RowFile | None, reporter: Reporter) -> Measur
             measured.rows.append(row)
             if rows_file is not None:
                 rows_file.add(row)
+        if peers:
+            if plan.peer_rows:
+                names = bundle_names([bundle for bundle, _ in plan.bundles])
+                reporter.expect("timing passes of several rows", 1)
+                measured.passes = measure_passes(list(zip(names, models, strict=True)), peers.workers)
+            peaks = peers.peaks()
+            measured.peaks = {key: peaks[key[1], key[2]] for key in weights if (key[1], key[2]) in peaks}
         _compare(plan, models, prompt_ids, measured)
         if recorder is not None:
             measured.cycles = recorder.data(models[0].text)
@@ -151,6 +183,22 @@ def _our_contenders(
             yield contender
 
 
+def _sizes(
+    plan: Plan, models: Sequence[EagleModel], peers: Peers, contenders: Sequence[Contender]
+) -> Iterator[tuple[tuple[str, ...], Stored]]:
+    """Yields (`memory_key`, size of the target) of all contenders but PyTorch's."""
+    weights, folders = peers.source.num_weights(), [bundle for bundle, _ in plan.bundles]
+    bundles = {
+        name: stored_target(folder, model.manifest.target.graph.file, weights)
+        for name, folder, model in zip(bundle_names(folders), folders, models, strict=True)
+    }
+    for contender in contenders:
+        setup = contender.setup
+        if setup.backend != PYTORCH:
+            size = peers.sizes.get((setup.precision, setup.backend)) or bundles[setup.bundle]
+            yield memory_key(setup), size
+
+
 def _their_contenders(
     plan: Plan,
     folder: Path,
@@ -164,7 +212,7 @@ def _their_contenders(
         notes.append(line)
         reporter.say(line)
 
-    for precision in hf.precisions():
+    for precision in hf.precisions()[: 1 if plan.peers else None]:
         reporter.expect(f"loading PyTorch {precision}", 1)
         model = hf.PytorchModel(folder, precision, plan.threads, longest, plan.assistant)
         stack.callback(model.close)
@@ -184,6 +232,8 @@ def measure_peaks(
     shared = {}
     for key in keys:
         method, precision, backend, bundle = key
+        if backend in FOREIGN and backend != PYTORCH:
+            continue  # measured in its own process already
         ours = backend != PYTORCH
         folder = folder_of[bundle] if ours else plan.pytorch
         shared[key] = (precision, backend, bundle, ours and method != VANILLA)
@@ -197,7 +247,7 @@ def measure_peaks(
         except JobError as error:
             measured.notes.append(str(error))
         reporter.step(f"{job.folder} {job.precision}")
-    return {key: peaks[group] for key, group in shared.items() if group in peaks}
+    return {**measured.peaks, **{key: peaks[group] for key, group in shared.items() if group in peaks}}
 
 
 def _bandwidths(plan: Plan, backends: set[str]) -> dict[str, float | None]:

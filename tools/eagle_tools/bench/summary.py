@@ -8,9 +8,10 @@ from itertools import pairwise
 from statistics import median
 
 from eagle_tools.bench.estimate import Estimate, median_of, paired_ratio
-from eagle_tools.bench.identity import PYTORCH, agreement
+from eagle_tools.bench.identity import FOREIGN, PYTORCH, agreement, shared_start
 from eagle_tools.bench.memory import Peak
 from eagle_tools.bench.methods import SHAPE, VANILLA
+from eagle_tools.bench.peers import Stored
 from eagle_tools.bench.rows import Row, Setup, by_setup
 from eagle_tools.markdown import markdown_table
 
@@ -26,7 +27,8 @@ class Summary:
     forward pass over all prompts. alphas[n]: of the passes that accepted n drafted tokens, the share that accepted
     another. ttft_s: median seconds to the first token. draft, verify, host: shares of the decoding time; host is the
     rest. roofline: bytes of the target's weights read per second of decoding, over the memory's bandwidth. same: number
-    of prompts whose tokens equal vanilla's (PyTorch: those of the first bundle's vanilla), and number compared."""
+    of prompts whose tokens equal vanilla's (PyTorch: those of the first bundle's vanilla), and number compared. shared:
+    share of the tokens before the first that differs from PyTorch's eager mode. stored: size of the target."""
 
     setup: Setup
     tok_s: Estimate
@@ -41,6 +43,8 @@ class Summary:
     peak: Peak | None
     roofline: float | None
     same: tuple[int, int] | None
+    shared: float | None = None
+    stored: Stored | None = None
 
 
 def summarise(
@@ -48,18 +52,20 @@ def summarise(
     peaks: Mapping[tuple[str, ...], Peak],
     weights: Mapping[tuple[str, ...], int],
     bandwidth: Mapping[str, float | None],
+    sizes: Mapping[tuple[str, ...], Stored] | None = None,
 ) -> list[Summary]:
     """Returns one summary per setup, sorted by temperature, then in the order in which they ran.
 
-    peaks, weights: by `memory_key`; weights: bytes that one forward pass of the target reads. bandwidth: backend ->
-    bytes per second of the memory that it reads weights from."""
+    peaks, weights, sizes: by `memory_key`; weights: bytes that one forward pass of the target reads. bandwidth: backend
+    -> bytes per second of the memory that it reads weights from."""
     groups = by_setup(rows)
     reference = next((s for s in groups if s.backend == PYTORCH and s.method == "eager"), None)
     summaries = []
     for setup, mine in groups.items():
         vanilla = groups.get(setup._replace(method=VANILLA), [])
         if setup.backend == PYTORCH:
-            vanilla = next((g for s, g in groups.items() if s.method == VANILLA and s.backend != PYTORCH), [])
+            vanilla = next((g for s, g in groups.items() if s.method == VANILLA and s.backend not in FOREIGN), [])
+        theirs = None if reference is None or setup.temperature else groups[reference]
         decode_s = sum(row.decode_s for row in mine)
         passes = sum(row.target_passes for row in mine)
         shares = _shares(mine, decode_s)
@@ -69,8 +75,8 @@ def summarise(
             Summary(
                 setup=setup,
                 tok_s=median_of([row.tok_s for row in mine]),
-                vs_vanilla=paired_ratio(_speeds(mine), _speeds(vanilla)) if setup.backend != PYTORCH else None,
-                vs_pytorch=None if reference is None or setup.temperature else _against(mine, groups[reference]),
+                vs_vanilla=paired_ratio(_speeds(mine), _speeds(vanilla)) if setup.backend not in FOREIGN else None,
+                vs_pytorch=None if theirs is None else paired_ratio(_speeds(mine), _speeds(theirs)),
                 tau=sum(row.new_tokens - 1 for row in mine) / passes if passes else 1.0,
                 alphas=alphas(mine),
                 ttft_s=median(row.prefill_s for row in mine),
@@ -80,6 +86,8 @@ def summarise(
                 peak=peaks.get(memory_key(setup)),
                 roofline=read * passes / decode_s / speed if read and speed and decode_s else None,
                 same=agreement(mine, vanilla) if vanilla else None,
+                shared=None if theirs is None else shared_start(mine, theirs),
+                stored=(sizes or {}).get(memory_key(setup)),
             )
         )
     return summaries
@@ -113,7 +121,7 @@ def by_category(rows: Sequence[Row]) -> dict[str, dict[Setup, tuple[float, Estim
 def fastest_line(summaries: Sequence[Summary], rows: Sequence[Row]) -> str | None:
     """Returns a sentence on the fastest bundle's speed over PyTorch's fastest mode; None without PyTorch."""
     theirs = [s for s in summaries if s.setup.backend == PYTORCH]
-    ours = [s for s in summaries if s.setup.backend != PYTORCH and s.setup.temperature == 0]
+    ours = [s for s in summaries if s.setup.backend not in FOREIGN and s.setup.temperature == 0]
     if not theirs or not ours:
         return None
     one, other = (max(side, key=lambda s: s.tok_s.value) for side in (ours, theirs))
@@ -136,6 +144,8 @@ def markdown(summaries: Sequence[Summary], rows: Sequence[Row]) -> str:
         )
         if sizes := [s for s in some if SHAPE.fullmatch(s.setup.method)]:
             parts.append("Dynamic trees by size (total_token / depth / draft_top_k):\n\n" + _size_table(sizes))
+    if any(s.stored for s in summaries):
+        parts.append("Against PyTorch's eager mode, greedy; the fastest first:\n\n" + _peer_table(summaries))
     if line := fastest_line(summaries, rows):
         parts.append(line + "\n")
     if categories := by_category(rows):
@@ -158,6 +168,20 @@ def _table(summaries: Sequence[Summary]) -> str:
     return markdown_table(titles, lines)
 
 
+def _peer_table(summaries: Sequence[Summary]) -> str:
+    """Returns a table of speed, closeness and size of all greedy setups."""
+    titles = ["engine", "precision", "method", "ms per token", "x PyTorch", "tokens before the first difference"]
+    lines = []
+    for s in sorted(summaries, key=lambda s: -s.tok_s.value):
+        if s.setup.temperature == 0:
+            engine = s.setup.backend if s.setup.backend in FOREIGN else f"ours, {s.setup.bundle}"
+            cells = [engine, s.setup.precision, s.setup.method, f"{1e3 / s.tok_s.value:.1f}" if s.tok_s.value else "-"]
+            cells += [ratio_text(s.vs_pytorch), percent(s.shared)]
+            cells += [f"{s.stored.bytes / 1e6:.0f}", f"{s.stored.bits or 0:.1f}"] if s.stored else ["-", "-"]
+            lines.append(cells)
+    return markdown_table([*titles, "MB", "bits per weight"], lines)
+
+
 def _size_table(summaries: Sequence[Summary]) -> str:
     """Returns a table of tok/s and tau of every size, the fastest of each bundle in bold."""
     bundles = list(dict.fromkeys(s.setup[1:4] for s in summaries))
@@ -177,7 +201,7 @@ def _size_table(summaries: Sequence[Summary]) -> str:
 
 
 def _category_table(categories: Mapping[str, Mapping[Setup, tuple[float, Estimate | None]]]) -> str:
-    setups = [s for s in next(iter(categories.values())) if s.backend != PYTORCH and s.method != VANILLA]
+    setups = [s for s in next(iter(categories.values())) if s.backend not in FOREIGN and s.method != VANILLA]
     lines = []
     for setup in setups:
         cells = [setup.bundle, setup.precision, setup.method, f"{setup.temperature:g}"]

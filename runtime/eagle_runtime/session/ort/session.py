@@ -19,7 +19,8 @@ from eagle_runtime.session.row_padding import RowPadding, pad_rows
 
 # Compute products of unsigned by signed bytes as products of unsigned bytes, with sums of 32 bits on every processor.
 EXACT_BYTES = "session.x64quantprecision"
-DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int64)": "int64"}
+DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
+DTYPES |= {"tensor(int64)": "int64", "tensor(int8)": "int8"}
 
 
 class BoundSession(Session):
@@ -39,7 +40,7 @@ class BoundSession(Session):
         self._past_names, self._new_names = spec.past, spec.present
         self.inputs: Mapping[str, TensorSpec] = {n: s for n, s in spec.inputs.items() if n not in self._past_names}
         self.outputs: Mapping[str, TensorSpec] = {n: s for n, s in spec.outputs.items() if n not in self._new_names}
-        self._layers = len(self._past_names) // 2
+        self._layers = sum(name.endswith(".key") for name in self._past_names)
         self._row = spec.outputs[self._new_names[0]]
         self._row_shape = int(self._row.shape[2]), int(self._row.shape[3])  # key/value heads, and the width of one
         self._row_bytes = spec.kv_row_bytes
@@ -116,10 +117,11 @@ class OrtSession(BoundSession):
         config = {EXACT_BYTES: "1"} if multiplies_bytes and byte_products_saturate() else {}
         super().__init__(open_graph(path, CPU, threads, model, config), path, spec)
         self.padding = RowPadding()
+        self._past_specs = [spec.inputs[name] for name in self._past_names]
         self._pieces = pieces_of(spec)
         self.exact = self._pieces is not None
         self._bound_past: tuple[int, ...] = ()  # addresses and columns of the head-major cache that is bound
-        self._bound_new: tuple[int, ...] = ()  # address and number of the new rows that are bound
+        self._bound_new: tuple[int, ...] = ()  # addresses and number of the new rows that are bound
 
     def new_cache(self, capacity: int) -> KVCache | HeadMajorCache:
         if self._pieces is None:
@@ -152,19 +154,19 @@ class OrtSession(BoundSession):
     def _bind_head_major(self, cache: HeadMajorCache, rows: int) -> None:
         """Bind the cache and the place of `rows` new rows, unless the same are bound already."""
         cache.expect(rows)
-        keys, values, new = cache.keys, cache.values, cache.written
-        kind = new.dtype.type
-        if (past := (keys.ctypes.data, values.ctypes.data, cache.columns)) != self._bound_past:
+        arrays, new, count = cache.arrays, cache.written, len(cache.arrays)
+        if (past := (*(array.ctypes.data for array in arrays), cache.columns)) != self._bound_past:
             self._bound_past = ()  # as in _feed
-            for layer, names in enumerate(zip(self._past_names[0::2], self._past_names[1::2], strict=True)):
-                for name, array in zip(names, (keys[layer], values[layer]), strict=True):
-                    self._binding.bind_input(name, "cpu", 0, kind, array.shape, array.ctypes.data)
+            for index, (name, spec) in enumerate(zip(self._past_names, self._past_specs, strict=True)):
+                array = arrays[index % count][index // count]
+                shape = [cache.columns if isinstance(size, str) else size for size in spec.shape]
+                self._binding.bind_input(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
             self._bound_past = past
-        if (place := (new.ctypes.data, rows)) != self._bound_new:
+        if (place := (*(array.ctypes.data for array in new), rows)) != self._bound_new:
             self._bound_new = ()
-            shape = (1, *new.shape[1:])
             for index, name in enumerate(self._new_names):
-                self._binding.bind_output(name, "cpu", 0, kind, shape, new.ctypes.data + index * new.strides[0])
+                array = new[index % count][index // count]
+                self._binding.bind_output(name, "cpu", 0, array.dtype.type, (1, *array.shape), array.ctypes.data)
             self._bound_new = place
 
     def joined(self, parts: Sequence[Array]) -> Array:

@@ -1,0 +1,107 @@
+"""One graph of a bundle as the manifest describes it, and the forms in which it keeps keys and values.
+
+Row by row     keys and values [1, P, kv_heads, head_dim]
+Head-major     keys [kv_heads, C, head_dim], values [kv_heads, pieces, C, head_dim / pieces]
+int8           keys [kv_heads, head_dim, C], values [kv_heads, 1, C, head_dim], scales of both [kv_heads, 1, C]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+FLOATS = ("float32", "float16")  # in which keys and values may be kept, where they are not bytes
+ROWS = ("key", "value")
+INT8_ROWS = (*ROWS, "key_scale", "value_scale")
+
+Shape = tuple[int | str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One graph input, output or weight. shape: numbers, or names of symbolic dimensions (T, P, L, R)."""
+
+    dtype: str
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSpec:
+    """One ONNX file. weights: every initializer with its stored type. recipe: tensor of the source model -> what was
+    done to it, for each that is not stored or used in computation as it was."""
+
+    file: str
+    inputs: dict[str, TensorSpec]
+    outputs: dict[str, TensorSpec]
+    weights: dict[str, TensorSpec]
+    recipe: dict[str, str]
+
+    @property
+    def past(self) -> tuple[str, ...]:
+        """Names of the inputs that hold the cache: keys of layer 0, values of layer 0, keys of layer 1, ..."""
+        return tuple(name for name in past_names(len(self.inputs), INT8_ROWS) if name in self.inputs)
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """Names of the outputs that hold the new key/value rows, in the order of `past`."""
+        return tuple(name for name in present_names(len(self.outputs), INT8_ROWS) if name in self.outputs)
+
+    @property
+    def kv_row_bytes(self) -> int:
+        """Bytes that the keys, or the values, of one token take in one layer."""
+        rows = [self.outputs[name] for name in self.present if name.startswith("present.0.")]
+        sizes = [math.prod(int(size) for size in new.shape[2:]) * np.dtype(new.dtype).itemsize for new in rows]
+        return sum(sizes) // 2
+
+
+def past_names(num_layers: int, rows: Sequence[str] = ROWS) -> list[str]:
+    """Returns the names of a graph's cache inputs: keys of layer 0, values of layer 0, keys of layer 1, ... An int8
+    cache has scales too (INT8_ROWS)."""
+    return [f"past_key_values.{layer}.{row}" for layer in range(num_layers) for row in rows]
+
+
+def present_names(num_layers: int, rows: Sequence[str] = ROWS) -> list[str]:
+    """Returns the names of the outputs that hold new key/value rows, in the order of `past_names`."""
+    return [f"present.{layer}.{row}" for layer in range(num_layers) for row in rows]
+
+
+def cache_shapes(graph: GraphSpec, layers: int, heads: int, width: int) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    """Returns the shapes that the cache inputs must have, and that of the mask where it depends on them; and the shapes
+    of the outputs with new rows."""
+    pieces = pieces_of(graph)
+    row: Shape = (1, "T", heads, width)
+    past: list[Shape] = [(1, "P", heads, width)] * 2
+    if is_int8(graph):
+        past = [(heads, width, "C"), (heads, 1, "C", width), (heads, 1, "C"), (heads, 1, "C")]
+    elif pieces is not None and width % pieces == 0:
+        past = [(heads, "C", width), (heads, pieces, "C", width // pieces)]
+    new = [row, row, (1, "T", heads, 1), (1, "T", heads, 1)][: len(past)]
+    names = INT8_ROWS[: len(past)]
+    inputs = dict(zip(past_names(layers, names), past * layers, strict=True))
+    if "P" not in past[0]:
+        inputs["tree_mask"] = (1, 1, "T", "T")
+    return inputs, dict(zip(present_names(layers, names), new * layers, strict=True))
+
+
+def cache_types(graph: GraphSpec, name: str) -> tuple[str, ...]:
+    """Returns the types that an input or output of `cache_shapes` may have."""
+    if name.endswith("_scale"):
+        return ("float32",)
+    return ("int8",) if is_int8(graph) and name != "tree_mask" else FLOATS
+
+
+def is_int8(graph: GraphSpec) -> bool:
+    """Returns whether a graph's past are bytes with scales (keys [kv_heads, head_dim, C], values [kv_heads, 1, C,
+    head_dim], scales of both [kv_heads, 1, C])."""
+    return "past_key_values.0.key_scale" in graph.inputs
+
+
+def pieces_of(graph: GraphSpec) -> int | None:
+    """Returns into how many pieces the values of a head are cut, if a graph's past is head-major (keys [kv_heads, C,
+    head_dim], values [kv_heads, pieces, C, head_dim / pieces]); None if it is row by row."""
+    values = graph.inputs.get("past_key_values.0.value")
+    pieces = values.shape[1] if values is not None and len(values.shape) == 4 else None
+    return pieces if isinstance(pieces, int) and pieces > 0 else None

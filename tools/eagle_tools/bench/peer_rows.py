@@ -1,0 +1,59 @@
+"""What a forward pass over several rows costs, for bundles and peers: drafts are verified at that price.
+
+A bundle's passes are those of `eagle-bench --tune`, over the rows of a tree; a peer's are over the next tokens of a
+text, as its own lookup verifies them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+
+from eagle_runtime import EagleModel
+from eagle_tools.markdown import markdown_table
+from eagle_tools.peers.engine import Format
+from eagle_tools.peers.worker import Worker
+from eagle_tools.turns import starting_order
+
+ROWS = (1, 2, 4, 8, 16, 32)
+CONTEXT = 64  # tokens before the rows, as in the bundles' tables of costs
+ROUNDS = 3  # in each, all models have their turn, a different one first
+PASSES = 3  # of one size in a row, of which the quickest counts
+
+Passes = dict[str, tuple[float, ...]]  # name -> seconds of a pass over each of ROWS
+
+
+def measure_passes(
+    models: Sequence[tuple[str, EagleModel]], peers: Mapping[Format, Worker], on_turn: Callable[[], None] = lambda: None
+) -> Passes:
+    """Returns the median over the rounds of each model's seconds. on_turn: called after each model's turn."""
+    turns: list[tuple[str, Callable[[], list[float]]]] = []
+    for name, model in models:
+        turns.append((name, lambda model=model: bundle_passes(model)))  # type: ignore[misc]
+    for form, worker in peers.items():
+        turns.append((str(form), lambda worker=worker: peer_passes(worker)))  # type: ignore[misc]
+    seconds: dict[str, list[list[float]]] = {name: [] for name, _ in turns}
+    for number in range(ROUNDS):
+        for index in starting_order(len(turns), number):
+            name, measure = turns[index]
+            seconds[name].append(measure())
+            on_turn()
+    return {name: tuple(map(median, zip(*rounds, strict=True))) for name, rounds in seconds.items()}
+
+
+def bundle_passes(model: EagleModel) -> list[float]:
+    """Returns the seconds of a pass of the target over each of ROWS."""
+    costs = model.costs(measure_again=True)
+    times = costs.target.at(CONTEXT)
+    one = times[1] if costs.plain is None else min(times[1], costs.plain.at(CONTEXT)[1])
+    return [float(one), *(float(times[rows]) for rows in ROWS[1:])]
+
+
+def peer_passes(worker: Worker) -> list[float]:
+    """Returns the seconds of a pass over each of ROWS."""
+    return [min(worker.pass_seconds(CONTEXT, rows, PASSES)) for rows in ROWS]
+
+
+def passes_table(passes: Passes) -> str:
+    """Returns a Markdown table of milliseconds."""
+    titles = ["ms of a forward pass over rows", *map(str, ROWS)]
+    return markdown_table(titles, [[name, *(f"{1e3 * s:.1f}" for s in times)] for name, times in passes.items()])

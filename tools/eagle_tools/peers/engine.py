@@ -1,0 +1,86 @@
+"""What a comparison asks of another engine, and the names of the engines and their formats.
+
+V: vocabulary. R: rows of a forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from eagle_runtime.errors import RequestError
+
+LLAMA_CPP, GENAI, OPENVINO = "llama.cpp", "onnxruntime-genai", "openvino"
+PLAIN, LOOKUP = "plain", "lookup"
+MODES = {LLAMA_CPP: (PLAIN, LOOKUP), GENAI: (PLAIN, LOOKUP), OPENVINO: (PLAIN,)}
+MODULES = {
+    LLAMA_CPP: ("llama_cpp", "gguf", "safetensors", "torch"),
+    GENAI: ("onnxruntime_genai", "transformers", "torch"),
+    OPENVINO: ("openvino", "nncf", "transformers", "torch"),
+}
+
+Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A way in which an engine stores weights. name: as the engine calls it."""
+
+    engine: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.engine}/{self.name}"
+
+
+FORMATS = (
+    *(Format(LLAMA_CPP, name) for name in ("q8_0", "q4_0", "q4_K_M")),
+    *(Format(engine, name) for engine in (GENAI, OPENVINO) for name in ("int8", "int4")),
+)
+
+
+class Decoding(Protocol):
+    """One greedy generation, which end-of-sequence tokens do not end. passes: number of forward passes after the
+    prompt's."""
+
+    @property
+    def passes(self) -> int: ...
+
+    def advance(self) -> list[int]:
+        """Returns the tokens of the next forward pass, the first time of the prompt's. With a draft of the engine's own
+        these may be several, or, where the engine hides its passes, one of several that it computed before."""
+
+
+class Engine(Protocol):
+    """A loaded model in one format."""
+
+    def decoding(self, mode: str, token_ids: Sequence[int], max_new_tokens: int) -> Decoding:
+        """Returns a generation. Those of one engine may take turns. mode: one of the engine's MODES."""
+
+    def score(self, token_ids: Sequence[int]) -> Iterator[Logits]:
+        """Yields the logits after each token in arrays [R, V]."""
+
+    def pass_seconds(self, context: int, rows: int, count: int) -> list[float]:
+        """Returns the seconds of each of `count` forward passes of `rows` tokens after `context` tokens."""
+
+
+def format_of(name: str) -> Format:
+    """Returns the format called ENGINE/FORMAT. Raises RequestError for an unknown name."""
+    for known in FORMATS:
+        if str(known) == name:
+            return known
+    raise RequestError(f"peer {name!r} is unknown; there is {', '.join(map(str, FORMATS))}")
+
+
+def check_installed(engine: str, modules: Sequence[str]) -> None:
+    """Raises RequestError unless the modules are installed that convert to an engine's formats and decode."""
+    for module in modules:
+        if find_spec(module) is None:
+            raise RequestError(
+                f"the comparison with {engine} needs {module!r}; pip install 'eagle-edge[cpu,export,bench,peers]'"
+            )

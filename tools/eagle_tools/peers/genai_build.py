@@ -1,0 +1,29 @@
+"""Conversion for onnxruntime-genai by its own model builder.
+
+The builder's defaults for processors are symmetric blocks of 32 and byte products (accuracy level 4)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from eagle_runtime.errors import RequestError
+from eagle_tools.peers.source import Source
+
+
+def build(source: Source, out: Path, name: str) -> None:
+    """Write the model in the precision `name` to the folder `out`. Raises RequestError."""
+    command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(source.folder), "-o", str(out)]
+    command += ["-p", name, "-e", "cpu", "-c", str(out / "cache")]
+    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise RequestError(f"onnxruntime-genai could not convert {source.folder} to {name}: {last[:200]}")
+    config = out / "genai_config.json"
+    settings = json.loads(config.read_text(encoding="utf-8"))
+    settings["model"]["eos_token_id"] = []  # an overlay adds to the list and cannot empty it
+    config.write_text(json.dumps(settings), encoding="utf-8")

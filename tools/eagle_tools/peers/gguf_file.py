@@ -1,0 +1,113 @@
+"""Conversion of a Llama to GGUF, the format of llama.cpp.
+
+Queries and keys are stored in another order of rows than in Hugging Face folders, whose rotary embedding pairs row i
+of a head with row i + d/2, where llama.cpp pairs rows 2 i and 2 i + 1 (convert_hf_to_gguf.py of ggml-org/llama.cpp). A
+file has no tokens, only their number, since engines are compared on ids.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from eagle_runtime.errors import RequestError
+from eagle_tools.peers.source import Source
+
+LAYER = {  # name in a layer of the source -> name in a block of the file
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+TOP = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+Weights = npt.NDArray[np.float32]
+
+
+def write_gguf(source: Source, path: Path) -> None:
+    """Write the source's weights in fp32. Holds one tensor in memory."""
+    import gguf
+    from safetensors import safe_open
+
+    config, writer = source.config, gguf.GGUFWriter(path, "llama")
+    heads = int(config["num_attention_heads"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_tokenizer_model("none")
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(source.kv_heads)
+    writer.add_key_length(source.head_dim)
+    writer.add_value_length(source.head_dim)
+    writer.add_rope_dimension_count(source.head_dim)
+    writer.add_rope_freq_base(float(source.rope["rope_theta"]))
+    writer.add_layer_norm_rms_eps(float(config["rms_norm_eps"]))
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    tied = config.get("tie_word_embeddings", False)
+    tensors = [entry for entry in source.shapes() if not (tied and entry[0] == "lm_head.weight")]
+    frequencies = rope_factors(source)
+    if frequencies is not None:
+        writer.add_tensor_info("rope_freqs.weight", frequencies.shape, frequencies.dtype, frequencies.nbytes)
+    for name, _, shape in tensors:
+        writer.add_tensor_info(gguf_name(name), shape, np.dtype(np.float32), 4 * math.prod(shape))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    if frequencies is not None:
+        writer.write_tensor_data(frequencies)
+    for name, file, _ in tensors:
+        with safe_open(file, "pt") as opened:  # NumPy has no bf16
+            weights = opened.get_tensor(name).float().numpy()
+        if name.endswith("q_proj.weight"):
+            weights = permuted(weights, heads)
+        elif name.endswith("k_proj.weight"):
+            weights = permuted(weights, source.kv_heads)
+        writer.write_tensor_data(np.ascontiguousarray(weights))
+    writer.close()
+
+
+def gguf_name(name: str) -> str:
+    """Returns a tensor's name in the file. Raises RequestError for a tensor that a Llama does not have."""
+    if name in TOP:
+        return TOP[name]
+    _, _, number, part = (*name.split(".", 3), "", "", "")[:4]
+    kind = part.removesuffix(".weight")
+    if not name.startswith("model.layers.") or kind not in LAYER:
+        raise RequestError(f"tensor {name} belongs to no Llama that llama.cpp can run; give a plain Llama")
+    return f"blk.{number}.{LAYER[kind]}.weight"
+
+
+def permuted(weights: Weights, heads: int) -> Weights:
+    """weights [heads * d, D]: of queries or keys. Returns them with row i and row i + d/2 of each head as rows 2 i and
+    2 i + 1."""
+    rows, width = weights.shape
+    return weights.reshape(heads, 2, rows // heads // 2, width).swapaxes(1, 2).reshape(rows, width)
+
+
+def rope_factors(source: Source) -> npt.NDArray[np.float32] | None:
+    """Returns by which factor each rotary frequency of a Llama 3 is slower, [d/2], or None without such scaling.
+
+    Formula of Llama 3.1, as in transformers' modeling_rope_utils.py: long waves turn slower by `factor`, short waves as
+    before, and those between by an interpolated factor."""
+    rope = source.rope
+    if rope["rope_type"] == "default":
+        return None
+    length = float(rope["original_max_position_embeddings"])
+    low, high, factor = (float(rope[name]) for name in ("low_freq_factor", "high_freq_factor", "factor"))
+    half = np.arange(0, source.head_dim, 2, dtype=np.float64) / source.head_dim
+    turns = length * float(rope["rope_theta"]) ** -half / (2 * math.pi)  # of each frequency, over the original context
+    smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)

@@ -1,0 +1,87 @@
+"""The source of a comparison: a Hugging Face folder of a Llama, whose weights are converted to other formats."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eagle_runtime.errors import RequestError
+from eagle_runtime.files import file_sha256, read_json
+
+LARGEST_CONFIG = 1 << 20  # bytes
+ROPES = ("default", "llama3")
+HEADER = 8  # bytes of a safetensors file before its JSON header
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A checked folder. config: its config.json. files: its weights."""
+
+    folder: Path
+    config: dict[str, Any]
+    files: tuple[Path, ...]
+
+    @property
+    def rope(self) -> dict[str, Any]:
+        """The parameters of the rotary embedding under transformers' names, of both forms that configs have."""
+        old = {"rope_theta": self.config.get("rope_theta", 10000.0), **(self.config.get("rope_scaling") or {})}
+        rope = {**old, **(self.config.get("rope_parameters") or {})}
+        return {**rope, "rope_type": rope.get("rope_type", rope.get("type", "default"))}
+
+    @property
+    def head_dim(self) -> int:
+        return int(self.config.get("head_dim") or self.config["hidden_size"] // self.config["num_attention_heads"])
+
+    @property
+    def kv_heads(self) -> int:
+        return int(self.config.get("num_key_value_heads") or self.config["num_attention_heads"])
+
+    def shapes(self) -> Iterator[tuple[str, Path, tuple[int, ...]]]:
+        """Yields (name, file, shape) of each tensor."""
+        for path in self.files:
+            with path.open("rb") as file:
+                header = json.loads(file.read(struct.unpack("<Q", file.read(HEADER))[0]))
+            for name, tensor in header.items():
+                if name != "__metadata__":
+                    yield name, path, tuple(tensor["shape"])
+
+    def num_weights(self) -> int:
+        """Returns the number of weights; tied tables are stored, and count, once."""
+        tied = self.config.get("tie_word_embeddings", False)
+        return sum(math.prod(shape) for name, _, shape in self.shapes() if not (tied and name == "lm_head.weight"))
+
+    def digest(self) -> str:
+        """Returns a sum of the configuration and the weights, 24 hexadecimal digits."""
+        sums = [json.dumps(self.config, sort_keys=True), *(file_sha256(path) for path in self.files)]
+        return hashlib.sha256("\n".join(sums).encode()).hexdigest()[:24]
+
+
+def open_source(folder: Path) -> Source:
+    """Returns the source in a folder. Raises RequestError for a model that is no Llama, or one whose parts the
+    conversions do not know."""
+    advice = "give the Hugging Face folder that the bundles were made from"
+    config = read_json(
+        folder / "config.json", LARGEST_CONFIG, RequestError, advice, f"{folder} has no config.json; {advice}"
+    )
+    kind = config.get("model_type")
+    if kind != "llama":
+        raise RequestError(
+            f"{folder} holds a model of type {kind!r}; peers are compared on models of type 'llama' only"
+        )
+    files = tuple(sorted(folder.glob("*.safetensors")))
+    if not files:
+        raise RequestError(f"{folder} has no .safetensors file; {advice}")
+    source = Source(folder, config, files)
+    rope = source.rope["rope_type"]
+    wrong = [name for name in ("attention_bias", "mlp_bias") if config.get(name)]
+    wrong += [f"rope_type {rope}"] if rope not in ROPES else []
+    wrong += ["quantization_config"] if config.get("quantization_config") else []
+    if wrong:
+        raise RequestError(f"{folder}: peers are not converted from a model with {wrong[0]}; give a plain Llama")
+    return source

@@ -1,0 +1,163 @@
+"""eagle-precision: the command."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from eagle_runtime import EagleModel
+from eagle_runtime.command import Parser, run_command
+from eagle_runtime.errors import RequestError
+from eagle_tools.bench.machine import physical_cores
+from eagle_tools.bench.peers import Peers, check_peers, converted_peers, load_peers, stored_target
+from eagle_tools.bench.rows import precision_name
+from eagle_tools.heldout import WINDOW, read_windows
+from eagle_tools.peers.engine import FORMATS, format_of
+from eagle_tools.precision.closeness import Passage, Scorer, compare_texts, own_text
+from eagle_tools.precision.rows import Row, rows_of, tables
+from eagle_tools.precision.speed import CONTEXT, NODES, Answerer, BundleAnswers, PeerAnswers, prompt_of, time_models
+from eagle_tools.questions import Question, read_questions
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status: 0, or 2 after an error in the input."""
+    return run_command(_parser(), argv, run, extra="bench", interrupted="interrupted; nothing was written")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure what the arguments name, print the tables, write tables, rows and plot."""
+    import matplotlib  # noqa: F401  (a missing package is reported before the work)
+
+    folder, bundles = Path(args.output), [Path(bundle) for bundle in args.bundles]
+    _check(args, folder)
+    questions = read_questions(Path(args.prompts), args.count)
+    rows = _measured(args, bundles, questions)
+    text = tables(rows)
+    print(text, end="")
+    from eagle_tools.plots import precision_plot
+
+    folder.mkdir(exist_ok=True)
+    (folder / "precision.md").write_text(text, encoding="utf-8")
+    lines = [json.dumps(dataclasses.asdict(row)) + "\n" for row in rows]
+    (folder / "precision.jsonl").write_text("".join(lines), encoding="utf-8")
+    points = [(row.name, row.eagle_tokens_per_s, _agreement(row)) for row in rows]
+    precision_plot(points, folder / "precision.png")
+
+
+def _measured(args: argparse.Namespace, bundles: Sequence[Path], questions: Sequence[Question]) -> list[Row]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    threads = args.threads or physical_cores()
+    formats = [format_of(name) for name in args.peer_formats.split(",")] if args.peer_formats else FORMATS
+    source = None if args.peers is None else check_peers(args.peers, formats)
+    with contextlib.ExitStack() as stack:
+        models = [stack.enter_context(EagleModel.load(bundle, threads=args.threads)) for bundle in bundles]
+        _check_vocabularies(bundles, models)
+        reference = models[0]
+        longest = min(WINDOW, *(model.context for model in models))
+        passages = []
+        if args.text is not None:
+            passages = [Passage(tuple(ids)) for ids in read_windows(args.text, reference, longest, args.tokens)]
+        prompts = [reference.text.encode(prompt_of(reference, question)) for question in questions]
+        progress = stack.enter_context(Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()))
+        peers: Peers | None = None
+        if source is not None:
+            if source.config["vocab_size"] != reference.manifest.target.vocab_size:
+                raise RequestError(f"{args.peers} has another vocabulary than {bundles[0]}; give the bundles' source")
+            made = converted_peers(source, formats, args.peer_folder, threads, progress.console.print)
+            room = max(map(len, prompts)) + max(args.max_new_tokens, args.own_tokens)
+            context = min(max(WINDOW, room, CONTEXT + NODES), reference.context)
+            peers = load_peers(source, made, threads, context, stack)
+        task = progress.add_task("writing the reference's own text", total=args.own_tokens)
+        own = own_text(reference, prompts, args.own_tokens, args.seed, lambda n: progress.advance(task, n))
+        scorers: list[Scorer] = [*models, *(peers.workers.values() if peers else ())]
+        task = progress.add_task("reading", total=len(own) + len(passages))
+        by_own, by_text = (compare_texts(scorers, texts, lambda: progress.advance(task)) for texts in (own, passages))
+        answerers: list[Answerer] = [BundleAnswers(model) for model in models]
+        names = [
+            (bundle.absolute().name, precision_name(model.manifest))
+            for bundle, model in zip(bundles, models, strict=True)
+        ]
+        weights = source.num_weights() if source else _num_weights(reference)
+        sizes = [
+            stored_target(bundle, model.manifest.target.graph.file, weights)
+            for bundle, model in zip(bundles, models, strict=True)
+        ]
+        for form, worker in peers.workers.items() if peers else ():
+            assert peers is not None
+            answerers.append(PeerAnswers(worker, list(peers.contenders_of(form)), reference))
+            names.append((str(form), form.name))
+            sizes.append(peers.sizes[form.name, form.engine])
+        task = progress.add_task("decoding", total=len(questions))
+        speeds = time_models(answerers, questions, args.max_new_tokens, lambda: progress.advance(task))
+    return rows_of(names, sizes, by_own, by_text, speeds)
+
+
+def _agreement(row: Row) -> float:
+    share = row.own_agreement if row.own_agreement is not None else row.text_agreement
+    assert share is not None
+    return share
+
+
+def _num_weights(reference: EagleModel) -> int | None:
+    """Returns the number of the target's weights, which only an fp32 bundle's manifest shows."""
+    if reference.manifest.precision["target"] != "fp32":
+        return None
+    return sum(math.prod(map(int, spec.shape)) for spec in reference.manifest.target.graph.weights.values())
+
+
+def _check(args: argparse.Namespace, folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise RequestError(f"{folder} exists and is no folder; choose another name")
+    if not folder.absolute().parent.is_dir():
+        raise RequestError(f"{folder.absolute().parent} does not exist; create it first")
+    for name, least in (("max_new_tokens", 1), ("own_tokens", 0)):
+        if getattr(args, name) < least:
+            raise RequestError(f"{name} is {getattr(args, name)}, but must be {least} or more")
+    if not args.own_tokens and args.text is None:
+        raise RequestError("there is no text to compare on; give --text, or --own-tokens above 0")
+    if args.peer_formats is not None and args.peers is None:
+        raise RequestError("peers run the weights that the bundles were made from; give --peers TARGET too")
+
+
+def _check_vocabularies(bundles: Sequence[Path], models: Sequence[EagleModel]) -> None:
+    """Raises RequestError unless all bundles have the same vocabulary."""
+    vocabularies = [(m.manifest.target.vocab_size, m.manifest.files.get("tokenizer.json")) for m in models]
+    for bundle, vocabulary in zip(bundles, vocabularies, strict=True):
+        if vocabulary != vocabularies[0]:
+            raise RequestError(f"{bundle} has another vocabulary than {bundles[0]}; give bundles of one target")
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="eagle-precision",
+        description="How close bundles of one pair, and other engines on the same weights, are to the first bundle, "
+        "and how fast.",
+    )
+    parser.add_argument("bundles", nargs="+", metavar="BUNDLE", help="folders written by eagle-export")
+    parser.add_argument("--prompts", required=True, metavar="FILE", help='JSONL with "turns" per line')
+    parser.add_argument("--text", type=Path, metavar="FILE", help='held-out text, or JSONL with "text" or "ids"')
+    parser.add_argument(
+        "-o", "--output", required=True, metavar="FOLDER", help="write precision.md, .jsonl, .png there"
+    )
+    parser.add_argument("--count", type=int, metavar="N", help="take the first N prompts (default: all)")
+    parser.add_argument(
+        "--own-tokens", type=int, default=2000, metavar="N", help="tokens that the first bundle writes (default 2000)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of that text")
+    parser.add_argument(
+        "--tokens", type=int, default=8192, metavar="N", help="tokens of the held-out text to read (default 8192)"
+    )
+    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="per prompt (default 128)")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of a forward pass (default: physical cores)")
+    parser.add_argument("--peers", type=Path, metavar="TARGET", help="Hugging Face folder to run in other engines")
+    parser.add_argument("--peer-formats", metavar="A,B", help="as in llama.cpp/q4_0 (default: all known)")
+    parser.add_argument("--peer-folder", type=Path, metavar="F", help="keep converted weights there (default: a cache)")
+    return parser
