@@ -9,6 +9,7 @@ In output, `...` stands for any text."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import doctest
 import io
 import os
@@ -27,6 +28,8 @@ from eagle_export import cli as export_cli
 from eagle_runtime import cli as run_cli
 from eagle_tools import demo, doctor
 from eagle_tools.bench import cli as bench_cli
+from eagle_tools.grow.shape import Shape
+from eagle_tools.precision import cli as precision_cli
 from eagle_train import cli as train_cli
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,6 +43,7 @@ COMMANDS = {
     "eagle-calib": calib_cli.main,
     "eagle-doctor": doctor.main,
     "eagle-bench": bench_cli.main,
+    "eagle-precision": precision_cli.main,
     "eagle-train": train_cli.main,
 }
 PACKAGES = [
@@ -221,5 +225,6 @@ def test_every_option_of_a_page_exists(page: Path) -> None:
     """Some parser of the project, scripts included, knows every option."""
     sources = [path for package in PACKAGES for path in (ROOT / package.split("/")[0]).rglob("*.py")]
     known = {option for path in sources for option in re.findall(r'"(--[a-z0-9-]+)"', path.read_text(encoding="utf-8"))}
+    known |= {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Shape)}  # tools/grow.py makes them
     mentioned = set(re.findall(r"(?<![\w-])(--[a-z][a-z0-9-]+)", page.read_text(encoding="utf-8")))
     assert mentioned <= known | FOREIGN_OPTIONS

@@ -97,7 +97,7 @@ class HeadMajorCache(Cache):
     (eagle_export.recipes).
 
     It holds several arrays [layers, kv_heads, pieces, columns, width]: keys in one piece of head_dim and values in
-    `pieces`; or, if dtype is uint8, keys in head_dim pieces of one, values in one piece, and one fp32 scale per row of
+    `pieces`; or, if dtype is int8, keys in head_dim pieces of one, values in one piece, and one fp32 scale per row of
     each. They are laid out for `columns` >= 1 rows; those not yet committed hold zeros. When more rows are committed
     they are laid out anew, for STEP more rows or one more in SPARE: then moving rows costs about as much per token as
     reading unused columns. `written` holds the rows of the last forward pass, as one array [layers, T, kv_heads,
@@ -113,7 +113,7 @@ class HeadMajorCache(Cache):
         self._most = -(-max(capacity, 1) // STEP) * STEP
         self._shapes = [(kv_heads, 1, head_dim), (kv_heads, pieces, head_dim // pieces)]
         dtypes = [np.dtype(dtype)] * 2
-        if np.uint8 in dtypes:
+        if np.int8 in dtypes:
             self._shapes = [(kv_heads, head_dim, 1), (kv_heads, 1, head_dim), (kv_heads, 1, 1), (kv_heads, 1, 1)]
             dtypes += [np.dtype(np.float32)] * 2
         sizes = [self._most * math.prod(shape) for shape in self._shapes]

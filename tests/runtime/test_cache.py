@@ -132,11 +132,11 @@ class HeadMajorMachine(CacheMachine):
 class Int8Machine(HeadMajorMachine):
     """With bytes and scales."""
 
-    dtype = np.uint8
+    dtype = np.int8
 
     def contents(self, tags: list[int]) -> list[npt.NDArray[np.generic]]:
         rows = marks(tags)
-        whole = (64 * rows % 251).astype(np.uint8)
+        whole = (64 * rows % 251 - 125).astype(np.int8)
         return [whole[0::2], whole[1::2], rows[0::2, ..., :1], rows[1::2, ..., :1]]
 
 

@@ -300,11 +300,11 @@ def with_int8_cache(bundle: Path) -> dict[str, Any]:
     graph["inputs"]["tree_mask"]["shape"] = [1, 1, "T", "T"]
     for layer in range(2):
         past, new = f"past_key_values.{layer}", f"present.{layer}"
-        graph["inputs"][f"{past}.key"] = {"dtype": "uint8", "shape": [2, 4, "C"]}
-        graph["inputs"][f"{past}.value"] = {"dtype": "uint8", "shape": [2, 1, "C", 4]}
+        graph["inputs"][f"{past}.key"] = {"dtype": "int8", "shape": [2, 4, "C"]}
+        graph["inputs"][f"{past}.value"] = {"dtype": "int8", "shape": [2, 1, "C", 4]}
         for part in ("key", "value"):
             graph["inputs"][f"{past}.{part}_scale"] = {"dtype": "float32", "shape": [2, 1, "C"]}
-            graph["outputs"][f"{new}.{part}"] = {"dtype": "uint8", "shape": [1, "T", 2, 4]}
+            graph["outputs"][f"{new}.{part}"] = {"dtype": "int8", "shape": [1, "T", 2, 4]}
             graph["outputs"][f"{new}.{part}_scale"] = {"dtype": "float32", "shape": [1, "T", 2, 1]}
     return data
 
@@ -325,12 +325,12 @@ def test_an_int8_cache(bundle: Path) -> None:
     [
         (
             ("inputs", "past_key_values.1.key", "dtype"),
-            ["int8"],
-            ".1.key' is 'int8', but must be uint8",
+            ["uint8"],
+            ".1.key' is 'uint8', but must be int8",
         ),
-        (("inputs", "past_key_values.0.value", "dtype"), ["float32"], "is 'float32', but must be uint8"),
+        (("inputs", "past_key_values.0.value", "dtype"), ["float32"], "is 'float32', but must be int8"),
         (("inputs", "past_key_values.1.key_scale", "dtype"), ["float16"], "is 'float16', but must be float32"),
-        (("outputs", "present.1.value", "dtype"), ["float32"], "'present.1.value' is 'float32', but must be uint8"),
+        (("outputs", "present.1.value", "dtype"), ["float32"], "'present.1.value' is 'float32', but must be int8"),
         (("outputs", "present.0.value_scale", "dtype"), ["i~t"], "is 'i~t', but must be float32"),
         (("inputs", "tree_mask", "dtype"), ["bool"], "'tree_mask' is 'bool', but must be float32 or float16"),
         (("inputs", "past_key_values.0.key", "shape"), [[2, "C", 4]], "'past_key_values.0.key' is [2, 'C', 4], but"),

@@ -4,22 +4,25 @@ A key or value of one token and head is quantised once, when it is computed, wit
 in that form too, so a key is the same number in the tree that proposes it, alone, and later in the cache:
 
     scale = largest absolute value of the key (of one token and head)
-    byte  = round(key / scale * 127) + 128
+    byte  = round(key / scale * 127)
 
 Both products of attention then multiply bytes and add whole numbers, which is exact in any order, so no column needs
 care, as it does in eagle_export.recipes.attention:
 
-- Queries are quantised like keys. A score is one sum over the head's width, times the scales of query and key.
+- Queries are quantised like keys, in 63 levels. A score is one sum over the head's width, times both scales.
 - Weights of values are multiplied by the values' scales, which differ by column, and then quantised: LEVELS coarse
-  steps up to the largest that the row may have, and FINE ones inside a coarse one, so that thousands of small weights
-  next to a large one count. Both products share one reading of the values.
+  steps up to the largest that the row may have, and LEVELS fine ones inside a coarse one, so that thousands of small
+  weights next to a large one count. Both products share one reading of the values.
 - The weights' total is no product of bytes. Keys are added up in fp32 by BLOCK columns, the same ones in any tree if
   all of them are RECENT or more positions before the query. Newer keys, and all blocks, are added up in fp64, where
   different orders agree to 1e-16, and so to the last bit after rounding to fp32 (except for one value in 1e8).
 
 Passes over [kv_heads, R, C] cost as much as the products, so there are few of them, and none over past and new columns
-joined. Bytes are unsigned: ONNX Runtime's products of unsigned bytes do not saturate with AVX2 alone. A sum stays below
-2**31 up to MOST columns. Scales per token and head: KIVI (arXiv 2402.02750) measures such values as near lossless.
+joined. Queries and weights are unsigned bytes below 128: with AVX2 alone, ONNX Runtime adds up two products of an
+unsigned and a signed byte in 16 bits, which saturates beyond. Its products of unsigned bytes alone do not saturate, but
+take 1.6 times as long with AVX-512 VNNI. A sum stays below 2**31 up to MOST columns.
+
+Scales per token and head: KIVI (arXiv 2402.02750) measures such values as near lossless.
 ONNX Runtime's GroupQueryAttention reads int8 caches as well (microsoft/onnxruntime, pull request 28576), but adds up
 values in fp32 by column, and takes its scales from a calibration.
 """
@@ -37,9 +40,9 @@ from eagle_export.recipes.attention import RECENT, SEEN, Part, attention_nodes, 
 from eagle_export.recipes.graph import MICROSOFT, constant, insert, insert_split, replace
 from eagle_export.recipes.graph_pass import Pass
 
-LEVELS = 127  # of a byte on each side of zero
-FINE = 254  # steps of a weight inside one of its coarse steps
-MIDDLE = np.uint8(128)  # the byte of zero
+LEVELS = 127  # of a key, a value or a weight above zero
+QUERY_LEVELS = 63  # of a query, on each side of
+QUERY_ZERO = np.uint8(64)  # the byte of zero
 BLOCK = 64  # columns; caches are laid out in multiples of them (eagle_runtime.cache.STEP)
 LEAST = 1e-20  # the scale of a row of zeros
 UNUSED = np.float32(-1e30)  # added to the scores of columns without a key, before the query's scale is applied
@@ -49,7 +52,7 @@ MOST = (2**31 - 1) // LEVELS**2  # columns: 133,143
 @dataclass(frozen=True, slots=True)
 class Int8Cache(Pass[ir.Node]):
     """Replaces every Attention node by products of bytes that are equal to the bit in any tree. The past becomes keys
-    [kv_heads, width, C] and values [kv_heads, 1, C, width] in uint8, and scales of both [kv_heads, 1, C] in fp32, where
+    [kv_heads, width, C] and values [kv_heads, 1, C, width] in int8, and scales of both [kv_heads, 1, C] in fp32, where
     C is a multiple of BLOCK; new rows have scales [1, T, kv_heads, 1]. tree_mask becomes [1, 1, T, T]. Raises
     ExportError for an Attention node that does not read a cache."""
 
@@ -156,12 +159,9 @@ def _attend(model: ir.Model, node: ir.Node, part: Part, columns: _Columns) -> ir
     def total_of(value: ir.Value) -> ir.Value:
         return op("ReduceSum", value, ints(-1), keepdims=1)
 
-    def to_bytes(value: ir.Value, step: float) -> ir.Value:
-        return op("QuantizeLinear", value, number(step), middle)
-
-    def quantised(rows: ir.Value) -> _Rows:
+    def quantised(rows: ir.Value, levels: int, zero: ir.Value) -> _Rows:
         scales = op("Max", greatest(op("Abs", rows)), number(LEAST))
-        return _Rows(to_bytes(op("Div", rows, scales), 1 / LEVELS), scales)
+        return _Rows(op("QuantizeLinear", op("Div", rows, scales), number(1 / levels), zero), scales)
 
     def by_column(rows: ir.Value) -> ir.Value:
         """[1, T, kv_heads, N] -> [kv_heads, N, T]"""
@@ -169,7 +169,7 @@ def _attend(model: ir.Model, node: ir.Node, part: Part, columns: _Columns) -> ir
 
     def scores(keys: ir.Value, scales: ir.Value, *bias: ir.Value) -> ir.Value:
         """[kv_heads, R, columns]"""
-        inputs = (q.bytes, keys, number(1 / LEVELS**2), scales, middle, middle, *bias)
+        inputs = (q.bytes, keys, number(1 / (QUERY_LEVELS * LEVELS)), scales, query_zero, signed, *bias)
         return op("Mul", op("MatMulIntegerToFloat", *inputs, domain=MICROSOFT), q.scales)
 
     def shares(value: ir.Value) -> ir.Value:
@@ -178,13 +178,15 @@ def _attend(model: ir.Model, node: ir.Node, part: Part, columns: _Columns) -> ir
     def mixed(shares: ir.Value, scales: ir.Value, values: ir.Value) -> ir.Value:
         """Returns sums [kv_heads, 1, 2 R, width] of values [kv_heads, 1, columns, width]: coarse steps first."""
         steps = op("Mul", shares, scales)
-        coarse = op("Round", steps)
-        both = op("Concat", to_bytes(coarse, 1), to_bytes(op("Sub", steps, coarse), 1 / FINE), axis=1)
-        return op("MatMulInteger", op("Unsqueeze", both, ints(1)), values, middle, middle)
+        coarse = op("Floor", steps)
+        fine = op("QuantizeLinear", op("Sub", steps, coarse), number(1 / LEVELS), unsigned)
+        both = op("Concat", op("QuantizeLinear", coarse, number(1), unsigned), fine, axis=1)
+        return op("MatMulInteger", op("Unsqueeze", both, ints(1)), values, unsigned, signed)
 
-    middle = constant(model, "int8_middle", np.array(MIDDLE))
-    q = quantised(op("Reshape", part.q, ints(part.kv_heads, -1, part.width)))
-    keys, values = (quantised(rows) for rows in part.new)
+    query_zero = constant(model, "query_zero", np.array(QUERY_ZERO))
+    signed, unsigned = (constant(model, f"zero_{kind.__name__}", np.array(0, kind)) for kind in (np.int8, np.uint8))
+    q = quantised(op("Reshape", part.q, ints(part.kv_heads, -1, part.width)), QUERY_LEVELS, query_zero)
+    keys, values = (quantised(rows, LEVELS, signed) for rows in part.new)
     past_keys, past_values, past_key_scales, past_scales = _cache(model, part, keys, values)
     new_scales = by_column(values.scales)
 
@@ -204,7 +206,7 @@ def _attend(model: ir.Model, node: ir.Node, part: Part, columns: _Columns) -> ir
     new_values = op("Transpose", values.bytes, perm=[2, 0, 1, 3])
     sums = op("Add", mixed(past, past_scales, past_values), mixed(new, new_scales, new_values))
     coarse, fine = insert_split(node, single(sums), 2, axis=2)
-    mean = op("Div", op("Add", coarse, op("Mul", fine, number(1 / FINE))), op("Unsqueeze", single(total), ints(1)))
+    mean = op("Div", op("Add", coarse, op("Mul", fine, number(1 / LEVELS))), op("Unsqueeze", single(total), ints(1)))
     return op("Reshape", op("Mul", mean, number(1 / LEVELS)), ints(1, part.heads, -1, part.width))
 
 
@@ -215,7 +217,7 @@ def _cache(model: ir.Model, part: Part, keys: _Rows, values: _Rows) -> tuple[ir.
     shapes = (part.kv_heads, part.width, "C"), (part.kv_heads, 1, "C", part.width)
     scales = []
     for past, new, rows, shape in zip(part.past, part.new, (keys, values), shapes, strict=True):
-        past.shape, past.type = ir.Shape(shape), ir.TensorType(ir.DataType.UINT8)
+        past.shape, past.type = ir.Shape(shape), ir.TensorType(ir.DataType.INT8)
         single = ir.TensorType(ir.DataType.FLOAT)
         scale = ir.val(f"{past.name}_scale", ir.DataType.FLOAT, [part.kv_heads, 1, "C"])
         graph.inputs.append(scale)

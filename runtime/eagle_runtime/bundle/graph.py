@@ -90,7 +90,7 @@ def cache_types(graph: GraphSpec, name: str) -> tuple[str, ...]:
     """Returns the types that an input or output of `cache_shapes` may have."""
     if name.endswith("_scale"):
         return ("float32",)
-    return ("uint8",) if is_int8(graph) and name != "tree_mask" else FLOATS
+    return ("int8",) if is_int8(graph) and name != "tree_mask" else FLOATS
 
 
 def is_int8(graph: GraphSpec) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from eagle_tools.harden.strength import Strength
+from eagle_tools.harden.strength import QUIET_SHARE, Strength
 from eagle_tools.harden.weights import Attention, Tensors, Weights, columns, layers, norm_readers, scale_rows
 
 
@@ -31,6 +31,12 @@ def factors(count: int, outliers: Tensor, largest: float, jitter: float, rng: to
     return drawn
 
 
+def quieten(drawn: Tensor, skip: Tensor, largest: float, rng: torch.Generator) -> None:
+    """Divides QUIET_SHARE of the factors, none of the indices to skip, by what `factors` multiplies outliers with."""
+    quiet = outlier_channels(len(drawn), QUIET_SHARE, tuple(skip.tolist()), rng)
+    drawn[quiet] /= largest ** ((1 + torch.rand(len(quiet), generator=rng, dtype=torch.float64)) / 2)
+
+
 def plant_norm_outliers(weights: Weights, free: tuple[int, ...], strength: Strength, rng: torch.Generator) -> None:
     """Scales the outputs of all norms, the target's last one apart. A model's outliers are the same channels in all its
     layers, as in real models, but their factors differ. free: channels that keep factor 1."""
@@ -40,6 +46,7 @@ def plant_norm_outliers(weights: Weights, free: tuple[int, ...], strength: Stren
         outliers = outlier_channels(width, strength.share, free, rng)
         for norm, matrices in readers.items():
             drawn = factors(width, outliers, strength.outlier, strength.jitter, rng)
+            quieten(drawn, outliers, strength.quiet, rng)
             drawn[list(free)] = 1
             tensors[f"{norm}.weight"] *= drawn
             for reader in matrices:

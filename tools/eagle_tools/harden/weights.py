@@ -73,6 +73,8 @@ def read_weights(pairs: list[Pair]) -> Weights:
     attention = {"target": Attention(int(config.num_attention_heads), pairs[0].num_kv_heads, pairs[0].head_dim)}
     heads: dict[str, Tensors] = {}
     for pair in pairs:
+        if pair.head is None:
+            continue
         head = head_part(pair)
         if head.own_embedding or head.config.hidden_size != int(config.hidden_size):
             raise HardenError(

@@ -10,10 +10,10 @@ from importlib import metadata
 from pathlib import Path
 
 from eagle_runtime.errors import RequestError
-from eagle_tools.peers.engine import GENAI, LLAMA_CPP, Format
+from eagle_tools.peers.engine import GENAI, LLAMA_CPP, OPENVINO, Format
 from eagle_tools.peers.source import Source
 
-PACKAGES = {LLAMA_CPP: "llama-cpp-python", GENAI: "onnxruntime-genai"}
+PACKAGES = {LLAMA_CPP: "llama-cpp-python", GENAI: "onnxruntime-genai", OPENVINO: "openvino"}
 WEIGHTS = (".gguf", ".onnx", ".data", ".bin", ".xml")  # of the files that count as the model's size
 
 
@@ -57,10 +57,10 @@ def _converted(
                 say(f"quantising to {form}")
                 quantise(plain, part / path.name, form.name, threads)
             else:
-                from eagle_tools.peers.genai_build import build
+                from eagle_tools.peers import genai_build, openvino_build
 
                 say(f"converting {source.folder} to {form}")
-                build(source, part, form.name)
+                (genai_build if form.engine == GENAI else openvino_build).build(source, part, form.name)
     stored = sum(file.stat().st_size for file in out.rglob("*") if file.suffix in WEIGHTS)
     return Converted(form, path, stored)
 

@@ -15,12 +15,13 @@ import numpy.typing as npt
 
 from eagle_runtime.errors import RequestError
 
-LLAMA_CPP, GENAI = "llama.cpp", "onnxruntime-genai"
+LLAMA_CPP, GENAI, OPENVINO = "llama.cpp", "onnxruntime-genai", "openvino"
 PLAIN, LOOKUP = "plain", "lookup"
-MODES = {LLAMA_CPP: (PLAIN, LOOKUP), GENAI: (PLAIN, LOOKUP)}
+MODES = {LLAMA_CPP: (PLAIN, LOOKUP), GENAI: (PLAIN, LOOKUP), OPENVINO: (PLAIN,)}
 MODULES = {
     LLAMA_CPP: ("llama_cpp", "gguf", "safetensors", "torch"),
     GENAI: ("onnxruntime_genai", "transformers", "torch"),
+    OPENVINO: ("openvino", "nncf", "transformers", "torch"),
 }
 
 Logits = npt.NDArray[np.float32]
@@ -39,7 +40,7 @@ class Format:
 
 FORMATS = (
     *(Format(LLAMA_CPP, name) for name in ("q8_0", "q4_0", "q4_K_M")),
-    *(Format(GENAI, name) for name in ("int8", "int4")),
+    *(Format(engine, name) for engine in (GENAI, OPENVINO) for name in ("int8", "int4")),
 )
 
 

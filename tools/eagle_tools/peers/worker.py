@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_runtime.errors import RequestError
-from eagle_tools.peers.engine import LLAMA_CPP, Decoding, Engine, Logits
+from eagle_tools.peers.engine import GENAI, LLAMA_CPP, Decoding, Engine, Logits
 
 END = "end"
 
@@ -157,6 +157,10 @@ def open_engine(engine: str, path: Path, threads: int, context: int) -> Engine:
         from eagle_tools.peers.llama_cpp import LlamaCpp
 
         return LlamaCpp(path, threads, context)
-    from eagle_tools.peers.genai import GenAi
+    if engine == GENAI:
+        from eagle_tools.peers.genai import GenAi
 
-    return GenAi(path, threads)
+        return GenAi(path, threads)
+    from eagle_tools.peers.openvino import OpenVino
+
+    return OpenVino(path, threads)

@@ -92,8 +92,7 @@ def _measured(args: argparse.Namespace, bundles: Sequence[Path], questions: Sequ
         ]
         for form, worker in peers.workers.items() if peers else ():
             assert peers is not None
-            plain, drafted = peers.contenders_of(form)
-            answerers.append(PeerAnswers(worker, plain, drafted, reference))
+            answerers.append(PeerAnswers(worker, list(peers.contenders_of(form)), reference))
             names.append((str(form), form.name))
             sizes.append(peers.sizes[form.name, form.engine])
         task = progress.add_task("decoding", total=len(questions))

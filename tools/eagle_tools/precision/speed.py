@@ -12,6 +12,7 @@ from eagle_runtime.eagle_model import Prompt
 from eagle_runtime.generate import Cycle
 from eagle_tools.bench.peers import PeerContender
 from eagle_tools.bench.rows import Asked
+from eagle_tools.bench.rows import Row as BenchRow
 from eagle_tools.peers.worker import Worker
 from eagle_tools.questions import Question
 from eagle_tools.ties import first_difference
@@ -78,27 +79,33 @@ class BundleAnswers:
 class PeerAnswers:
     """Another engine: answers without drafts, then with those of its own."""
 
-    def __init__(self, worker: Worker, plain: PeerContender, drafted: PeerContender, encode: EagleModel) -> None:
-        """encode: the bundle that encodes the prompts."""
-        self._worker, self._plain, self._drafted, self._encode = worker, plain, drafted, encode
+    def __init__(self, worker: Worker, modes: Sequence[PeerContender], encode: EagleModel) -> None:
+        """modes: without drafts, then with them if the engine has some. encode: the bundle that encodes the prompts."""
+        self._worker, self._modes, self._encode = worker, modes, encode
 
     def answer(self, question: Question, max_new_tokens: int, speed: Speed) -> Generator[int, None, None]:
         asked = Asked(
             question.id, question.category, tuple(self._encode.text.encode(prompt_of(self._encode, question)))
         )
-        plain = yield from self._plain.run(asked, max_new_tokens)
-        drafted = self._drafted.run(asked, max_new_tokens)
-        while True:
-            try:
-                count = next(drafted)
-            except StopIteration as end:
-                speed.eagle.append(end.value.tok_s)
-                break
-            yield plain.new_tokens + count
-        speed.vanilla.append(plain.tok_s)
-        speed.answers[question.id] = plain.token_ids
+        plain, *drafting = self._modes
+        row = yield from plain.run(asked, max_new_tokens)
+        speed.vanilla.append(row.tok_s)
+        speed.answers[question.id] = row.token_ids
+        for contender in drafting:
+            drafted = yield from _after(row.new_tokens, contender.run(asked, max_new_tokens))
+            speed.eagle.append(drafted.tok_s)
         for rows, seconds in speed.passes.items():
             seconds += self._worker.pass_seconds(CONTEXT, rows, PASSES)
+
+
+def _after(earlier: int, run: Generator[int, None, BenchRow]) -> Generator[int, None, BenchRow]:
+    """The run, counting `earlier` tokens of the same turn's runs before it."""
+    while True:
+        try:
+            yield earlier + next(run)
+        except StopIteration as end:
+            row: BenchRow = end.value
+            return row
 
 
 def prompt_of(model: EagleModel, question: Question) -> Any:

@@ -20,7 +20,7 @@ from eagle_runtime.session.row_padding import RowPadding, pad_rows
 # Compute products of unsigned by signed bytes as products of unsigned bytes, with sums of 32 bits on every processor.
 EXACT_BYTES = "session.x64quantprecision"
 DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
-DTYPES |= {"tensor(int64)": "int64", "tensor(uint8)": "uint8"}
+DTYPES |= {"tensor(int64)": "int64", "tensor(int8)": "int8"}
 
 
 class BoundSession(Session):
