@@ -17,7 +17,7 @@ from eagle_calib.calibration import read_calibration
 from eagle_calib.folder import written
 from eagle_export.automatic import Sensitivity, checked_budget, choose
 from eagle_export.certificate import certified, check_memory
-from eagle_export.checkpoint import Checkpoint, read_json
+from eagle_export.checkpoint import read_json
 from eagle_export.destination import check_destination, check_older, check_space, disk_errors, engines_of
 from eagle_export.errors import ExportError
 from eagle_export.heads.config import HeadConfig
@@ -144,7 +144,7 @@ def export(
         report = partial(_show_step, progress, task)
         layer_choice: list[Sensitivity] = []
         if observed is None and recorded_from_source(backend, precision):
-            recorded, missing = _recorded(pair.target, calibrate, report)
+            recorded, missing = _recorded(pair, calibrate, report)
             warnings += missing
             with_inputs = partial(plan, *planned, recorded=None if recorded is None else recorded.inputs)
             recipe = with_inputs()
@@ -173,14 +173,13 @@ def export(
     return Exported(bundle, manifest, shared_weights(manifest), total, tuple(warnings), tuple(layer_choice))
 
 
-def _recorded(
-    source: Checkpoint, data: Path | None, report: Callable[[str], None]
-) -> tuple[Recorded | None, list[str]]:
+def _recorded(pair: Pair, data: Path | None, report: Callable[[str], None]) -> tuple[Recorded | None, list[str]]:
     """Returns what the source computes for a text, or None and a warning if it cannot run here. Raises ExportError
     instead if the text was given, and CalibrationError for one that cannot be used."""
     try:
-        check_memory(source)
-        return observe_source(source.folder, Text(source.folder), data, report), []
+        check_memory(pair.target)
+        taps = () if pair.head is None else pair.head.config.taps
+        return observe_source(pair.target.folder, Text(pair.target.folder), data, taps, report), []
     except ExportError as error:
         if data is not None:
             raise

@@ -27,8 +27,9 @@ from eagle_export.trace import quiet
 from eagle_runtime.text.tokenizer import Text
 from eagle_runtime.tree import Float
 
-SEQUENCES, START, LENGTH = 16, 8, 128  # generated texts, tokens that each starts with, and tokens in all
+SEQUENCES, START, LENGTH = 32, 8, 160  # generated texts, tokens that each starts with, and tokens in all
 WINDOW, MAX_TOKENS = 256, 8192  # of a file: tokens per window, and in all
+FC = "head.fc.weight"  # of an EAGLE-3 head, in the target's graph
 PROBES = 2  # texts of which the logits are kept
 SEED = 0
 
@@ -51,13 +52,18 @@ class Recorded:
 
 
 def observe_source(
-    folder: Path, text: Text, data: Path | None, report: Callable[[str], None] = lambda step: None
+    folder: Path,
+    text: Text,
+    data: Path | None,
+    taps: tuple[int, ...] = (),
+    report: Callable[[str], None] = lambda step: None,
 ) -> Recorded:
     """Returns what the checkpoint in `folder` computes for a text.
 
-    text: its tokenizer. data: a text file, or JSONL as eagle-calib reads it; None for text of the model's own. report:
-    called with what is being done. Raises CalibrationError for a file without text, and ExportError if transformers
-    cannot run the checkpoint."""
+    text: its tokenizer. data: a text file, or JSONL as eagle-calib reads it; None for text of the model's own. taps: the
+    hidden states whose concatenation an EAGLE-3 head's fc reads, if there is one. report: called with what is being
+    done. Raises CalibrationError for a file without text, and ExportError if transformers cannot run the
+    checkpoint."""
     transformers_logging.disable_progress_bar()
     try:
         with quiet("transformers"):
@@ -71,7 +77,7 @@ def observe_source(
         else:
             windows = read_windows(data, text, vocab, min(WINDOW, longest), MAX_TOKENS)
         probes = tuple(_probe(model, window) for window in windows[:PROBES])
-        return Recorded(_observed(model, windows, report), probes)
+        return Recorded(_observed(model, windows, taps, report), probes)
     except (ExportError, CalibrationError):
         raise
     except Exception as error:  # transformers, safetensors and a full memory raise many kinds
@@ -118,29 +124,40 @@ def _probe(model: Any, tokens: list[int]) -> Probe:
 
 
 @torch.inference_mode()
-def _observed(model: Any, windows: Sequence[Sequence[int]], report: Callable[[str], None]) -> dict[str, Observed]:
+def _observed(
+    model: Any, windows: Sequence[Sequence[int]], taps: tuple[int, ...], report: Callable[[str], None]
+) -> dict[str, Observed]:
     """Reads every window as a prompt."""
     statistics: dict[str, InputStatistics] = {}
     same_input: dict[str, str] = {}  # layer -> the layer before it that reads the same tensor
     last: list[Any] = [None, ""]  # the tensor that a layer read last, and that layer
 
-    def record(name: str, module: Any) -> Callable[..., None]:
+    tapped: list[Any] = []
+
+    def add(name: str, x: Any) -> None:
+        rows = x.reshape(-1, x.shape[-1]).float().numpy()
+        statistics.setdefault(name, InputStatistics(f"the input of {name}", x.shape[-1])).add(rows)
+
+    def record(name: str) -> Callable[..., None]:
         def hook(_: Any, args: tuple[Any, ...]) -> None:
             if args[0] is last[0]:
                 same_input[name] = last[1]
                 return
             last[:] = [args[0], name]
-            rows = args[0].reshape(-1, module.in_features).float().numpy()
-            statistics.setdefault(name, InputStatistics(f"the input of {name}", module.in_features)).add(rows)
+            add(name, args[0])
 
         return hook
 
     layers = [(f"{name}.weight", layer) for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)]
-    hooks = [layer.register_forward_pre_hook(record(name, layer)) for name, layer in layers]
+    hooks = [layer.register_forward_pre_hook(record(name)) for name, layer in layers]
+    hooks += [model.model.layers[tap - 1].register_forward_hook(lambda _m, _i, out: tapped.append(out)) for tap in taps]
     for number, window in enumerate(windows):
         report(f"recording inputs ({number} of {len(windows)} texts)")
         last[:] = [None, ""]
         model(input_ids=torch.tensor([list(window)]), use_cache=False)
+        if tapped:
+            add(FC, torch.cat(tapped, -1))
+            tapped.clear()
     for hook in hooks:
         hook.remove()
     observed = {name: one.observed() for name, one in statistics.items()}

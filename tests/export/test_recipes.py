@@ -146,7 +146,7 @@ def test_int4_follows_the_weight_as_four_bits_can(weight: Array, rows: Array) ->
     blocks = rounded(weight, Grid(4, 32, asymmetric=True))
     assert blocks.level.min() == 0 and blocks.level.max() == 15 and len(np.unique(blocks.zero)) > 3
     np.testing.assert_allclose(
-        session(model)(rows), rows @ blocks.values(), atol=0.1
+        session(model)(rows), rows @ blocks.values(), atol=1.0
     )  # steps in fp16; unpacked as it was packed
     error = np.square(blocks.values() - weight).mean() / np.square(weight).mean()
     assert error < 0.0075  # 16 levels over 2.1 standard deviations either way: 0.0075
@@ -212,7 +212,7 @@ def test_a_pass_that_finds_nothing_is_an_error(weight: Array) -> None:
         apply((Int8PerToken(),), model)
 
 
-@pytest.mark.parametrize("precision", ["int8", "int4"])
+@pytest.mark.parametrize("precision", ["int8", "int4", "int4-int8"])
 @pytest.mark.parametrize("kind", sorted(HEADS))
 def test_every_large_weight_is_changed_and_listed(kind: str, precision: str, bundle_of: Callable[..., Path]) -> None:
     manifest = read_manifest(bundle_of(kind, precision))
@@ -229,9 +229,14 @@ def test_every_large_weight_is_changed_and_listed(kind: str, precision: str, bun
         by_block = {weight.split(".")[-2] for weight, done in graph.recipe.items() if "blocks" in done}
         every = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
         every |= {"fc"} if kind == "eagle1" else set()  # EAGLE-3's fc is part of the target's graph
-        target = {"q_proj", "gate_proj", "up_proj"} if precision == "int4" else set()
-        assert by_block == (every if name == "draft" else target)
-        assert any(done == "fp16" for done in graph.recipe.values())  # the embedding
+        if name == "draft":
+            assert by_block == every
+            assert any(done == "fp16" for done in graph.recipe.values())  # the embedding
+        elif precision == "int4-int8":
+            assert by_block == {"q_proj", "gate_proj", "up_proj"}
+        else:
+            bits = {done.split(" in blocks")[0] for done in graph.recipe.values() if "blocks" in done}
+            assert by_block >= {*every - {"fc"}, "lm_head", "embed_tokens"} and bits == {precision}
 
 
 @pytest.mark.parametrize("precision", ["int8-static", "int8-weight"])
