@@ -203,7 +203,7 @@ def check_memory(source: Checkpoint, stored: int = 0) -> None:
     numbers = sum(math.prod(tensor.shape) for tensor in source.tensors.values())
     needed, free = int(MEMORY_MARGIN * max(4 * numbers, stored)), free_memory()
     if free is not None and needed > free:
-        raise ExportError(f"running the source takes {needed / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free")
+        raise ExportError(f"comparing takes {needed / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free")
 
 
 def free_memory() -> int | None:

@@ -60,9 +60,9 @@ def observe_source(
 ) -> Recorded:
     """Returns what the checkpoint in `folder` computes for a text.
 
-    text: its tokenizer. data: a text file, or JSONL as eagle-calib reads it; None for text of the model's own. taps: the
-    hidden states whose concatenation an EAGLE-3 head's fc reads, if there is one. report: called with what is being
-    done. Raises CalibrationError for a file without text, and ExportError if transformers cannot run the
+    text: its tokenizer. data: a text file, or JSONL as eagle-calib reads it; None for text of the model's own. taps:
+    the hidden states whose concatenation an EAGLE-3 head's fc reads, if there is one. report: called with what is
+    being done. Raises CalibrationError for a file without text, and ExportError if transformers cannot run the
     checkpoint."""
     transformers_logging.disable_progress_bar()
     try:

@@ -23,7 +23,7 @@ from eagle_export.recipes.graph import KEPT, Array, Linear, is_lm_head, linears
 from eagle_export.recipes.graph_pass import Pass
 
 EXPONENTS = np.linspace(0.0, 1.0, 11, dtype=np.float32)
-ROWS = 256  # recorded inputs that the search uses
+ROWS, COLUMNS = 256, 256  # recorded inputs, and the most output columns of a layer, that the search uses
 SMALLEST, LARGEST = np.float32(1e-3), np.float32(1e3)  # bounds of a factor
 FACTORS = "input factors"  # key in a node's meta
 
@@ -157,7 +157,8 @@ def best_factors(group: Group, observed: Mapping[str, Observed], simulate: Simul
     are better than 1."""
     x, absmax = inputs_of(group.layers[0], observed)
     x = x[:ROWS]
-    weights = [layer.reader()() for layer in group.layers]
+    whole = [layer.reader()() for layer in group.layers]
+    weights = [np.ascontiguousarray(weight[:, :: -(-weight.shape[1] // COLUMNS)]) for weight in whole]
     wanted = [x @ weight for weight in weights]
 
     def error(factors: Array) -> float:
@@ -165,7 +166,7 @@ def best_factors(group: Group, observed: Mapping[str, Observed], simulate: Simul
         return float(sum(np.square(out - want).sum() for out, want in zip(outputs, wanted, strict=True)))
 
     best, least = None, error(np.ones(x.shape[1], np.float32))
-    weight = np.concatenate(weights, 1)
+    weight = np.concatenate(whole, 1)
     for sizes in (channel_sizes(absmax, weight), _positive(np.sqrt(np.square(x).mean(0)))):
         heads = sizes.reshape(-1, group.repeats, group.width)
         size = np.repeat(heads.max(1, keepdims=True), group.repeats, axis=1).ravel()
