@@ -24,6 +24,7 @@ from eagle_export.bundle import export
 from eagle_export.cli import BACKENDS, PRECISIONS, main
 from eagle_export.errors import ExportError
 from eagle_export.limits import (
+    CALIBRATION_OPTIONAL,
     LIMITS,
     Advice,
     FidelityError,
@@ -182,7 +183,7 @@ def test_layers_that_cannot_be_kept(plain: Path, tmp_path: Path, capsys: pytest.
     for precision, pattern, says in (
         ("int8", "*.mlp.dwon_proj.*", "no linear layer of the target is named '*.mlp.dwon_proj.*', so that none"),
         ("int8", "model.norm.weight", "no linear layer of the target is named 'model.norm.weight'"),
-        ("int8", "*", "no layer is left for pass 'int8 per token'; keep fewer, or choose a wider precision"),
+        ("int8", "*", "no layer is left for pass 'smoothing'; keep fewer, or choose a wider precision"),
         ("fp32", "*", "fp32 keeps every layer as it is; name layers to keep with a narrower precision"),
     ):
         assert main([str(plain), "-o", str(tmp_path / "b"), "-p", precision, "--keep", pattern]) == 2
@@ -260,7 +261,9 @@ def test_every_precision_has_limits_and_ways_out_that_exist() -> None:
                 for name in named:
                     assert calibrated or not recipes[name].calibrated
                     assert LIMITS[name].kl <= LIMITS[precision].kl and name != precision
-                assert any("calibration" in way.verb for way in ways) == (precision == "int4" and not calibrated)
+                assert any("calibration" in way.verb for way in ways) == (
+                    precision in CALIBRATION_OPTIONAL and not calibrated
+                )
 
 
 figures = st.floats(0, 1), st.floats(0, 1e6), st.floats(0, 1), st.floats(0, 1e6)

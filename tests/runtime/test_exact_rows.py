@@ -66,16 +66,16 @@ def test_what_is_found_is_kept_and_said_once(
     monkeypatch.setenv("EAGLE_CACHE", str(tmp_path / "cache"))
     bundle = bundle_of("alone", "int8")
     manifest = read_manifest(bundle)
-    with Uneven(bundle, lambda rows: rows == 1) as session:
-        with pytest.warns(EagleWarning, match="fewer are padded"):
+    with Uneven(bundle, lambda rows: rows % 4 > 0) as session:
+        with pytest.warns(EagleWarning, match="whole multiples of 4; others are padded"):
             first = check_rows(session, manifest, 1)
-        assert first == RowCheck(RowPadding(2)) and session.padding == RowPadding(2)
+        assert first == RowCheck(RowPadding(4, 4)) and session.padding == RowPadding(4, 4)
         passes = len(session.fed)
         session.padding = RowPadding()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert check_rows(session, manifest, 1) == first
-        assert len(session.fed) == passes and session.padding == RowPadding(2)
+        assert len(session.fed) == passes and session.padding == RowPadding(4, 4)
         with pytest.warns(EagleWarning):  # other threads may divide sums in another way
             assert check_rows(session, manifest, 2) == first
         assert len(session.fed) > passes
@@ -84,6 +84,17 @@ def test_what_is_found_is_kept_and_said_once(
             file.write_text(f'{{"padding": {padding}}}', encoding="utf-8")
         with Uneven(bundle, lambda rows: False) as session:
             assert check_rows(session, manifest, 1) == RowCheck(RowPadding())
+
+
+def test_padding_to_two_rows_is_not_worth_a_warning(
+    bundle_of: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = bundle_of("alone", "int8")
+    for odd, padding in ((lambda rows: rows == 1, RowPadding(2)), (lambda rows: rows % 2 == 1, RowPadding(2, 2))):
+        monkeypatch.setenv("EAGLE_CACHE", str(tmp_path / str(padding.multiple)))
+        with warnings.catch_warnings(), Uneven(bundle, odd) as session:
+            warnings.simplefilter("error")
+            assert check_rows(session, read_manifest(bundle), 3) == RowCheck(padding)
 
 
 def test_without_equal_rows_drafts_are_off(bundle_of: Callable[..., Path], prompts: list[list[int]]) -> None:
