@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
 
         from eagle_export.automatic import table
 
-        Console(width=100).print(table(done.sensitivities))
+        Console(width=120).print(table(done.sensitivities))
     seconds = time.perf_counter() - started
     head, certificate = done.manifest.head, done.manifest.certificate
     if args.json:

@@ -27,7 +27,7 @@ from eagle_export.trace import quiet
 from eagle_runtime.text.tokenizer import Text
 from eagle_runtime.tree import Float
 
-SEQUENCES, START, LENGTH = 32, 8, 160  # generated texts, tokens that each starts with, and tokens in all
+SEQUENCES, START, LENGTH = 24, 8, 96  # generated texts, tokens that each starts with, and tokens in all
 WINDOW, MAX_TOKENS = 256, 8192  # of a file: tokens per window, and in all
 FC = "head.fc.weight"  # of an EAGLE-3 head, in the target's graph
 PROBES = 2  # texts of which the logits are kept
