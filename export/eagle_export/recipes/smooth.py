@@ -22,7 +22,7 @@ from eagle_export.errors import ExportError
 from eagle_export.recipes.graph import KEPT, Array, Linear, is_lm_head, linears
 from eagle_export.recipes.graph_pass import Pass
 
-EXPONENTS = np.linspace(0.0, 1.0, 11, dtype=np.float32)
+EXPONENTS = np.linspace(0.0, 1.0, 6, dtype=np.float32)
 ROWS, COLUMNS = 256, 256  # recorded inputs, and the most output columns of a layer, that the search uses
 SMALLEST, LARGEST = np.float32(1e-3), np.float32(1e3)  # bounds of a factor
 FACTORS = "input factors"  # key in a node's meta

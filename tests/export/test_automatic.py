@@ -1,0 +1,181 @@
+"""Inputs that are recorded from the checkpoint, embeddings in blocks, and layers that are chosen by measuring."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from torch import Tensor
+
+from conftest import GOLDEN, HEADS
+from eagle_export.automatic import Sensitivity, chosen, extra_bytes
+from eagle_export.bundle import export
+from eagle_export.cli import main, number_of_bytes
+from eagle_export.errors import ExportError
+from eagle_export.pair import build_graphs, open_pair
+from eagle_export.recipes.blocks import rounded
+from eagle_export.recipes.embedding import EmbeddingBlocks
+from eagle_export.recipes.graph import linears
+from eagle_export.recipes.plan import INT4, INT8
+from eagle_export.self_calibration import FC, SEQUENCES, observe_source
+from eagle_export.weights import num_bytes
+from eagle_export.worst_layers import layers_of
+from eagle_runtime import EagleModel
+from eagle_runtime.bundle.manifest import read_manifest
+from eagle_runtime.text.tokenizer import Text
+from export_workplace import make_target
+
+TARGET = GOLDEN / "target"
+
+
+def test_every_linear_layer_has_recorded_inputs_and_equal_calls_record_the_same() -> None:
+    pair = open_pair(TARGET, GOLDEN / HEADS["eagle3"])
+    assert pair.head is not None
+    recorded = observe_source(TARGET, Text(TARGET), None, pair.head.config.taps)
+    again = observe_source(TARGET, Text(TARGET), None, pair.head.config.taps)
+    layers = linears(build_graphs(pair, "fp32", 10)["target"])
+    assert FC in {layer.name for layer in layers} <= set(recorded.inputs)
+    for layer in layers:
+        seen = recorded.inputs[layer.name]
+        assert seen.sample.shape[1] == layer.shape[0] and len(seen.sample) > 500
+        np.testing.assert_array_equal(seen.sample, again.inputs[layer.name].sample)
+    q, k = (recorded.inputs[f"model.layers.0.self_attn.{name}_proj.weight"] for name in "qk")
+    assert q is k, "layers that read one tensor share its record"
+    assert len({tuple(probe.tokens) for probe in recorded.probes}) == len(recorded.probes) < SEQUENCES
+    assert [probe.tokens for probe in recorded.probes] == [probe.tokens for probe in again.probes]
+
+
+def test_inputs_are_recorded_on_a_text_that_is_given(tmp_path: Path) -> None:
+    rows = [list(range(4, 40)), list(range(50, 90))]
+    data = tmp_path / "ids.jsonl"
+    data.write_text("".join(json.dumps({"ids": row}) + "\n" for row in rows), encoding="utf-8")
+    recorded = observe_source(TARGET, Text(TARGET), data)
+    assert [probe.tokens for probe in recorded.probes] == rows
+    assert {seen.rows for seen in recorded.inputs.values()} == {36 + 40}
+    with pytest.raises(ExportError, match="int8-weight for backend cpu records no inputs; leave the text out"):
+        export(TARGET, None, tmp_path / "b", precision="int8-weight", calibrate=data)
+
+
+@pytest.mark.parametrize("grid", [INT4, INT8])
+def test_an_embedding_in_blocks_is_read_as_it_was_rounded(grid: object) -> None:
+    table = np.random.default_rng(0).normal(size=(50, 128)).astype(np.float32)
+    ids = ir.Value(name="input_ids", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(["T"]))
+    stored = ir.Value(
+        name="e", const_value=ir.tensor(table), type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([50, 128])
+    )
+    node = ir.node("Gather", [stored, ids])
+    (rows,) = node.outputs
+    rows.name, rows.type, rows.shape = "y", stored.type, ir.Shape(["T", 128])
+    graph = ir.Graph([ids], [rows], nodes=[node], initializers=[stored], opset_imports={"": 24}, name="lookup")
+    model = ir.Model(graph, ir_version=10)
+    assert grid in (INT4, INT8)
+    blocks = INT4 if grid == INT4 else INT8
+    EmbeddingBlocks(blocks).apply(model)
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString())
+    tokens = np.array([0, 7, 49, 7], np.int64)
+    (read,) = session.run(None, {"input_ids": tokens})
+    wanted = rounded(np.ascontiguousarray(table.T), blocks).values().T[tokens]
+    np.testing.assert_allclose(read, wanted, rtol=2e-3, atol=1e-4)
+
+
+def test_int4_is_four_bits_in_all_and_a_tied_table_is_stored_once(tmp_path: Path) -> None:
+    def tie(tensors: dict[str, Tensor]) -> None:
+        del tensors["lm_head.weight"]
+
+    tied = make_target(tmp_path / "tied", tie)
+    config = json.loads((tied / "config.json").read_text())
+    (tied / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    done = export(tied, None, tmp_path / "b", precision="int4", certify=False)
+    weights = done.manifest.target.graph.weights
+    assert [name for name in weights if name.startswith("model.embed_tokens")] == [
+        f"model.embed_tokens.weight.{part}" for part in ("int4", "scale", "zero")
+    ]
+    layers = layers_of(build_graphs(open_pair(tied, None), "fp32", 1)["target"])
+    numbers = sum(math.prod(layer.shape) for layer in layers)
+    graph = ir.load(tmp_path / "b" / done.manifest.target.graph.file)
+    assert 8 * num_bytes(graph) / numbers < 4.8
+    with EagleModel.load(tmp_path / "b", threads=1) as model:
+        plain = model.generate([5, 6, 7], max_new_tokens=24, method="vanilla").token_ids
+        assert model.generate([5, 6, 7], max_new_tokens=24, method="lookup", tree="chain").token_ids == plain
+
+
+def test_layers_are_widened_by_what_they_lose_per_byte() -> None:
+    rows = [
+        Sensitivity("a", 0.04, 100),
+        Sensitivity("b", 0.05, 50),
+        Sensitivity("c", -0.01, 1),
+        Sensitivity("d", 0.001, 10),
+    ]
+    wide = {
+        name: {each.name for each in chosen(rows, *budget) if each.wide}
+        for name, budget in {
+            "nothing fits": (9, None),
+            "a does not fit after b": (100, None),
+            "all that help": (1000, None),
+            "enough for the agreement": (None, 0.95),
+            "both": (60, 0.5),
+        }.items()
+    }
+    assert wide["nothing fits"] == set()
+    assert wide["a does not fit after b"] == {"b", "d"}
+    assert wide["all that help"] == {"a", "b", "d"}
+    assert wide["enough for the agreement"] == {"b", "a"}  # 0.0455 / 2 nats are 7.5 % of the tokens; 0.0005 are 1.1 %
+    assert wide["both"] == set(), "half of the tokens is reached with four bits everywhere"
+
+
+def test_auto_keeps_to_its_size_and_prints_what_it_decided_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], bundle_of: Callable[..., Path]
+) -> None:
+    narrow = sum(path.stat().st_size for path in bundle_of("alone", "int4").glob("target/*.data"))
+    size = narrow + 8000
+    arguments = [str(TARGET), "-p", "auto", "--no-certificate", "--size", f"{size / 1e3}kB"]
+    assert main([*arguments, "-o", str(tmp_path / "b")]) == 0
+    out = capsys.readouterr().out
+    recipe = read_manifest(tmp_path / "b").target.graph.recipe
+    wide = {name for name, done in recipe.items() if done.startswith("int8")}
+    assert wide and any(done.startswith("int4") for done in recipe.values())
+    assert all(name in out for name in wide) and out.count("int8") >= len(wide)
+    stored = sum(path.stat().st_size for path in (tmp_path / "b").glob("target/*.data"))
+    assert narrow < stored <= size
+    assert main([*arguments, "-o", str(tmp_path / "again"), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["sensitivities"]
+    assert {row["name"] for row in rows if row["wide"]} == wide
+    assert {row["name"]: row["extra"] for row in rows} == {
+        layer.name: extra_bytes(layer)
+        for layer in layers_of(build_graphs(open_pair(TARGET, None), "fp32", 1)["target"])
+    }
+    with EagleModel.load(tmp_path / "b", threads=1) as model:
+        plain = model.generate([5, 6, 7], max_new_tokens=24, method="vanilla").token_ids
+        assert model.generate([5, 6, 7], max_new_tokens=24, method="lookup", tree="chain").token_ids == plain
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["-p", "auto"], "chooses layers by an agreement or a size; give one of them"),
+        (["-p", "int4", "--size", "5GB"], "belong to precision auto, not int4"),
+        (["-p", "auto", "--agreement", "98"], "the agreement is 98, but must be between 0 and 1"),
+        (["-p", "auto", "--size", "1kB"], "all layers in four bits take "),
+        (["-p", "auto", "--size", "big"], "argument --size: invalid number_of_bytes value: 'big'"),
+    ],
+)
+def test_budgets_that_cannot_be_kept(
+    arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main([str(TARGET), "-o", str(tmp_path / "b"), *arguments])
+    except SystemExit as error:
+        status = int(error.code or 0)
+    assert status == 2 and says in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+
+
+def test_sizes_are_read_in_powers_of_a_thousand() -> None:
+    assert [number_of_bytes(text) for text in ("5GB", "700 MB", "1.5g", "12")] == [5 * 10**9, 7 * 10**8, 15 * 10**8, 12]
+    with pytest.raises(ValueError, match="5TB"):
+        number_of_bytes("5TB")
