@@ -33,7 +33,6 @@ PAST = 72  # rows before them: more than the 64 whose keys exact attention sums 
 DEPTH = 4  # tokens decoded one by one
 # From the cheapest: none, at least two rows, even numbers, multiples of the rows that kernels process at once.
 PADDINGS = (RowPadding(), RowPadding(2), RowPadding(2, 2), RowPadding(4, 4), RowPadding(16, 16))
-NEGLIGIBLE = 2  # rows: padding to an even number costs a few percent, and blocks of 64 channels always need it
 VERSION = "1"  # change it whenever the comparison changes
 
 
@@ -69,7 +68,7 @@ def check_rows(session: PaddedSession, manifest: Manifest, threads: int | None) 
     Returns None for a graph that was not made for equal rows.
 
     manifest, threads: parts of the key under which the outcome is stored. Gives an EagleWarning if a new check shows
-    that rows need more padding than NEGLIGIBLE, or that none helps."""
+    that rows need more padding than to an even number, or that none helps."""
     if not session.exact:
         return None
     folder = PurePosixPath(manifest.target.graph.file).parent
@@ -79,7 +78,7 @@ def check_rows(session: PaddedSession, manifest: Manifest, threads: int | None) 
     if check is None:
         check = find_padding(session)
         write_cached(name, asdict(check))
-        if check.padding is None or check.padding.multiple > NEGLIGIBLE:
+        if check.padding is None or check.padding.multiple > 2:  # an even number of rows costs a few percent
             warnings.warn(f"{session.path}: {check}", EagleWarning, stacklevel=3)
     session.padding = check.padding or RowPadding()
     return check

@@ -18,7 +18,7 @@ from trt_network import DRAFT_SIZES, TARGET_SIZES, Network
 
 pytest_plugins = ("trt_bundles",)
 
-PRECISIONS = ("int8", "int8-weight", "int4")
+PRECISIONS = ("int8", "int8-weight", "int4", "int4-int8")
 
 
 def products(kernels: list[Kernel]) -> list[Kernel]:
@@ -41,11 +41,11 @@ def expected(precision: str, layers: int, fc: int, draft: bool) -> dict[str, int
     where they are quantised alike; then o, down, fc where this graph has it, and the LM head. In a draft head q is
     separate, since it is computed for the wanted rows only.
 
-    A target's q, k and v read a norm's output: there int4 takes q, and k and v stay int8."""
+    A target's q, k and v read a norm's output: there int4-int8 takes q, and k and v stay int8."""
     if precision == "int8":  # down and the LM head in weights only
         return {"int8": 3 * layers + fc + draft, "int8 weights": layers + 1}
-    if precision == "int8-weight":
-        return {"int8 weights": 4 * layers + fc + draft + 1}
+    if precision in ("int8-weight", "int4"):
+        return {f"{precision.removesuffix('-weight')} weights": 4 * layers + fc + draft + 1}
     return {"int4 weights": (1 + (not draft)) * layers, "int8 weights": 3 * layers + fc + draft + 1}
 
 

@@ -49,7 +49,9 @@ def sample_texts(target: LlamaForCausalLM, first: int | None, seed: int) -> list
 
 def load_target(folder: Path) -> LlamaForCausalLM:
     """The target in fp32."""
-    model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
+    ).eval()
     return model
 
 
@@ -81,7 +83,8 @@ def head_log_probabilities(
             none = torch.zeros(1, 0, config.num_kv_heads, config.head_dim)
             past = [(none, none) for _ in range(config.num_layers)]
             hidden, _ = head(torch.tensor([ids[1:]]), features[:, :-1], torch.arange(rows)[None], mask, past)
-            yield head.logits(hidden)[0].log_softmax(-1)
+            scores = head.logits(hidden)[0].log_softmax(-1)
+        yield scores  # outside of no_grad, which would stay in force for the caller
 
 
 def compare(source: Path, heads: dict[str, Path], hardened: Path, first: int | None, seed: int) -> Difference:
