@@ -75,7 +75,9 @@ def traced(folder: Path) -> Any:
     from torch.nn import functional
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
+    ).eval()
     config, frequencies = model.config, model.model.rotary_emb.inv_freq.clone()
     heads, shared = config.num_attention_heads, config.num_key_value_heads
     width = model.model.layers[0].self_attn.head_dim
