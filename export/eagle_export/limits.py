@@ -24,7 +24,7 @@ LIMITS = {
     "int8": Limits(0.89, 0.01),
     "int8-token": Limits(0.82, 0.04),
     "int8-static": Limits(0.82, 0.04),
-    "int8-weight": Limits(0.82, 0.04),
+    "int8-weight": Limits(0.89, 0.01),
     "int4": Limits(0.74, 0.1),
     "int4-int8": Limits(0.82, 0.04),
     "auto": Limits(0.74, 0.1),

@@ -72,12 +72,14 @@ class EmbeddingBlocks(Pass[ir.Node]):
             def read(tensor: ir.TensorProtocol = tensor) -> Array:
                 return np.ascontiguousarray(tensor.numpy().astype(np.float32).T)
 
+            tied = f"{name}.int{self.grid.bits}" in model.graph.initializers
             weight, scale, *zero = stored(model, name, (h, v), partial(_rounded, read, self.grid), self.grid)
             lines = insert(node, "Reshape", [weight, constant(model, "shape_lines", np.array([0, -1]))])
             attributes = {"bits": self.grid.bits, "block_size": self.grid.size}
             inputs = [lines, ids, scale, *zero]
             rows = insert(node, "GatherBlockQuantized", inputs, MICROSOFT, gather_axis=0, quantize_axis=1, **attributes)
             changed[name] = f"int{self.grid.bits} in blocks of {self.grid.size}"
+            changed[name] += ", as rounded for the LM head" if tied else ""
             replace(node, insert(node, "Cast", [rows], to=int(ir.DataType.FLOAT)))
         model.opset_imports[MICROSOFT] = 1
         return changed
