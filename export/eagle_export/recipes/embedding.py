@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from functools import partial
 
 import numpy as np
@@ -47,11 +48,15 @@ class EmbeddingFp16(Pass[ir.Node]):
         return changed
 
 
+SMALLER = (32, 16)  # blocks that are tried next; the operator takes no smaller ones
+
+
 @dataclass(frozen=True, slots=True)
 class EmbeddingBlocks(Pass[ir.Node]):
     """Stores the table [V, H] that is indexed by input_ids as WeightBlocks stores a weight [H, V], and reads it with
     GatherBlockQuantized, an operator of ONNX Runtime. A table that is also the LM head is stored once, as it was
-    rounded there. One whose width is no whole number of blocks is stored in fp16."""
+    rounded there. A table whose width is no whole number of blocks has smaller ones or, if it is tied or that does not
+    help either, is stored in fp16."""
 
     grid: Grid
     name = "embedding blocks"
@@ -65,20 +70,22 @@ class EmbeddingBlocks(Pass[ir.Node]):
             table, ids = node.inputs[:2]
             assert table is not None and table.const_value is not None
             tensor, name, (v, h) = table.const_value, str(table.name), table.const_value.shape.numpy()
-            if h % self.grid.size:
+            tied = f"{name}.int{self.grid.bits}" in model.graph.initializers
+            sizes = [size for size in (self.grid.size, *SMALLER) if size <= self.grid.size and h % size == 0]
+            if not sizes or (tied and sizes[0] < self.grid.size):
                 changed |= EmbeddingFp16().rewrite(model, [node])
                 continue
 
             def read(tensor: ir.TensorProtocol = tensor) -> Array:
                 return np.ascontiguousarray(tensor.numpy().astype(np.float32).T)
 
-            tied = f"{name}.int{self.grid.bits}" in model.graph.initializers
-            weight, scale, *zero = stored(model, name, (h, v), partial(_rounded, read, self.grid), self.grid)
+            grid = replace_fields(self.grid, size=sizes[0])
+            weight, scale, *zero = stored(model, name, (h, v), partial(_rounded, read, grid), grid)
             lines = insert(node, "Reshape", [weight, constant(model, "shape_lines", np.array([0, -1]))])
-            attributes = {"bits": self.grid.bits, "block_size": self.grid.size}
+            attributes = {"bits": self.grid.bits, "block_size": grid.size}
             inputs = [lines, ids, scale, *zero]
             rows = insert(node, "GatherBlockQuantized", inputs, MICROSOFT, gather_axis=0, quantize_axis=1, **attributes)
-            changed[name] = f"int{self.grid.bits} in blocks of {self.grid.size}"
+            changed[name] = f"int{self.grid.bits} in blocks of {grid.size}"
             changed[name] += ", as rounded for the LM head" if tied else ""
             replace(node, insert(node, "Cast", [rows], to=int(ir.DataType.FLOAT)))
         model.opset_imports[MICROSOFT] = 1
