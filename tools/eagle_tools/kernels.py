@@ -14,6 +14,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -25,6 +26,7 @@ from eagle_export.recipes.int8 import Int8PerToken
 from eagle_export.recipes.weight_blocks import WeightBlocks
 from eagle_runtime.command import Parser, run_command
 from eagle_runtime.errors import RequestError
+from eagle_runtime.session.ort.library import open_graph
 from eagle_tools.markdown import markdown_table
 
 ROWS = (1, 2, 3, 4, 6, 8, 16, 32)
@@ -59,13 +61,9 @@ def layers_model(shape: tuple[int, int], layers: int) -> ir.Model:
 
 def measure(way: LayerPass, shape: tuple[int, int], layers: int, threads: int) -> tuple[list[float], list[int]]:
     """Returns milliseconds per layer for each of ROWS, and the numbers of rows that are equal to the bit."""
-    import onnxruntime
-
     model = layers_model(shape, layers)
     way.apply(model)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options, ["CPUExecutionProvider"])
+    session = open_graph(Path(), threads=threads, model=ir.to_proto(model).SerializeToString())
     x = np.random.default_rng(1).standard_normal((1, max(ROWS), shape[0])).astype(np.float32)
     wanted = [out.copy() for out in session.run(None, {"x": x})]
     times, equal = [], []
