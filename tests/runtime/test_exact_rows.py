@@ -134,7 +134,9 @@ def test_padding_changes_no_bit(bundle_of: Callable[..., Path], precision: str, 
         np.testing.assert_array_equal(outputs[0][1], outputs[1][1])
 
 
-@pytest.mark.parametrize("precision", ["int8", "int8-static", "int8-weight", "int4", "int8+int8 cache"])
+@pytest.mark.parametrize(
+    "precision", ["int8", "int8-token", "int8-static", "int8-weight", "int4", "int4-int8", "int8+int8 cache"]
+)
 def test_every_quantised_precision_passes_here(bundle_of: Callable[..., Path], precision: str) -> None:
     with EagleModel.load(bundle_of("alone", precision), threads=2) as model:
         assert model.row_check is not None and model.row_check.padding is not None

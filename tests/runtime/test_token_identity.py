@@ -139,7 +139,9 @@ def test_int8_tokens_are_equal_without_ties(model_of: Callable[..., EagleModel],
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("precision", ["int4", "int8-static", "int8-weight", "int8+int8 cache"])
+@pytest.mark.parametrize(
+    "precision", ["int4", "int8-token", "int4-int8", "int8-static", "int8-weight", "int8+int8 cache"]
+)
 def test_quantised_tokens_are_equal_without_ties(
     model_of: Callable[..., EagleModel], precision: str, temperature: float
 ) -> None:
