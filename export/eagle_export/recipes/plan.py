@@ -116,6 +116,11 @@ def auto_passes(seen: Observations | None, wide: frozenset[str]) -> Passes:
     )
 
 
+def head_in_int4(seen: Observations | None) -> Passes:
+    """The passes of a head in int4, whose LM head is as in int8-token."""
+    return (EmbeddingFp16(), WeightBlocks(HEAD, seen, wanted=all_but_lm_head), Int8PerToken())
+
+
 CPU = {
     "fp32": Recipe("fp32"),
     "fp16": Recipe("fp16"),
@@ -173,7 +178,7 @@ CPU = {
             WeightBlocks(INT4, seen),
             EmbeddingBlocks(INT4),
         ),
-        draft=lambda seen: (EmbeddingFp16(), WeightBlocks(HEAD, seen, wanted=all_but_lm_head), Int8PerToken()),
+        draft=head_in_int4,
         self_calibrated=True,
     ),
     "int4-int8": Recipe(
@@ -185,7 +190,7 @@ CPU = {
             WeightBlocks(MIXED, seen, wanted=in_int4),
             Int8PerToken(),
         ),
-        draft=lambda seen: (EmbeddingFp16(), WeightBlocks(HEAD, seen, wanted=all_but_lm_head), Int8PerToken()),
+        draft=head_in_int4,
         self_calibrated=True,
         draft_precision="int4",
     ),
