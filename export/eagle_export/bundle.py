@@ -110,6 +110,8 @@ def export(
     budget = checked_budget(precision, agreement, size)
     if calibrate is not None and not recorded_from_source(backend, precision):
         raise ExportError(f"{precision} for backend {backend} records no inputs; leave the text out")
+    if precision == AUTO and calibration is not None:
+        raise ExportError(f"precision {AUTO} measures the source itself; give a text as calibrate, not a calibration")
     if calibrate is not None and calibration is not None:
         raise ExportError("a calibration and a text to record one on were given; leave one of them out")
     required = required_fidelity(backend, precision, min_agreement, max_kl, calibrated=calibration is not None)
