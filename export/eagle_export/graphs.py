@@ -21,17 +21,17 @@ from transformers.models.llama import modeling_llama
 
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
-from eagle_export.heads.eagle3 import Eagle3Head
+from eagle_export.heads.eagle3 import Eagle3Head, TapReader
 from eagle_export.heads.layers import Rows
 
 ATTENTION = "eagle_edge"  # name of our attention function in transformers's registry
 
 
 class TargetGraph(nn.Module):
-    """The target, with features for the head: the final hidden state after the last norm, or EAGLE-3's `fc` of the
+    """The target, with features for the head: the final hidden state after the last norm, or EAGLE-3's reading of the
     taps."""
 
-    def __init__(self, config: LlamaConfig, taps: tuple[int, ...], fc: nn.Linear | None) -> None:
+    def __init__(self, config: LlamaConfig, taps: tuple[int, ...], reader: TapReader | None) -> None:
         super().__init__()
         config = copy.deepcopy(config)  # transformers writes into it
         # An explicit dtype, because the config holds that of the checkpoint.
@@ -39,7 +39,7 @@ class TargetGraph(nn.Module):
         self.model = model.model
         self.lm_head = model.lm_head
         self.taps = taps
-        self.head_fc = fc  # a name that no target's own parameter has
+        self.head_reader = reader  # a name that no target's own parameter has
 
     def forward(
         self, input_ids: Tensor, position_ids: Tensor, tree_mask: Tensor, logit_rows: Tensor, past: list[Rows]
@@ -61,7 +61,7 @@ class TargetGraph(nn.Module):
         for hook in hooks:
             hook.remove()
         logits = self.lm_head(hidden.index_select(1, logit_rows)).float()
-        features = self.head_fc(torch.cat(tapped, -1)) if self.head_fc is not None else hidden
+        features = self.head_reader.features(tapped) if self.head_reader is not None else hidden
         return logits, features, cache.new
 
 
