@@ -74,6 +74,8 @@ def grow(
 
     dtype: one of DTYPES. shard_bytes: maximum size of a file; a larger tensor gets a file of its own."""
     pairs = [open_pair(target, head) for head in heads]
+    if pairs[0].family.model_type != "llama":
+        raise GrowError(f"{target} is a {pairs[0].family.name} model, but only 'llama' targets can be grown")
     kinds = [head_of(pair).config.kind for pair in pairs]
     if len(set(kinds)) < len(kinds):
         raise GrowError(f"two of the heads are {max(kinds, key=kinds.count)} heads; give one of a kind")

@@ -77,6 +77,8 @@ def harden(
         if folder.exists():
             raise HardenError(f"{folder} exists; choose another folder or remove it")
     pairs = [open_pair(target, head) for head in heads] or [open_pair(target, None)]
+    if pairs[0].family.model_type != "llama":
+        raise HardenError(f"{target} is a {pairs[0].family.name} model, but only 'llama' targets can be hardened")
     kinds = [head_part(pair).config.kind for pair in pairs if pair.head]
     if len(set(kinds)) < len(kinds):
         raise HardenError(f"two of the heads are {max(kinds, key=kinds.count)} heads; give one of a kind")

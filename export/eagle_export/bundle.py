@@ -132,10 +132,14 @@ def export(
     with _progress() as progress:
         task = progress.add_task("reading checkpoints", total=None)
         pair = open_pair(target, draft)
-        if cache_precision is not None and pair.config.max_position_embeddings > MOST:
+        if cache_precision is not None and pair.context > MOST:
             raise ExportError(
-                f"{target} has a context of {pair.config.max_position_embeddings} tokens, and an int8 cache holds "
+                f"{target} has a context of {pair.context} tokens, and an int8 cache holds "
                 f"{MOST} at most; export it without one"
+            )
+        if cache_precision is not None and any(pair.windows):
+            raise ExportError(
+                f"{target} has layers with a sliding window, and an int8 cache hides no old keys; export it without one"
             )
         texts = _read_texts(target)
         if "tokenizer.json" not in texts:
@@ -179,6 +183,8 @@ def _recorded(pair: Pair, data: Path | None, report: Callable[[str], None]) -> t
     """Returns what the source computes for a text, or None and a warning if it cannot run here. Raises ExportError
     instead if the text was given, and CalibrationError for one that cannot be used."""
     try:
+        if pair.family.model_type != "llama":
+            raise ExportError(f"inputs of {pair.family.name} targets are not recorded yet")
         check_memory(pair.target)
         taps = () if pair.head is None else pair.head.config.taps
         return observe_source(pair.target.folder, Text(pair.target.folder), data, taps, report), []
@@ -263,7 +269,7 @@ def _manifest(
             num_layers=int(config.num_hidden_layers),
             num_kv_heads=pair.num_kv_heads,
             head_dim=pair.head_dim,
-            context=int(config.max_position_embeddings),
+            context=pair.context,
             eos_token_ids=pair.eos,
             graph=specs["target"],
         ),

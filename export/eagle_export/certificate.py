@@ -12,19 +12,19 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from eagle_calib.replay import GOLDEN_TOKENS, forced_logits, golden_prompts, mean_tau, replay
 from eagle_calib.scoring import divergence, log_softmax
 from eagle_export.checkpoint import Checkpoint
 from eagle_export.errors import ExportError
+from eagle_export.families.family import cache_keyword
+from eagle_export.families.source import load_source
 from eagle_export.limits import LIMITS, Advice, FidelityError, RequiredFidelity, refusal
-from eagle_export.trace import quiet
 from eagle_export.worst_layers import ROWS, Layer, LayerError, worst_layers
 from eagle_runtime import BackendError, EagleError, EagleModel
 from eagle_runtime.bundle.fidelity import shortfall
@@ -152,11 +152,8 @@ def continuations(
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
-        with quiet("transformers"):
-            model = cast(Any, LlamaForCausalLM).from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
-            )
-        results = [_continue(model.eval(), prompt, eos, count) for prompt in prompts]
+        model = load_source(folder)
+        results = [_continue(model, prompt, eos, count) for prompt in prompts]
     except Exception as error:  # transformers, safetensors and a full memory raise many kinds
         raise ExportError(f"transformers does not run {folder} ({_first_line(error)})") from None
     finally:
@@ -171,10 +168,10 @@ def continuations(
 def _continue(model: Any, prompt: Sequence[int], eos: Collection[int], count: int) -> Continuation:
     rows: list[Float] = []
     tokens: list[int] = []
-    cache, new = None, list(prompt)
+    name, cache, new = cache_keyword(model), None, list(prompt)
     while len(tokens) < count and not (tokens and tokens[-1] in eos):
-        out = model(input_ids=torch.tensor([new]), past_key_values=cache, use_cache=True, logits_to_keep=1)
-        cache = out.past_key_values
+        out = model(input_ids=torch.tensor([new]), use_cache=True, logits_to_keep=1, **{name: cache})
+        cache = out[name]
         rows.append(out.logits[0, -1].float().numpy())
         tokens.append(int(rows[-1].argmax()))
         new = tokens[-1:]

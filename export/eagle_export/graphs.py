@@ -9,16 +9,19 @@ k children per row.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 from transformers.models.llama import modeling_llama
 
+from eagle_export.families.family import Config, Family, Windows, cache_keyword
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head, TapReader
@@ -28,14 +31,21 @@ ATTENTION = "eagle_edge"  # name of our attention function in transformers's reg
 
 
 class TargetGraph(nn.Module):
-    """The target, with features for the head: the final hidden state after the last norm, or EAGLE-3's reading of the
-    taps."""
+    """The target, with features for the head: the final hidden state after the last norm, or EAGLE-3's reading of
+    the taps. windows: per layer the number of keys that a row sees, None for all."""
 
-    def __init__(self, config: LlamaConfig, taps: tuple[int, ...], reader: TapReader | None) -> None:
+    def __init__(
+        self, family: Family, config: Config, windows: Windows, taps: tuple[int, ...], reader: TapReader | None
+    ) -> None:
         super().__init__()
         config = copy.deepcopy(config)  # transformers writes into it
         # An explicit dtype, because the config holds that of the checkpoint.
-        model = LlamaForCausalLM._from_config(config, attn_implementation=ATTENTION, dtype=torch.get_default_dtype())
+        model = family.model_class()._from_config(
+            config, attn_implementation=ATTENTION, dtype=torch.get_default_dtype()
+        )
+        self.family = family
+        self.config = config
+        self.windows = windows
         self.model = model.model
         self.lm_head = model.lm_head
         self.taps = taps
@@ -51,18 +61,25 @@ class TargetGraph(nn.Module):
             self.model.layers[tap - 1].register_forward_hook(lambda _m, _i, out: tapped.append(out))
             for tap in self.taps
         ]
+        mask = full_mask(tree_mask, past)
+        masks = {width: windowed(mask, position_ids, width) for width in dict.fromkeys(self.windows)}
         hidden = self.model(
             input_ids=input_ids,
             position_ids=position_ids,
-            attention_mask=full_mask(tree_mask, past),
-            past_key_values=cache,
+            attention_mask=masks[self.windows[0]] if len(masks) == 1 else self._by_layer_type(masks),
             use_cache=True,
+            **{cache_keyword(self.model): cache},
         ).last_hidden_state
         for hook in hooks:
             hook.remove()
         logits = self.lm_head(hidden.index_select(1, logit_rows)).float()
+        logits = self.family.logits(self.config, logits)
         features = self.head_reader.features(tapped) if self.head_reader is not None else hidden
         return logits, features, cache.new
+
+    def _by_layer_type(self, masks: dict[int | None, Tensor]) -> dict[str, Tensor]:
+        """Returns the masks by the names that transformers gives to kinds of layers."""
+        return {kind: masks[width] for kind, width in zip(self.config.layer_types, self.windows, strict=True)}
 
 
 class DraftGraph(nn.Module):
@@ -103,6 +120,15 @@ def full_mask(tree_mask: Tensor, past: list[Rows]) -> Tensor:
     return torch.cat([tree_mask.new_zeros(1, 1, rows, before), tree_mask], -1)
 
 
+def windowed(mask: Tensor, position_ids: Tensor, width: int | None) -> Tensor:
+    """Hides in mask [1,1,T,P+T] the keys `width` or more positions before a row; the past's stand at 0..P-1."""
+    if width is None:
+        return mask
+    rows = position_ids[0]
+    keys = torch.cat([torch.arange(mask.shape[3] - mask.shape[2]), rows])
+    return mask.masked_fill(keys[None, :] <= rows[:, None] - width, torch.finfo(mask.dtype).min)
+
+
 def build_head(config: HeadConfig) -> Eagle1Head | Eagle3Head:
     """An uninitialised head of the config's kind."""
     return Eagle3Head(config) if config.kind == "eagle3" else Eagle1Head(config)
@@ -114,33 +140,42 @@ def rotary_modules(module: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
         (parent, name, child)
         for parent in module.modules()
         for name, child in parent.named_children()
-        if isinstance(child, modeling_llama.LlamaRotaryEmbedding)
+        if type(child).__name__.endswith("RotaryEmbedding")
     ]
 
 
 @contextmanager
-def native_operators() -> Iterator[None]:
-    """Makes transformers' Llama modules call torch's native norm and rotary operators, which become one ONNX node each.
+def native_operators(module: nn.Module) -> Iterator[None]:
+    """Makes the modules of transformers below `module` call torch's native norm and rotary operators, which become one
+    ONNX node each.
 
     The functions compute the same in eager mode. They are replaced for the whole process, and restored at the end."""
-    saved = (
-        modeling_llama.LlamaRMSNorm.forward,
-        modeling_llama.LlamaRotaryEmbedding.forward,
-        modeling_llama.apply_rotary_pos_emb,
-    )
-    patched = cast(Any, modeling_llama)
-    patched.LlamaRMSNorm.forward = _rms_norm
-    patched.LlamaRotaryEmbedding.forward = _rotary_tables
-    patched.apply_rotary_pos_emb = _apply_rotary
-    AttentionInterface.register(ATTENTION, _attention)
+    saved: list[tuple[Any, str, Any]] = []
+
+    def replace(owner: Any, name: str, function: Any) -> None:
+        saved.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, function)
+
+    for modeling in _modelings(module):
+        for name, item in list(vars(modeling).items()):
+            if isinstance(item, type) and item.__module__ == modeling.__name__:
+                if name.endswith("RMSNorm"):
+                    replace(item, "forward", _rms_norm)
+                elif name.endswith("RotaryEmbedding"):
+                    replace(item, "forward", _rotary_tables)
+        replace(modeling, "apply_rotary_pos_emb", _apply_rotary)
     try:
         yield
     finally:
-        (
-            patched.LlamaRMSNorm.forward,
-            patched.LlamaRotaryEmbedding.forward,
-            patched.apply_rotary_pos_emb,
-        ) = saved
+        for owner, name, function in saved:
+            setattr(owner, name, function)
+
+
+def _modelings(module: nn.Module) -> list[ModuleType]:
+    """Llama's module of transformers, of which heads are made, and those that define classes below `module`."""
+    names = dict.fromkeys(type(part).__module__ for part in module.modules())
+    others = [sys.modules[name] for name in names if name.startswith("transformers.models.")]
+    return [modeling_llama, *(each for each in others if each is not modeling_llama)]
 
 
 class _NewRows(Cache):  # type: ignore[misc]
@@ -173,6 +208,9 @@ def _attention(
         q * scaling, k, v, attn_mask=mask, scale=1.0, enable_gqa=q.shape[1] != k.shape[1]
     )
     return out.transpose(1, 2), None
+
+
+AttentionInterface.register(ATTENTION, _attention)
 
 
 def _rms_norm(self: Any, x: Tensor) -> Tensor:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 import torch
-from transformers import LlamaConfig
 
 from eagle_export.checkpoint import Checkpoint, open_checkpoint, read_json
 from eagle_export.errors import ExportError
+from eagle_export.families.config import accepted_by_transformers, context_of, read_config, windows_of
+from eagle_export.families.family import Config, Family, Windows
+from eagle_export.families.registry import family_of
 from eagle_export.graphs import DraftGraph, TargetGraph, build_head
-from eagle_export.heads.config import HeadConfig, read_head_config, rope_settings
+from eagle_export.heads.config import HeadConfig, read_head_config
 from eagle_export.heads.eagle3 import TapReader
 from eagle_export.heads.layouts import HeadLayout, official
+from eagle_export.recipes.graph import WINDOW
 from eagle_export.trace import Expected, Layout, build_fake, trace_draft, trace_target
 from eagle_export.weights import Weight, attach, simplify
 
@@ -45,7 +47,8 @@ class Pair:
     """A target's checkpoint and what was derived from it. head: None for a target alone. eos: ids that end a text."""
 
     target: Checkpoint
-    config: LlamaConfig
+    family: Family
+    config: Config
     eos: tuple[int, ...]
     head: HeadPart | None
 
@@ -57,22 +60,33 @@ class Pair:
     @property
     def head_dim(self) -> int:
         """Width of a head of the target's attention."""
-        assert self.config.head_dim is not None  # filled in by transformers
-        return int(self.config.head_dim)
+        width = getattr(self.config, "head_dim", None)
+        return int(self.config.hidden_size // self.config.num_attention_heads if width is None else width)
 
     @property
     def num_kv_heads(self) -> int:
         """Key/value heads of the target's attention."""
-        assert self.config.num_key_value_heads is not None  # filled in by transformers
-        return int(self.config.num_key_value_heads)
+        return int(self.config.num_key_value_heads)  # filled in by transformers
+
+    @property
+    def context(self) -> int:
+        """The most tokens of a text."""
+        return context_of(self.config)
+
+    @property
+    def windows(self) -> Windows:
+        """For each layer of the target the number of keys that a row sees, itself included; None for all."""
+        return windows_of(self.family, self.config)
 
 
 def open_pair(target_folder: Path, head_folder: Path | None) -> Pair:
     """Opens the folders of the target and, if there is one, the head, and checks that they fit. Raises ExportError."""
     target = open_checkpoint(target_folder)
     head = None if head_folder is None else open_checkpoint(head_folder, pickled=True)
-    config = _llama_config(target)
-    return Pair(target, config, _eos_ids(target), None if head is None else _head_part(target, config, head))
+    family = family_of(target)
+    config = read_config(family, target)
+    _check_ends(target, config)
+    return Pair(target, family, config, _eos_ids(target), None if head is None else _head_part(target, config, head))
 
 
 def build_graphs(pair: Pair, precision: str, top_k: int) -> dict[str, ir.Model]:
@@ -93,7 +107,11 @@ def build_graphs(pair: Pair, precision: str, top_k: int) -> dict[str, ir.Model]:
         "target": trace_target(
             modules["target"],
             Layout(layers, pair.num_kv_heads, pair.head_dim, dtype),
-            Expected(attention=layers, rms_norm=2 * layers + 1 + _tap_norms(head)),
+            Expected(
+                attention=layers,
+                rms_norm=pair.family.layer_norms * layers + 1 + _tap_norms(head),
+                rotary=2 * pair.family.rotary_layers(pair.config),
+            ),
         )
     }
     if head is not None:
@@ -102,11 +120,16 @@ def build_graphs(pair: Pair, precision: str, top_k: int) -> dict[str, ir.Model]:
             modules["draft"],
             config.hidden_size,
             Layout(config.num_layers, config.num_kv_heads, config.head_dim, dtype),
-            Expected(config.num_layers, rms_norm=_draft_norms(config)),
+            Expected(
+                attention=config.num_layers,
+                rms_norm=_draft_norms(config),
+                rotary=2 * config.num_layers,
+            ),
         )
     for name, model in graphs.items():
         attach(model, weights[name])
         simplify(model)
+    _note_windows(graphs["target"], pair.windows)
     return graphs
 
 
@@ -139,7 +162,7 @@ def weight_sources(pair: Pair) -> dict[str, dict[str, Weight]]:
     return {"target": target, "draft": draft}
 
 
-def _head_part(target: Checkpoint, config: LlamaConfig, head: Checkpoint) -> HeadPart:
+def _head_part(target: Checkpoint, config: Config, head: Checkpoint) -> HeadPart:
     sizes = int(config.hidden_size), int(config.num_hidden_layers), int(config.vocab_size)
     layout, head = official(head)
     head_config = read_head_config(head, layout, *sizes)
@@ -181,10 +204,10 @@ def _target_module(pair: Pair, dtype: torch.dtype) -> torch.nn.Module:
 
     def build() -> TargetGraph:
         if head is None or head.kind == "eagle1":
-            return TargetGraph(pair.config, (), None)
-        return TargetGraph(pair.config, head.taps, TapReader(head))
+            return TargetGraph(pair.family, pair.config, pair.windows, (), None)
+        return TargetGraph(pair.family, pair.config, pair.windows, head.taps, TapReader(head))
 
-    with _accepted_by_transformers(pair.target):
+    with accepted_by_transformers(pair.target):
         return build_fake(build, dtype)
 
 
@@ -196,11 +219,19 @@ def _draft_module(head: HeadPart, dtype: torch.dtype, top_k: int) -> torch.nn.Mo
                 module._modules.pop(name, None)
         return DraftGraph(module, top_k)
 
-    with _accepted_by_transformers(head.checkpoint):
+    with accepted_by_transformers(head.checkpoint):
         module = build_fake(build, dtype)
     if head.d2t is not None:
         module.d2t = head.d2t[:, None]
     return module
+
+
+def _note_windows(model: ir.Model, windows: Windows) -> None:
+    """Writes each layer's window into its Attention node, for recipes that build another mask than the traced one."""
+    nodes = [node for node in model.graph if node.op_type == "Attention"]
+    for node, width in zip(nodes, windows, strict=True):
+        if width is not None:
+            node.metadata_props[WINDOW] = str(width)
 
 
 def _check_all_used(checkpoint: Checkpoint, module: torch.nn.Module, weights: Mapping[str, Weight]) -> None:
@@ -231,45 +262,15 @@ def _check_all_used(checkpoint: Checkpoint, module: torch.nn.Module, weights: Ma
             )
 
 
-@contextmanager
-def _accepted_by_transformers(checkpoint: Checkpoint) -> Iterator[None]:
-    """Turns the errors with which transformers rejects a config into ExportError. It checks some values only when it
-    builds a model."""
-    try:
-        yield
-    except Exception as error:
-        what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        where = checkpoint.folder / "config.json"
-        raise ExportError(f"{where}: transformers refuses the config ({what}); compare it with the original") from None
-
-
-def _llama_config(target: Checkpoint) -> LlamaConfig:
-    where = target.folder / "config.json"
-    if target.config.get("model_type") != "llama":
-        raise ExportError(
-            f"{where}: model_type is {target.config.get('model_type')!r}, but only 'llama' targets are supported"
-        )
-    if "quantization_config" in target.config:
-        raise ExportError(f"{where}: the weights are quantised already; export the original checkpoint")
-    for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size"):
-        target.integer(key)
-    for key in ("head_dim", "max_position_embeddings"):
-        target.integer(key, 1)
-    heads = target.integer("num_attention_heads")
-    kv_heads = target.integer("num_key_value_heads", heads)
-    if heads % kv_heads:
-        raise ExportError(f"{where}: {heads} heads cannot share {kv_heads} key/value heads; download the config again")
-    rope_settings(target.config, str(where))
-    with _accepted_by_transformers(target):
-        config = LlamaConfig.from_dict(dict(target.config))
+def _check_ends(target: Checkpoint, config: Config) -> None:
+    """Raises ExportError unless embedding, LM head and last layer are there, with the config's shapes."""
     hidden = int(config.hidden_size)
     target.require(EMBEDDING, (int(config.vocab_size), hidden))
     if LM_HEAD in target.tensors:
         target.require(LM_HEAD, (int(config.vocab_size), hidden))
     elif not config.tie_word_embeddings:
         raise ExportError(f"{target.folder}: tensor {LM_HEAD!r} is missing and the config does not tie it")
-    target.require(f"model.layers.{config.num_hidden_layers - 1}.input_layernorm.weight", (hidden,))
-    return config
+    target.require(f"model.layers.{config.num_hidden_layers - 1}.post_attention_layernorm.weight", (hidden,))
 
 
 def _eos_ids(target: Checkpoint) -> tuple[int, ...]:

@@ -44,11 +44,7 @@ class Expected:
 
     attention: int
     rms_norm: int
-
-    @property
-    def rotary(self) -> int:
-        """One rotation for queries and one for keys."""
-        return 2 * self.attention
+    rotary: int  # one for queries and one for keys of a layer
 
 
 def build_fake(build: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
@@ -57,7 +53,7 @@ def build_fake(build: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)  # fake parameters cannot be converted later
     try:
-        with native_operators(), FakeTensorMode(allow_non_fake_inputs=True):
+        with FakeTensorMode(allow_non_fake_inputs=True):
             module = build().eval()
     finally:
         torch.set_default_dtype(before)
@@ -103,7 +99,7 @@ def _trace(
         (torch.zeros(shape, dtype=layout.dtype), torch.zeros(shape, dtype=layout.dtype))
         for _ in range(layout.num_layers)
     ]
-    with native_operators(), quiet("torch.onnx"):
+    with native_operators(module), quiet("torch.onnx"):
         program = torch.onnx.export(
             module,
             (*args, past),

@@ -162,7 +162,7 @@ def test_what_cannot_be_hardened_is_refused(tmp_path: Path, capsys: pytest.Captu
     (changed / "config.json").write_text(json.dumps(config | {"bos_token_id": None}), encoding="utf-8")
     with pytest.raises(HardenError, match="bos_token_id is None"):
         harden(changed, [], tmp_path / "out", MIDDLE)
-    (changed / "config.json").write_text(json.dumps(config | {"model_type": "gpt2"}), encoding="utf-8")
+    (changed / "config.json").write_text(json.dumps(config | {"model_type": "qwen2"}), encoding="utf-8")
     assert main([str(changed), "-o", str(tmp_path / "out")]) == 2
     assert "only 'llama' targets" in capsys.readouterr().err
     (changed / "config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -30,7 +30,7 @@ import numpy as np
 import onnx_ir as ir
 
 from eagle_export.errors import ExportError
-from eagle_export.recipes.graph import MICROSOFT, constant, insert, insert_split, replace
+from eagle_export.recipes.graph import MICROSOFT, WINDOW, constant, insert, insert_split, replace
 from eagle_export.recipes.graph_pass import Pass
 from eagle_runtime.tree import MAX_DEPTH
 
@@ -54,12 +54,13 @@ class ExactAttention(Pass[ir.Node]):
 
     def rewrite(self, model: ir.Model, matches: list[ir.Node]) -> dict[str, str]:
         changed = {}
-        columns: _Columns | None = None
+        columns: dict[int | None, _Columns] = {}
         for node in matches:
             part = part_of(model, node)
-            columns = columns or _columns(model, node, part)
+            if part.window not in columns:
+                columns[part.window] = _columns(model, node, part)
             changed[str(node.outputs[0].name)] = "committed keys in fp32, recent ones in fp64"
-            replace(node, _attend(model, node, part, columns))
+            replace(node, _attend(model, node, part, columns[part.window]))
             keys, values = part.past
             keys.shape = ir.Shape([part.kv_heads, "C", part.width])
             values.shape = ir.Shape([part.kv_heads, part.width // part.cut, "C", part.cut])
@@ -71,7 +72,8 @@ class ExactAttention(Pass[ir.Node]):
 @dataclass(frozen=True, slots=True)
 class Part:
     """Inputs of one Attention node. q [1, heads, T, width]; past: keys and values, head-major as ExactAttention says;
-    new: keys and values, each [1, T, kv_heads, width]."""
+    new: keys and values, each [1, T, kv_heads, width]. window: the number of positions that a row sees, itself
+    included; None for all."""
 
     q: ir.Value
     past: tuple[ir.Value, ir.Value]
@@ -79,6 +81,7 @@ class Part:
     heads: int
     kv_heads: int
     width: int
+    window: int | None
 
     @property
     def single(self) -> bool:
@@ -95,10 +98,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Values that all layers share. The last RECENT rows of the past, or all if there are fewer, are in the columns
-    from `start` to `end`. Biases are added to scores [kv_heads, R, columns], where R is T times the query heads per
-    key: `committed` [R, C] masks recent keys, `recent` [R, end - start] masks all others, and `new` [R, T] is the
-    tree's mask.
+    """Values that layers with equal windows share. The last RECENT rows of the past, or all if there are fewer, are in
+    the columns from `start` to `end`. Biases are added to scores [kv_heads, R, columns], where R is T times the query
+    heads per key: `committed` [R, C] masks recent keys, `recent` [R, end - start] masks all others, and `new` [R, T] is
+    the tree's mask.
 
     start, end [1]; sizes [2]: numbers of recent and of new columns; ones [C, COLUMNS]"""
 
@@ -132,7 +135,8 @@ def part_of(model: ir.Model, node: ir.Node) -> Part:
     heads, kv_heads, width = q.shape[1], cached[0].shape[1], q.shape[3]
     assert isinstance(heads, int) and isinstance(kv_heads, int) and isinstance(width, int)
     past_pair, new_pair = zip(*pairs, strict=True)
-    return Part(q, past_pair, new_pair, heads, kv_heads, width)
+    window = node.metadata_props.get(WINDOW)
+    return Part(q, past_pair, new_pair, heads, kv_heads, width, None if window is None else int(window))
 
 
 def _columns(model: ir.Model, node: ir.Node, part: Part) -> _Columns:
@@ -148,6 +152,17 @@ def _columns(model: ir.Model, node: ir.Node, part: Part) -> _Columns:
     window = op("Range", [op("Squeeze", [start]), op("Squeeze", [end]), one])
     old = op("Less", [op("Range", [zero, op("Squeeze", [columns]), one]), op("Min", [first, length])])
     near = op("And", [op("GreaterOrEqual", [window, first]), op("Less", [window, length])])
+    if part.window is not None:
+        oldest = op("Sub", [op("Reshape", [positions, ints(-1, 1)]), ints(part.window - 1)])  # [T, 1], that a row sees
+        old = op("And", [old, op("GreaterOrEqual", [op("Range", [zero, op("Squeeze", [columns]), one]), oldest])])
+        near = op("And", [near, op("GreaterOrEqual", [window, oldest])])
+
+    def tree_bias() -> ir.Value:
+        """[T, T]"""
+        bias = op("Squeeze", [mask, ints(0, 1)])
+        if part.window is None:
+            return bias
+        return op("Where", [op("GreaterOrEqual", [op("Reshape", [positions, ints(1, -1)]), oldest]), bias, hidden])
 
     def of_rows(bias: ir.Value) -> ir.Value:
         """[T, columns] -> [R, columns]"""
@@ -161,7 +176,7 @@ def _columns(model: ir.Model, node: ir.Node, part: Part) -> _Columns:
         sizes=op("Concat", [op("Sub", [end, start]), op("Shape", [mask], start=3, end=4)], axis=0),
         committed=of_rows(op("Where", [old, seen, hidden])),
         recent=of_rows(op("Where", [near, seen, hidden])),
-        new=of_rows(op("Squeeze", [mask, ints(0, 1)])),
+        new=of_rows(tree_bias()),
         ones=op(
             "ConstantOfShape",
             [op("Concat", [columns, ints(COLUMNS)], axis=0)],

@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from eagle_export.errors import ExportError
 from eagle_export.recipes.attention import RECENT, SEEN, Part, attention_nodes, graph_input, index, indices, part_of
 from eagle_export.recipes.graph import MICROSOFT, constant, insert, insert_split, replace
 from eagle_export.recipes.graph_pass import Pass
@@ -54,7 +55,7 @@ class Int8Cache(Pass[ir.Node]):
     """Replaces every Attention node by products of bytes that are equal to the bit in any tree. The past becomes keys
     [kv_heads, width, C] and values [kv_heads, 1, C, width] in int8, and scales of both [kv_heads, 1, C] in fp32, where
     C is a multiple of BLOCK; new rows have scales [1, T, kv_heads, 1]. tree_mask becomes [1, 1, T, T]. Raises
-    ExportError for an Attention node that does not read a cache."""
+    ExportError for an Attention node that does not read a cache, or that has a window."""
 
     name = "int8 cache"
 
@@ -66,6 +67,11 @@ class Int8Cache(Pass[ir.Node]):
         columns: _Columns | None = None
         for node in matches:
             part = part_of(model, node)
+            if part.window is not None:
+                raise ExportError(
+                    f"attention {node.name} has a window of {part.window} positions, which an int8 cache cannot hide; "
+                    "export without one"
+                )
             columns = columns or _columns(model, node, part)
             changed[str(node.outputs[0].name)] = "queries, keys, values and their weights in int8"
             replace(node, _attend(model, node, part, columns))

@@ -1,0 +1,1 @@
+"""Families of target models: one small declaration each, and what the exporter derives from it."""

@@ -1,0 +1,85 @@
+"""What a family of targets declares: in what its graph differs from Llama's, and what of it cannot be expressed.
+
+Everything else, such as biases, widths and multipliers, is in the code of transformers that is traced.
+Shapes: V vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import transformers
+from torch import Tensor
+
+from eagle_export.checkpoint import Checkpoint
+from eagle_export.errors import ExportError
+from eagle_export.heads.config import rope_settings
+
+Config = Any  # a config of transformers, of the family's own class
+Windows = tuple[int | None, ...]
+
+
+def no_window(config: Config) -> Windows:
+    """Every layer sees all keys."""
+    return (None,) * int(config.num_hidden_layers)
+
+
+def every_layer_rotates(config: Config) -> int:
+    """Returns the number of layers."""
+    return int(config.num_hidden_layers)
+
+
+def plain_logits(config: Config, logits: Tensor) -> Tensor:
+    """Returns the LM head's output as it is."""
+    return logits
+
+
+def no_moving_rope(checkpoint: Checkpoint) -> None:
+    """Raises ExportError for a rotation that depends on the length of the text."""
+    rope_settings(checkpoint.config, str(checkpoint.folder / "config.json"))
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family of targets.
+
+    name: as people call it. model_type: of config.json. causal_lm: transformers' class of the whole model.
+    layer_norms: RMS norms in each layer. norm_offset: what the model adds to a norm's stored gain.
+    windows: config -> for each layer the number of keys that a row sees, itself included; None for all.
+    rotary_layers: config -> number of layers that rotate queries and keys.
+    logits: config, the LM head's output [..., V] -> logits [..., V].
+    refuse: raises ExportError for a config that transformers runs and this exporter cannot express."""
+
+    name: str
+    model_type: str
+    causal_lm: str
+    layer_norms: int = 2
+    norm_offset: float = 0.0
+    windows: Callable[[Config], Windows] = no_window
+    rotary_layers: Callable[[Config], int] = every_layer_rotates
+    logits: Callable[[Config, Tensor], Tensor] = plain_logits
+    refuse: Callable[[Checkpoint], None] = no_moving_rope
+
+    def model_class(self) -> Any:
+        """Returns transformers' class. Raises ExportError if this release of transformers has none."""
+        cls = getattr(transformers, self.causal_lm, None)
+        if cls is None:
+            raise ExportError(
+                f"transformers {transformers.__version__} has no {self.causal_lm}, which {self.name} needs; install a "
+                "newer release"
+            )
+        return cls
+
+    def modeling(self) -> ModuleType:
+        """Returns the module of transformers that defines the class."""
+        return sys.modules[self.model_class().__module__]
+
+
+def cache_keyword(model: Any) -> str:
+    """Returns under which name a model of transformers takes and returns its cache; it changed in release 5.24."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"

@@ -1,0 +1,6 @@
+"""Qwen3: each head of the queries and keys is normalised, and a head's width is independent of the model's."""
+
+from eagle_export.families.family import Family
+from eagle_export.families.windows import by_layer_type
+
+FAMILY = Family(name="Qwen3", model_type="qwen3", causal_lm="Qwen3ForCausalLM", layer_norms=4, windows=by_layer_type)

@@ -1,0 +1,23 @@
+"""All families that can be exported."""
+
+from __future__ import annotations
+
+from eagle_export.checkpoint import Checkpoint
+from eagle_export.errors import ExportError
+from eagle_export.families import llama, qwen2, qwen3
+from eagle_export.families.family import Family
+
+FAMILIES: dict[str, Family] = {each.FAMILY.model_type: each.FAMILY for each in (llama, qwen2, qwen3)}
+
+
+def family_of(target: Checkpoint) -> Family:
+    """Returns the family of a checkpoint by the model_type of its config. Raises ExportError for one that is not
+    known."""
+    kind = target.config.get("model_type")
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    if family is None:
+        raise ExportError(
+            f"{target.folder / 'config.json'}: model_type is {kind!r}, but only {', '.join(map(repr, FAMILIES))} "
+            "targets are supported"
+        )
+    return family

@@ -1,0 +1,185 @@
+"""Every family of targets, tiny and random: its bundles compute what transformers computes, and decode losslessly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from eagle_export.bundle import export
+from eagle_export.families.registry import FAMILIES
+from eagle_export.recipes.attention import ExactAttention
+from eagle_runtime import EagleModel
+from eagle_runtime.bundle.manifest import read_manifest
+from eagle_runtime.exact_rows import equal_rows
+from eagle_runtime.session.ort.session import OrtSession
+from eagle_runtime.target import Target
+from eagle_runtime.tree import Tree
+
+VOCAB, HIDDEN, LAYERS, CONTEXT = 64, 32, 4, 256
+
+
+@dataclass(frozen=True)
+class Row:
+    """A family, and how its config differs from that of all."""
+
+    model_type: str
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+# A family is one row here and one file in export/eagle_export/families.
+ROWS = {
+    "Llama": Row("llama"),
+    "Qwen2.5, tied, upper layers with a window": Row(
+        "qwen2", {"tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 12, "max_window_layers": 2}
+    ),
+    "Qwen3": Row("qwen3", {"head_dim": 16}),
+}
+
+
+def source_of(row: Row) -> Any:
+    """The random model of a row, in fp32."""
+    torch.manual_seed(7)
+    cls = FAMILIES[row.model_type].model_class()
+    config = cls.config_class(
+        **{
+            "vocab_size": VOCAB,
+            "hidden_size": HIDDEN,
+            "intermediate_size": 48,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": CONTEXT,
+            "initializer_range": 0.15,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "pad_token_id": None,
+            **row.config,
+        }
+    )
+    model = cls(config).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith(("norm.weight", "bias")):  # else all ones or zeros
+            torch.nn.init.normal_(parameter, parameter.mean().item(), 0.3)
+    return model
+
+
+def save_head(folder: Path) -> None:
+    """A random EAGLE-3 head of two taps."""
+    torch.manual_seed(11)
+    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (HIDDEN, 2 * HIDDEN), "norm.weight": (HIDDEN,)}
+    shapes["lm_head.weight"] = (VOCAB, HIDDEN)
+    for name, rows in (("q", HIDDEN), ("k", HIDDEN), ("v", HIDDEN)):
+        shapes[f"midlayer.self_attn.{name}_proj.weight"] = (rows, 2 * HIDDEN)
+    shapes["midlayer.self_attn.o_proj.weight"] = (HIDDEN, HIDDEN)
+    for name, shape in (("gate", (40, HIDDEN)), ("up", (40, HIDDEN)), ("down", (HIDDEN, 40))):
+        shapes[f"midlayer.mlp.{name}_proj.weight"] = shape
+    for name in ("post_attention_layernorm", "hidden_norm", "input_layernorm"):
+        shapes[f"midlayer.{name}.weight"] = (HIDDEN,)
+    folder.mkdir()
+    save_file(
+        {name: torch.randn(shape) * 0.3 + ("norm" in name) for name, shape in shapes.items()},
+        folder / "model.safetensors",
+    )
+    settings = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}}
+    sizes = {"hidden_size": HIDDEN, "num_attention_heads": 4, "vocab_size": VOCAB}
+    (folder / "config.json").write_text(json.dumps({**sizes, **settings}))
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """row, precision -> bundle of the row's model, with a random head unless it is fp32."""
+    base = tmp_path_factory.mktemp("families")
+    save_head(base / "head")
+
+    @cache
+    def folder_of(name: str) -> Path:
+        folder = base / str(list(ROWS).index(name))
+        source_of(ROWS[name]).save_pretrained(folder / "source")
+        return folder
+
+    @cache
+    def bundle(name: str, precision: str) -> Path:
+        folder = folder_of(name)
+        head = base / "head" if precision != "fp32" else None
+        export(folder / "source", head, folder / precision, precision=precision, certify=False)
+        return folder / precision
+
+    return bundle
+
+
+def random_tree(rng: np.random.Generator, nodes: int) -> Tree:
+    parents = np.array([-1, *(int(rng.integers(0, node)) for node in range(1, nodes))])
+    return Tree(rng.integers(0, VOCAB, nodes), parents, np.zeros(nodes, np.float32))
+
+
+def path_to(tree: Tree, node: int) -> list[int]:
+    path = [node]
+    while path[0]:
+        path.insert(0, int(tree.parents[path[0]]))
+    return path
+
+
+@torch.no_grad()
+def assert_equals_source(source: Any, target: Target) -> None:
+    """Compares rows after an empty past, two trees after some past, and a chunk in between."""
+
+    def assert_row(text: list[int], logits: Any, features: Any) -> None:
+        out = source(torch.tensor([text]), output_hidden_states=True)
+        np.testing.assert_allclose(logits, out.logits[0, -1].numpy(), atol=1e-4)
+        np.testing.assert_allclose(features, out.hidden_states[-1][0, -1].numpy(), atol=1e-4)
+
+    rng = np.random.default_rng(3)
+    text = rng.integers(0, VOCAB, 90).tolist()
+    logits, features = target.prefill(text)
+    out = source(torch.tensor([text]), output_hidden_states=True)
+    np.testing.assert_allclose(np.asarray(features), out.hidden_states[-1][0].numpy(), atol=1e-4)
+    assert_row(text, logits, np.asarray(features)[-1])
+    for _ in range(2):
+        tree = random_tree(rng, 24)
+        logits, features = (np.array(rows) for rows in target.verify(tree))
+        for node in range(tree.num_nodes):
+            assert_row(text + tree.tokens[path_to(tree, node)].tolist(), logits[node], features[node])
+        path = path_to(tree, tree.num_nodes - 1)
+        target.cache.keep(np.array(path))
+        text += tree.tokens[path].tolist()
+    whole = np.concatenate(list(target.score(text)))
+    np.testing.assert_allclose(whole, source(torch.tensor([text])).logits[0].numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_logits_and_features_equal_transformers(name: str, bundles: Callable[[str, str], Path]) -> None:
+    """The traced graph, and the same graph with the attention of quantised targets."""
+    source = source_of(ROWS[name])
+    fp32, int8 = bundles(name, "fp32"), bundles(name, "int8")
+    with EagleModel.load(fp32, threads=1) as model:
+        assert_equals_source(source, model._target)
+    graph = ir.load(fp32 / "target/model.onnx")
+    assert len(ExactAttention().apply(graph)) == LAYERS
+    ir.save(graph, fp32 / "target/exact.onnx")
+    spec = read_manifest(int8).target.graph
+    with OrtSession(fp32 / "target/exact.onnx", spec, threads=1) as session:
+        assert_equals_source(source, Target(session, CONTEXT))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
+@pytest.mark.parametrize("name", ROWS)
+def test_drafts_change_no_token_and_no_bit(name: str, precision: str, bundles: Callable[[str, str], Path]) -> None:
+    prompt = np.random.default_rng(5).integers(0, VOCAB, 90).tolist()
+    methods = ["lookup"] if precision == "fp32" else ["eagle", "eagle+lookup"]
+    with EagleModel.load(bundles(name, precision), threads=1) as model:
+        for settings in ({"temperature": 0.0}, {"temperature": 0.8, "seed": 3}):
+            plain = model.generate(prompt, method="vanilla", max_new_tokens=60, **settings)
+            for method in methods:
+                drafted = model.generate(prompt, method=method, max_new_tokens=60, **settings)
+                assert drafted.token_ids == plain.token_ids
+        assert precision == "fp32" or equal_rows(model._target)
