@@ -246,5 +246,9 @@ def _rotary_tables(self: Any, x: Tensor, position_ids: Tensor, layer_type: str |
 
 def _apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
     rotated = 2 * cos.shape[-1]
-    part = {"rotary_embedding_dim": rotated} if rotated < q.shape[-1] else {}
-    return torch.onnx.ops.rotary_embedding(q, cos, sin, **part), torch.onnx.ops.rotary_embedding(k, cos, sin, **part)
+    part = rotated if rotated < q.shape[-1] else 0
+
+    def rotate(x: Tensor) -> Tensor:
+        return torch.onnx.ops.rotary_embedding(x, cos, sin, rotary_embedding_dim=part)
+
+    return rotate(q), rotate(k)

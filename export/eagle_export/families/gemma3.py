@@ -15,13 +15,11 @@ def refuse(checkpoint: Checkpoint) -> None:
     where, config = checkpoint.folder / "config.json", checkpoint.config
     if config.get("use_bidirectional_attention"):
         raise ExportError(f"{where}: use_bidirectional_attention is set, but a token may attend to earlier ones alone")
-    kinds = config.get("rope_parameters")
-    nested = isinstance(kinds, dict) and any(isinstance(each, dict) for each in kinds.values())
-    if not nested:
-        no_moving_rope(checkpoint)
-        return
-    for kind in ("full_attention", "sliding_attention"):
-        no_moving_rope(Checkpoint(checkpoint.folder, {**config, "rope_parameters": kinds.get(kind)}, {}))
+    tables = config.get("rope_parameters")
+    if not isinstance(tables, dict) or not any(isinstance(each, dict) for each in tables.values()):
+        tables = {"of both kinds": tables}
+    for each in tables.values():
+        no_moving_rope(Checkpoint(checkpoint.folder, {**config, "rope_parameters": each}, {}))
 
 
 FAMILY = Family(
