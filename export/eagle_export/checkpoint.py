@@ -1,4 +1,4 @@
-"""A Hugging Face folder: its config and its safetensors, opened strictly and read one tensor at a time."""
+"""A Hugging Face folder: its config and its weights, opened strictly and read one tensor at a time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,21 @@ from eagle_export.errors import ExportError
 from eagle_runtime.files import TEXT_BYTES
 from eagle_runtime.files import read_json as read_json_file
 
+PYTORCH, PICKLED = "pytorch_model.bin", ".bin"
+DTYPE_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.bool: "BOOL",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor in a safetensors file: its file, shape and type, without its values."""
+    """A tensor in a file of weights: its name there, file, shape and type, without its values."""
 
     name: str
     file: Path
@@ -29,6 +40,8 @@ class StoredTensor:
 
     def read(self) -> torch.Tensor:
         """Reads the tensor; no other tensor of the file is loaded."""
+        if self.file.suffix == PICKLED:
+            return _unpickled(self.file)[self.name].clone()
         # With NumPy: framework="pt" maps the file in a way that Linux refuses if it is larger than the memory.
         with safe_open(self.file, framework="np") as file:
             array = file.get_tensor(self.name)
@@ -96,11 +109,17 @@ class Checkpoint:
         return float(value)
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
-    """Opens a folder with config.json and model.safetensors, in one file or in shards. Raises ExportError."""
+def open_checkpoint(folder: Path, *, pickled: bool = False) -> Checkpoint:
+    """Opens a folder with config.json and model.safetensors, in one file or in shards. Raises ExportError.
+
+    pickled: whether pytorch_model.bin is read where there is no safetensors file, as old heads have it. torch's
+    weights_only reader takes tensors and plain containers from it and runs no code that it names."""
     if not folder.is_dir():
         raise ExportError(f"{folder} is not a folder; give a downloaded Hugging Face model folder")
-    return Checkpoint(folder, read_json(folder / "config.json"), _index_tensors(folder))
+    config = read_json(folder / "config.json")
+    if pickled and (folder / PYTORCH).is_file() and not any(folder.glob("*.safetensors")):
+        return Checkpoint(folder, config, _list_pickled(folder / PYTORCH))
+    return Checkpoint(folder, config, _index_tensors(folder))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -132,6 +151,32 @@ def _index_tensors(folder: Path) -> dict[str, StoredTensor]:
             raise ExportError(f"{index} names {file}, which leaves the folder; download it again")
         tensors.update(_list_file(file))
     return tensors
+
+
+def _list_pickled(path: Path) -> dict[str, StoredTensor]:
+    tensors = {}
+    for name, tensor in _unpickled(path).items():
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+            raise ExportError(f"{path} holds more than named tensors ({name!r}); save the head as safetensors")
+        dtype = DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
+        tensors[name] = StoredTensor(name, path, tuple(tensor.shape), dtype)
+    return tensors
+
+
+def _unpickled(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a pickled file, mapped where its format allows it. Raises ExportError."""
+    try:
+        try:
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError:  # files from before torch 1.6 cannot be mapped
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception:  # the unpickler raises many kinds, some of which advise to run the file's code
+        raise ExportError(
+            f"{path} is damaged, or holds more than tensors, which is not read; download it again or give safetensors"
+        ) from None
+    if not isinstance(loaded, dict):
+        raise ExportError(f"{path} holds a {type(loaded).__name__}, not named tensors; save the head as safetensors")
+    return loaded
 
 
 def _list_file(path: Path) -> dict[str, StoredTensor]:

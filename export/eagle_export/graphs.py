@@ -24,18 +24,18 @@ from transformers.models.llama import modeling_llama
 from eagle_export.families.family import Config, Family, Windows, cache_keyword
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
-from eagle_export.heads.eagle3 import Eagle3Head
+from eagle_export.heads.eagle3 import Eagle3Head, TapReader
 from eagle_export.heads.layers import Rows
 
 ATTENTION = "eagle_edge"  # name of our attention function in transformers's registry
 
 
 class TargetGraph(nn.Module):
-    """The target, with features for the head: the final hidden state after the last norm, or EAGLE-3's `fc` of the
-    taps. windows: per layer the number of keys that a row sees, None for all."""
+    """The target, with features for the head: the final hidden state after the last norm, or EAGLE-3's reading of
+    the taps. windows: per layer the number of keys that a row sees, None for all."""
 
     def __init__(
-        self, family: Family, config: Config, windows: Windows, taps: tuple[int, ...], fc: nn.Linear | None
+        self, family: Family, config: Config, windows: Windows, taps: tuple[int, ...], reader: TapReader | None
     ) -> None:
         super().__init__()
         config = copy.deepcopy(config)  # transformers writes into it
@@ -49,7 +49,7 @@ class TargetGraph(nn.Module):
         self.model = model.model
         self.lm_head = model.lm_head
         self.taps = taps
-        self.head_fc = fc  # a name that no target's own parameter has
+        self.head_reader = reader  # a name that no target's own parameter has
 
     def forward(
         self, input_ids: Tensor, position_ids: Tensor, tree_mask: Tensor, logit_rows: Tensor, past: list[Rows]
@@ -74,7 +74,7 @@ class TargetGraph(nn.Module):
             hook.remove()
         logits = self.lm_head(hidden.index_select(1, logit_rows)).float()
         logits = self.family.logits(self.config, logits)
-        features = self.head_fc(torch.cat(tapped, -1)) if self.head_fc is not None else hidden
+        features = self.head_reader.features(tapped) if self.head_reader is not None else hidden
         return logits, features, cache.new
 
     def _by_layer_type(self, masks: dict[int | None, Tensor]) -> dict[str, Tensor]:

@@ -18,22 +18,26 @@ from eagle_export.families.family import Config, Family, Windows
 from eagle_export.families.registry import family_of
 from eagle_export.graphs import DraftGraph, TargetGraph, build_head
 from eagle_export.heads.config import HeadConfig, read_head_config
+from eagle_export.heads.eagle3 import TapReader
+from eagle_export.heads.layouts import HeadLayout, official
 from eagle_export.recipes.graph import WINDOW
 from eagle_export.trace import Expected, Layout, build_fake, trace_draft, trace_target
 from eagle_export.weights import Weight, attach, simplify
 
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
+READER = ("head.fc.", "head.fc_norm.", "head.input_norm.")  # tensors of an EAGLE-3 head in the target's graph
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 STORED = ("F64", "F32", "F16", "BF16")  # other types are quantised, and useless without their scales
 
 
 @dataclass(frozen=True, slots=True)
 class HeadPart:
-    """A head's checkpoint and what was derived from it. own_embedding: whether its embedding differs from the target's,
-    so that both are stored."""
+    """A head's checkpoint, with the official names, and what was derived from it. layout: how its folder is written.
+    own_embedding: whether its embedding differs from the target's, so that both are stored."""
 
     checkpoint: Checkpoint
+    layout: HeadLayout
     config: HeadConfig
     d2t: torch.Tensor | None
     own_embedding: bool
@@ -79,7 +83,7 @@ class Pair:
 def open_pair(target_folder: Path, head_folder: Path | None) -> Pair:
     """Opens the folders of the target and, if there is one, the head, and checks that they fit. Raises ExportError."""
     target = open_checkpoint(target_folder)
-    head = None if head_folder is None else open_checkpoint(head_folder)
+    head = None if head_folder is None else open_checkpoint(head_folder, pickled=True)
     family = family_of(target)
     config = read_config(family, target)
     _check_ends(target, config)
@@ -106,7 +110,7 @@ def build_graphs(pair: Pair, precision: str, top_k: int) -> dict[str, ir.Model]:
             Layout(layers, pair.num_kv_heads, pair.head_dim, dtype),
             Expected(
                 attention=layers,
-                rms_norm=pair.family.layer_norms * layers + 1,
+                rms_norm=pair.family.layer_norms * layers + 1 + _tap_norms(head),
                 rotary=2 * pair.family.rotary_layers(pair.config),
             ),
         )
@@ -119,7 +123,7 @@ def build_graphs(pair: Pair, precision: str, top_k: int) -> dict[str, ir.Model]:
             Layout(config.num_layers, config.num_kv_heads, config.head_dim, dtype),
             Expected(
                 attention=config.num_layers,
-                rms_norm=4 if config.kind == "eagle3" else 2 * config.num_layers - 1,
+                rms_norm=_draft_norms(config),
                 rotary=2 * config.num_layers,
             ),
         )
@@ -142,7 +146,8 @@ def weight_sources(pair: Pair) -> dict[str, dict[str, Weight]]:
     head = pair.head
     if head is None:
         return {"target": target}
-    elsewhere = _rotary_buffers(head.checkpoint) | ({"d2t", "t2d"} if head.config.kind == "eagle3" else set())
+    elsewhere = _rotary_buffers(head.checkpoint) | ({"d2t", "t2d"} if head.config.kind == "eagle3" else {LM_HEAD})
+    elsewhere |= {"norm.weight"} if head.config.output_norm == "none" else set()
     draft = {
         f"head.{name}": Weight(f"head.{name}", tensor)
         for name, tensor in head.checkpoint.tensors.items()
@@ -152,10 +157,9 @@ def weight_sources(pair: Pair) -> dict[str, dict[str, Weight]]:
         draft["head.embed_tokens.weight"] = target[EMBEDDING]
     if head.config.kind == "eagle1":
         draft["head.lm_head.weight"] = target[LM_HEAD]
-    else:  # its fc reads taps, so it is part of the target's graph
-        for name in ("fc.weight", "fc.bias"):
-            if f"head.{name}" in draft:
-                target[f"head_{name}"] = draft.pop(f"head.{name}")
+    else:  # its reader reads taps, so it is part of the target's graph
+        for name in [name for name in draft if name.startswith(READER)]:
+            target[f"head_reader.{name.removeprefix('head.')}"] = draft.pop(name)
     return {"target": target, "draft": draft}
 
 
@@ -168,9 +172,39 @@ def _as_used(pair: Pair, tensor: StoredTensor) -> StoredTensor:
 
 def _head_part(target: Checkpoint, config: Config, head: Checkpoint) -> HeadPart:
     sizes = int(config.hidden_size), int(config.num_hidden_layers), int(config.vocab_size)
-    head_config = read_head_config(head, *sizes)
+    layout, head = official(head)
+    head_config = read_head_config(head, layout, *sizes)
+    if head_config.kind == "eagle1":
+        _check_borrowed(target, head)
     d2t = _vocabulary_map(head, head_config)
-    return HeadPart(head, head_config, d2t, _own_embedding(target, head, head_config))
+    return HeadPart(head, layout, head_config, d2t, _own_embedding(target, head, head_config))
+
+
+def _tap_norms(head: HeadPart | None) -> int:
+    """Norms between the taps and fc, in the target's graph."""
+    kind = "none" if head is None else head.config.tap_norm
+    return 0 if head is None or kind == "none" else 1 if kind == "all" else len(head.config.taps)
+
+
+def _draft_norms(config: HeadConfig) -> int:
+    """Norms in the draft graph."""
+    per_head = 2 * config.num_layers if config.qk_norm else 0
+    if config.kind == "eagle1":
+        return 2 * config.num_layers - 1 + per_head
+    return per_head + (3 if config.output_norm == "none" else 4)
+
+
+def _check_borrowed(target: Checkpoint, head: Checkpoint) -> None:
+    """Raises ExportError if an EAGLE-1 head holds another LM head than the target's. Files for vLLM hold a copy."""
+    if LM_HEAD not in head.tensors:
+        return
+    theirs = target.tensors.get(LM_HEAD, target.tensors[EMBEDDING])
+    own = head.require(LM_HEAD, theirs.shape)
+    if not {own.dtype, theirs.dtype} <= set(STORED) or not torch.equal(own.read().float(), theirs.read().float()):
+        raise ExportError(
+            f"{own.file}: tensor {own.name!r} is not the target's, which an EAGLE-1 head borrows; the checkpoint is of "
+            "a variant that is not supported, or of another target"
+        )
 
 
 def _target_module(pair: Pair, dtype: torch.dtype) -> torch.nn.Module:
@@ -179,8 +213,7 @@ def _target_module(pair: Pair, dtype: torch.dtype) -> torch.nn.Module:
     def build() -> TargetGraph:
         if head is None or head.kind == "eagle1":
             return TargetGraph(pair.family, pair.config, pair.windows, (), None)
-        fc = torch.nn.Linear(len(head.taps) * head.target_hidden_size, head.hidden_size, bias=head.fc_bias)
-        return TargetGraph(pair.family, pair.config, pair.windows, head.taps, fc)
+        return TargetGraph(pair.family, pair.config, pair.windows, head.taps, TapReader(head))
 
     with accepted_by_transformers(pair.target):
         return build_fake(build, dtype)
@@ -192,7 +225,8 @@ def _draft_module(pair: Pair, head: HeadPart, dtype: torch.dtype, top_k: int) ->
     def build() -> DraftGraph:
         module = build_head(head.config)
         if head.config.kind == "eagle3":
-            del module.fc
+            for name in ("fc", "fc_norm", "input_norm"):
+                module._modules.pop(name, None)
         return DraftGraph(module, top_k, partial(pair.family.logits, pair.config) if borrows else None)
 
     with accepted_by_transformers(head.checkpoint):

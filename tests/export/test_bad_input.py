@@ -90,7 +90,7 @@ CASES = [
     case("index absolute", "index.json", "leaves the folder")(
         lambda w: write_index(w.target, {"a": str(w.eagle1 / "model.safetensors")})
     ),
-    case("pickled weights", "eagle1", "*.bin")(
+    case("pickled weights", "eagle1/pytorch_model.bin", "holds more than tensors")(
         lambda w: (w.eagle1 / "model.safetensors").rename(w.eagle1 / "pytorch_model.bin")
     ),
     case("tokenizer damaged", "target/tokenizer.json")(lambda w: (w.target / "tokenizer.json").write_text("{")),
@@ -241,7 +241,7 @@ CASES = [
     case("unknown tensor in the head", "eagle1/model.safetensors", "layers.0.mystery.weight")(
         lambda w: edit(w.eagle1, put("layers.0.mystery.weight", torch.zeros(3)))
     ),
-    case("unknown tensor in EAGLE-3", "eagle3/model.safetensors", "fc_norm.0.weight", head="eagle3")(
+    case("unknown tensor in EAGLE-3", "eagle3", "fc_norm.0.weight", "is there", head="eagle3")(
         lambda w: edit(w.eagle3, put("fc_norm.0.weight", torch.ones(64)))
     ),
     case("LM head in EAGLE-1", "eagle1", "lm_head.weight")(
@@ -259,8 +259,8 @@ CASES = [
     ),
     case("no tensors", "eagle3", "nothing", head="eagle3")(lambda w: edit(w.eagle3, lambda t: t.clear())),
     case("no head", "target", "neither", head="target")(lambda w: None),
-    case("variant", "eagle3/config.json", "norm_before_residual", head="eagle3")(
-        lambda w: configure(w.eagle3, norm_before_residual=True)
+    case("variant", "eagle3/config.json", "layer_types", head="eagle3")(
+        lambda w: configure(w.eagle3, layer_types=["sliding_attention"])
     ),
     case("activation of the head", "eagle1/config.json", "'gelu'")(lambda w: configure(w.eagle1, hidden_act="gelu")),
     case("epsilon a word", "eagle1/config.json", "rms_norm_eps")(lambda w: configure(w.eagle1, rms_norm_eps="x")),

@@ -42,6 +42,12 @@ class Variant:
     qkv_bias: bool = False
     layers: int = 1
     own_embedding: bool = False
+    o_bias: bool = False
+    qk_norm: bool = False
+    tap_norm: str = "none"
+    normed_residual: bool = False
+    output_norm: str = "logits"
+    midlayer: str = "midlayer"  # name of the layer in the file
     dtype: torch.dtype = torch.float32
     shards: bool = False
 
@@ -77,6 +83,50 @@ VARIANTS = {
         taps=(2, 3, 5, 6),
         draft_vocab=20,
         own_embedding=True,
+    ),
+    # speculators: a normed residual, a norm per tap, a hidden state after the last norm, biases; ids are inputs
+    "eagle3_speculators": Variant(
+        "eagle3",
+        head={
+            "speculators_model_type": "eagle3",
+            "transformer_layer_config": {"model_type": "llama", "attention_bias": True, "rope_theta": 500.0},
+            "norm_before_residual": True,
+            "fc_norm": True,
+            "norm_output": True,
+            "eagle_aux_hidden_state_layer_ids": [1, 3, 4],
+        },
+        taps=(1, 3, 4),
+        draft_vocab=20,
+        qkv_bias=True,
+        o_bias=True,
+        tap_norm="each",
+        normed_residual=True,
+        output_norm="recurrent",
+        midlayer="layers.0",
+    ),
+    # DeepSpec: five taps, normalised queries and keys
+    "eagle3_deepspec": Variant(
+        "eagle3",
+        head={"architectures": ["Qwen3Eagle3Model"], "target_layer_ids": [0, 1, 2, 4, 5]},
+        taps=(1, 2, 3, 5, 6),
+        qk_norm=True,
+        own_embedding=True,
+        midlayer="layers.0",
+    ),
+    # vLLM: one norm over all taps
+    "eagle3_vllm": Variant(
+        "eagle3",
+        head={"architectures": ["Eagle3LlamaForCausalLM"], "eagle_config": {"norm_before_fc": True}},
+        taps=(2, 3, 4),
+        tap_norm="all",
+        midlayer="layers.0",
+    ),
+    # SpecForge without a norm before the LM head
+    "eagle3_unnormed": Variant(
+        "eagle3",
+        head={"architectures": ["LlamaForCausalLMEagle3"], "norm_output": False},
+        taps=(2, 3, 4),
+        output_norm="none",
     ),
 }
 
@@ -119,6 +169,10 @@ def make_head(variant: Variant, folder: Path, target: LlamaForCausalLM) -> dict[
             if variant.qkv_bias:
                 shapes[f"{layer}.self_attn.{name}_proj.bias"] = (rows,)
         shapes[f"{layer}.self_attn.o_proj.weight"] = (h, q)
+        if variant.o_bias:
+            shapes[f"{layer}.self_attn.o_proj.bias"] = (h,)
+        if variant.qk_norm:
+            shapes |= {f"{layer}.self_attn.{name}_norm.weight": (variant.head_dim,) for name in "qk"}
         for name in ("gate", "up"):
             shapes[f"{layer}.mlp.{name}_proj.weight"] = (40, h)
         shapes[f"{layer}.mlp.down_proj.weight"] = (h, 40)
@@ -134,6 +188,10 @@ def make_head(variant: Variant, folder: Path, target: LlamaForCausalLM) -> dict[
         shapes |= {"norm.weight": (h,), "lm_head.weight": (variant.draft_vocab, h)}
     if variant.own_embedding:
         shapes["embed_tokens.weight"] = (64, h)
+    if variant.tap_norm == "each":
+        shapes |= {f"fc_norm.{i}.weight": (32,) for i in range(len(variant.taps))}
+    if variant.tap_norm == "all":
+        shapes["input_norm.weight"] = (32 * len(variant.taps),)
     for name, shape in shapes.items():
         tensors[name] = torch.randn(shape) * (0.3 if len(shape) > 1 else 0.2) + ("norm" in name)
     tensors = {name: tensor.to(variant.dtype) for name, tensor in tensors.items()}
@@ -143,7 +201,8 @@ def make_head(variant: Variant, folder: Path, target: LlamaForCausalLM) -> dict[
         tensors["t2d"] = torch.isin(torch.arange(64), chosen)
     config = {"hidden_size": h, "num_attention_heads": variant.heads, "vocab_size": 64, "rms_norm_eps": 1e-5}
     folder.mkdir()
-    save_file(tensors, folder / "model.safetensors")
+    stored = {name.replace("midlayer", variant.midlayer): tensor for name, tensor in tensors.items()}
+    save_file(stored, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({**config, **variant.head}))
     if not variant.own_embedding:
         tensors["embed_tokens.weight"] = target.model.embed_tokens.weight.detach()
@@ -171,15 +230,19 @@ def attend(variant: Variant, w: dict[str, Tensor], layer: str, x: Tensor, theta:
         a, b = row[:, : d // 2], row[:, d // 2 :]
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
+    def scaled(row: Tensor, name: str) -> Tensor:
+        return norm(row, w[f"{layer}.self_attn.{name}_norm.weight"]) if variant.qk_norm else row
+
     q, k, v = project("q"), project("k"), project("v")
     outs = []
     for head in range(variant.heads):
         group = head // (variant.heads // variant.kv_heads)
-        qh = rotate(q[:, head * d : (head + 1) * d])
-        kh, vh = rotate(k[:, group * d : (group + 1) * d]), v[:, group * d : (group + 1) * d]
+        qh = rotate(scaled(q[:, head * d : (head + 1) * d], "q"))
+        kh, vh = rotate(scaled(k[:, group * d : (group + 1) * d], "k")), v[:, group * d : (group + 1) * d]
         scores = (qh @ kh.T / d**0.5).masked_fill(torch.ones(t, t).triu(1) > 0, -torch.inf)
         outs.append(scores.softmax(-1) @ vh)
-    return torch.cat(outs, -1) @ w[f"{layer}.self_attn.o_proj.weight"].T
+    bias = w.get(f"{layer}.self_attn.o_proj.bias", torch.zeros(()))
+    return torch.cat(outs, -1) @ w[f"{layer}.self_attn.o_proj.weight"].T + bias
 
 
 def feed_forward(w: dict[str, Tensor], layer: str, x: Tensor) -> Tensor:
@@ -199,8 +262,10 @@ def head_reference(
         wide = torch.cat(
             [norm(embedded, w[f"{m}.input_layernorm.weight"]), norm(hidden, w[f"{m}.hidden_norm.weight"])], -1
         )
-        x = feed_forward(w, m, hidden + attend(variant, w, m, wide, theta))
-        return x, (norm(x, w["norm.weight"]) @ w["lm_head.weight"].T).log_softmax(-1)
+        residual = norm(hidden, w[f"{m}.hidden_norm.weight"]) if variant.normed_residual else hidden
+        x = feed_forward(w, m, residual + attend(variant, w, m, wide, theta))
+        y = x if variant.output_norm == "none" else norm(x, w["norm.weight"])
+        return y if variant.output_norm == "recurrent" else x, (y @ w["lm_head.weight"].T).log_softmax(-1)
     x = torch.cat([embedded, hidden], -1) @ w["fc.weight"].T + w.get("fc.bias", torch.zeros(()))
     for i in range(variant.layers):
         layer = f"layers.{i}"
@@ -229,8 +294,14 @@ def test_bundle_equals_the_papers(name: str, tmp_path: Path) -> None:
     out = target(torch.tensor([PROMPT]), output_hidden_states=True)
     features = out.hidden_states[-1][0]
     if variant.kind == "eagle3":
-        features = torch.cat([out.hidden_states[tap][0] for tap in variant.taps], -1) @ weights["fc.weight"].T
-    theta = float(variant.head.get("rope_theta", 10000.0))
+        taps = [out.hidden_states[tap][0] for tap in variant.taps]
+        if variant.tap_norm == "each":
+            taps = [norm(tap, weights[f"fc_norm.{i}.weight"]) for i, tap in enumerate(taps)]
+        joined = torch.cat(taps, -1)
+        if variant.tap_norm == "all":
+            joined = norm(joined, weights["input_norm.weight"])
+        features = joined @ weights["fc.weight"].T
+    theta = float({**variant.head, **variant.head.get("transformer_layer_config", {})}.get("rope_theta", 10000.0))
     ids = [*PROMPT[1:], 9]
     hidden, log_probs = head_reference(variant, weights, ids, features, theta)
     # one step further: the token 11 after the last row's own hidden state

@@ -19,6 +19,7 @@ from eagle_export.graphs import build_head
 from eagle_export.heads.config import HeadConfig, read_head_config
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head
+from eagle_export.heads.layouts import official
 from eagle_runtime.bundle.manifest import HeadKind
 from eagle_train.config import TrainConfig
 from eagle_train.losses import eagle1_loss, masked_mean, overlap, restricted_teacher, soft_cross_entropy
@@ -28,7 +29,8 @@ from eagle_train.ttt import Head, unroll
 
 
 def golden_head(folder: Path) -> tuple[Head, HeadConfig]:
-    config = read_head_config(open_checkpoint(folder), 64, 8, 256)
+    layout, checkpoint = official(open_checkpoint(folder))
+    config = read_head_config(checkpoint, layout, 64, 8, 256)
     weights = load_file(GOLDEN / "target" / "model.safetensors")
     own = {name: value for name, value in load_file(folder / "model.safetensors").items() if name not in ("d2t", "t2d")}
     own["embed_tokens.weight"] = weights["model.embed_tokens.weight"]

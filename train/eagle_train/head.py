@@ -45,7 +45,8 @@ def read_head(folder: Path, target: FrozenTarget, kind: HeadKind) -> HeadPart:
     if shape.kind != kind:
         raise TrainError(f"{folder} is an {shape.kind} head, not an {kind} one; train it as what it is")
     new = target.head_config(kind, shape.draft_vocab_size)
-    for name in ("num_layers", "hidden_size", "target_hidden_size", "qkv_bias", "taps"):
+    same = ("num_layers", "hidden_size", "target_hidden_size", "qkv_bias", "o_bias", "taps")
+    for name in (*same, "qk_norm", "normed_residual", "tap_norm", "output_norm"):
         if getattr(shape, name) != getattr(new, name):
             raise TrainError(
                 f"{folder} has {name} {getattr(shape, name)}, but heads trained here have {getattr(new, name)}; start "

@@ -6,13 +6,16 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from transformers import LlamaConfig
 
 from eagle_export.checkpoint import Checkpoint
 from eagle_export.errors import ExportError
+from eagle_export.heads.layouts import HeadLayout, OutputNorm
 from eagle_runtime.bundle.manifest import HeadKind
+
+TapNorm = Literal["none", "each", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +23,10 @@ class HeadConfig:
     """Sizes of a head. hidden_size: its own width; target_hidden_size: width of the features or taps that it reads.
 
     taps: for EAGLE-3 indices into the target's hidden_states (0: embeddings), else empty. rope: as in a Llama config
-    (rope_theta, rope_scaling). draft_vocab_size: width of its logits."""
+    (rope_theta, rope_scaling). draft_vocab_size: width of its logits. qk_norm: whether queries and keys are normalised
+    per head. For EAGLE-3: normed_residual: whether the residual is the normalised feature; tap_norm: what is normalised
+    before fc (nothing, each tap, or all taps as one); output_norm: where the last norm stands (before the LM head
+    alone, also before the head's own next step, or nowhere)."""
 
     kind: HeadKind
     hidden_size: int
@@ -37,6 +43,11 @@ class HeadConfig:
     qkv_bias: bool
     fc_bias: bool
     taps: tuple[int, ...]
+    o_bias: bool = False
+    qk_norm: bool = False
+    normed_residual: bool = False
+    tap_norm: TapNorm = "none"
+    output_norm: OutputNorm = "logits"
 
     def llama(self) -> LlamaConfig:
         """The config with which transformers builds this head's norm, MLP and rotary tables."""
@@ -64,26 +75,14 @@ def default_taps(num_layers: int) -> tuple[int, int, int]:
     return taps
 
 
-def read_head_config(head: Checkpoint, target_hidden: int, target_layers: int, vocab: int) -> HeadConfig:
-    """Reads the kind from the names of the tensors and the sizes from their shapes. Raises ExportError if they do not
+def read_head_config(
+    head: Checkpoint, layout: HeadLayout, target_hidden: int, target_layers: int, vocab: int
+) -> HeadConfig:
+    """Reads the sizes from the shapes of a head's tensors, and what shapes do not say from its config. head: with the
+    official names, as layouts.official returns it. Raises ExportError where the two contradict each other or do not
     fit the target."""
-    where = head.folder / "config.json"
-    kind = _kind(head)
-    if head.integer("vocab_size", vocab) != vocab:
-        raise ExportError(
-            f"{where}: the head's vocabulary has {head.config['vocab_size']} tokens, the target's {vocab}; "
-            "target and head do not belong together"
-        )
-    if head.config.get("hidden_act", "silu") != "silu":
-        raise ExportError(f"{where}: hidden_act is {head.config['hidden_act']!r}, but only silu heads are known")
-    for key in ("norm_before_residual", "norm_before_fc"):
-        if head.config.get(key):
-            raise ExportError(f"{where}: {key} is set, but this variant of EAGLE-3 is not supported")
-    if kind == "eagle1" and "lm_head.weight" in head.tensors:
-        raise ExportError(
-            f"{head.folder}: tensor 'lm_head.weight' is not used by an EAGLE-1 head, which borrows the target's; the "
-            "checkpoint is of a variant that is not supported"
-        )
+    where, kind = head.folder / "config.json", layout.kind
+    _check_keys(head, layout, target_hidden, vocab)
     layer = "midlayer" if kind == "eagle3" else "layers.0"
     hidden, fed = head.require("fc.weight", (None, None)).shape
     _check_fc(head, kind, hidden, fed, target_hidden)
@@ -98,24 +97,29 @@ def read_head_config(head: Checkpoint, target_hidden: int, target_layers: int, v
             f"{where}: {num_heads} heads and {kv_heads} key/value heads of head_dim {head.config.get('head_dim')} do "
             f"not fit projections of {q_rows} and {k_rows} rows; the config is of another head"
         )
-    numbered = {int(m[1]) for name in head.tensors if (m := re.match(r"layers\.(\d+)\.", name))}
     draft_vocab = head.require("lm_head.weight", (None, hidden)).shape[0] if kind == "eagle3" else vocab
+    _check_stated(head, {"hidden_size": hidden, "draft_vocab_size": draft_vocab if kind == "eagle3" else None})
     return HeadConfig(
         kind=kind,
         hidden_size=hidden,
         target_hidden_size=target_hidden,
         vocab_size=vocab,
         draft_vocab_size=draft_vocab,
-        num_layers=len(numbered) if kind == "eagle1" else 1,
+        num_layers=_num_layers(head, kind),
         num_heads=num_heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         intermediate_size=head.require(f"{layer}.mlp.gate_proj.weight", (None, hidden)).shape[0],
         rms_norm_eps=head.number("rms_norm_eps", 1e-6),
         rope=rope_settings(head.config, str(where)),
-        qkv_bias=f"{layer}.self_attn.q_proj.bias" in head.tensors,
-        fc_bias="fc.bias" in head.tensors,
-        taps=_taps(head, fed // target_hidden, target_layers) if kind == "eagle3" else (),
+        qkv_bias=_stated(head, f"{layer}.self_attn.q_proj.bias", "qkv_bias", "attention_bias"),
+        fc_bias=_fc_bias(head, layout),
+        taps=_taps(head, layout, fed // target_hidden, target_layers) if kind == "eagle3" else (),
+        o_bias=f"{layer}.self_attn.o_proj.bias" in head.tensors,
+        qk_norm=f"{layer}.self_attn.q_norm.weight" in head.tensors,
+        normed_residual=bool(_setting(head, "norm_before_residual") or layout.normed_residual),
+        tap_norm=_tap_norm(head),
+        output_norm=_output_norm(head, layout),
     )
 
 
@@ -142,15 +146,111 @@ def rope_settings(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     return settings
 
 
-def _kind(head: Checkpoint) -> HeadKind:
-    if any(name.startswith("midlayer.") for name in head.tensors):
-        return "eagle3"
-    if "fc.weight" in head.tensors and any(name.startswith("layers.0.") for name in head.tensors):
-        return "eagle1"
-    some = ", ".join(sorted(head.tensors)[:3]) or "nothing"
-    raise ExportError(
-        f"{head.folder} is neither an EAGLE-1/2 head (fc, layers.0) nor an EAGLE-3 head (fc, midlayer): it holds {some}"
-    )
+def _setting(head: Checkpoint, key: str) -> Any:
+    """A setting of eagle_config, else of the config itself; None if neither has it."""
+    value = (head.config.get("eagle_config") or {}).get(key)
+    return head.config.get(key) if value is None else value
+
+
+def _check_keys(head: Checkpoint, layout: HeadLayout, target_hidden: int, vocab: int) -> None:
+    """Raises ExportError for settings that contradict the target, or that are of a variant that is not known."""
+    where, config = head.folder / "config.json", head.config
+    if head.integer("vocab_size", vocab) != vocab:
+        raise ExportError(
+            f"{where}: the head's vocabulary has {config['vocab_size']} tokens, the target's {vocab}; "
+            "target and head do not belong together"
+        )
+    if head.integer("target_hidden_size", target_hidden) != target_hidden:
+        raise ExportError(
+            f"{where}: target_hidden_size is {config['target_hidden_size']}, but the target's is {target_hidden}; "
+            "target and head do not belong together"
+        )
+    if config.get("hidden_act", "silu") != "silu":
+        raise ExportError(f"{where}: hidden_act is {config['hidden_act']!r}, but only silu heads are known")
+    if config.get("logit_scale") not in (None, 1, 1.0):
+        raise ExportError(f"{where}: logit_scale is {config['logit_scale']!r}, but only heads without one are known")
+    windowed = config.get("layer_types")
+    if isinstance(windowed, list) and set(windowed) - {"full_attention"}:
+        raise ExportError(f"{where}: layer_types is {windowed}, but only full attention is known in a head")
+    if layout.norm_output is None and _setting(head, "norm_output") is not None:
+        raise ExportError(
+            f"{where}: norm_output has two meanings, and {layout.producer} is not known to write it; remove it, or "
+            "give the head in the layout of SpecForge or speculators"
+        )
+
+
+def _check_stated(head: Checkpoint, sizes: Mapping[str, int | None]) -> None:
+    """Raises ExportError if the config states another size than the tensors have (None: not looked at)."""
+    for key, size in sizes.items():
+        if size is not None and head.integer(key, size) != size:
+            raise ExportError(
+                f"{head.folder / 'config.json'}: {key} is {head.config[key]}, but the tensors have {size}; config and "
+                "weights do not belong together"
+            )
+
+
+def _num_layers(head: Checkpoint, kind: HeadKind) -> int:
+    """Layers of the head, as numbered in its tensors and stated in its config."""
+    numbered = {int(m[1]) for name in head.tensors if (m := re.match(r"layers\.(\d+)\.", name))}
+    count = len(numbered) if kind == "eagle1" else 1 + len(numbered)
+    if kind == "eagle3" and count > 1:
+        raise ExportError(f"{head.folder}: an EAGLE-3 head of {count} layers is not supported, only of one")
+    if head.integer("num_hidden_layers", count) != count:
+        raise ExportError(
+            f"{head.folder / 'config.json'}: num_hidden_layers is {head.config['num_hidden_layers']}, but the tensors "
+            f"are of {count}; the checkpoint is incomplete"
+        )
+    return count
+
+
+def _stated(head: Checkpoint, name: str, *keys: str) -> bool:
+    """Whether the head has a tensor. Raises ExportError if a key of the config says otherwise."""
+    present = name in head.tensors
+    for key in keys:
+        stated = head.config.get(key)
+        if stated is not None and bool(stated) != present:
+            raise ExportError(
+                f"{head.folder}: {key} is {stated!r} in config.json, but tensor {name!r} is "
+                f"{'there' if present else 'missing'}; config and weights do not belong together"
+            )
+        if stated is not None:
+            break
+    return present
+
+
+def _fc_bias(head: Checkpoint, layout: HeadLayout) -> bool:
+    """Whether fc has a bias. SafeAILab reads an EAGLE-1 config without `bias` as one with a bias."""
+    present = _stated(head, "fc.bias", *(("bias",) if layout.kind == "eagle1" else ()))
+    if layout.default_fc_bias and not present and head.config.get("bias") is None:
+        raise ExportError(
+            f"{head.folder}: tensor 'fc.bias' is missing, and a config without `bias` stands for a head with one "
+            "(SafeAILab/EAGLE, eagle/model/cnets1.py); if it was trained without, write 'bias: false' into config.json"
+        )
+    return present
+
+
+def _tap_norm(head: Checkpoint) -> TapNorm:
+    each = any(name.startswith("fc_norm.") for name in head.tensors)
+    together = "input_norm.weight" in head.tensors
+    for key, present, name in (
+        ("fc_norm", each, "fc_norm.0.weight"),
+        ("norm_before_fc", together, "input_norm.weight"),
+    ):
+        if bool(_setting(head, key)) != present:
+            raise ExportError(
+                f"{head.folder}: {key} is {_setting(head, key)!r} in config.json, but tensor {name!r} is "
+                f"{'there' if present else 'missing'}; config and weights do not belong together"
+            )
+    if each and together:
+        raise ExportError(f"{head.folder}: the head has both fc_norm and input_norm, which exclude each other")
+    return "each" if each else "all" if together else "none"
+
+
+def _output_norm(head: Checkpoint, layout: HeadLayout) -> OutputNorm:
+    stated = _setting(head, "norm_output")
+    if layout.norm_output is None or stated is None:
+        return "logits"
+    return layout.norm_output[0 if stated else 1]
 
 
 def _check_fc(head: Checkpoint, kind: HeadKind, hidden: int, fed: int, target_hidden: int) -> None:
@@ -163,27 +263,27 @@ def _check_fc(head: Checkpoint, kind: HeadKind, hidden: int, fed: int, target_hi
         )
 
 
-def _taps(head: Checkpoint, count: int, target_layers: int) -> tuple[int, ...]:
-    """The head's taps as indices into hidden_states. Published configs list layer ids in two ways: if the first id is
-    1, they are outputs of layers; else inputs, which are such indices already."""
-    where = head.folder / "config.json"
-    settings = head.config.get("eagle_config") or {}
-    if not isinstance(settings, Mapping):
-        raise ExportError(f"{where}: eagle_config is {settings!r}, but must be an object")
-    ids = settings.get("eagle_aux_hidden_state_layer_ids", head.config.get("eagle_aux_hidden_state_layer_ids"))
+def _taps(head: Checkpoint, layout: HeadLayout, count: int, target_layers: int) -> tuple[int, ...]:
+    """The head's taps as indices into hidden_states."""
+    where, key = head.folder / "config.json", layout.id_key
+    ids = _setting(head, key)
     if ids is None:
         if count != 3:
             raise ExportError(
-                f"{head.folder}: fc takes {count} taps, but config.json does not say which; "
-                "add eagle_config.eagle_aux_hidden_state_layer_ids"
+                f"{head.folder}: fc takes {count} taps, but config.json does not say which; add eagle_config.{key}"
             )
         return default_taps(target_layers)
-    if not isinstance(ids, list) or not all(type(i) is int for i in ids):
-        raise ExportError(f"{where}: eagle_aux_hidden_state_layer_ids is {ids!r}, but must be a list of layer ids")
-    taps = tuple(i + 1 if ids[0] == 1 else i for i in ids)
-    if len(taps) != count or list(taps) != sorted(set(taps)) or not 0 < taps[0] <= taps[-1] < target_layers:
+    if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
+        raise ExportError(f"{where}: {key} is {ids!r}, but must be a list of layer ids")
+    outputs = layout.ids == "output" or (layout.ids == "first" and ids[0] != 2)
+    taps = tuple(i + 1 if outputs else i for i in ids)
+    if len(taps) != count or list(taps) != sorted(set(taps)) or not 0 <= taps[0] <= taps[-1] <= target_layers:
+        raise ExportError(f"{where}: {key} {ids} do not name {count} ascending layers of a target of {target_layers}")
+    if taps[0] == 0:
+        raise ExportError(f"{where}: {key} {ids} names the target's embedding, which is not supported as a tap")
+    if taps[-1] == target_layers:
         raise ExportError(
-            f"{where}: eagle_aux_hidden_state_layer_ids {ids} do not name {count} "
-            f"ascending layers of a target of {target_layers}"
+            f"{where}: {key} {ids} names the output of the last layer, which some programs take before the target's "
+            "last norm and some after it; such a head is not supported"
         )
     return taps

@@ -25,7 +25,10 @@ class Attention(nn.Module):
         self.q_proj = nn.Linear(width, q, bias=config.qkv_bias)
         self.k_proj = nn.Linear(width, kv, bias=config.qkv_bias)
         self.v_proj = nn.Linear(width, kv, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(q, config.hidden_size, bias=False)
+        self.o_proj = nn.Linear(q, config.hidden_size, bias=config.o_bias)
+        self.qk_norm = config.qk_norm
+        if config.qk_norm:
+            self.q_norm, self.k_norm = (norm_of(config.head_dim, config.rms_norm_eps) for _ in "qk")
 
     def forward(
         self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor, past: Rows, rows: Tensor | None = None
@@ -36,6 +39,8 @@ class Attention(nn.Module):
             project(source).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for project, source in ((self.q_proj, wanted(x, rows)), (self.k_proj, x), (self.v_proj, x))
         )
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
         if rows is None:
             q, k = modeling_llama.apply_rotary_pos_emb(q, k, *rope)
         else:  # the function rotates two tensors; the unused result is not traced
@@ -63,7 +68,12 @@ def wanted(x: Tensor, rows: Tensor | None, axis: int = 1) -> Tensor:
 
 def rms_norm(config: HeadConfig) -> nn.Module:
     """Returns Llama's RMSNorm of the head's width."""
-    module: nn.Module = modeling_llama.LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+    return norm_of(config.hidden_size, config.rms_norm_eps)
+
+
+def norm_of(width: int, eps: float) -> nn.Module:
+    """Returns Llama's RMSNorm of a width."""
+    module: nn.Module = modeling_llama.LlamaRMSNorm(width, eps)
     return module
 
 

@@ -1,0 +1,251 @@
+"""How the producers of EAGLE heads write their folders: one row per layout, and the way from each to the official one.
+
+A layout is recognised by names of tensors and keys of config.json; the first row that fits is taken. The official
+layout is SafeAILab's: `midlayer.*` for EAGLE-3, one flat config. All other modules read that alone.
+
+Letters: i layer of the target. A tap is an index into transformers' hidden_states, where 0 is the embedding and i + 1
+the output of layer i.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from eagle_export.checkpoint import Checkpoint, StoredTensor
+from eagle_export.errors import ExportError
+from eagle_runtime.bundle.manifest import HeadKind
+
+Ids = Literal["output", "input", "first"]
+OutputNorm = Literal["logits", "recurrent", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLayout:
+    """One producer's layout. source: repository and path of the code that writes or reads it.
+
+    architectures: of config.json, empty for any. keys: keys that config.json must have. tensors: what names of
+    tensors must begin with. nested: key of the object with the decoder layer's own settings. defaults: settings that
+    the producer leaves out of its config where they are the default of transformers' config class. layer: what the
+    first layer's tensors begin with. id_key: key of the list of layer ids. ids: what id i in it names: the output of
+    layer i (tap i + 1), its input (tap i), or outputs unless the first id is 2. norm_output: what that key means where
+    it is true and where it is false; None if this producer does not write it. normed_residual: what a config without
+    norm_before_residual means; None if two programs read it differently. default_fc_bias: whether a config without
+    `bias` stands for a head with one."""
+
+    producer: str
+    kind: HeadKind
+    source: str
+    architectures: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = ()
+    nested: str | None = None
+    defaults: tuple[tuple[str, Any], ...] = ()
+    layer: str = "layers.0."
+    id_key: str = "eagle_aux_hidden_state_layer_ids"
+    ids: Ids = "first"
+    norm_output: tuple[OutputNorm, OutputNorm] | None = None
+    normed_residual: bool | None = False
+    default_fc_bias: bool = False
+
+    def fits(self, head: Checkpoint) -> bool:
+        """Whether a folder has this layout."""
+        named = head.config.get("architectures")
+        names = {name for name in named if isinstance(name, str)} if isinstance(named, list) else set()
+        return (
+            (not self.architectures or bool(names & set(self.architectures)))
+            and all(key in head.config for key in self.keys)
+            and all(any(name.startswith(start) for name in head.tensors) for start in self.tensors)
+        )
+
+
+# Sizes that transformers' Llama and Qwen3 configs share as defaults, which a config written as a difference leaves out.
+TRANSFORMERS_DEFAULTS = (("num_attention_heads", 32), ("rms_norm_eps", 1e-6))
+PAIRED = "layers.0.hidden_norm.weight"  # the norm of the features: EAGLE-3's first layer has it, no other layer does
+
+LAYOUTS = (
+    HeadLayout(
+        "speculators",
+        "eagle3",
+        # Layer ids are vLLM's: src/speculators/models/utils.py takes [2, N // 2, N - 3] where none are given, and
+        # scripts/launch_vllm.py hands them to vLLM unchanged. Where norm_before_residual is absent, config.py reads
+        # false and vLLM (transformers_utils/configs/speculators/algos.py) true.
+        source="vllm-project/speculators: src/speculators/models/eagle3/{config,core}.py",
+        keys=("speculators_model_type",),
+        tensors=(PAIRED,),
+        nested="transformer_layer_config",
+        defaults=TRANSFORMERS_DEFAULTS,
+        ids="input",
+        norm_output=("recurrent", "logits"),
+        normed_residual=None,
+    ),
+    HeadLayout(
+        "DeepSpec",
+        "eagle3",
+        source="deepseek-ai/DeepSpec: deepspec/modeling/eagle3/qwen3/{config,modeling}.py",
+        keys=("target_layer_ids",),
+        tensors=(PAIRED,),
+        id_key="target_layer_ids",
+        ids="output",
+    ),
+    HeadLayout(
+        "vLLM EAGLE-3",
+        "eagle3",
+        source="vllm-project/vllm: vllm/model_executor/models/llama_eagle3.py",
+        architectures=("Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM"),
+        tensors=(PAIRED,),
+        ids="input",
+        norm_output=("recurrent", "logits"),
+    ),
+    HeadLayout(
+        "vLLM EAGLE-1",
+        "eagle1",
+        source="vllm-project/vllm: vllm/transformers_utils/configs/eagle.py, vllm/model_executor/models/eagle.py",
+        keys=("model",),
+        tensors=("fc.weight", "layers.0."),
+        nested="model",
+    ),
+    HeadLayout(
+        "ModelOpt",
+        "eagle3",
+        # TorchSpec's tools/convert_to_hf.py writes the same names.
+        source="NVIDIA/Model-Optimizer: modelopt/torch/export/plugins/{hf_spec_export,hf_spec_configs}.py",
+        tensors=(PAIRED,),
+    ),
+    HeadLayout(
+        "AngelSlim",
+        "eagle3",
+        source="Tencent/AngelSlim: angelslim/compressor/speculative/train/models/draft/llama_eagle3.py",
+        architectures=("Eagle3LlamaForCausalLM",),
+        tensors=("midlayer.",),
+        layer="midlayer.",
+    ),
+    HeadLayout(
+        "SpecForge",
+        "eagle3",
+        source="sgl-project/SpecForge: specforge/modeling/draft/llama3_eagle.py, specforge/export/to_hf.py",
+        architectures=("LlamaForCausalLMEagle3",),
+        tensors=("midlayer.",),
+        layer="midlayer.",
+        norm_output=("logits", "none"),
+    ),
+    HeadLayout(
+        "SafeAILab EAGLE-3",
+        "eagle3",
+        source="SafeAILab/EAGLE: eagle/model/cnets.py",
+        tensors=("midlayer.",),
+        layer="midlayer.",
+    ),
+    HeadLayout(
+        "SafeAILab EAGLE-1/2",
+        "eagle1",
+        source="SafeAILab/EAGLE: eagle/model/cnets1.py",
+        tensors=("fc.weight", "layers.0."),
+        default_fc_bias=True,
+    ),
+)
+
+# What is known and cannot be exported: a pattern of tensor names, and what such a head is.
+REFUSED_TENSORS = (
+    (r"mask_hidden$", "a P-EAGLE head, which drafts several tokens in one pass (mask_hidden)"),
+    (r"parallel_draft_heads\.", "a ModelOpt head with parallel draft heads (parallel_draft_heads)"),
+    (r"medusa_|(^|\.)medusa_head", "a Medusa head"),
+    (r"(^|\.)kv_a_proj_with_mqa\.", "a head with latent attention (kv_a_proj_with_mqa)"),
+    (r"(^|\.)(mtp|mtp_layers)\.|\.eh_proj\.", "a multi-token-prediction layer, not an EAGLE head"),
+    (r"(^|\.)(context_proj|markov_head|markov_w1|prefix_gru)\b", "a head that drafts blocks of tokens"),
+    (
+        r"(^|\.)(embedding_layernorm|hidden_states_layernorm|pre_lm_head_layernorm)\.",
+        "an EAGLE-1 head of the HASS kind",
+    ),
+    (r"(^|\.)fusion_fc\.", "an EAGLE-1 head of early speculators (fusion_fc)"),
+    (r"_scale(_2|_inv)?$|\.(input|weight)_scale", "a quantised head"),
+)
+BLOCK_HEADS = r"(DFlash|DSpark|Domino|DFly|DFlare|PEagle|Medusa|MTP|DeepseekV\d)"
+REFUSED_KEYS = (
+    ("quantization_config", "the head is quantised already; export the original one"),
+    ("dflash_config", "this is a head that drafts blocks of tokens; give an EAGLE head"),
+    ("parallel_drafting", "this is a head for parallel drafting; give an EAGLE head"),
+    ("use_sliding_window", "sliding-window attention in a head is not supported"),
+)
+READ_EAGLE_KEYS: tuple[tuple[str, tuple[object, ...]], ...] = (  # of eagle_config: the values that can be exported
+    ("use_mtp_layernorm", (None, False)),
+    ("parallel_draft_step", (None, 0, 1)),
+    ("use_aux_hidden_state", (None, True)),
+    ("use_last_layernorm", (None, True)),
+)
+
+
+def official(head: Checkpoint) -> tuple[HeadLayout, Checkpoint]:
+    """Returns a head's layout, and the head with the official names and one flat config. Raises ExportError for a head
+    of another kind, by its name if it is known."""
+    head = replace(head, tensors=_without_prefix(head.tensors))
+    _refuse_known(head)
+    layout = next((each for each in LAYOUTS if each.fits(head)), None)
+    if layout is None:
+        some = ", ".join(sorted(head.tensors)[:3]) or "nothing"
+        raise ExportError(
+            f"{head.folder} is neither an EAGLE-1/2 head (fc, layers.0) nor an EAGLE-3 head (fc, midlayer or layers.0 "
+            f"with hidden_norm): it holds {some}; docs/heads.md lists the layouts"
+        )
+    config = _flat_config(head, layout)
+    tensors = {_official_name(name, layout): tensor for name, tensor in head.tensors.items()}
+    if len(tensors) < len(head.tensors):
+        raise ExportError(
+            f"{head.folder} holds a tensor under two names of the {layout.producer} layout; it is damaged"
+        )
+    return layout, replace(head, config=config, tensors=tensors)
+
+
+def _without_prefix(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
+    """Without the "model." that vLLM's own state dict puts before all but lm_head and the vocabulary's maps."""
+    if "model.fc.weight" not in tensors or "fc.weight" in tensors:
+        return tensors
+    return {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+
+
+def _official_name(name: str, layout: HeadLayout) -> str:
+    if layout.kind == "eagle3" and name.startswith(layout.layer):
+        return "midlayer." + name.removeprefix(layout.layer)
+    return {"draft_id_to_target_id": "d2t"}.get(name, name)
+
+
+def _flat_config(head: Checkpoint, layout: HeadLayout) -> dict[str, Any]:
+    where = head.folder / "config.json"
+    config = dict(head.config)
+    if layout.nested is not None:
+        inner = config.pop(layout.nested, {})
+        if not isinstance(inner, Mapping):
+            raise ExportError(f"{where}: {layout.nested} is {inner!r}, but must be an object")
+        if (kind := inner.get("model_type", "llama")) not in ("llama", "qwen3"):
+            raise ExportError(
+                f"{where}: the head's layer is of type {kind!r}, but only llama and qwen3 layers are known"
+            )
+        config = {**dict(layout.defaults), **{key: config[key] for key in config if key not in inner}, **inner}
+        if "eagle_fc_bias" in config:  # vLLM's name; the wrapped config has it as an extra key
+            config["bias"] = config["eagle_fc_bias"]
+    return config
+
+
+def _refuse_known(head: Checkpoint) -> None:
+    where = head.folder / "config.json"
+    named = head.config.get("architectures")
+    classes = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+    if blocks := [name for name in classes if re.search(BLOCK_HEADS, name)]:
+        raise ExportError(f"{where}: {blocks[0]} is not an EAGLE head; docs/heads.md lists the layouts that are read")
+    kind = head.config.get("speculators_model_type", "eagle3")
+    if kind != "eagle3":
+        raise ExportError(f"{where}: this is a speculators head of type {kind!r}, but only 'eagle3' is read")
+    for pattern, what in REFUSED_TENSORS:
+        if names := sorted(name for name in head.tensors if re.search(pattern, name)):
+            raise ExportError(f"{head.folder} holds {names[0]!r}: it is {what}, which is not supported")
+    for key, why in REFUSED_KEYS:
+        if head.config.get(key):
+            raise ExportError(f"{where}: {key} is set: {why}")
+    settings = head.config.get("eagle_config") or {}
+    if not isinstance(settings, Mapping):
+        raise ExportError(f"{where}: eagle_config is {settings!r}, but must be an object")
+    for key, read in READ_EAGLE_KEYS:
+        if settings.get(key) not in read:
+            raise ExportError(f"{where}: eagle_config.{key} is {settings[key]!r}, a variant that is not supported")
