@@ -51,6 +51,22 @@ class StoredTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class ShiftedTensor(StoredTensor):
+    """A stored tensor plus a number, in fp32."""
+
+    offset: float
+
+    @classmethod
+    def of(cls, tensor: StoredTensor, offset: float) -> ShiftedTensor:
+        """Returns a stored tensor plus `offset`."""
+        return cls(tensor.name, tensor.file, tensor.shape, tensor.dtype, offset)
+
+    def read(self) -> torch.Tensor:
+        """Reads the tensor and adds the number."""
+        return StoredTensor.read(self).float() + self.offset
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A Hugging Face folder. config: content of config.json. tensors: by name."""
 

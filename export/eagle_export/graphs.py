@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -88,10 +88,14 @@ class DraftGraph(nn.Module):
 
     d2t: Tensor | None  # [Vd, 1], offset from draft to target id; None if both are the same
 
-    def __init__(self, head: Eagle1Head | Eagle3Head, top_k: int) -> None:
+    def __init__(
+        self, head: Eagle1Head | Eagle3Head, top_k: int, logits: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """logits: what the target makes of the output of its LM head, if the head borrows that."""
         super().__init__()
         self.head = head
         self.top_k = top_k
+        self.target_logits = logits
         self.register_buffer("d2t", None)
 
     def forward(
@@ -106,8 +110,10 @@ class DraftGraph(nn.Module):
         """Returns log_probs [1,R,k] fp32, token_ids [1,R,k] (target ids), hidden [1,R,Hd], and new rows per layer."""
         hidden, new = self.head(input_ids, features, position_ids, full_mask(tree_mask, past), past, logit_rows)
         # Scores in fp32 for weights of any type: fp16 would round probabilities near 1 to equal values.
-        scores = self.head.logits(hidden).float().log_softmax(-1)
-        log_probs, ids = scores.topk(self.top_k)
+        scores = self.head.logits(hidden).float()
+        if self.target_logits is not None:
+            scores = self.target_logits(scores)
+        log_probs, ids = scores.log_softmax(-1).topk(self.top_k)
         if self.d2t is not None:
             ids = ids + nn.functional.embedding(ids, self.d2t).squeeze(-1)
         return log_probs, ids, hidden, new
@@ -200,10 +206,20 @@ class _NewRows(Cache):  # type: ignore[misc]
 
 
 def _attention(
-    _module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float, **_: Any
+    _module: nn.Module,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    scaling: float,
+    softcap: float | None = None,
+    **_: Any,
 ) -> tuple[Tensor, None]:
-    """q [1,Hq,T,D], k and v [1,Hkv,P+T,D]. Returns [1,T,Hq,D]. q is scaled here, because TensorRT would apply the
-    operator's own scale to all cached keys."""
+    """q [1,Hq,T,D], k and v [1,Hkv,P+T,D]; softcap bounds the scores before the mask. Returns [1,T,Hq,D]. q is scaled
+    here, because TensorRT would apply the operator's own scale to all cached keys."""
+    if softcap is not None:
+        capped, *_rest = torch.onnx.ops.attention(q * scaling, k, v, mask, scale=1.0, softcap=float(softcap))
+        return capped.transpose(1, 2), None
     out = nn.functional.scaled_dot_product_attention(
         q * scaling, k, v, attn_mask=mask, scale=1.0, enable_gqa=q.shape[1] != k.shape[1]
     )
@@ -214,15 +230,25 @@ AttentionInterface.register(ATTENTION, _attention)
 
 
 def _rms_norm(self: Any, x: Tensor) -> Tensor:
-    return nn.functional.rms_norm(x, (x.shape[-1],), self.weight, self.variance_epsilon)
+    return nn.functional.rms_norm(
+        x, (x.shape[-1],), self.weight, self.eps if hasattr(self, "eps") else self.variance_epsilon
+    )
 
 
-def _rotary_tables(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns cos and sin [1, T, D/2]: the operator takes one half, because both are equal."""
-    angles = position_ids[..., None].float() * self.inv_freq.float()
-    scale = self.attention_scaling
+def _rotary_tables(self: Any, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
+    """Returns cos and sin [1, T, D/2]: the operator takes one half, because both are equal. D: the rotated part of a
+    head. layer_type: of modules with a table for each."""
+    which = "" if layer_type is None else f"{layer_type}_"
+    angles = position_ids[..., None].float() * getattr(self, f"{which}inv_freq").float()
+    scale = getattr(self, f"{which}attention_scaling")
     return (angles.cos() * scale).to(x.dtype), (angles.sin() * scale).to(x.dtype)
 
 
 def _apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
-    return torch.onnx.ops.rotary_embedding(q, cos, sin), torch.onnx.ops.rotary_embedding(k, cos, sin)
+    rotated = 2 * cos.shape[-1]
+    part = rotated if rotated < q.shape[-1] else 0
+
+    def rotate(x: Tensor) -> Tensor:
+        return torch.onnx.ops.rotary_embedding(x, cos, sin, rotary_embedding_dim=part)
+
+    return rotate(q), rotate(k)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
-from eagle_export.checkpoint import Checkpoint, open_checkpoint, read_json
+from eagle_export.checkpoint import Checkpoint, ShiftedTensor, StoredTensor, open_checkpoint, read_json
 from eagle_export.errors import ExportError
-from eagle_export.families.config import accepted_by_transformers, context_of, read_config, windows_of
+from eagle_export.families.config import accepted_by_transformers, read_config, windows_of
 from eagle_export.families.family import Config, Family, Windows
 from eagle_export.families.registry import family_of
 from eagle_export.graphs import DraftGraph, TargetGraph, build_head
@@ -71,7 +72,7 @@ class Pair:
     @property
     def context(self) -> int:
         """The most tokens of a text."""
-        return context_of(self.config)
+        return self.family.context(self.config)
 
     @property
     def windows(self) -> Windows:
@@ -98,7 +99,7 @@ def build_graphs(pair: Pair, precision: str, top_k: int) -> dict[str, ir.Model]:
     head = pair.head
     modules, checkpoints = {"target": _target_module(pair, dtype)}, {"target": pair.target}
     if head is not None:
-        modules["draft"], checkpoints["draft"] = _draft_module(head, dtype, top_k), head.checkpoint
+        modules["draft"], checkpoints["draft"] = _draft_module(pair, head, dtype, top_k), head.checkpoint
     weights = weight_sources(pair)
     for name, module in modules.items():
         _check_all_used(checkpoints[name], module, weights[name])
@@ -139,7 +140,7 @@ def weight_sources(pair: Pair) -> dict[str, dict[str, Weight]]:
     The head's own tensors get the prefix "head."; weights that it borrows keep the target's name, so that a weight has
     one name in both graphs."""
     target_names = set(pair.target.tensors) - _rotary_buffers(pair.target)
-    target = {name: Weight(name, pair.target.tensors[name]) for name in target_names}
+    target = {name: Weight(name, _as_used(pair, pair.target.tensors[name])) for name in target_names}
     if pair.tied:
         target[LM_HEAD] = target[EMBEDDING]
     head = pair.head
@@ -160,6 +161,13 @@ def weight_sources(pair: Pair) -> dict[str, dict[str, Weight]]:
         for name in [name for name in draft if name.startswith(READER)]:
             target[f"head_reader.{name.removeprefix('head.')}"] = draft.pop(name)
     return {"target": target, "draft": draft}
+
+
+def _as_used(pair: Pair, tensor: StoredTensor) -> StoredTensor:
+    """Returns a tensor of the target as its graph holds it: gains of norms whole, where the family stores a part."""
+    if pair.family.norm_offset and tensor.name.endswith("norm.weight"):
+        return ShiftedTensor.of(tensor, pair.family.norm_offset)
+    return tensor
 
 
 def _head_part(target: Checkpoint, config: Config, head: Checkpoint) -> HeadPart:
@@ -211,13 +219,15 @@ def _target_module(pair: Pair, dtype: torch.dtype) -> torch.nn.Module:
         return build_fake(build, dtype)
 
 
-def _draft_module(head: HeadPart, dtype: torch.dtype, top_k: int) -> torch.nn.Module:
+def _draft_module(pair: Pair, head: HeadPart, dtype: torch.dtype, top_k: int) -> torch.nn.Module:
+    borrows = head.config.kind == "eagle1"  # the target's LM head
+
     def build() -> DraftGraph:
         module = build_head(head.config)
         if head.config.kind == "eagle3":
             for name in ("fc", "fc_norm", "input_norm"):
                 module._modules.pop(name, None)
-        return DraftGraph(module, top_k)
+        return DraftGraph(module, top_k, partial(pair.family.logits, pair.config) if borrows else None)
 
     with accepted_by_transformers(head.checkpoint):
         module = build_fake(build, dtype)

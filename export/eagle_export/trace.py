@@ -48,8 +48,8 @@ class Expected:
 
 
 def build_fake(build: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
-    """Builds a module with fake parameters of `dtype`, which take no memory, but with real rotary tables, which are in
-    no checkpoint."""
+    """Builds a module with fake parameters of `dtype`, which take no memory, but with real rotary tables and
+    multipliers, which are in no checkpoint."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)  # fake parameters cannot be converted later
     try:
@@ -59,6 +59,9 @@ def build_fake(build: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
         torch.set_default_dtype(before)
     for parent, name, rotary in rotary_modules(module):
         setattr(parent, name, type(rotary)(config=rotary.config).eval())
+    for part in module.modules():
+        if hasattr(part, "scalar_embed_scale"):  # of Gemma's embedding; the buffer made of it is fake
+            part.embed_scale = torch.tensor(part.scalar_embed_scale)
     return module
 
 

@@ -36,6 +36,24 @@ class Row:
     config: dict[str, Any] = field(default_factory=dict)
 
 
+PARTIAL_LONGROPE = {
+    "original_max_position_embeddings": CONTEXT,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "short_factor": [1.0, 1.5],
+        "long_factor": [2.0, 9.0],
+        "original_max_position_embeddings": CONTEXT,
+    },
+}
+CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}  # low enough to matter
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 2.0,
+}
 # A family is one row here and one file in export/eagle_export/families.
 ROWS = {
     "Llama": Row("llama"),
@@ -43,6 +61,16 @@ ROWS = {
         "qwen2", {"tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 12, "max_window_layers": 2}
     ),
     "Qwen3": Row("qwen3", {"head_dim": 16}),
+    "Mistral": Row("mistral", {"sliding_window": 70, "head_dim": 16}),
+    "Phi-3, with a window": Row("phi3", {"sliding_window": 20}),
+    "Phi-4-mini": Row(
+        "phi3", {"tie_word_embeddings": True, "max_position_embeddings": 2 * CONTEXT, **PARTIAL_LONGROPE}
+    ),
+    "Gemma-2": Row("gemma2", {"head_dim": 16, "sliding_window": 12, "query_pre_attn_scalar": 24, **CAPS}),
+    "Gemma-3": Row("gemma3_text", {"head_dim": 16, "sliding_window": 70, "sliding_window_pattern": 3}),
+    "SmolLM3": Row("smollm3", {"no_rope_layer_interval": 2}),
+    "Granite": Row("granite", MULTIPLIERS),
+    "OLMo-2": Row("olmo2"),
 }
 
 

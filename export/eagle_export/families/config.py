@@ -30,14 +30,9 @@ def read_config(family: Family, target: Checkpoint) -> Config:
         return cls.config_class.from_dict(dict(target.config))
 
 
-def context_of(config: Config) -> int:
-    """Returns the number of tokens up to which the graph computes what transformers does."""
-    return int(config.max_position_embeddings)
-
-
 def windows_of(family: Family, config: Config) -> Windows:
     """Returns each layer's window, None where it is as long as the context, so that it hides nothing."""
-    context = context_of(config)
+    context = family.context(config)
     return tuple(None if width is None or width >= context else width for width in family.windows(config))
 
 

@@ -34,6 +34,11 @@ def every_layer_rotates(config: Config) -> int:
     return int(config.num_hidden_layers)
 
 
+def whole_context(config: Config) -> int:
+    """Returns config.max_position_embeddings."""
+    return int(config.max_position_embeddings)
+
+
 def plain_logits(config: Config, logits: Tensor) -> Tensor:
     """Returns the LM head's output as it is."""
     return logits
@@ -52,6 +57,7 @@ class Family:
     layer_norms: RMS norms in each layer. norm_offset: what the model adds to a norm's stored gain.
     windows: config -> for each layer the number of keys that a row sees, itself included; None for all.
     rotary_layers: config -> number of layers that rotate queries and keys.
+    context: config -> the longest text for which the graph computes what transformers does.
     logits: config, the LM head's output [..., V] -> logits [..., V].
     refuse: raises ExportError for a config that transformers runs and this exporter cannot express."""
 
@@ -62,6 +68,7 @@ class Family:
     norm_offset: float = 0.0
     windows: Callable[[Config], Windows] = no_window
     rotary_layers: Callable[[Config], int] = every_layer_rotates
+    context: Callable[[Config], int] = whole_context
     logits: Callable[[Config, Tensor], Tensor] = plain_logits
     refuse: Callable[[Checkpoint], None] = no_moving_rope
 

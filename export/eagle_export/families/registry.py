@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from eagle_export.checkpoint import Checkpoint
 from eagle_export.errors import ExportError
-from eagle_export.families import llama, qwen2, qwen3
+from eagle_export.families import gemma2, gemma3, granite, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
 from eagle_export.families.family import Family
 
-FAMILIES: dict[str, Family] = {each.FAMILY.model_type: each.FAMILY for each in (llama, qwen2, qwen3)}
+MODULES = (llama, mistral, qwen2, qwen3, phi3, gemma2, gemma3, smollm3, granite, olmo2)
+FAMILIES: dict[str, Family] = {each.FAMILY.model_type: each.FAMILY for each in MODULES}
 
 
 def family_of(target: Checkpoint) -> Family:

@@ -73,7 +73,7 @@ class ExactAttention(Pass[ir.Node]):
 class Part:
     """Inputs of one Attention node. q [1, heads, T, width]; past: keys and values, head-major as ExactAttention says;
     new: keys and values, each [1, T, kv_heads, width]. window: the number of positions that a row sees, itself
-    included; None for all."""
+    included; None for all. cap: bound of the scores; None for none."""
 
     q: ir.Value
     past: tuple[ir.Value, ir.Value]
@@ -82,6 +82,7 @@ class Part:
     kv_heads: int
     width: int
     window: int | None
+    cap: float | None
 
     @property
     def single(self) -> bool:
@@ -136,7 +137,9 @@ def part_of(model: ir.Model, node: ir.Node) -> Part:
     assert isinstance(heads, int) and isinstance(kv_heads, int) and isinstance(width, int)
     past_pair, new_pair = zip(*pairs, strict=True)
     window = node.metadata_props.get(WINDOW)
-    return Part(q, past_pair, new_pair, heads, kv_heads, width, None if window is None else int(window))
+    cap = node.attributes.get_float("softcap", 0.0)
+    back = None if window is None else int(window)
+    return Part(q, past_pair, new_pair, heads, kv_heads, width, back, cap or None)
 
 
 def _columns(model: ir.Model, node: ir.Node, part: Part) -> _Columns:
@@ -201,8 +204,18 @@ def _attend(model: ir.Model, node: ir.Node, part: Part, columns: _Columns) -> ir
     def scores(keys: ir.Value, **layout: int) -> ir.Value:
         """[kv_heads, R, columns]"""
         if part.width > WIDEST:
-            return single(_product(op, double(q), double(keys), transB=1, **layout))
-        return _product(op, q, keys, transB=1, **layout)
+            return bounded(single(_product(op, double(q), double(keys), transB=1, **layout)))
+        return bounded(_product(op, q, keys, transB=1, **layout))
+
+    def bounded(value: ir.Value) -> ir.Value:
+        """cap * tanh(value / cap), by Exp, which computes each element alike wherever it stands in a tensor"""
+        if part.cap is None:
+            return value
+        grown = op("Exp", op("Mul", value, number(2 / part.cap)))
+        return op("Sub", number(part.cap), op("Div", number(2 * part.cap), op("Add", grown, number(1))))
+
+    def number(value: float) -> ir.Value:
+        return constant(model, f"number_{value:.6g}", np.array(value, np.float32))
 
     def greatest(value: ir.Value) -> ir.Value:
         return op("ReduceMax", value, ints(-1), keepdims=1)

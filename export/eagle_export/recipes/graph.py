@@ -77,12 +77,17 @@ def linears(model: ir.Model) -> list[Linear]:
 
 
 def is_lm_head(linear: Linear) -> bool:
-    """Whether the layer computes the target's logits or the head's."""
+    """Whether the layer computes the target's logits or the head's. Families scale or bound them, and fp16 logits are
+    cast to fp32."""
     (out,) = linear.node.outputs
-    casts = [use.node for use in out.uses() if use.node.op_type == "Cast"]
-    if casts and len(out.uses()) == 1:  # fp16 logits are cast to fp32
-        (out,) = casts[0].outputs
-    return out.name == "logits" or any(use.node.op_type == "LogSoftmax" for use in out.uses())
+    while out.name != "logits":
+        after = [use.node for use in out.uses()]
+        if any(node.op_type == "LogSoftmax" for node in after):
+            return True
+        if len(after) != 1 or after[0].op_type not in ("Cast", "Div", "Mul", "Tanh"):
+            return False
+        (out,) = after[0].outputs
+    return True
 
 
 def fed_by_product(linear: Linear) -> bool:
@@ -93,9 +98,17 @@ def fed_by_product(linear: Linear) -> bool:
 
 
 def fed_by_norm(linear: Linear) -> bool:
-    """Whether its input is normalised, as that of q, k, v, gate and up is."""
+    """Whether its input is normalised, as that of q, k, v, gate and up is, or the sum of all layers before it, as in
+    families whose norms come after a layer."""
     producer = linear.x.producer()
-    return producer is not None and producer.op_type == "RMSNormalization"
+    if producer is not None and producer.op_type == "Cast":  # of an embedding in fp16
+        (value,) = producer.inputs
+        producer = None if value is None else value.producer()
+    if producer is None or producer.op_type == "RMSNormalization":
+        return producer is not None
+    first, *rest = producer.inputs
+    weights = [value is not None and value.is_initializer() for value in (first, *rest)]
+    return (producer.op_type == "Add" and not any(weights)) or (producer.op_type == "Gather" and weights[0])
 
 
 def narrows(linear: Linear) -> bool:

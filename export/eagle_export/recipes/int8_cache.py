@@ -55,7 +55,7 @@ class Int8Cache(Pass[ir.Node]):
     """Replaces every Attention node by products of bytes that are equal to the bit in any tree. The past becomes keys
     [kv_heads, width, C] and values [kv_heads, 1, C, width] in int8, and scales of both [kv_heads, 1, C] in fp32, where
     C is a multiple of BLOCK; new rows have scales [1, T, kv_heads, 1]. tree_mask becomes [1, 1, T, T]. Raises
-    ExportError for an Attention node that does not read a cache, or that has a window."""
+    ExportError for an Attention node that does not read a cache, or that has a window or bounded scores."""
 
     name = "int8 cache"
 
@@ -71,6 +71,11 @@ class Int8Cache(Pass[ir.Node]):
                 raise ExportError(
                     f"attention {node.name} has a window of {part.window} positions, which an int8 cache cannot hide; "
                     "export without one"
+                )
+            if part.cap is not None:
+                raise ExportError(
+                    f"attention {node.name} bounds its scores by {part.cap:g}, which an int8 cache cannot; export "
+                    "without one"
                 )
             columns = columns or _columns(model, node, part)
             changed[str(node.outputs[0].name)] = "queries, keys, values and their weights in int8"

@@ -1,0 +1,18 @@
+"""SmolLM3: every fourth layer does not rotate its queries and keys."""
+
+from eagle_export.families.family import Config, Family
+from eagle_export.families.windows import by_layer_type
+
+
+def rotary_layers(config: Config) -> int:
+    """Returns the number of layers that rotate; config.no_rope_layers holds 1 for each of them."""
+    return sum(map(bool, config.no_rope_layers))
+
+
+FAMILY = Family(
+    name="SmolLM3",
+    model_type="smollm3",
+    causal_lm="SmolLM3ForCausalLM",
+    windows=by_layer_type,
+    rotary_layers=rotary_layers,
+)
