@@ -15,9 +15,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from eagle_calib.texts import read_windows
 from eagle_export.families.family import cache_keyword
 from eagle_export.graphs import build_head
 from eagle_export.heads.config import HeadConfig
@@ -25,10 +27,18 @@ from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_export.heads.layers import rotary
 from eagle_export.pair import HeadPart
+from eagle_runtime.text.tokenizer import Text
 
 LEAST = 0.4  # share of first tokens below which a head is not worth its time, and probably misread
-GAIN, ERRORS = 0.02, 4.0  # nats per token, and standard errors of them, by which another reading must fit better
-STARTS, TOKENS = 16, 48  # texts that the target continues, and greedy tokens of each
+GAIN, ERRORS = 0.02, 3.0  # nats per token, and standard errors of them, by which another reading must fit better
+STARTS, START, TOKENS = (
+    16,
+    8,
+    48,
+)  # texts that the target continues, tokens that each starts with, greedy tokens of each
+
+
+MOST = 4096  # tokens of the package's text that starts are taken from
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +86,16 @@ class HeadCheck:
             return f"{text}, but {gain}: config.json does not say how the head was trained; correct it"
         tried = "" if self.best is None else ", and no other reading of its config.json fits better"
         return f"only {text}{tried}: it was trained for another target, or too little, and hardly speeds it up"
+
+
+def text_starts(text: Text, vocab: int) -> list[list[int]]:
+    """Returns STARTS pieces of the package's text, of START tokens each, or pseudo-random ids without a tokenizer."""
+    if text.available:
+        pieces = [ids for ids in read_windows(None, text, vocab, START, MOST) if len(ids) == START]
+        if len(pieces) >= STARTS:
+            return pieces[:: len(pieces) // STARTS][:STARTS]
+    starts: list[list[int]] = np.random.default_rng(0).integers(0, vocab, (STARTS, START)).tolist()
+    return starts
 
 
 @torch.inference_mode()

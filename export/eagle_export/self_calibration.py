@@ -73,7 +73,7 @@ def observe_source(
         vocab = int(model.config.vocab_size)
         longest = int(model.config.max_position_embeddings)
         if data is None:
-            windows = _own_text(model.eval(), text_starts(text, vocab), min(LENGTH, longest), report)
+            windows = _own_text(model.eval(), _starts(text, vocab), min(LENGTH, longest), report)
         else:
             windows = read_windows(data, text, vocab, min(WINDOW, longest), MAX_TOKENS)
         probes = tuple(_probe(model, window) for window in windows[:PROBES])
@@ -88,7 +88,7 @@ def observe_source(
         transformers_logging.enable_progress_bar()
 
 
-def text_starts(text: Text, vocab: int) -> list[list[int]]:
+def _starts(text: Text, vocab: int) -> list[list[int]]:
     """Returns SEQUENCES starts of START tokens: pieces of the package's text, or pseudo-random ids without a
     tokenizer."""
     if text.available:

@@ -17,9 +17,8 @@ from safetensors.torch import load_file, save_file
 from conftest import GOLDEN
 from eagle_export.cli import main
 from eagle_export.families.source import load_source
-from eagle_export.head_check import Continued, HeadCheck, _head, _weights, check_head, own_text
+from eagle_export.head_check import Continued, HeadCheck, _head, _weights, check_head, own_text, text_starts
 from eagle_export.pair import open_pair
-from eagle_export.self_calibration import text_starts
 from eagle_runtime.text.tokenizer import Text
 from head_writers import read, speculators
 
@@ -48,7 +47,7 @@ def source_of() -> Callable[[str], Source]:
     def source(name: str) -> Source:
         if name not in made:
             model = load_source(TARGETS[name])
-            starts = text_starts(Text(TARGETS[name]), int(model.config.vocab_size))[:16]
+            starts = text_starts(Text(TARGETS[name]), int(model.config.vocab_size))
             made[name] = Source(model, own_text(model, starts, 48, (1,), lambda step: None))
         return made[name]
 
