@@ -79,6 +79,11 @@ class Pair:
         """For each layer of the target the number of keys that a row sees, itself included; None for all."""
         return windows_of(self.family, self.config)
 
+    @property
+    def bounded_scores(self) -> bool:
+        """Whether the target bounds its attention's scores (Gemma-2)."""
+        return getattr(self.config, "attn_logit_softcapping", None) is not None
+
 
 def open_pair(target_folder: Path, head_folder: Path | None) -> Pair:
     """Opens the folders of the target and, if there is one, the head, and checks that they fit. Raises ExportError."""

@@ -16,6 +16,11 @@ def family_of(target: Checkpoint) -> Family:
     known."""
     kind = target.config.get("model_type")
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    if family is None and "text_config" in target.config:
+        raise ExportError(
+            f"{target.folder / 'config.json'}: a model of type {kind!r} reads more than text; save its language model "
+            "alone (AutoModelForCausalLM, save_pretrained) and give that folder"
+        )
     if family is None:
         raise ExportError(
             f"{target.folder / 'config.json'}: model_type is {kind!r}, but only {', '.join(map(repr, FAMILIES))} "
