@@ -58,6 +58,7 @@ MULTIPLIERS = {
     "residual_multiplier": 0.7,
     "logits_scaling": 2.0,
 }
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 # A family is one row here and one file in export/eagle_export/families.
 ROWS = {
     "Llama": Row("llama"),
@@ -75,6 +76,11 @@ ROWS = {
     "SmolLM3": Row("smollm3", {"no_rope_layer_interval": 2}),
     "Granite": Row("granite", MULTIPLIERS),
     "OLMo-2": Row("olmo2"),
+    "Mixtral": Row("mixtral", {"num_local_experts": 4, "sliding_window": 12}),
+    "Qwen3-MoE, one layer without experts": Row(
+        "qwen3_moe", {**EXPERTS, "moe_intermediate_size": 24, "norm_topk_prob": True, "mlp_only_layers": [1]}
+    ),
+    "OLMoE": Row("olmoe", {**EXPERTS, "clip_qkv": 1.5}),
 }
 
 
@@ -100,7 +106,7 @@ def source_of(row: Row) -> Any:
     )
     model = cls(config).eval()
     for name, parameter in model.named_parameters():
-        if name.endswith(("norm.weight", "bias")):  # else all ones or zeros
+        if name.endswith(("norm.weight", "bias", "gate.weight")):  # else all ones or zeros
             torch.nn.init.normal_(parameter, parameter.mean().item(), 0.3)
     return model
 
@@ -196,7 +202,7 @@ def assert_equals_source(source: Any, target: Target) -> None:
     np.testing.assert_allclose(whole, source(torch.tensor([text])).logits[0].numpy(), atol=1e-4)
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "an unknown family": ("Llama", {"model_type": "gpt2"}, {}, "model_type is 'gpt2', but only 'llama', 'mistral'"),
     "images": ("Gemma-3", {"model_type": "gemma3", "text_config": {}}, {}, "'gemma3' reads more than text"),
     "quantised": ("Qwen3", {"quantization_config": {"bits": 4}}, {}, "the weights are quantised already"),
