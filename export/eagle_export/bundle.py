@@ -20,6 +20,7 @@ from eagle_export.certificate import certified, check_memory
 from eagle_export.checkpoint import read_json
 from eagle_export.destination import check_destination, check_older, check_space, disk_errors, engines_of
 from eagle_export.errors import ExportError
+from eagle_export.head_check import HeadCheck
 from eagle_export.heads.config import HeadConfig
 from eagle_export.limits import required_fidelity
 from eagle_export.pair import Pair, build_graphs, open_pair
@@ -50,7 +51,8 @@ TOOLS = ("eagle-edge", "torch", "transformers", "onnx", "onnx-ir", "onnxscript")
 @dataclass(frozen=True, slots=True)
 class Exported:
     """A written bundle. shared: weights that both graphs hold under one name. size: bytes on disk. sensitivities: what
-    the layers of precision "auto" were chosen from."""
+    the layers of precision "auto" were chosen from. head_check: how often the head's first drafted token is the
+    target's own, if it was looked at."""
 
     bundle: Path
     manifest: Manifest
@@ -58,6 +60,7 @@ class Exported:
     size: int
     warnings: tuple[str, ...]
     sensitivities: tuple[Sensitivity, ...] = ()
+    head_check: HeadCheck | None = None
 
 
 def export(
@@ -153,6 +156,7 @@ def export(
             top_k = min(top_k, pair.head.config.draft_vocab_size)
         report = partial(_show_step, progress, task)
         layer_choice: list[Sensitivity] = []
+        head_check: HeadCheck | None = None
         if observed is None and recorded_from_source(backend, precision):
             recorded, missing = _recorded(pair, calibrate, report)
             warnings += missing
@@ -176,11 +180,12 @@ def export(
             (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
             del graphs  # frees their weights before the source's are loaded
             if certify:
-                manifest, shortfalls = certified(pair.target, folder, manifest, layers, required, report)
+                manifest, head_check, shortfalls = certified(pair, folder, manifest, layers, required, report)
                 warnings += shortfalls
                 (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
             total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return Exported(bundle, manifest, shared_weights(manifest), total, tuple(warnings), tuple(layer_choice))
+    shared = shared_weights(manifest)
+    return Exported(bundle, manifest, shared, total, tuple(warnings), tuple(layer_choice), head_check)
 
 
 def _recorded(pair: Pair, data: Path | None, report: Callable[[str], None]) -> tuple[Recorded | None, list[str]]:

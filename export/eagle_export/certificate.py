@@ -24,7 +24,9 @@ from eagle_export.checkpoint import Checkpoint
 from eagle_export.errors import ExportError
 from eagle_export.families.family import cache_keyword
 from eagle_export.families.source import load_source
+from eagle_export.head_check import TOKENS, HeadCheck, check_head, own_text, text_starts
 from eagle_export.limits import LIMITS, Advice, FidelityError, RequiredFidelity, refusal
+from eagle_export.pair import HeadPart, Pair
 from eagle_export.worst_layers import ROWS, Layer, LayerError, worst_layers
 from eagle_runtime import BackendError, EagleError, EagleModel
 from eagle_runtime.bundle.fidelity import shortfall
@@ -48,40 +50,44 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A certificate, and the continuation with the largest mean KL."""
+    """A certificate, the continuation with the largest mean KL, and what was seen of the head, if it was looked at."""
 
     certificate: Certificate
     farthest: Continuation
+    head: HeadCheck | None
 
 
 def certified(
-    source: Checkpoint,
+    pair: Pair,
     bundle: Path,
     manifest: Manifest,
     layers: Sequence[Layer],
     required: RequiredFidelity,
     report: Callable[[str], None],
-) -> tuple[Manifest, list[str]]:
-    """Returns the manifest of a bundle, with a certificate if this machine can make one, and warnings.
+) -> tuple[Manifest, HeadCheck | None, list[str]]:
+    """Returns the manifest of a bundle, with a certificate if this machine can make one, what was seen of the head, and
+    warnings.
 
-    layers: of the target's graph before the recipe. report: called with what is being done. Raises FidelityError for a
-    bundle that does not reach what is required, and ExportError if limits were asked for and cannot be checked."""
+    pair: what the bundle was made of. layers: of the target's graph before the recipe. report: called with what is
+    being done. Raises FidelityError for a bundle that does not reach what is required, and ExportError if limits were
+    asked for and cannot be checked."""
     report("comparing with the source")
     try:
-        comparison = compare_with_source(source, bundle, manifest)
+        comparison = compare_with_source(pair.target, bundle, manifest, pair.head, report)
     except FidelityError:
         raise
     except ExportError as error:
         if required.explicit:
             raise ExportError(f"the bundle cannot be held to an agreement or a KL: {error}") from None
-        return manifest, [f"the bundle has no certificate: {error}"]
+        return manifest, None, [f"the bundle has no certificate: {error}"]
     certificate = comparison.certificate
     if not required.limits.met(certificate.agreement, certificate.kl):
         worst = _worst_layers(bundle, manifest, layers, comparison.farthest, report)
         raise refusal(certificate, required, worst)
     manifest = replace(manifest, certificate=certificate)
-    warning = shortfall(manifest)
-    return manifest, [] if warning is None else [f"the bundle is marked: {warning}"]
+    marked, misread = shortfall(manifest), None if comparison.head is None else comparison.head.warning()
+    warnings = [] if marked is None else [f"the bundle is marked: {marked}"]
+    return manifest, comparison.head, warnings + ([] if misread is None else [f"the head may be misread: {misread}"])
 
 
 def _worst_layers(
@@ -109,8 +115,15 @@ def make_certificate(source: Checkpoint, bundle: Path, manifest: Manifest) -> Ce
     return compare_with_source(source, bundle, manifest).certificate
 
 
-def compare_with_source(source: Checkpoint, bundle: Path, manifest: Manifest) -> Comparison:
-    """Runs the source, then the bundle, on the golden prompts. bundle: complete but for the certificate.
+def compare_with_source(
+    source: Checkpoint,
+    bundle: Path,
+    manifest: Manifest,
+    head: HeadPart | None = None,
+    report: Callable[[str], None] = lambda step: None,
+) -> Comparison:
+    """Runs the source, then the bundle, on the golden prompts. bundle: complete but for the certificate. head: to be
+    checked on the source's own text.
 
     Raises ExportError if this machine cannot run one of them, and FidelityError if the bundle's logits are not
     finite."""
@@ -121,7 +134,16 @@ def compare_with_source(source: Checkpoint, bundle: Path, manifest: Manifest) ->
     count = min(GOLDEN_TOKENS, target.context - max(map(len, prompts)))
     if count < 1:
         raise ExportError(f"a context of {target.context} tokens has no room for a prompt and a continuation")
-    expected = continuations(source.folder, prompts, target.eos_token_ids, count)
+    checked: list[HeadCheck] = []
+
+    def look(model: Any) -> None:
+        starts = text_starts(Text(source.folder), target.vocab_size)
+        length = min(TOKENS, target.context - len(starts[0]))
+        if head is not None and length > 1:
+            texts = own_text(model, starts, length, target.eos_token_ids, report)
+            checked.append(check_head(head, model, texts))
+
+    expected = continuations(source.folder, prompts, target.eos_token_ids, count, look)
     try:
         with EagleModel.load(bundle, backend="cpu", check_hashes=False) as model:
             forced = [forced_logits(model, each.prompt, each.tokens) for each in expected]
@@ -141,19 +163,26 @@ def compare_with_source(source: Checkpoint, bundle: Path, manifest: Manifest) ->
         tau=round(tau, 4),
         limits=LIMITS[manifest.precision["target"]],
     )
-    return Comparison(certificate, expected[int(np.argmax([rows.mean() for rows in kl]))])
+    farthest = expected[int(np.argmax([rows.mean() for rows in kl]))]
+    return Comparison(certificate, farthest, checked[0] if checked else None)
 
 
 def continuations(
-    folder: Path, prompts: Sequence[Sequence[int]], eos: Collection[int], count: int
+    folder: Path,
+    prompts: Sequence[Sequence[int]],
+    eos: Collection[int],
+    count: int,
+    look: Callable[[Any], None] = lambda model: None,
 ) -> list[Continuation]:
     """The checkpoint's greedy continuations: at most `count` tokens after each prompt, up to the first eos, included.
-    The model is freed afterwards. Raises ExportError if transformers cannot run it or its logits are not finite."""
+    look: called with the model, which is freed afterwards. Raises ExportError if transformers cannot run it or its
+    logits are not finite."""
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
         model = load_source(folder)
         results = [_continue(model, prompt, eos, count) for prompt in prompts]
+        look(model)
     except Exception as error:  # transformers, safetensors and a full memory raise many kinds
         raise ExportError(f"transformers does not run {folder} ({_first_line(error)})") from None
     finally:

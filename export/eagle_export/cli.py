@@ -85,15 +85,17 @@ def run(args: argparse.Namespace) -> None:
             "bytes": done.size,
             "seconds": round(seconds, 3),
             "certificate": None if certificate is None else _figures(certificate),
+            "first_token_share": done.head_check and done.head_check.share,
             "warnings": done.warnings,
             "sensitivities": [dataclasses.asdict(each) for each in done.sensitivities],
         }
         print(json.dumps(report))
         return
+    first = "" if done.head_check is None else f", first drafted tokens right {done.head_check.share:.0%}"
     shared = f", shared by both graphs: {', '.join(done.shared) or 'nothing'}" if head else ""
     print(
         f"{args.output}: {head.kind if head else 'no draft'} head, {args.precision}, {done.size / 1e6:.1f} MB"
-        f"{shared}{_certified(certificate)}"
+        f"{shared}{_certified(certificate)}{first}"
     )
 
 

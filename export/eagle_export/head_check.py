@@ -1,0 +1,210 @@
+"""Whether a head is read as it was trained: how often its first drafted token is the target's own next one.
+
+A head that reads the wrong taps, or lacks a norm or a bias, still drafts: the text stays right, and nothing but its
+speed tells. So the head is run eagerly, on the source's hidden states, over text that the source itself generated.
+Other ways to read the same folder are tried too: configs leave open which layers the taps are, whether the residual is
+normalised, and the base of the rotation.
+
+Shapes: T tokens of a text, H/Hd width of target/head, Vd draft vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eagle_calib.texts import read_windows
+from eagle_export.families.family import cache_keyword
+from eagle_export.graphs import build_head
+from eagle_export.heads.config import HeadConfig
+from eagle_export.heads.eagle1 import Eagle1Head
+from eagle_export.heads.eagle3 import Eagle3Head
+from eagle_export.heads.layers import rotary
+from eagle_export.pair import HeadPart
+from eagle_runtime.text.tokenizer import Text
+
+LEAST = 0.4  # share of first tokens below which a head is not worth its time, and probably misread
+GAIN, ERRORS = 0.02, 3.0  # nats per token, and standard errors of them, by which another reading must fit better
+STARTS, START, TOKENS = (
+    16,
+    8,
+    48,
+)  # texts that the target continues, tokens that each starts with, greedy tokens of each
+
+
+MOST = 4096  # tokens of the package's text that starts are taken from
+
+
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """A few tokens of text, and the target's greedy tokens after them, up to the first that ends a text."""
+
+    start: list[int]
+    tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A way to read a head's folder. words: how it differs from how it was read. share: of the first drafted tokens
+    that are right with it. gain: nats per token by which the target's tokens are likelier than as it was read. errors:
+    the gain in its standard errors."""
+
+    words: str
+    share: float
+    gain: float
+    errors: float
+
+    @property
+    def clearly_better(self) -> bool:
+        """Whether chance does not explain that the head fits better with it."""
+        return self.gain >= GAIN and self.errors >= ERRORS
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCheck:
+    """share: of first drafted tokens that are right, as the folder was read. best: the other reading that fits best,
+    None if there are none. rows: drafted tokens."""
+
+    share: float
+    best: Reading | None
+    rows: int
+
+    def warning(self) -> str | None:
+        """Returns what is wrong, in a sentence; None for a head that drafts as it should."""
+        better = self.best if self.best is not None and self.best.clearly_better else None
+        if self.share >= LEAST and better is None:
+            return None
+        text = f"{self.share:.0%} of the head's first drafted tokens are the target's own (of {self.rows})"
+        if better is not None:
+            gain = f"{better.share:.0%}, and each token is e^{better.gain:.2f} times as likely, with {better.words}"
+            return f"{text}, but {gain}: config.json does not say how the head was trained; correct it"
+        tried = "" if self.best is None else ", and no other reading of its config.json fits better"
+        return f"only {text}{tried}: it was trained for another target, or too little, and hardly speeds it up"
+
+
+def text_starts(text: Text, vocab: int) -> list[list[int]]:
+    """Returns STARTS pieces of the package's text, of START tokens each, or pseudo-random ids without a tokenizer."""
+    if text.available:
+        pieces = [ids for ids in read_windows(None, text, vocab, START, MOST) if len(ids) == START]
+        if len(pieces) >= STARTS:
+            return pieces[:: len(pieces) // STARTS][:STARTS]
+    starts: list[list[int]] = np.random.default_rng(0).integers(0, vocab, (STARTS, START)).tolist()
+    return starts
+
+
+@torch.inference_mode()
+def own_text(
+    model: Any, starts: Sequence[list[int]], count: int, eos: Collection[int], report: Callable[[str], None]
+) -> list[Continued]:
+    """Continues all starts, which have one length, greedily in one batch by `count` tokens. model: as transformers runs
+    it."""
+    name, cache, new = cache_keyword(model), None, torch.tensor(starts)
+    made: list[Tensor] = []
+    while len(made) < count:
+        report(f"checking the head: text of the target ({len(made)} of {count} tokens)")
+        out = model(input_ids=new, use_cache=True, logits_to_keep=1, **{name: cache})
+        cache = out[name]
+        new = out.logits[:, -1].argmax(-1, keepdim=True)
+        made.append(new)
+    texts = []
+    for start, tokens in zip(starts, torch.cat(made, 1).tolist(), strict=True):
+        end = next((index + 1 for index, token in enumerate(tokens) if token in eos), len(tokens))
+        texts.append(Continued(start, tokens[:end]))
+    return texts
+
+
+@torch.inference_mode()
+def check_head(part: HeadPart, model: Any, texts: Sequence[Continued]) -> HeadCheck:
+    """part: the head of a pair. model: its target as transformers runs it, in fp32. Returns the share of first drafted
+    tokens that are the target's own, and what other readings of the folder would change."""
+    weights = _weights(part, model)
+    readings = [("", part.config), *_other_readings(part.config, model)]
+    heads = [(_head(config, weights), config) for _, config in readings]
+    rows: list[list[tuple[Tensor, Tensor]]] = [[] for _ in readings]
+    for text in texts:
+        ids = torch.tensor([[*text.start, *text.tokens]])
+        hidden = model(input_ids=ids, output_hidden_states=True, use_cache=False, logits_to_keep=1).hidden_states
+        for results, (head, config) in zip(rows, heads, strict=True):
+            results.append(_drafted(head, part, config, text, hidden))
+    right = [torch.cat([right for right, _ in results]).double() for results in rows]
+    likely = [torch.cat([likely for _, likely in results]).double() for results in rows]
+    if not len(right[0]):
+        return HeadCheck(1.0, None, 0)
+    known = likely[0].isfinite()  # tokens outside the draft vocabulary are impossible with every reading
+    others = []
+    for index, (words, _) in enumerate(readings[1:], 1):
+        gains = (likely[index] - likely[0])[known]
+        error = float(gains.std()) / len(gains) ** 0.5 if len(gains) > 1 else math.inf
+        gain = float(gains.mean()) if len(gains) else 0.0
+        others.append(Reading(words, float(right[index].mean()), gain, gain / max(error, 1e-12)))
+    return HeadCheck(float(right[0].mean()), max(others, key=lambda one: one.gain, default=None), len(right[0]))
+
+
+def _weights(part: HeadPart, model: Any) -> dict[str, Tensor]:
+    """The head's parameters in fp32. What it borrows are the model's own weights, which are not copied."""
+    with torch.device("meta"):
+        names = list(build_head(part.config).state_dict())
+    stored = part.checkpoint.tensors
+    weights = {name: stored[name].read().float() for name in names if name in stored}
+    if not part.own_embedding:
+        weights["embed_tokens.weight"] = model.get_input_embeddings().weight
+    if part.config.kind == "eagle1":
+        weights["lm_head.weight"] = model.get_output_embeddings().weight
+    return weights
+
+
+def _head(config: HeadConfig, weights: dict[str, Tensor]) -> Eagle1Head | Eagle3Head:
+    with torch.device("meta"):
+        head = build_head(config)
+    head.load_state_dict(weights, assign=True)
+    head.rotary_emb = rotary(config)  # its tables are in no file
+    return head.eval()
+
+
+def _drafted(
+    head: Eagle1Head | Eagle3Head, part: HeadPart, config: HeadConfig, text: Continued, hidden: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """hidden: the target's hidden states [1, T, H], the embedding first and the last one after the last norm. Returns
+    per generated token but the first, which no head drafts, whether the head drafts it, and its log-probability by the
+    head (-inf outside the draft vocabulary)."""
+    tokens = torch.tensor([*text.start, *text.tokens])
+    features = head.features([hidden[tap] for tap in config.taps]) if isinstance(head, Eagle3Head) else hidden[-1]
+    rows = len(tokens) - 2  # row i reads feature i and token i + 1, and drafts token i + 2
+    empty = torch.zeros(1, 0, config.num_kv_heads, config.head_dim)
+    mask = torch.full((1, 1, rows, rows), torch.finfo(torch.float32).min).triu(1)
+    past = [(empty, empty)] * config.num_layers
+    out, _ = head(tokens[None, 1:-1], features[:, :rows], torch.arange(rows)[None], mask, past)
+    first = len(text.start) - 1
+    scores, wanted = head.logits(out)[0, first:].log_softmax(-1), tokens[first + 2 :]
+    if part.d2t is not None:
+        ids = part.d2t + torch.arange(len(part.d2t))
+        scores = scores.new_full((len(scores), config.vocab_size), -math.inf).index_copy(1, ids, scores)
+    return scores.argmax(-1) == wanted, scores.gather(1, wanted[:, None])[:, 0]
+
+
+def _other_readings(config: HeadConfig, model: Any) -> Iterator[tuple[str, HeadConfig]]:
+    """Other ways to read the same folder, in words that follow a share."""
+    for words, step in (("later", 1), ("earlier", -1)):
+        taps = tuple(tap + step for tap in config.taps)
+        if taps and taps[0] > 0 and taps[-1] < int(model.config.num_hidden_layers):
+            layers = [tap - 1 for tap in taps]
+            yield f"its taps one layer {words} (the outputs of layers {layers})", replace(config, taps=taps)
+    if config.kind == "eagle3":
+        other = not config.normed_residual
+        yield f"norm_before_residual {str(other).lower()}", replace(config, normed_residual=other)
+    rope = config.rope["rope_parameters"]
+    for theta in sorted({10000.0, _theta(model, 10000.0)} - {rope["rope_theta"]}):
+        other_rope = {**config.rope, "rope_parameters": {**rope, "rope_theta": theta}}
+        yield f"rope_theta {theta:g}", replace(config, rope=other_rope)
+
+
+def _theta(model: Any, default: float) -> float:
+    """The base of the target's rotation; the default if it has more than one."""
+    theta = (getattr(model.config, "rope_parameters", None) or {}).get("rope_theta")
+    return float(theta) if isinstance(theta, int | float) else default

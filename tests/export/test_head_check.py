@@ -1,0 +1,170 @@
+"""The check of a head on its target's own text: heads that are read as they were trained pass, and each known way to
+misread one is noticed and named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from conftest import GOLDEN
+from eagle_export.cli import main
+from eagle_export.families.source import load_source
+from eagle_export.head_check import Continued, HeadCheck, _head, _weights, check_head, own_text, text_starts
+from eagle_export.pair import open_pair
+from eagle_runtime.text.tokenizer import Text
+from head_writers import read, speculators
+
+DEMO = Path(__file__).parents[2] / "tools" / "demo_pair"
+TARGETS = {"demo": DEMO / "target", "golden": GOLDEN / "target"}
+HEADS = {
+    ("demo", "eagle1"): DEMO / "eagle1",
+    ("demo", "eagle3"): DEMO / "eagle3",
+    ("golden", "eagle1"): GOLDEN / "head_eagle1",
+    ("golden", "eagle3"): GOLDEN / "head_eagle3_dv44",
+}
+
+
+@dataclass
+class Source:
+    """A target in transformers, and its own text."""
+
+    model: Any
+    texts: list[Continued]
+
+
+@pytest.fixture(scope="module")
+def source_of() -> Callable[[str], Source]:
+    made: dict[str, Source] = {}
+
+    def source(name: str) -> Source:
+        if name not in made:
+            model = load_source(TARGETS[name])
+            starts = text_starts(Text(TARGETS[name]), int(model.config.vocab_size))
+            made[name] = Source(model, own_text(model, starts, 48, (1,), lambda step: None))
+        return made[name]
+
+    return source
+
+
+def checked(source: Source, target: str, head: Path) -> HeadCheck:
+    part = open_pair(TARGETS[target], head).head
+    assert part is not None
+    return check_head(part, source.model, source.texts)
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Callable[..., Path]:
+    """kind, changes of config.json -> a copy of the demo pair's head."""
+
+    def copy(kind: str, **changes: Any) -> Path:
+        folder = tmp_path / f"{kind}_copy"
+        shutil.copytree(HEADS["demo", kind], folder)
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        (folder / "config.json").write_text(json.dumps({**config, **changes}), encoding="utf-8")
+        return folder
+
+    return copy
+
+
+def test_own_text_is_greedy_and_ends_at_eos(source_of: Callable[[str], Source]) -> None:
+    source = source_of("golden")
+    text = source.texts[0]
+    ids = torch.tensor([[*text.start, *text.tokens]])
+    with torch.inference_mode():
+        logits = source.model(input_ids=ids).logits[0]
+    assert logits[len(text.start) - 1 : -1].argmax(-1).tolist() == text.tokens
+    assert all(1 not in text.tokens[:-1] for text in source.texts)
+    end = text.tokens[9]
+    (cut,) = own_text(source.model, [text.start], 20, (end,), lambda step: None)
+    assert cut.tokens == text.tokens[: 1 + text.tokens.index(end)]
+
+
+@pytest.mark.parametrize(("target", "kind"), HEADS)
+def test_heads_that_are_read_as_trained_pass(target: str, kind: str, source_of: Callable[[str], Source]) -> None:
+    check = checked(source_of(target), target, HEADS[target, kind])
+    assert check.rows > 300
+    assert check.share > 0.5
+    assert check.warning() is None
+    assert check.best is None or check.best.gain < 0
+
+
+@pytest.mark.parametrize("target", ["demo", "golden"])
+def test_the_share_is_that_of_a_count_by_hand(target: str, source_of: Callable[[str], Source]) -> None:
+    """EAGLE-1's equations row by row: each prefix is a forward pass of its own."""
+    source = source_of(target)
+    part = open_pair(TARGETS[target], HEADS[target, "eagle1"]).head
+    assert part is not None
+    text = source.texts[3]
+    check = check_head(part, source.model, [text])
+    head, tokens = _head(part.config, _weights(part, source.model)), [*text.start, *text.tokens]
+    right = 0
+    for end in range(len(text.start) + 1, len(tokens)):  # tokens[end] is drafted from tokens[:end]
+        with torch.inference_mode():
+            features = source.model.model(input_ids=torch.tensor([tokens[: end - 1]])).last_hidden_state
+            rows = end - 1
+            empty = torch.zeros(1, 0, part.config.num_kv_heads, part.config.head_dim)
+            mask = torch.full((1, 1, rows, rows), -1e30).triu(1)
+            ids = torch.tensor([tokens[1:end]])
+            hidden, _ = head(ids, features, torch.arange(rows)[None], mask, [(empty, empty)])
+            right += int(head.logits(hidden)[0, -1].argmax()) == tokens[end]
+    assert check.rows == len(text.tokens) - 1
+    assert check.share == pytest.approx(right / check.rows)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"norm_before_residual": True}, "norm_before_residual false"),
+        ({"rope_theta": 100.0}, "rope_theta 10000"),
+    ],
+    ids=str,
+)
+def test_a_planted_misreading_is_named(
+    changes: dict[str, Any], words: str, source_of: Callable[[str], Source], copied: Callable[..., Path]
+) -> None:
+    warning = checked(source_of("demo"), "demo", copied("eagle3", **changes)).warning()
+    assert warning is not None
+    assert words in warning
+
+
+@pytest.mark.parametrize(("ids", "words"), [([1, 3, 4], "one layer later"), ([3, 5, 6], "one layer earlier")])
+def test_taps_off_by_one_are_named(
+    ids: list[int], words: str, source_of: Callable[[str], Source], tmp_path: Path
+) -> None:
+    """The head was trained on the outputs of layers 1, 3 and 4; speculators' ids are inputs."""
+    head = speculators(read(DEMO / "eagle3"))
+    del head.tensors["embed_tokens.weight"]  # of the golden target
+    head.config["eagle_aux_hidden_state_layer_ids"] = ids
+    warning = checked(source_of("demo"), "demo", head.write(tmp_path / "head")).warning()
+    assert warning is not None
+    assert f"{words} (the outputs of layers [1, 3, 4])" in warning
+
+
+def test_a_head_of_another_target_is_loud(source_of: Callable[[str], Source], copied: Callable[..., Path]) -> None:
+    folder = copied("eagle1")
+    weights = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    weights["fc.weight"] = weights["fc.weight"][:, torch.randperm(512, generator=generator)]
+    save_file(weights, folder / "model.safetensors")
+    check = checked(source_of("demo"), "demo", folder)
+    assert check.share < 0.1
+    warning = check.warning()
+    assert warning is not None and warning.startswith("only ") and "another target" in warning
+
+
+def test_the_command_says_so(tmp_path: Path, copied: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    head = copied("eagle3", norm_before_residual=True)
+    assert main([str(TARGETS["demo"]), str(head), "-o", str(tmp_path / "bundle"), "--json"]) == 0
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert 0.3 < report["first_token_share"] < 0.8
+    assert "warning: the head may be misread: " in err and "norm_before_residual false" in err
+    assert any("norm_before_residual false" in warning for warning in report["warnings"])
