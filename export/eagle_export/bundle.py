@@ -140,9 +140,13 @@ def export(
                 f"{target} has a context of {pair.context} tokens, and an int8 cache holds "
                 f"{MOST} at most; export it without one"
             )
-        if cache_precision is not None and any(pair.windows):
-            raise ExportError(
-                f"{target} has layers with a sliding window, and an int8 cache hides no old keys; export it without one"
+        if cache_precision is not None and (any(pair.windows) or pair.bounded_scores):
+            what = "layers with a sliding window" if any(pair.windows) else "attention with bounded scores"
+            raise ExportError(f"{target} has {what}, which an int8 cache cannot have; export it without one")
+        if pair.family.experts is not None:
+            warnings.append(
+                f"all {pair.family.experts.count(pair.config)} experts of a layer are computed for every row, not only "
+                f"the {pair.config.num_experts_per_tok} that it needs"
             )
         texts = _read_texts(target)
         if "tokenizer.json" not in texts:

@@ -21,6 +21,7 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 from transformers.models.llama import modeling_llama
 
+from eagle_export.families.experts import make_dense
 from eagle_export.families.family import Config, Family, Windows, cache_keyword
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
@@ -43,6 +44,8 @@ class TargetGraph(nn.Module):
         model = family.model_class()._from_config(
             config, attn_implementation=ATTENTION, dtype=torch.get_default_dtype()
         )
+        if family.experts is not None:
+            make_dense(model.model.layers, config, family.experts)
         self.family = family
         self.config = config
         self.windows = windows

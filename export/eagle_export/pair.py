@@ -79,6 +79,11 @@ class Pair:
         """For each layer of the target the number of keys that a row sees, itself included; None for all."""
         return windows_of(self.family, self.config)
 
+    @property
+    def bounded_scores(self) -> bool:
+        """Whether the target bounds its attention's scores (Gemma-2)."""
+        return getattr(self.config, "attn_logit_softcapping", None) is not None
+
 
 def open_pair(target_folder: Path, head_folder: Path | None) -> Pair:
     """Opens the folders of the target and, if there is one, the head, and checks that they fit. Raises ExportError."""
@@ -140,7 +145,8 @@ def weight_sources(pair: Pair) -> dict[str, dict[str, Weight]]:
     The head's own tensors get the prefix "head."; weights that it borrows keep the target's name, so that a weight has
     one name in both graphs."""
     target_names = set(pair.target.tensors) - _rotary_buffers(pair.target)
-    target = {name: Weight(name, _as_used(pair, pair.target.tensors[name])) for name in target_names}
+    tensors = {_parameter(pair.family, name): pair.target.tensors[name] for name in target_names}
+    target = {name: Weight(name, _as_used(pair, tensor)) for name, tensor in tensors.items()}
     if pair.tied:
         target[LM_HEAD] = target[EMBEDDING]
     head = pair.head
@@ -161,6 +167,11 @@ def weight_sources(pair: Pair) -> dict[str, dict[str, Weight]]:
         for name in [name for name in draft if name.startswith(READER)]:
             target[f"head_reader.{name.removeprefix('head.')}"] = draft.pop(name)
     return {"target": target, "draft": draft}
+
+
+def _parameter(family: Family, name: str) -> str:
+    """Returns the name of a tensor of the target's checkpoint in its graph."""
+    return name if family.experts is None else family.experts.parameter(name)
 
 
 def _as_used(pair: Pair, tensor: StoredTensor) -> StoredTensor:

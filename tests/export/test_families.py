@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,7 +18,9 @@ import torch
 from safetensors.torch import save_file
 
 from eagle_export.bundle import export
+from eagle_export.errors import ExportError
 from eagle_export.families.registry import FAMILIES
+from eagle_export.pair import open_pair
 from eagle_export.recipes.attention import ExactAttention
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
@@ -54,6 +58,7 @@ MULTIPLIERS = {
     "residual_multiplier": 0.7,
     "logits_scaling": 2.0,
 }
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 # A family is one row here and one file in export/eagle_export/families.
 ROWS = {
     "Llama": Row("llama"),
@@ -71,6 +76,11 @@ ROWS = {
     "SmolLM3": Row("smollm3", {"no_rope_layer_interval": 2}),
     "Granite": Row("granite", MULTIPLIERS),
     "OLMo-2": Row("olmo2"),
+    "Mixtral": Row("mixtral", {"num_local_experts": 4, "sliding_window": 12}),
+    "Qwen3-MoE, one layer without experts": Row(
+        "qwen3_moe", {**EXPERTS, "moe_intermediate_size": 24, "norm_topk_prob": True, "mlp_only_layers": [1]}
+    ),
+    "OLMoE": Row("olmoe", {**EXPERTS, "clip_qkv": 1.5}),
 }
 
 
@@ -96,7 +106,7 @@ def source_of(row: Row) -> Any:
     )
     model = cls(config).eval()
     for name, parameter in model.named_parameters():
-        if name.endswith(("norm.weight", "bias")):  # else all ones or zeros
+        if name.endswith(("norm.weight", "bias", "gate.weight")):  # else all ones or zeros
             torch.nn.init.normal_(parameter, parameter.mean().item(), 0.3)
     return model
 
@@ -124,23 +134,31 @@ def save_head(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
-    """row, precision -> bundle of the row's model, with a random head unless it is fp32."""
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """row -> checkpoint of its model."""
     base = tmp_path_factory.mktemp("families")
-    save_head(base / "head")
 
     @cache
     def folder_of(name: str) -> Path:
-        folder = base / str(list(ROWS).index(name))
-        source_of(ROWS[name]).save_pretrained(folder / "source")
+        folder = base / str(list(ROWS).index(name)) / "source"
+        source_of(ROWS[name]).save_pretrained(folder)
         return folder
+
+    return folder_of
+
+
+@pytest.fixture(scope="module")
+def bundles(sources: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """row, precision -> bundle of the row's model, with a random head unless it is fp32."""
+    head = tmp_path_factory.mktemp("heads") / "head"
+    save_head(head)
 
     @cache
     def bundle(name: str, precision: str) -> Path:
-        folder = folder_of(name)
-        head = base / "head" if precision != "fp32" else None
-        export(folder / "source", head, folder / precision, precision=precision, certify=False)
-        return folder / precision
+        source = sources(name)
+        folder = source.with_name(precision)
+        export(source, None if precision == "fp32" else head, folder, precision=precision, certify=False)
+        return folder
 
     return bundle
 
@@ -182,6 +200,62 @@ def assert_equals_source(source: Any, target: Target) -> None:
         text += tree.tokens[path].tolist()
     whole = np.concatenate(list(target.score(text)))
     np.testing.assert_allclose(whole, source(torch.tensor([text])).logits[0].numpy(), atol=1e-4)
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
+    "an unknown family": ("Llama", {"model_type": "gpt2"}, {}, "model_type is 'gpt2', but only 'llama', 'mistral'"),
+    "images": ("Gemma-3", {"model_type": "gemma3", "text_config": {}}, {}, "'gemma3' reads more than text"),
+    "quantised": ("Qwen3", {"quantization_config": {"bits": 4}}, {}, "the weights are quantised already"),
+    "rope by length": ("Mistral", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, {}, "'dynamic' depends on"),
+    "rope by length, Phi-3": ("Phi-4-mini", {"rope_parameters": {"rope_type": "dynamic"}}, {}, "'dynamic' depends on"),
+    "rope by length, one table of two": (
+        "Gemma-3",
+        {"rope_parameters": {"full_attention": {"rope_type": "dynamic", "rope_theta": 1e4}}},
+        {},
+        "'dynamic' depends on",
+    ),
+    "both directions": ("Gemma-3", {"use_bidirectional_attention": True}, {}, "use_bidirectional_attention is set"),
+    "a window in bytes": ("Mistral", {}, {"cache_precision": "int8"}, "layers with a sliding window, which an int8"),
+    "a bound in bytes": (
+        "Gemma-2",
+        {"sliding_window": CONTEXT},
+        {"cache_precision": "int8"},
+        "bounded scores, which an int8 cache cannot have",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_expressed_is_refused_before_any_work(
+    case: str, sources: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, changes, settings, message = REFUSED[case]
+    source = shutil.copytree(sources(name), tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    if "rope_scaling" in changes:
+        del config["rope_parameters"]
+    (source / "config.json").write_text(json.dumps(config | changes))
+    monkeypatch.setattr("eagle_export.bundle.build_graphs", None)
+    with pytest.raises(ExportError, match=message) as refusal:
+        export(source, None, tmp_path / "bundle", precision="int8", certify=False, **settings)
+    assert "\n" not in str(refusal.value) and not (tmp_path / "bundle").exists()
+
+
+def test_a_family_that_transformers_lacks_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    source_of(ROWS["SmolLM3"]).save_pretrained(tmp_path)
+    monkeypatch.setattr("eagle_export.families.family.transformers", types.SimpleNamespace(__version__="5.0"))
+    with pytest.raises(ExportError, match=r"transformers 5\.0 has no SmolLM3ForCausalLM.*install a newer"):
+        open_pair(tmp_path, None)
+
+
+def test_a_window_as_long_as_the_context_adds_nothing(bundles: Callable[[str, str], Path], tmp_path: Path) -> None:
+    row = Row("mistral", {"sliding_window": CONTEXT})
+    source_of(row).save_pretrained(tmp_path / "source")
+    export(tmp_path / "source", None, tmp_path / "bundle", certify=False)
+    nodes = [
+        len(ir.load(folder / "target/model.onnx").graph) for folder in (tmp_path / "bundle", bundles("Llama", "fp32"))
+    ]
+    assert nodes[0] == nodes[1]
 
 
 @pytest.mark.parametrize("name", ROWS)

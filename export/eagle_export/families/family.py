@@ -18,6 +18,7 @@ from torch import Tensor
 
 from eagle_export.checkpoint import Checkpoint
 from eagle_export.errors import ExportError
+from eagle_export.families.experts import Experts
 from eagle_export.heads.config import rope_settings
 
 Config = Any  # a config of transformers, of the family's own class
@@ -55,6 +56,7 @@ class Family:
 
     name: as people call it. model_type: of config.json. causal_lm: transformers' class of the whole model.
     layer_norms: RMS norms in each layer. norm_offset: what the model adds to a norm's stored gain.
+    experts: where a mixture of experts keeps them.
     windows: config -> for each layer the number of keys that a row sees, itself included; None for all.
     rotary_layers: config -> number of layers that rotate queries and keys.
     context: config -> the longest text for which the graph computes what transformers does.
@@ -66,6 +68,7 @@ class Family:
     causal_lm: str
     layer_norms: int = 2
     norm_offset: float = 0.0
+    experts: Experts | None = None
     windows: Callable[[Config], Windows] = no_window
     rotary_layers: Callable[[Config], int] = every_layer_rotates
     context: Callable[[Config], int] = whole_context

@@ -112,9 +112,10 @@ def fed_by_norm(linear: Linear) -> bool:
 
 
 def narrows(linear: Linear) -> bool:
-    """Whether its output is narrower than its input, as that of k and v is with grouped-query attention."""
+    """Whether its output is narrower than its input, as that of k and v is with grouped-query attention. Those of small
+    experts are narrow too, but each column serves one row and there are many."""
     k, n = linear.shape
-    return n < k
+    return n < k and ".experts." not in linear.name
 
 
 def lazy_weight(
