@@ -30,6 +30,7 @@ from eagle_export.pair import HeadPart
 from eagle_runtime.text.tokenizer import Text
 
 LEAST = 0.4  # share of first tokens below which a head is not worth its time, and probably misread
+NAMED = 0.2  # least share of another reading that is named: of a head of another target all readings are wrong
 GAIN, ERRORS = 0.02, 3.0  # nats per token, and standard errors of them, by which another reading must fit better
 STARTS, START, TOKENS = (
     16,
@@ -77,7 +78,8 @@ class HeadCheck:
 
     def warning(self) -> str | None:
         """Returns what is wrong, in a sentence; None for a head that drafts as it should."""
-        better = self.best if self.best is not None and self.best.clearly_better else None
+        best = self.best
+        better = best if best is not None and best.clearly_better and best.share >= max(self.share, NAMED) else None
         if self.share >= LEAST and better is None:
             return None
         text = f"{self.share:.0%} of the head's first drafted tokens are the target's own (of {self.rows})"
