@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_args
 from eagle_runtime.bundle.manifest import HeadKind
 from eagle_runtime.command import Parser, run_command
 from eagle_runtime.errors import EagleError
-from eagle_train.config import ALL_FILES, DRAFT_VOCAB, INPUTS, Job, Sampling, TrainConfig
+from eagle_train.config import ALL_FILES, DRAFT_VOCAB, INPUTS, LAYOUTS, Job, Sampling, TrainConfig
 
 TARGET_HELP = "Hugging Face folder of the target (Llama architecture)"
 Settings = TypeVar("Settings", TrainConfig, Job, Sampling)
@@ -106,6 +106,8 @@ def _add_head(parser: argparse.ArgumentParser) -> None:
     job.add("--init", "a trained head to continue from, such as the base model's", type=Path, metavar="HEAD")
     meaning = "learn features and logits of this exported target, such as an int4 one, instead of TARGET's"
     job.add("--target-bundle", meaning, type=Path, metavar="BUNDLE")
+    meaning = "whose names and config the head is written with; speculators is for EAGLE-3"
+    job.add("--layout", meaning, choices=LAYOUTS)
     job.add("--resume", "continue from HEAD's checkpoint", action="store_true")
     _add_machine(parser)
     budget = _Options(parser.add_argument_group("budget (one is needed)"), TrainConfig)

@@ -16,6 +16,10 @@ from eagle_train.errors import TrainError
 Inputs = Literal["feature+shifted", "feature+unshifted", "feature", "token"]
 INPUTS: tuple[Inputs, ...] = ("feature+shifted", "feature+unshifted", "feature", "token")
 
+# How the folder of a trained head is written. speculators has no EAGLE-1 heads.
+Layout = Literal["safeailab", "speculators"]
+LAYOUTS: tuple[Layout, ...] = ("safeailab", "speculators")
+
 DECAY = 0.8  # weight of step j of training-time test is DECAY**j (EAGLE-3)
 CLIP = 0.5  # maximum norm of the gradient
 BETAS = (0.9, 0.95)  # AdamW
@@ -102,7 +106,8 @@ class Job:
     """What to train on and where. output: folder of the head; training/ in it gets the checkpoint and the log. pattern:
     files of a data folder to read. cache: folder for the target's features; None computes them every time. init: folder
     of a trained head to continue from; None starts from an untrained one. target_bundle: the exported target whose
-    features and logits are learned; None takes those of `target`. device: None takes CUDA where there is one."""
+    features and logits are learned; None takes those of `target`. layout: of the written head. device: None takes CUDA
+    where there is one."""
 
     target: Path
     data: tuple[Path, ...]
@@ -112,6 +117,7 @@ class Job:
     cache: Path | None = None
     init: Path | None = None
     target_bundle: Path | None = None
+    layout: Layout = "safeailab"
     device: str | None = None
     resume: bool = False
 

@@ -1,8 +1,8 @@
-"""Creates a head for a target, and writes its folder in the format of SafeAILab's heads.
+"""Creates a head for a target, and writes its folder in the layout of SafeAILab's heads or of speculators'.
 
-EAGLE-1: fc.weight, layers.0.*. EAGLE-3: fc.weight, midlayer.*, norm.weight, lm_head.weight, d2t, t2d (both only if
-the draft vocabulary is smaller than the target's). The embedding, and EAGLE-1's LM head, are the target's and stay
-in its checkpoint.
+SafeAILab's EAGLE-1: fc.weight, layers.0.*. EAGLE-3: fc.weight, midlayer.*, norm.weight, lm_head.weight, d2t, t2d (both
+only if the draft vocabulary is smaller than the target's). The embedding, and EAGLE-1's LM head, are the target's and
+stay in its checkpoint.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,9 @@ from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.pair import HeadPart, open_pair
 from eagle_runtime.bundle.manifest import HeadKind
 from eagle_runtime.files import replacing
-from eagle_train.config import DRAFT_VOCAB, Inputs
+from eagle_train.config import DRAFT_VOCAB, Inputs, Layout
 from eagle_train.errors import TrainError
+from eagle_train.layouts import config_json, stored_name
 from eagle_train.objective import Vocabulary
 from eagle_train.target import FrozenTarget
 from eagle_train.ttt import Head
@@ -152,16 +153,24 @@ def trained(head: Head) -> dict[str, Tensor]:
     return {name: parameter for name, parameter in head.named_parameters() if parameter.requires_grad}
 
 
-def save_head(folder: Path, head: Head, shape: HeadConfig, target: FrozenTarget, vocabulary: Vocabulary | None) -> None:
+def save_head(
+    folder: Path,
+    head: Head,
+    shape: HeadConfig,
+    target: FrozenTarget,
+    vocabulary: Vocabulary | None,
+    layout: Layout = "safeailab",
+) -> None:
     """Write model.safetensors and config.json; each replaces its old file at once. Tensors get the type of the target's
     checkpoint, which engines run them in. Raises TrainError on a full disk."""
     dtype = target.stored_dtype
-    tensors = {name: value.detach().to("cpu", dtype).contiguous() for name, value in stored(head).items()}
+    own = {stored_name(layout, name): value for name, value in stored(head).items()}
+    tensors = {name: value.detach().to("cpu", dtype).contiguous() for name, value in own.items()}
     if vocabulary is not None:
         ids = vocabulary.ids.cpu()
         tensors |= {"d2t": ids - torch.arange(len(ids)), "t2d": vocabulary.member.cpu()}
     write_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
-    write_text(folder / "config.json", json.dumps(_config_json(shape, target, dtype), indent=2) + "\n")
+    write_text(folder / "config.json", json.dumps(config_json(layout, shape, target, dtype), indent=2) + "\n")
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -206,35 +215,3 @@ def _cut_inputs(head: Eagle1Head, hidden_size: int, inputs: Inputs) -> None:
     with torch.no_grad():
         head.fc.weight *= open_columns
     head.fc.weight.register_hook(lambda gradient: gradient * open_columns)  # type: ignore[no-untyped-call]
-
-
-def _config_json(shape: HeadConfig, target: FrozenTarget, dtype: torch.dtype) -> dict[str, Any]:
-    """Returns config.json's content. It has no layer ids: the taps are the default ones, and engines disagree on
-    ids."""
-    config: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLMEagle3" if shape.kind == "eagle3" else "LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.intermediate_size,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "num_hidden_layers": shape.num_layers,
-        "rms_norm_eps": shape.rms_norm_eps,
-        "rope_theta": shape.rope["rope_parameters"]["rope_theta"],
-        "max_position_embeddings": shape.rope["max_position_embeddings"],
-        "vocab_size": shape.vocab_size,
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "initializer_range": 0.02,
-        "torch_dtype": str(dtype).removeprefix("torch."),
-        "use_cache": True,
-    }
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        config[name] = target.checkpoint.config.get(name)
-    if shape.kind == "eagle3":
-        config["draft_vocab_size"] = shape.draft_vocab_size
-    else:
-        config["bias"] = shape.fc_bias
-    return config

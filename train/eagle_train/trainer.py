@@ -48,6 +48,10 @@ def train_head(job: Job, config: TrainConfig, clock: Callable[[], float] = time.
 
     Raises TrainError, ExportError for a target that cannot be used, or FolderError while another process trains into
     the same folder. A checkpoint written before stays usable."""
+    if job.layout == "speculators" and config.kind != "eagle3":
+        raise TrainError(
+            "speculators has no layout for EAGLE-1 heads; write it in SafeAILab's, or train an eagle3 head"
+        )
     processes = PartialState(cpu=job.device == "cpu")
     device = torch.device("cpu") if job.device == "cpu" else processes.device
     if device.type != (job.device or device.type):
@@ -227,7 +231,8 @@ class Run:
                 "decoding feeds no head with unshifted tokens, so this one is not saved, only measured on held-out data"
             )
         else:
-            save_head(self._job.output, self._head, self._shape, self._target, self._vocabulary)
+            layout = self._job.layout
+            save_head(self._job.output, self._head, self._shape, self._target, self._vocabulary, layout)
         return self._evaluate()
 
     def log(self, row: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec, pieces_of
 from eagle_runtime.cache import HeadMajorCache, KVCache, aligned_empty
 from eagle_runtime.errors import BackendError
+from eagle_runtime.machine.huge_pages import huge_pages
 from eagle_runtime.session.ort.library import CPU, VERSION, byte_products_saturate, open_graph, run_graph
 from eagle_runtime.session.protocol import Array, Session
 from eagle_runtime.session.row_padding import RowPadding, pad_rows
@@ -115,7 +116,9 @@ class OrtSession(BoundSession):
         """threads, model: as in open_graph."""
         multiplies_bytes = any(weight.dtype == "int8" for weight in spec.weights.values())
         config = {EXACT_BYTES: "1"} if multiplies_bytes and byte_products_saturate() else {}
-        super().__init__(open_graph(path, CPU, threads, model, config), path, spec)
+        with huge_pages():
+            graph = open_graph(path, CPU, threads, model, config)
+        super().__init__(graph, path, spec)
         self.padding = RowPadding()
         self._past_specs = [spec.inputs[name] for name in self._past_names]
         self._pieces = pieces_of(spec)
