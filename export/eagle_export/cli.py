@@ -184,7 +184,11 @@ def _parser() -> Parser:
         description="Export a target and its EAGLE draft head as a bundle, or a target alone.",
         epilog="eagle-export engines BUNDLE builds TensorRT engines of an exported bundle; see its --help.",
     )
-    parser.add_argument("target", metavar="TARGET", help="Hugging Face folder of the target (Llama architecture)")
+    parser.add_argument(
+        "target",
+        metavar="TARGET",
+        help="Hugging Face folder of the target (Llama, Qwen3, Gemma-3, ...: docs/families.md)",
+    )
     parser.add_argument(
         "draft",
         nargs="?",

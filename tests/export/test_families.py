@@ -71,6 +71,7 @@ ROWS = {
     "Phi-4-mini": Row(
         "phi3", {"tie_word_embeddings": True, "max_position_embeddings": 2 * CONTEXT, **PARTIAL_LONGROPE}
     ),
+    "Gemma": Row("gemma", {"head_dim": 16}),
     "Gemma-2": Row("gemma2", {"head_dim": 16, "sliding_window": 12, "query_pre_attn_scalar": 24, **CAPS}),
     "Gemma-3": Row("gemma3_text", {"head_dim": 16, "sliding_window": 70, "sliding_window_pattern": 3}),
     "SmolLM3": Row("smollm3", {"no_rope_layer_interval": 2}),

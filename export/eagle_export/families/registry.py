@@ -5,6 +5,7 @@ from __future__ import annotations
 from eagle_export.checkpoint import Checkpoint
 from eagle_export.errors import ExportError
 from eagle_export.families import (
+    gemma,
     gemma2,
     gemma3,
     granite,
@@ -21,7 +22,22 @@ from eagle_export.families import (
 )
 from eagle_export.families.family import Family
 
-MODULES = (llama, mistral, qwen2, qwen3, phi3, gemma2, gemma3, smollm3, granite, olmo2, mixtral, qwen3_moe, olmoe)
+MODULES = (
+    llama,
+    mistral,
+    qwen2,
+    qwen3,
+    phi3,
+    gemma,
+    gemma2,
+    gemma3,
+    smollm3,
+    granite,
+    olmo2,
+    mixtral,
+    qwen3_moe,
+    olmoe,
+)
 FAMILIES: dict[str, Family] = {each.FAMILY.model_type: each.FAMILY for each in MODULES}
 
 
