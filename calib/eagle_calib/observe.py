@@ -17,7 +17,7 @@ from eagle_runtime.cache import Cache
 from eagle_runtime.session.ort.session import OrtSession
 from eagle_runtime.session.protocol import Array, Session
 
-SAMPLE_ROWS = 1024  # rows kept per tensor
+SAMPLE_ROWS = 1024  # rows kept per tensor if nothing else is asked for
 SEED = 0  # of the sampling
 ADVICE = "check the checkpoint, or calibrate on other text"
 
@@ -25,12 +25,12 @@ ADVICE = "check the checkpoint, or calibrate on other text"
 class InputStatistics:
     """Statistics of one tensor's rows [n, K], in memory of constant size."""
 
-    def __init__(self, name: str, channels: int) -> None:
-        """name: what errors call the tensor."""
+    def __init__(self, name: str, channels: int, kept: int = SAMPLE_ROWS) -> None:
+        """name: what errors call the tensor. kept: the most rows in the sample."""
         self._name = name
         self._rows = 0
         self._channel_absmax = np.zeros(channels, np.float32)
-        self._sample = np.zeros((SAMPLE_ROWS, channels), np.float32)
+        self._sample = np.zeros((kept, channels), np.float32)
         self._rng = np.random.default_rng(SEED)
 
     def add(self, rows: Float) -> None:
@@ -51,8 +51,9 @@ class InputStatistics:
     def _draw(self, rows: Float) -> None:
         """Reservoir sampling (Vitter's algorithm R): each row so far is in the sample with the same probability."""
         places = self._rows + np.arange(len(rows))
-        slots = np.where(places < SAMPLE_ROWS, places, self._rng.integers(0, places + 1))
-        for row in np.flatnonzero(slots < SAMPLE_ROWS):
+        kept = len(self._sample)
+        slots = np.where(places < kept, places, self._rng.integers(0, places + 1))
+        for row in np.flatnonzero(slots < kept):
             self._sample[slots[row]] = rows[row]
 
 

@@ -19,6 +19,7 @@ from eagle_calib.folder import claimed
 from eagle_export.destination import check_space
 from eagle_export.errors import ExportError
 from eagle_export.pair import Pair, build_graphs
+from eagle_export.recipes.blocks import fitted, stored_bits
 from eagle_export.recipes.plan import AUTO, INT4, INT8, Plan, apply
 from eagle_export.recipes.weight_blocks import WeightBlocks
 from eagle_export.self_calibration import Probe, Recorded
@@ -126,13 +127,7 @@ def sensitivities(
 def extra_bytes(layer: Layer) -> int:
     """Bytes that a layer takes more in eight bits than in four, steps and zero levels included."""
     k, n = layer.shape
-    return (stored_bits(k, INT8.bits, INT8.size) - stored_bits(k, INT4.bits, INT4.size)) * n // 8
-
-
-def stored_bits(k: int, bits: int, size: int) -> int:
-    """Bits of one column of k channels in blocks of `size`: levels, a step of 16 bits and a zero level per block."""
-    count = -(-k // size)
-    return count * (size * bits + 16 + bits)
+    return (stored_bits(fitted(INT8, k), k) - stored_bits(fitted(INT4, k), k)) * n // 8
 
 
 def chosen(rows: Sequence[Sensitivity], room: int | None, agreement: float | None) -> list[Sensitivity]:

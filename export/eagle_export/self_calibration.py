@@ -28,6 +28,7 @@ from eagle_runtime.text.tokenizer import Text
 from eagle_runtime.tree import Float
 
 SEQUENCES, START, LENGTH = 24, 8, 96  # generated texts, tokens that each starts with, and tokens in all
+KEPT = SEQUENCES * LENGTH  # rows of a layer's inputs that are kept: more lower an int4 target's KL, and take memory
 WINDOW, MAX_TOKENS = 256, 8192  # of a file: tokens per window, and in all
 FC = "head.fc.weight"  # of an EAGLE-3 head, in the target's graph
 PROBES = 2  # texts of which the logits are kept
@@ -136,7 +137,7 @@ def _observed(
 
     def add(name: str, x: Any) -> None:
         rows = x.reshape(-1, x.shape[-1]).float().numpy()
-        statistics.setdefault(name, InputStatistics(f"the input of {name}", x.shape[-1])).add(rows)
+        statistics.setdefault(name, InputStatistics(f"the input of {name}", x.shape[-1], KEPT)).add(rows)
 
     def record(name: str) -> Callable[..., None]:
         def hook(_: Any, args: tuple[Any, ...]) -> None:

@@ -99,7 +99,7 @@ def test_int4_is_four_bits_in_all_and_a_tied_table_is_stored_once(tmp_path: Path
     layers = layers_of(build_graphs(open_pair(tied, None), "fp32", 1)["target"])
     numbers = sum(math.prod(layer.shape) for layer in layers)
     graph = ir.load(tmp_path / "b" / done.manifest.target.graph.file)
-    assert 8 * num_bytes(graph) / numbers < 4.8
+    assert 8 * num_bytes(graph) / numbers < 4.9  # 8 % of the weights are k and v, in eight bits
     with EagleModel.load(tmp_path / "b", threads=1) as model:
         plain = model.generate([5, 6, 7], max_new_tokens=24, method="vanilla").token_ids
         assert model.generate([5, 6, 7], max_new_tokens=24, method="lookup", tree="chain").token_ids == plain

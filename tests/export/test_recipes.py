@@ -235,8 +235,11 @@ def test_every_large_weight_is_changed_and_listed(kind: str, precision: str, bun
         elif precision == "int4-int8":
             assert by_block == {"q_proj", "gate_proj", "up_proj"}
         else:
-            bits = {done.split(" in blocks")[0] for done in graph.recipe.values() if "blocks" in done}
-            assert by_block >= {*every - {"fc"}, "lm_head", "embed_tokens"} and bits == {precision}
+            bits = {name: done.split(" in blocks")[0] for name, done in graph.recipe.items() if "blocks" in done}
+            assert by_block >= {*every - {"fc"}, "lm_head", "embed_tokens"}
+            finer = {name for name in bits if name.endswith(("k_proj.weight", "v_proj.weight"))}  # 2 heads of 4
+            assert {bits[name] for name in bits.keys() - finer} == {precision}
+            assert {bits[name] for name in finer} == {"int8"} and len(finer) == 2 * layers
 
 
 @pytest.mark.parametrize("precision", ["int8-static", "int8-weight"])

@@ -12,9 +12,10 @@ the level that is best given all others (coordinate descent, as in arXiv 2309.01
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from eagle_export.recipes.graph import Array
 
@@ -22,6 +23,7 @@ SHARES = {  # bits -> shares of the full range that are tried
     4: np.linspace(0.7, 1.0, 13, dtype=np.float32),
     8: np.linspace(0.94, 1.0, 4, dtype=np.float32),
 }
+SMALLEST = 16  # channels per block: ONNX Runtime's operators take no fewer
 SWEEPS = 2  # sweeps of the coordinate descent; more change little
 LEAST_DAMPING = 1e-4  # share of the channels' mean square that is added to each: a channel may always have been zero
 
@@ -44,6 +46,25 @@ class Grid:
     def middle(self) -> int:
         """The zero level of a symmetric block."""
         return 1 << (self.bits - 1)
+
+
+def stored_bits(grid: Grid, channels: int) -> int:
+    """Bits of one column of a weight: levels, and per block a step of 16 bits and, if asymmetric, a zero level. The
+    last block is filled up."""
+    step = 16 + (grid.bits if grid.asymmetric else 0)
+    return -(-channels // grid.size) * (grid.size * grid.bits + step)
+
+
+def fitted(grid: Grid, channels: int, whole: bool = False) -> Grid:
+    """Returns the grid with blocks of the grid's size, or of a half, a quarter, ... of it where so many channels take
+    fewer bits then: 576 channels are nine blocks of 64, or five of 128 of which one is filled up. whole: only sizes
+    that divide the channels, if there are any."""
+    grids = [grid]
+    while grids[-1].size > SMALLEST:
+        grids.append(replace(grid, size=grids[-1].size // 2))
+    if whole:
+        grids = [each for each in grids if channels % each.size == 0] or grids
+    return min(grids, key=lambda each: stored_bits(each, channels))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,17 +156,17 @@ def _fed_back(weight: Array, gram: Array, importance: Array, grid: Grid) -> Bloc
     """GPTQ. With gram = L @ L.T, an error E [K, N] of the weight gives a squared output error of |E.T @ L|². Column k
     of E.T @ L is E[k] plus feedback from the channels after k. So from the last channel to the first, each takes the
     level nearest to its weight minus that feedback."""
-    lower = np.linalg.cholesky(gram)
+    lower = torch.linalg.cholesky(torch.from_numpy(gram)).numpy()  # 4 times as fast as NumPy's at K = 8192
     lower /= lower.diagonal().copy()
     level, error = np.empty(weight.shape, np.uint8), np.zeros_like(weight)
     step, zero = _empty(weight, grid.size)
     for index, block in reversed(_blocks(len(weight), grid.size)):
         aim = weight[block] - lower[block.stop :, block].T @ error[block.stop :]
         step[index], zero[index] = best_steps(aim, importance[block], grid)
-        within = lower[block, block]
+        within = lower[block, block].T.copy()
         block_error = error[block]  # a view
         for row in reversed(range(len(aim))):
-            wanted = aim[row] - within[row + 1 :, row] @ block_error[row + 1 :]
+            wanted = aim[row] - within[row, row + 1 :] @ block_error[row + 1 :]
             nearest = _levels(wanted, step[index], zero[index], grid)
             level[block.start + row] = nearest
             block_error[row] = (nearest - zero[index]) * step[index] - weight[block.start + row]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from dataclasses import replace as replace_fields
 from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
 from eagle_export.errors import ExportError
-from eagle_export.recipes.blocks import Blocks, Grid, rounded
+from eagle_export.recipes.blocks import Blocks, Grid, fitted, rounded
 from eagle_export.recipes.graph import MICROSOFT, Array, constant, insert, lazy_weight, replace
 from eagle_export.recipes.graph_pass import Pass
 from eagle_export.recipes.weight_blocks import stored
@@ -48,15 +47,11 @@ class EmbeddingFp16(Pass[ir.Node]):
         return changed
 
 
-SMALLER = (32, 16)  # blocks that are tried next; the operator takes no smaller ones
-
-
 @dataclass(frozen=True, slots=True)
 class EmbeddingBlocks(Pass[ir.Node]):
     """Stores the table [V, H] that is indexed by input_ids as WeightBlocks stores a weight [H, V], and reads it with
     GatherBlockQuantized, an operator of ONNX Runtime. A table that is also the LM head is stored once, as it was
-    rounded there. A table whose width is no whole number of blocks has smaller ones or, if it is tied or that does not
-    help either, is stored in fp16."""
+    rounded there. A table whose width no size of blocks divides is stored in fp16."""
 
     grid: Grid
     name = "embedding blocks"
@@ -71,15 +66,14 @@ class EmbeddingBlocks(Pass[ir.Node]):
             assert table is not None and table.const_value is not None
             tensor, name, (v, h) = table.const_value, str(table.name), table.const_value.shape.numpy()
             tied = f"{name}.int{self.grid.bits}" in model.graph.initializers
-            sizes = [size for size in (self.grid.size, *SMALLER) if size <= self.grid.size and h % size == 0]
-            if not sizes or (tied and sizes[0] < self.grid.size):
+            grid = fitted(self.grid, h, whole=True)
+            if h % grid.size:
                 changed |= EmbeddingFp16().rewrite(model, [node])
                 continue
 
             def read(tensor: ir.TensorProtocol = tensor) -> Array:
                 return np.ascontiguousarray(tensor.numpy().astype(np.float32).T)
 
-            grid = replace_fields(self.grid, size=sizes[0])
             weight, scale, *zero = stored(model, name, (h, v), partial(_rounded, read, grid), grid)
             lines = insert(node, "Reshape", [weight, constant(model, "shape_lines", np.array([0, -1]))])
             attributes = {"bits": self.grid.bits, "block_size": grid.size}

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from eagle_calib.calibration import Observed
-from eagle_export.recipes.blocks import Blocks, Grid, compensated, nearest, rounded
+from eagle_export.recipes.blocks import Blocks, Grid, compensated, fitted, nearest, rounded
 from eagle_export.recipes.graph import (
     MICROSOFT,
     Array,
@@ -40,23 +40,28 @@ class WeightBlocks(LayerPass):
 
     accuracy: the operator's accuracy_level, 4 for these products and 1 for products in fp32. observed: inputs of the
     layers by weight name; with them the levels are those with the least error on these inputs,
-    and ExportError is raised for a layer that is missing there."""
+    and ExportError is raised for a layer that is missing there. finer: the grid of those layers that `is_finer`
+    names."""
 
     grid: Grid
     observed: Observations | None = None
     accuracy: int = INT8_COMPUTE
+    finer: Grid | None = None
+    is_finer: Callable[[Linear], bool] = lambda _: False
     name = "weight blocks"
 
     def rewrite(self, model: ir.Model, matches: list[Linear]) -> dict[str, str]:
         changed = {}
         for linear in matches:
             node, (k, n) = linear.node, linear.shape
-            quantise, changed[linear.name] = _quantiser(linear, self.grid, self.observed)
-            weight, scale, *zero = stored(model, linear.name, (k, n), quantise, self.grid)
+            grid = self.finer if self.finer is not None and self.is_finer(linear) else self.grid
+            grid = fitted(grid, k, whole=linear.rotated)  # EmbeddingBlocks reads the same table, in whole blocks
+            quantise, changed[linear.name] = _quantiser(linear, grid, self.observed)
+            weight, scale, *zero = stored(model, linear.name, (k, n), quantise, grid)
             assert linear.x.dtype is not None
             if linear.x.dtype != ir.DataType.FLOAT16:
                 scale = insert(node, "Cast", [scale], to=int(linear.x.dtype))  # folded when the graph is loaded
-            attributes = {"bits": self.grid.bits, "block_size": self.grid.size, "accuracy_level": self.accuracy}
+            attributes = {"bits": grid.bits, "block_size": grid.size, "accuracy_level": self.accuracy}
             out = insert(node, "MatMulNBits", [linear.x, weight, scale, *zero], MICROSOFT, K=k, N=n, **attributes)
             replace(node, out)
         model.opset_imports[MICROSOFT] = 1
