@@ -143,6 +143,11 @@ def export(
         if cache_precision is not None and (any(pair.windows) or pair.bounded_scores):
             what = "layers with a sliding window" if any(pair.windows) else "attention with bounded scores"
             raise ExportError(f"{target} has {what}, which an int8 cache cannot have; export it without one")
+        if pair.bounded_scores and backend in ("tensorrt", "tensorrt-rtx"):
+            raise ExportError(
+                f"{target} is a {pair.family.name} model: its attention has bounded scores, which TensorRT cannot run; "
+                "export it for backend cpu"
+            )
         if pair.family.experts is not None:
             warnings.append(
                 f"all {pair.family.experts.count(pair.config)} experts of a layer are computed for every row, not only "
@@ -192,8 +197,8 @@ def _recorded(pair: Pair, data: Path | None, report: Callable[[str], None]) -> t
     """Returns what the source computes for a text, or None and a warning if it cannot run here. Raises ExportError
     instead if the text was given, and CalibrationError for one that cannot be used."""
     try:
-        if pair.family.model_type != "llama":
-            raise ExportError(f"inputs of {pair.family.name} targets are not recorded yet")
+        if pair.family.experts is not None:
+            raise ExportError("transformers holds the experts in other layers than the graph does")
         check_memory(pair.target)
         taps = () if pair.head is None else pair.head.config.taps
         return observe_source(pair.target.folder, Text(pair.target.folder), data, taps, report), []

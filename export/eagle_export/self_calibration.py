@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from eagle_calib.calibration import Observed
@@ -23,7 +22,8 @@ from eagle_calib.errors import CalibrationError
 from eagle_calib.observe import InputStatistics
 from eagle_calib.texts import read_windows
 from eagle_export.errors import ExportError
-from eagle_export.trace import quiet
+from eagle_export.families.family import cache_keyword
+from eagle_export.families.source import load_source
 from eagle_runtime.text.tokenizer import Text
 from eagle_runtime.tree import Float
 
@@ -67,14 +67,11 @@ def observe_source(
     checkpoint."""
     transformers_logging.disable_progress_bar()
     try:
-        with quiet("transformers"):
-            model = cast(Any, LlamaForCausalLM).from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
-            )
+        model = load_source(folder)
         vocab = int(model.config.vocab_size)
         longest = int(model.config.max_position_embeddings)
         if data is None:
-            windows = _own_text(model.eval(), _starts(text, vocab), min(LENGTH, longest), report)
+            windows = _own_text(model, _starts(text, vocab), min(LENGTH, longest), report)
         else:
             windows = read_windows(data, text, vocab, min(WINDOW, longest), MAX_TOKENS)
         probes = tuple(_probe(model, window) for window in windows[:PROBES])
@@ -107,11 +104,11 @@ def _own_text(model: Any, starts: Sequence[list[int]], length: int, report: Call
     are sampled like others, and a text goes on after one."""
     random = torch.Generator().manual_seed(SEED)
     tokens = torch.tensor(starts)
-    cache, new = None, tokens
+    name, cache, new = cache_keyword(model), None, tokens
     while tokens.shape[1] < length:
         report(f"generating text to calibrate on ({tokens.shape[1]} of {length} tokens)")
-        out = model(input_ids=new, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        cache = out.past_key_values
+        out = model(input_ids=new, use_cache=True, logits_to_keep=1, **{name: cache})
+        cache = out[name]
         new = torch.multinomial(out.logits[:, -1].float().softmax(-1), 1, generator=random)
         tokens = torch.cat([tokens, new], 1)
     result: list[list[int]] = tokens.tolist()

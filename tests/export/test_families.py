@@ -217,6 +217,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     ),
     "both directions": ("Gemma-3", {"use_bidirectional_attention": True}, {}, "use_bidirectional_attention is set"),
     "a window in bytes": ("Mistral", {}, {"cache_precision": "int8"}, "layers with a sliding window, which an int8"),
+    "a bound in TensorRT": (
+        "Gemma-2",
+        {},
+        {"backend": "tensorrt-rtx", "precision": "fp16"},
+        "bounded scores, which TensorRT cannot run",
+    ),
     "a bound in bytes": (
         "Gemma-2",
         {"sliding_window": CONTEXT},
@@ -238,7 +244,7 @@ def test_what_cannot_be_expressed_is_refused_before_any_work(
     (source / "config.json").write_text(json.dumps(config | changes))
     monkeypatch.setattr("eagle_export.bundle.build_graphs", None)
     with pytest.raises(ExportError, match=message) as refusal:
-        export(source, None, tmp_path / "bundle", precision="int8", certify=False, **settings)
+        export(source, None, tmp_path / "bundle", certify=False, **{"precision": "int8", **settings})
     assert "\n" not in str(refusal.value) and not (tmp_path / "bundle").exists()
 
 
