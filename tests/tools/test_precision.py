@@ -142,6 +142,7 @@ def test_wrong_input_is_refused_before_the_work(
         ({"--count": 0}, "questions is 0"),
         ({"--max-new-tokens": 0}, "max_new_tokens is 0"),
         ({"--own-tokens": -1}, "own_tokens is -1"),
+        ({"--own-temperature": -1}, "own_temperature is -1.0"),
         ({"--peer-formats": "llama.cpp/q4_0"}, "give --peers TARGET too"),
         ({"--peers": tmp_path / "none"}, "none has no config.json"),
         ({"--peers": tmp_path, "--peer-formats": "llama.cpp/q3"}, "peer 'llama.cpp/q3' is unknown"),
@@ -196,6 +197,9 @@ def test_own_text_is_the_models_and_the_same_for_a_seed(models: list[EagleModel]
     scored = compare_texts(models, passages)
     assert scored[0].rows == scored[1].rows == 100
     assert own_text(models[0], prompts, 0, 5) == []
+    greedy = own_text(models[0], prompts, 40, 5, temperature=0.0)
+    assert [p.tokens[: p.first + 1] for p in greedy] == [tuple(prompt) for prompt in prompts], "one text per prompt"
+    assert greedy == own_text(models[0], prompts, 40, 6, temperature=0.0)
 
 
 def test_pieces_keep_the_rows_in_order() -> None:

@@ -7,7 +7,7 @@ prints two tables, writes them to FOLDER/precision.md and their rows to precisio
 precision.png.
 
     KL           mean KL(reference || compared) of the target's next-token distribution, in nats: over text that the
-                 reference itself wrote, sampled at T = 1 from the prompts, and over a held-out text
+                 reference itself wrote, sampled at T = 1 (--own-temperature) from the prompts, and over a held-out text
     50, 95, 99   percentiles of the KL over the rows of its own text
     top-1        share of the rows that rank the same token first as the reference
     same start   median over the prompts of the greedy tokens before the first one that the reference does not write; an

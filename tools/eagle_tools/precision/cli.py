@@ -76,7 +76,9 @@ def _measured(args: argparse.Namespace, bundles: Sequence[Path], questions: Sequ
             context = min(max(WINDOW, room, CONTEXT + NODES), reference.context)
             peers = load_peers(source, made, threads, context, stack)
         task = progress.add_task("writing the reference's own text", total=args.own_tokens)
-        own = own_text(reference, prompts, args.own_tokens, args.seed, lambda n: progress.advance(task, n))
+        own = own_text(
+            reference, prompts, args.own_tokens, args.seed, args.own_temperature, lambda n: progress.advance(task, n)
+        )
         scorers: list[Scorer] = [*models, *(peers.workers.values() if peers else ())]
         task = progress.add_task("reading", total=len(own) + len(passages))
         by_own, by_text = (compare_texts(scorers, texts, lambda: progress.advance(task)) for texts in (own, passages))
@@ -121,6 +123,8 @@ def _check(args: argparse.Namespace, folder: Path) -> None:
     for name, least in (("max_new_tokens", 1), ("own_tokens", 0)):
         if getattr(args, name) < least:
             raise RequestError(f"{name} is {getattr(args, name)}, but must be {least} or more")
+    if not 0 <= args.own_temperature < math.inf:
+        raise RequestError(f"own_temperature is {args.own_temperature}, but must be a number, 0 or more")
     if not args.own_tokens and args.text is None:
         raise RequestError("there is no text to compare on; give --text, or --own-tokens above 0")
     if args.peer_formats is not None and args.peers is None:
@@ -151,6 +155,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--own-tokens", type=int, default=2000, metavar="N", help="tokens that the first bundle writes (default 2000)"
     )
+    parser.add_argument("--own-temperature", type=float, default=1.0, metavar="T", help="of that text (default 1)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of that text")
     parser.add_argument(
         "--tokens", type=int, default=8192, metavar="N", help="tokens of the held-out text to read (default 8192)"

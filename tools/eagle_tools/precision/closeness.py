@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -106,17 +106,20 @@ def own_text(
     prompts: Sequence[Sequence[int]],
     positions: int,
     seed: int,
+    temperature: float = 1.0,
     on_tokens: Callable[[int], None] = lambda count: None,
 ) -> list[Passage]:
-    """Returns texts that the model samples at temperature 1 from the prompts in turn, `positions` new tokens in all;
-    the same for the same seed. on_tokens: called with the number of new tokens after each text."""
+    """Returns texts that the model writes after the prompts in turn, `positions` new tokens in all, the same for the
+    same seed. At temperature 0 a prompt has one text, and all texts the same length; some may end early. on_tokens:
+    called with the number of new tokens after each text."""
     passages: list[Passage] = []
-    left = positions
-    while left:
+    left, longest = positions, LONGEST_OWN if temperature else -(-positions // len(prompts))
+    while left and (temperature or len(passages) < len(prompts)):
         number = len(passages)
         prompt = list(prompts[number % len(prompts)])
-        limit = max(1, min(left, LONGEST_OWN, model.context - len(prompt)))
-        made = model.generate(prompt, method="vanilla", temperature=1.0, seed=seed + number, max_new_tokens=limit)
+        limit = max(1, min(left, longest, model.context - len(prompt)))
+        settings: dict[str, Any] = {"temperature": temperature, "seed": seed + number, "max_new_tokens": limit}
+        made = model.generate(prompt, method="vanilla", **settings)
         passages.append(Passage((*prompt, *made.token_ids), len(prompt) - 1))
         left -= len(made.token_ids)
         on_tokens(len(made.token_ids))
