@@ -15,9 +15,17 @@ from eagle_export.trace import quiet
 def load_source(folder: Path) -> Any:
     """Returns the model of a checkpoint in fp32, for inference. Raises ExportError for an unknown family, and whatever
     transformers raises."""
-    cls = family_of(open_checkpoint(folder)).model_class()
+    checkpoint = open_checkpoint(folder)
+    cls = family_of(checkpoint).model_class()
+    # Older releases drop the bound of scores in all but eager attention.
+    attention = "eager" if checkpoint.config.get("attn_logit_softcapping") else None
     with quiet("transformers"):
         model = cls.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            dtype=torch.float32,
+            attn_implementation=attention,
         )
     return model.eval()
