@@ -269,8 +269,8 @@ def _check_all_used(checkpoint: Checkpoint, module: torch.nn.Module, weights: Ma
                 "exported, so save the target without them, and give an EAGLE head"
             )
         raise ExportError(
-            f"{first.file}: tensor {first.name!r} is not used by this kind of model; the checkpoint is of a variant that "
-            "is not supported"
+            f"{first.file}: tensor {first.name!r} is not used by this kind of model; the checkpoint is of a variant "
+            "that is not supported"
         )
     if missing := sorted(set(parameters) - set(weights)):
         raise ExportError(
