@@ -24,7 +24,7 @@ from eagle_export.families.family import cache_keyword
 from eagle_export.graphs import build_head
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
-from eagle_export.heads.eagle3 import Eagle3Head
+from eagle_export.heads.eagle3 import Eagle3Head, TapReader
 from eagle_export.heads.layers import rotary
 from eagle_export.pair import HeadPart
 from eagle_runtime.text.tokenizer import Text
@@ -146,6 +146,16 @@ def check_head(part: HeadPart, model: Any, texts: Sequence[Continued]) -> HeadCh
         gain = float(gains.mean()) if len(gains) else 0.0
         others.append(Reading(words, float(right[index].mean()), gain, gain / max(error, 1e-12)))
     return HeadCheck(float(right[0].mean()), max(others, key=lambda one: one.gain, default=None), len(right[0]))
+
+
+def joined_taps(part: HeadPart) -> Callable[[Sequence[Tensor]], Tensor]:
+    """Returns what makes of the target's taps what the head's fc reads, in fp32."""
+    with torch.device("meta"):
+        reader = TapReader(part.config)
+    stored = part.checkpoint.tensors
+    norms = [name for name in reader.state_dict() if not name.startswith("fc.")]
+    reader.load_state_dict({name: stored[name].read().float() for name in norms}, strict=False, assign=True)
+    return reader.fused
 
 
 def _weights(part: HeadPart, model: Any) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,7 @@ from eagle_export.weights import Weight, attach, simplify
 
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
+PREDICTION_LAYER = r"(^|\.)(mtp|mtp_layers)\.|\.(eh_proj|enorm|hnorm|shared_head)\."  # DeepSeek, Qwen3-Next, MiMo
 READER = ("head.fc.", "head.fc_norm.", "head.input_norm.")  # tensors of an EAGLE-3 head in the target's graph
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 STORED = ("F64", "F32", "F16", "BF16")  # other types are quantised, and useless without their scales
@@ -260,9 +262,15 @@ def _check_all_used(checkpoint: Checkpoint, module: torch.nn.Module, weights: Ma
     would mean a kind of checkpoint that this export does not know, and wrong output without an error."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
     if unused := sorted(set(weights) - set(parameters)):
+        first = weights[unused[0]].source
+        if re.search(PREDICTION_LAYER, first.name):
+            raise ExportError(
+                f"{first.file}: tensor {first.name!r} is of a layer that predicts several tokens; such layers are not "
+                "exported, so save the target without them, and give an EAGLE head"
+            )
         raise ExportError(
-            f"{weights[unused[0]].source.file}: tensor {weights[unused[0]].source.name!r} is not used by this kind of "
-            "model; the checkpoint is of a variant that is not supported"
+            f"{first.file}: tensor {first.name!r} is not used by this kind of model; the checkpoint is of a variant "
+            "that is not supported"
         )
     if missing := sorted(set(parameters) - set(weights)):
         raise ExportError(

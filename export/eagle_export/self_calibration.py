@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
 from eagle_calib.calibration import Observed
@@ -58,13 +59,14 @@ def observe_source(
     data: Path | None,
     taps: tuple[int, ...] = (),
     report: Callable[[str], None] = lambda step: None,
+    joined: Callable[[Sequence[Tensor]], Tensor] = lambda taps: torch.cat(list(taps), -1),
 ) -> Recorded:
     """Returns what the checkpoint in `folder` computes for a text.
 
     text: its tokenizer. data: a text file, or JSONL as eagle-calib reads it; None for text of the model's own. taps:
-    the hidden states whose concatenation an EAGLE-3 head's fc reads, if there is one. report: called with what is
-    being done. Raises CalibrationError for a file without text, and ExportError if transformers cannot run the
-    checkpoint."""
+    the hidden states that an EAGLE-3 head reads, if there is one. report: called with what is being done. joined: makes
+    of the taps what the head's fc reads. Raises CalibrationError for a file without text, and ExportError if
+    transformers cannot run the checkpoint."""
     transformers_logging.disable_progress_bar()
     try:
         model = load_source(folder)
@@ -75,7 +77,7 @@ def observe_source(
         else:
             windows = read_windows(data, text, vocab, min(WINDOW, longest), MAX_TOKENS)
         probes = tuple(_probe(model, window) for window in windows[:PROBES])
-        return Recorded(_observed(model, windows, taps, report), probes)
+        return Recorded(_observed(model, windows, taps, report, joined), probes)
     except (ExportError, CalibrationError):
         raise
     except Exception as error:  # transformers, safetensors and a full memory raise many kinds
@@ -123,7 +125,11 @@ def _probe(model: Any, tokens: list[int]) -> Probe:
 
 @torch.inference_mode()
 def _observed(
-    model: Any, windows: Sequence[Sequence[int]], taps: tuple[int, ...], report: Callable[[str], None]
+    model: Any,
+    windows: Sequence[Sequence[int]],
+    taps: tuple[int, ...],
+    report: Callable[[str], None],
+    joined: Callable[[Sequence[Tensor]], Tensor],
 ) -> dict[str, Observed]:
     """Reads every window as a prompt."""
     statistics: dict[str, InputStatistics] = {}
@@ -154,7 +160,7 @@ def _observed(
         last[:] = [None, ""]
         model(input_ids=torch.tensor([list(window)]), use_cache=False)
         if tapped:
-            add(FC, torch.cat(tapped, -1))
+            add(FC, joined(tapped))
             tapped.clear()
     for hook in hooks:
         hook.remove()

@@ -7,6 +7,7 @@ Whatever is left over, missing or contradictory is an error.
 from __future__ import annotations
 
 import pickle
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from conftest import GOLDEN
 from eagle_export.errors import ExportError
 from eagle_export.graphs import build_head
+from eagle_export.head_check import joined_taps
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_export.heads.layouts import LAYOUTS
@@ -152,6 +155,20 @@ def opened(head: Head, folder: Path) -> HeadConfig:
     part = open_pair(TARGET, head.write(folder)).head
     assert part is not None
     return part.config
+
+
+def test_what_fc_reads_of_normed_taps(tmp_path: Path) -> None:
+    head = speculators(golden_head("eagle3"))
+    head.config["fc_norm"] = True
+    head.tensors |= {f"fc_norm.{tap}.weight": torch.full((64,), tap + 1.0) for tap in range(3)}
+    part = open_pair(TARGET, head.write(tmp_path / "head")).head
+    assert part is not None
+    taps = [torch.randn(1, 5, 64) * scale for scale in (0.1, 1, 10)]
+    norms = [tap / (tap.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * gain for gain, tap in enumerate(taps, 1)]
+    assert torch.allclose(joined_taps(part)(taps), torch.cat(norms, -1), atol=1e-5)
+    plain = open_pair(TARGET, speculators(golden_head("eagle3")).write(tmp_path / "plain")).head
+    assert plain is not None
+    assert torch.equal(joined_taps(plain)(taps), torch.cat(taps, -1))
 
 
 @pytest.mark.parametrize(
@@ -373,6 +390,17 @@ def test_what_does_not_fit_is_refused_by_name(case: str, tmp_path: Path) -> None
     damage(head)
     with pytest.raises(ExportError, match=message):
         open_pair(TARGET, head.write(tmp_path / "head"))
+
+
+def test_prediction_layers_of_a_target_are_refused_by_name(tmp_path: Path) -> None:
+    """DeepSeek's names (config key num_nextn_predict_layers), in a target of a family that is known."""
+    tensors = load_file(TARGET / "model.safetensors") | {"model.layers.8.eh_proj.weight": torch.ones(2, 2)}
+    shutil.copytree(TARGET, tmp_path / "target", ignore=shutil.ignore_patterns("*.safetensors", "*.index.json"))
+    save_file(tensors, tmp_path / "target" / "model.safetensors")
+    with pytest.raises(ExportError, match=r"'model\.layers\.8\.eh_proj\.weight' is of a layer that predicts several"):
+        build_graphs(open_pair(tmp_path / "target", None), "fp32", 8)
+    with pytest.raises(ExportError, match="multi-token-prediction layer, not an EAGLE head"):
+        open_pair(TARGET, tmp_path / "target")
 
 
 def test_what_is_left_over_is_refused_by_name(tmp_path: Path) -> None:
