@@ -4,7 +4,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: setup test lint demo bench processors faults clean
+.PHONY: setup test lint demo bench processors faults transformers clean
 .DEFAULT_GOAL := test
 
 setup: .venv/.installed
@@ -38,6 +38,18 @@ processors: setup
 # Some ten minutes: damaged bundles and caches, killed exports, threads (docs/reliability.md). EAGLE_FAULTS=10 for ten times as many.
 faults: setup
 	$(BIN)/pytest -n 2 -m slow tests/faults
+
+# Families with the oldest and the newest release of the tested range (docs/families.md says which rows the oldest fails).
+OLDEST = 5.0.0
+NEWEST = 5.24.0
+ROWS = $(OLDEST):logits and not Granite and not Phi-4-mini and not Gemma-2|$(NEWEST):logits
+
+transformers: setup
+	for release in $(OLDEST) $(NEWEST); do \
+	  rows=$$(echo "$(ROWS)" | tr '|' '\n' | sed -n "s/^$$release://p"); \
+	  $(BIN)/python -m pip install -q --upgrade --target .transformers/$$release transformers==$$release && \
+	  PYTHONPATH=.transformers/$$release $(BIN)/pytest -n 2 tests/export/test_families.py -k "$$rows" || exit 1; \
+	done
 
 clean:
 	rm -rf .venv .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
