@@ -7,7 +7,7 @@ import shutil
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from eagle_calib.calibration import Observed
 from eagle_export.bundle import export
 from eagle_export.errors import ExportError
 from eagle_export.families.registry import FAMILIES
 from eagle_export.pair import open_pair
 from eagle_export.recipes.attention import ExactAttention
+from eagle_export.recipes.graph import linears
+from eagle_export.recipes.plan import INT8
+from eagle_export.recipes.smooth import Smooth, groups
+from eagle_export.recipes.weight_blocks import simulated_blocks
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.exact_rows import equal_rows
@@ -263,6 +268,32 @@ def test_a_window_as_long_as_the_context_adds_nothing(bundles: Callable[[str, st
         len(ir.load(folder / "target/model.onnx").graph) for folder in (tmp_path / "bundle", bundles("Llama", "fp32"))
     ]
     assert nodes[0] == nodes[1]
+
+
+def test_smoothing_moves_factors_into_the_bias_of_v(bundles: Callable[[str, str], Path]) -> None:
+    """The graph computes the same with and without."""
+    name = "Qwen2.5, tied, upper layers with a window"
+    fp32 = bundles(name, "fp32") / "target"
+    graph = ir.load(fp32 / "model.onnx")
+    rng = np.random.default_rng(2)
+    seen = {}
+    for linear in linears(graph):
+        sample = rng.normal(size=(64, linear.shape[0])).astype(np.float32) * rng.uniform(0.1, 9, linear.shape[0])
+        seen[linear.name] = Observed(64, np.abs(sample).max(0).astype(np.float32), sample.astype(np.float32))
+    with_bias = [group for group in groups(graph) if group.bias is not None]
+    assert len(with_bias) == LAYERS
+
+    def biases() -> list[Any]:
+        values = [group.bias.const_value for group in with_bias if group.bias is not None]
+        return [value.numpy().copy() for value in values if value is not None]
+
+    before = biases()
+    Smooth(seen, partial(simulated_blocks, INT8)).apply(graph)
+    assert any(not np.array_equal(*pair) for pair in zip(before, biases(), strict=True))
+    ir.save(graph, fp32 / "smooth.onnx", external_data="smooth.onnx.data")
+    spec = read_manifest(fp32.parent).target.graph
+    with OrtSession(fp32 / "smooth.onnx", spec, threads=1) as session:
+        assert_equals_source(source_of(ROWS[name]), Target(session, CONTEXT))
 
 
 @pytest.mark.parametrize("name", ROWS)

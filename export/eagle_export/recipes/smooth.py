@@ -34,13 +34,15 @@ Simulate = Callable[[Array, Array], Array]
 @dataclass(frozen=True, slots=True)
 class Group:
     """Layers that read one input, and the weight before it that can absorb the division. axis: the axis of that weight;
-    repeats: query heads per value head, whose channels must share a factor; width: channels of a head."""
+    repeats: query heads per value head, whose channels must share a factor; width: channels of a head. bias: added to
+    what that weight computes; None for none."""
 
     layers: tuple[Linear, ...]
     before: ir.Value
     axis: int
     repeats: int = 1
     width: int = 1
+    bias: ir.Value | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class Smooth(Pass[Group]):
             if factors is not None:
                 shared = factors.reshape(-1, group.repeats, group.width)[:, 0].ravel()
                 _scale(group.before, 1 / shared, group.axis)
+                if group.bias is not None:
+                    _scale(group.bias, 1 / shared, 0)
             for layer in group.layers:
                 layer.node.meta[FACTORS] = factors
                 changed[layer.name] = "as it was" if factors is None else "smoothed"
@@ -136,13 +140,23 @@ def _output_group(attention: ir.Node, layers: tuple[Linear, ...], weights: Mappi
     concat = _only_input(values.producer(), "Transpose")
     if concat is None or concat.op_type != "Concat" or concat.inputs[1] is None:
         return None
-    projection = _only_input(concat.inputs[1].producer(), "Reshape")
+    projection, bias = _without_bias(_only_input(concat.inputs[1].producer(), "Reshape"))
     linear = None if projection is None else weights.get(projection)
     if linear is None:
         return None
     heads, kv_heads, width = queries.shape[1], values.shape[1], queries.shape[3]
     assert isinstance(heads, int) and isinstance(kv_heads, int) and isinstance(width, int)
-    return Group(layers, linear.weight, 1, heads // kv_heads, width)
+    return Group(layers, linear.weight, 1, heads // kv_heads, width, bias)
+
+
+def _without_bias(node: ir.Node | None) -> tuple[ir.Node | None, ir.Value | None]:
+    """Returns the node that computes what a bias is added to, and the bias; the node itself and None without one."""
+    if node is None or node.op_type != "Add":
+        return node, None
+    first, second = node.inputs
+    if first is None or second is None or not second.is_initializer() or len(second.uses()) != 1:
+        return None, None
+    return first.producer(), second
 
 
 def _only_input(node: ir.Node | None, op: str) -> ir.Node | None:
