@@ -101,7 +101,7 @@ class Llama:
         return tensors
 
     def eagle1(self) -> dict[str, torch.Tensor]:
-        tensors = self.layer("layers.0.", HIDDEN) | {"fc.weight": gaussian(HIDDEN, 2 * HIDDEN)}
+        tensors = self.layer("layers.0.", HIDDEN) | {"fc.weight": gaussian(HIDDEN, 2 * HIDDEN), "fc.bias": ones(HIDDEN)}
         del tensors["layers.0.input_layernorm.weight"]
         return tensors
 
@@ -183,7 +183,7 @@ def test_golden_pair(kind: str, engines_of: Callable[[str], tuple[Path, Built]])
 def test_real_shape_eagle1(head_dim: int, folder: Path) -> None:
     llama = Llama(2, HEAD_COUNT, KV_HEADS, head_dim, INTERMEDIATE)
     target = llama.write(folder / "target", llama.target())
-    head = llama.write(folder / "head", llama.eagle1())
+    head = Llama(1, HEAD_COUNT, KV_HEADS, head_dim, INTERMEDIATE).write(folder / "head", llama.eagle1())
     check_bundle(export(target, head, folder / "bundle", precision="fp16", certify=False).bundle)
 
 
