@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, models
 from eagle_runtime import cli
 from eagle_runtime.command import LONGEST, Parser, one_line, run_command
 from eagle_runtime.errors import EagleError, EagleWarning
-from eagle_runtime.threads.interrupts import CLEANUP_S, SAME_S
+from eagle_runtime.threads.interrupts import CLEANUP_S, SAME_S, Interrupted, handled_interrupts
 
 BLOCKS = """
 import argparse, hashlib, sys, tempfile, time
@@ -302,3 +302,23 @@ def test_a_child_that_is_ended_does_not_count(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
         assert process.communicate()[1].endswith("blocks: interrupted\n") and (tmp_path / "cleared").exists()
+
+
+def test_an_error_that_replaces_a_stop_counts_as_the_stop() -> None:
+    """NumPy's tofile raises a TypeError if a signal arrives while it looks whether it was given a path."""
+
+    def replace() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except Interrupted:
+            raise TypeError("expected str, bytes or os.PathLike object, not BufferedWriter") from None
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(Interrupted) as stop, handled_interrupts():
+            replace()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert stop.value.args == (signal.SIGTERM,)
+    with pytest.raises(TypeError), handled_interrupts():
+        raise TypeError

@@ -37,12 +37,12 @@ def handled_interrupts() -> Iterator[None]:
         return
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     ours = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
-    stopped = False
+    stopped: int | None = None
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal stopped
-        if not stopped:
-            stopped = True
+        if stopped is None:
+            stopped = number
             raise Interrupted(number)
 
     with _watched(frozenset(ours)):
@@ -50,9 +50,13 @@ def handled_interrupts() -> Iterator[None]:
             signal.signal(number, stop)
         try:
             yield
+        except Exception:  # NumPy's tofile, for one, replaces Interrupted by a TypeError of its own
+            if stopped is None:
+                raise
+            raise Interrupted(stopped) from None
         finally:
             for number in ours:  # after a stop the process is ending, and ignores signals until it has ended
-                signal.signal(number, signal.SIG_IGN if stopped else before[number])
+                signal.signal(number, before[number] if stopped is None else signal.SIG_IGN)
 
 
 @contextlib.contextmanager
