@@ -24,9 +24,10 @@ from eagle_export.checkpoint import Checkpoint
 from eagle_export.errors import ExportError
 from eagle_export.families.family import cache_keyword
 from eagle_export.families.source import load_source
-from eagle_export.head_check import TOKENS, HeadCheck, check_head, own_text, text_starts
+from eagle_export.head_check import MOST, START, STARTS, TOKENS, HeadCheck, check_head, own_text
 from eagle_export.limits import LIMITS, Advice, FidelityError, RequiredFidelity, refusal
 from eagle_export.pair import HeadPart, Pair
+from eagle_export.source_text import text_starts
 from eagle_export.worst_layers import ROWS, Layer, LayerError, worst_layers
 from eagle_runtime import BackendError, EagleError, EagleModel
 from eagle_runtime.bundle.fidelity import shortfall
@@ -137,7 +138,7 @@ def compare_with_source(
     checked: list[HeadCheck] = []
 
     def look(model: Any) -> None:
-        starts = text_starts(Text(source.folder), target.vocab_size)
+        starts = text_starts(Text(source.folder), target.vocab_size, STARTS, START, START, MOST)
         length = min(TOKENS, target.context - len(starts[0]))
         if head is not None and length > 1:
             texts = own_text(model, starts, length, target.eos_token_ids, report)

@@ -15,30 +15,22 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from eagle_calib.texts import read_windows
-from eagle_export.families.family import cache_keyword
 from eagle_export.graphs import build_head
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head, TapReader
 from eagle_export.heads.layers import rotary
 from eagle_export.pair import HeadPart
-from eagle_runtime.text.tokenizer import Text
+from eagle_export.source_text import continued
 
 LEAST = 0.4  # share of first tokens below which a head is not worth its time, and probably misread
 NAMED = 0.2  # least share of another reading that is named: of a head of another target all readings are wrong
 GAIN, ERRORS = 0.02, 3.0  # nats per token, and standard errors of them, by which another reading must fit better
-STARTS, START, TOKENS = (
-    16,
-    8,
-    48,
-)  # texts that the target continues, tokens that each starts with, greedy tokens of each
-
-
+STARTS, START = 16, 8  # texts that the target continues, and tokens that each starts with
+TOKENS = 48  # greedy tokens of each
 MOST = 4096  # tokens of the package's text that starts are taken from
 
 
@@ -90,30 +82,17 @@ class HeadCheck:
         return f"only {text}{tried}: it was trained for another target, or too little, and hardly speeds it up"
 
 
-def text_starts(text: Text, vocab: int) -> list[list[int]]:
-    """Returns STARTS pieces of the package's text, of START tokens each, or pseudo-random ids without a tokenizer."""
-    if text.available:
-        pieces = [ids for ids in read_windows(None, text, vocab, START, MOST) if len(ids) == START]
-        if len(pieces) >= STARTS:
-            return pieces[:: len(pieces) // STARTS][:STARTS]
-    starts: list[list[int]] = np.random.default_rng(0).integers(0, vocab, (STARTS, START)).tolist()
-    return starts
-
-
 @torch.inference_mode()
 def own_text(
     model: Any, starts: Sequence[list[int]], count: int, eos: Collection[int], report: Callable[[str], None]
 ) -> list[Continued]:
     """Continues all starts, which have one length, greedily in one batch by `count` tokens. model: as transformers runs
     it."""
-    name, cache, new = cache_keyword(model), None, torch.tensor(starts)
     made: list[Tensor] = []
-    while len(made) < count:
-        report(f"checking the head: text of the target ({len(made)} of {count} tokens)")
-        out = model(input_ids=new, use_cache=True, logits_to_keep=1, **{name: cache})
-        cache = out[name]
-        new = out.logits[:, -1].argmax(-1, keepdim=True)
+    report(f"checking the head: text of the target (0 of {count} tokens)")
+    for new in continued(model, starts, count, lambda logits: logits.argmax(-1, keepdim=True)):
         made.append(new)
+        report(f"checking the head: text of the target ({len(made)} of {count} tokens)")
     texts = []
     for start, tokens in zip(starts, torch.cat(made, 1).tolist(), strict=True):
         end = next((index + 1 for index, token in enumerate(tokens) if token in eos), len(tokens))

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers.utils import logging as transformers_logging
@@ -23,8 +22,8 @@ from eagle_calib.errors import CalibrationError
 from eagle_calib.observe import InputStatistics
 from eagle_calib.texts import read_windows
 from eagle_export.errors import ExportError
-from eagle_export.families.family import cache_keyword
 from eagle_export.families.source import load_source
+from eagle_export.source_text import SEED, continued, text_starts
 from eagle_runtime.text.tokenizer import Text
 from eagle_runtime.tree import Float
 
@@ -33,7 +32,6 @@ KEPT = SEQUENCES * LENGTH  # rows of a layer's inputs that are kept: more lower 
 WINDOW, MAX_TOKENS = 256, 8192  # of a file: tokens per window, and in all
 FC = "head.fc.weight"  # of an EAGLE-3 head, in the target's graph
 PROBES = 2  # texts of which the logits are kept
-SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,8 @@ def observe_source(
         vocab = int(model.config.vocab_size)
         longest = int(model.config.max_position_embeddings)
         if data is None:
-            windows = _own_text(model, _starts(text, vocab), min(LENGTH, longest), report)
+            starts = text_starts(text, vocab, SEQUENCES, START, 2 * START, MAX_TOKENS)
+            windows = _own_text(model, starts, min(LENGTH, longest), report)
         else:
             windows = read_windows(data, text, vocab, min(WINDOW, longest), MAX_TOKENS)
         probes = tuple(_probe(model, window) for window in windows[:PROBES])
@@ -88,31 +87,20 @@ def observe_source(
         transformers_logging.enable_progress_bar()
 
 
-def _starts(text: Text, vocab: int) -> list[list[int]]:
-    """Returns SEQUENCES starts of START tokens: pieces of the package's text, or pseudo-random ids without a
-    tokenizer."""
-    if text.available:
-        windows = read_windows(None, text, vocab, 2 * START, MAX_TOKENS)
-        full = [window[:START] for window in windows if len(window) >= START]
-        if len(full) >= SEQUENCES:
-            return full[:: len(full) // SEQUENCES][:SEQUENCES]
-    starts: list[list[int]] = np.random.default_rng(SEED).integers(0, vocab, (SEQUENCES, START)).tolist()
-    return starts
-
-
 @torch.inference_mode()
 def _own_text(model: Any, starts: Sequence[list[int]], length: int, report: Callable[[str], None]) -> list[list[int]]:
     """Continues all starts, which have one length, to `length` tokens, sampled at temperature 1. End-of-sequence tokens
     are sampled like others, and a text goes on after one."""
     random = torch.Generator().manual_seed(SEED)
+
+    def sample(logits: Tensor) -> Tensor:
+        return torch.multinomial(logits.float().softmax(-1), 1, generator=random)
+
     tokens = torch.tensor(starts)
-    name, cache, new = cache_keyword(model), None, tokens
-    while tokens.shape[1] < length:
-        report(f"generating text to calibrate on ({tokens.shape[1]} of {length} tokens)")
-        out = model(input_ids=new, use_cache=True, logits_to_keep=1, **{name: cache})
-        cache = out[name]
-        new = torch.multinomial(out.logits[:, -1].float().softmax(-1), 1, generator=random)
+    report(f"generating text to calibrate on ({tokens.shape[1]} of {length} tokens)")
+    for new in continued(model, starts, length - tokens.shape[1], sample):
         tokens = torch.cat([tokens, new], 1)
+        report(f"generating text to calibrate on ({tokens.shape[1]} of {length} tokens)")
     result: list[list[int]] = tokens.tolist()
     return result
 

@@ -17,8 +17,9 @@ from safetensors.torch import load_file, save_file
 from conftest import GOLDEN
 from eagle_export.cli import main
 from eagle_export.families.source import load_source
-from eagle_export.head_check import Continued, HeadCheck, _head, _weights, check_head, own_text, text_starts
+from eagle_export.head_check import Continued, HeadCheck, _head, _weights, check_head, own_text
 from eagle_export.pair import open_pair
+from eagle_export.source_text import text_starts
 from eagle_runtime.text.tokenizer import Text
 from head_writers import read, speculators
 
@@ -47,7 +48,7 @@ def source_of() -> Callable[[str], Source]:
     def source(name: str) -> Source:
         if name not in made:
             model = load_source(TARGETS[name])
-            starts = text_starts(Text(TARGETS[name]), int(model.config.vocab_size))
+            starts = text_starts(Text(TARGETS[name]), int(model.config.vocab_size), 16, 8, 8, 4096)
             made[name] = Source(model, own_text(model, starts, 48, (1,), lambda step: None))
         return made[name]
 
