@@ -28,10 +28,11 @@ PRECISIONS = ("fp32", "fp16", "int8", "int8-token", "int8-static", "int8-weight"
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, or 2 after an error that is the input's."""
     argv = sys.argv[1:] if argv is None else argv
-    interrupted = "interrupted; no files were left"
     if argv and argv[0] == "engines":
-        return run_command(_engines_parser(), argv[1:], run_engines, extra="export", interrupted=interrupted)
-    return run_command(_parser(), argv, run, extra="export", interrupted=interrupted)
+        nothing = "interrupted; no files were left"
+        return run_command(_engines_parser(), argv[1:], run_engines, extra="export", interrupted=nothing)
+    goes_on = "interrupted; no bundle was written, and the same command goes on with what is finished"
+    return run_command(_parser(), argv, run, extra="export", interrupted=goes_on)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -8,13 +8,14 @@ inputs are recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.utils import logging as transformers_logging
 
 from eagle_calib.calibration import Observed
@@ -23,6 +24,7 @@ from eagle_calib.observe import InputStatistics
 from eagle_calib.texts import read_windows
 from eagle_export.errors import ExportError
 from eagle_export.families.source import load_source
+from eagle_export.pair import EMBEDDING, LM_HEAD
 from eagle_export.source_text import SEED, continued, text_starts
 from eagle_runtime.text.tokenizer import Text
 from eagle_runtime.tree import Float
@@ -44,10 +46,9 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """inputs: weight name -> inputs of its layer, of every linear layer; layers that read one tensor share an object.
-    probes: some of the texts that were read."""
+    """inputs: weight name -> inputs of its layer, of every linear layer. probes: some of the texts that were read."""
 
-    inputs: dict[str, Observed]
+    inputs: Mapping[str, Observed]
     probes: tuple[Probe, ...]
 
 
@@ -111,6 +112,43 @@ def _probe(model: Any, tokens: list[int]) -> Probe:
     return Probe(tokens, model(input_ids=torch.tensor([tokens]), logits_to_keep=rows).logits[0].float().numpy())
 
 
+class InputRecorder:
+    """Records what linear layers read, text by text."""
+
+    def __init__(self) -> None:
+        self._statistics: dict[str, InputStatistics] = {}
+        self._same_input: dict[str, str] = {}  # layer -> the layer before it that reads the same tensor
+        self._last: tuple[Any, str] = (None, "")  # the tensor that a layer read last, and that layer
+
+    def watch(self, layers: Iterable[tuple[str, nn.Module]]) -> list[Any]:
+        """Returns hooks that record the inputs of all linear layers among modules, by the names of their weights."""
+        linear = [(f"{name}.weight", layer) for name, layer in layers if isinstance(layer, nn.Linear)]
+        return [layer.register_forward_pre_hook(partial(self._read, name)) for name, layer in linear]
+
+    def begin_text(self) -> None:
+        """Forgets the tensor that was read last."""
+        self._last = (None, "")
+
+    def add(self, name: str, x: Tensor) -> None:
+        """Records an input [1, T, K] of a layer."""
+        rows = x.reshape(-1, x.shape[-1]).float().numpy()
+        if name not in self._statistics:
+            self._statistics[name] = InputStatistics(f"the input of {name}", x.shape[-1], KEPT)
+        self._statistics[name].add(rows)
+
+    def observed(self) -> dict[str, Observed]:
+        """Returns weight name -> inputs; layers that read one tensor share an object. Raises CalibrationError."""
+        seen = {name: one.observed() for name, one in self._statistics.items()}
+        return seen | {name: seen[other] for name, other in self._same_input.items()}
+
+    def _read(self, name: str, _: nn.Module, args: tuple[Any, ...]) -> None:
+        if args[0] is self._last[0]:
+            self._same_input[name] = self._last[1]
+            return
+        self._last = (args[0], name)
+        self.add(name, args[0])
+
+
 @torch.inference_mode()
 def _observed(
     model: Any,
@@ -120,40 +158,20 @@ def _observed(
     joined: Callable[[Sequence[Tensor]], Tensor],
 ) -> dict[str, Observed]:
     """Reads every window as a prompt."""
-    statistics: dict[str, InputStatistics] = {}
-    same_input: dict[str, str] = {}  # layer -> the layer before it that reads the same tensor
-    last: list[Any] = [None, ""]  # the tensor that a layer read last, and that layer
-
+    recorder = InputRecorder()
     tapped: list[Any] = []
-
-    def add(name: str, x: Any) -> None:
-        rows = x.reshape(-1, x.shape[-1]).float().numpy()
-        statistics.setdefault(name, InputStatistics(f"the input of {name}", x.shape[-1], KEPT)).add(rows)
-
-    def record(name: str) -> Callable[..., None]:
-        def hook(_: Any, args: tuple[Any, ...]) -> None:
-            if args[0] is last[0]:
-                same_input[name] = last[1]
-                return
-            last[:] = [args[0], name]
-            add(name, args[0])
-
-        return hook
-
-    layers = [(f"{name}.weight", layer) for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)]
-    hooks = [layer.register_forward_pre_hook(record(name)) for name, layer in layers]
+    hooks = recorder.watch(model.named_modules())
     hooks += [model.model.layers[tap - 1].register_forward_hook(lambda _m, _i, out: tapped.append(out)) for tap in taps]
     for number, window in enumerate(windows):
         report(f"recording inputs ({number} of {len(windows)} texts)")
-        last[:] = [None, ""]
+        recorder.begin_text()
         model(input_ids=torch.tensor([list(window)]), use_cache=False)
         if tapped:
-            add(FC, joined(tapped))
+            recorder.add(FC, joined(tapped))
             tapped.clear()
     for hook in hooks:
         hook.remove()
-    observed = {name: one.observed() for name, one in statistics.items()}
-    observed |= {name: observed[other] for name, other in same_input.items()}
+    observed = recorder.observed()
     if model.config.tie_word_embeddings:
-        observed["model.embed_tokens.weight"] = observed["lm_head.weight"]
+        observed[EMBEDDING] = observed[LM_HEAD]
     return observed

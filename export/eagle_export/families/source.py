@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from eagle_export.checkpoint import open_checkpoint
+from eagle_export.checkpoint import Checkpoint, open_checkpoint
 from eagle_export.families.registry import family_of
 from eagle_export.trace import quiet
 
@@ -17,8 +17,6 @@ def load_source(folder: Path) -> Any:
     transformers raises."""
     checkpoint = open_checkpoint(folder)
     cls = family_of(checkpoint).model_class()
-    # Older releases drop the bound of scores in all but eager attention.
-    attention = "eager" if checkpoint.config.get("attn_logit_softcapping") else None
     with quiet("transformers"):
         model = cls.from_pretrained(
             folder,
@@ -26,6 +24,12 @@ def load_source(folder: Path) -> Any:
             trust_remote_code=False,
             use_safetensors=True,
             dtype=torch.float32,
-            attn_implementation=attention,
+            attn_implementation=attention_of(checkpoint),
         )
     return model.eval()
+
+
+def attention_of(checkpoint: Checkpoint) -> str | None:
+    """Returns the attention with which transformers must run a checkpoint; None for its default. Older releases drop
+    the bound of scores in all but the eager one."""
+    return "eager" if checkpoint.config.get("attn_logit_softcapping") else None
