@@ -6,14 +6,15 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from transformers import LlamaConfig
+from typing import TYPE_CHECKING, Any, Literal
 
 from eagle_export.checkpoint import Checkpoint
 from eagle_export.errors import ExportError
 from eagle_export.heads.layouts import HeadLayout, OutputNorm
 from eagle_runtime.bundle.manifest import HeadKind
+
+if TYPE_CHECKING:
+    from transformers import LlamaConfig
 
 TapNorm = Literal["none", "each", "all"]
 
@@ -51,6 +52,8 @@ class HeadConfig:
 
     def llama(self) -> LlamaConfig:
         """The config with which transformers builds this head's norm, MLP and rotary tables."""
+        from transformers import LlamaConfig
+
         return LlamaConfig(
             hidden_size=self.hidden_size,
             intermediate_size=self.intermediate_size,
