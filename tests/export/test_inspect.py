@@ -20,10 +20,10 @@ from conftest import GOLDEN, HEADS
 from eagle_export import cli
 from eagle_export.checkpoint import open_checkpoint
 from eagle_export.errors import ExportError
-from eagle_export.inspection.command import inspect
 from eagle_export.inspection.machine import GB, Place
 from eagle_export.inspection.needs import Need
 from eagle_export.inspection.pickled import pickled_tensors
+from eagle_export.inspection.report import inspect
 from eagle_runtime.bundle.manifest import DTYPE_BITS, read_manifest
 from test_imports import in_new_process
 
@@ -198,7 +198,7 @@ def test_a_context_beyond_the_target_is_an_error(capsys: pytest.CaptureFixture[s
 
 
 def test_where_an_eight_b_model_fits() -> None:
-    from eagle_export.inspection.command import fits, least_class
+    from eagle_export.inspection.report import fits, least_class
 
     need = need_of(DEMO / "target", None, "int4")
     large = Need("cpu", "int4", None, need.target, None, 0, 10 * GB)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from eagle_export.inspection.command import Report, fits, least_class, places
 from eagle_export.inspection.facts import HeadFacts, TargetFacts
 from eagle_export.inspection.machine import GB, Place
 from eagle_export.inspection.needs import Need
+from eagle_export.inspection.report import Report, fits, least_class, places
 
 WIDTH = 120
 
