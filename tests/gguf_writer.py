@@ -114,13 +114,14 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
 def _tensors(source: Any, config: Any, name: str) -> list[tuple[str, np.ndarray]]:
     arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
-    out, experts = [], {}
+    out: list[tuple[str, Any]] = []
+    experts: dict[str, dict[int, Any]] = {}
     rope = config.rope_parameters
     if rope.get("rope_type") == "llama3":
         width = config.head_dim
         waves = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, width, 2) / width)
-        numbers = [rope[key] for key in ("factor", "low_freq_factor", "high_freq_factor")]
-        factors = llama_factors(waves, *numbers, rope["original_max_position_embeddings"])
+        factor, low, high = (rope[key] for key in ("factor", "low_freq_factor", "high_freq_factor"))
+        factors = llama_factors(waves, factor, low, high, rope["original_max_position_embeddings"])
         out.append(("rope_freqs.weight", factors.astype(np.float32)))
     if rope.get("rope_type") == "longrope":
         for each in ("long", "short"):

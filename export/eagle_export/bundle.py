@@ -82,7 +82,8 @@ def export(
     agreement: float | None = None,
     size: int | None = None,
 ) -> Exported:
-    """Exports a target and a head (Hugging Face folders) as a bundle folder. draft: None for the target alone.
+    """Exports a target (a Hugging Face folder or a GGUF file) and a head (a folder) as a bundle folder. draft: None for
+    the target alone.
 
     backend, precision: keys of recipes.plan.RECIPES. draft_precision: precision of the head, None for the default next
     to the target's. calibration: folder that eagle-calib wrote for these models. draft_vocab: number of most frequent

@@ -94,7 +94,7 @@ def _solved(factors: Floats, waves: Floats, factor: float) -> tuple[float, int]:
         return 4.0, 8192
     slope, start = np.polyfit(1 / waves[between], smooth[between], 1)
     high = 1 - 1 / start
-    return round(high, 3), round(slope * (high - 1))
+    return float(round(high, 3)), round(slope * (high - 1))
 
 
 def _numbers(file: GgufFile, name: str) -> Floats:

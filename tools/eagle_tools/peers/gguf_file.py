@@ -80,7 +80,7 @@ def gguf_name(name: str) -> str:
 
 
 def permuted(weights: Weights, heads: int) -> Weights:
-    """weights [heads * d, ...]: of queries or keys. Returns them with row i and row i + d/2 of each head as rows 2 i and
+    """weights [heads * d, ...]: of queries or keys. Returns them with rows i and i + d/2 of each head as rows 2 i and
     2 i + 1."""
     rows, *rest = weights.shape
     return weights.reshape(heads, 2, rows // heads // 2, *rest).swapaxes(1, 2).reshape(weights.shape)
