@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from eagle_export.errors import ExportError
 from eagle_runtime.files import TEXT_BYTES
 from eagle_runtime.files import read_json as read_json_file
+from eagle_runtime.text.tokenizer import Text
 
 if TYPE_CHECKING:
     import torch  # imported where tensors are read: headers are read without it
@@ -53,30 +54,36 @@ class StoredTensor:
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)
 
+    def plus(self, offset: float) -> StoredTensor:
+        """Returns the tensor plus a number, in fp32."""
+        return ShiftedTensor(self.name, self.file, self.shape, self.dtype, self, offset)
+
 
 @dataclass(frozen=True, slots=True)
 class ShiftedTensor(StoredTensor):
     """A stored tensor plus a number, in fp32."""
 
+    stored: StoredTensor
     offset: float
-
-    @classmethod
-    def of(cls, tensor: StoredTensor, offset: float) -> ShiftedTensor:
-        """Returns a stored tensor plus `offset`."""
-        return cls(tensor.name, tensor.file, tensor.shape, tensor.dtype, offset)
 
     def read(self) -> torch.Tensor:
         """Reads the tensor and adds the number."""
-        return StoredTensor.read(self).float() + self.offset
+        return self.stored.read().float() + self.offset
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A Hugging Face folder. config: content of config.json. tensors: by name."""
+    """A Hugging Face folder, or a GGUF file. config: content of config.json. tensors: by name. texts: name -> content
+    of a tokenizer's files that were made of a GGUF file; None for a folder, which has them."""
 
     folder: Path
     config: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]
+    texts: Mapping[str, bytes] | None = None
+
+    def text(self) -> Text:
+        """Returns its tokenizer. Raises BundleError."""
+        return Text(self.folder, None if self.texts is None else self.texts.get)
 
     def require(self, name: str, shape: tuple[int | None, ...]) -> StoredTensor:
         """Returns the tensor of that name. Raises ExportError if it is missing or has another shape (None: any size but
@@ -119,7 +126,9 @@ def open_checkpoint(folder: Path, *, pickled: bool = False) -> Checkpoint:
     pickled: whether pytorch_model.bin is read where there is no safetensors file, as old heads have it. torch's
     weights_only reader takes tensors and plain containers from it and runs no code that it names."""
     if not folder.is_dir():
-        raise ExportError(f"{folder} is not a folder; give a downloaded Hugging Face model folder")
+        raise ExportError(
+            f"{folder} is not a folder; give a downloaded Hugging Face model folder, or a target's .gguf file"
+        )
     config = read_json(folder / "config.json")
     if pickled and (folder / PYTORCH).is_file() and not any(folder.glob("*.safetensors")):
         return Checkpoint(folder, config, _list_pickled(folder / PYTORCH))
@@ -143,6 +152,8 @@ def _index_tensors(folder: Path) -> dict[str, StoredTensor]:
         if wrong := [name for name in weight_map.values() if not isinstance(name, str)]:
             raise ExportError(f"{index} names {wrong[0]!r}, which is no file name; download it again")
         files = [folder / name for name in sorted(set(weight_map.values()))]
+    elif files := sorted(folder.glob("*.gguf")):
+        raise ExportError(f"{folder} holds GGUF files; give the file itself, such as {files[0]}")
     elif any(folder.glob("*.bin")):
         raise ExportError(
             f"{folder} holds pickled weights (*.bin), which are not opened; save the model as safetensors first"

@@ -198,7 +198,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "target",
         metavar="TARGET",
-        help="Hugging Face folder of the target (Llama, Qwen3, Gemma-3, ...: docs/families.md)",
+        help="Hugging Face folder of the target (Llama, Qwen3, Gemma-3, ...: docs/families.md), or its .gguf file",
     )
     parser.add_argument(
         "draft",

@@ -12,11 +12,12 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from eagle_export.checkpoint import Checkpoint, ShiftedTensor, StoredTensor, open_checkpoint, read_json
+from eagle_export.checkpoint import Checkpoint, StoredTensor, open_checkpoint, read_json
 from eagle_export.errors import ExportError
 from eagle_export.families.config import accepted_by_transformers, read_config, windows_of
 from eagle_export.families.family import Config, Family, Windows
 from eagle_export.families.registry import family_of
+from eagle_export.gguf.checkpoint import open_target
 from eagle_export.graphs import DraftGraph, TargetGraph, build_head
 from eagle_export.heads.config import HeadConfig, read_head_config, stored_map
 from eagle_export.heads.eagle3 import TapReader
@@ -88,8 +89,9 @@ class Pair:
 
 
 def open_pair(target_folder: Path, head_folder: Path | None) -> Pair:
-    """Opens the folders of the target and, if there is one, the head, and checks that they fit. Raises ExportError."""
-    target = open_checkpoint(target_folder)
+    """Opens the target, a folder or a GGUF file, and the head's folder, if there is one, and checks that they fit.
+    Raises ExportError."""
+    target = open_target(target_folder)
     head = None if head_folder is None else open_checkpoint(head_folder, pickled=True)
     family = family_of(target)
     config = read_config(family, target)
@@ -179,7 +181,7 @@ def _parameter(family: Family, name: str) -> str:
 def _as_used(pair: Pair, tensor: StoredTensor) -> StoredTensor:
     """Returns a tensor of the target as its graph holds it: gains of norms whole, where the family stores a part."""
     if pair.family.norm_offset and tensor.name.endswith("norm.weight"):
-        return ShiftedTensor.of(tensor, pair.family.norm_offset)
+        return tensor.plus(pair.family.norm_offset)
     return tensor
 
 
