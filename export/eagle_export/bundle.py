@@ -17,7 +17,7 @@ from eagle_calib.calibration import read_calibration
 from eagle_calib.folder import written
 from eagle_export.automatic import Sensitivity, checked_budget, choose
 from eagle_export.certificate import certified
-from eagle_export.checkpoint import read_json
+from eagle_export.checkpoint import Checkpoint, read_json
 from eagle_export.data_file import Report
 from eagle_export.destination import check_destination, check_older, check_space, disk_errors, engines_of
 from eagle_export.errors import ExportError
@@ -42,7 +42,6 @@ from eagle_runtime.bundle.manifest import (
 )
 from eagle_runtime.errors import BundleError
 from eagle_runtime.files import file_sha256
-from eagle_runtime.text.tokenizer import Text
 
 GRAPH_FILES = {"target": "target/model.onnx", "draft": "draft/model.onnx"}
 TOP_K = 64  # default of the top k that a head's graph returns per row; sampled trees use many candidates
@@ -86,7 +85,8 @@ def export(
     agreement: float | None = None,
     size: int | None = None,
 ) -> Exported:
-    """Exports a target and a head (Hugging Face folders) as a bundle folder. draft: None for the target alone.
+    """Exports a target (a Hugging Face folder or a GGUF file) and a head (a folder) as a bundle folder. draft: None for
+    the target alone.
 
     backend, precision: keys of recipes.plan.RECIPES. draft_precision: precision of the head, None for the default next
     to the target's. calibration: folder that eagle-calib wrote for these models. draft_vocab: number of most frequent
@@ -157,7 +157,7 @@ def export(
                 f"all {pair.family.experts.count(pair.config)} experts of a layer are computed for every row, not only "
                 f"the {pair.config.num_experts_per_tok} that it needs"
             )
-        texts = _read_texts(target)
+        texts = _read_texts(pair.target)
         if "tokenizer.json" not in texts:
             warnings.append(f"{target} has no tokenizer.json; the bundle takes and returns token ids, no text")
         top_k = min(TOP_K, draft_vocab or TOP_K) if draft_top_k is None else draft_top_k
@@ -239,14 +239,16 @@ def _after(report: Report, before: int, name: str, done: int) -> None:
     report(name, before + done)
 
 
-def _read_texts(target: Path) -> dict[str, bytes]:
+def _read_texts(source: Checkpoint) -> dict[str, bytes]:
     """Tokenizer and template files, name -> content. Raises ExportError, before the trace, for one that the runtime
     could not read."""
     try:
-        Text(target)
+        source.text()
     except BundleError as error:
         raise ExportError(str(error)) from None
-    texts = {}
+    if source.texts is not None:
+        return dict(source.texts)
+    target, texts = source.folder, {}
     for name in TEXT_FILES:
         if not (target / name).is_file():
             continue

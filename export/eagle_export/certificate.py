@@ -138,7 +138,7 @@ def compare_with_source(
     checked: list[HeadCheck] = []
 
     def look(model: Any) -> None:
-        starts = text_starts(Text(source.folder), target.vocab_size, STARTS, START, START, MOST)
+        starts = text_starts(source.text(), target.vocab_size, STARTS, START, START, MOST)
         length = min(TOKENS, target.context - len(starts[0]))
         if head is not None and length > 1:
             texts = own_text(model, starts, length, target.eos_token_ids, report)

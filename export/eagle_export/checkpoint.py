@@ -7,31 +7,34 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from eagle_export.errors import ExportError
 from eagle_runtime.files import TEXT_BYTES
 from eagle_runtime.files import read_json as read_json_file
+from eagle_runtime.text.tokenizer import Text
+
+if TYPE_CHECKING:
+    import torch  # imported where tensors are read: headers are read without it
 
 PYTORCH, PICKLED = "pytorch_model.bin", ".bin"
 COMPARED = 1 << 24  # numbers that are compared at a time
 READ = 1 << 26  # bytes that are read at a time
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
+DTYPES = {  # name of safetensors -> torch's
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
 }
-DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+DTYPE_NAMES = {torch_name: name for name, torch_name in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +71,21 @@ class SafeTensor(StoredTensor):
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
         """Reads a range along the first axis, and nothing else."""
-        stop = min(stop, self.shape[0])
-        row = math.prod(self.shape[1:]) * DTYPES[self.dtype].itemsize
-        return self._read(start * row, (stop - start, *self.shape[1:]))
+        return self._read(start, (min(stop, self.shape[0]) - start, *self.shape[1:]))
 
-    def _read(self, offset: int, shape: tuple[int, ...]) -> torch.Tensor:
-        """Into memory of its own: pages of a mapped file would count as the process's."""
+    def _read(self, row: int, shape: tuple[int, ...]) -> torch.Tensor:
+        """Reads into memory of its own: pages of a mapped file would count as the process's."""
+        import torch
+
         if self.dtype not in DTYPES:
             raise ExportError(f"{self.file}: tensor {self.name!r} is stored as {self.dtype}, which is not read")
-        tensor = torch.empty(shape, dtype=DTYPES[self.dtype])
+        tensor = torch.empty(shape, dtype=getattr(torch, DTYPES[self.dtype]))
         if tensor.numel() == 0:
             return tensor
         room, done = tensor.reshape(-1).view(torch.uint8).numpy().data, 0
         try:
             with self.file.open("rb", buffering=0) as file:
-                file.seek(self.start + offset)
+                file.seek(self.start + row * math.prod(shape[1:]) * tensor.itemsize)
                 while done < len(room) and (count := file.readinto(room[done : done + READ])):
                     done += count
         except OSError as error:
@@ -109,11 +112,17 @@ class ShiftedTensor(StoredTensor):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A Hugging Face folder. config: content of config.json. tensors: by name."""
+    """A Hugging Face folder, or a GGUF file. config: content of config.json. tensors: by name. texts: name -> content
+    of a tokenizer's files that were made of a GGUF file; None for a folder, which has them."""
 
     folder: Path
     config: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]
+    texts: Mapping[str, bytes] | None = None
+
+    def text(self) -> Text:
+        """Returns its tokenizer. Raises BundleError."""
+        return Text(self.folder, None if self.texts is None else self.texts.get)
 
     def require(self, name: str, shape: tuple[int | None, ...]) -> StoredTensor:
         """Returns the tensor of that name. Raises ExportError if it is missing or has another shape (None: any size but
@@ -152,6 +161,8 @@ class Checkpoint:
 
 def same_values(first: StoredTensor, second: StoredTensor) -> bool:
     """Whether two tensors of one shape hold equal numbers. They are read a part at a time."""
+    import torch
+
     rows = max(1, COMPARED // max(1, math.prod(first.shape[1:])))
     return all(
         torch.equal(first.rows(start, start + rows).float(), second.rows(start, start + rows).float())
@@ -165,7 +176,9 @@ def open_checkpoint(folder: Path, *, pickled: bool = False) -> Checkpoint:
     pickled: whether pytorch_model.bin is read where there is no safetensors file, as old heads have it. torch's
     weights_only reader takes tensors and plain containers from it and runs no code that it names."""
     if not folder.is_dir():
-        raise ExportError(f"{folder} is not a folder; give a downloaded Hugging Face model folder")
+        raise ExportError(
+            f"{folder} is not a folder; give a downloaded Hugging Face model folder, or a target's .gguf file"
+        )
     config = read_json(folder / "config.json")
     if pickled and (folder / PYTORCH).is_file() and not any(folder.glob("*.safetensors")):
         return Checkpoint(folder, config, _list_pickled(folder / PYTORCH))
@@ -189,6 +202,8 @@ def _index_tensors(folder: Path) -> dict[str, StoredTensor]:
         if wrong := [name for name in weight_map.values() if not isinstance(name, str)]:
             raise ExportError(f"{index} names {wrong[0]!r}, which is no file name; download it again")
         files = [folder / name for name in sorted(set(weight_map.values()))]
+    elif files := sorted(folder.glob("*.gguf")):
+        raise ExportError(f"{folder} holds GGUF files; give the file itself, such as {files[0]}")
     elif any(folder.glob("*.bin")):
         raise ExportError(
             f"{folder} holds pickled weights (*.bin), which are not opened; save the model as safetensors first"
@@ -204,17 +219,21 @@ def _index_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def _list_pickled(path: Path) -> dict[str, StoredTensor]:
+    import torch
+
     tensors = {}
     for name, tensor in _unpickled(path).items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise ExportError(f"{path} holds more than named tensors ({name!r}); save the head as safetensors")
-        dtype = DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
-        tensors[name] = StoredTensor(name, path, tuple(tensor.shape), dtype)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        tensors[name] = StoredTensor(name, path, tuple(tensor.shape), DTYPE_NAMES.get(dtype, dtype))
     return tensors
 
 
 def _unpickled(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a pickled file, mapped where its format allows it. Raises ExportError."""
+    import torch
+
     try:
         try:
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)

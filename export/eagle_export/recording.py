@@ -13,7 +13,6 @@ from eagle_export.head_check import joined_taps
 from eagle_export.layered_recording import observe_layers, texts_to_read
 from eagle_export.pair import Pair
 from eagle_export.self_calibration import Recorded, observe_source
-from eagle_runtime.text.tokenizer import Text
 
 Way = Literal["whole", "layers"]
 UNRECORDED = "weights are rounded without recorded inputs, which costs agreement: "
@@ -44,7 +43,7 @@ def recorded_inputs(
 
     finished: a folder for what is to be read again if the export is stopped. Raises ExportError instead if the text was
     given, and CalibrationError for one that cannot be used."""
-    folder, text = pair.target.folder, Text(pair.target.folder)
+    folder, text = pair.target.folder, pair.target.text()
     reads_taps = pair.head is not None and pair.head.config.kind == "eagle3"
     taps = pair.head.config.taps if pair.head is not None and reads_taps else ()
     joined = {"joined": joined_taps(pair.head)} if pair.head is not None and reads_taps else {}

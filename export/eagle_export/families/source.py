@@ -7,24 +7,42 @@ from typing import Any
 
 import torch
 
-from eagle_export.checkpoint import Checkpoint, open_checkpoint
+from eagle_export.checkpoint import Checkpoint, StoredTensor
+from eagle_export.families.config import read_config
 from eagle_export.families.registry import family_of
+from eagle_export.gguf.checkpoint import open_target
 from eagle_export.trace import quiet
 
 
+class _Lazy:
+    """A tensor of a GGUF file as transformers' loader takes tensors of a state dict: read when it is indexed."""
+
+    def __init__(self, tensor: StoredTensor) -> None:
+        self._tensor = tensor
+
+    def __getitem__(self, _: Any) -> torch.Tensor:
+        return self._tensor.read()
+
+
 def load_source(folder: Path) -> Any:
-    """Returns the model of a checkpoint in fp32, for inference. Raises ExportError for an unknown family, and whatever
-    transformers raises."""
-    checkpoint = open_checkpoint(folder)
-    cls = family_of(checkpoint).model_class()
+    """folder: of a checkpoint, or a GGUF file. Returns its model in fp32, for inference. Raises ExportError for an
+    unknown family, and whatever transformers raises."""
+    checkpoint = open_target(folder)
+    family = family_of(checkpoint)
+    cls = family.model_class()
+    made: dict[str, Any] = {}  # from a GGUF file
+    if checkpoint.texts is not None:
+        tensors = {name: _Lazy(tensor) for name, tensor in checkpoint.tensors.items()}
+        made = {"config": read_config(family, checkpoint), "state_dict": tensors}
     with quiet("transformers"):
         model = cls.from_pretrained(
-            folder,
+            None if made else folder,
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
             dtype=torch.float32,
             attn_implementation=attention_of(checkpoint),
+            **made,
         )
     return model.eval()
 

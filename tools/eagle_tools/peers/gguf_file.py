@@ -13,25 +13,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from eagle_export.gguf.architectures import PLAIN
+from eagle_export.gguf.architectures import TOP as TOP_NAMES
+from eagle_export.gguf.rope import llama_factors
 from eagle_runtime.errors import RequestError
 from eagle_tools.peers.source import Source
 
-LAYER = {  # name in a layer of the source -> name in a block of the file
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-TOP = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
+LAYER = {name: part for part, name in PLAIN.items()}  # name in a layer of the source -> name in a block of the file
+TOP = {name: each for each, name in TOP_NAMES.items()}
 Weights = npt.NDArray[np.float32]
 
 
@@ -91,23 +80,19 @@ def gguf_name(name: str) -> str:
 
 
 def permuted(weights: Weights, heads: int) -> Weights:
-    """weights [heads * d, D]: of queries or keys. Returns them with row i and row i + d/2 of each head as rows 2 i and
+    """weights [heads * d, ...]: of queries or keys. Returns them with rows i and i + d/2 of each head as rows 2 i and
     2 i + 1."""
-    rows, width = weights.shape
-    return weights.reshape(heads, 2, rows // heads // 2, width).swapaxes(1, 2).reshape(rows, width)
+    rows, *rest = weights.shape
+    return weights.reshape(heads, 2, rows // heads // 2, *rest).swapaxes(1, 2).reshape(weights.shape)
 
 
 def rope_factors(source: Source) -> npt.NDArray[np.float32] | None:
-    """Returns by which factor each rotary frequency of a Llama 3 is slower, [d/2], or None without such scaling.
-
-    Formula of Llama 3.1, as in transformers' modeling_rope_utils.py: long waves turn slower by `factor`, short waves as
-    before, and those between by an interpolated factor."""
+    """Returns by which factor each rotary frequency of a Llama 3 is slower, [d/2], or None without such scaling."""
     rope = source.rope
     if rope["rope_type"] == "default":
         return None
-    length = float(rope["original_max_position_embeddings"])
-    low, high, factor = (float(rope[name]) for name in ("low_freq_factor", "high_freq_factor", "factor"))
     half = np.arange(0, source.head_dim, 2, dtype=np.float64) / source.head_dim
-    turns = length * float(rope["rope_theta"]) ** -half / (2 * math.pi)  # of each frequency, over the original context
-    smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
+    waves = 2 * math.pi * float(rope["rope_theta"]) ** half  # positions per turn of each frequency
+    low, high, factor = (float(rope[name]) for name in ("low_freq_factor", "high_freq_factor", "factor"))
+    length = float(rope["original_max_position_embeddings"])
+    return llama_factors(waves, factor, low, high, length).astype(np.float32)

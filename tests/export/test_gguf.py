@@ -1,0 +1,341 @@
+"""Targets in GGUF files: bundles equal those of the checkpoints that the files were written from."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from eagle_export.bundle import export
+from eagle_export.checkpoint import open_checkpoint
+from eagle_export.errors import ExportError
+from eagle_export.families.registry import FAMILIES
+from eagle_export.families.source import load_source
+from eagle_export.gguf.checkpoint import open_gguf
+from eagle_export.pair import open_pair, weight_sources
+from eagle_runtime import EagleModel
+
+gguf = pytest.importorskip("gguf")
+from gguf_writer import KINDS, write_gguf  # noqa: E402
+
+CONTEXT, VOCAB = 256, 96
+
+
+@dataclass(frozen=True)
+class Row:
+    """A family, and how its config differs from that of all. shared: what a file's values share with the source's."""
+
+    model_type: str
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+FACTORS = {"short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [2.0, 3.0, 5.0, 9.0]}
+LINEAR = {"rope_type": "linear", "rope_theta": 20000.0, "factor": 4.0}
+NEAR = {"rope_type": "default", "rope_theta": 10000.0}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
+CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+SCALES = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.7, "logits_scaling": 2.0}
+ROWS = {
+    "Llama 3, tied": Row(
+        "llama",
+        {
+            "tie_word_embeddings": True,
+            "head_dim": 64,
+            "rope_parameters": {**LLAMA3, "original_max_position_embeddings": 8192},
+        },
+    ),
+    "Llama with biases and a smaller original context": Row(
+        "llama",
+        {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "head_dim": 64,
+            "rope_parameters": {**LLAMA3, "factor": 4.0, "original_max_position_embeddings": 1024},
+        },
+    ),
+    "Mistral": Row("mistral", {"sliding_window": None, "head_dim": 32}),
+    "Qwen2.5": Row("qwen2", {"rope_parameters": {**NEAR, "rope_theta": 1e6}}),
+    "Qwen3": Row("qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "Phi-3": Row("phi3", {"sliding_window": 20}),
+    "Phi-4-mini": Row(
+        "phi3",
+        {
+            "tie_word_embeddings": True,
+            "max_position_embeddings": 2 * CONTEXT,
+            "original_max_position_embeddings": CONTEXT,
+            "partial_rotary_factor": 0.5,
+            "rope_parameters": {**LONGROPE, **FACTORS, "original_max_position_embeddings": CONTEXT},
+        },
+    ),
+    "Gemma": Row("gemma", {"head_dim": 32}),
+    "Gemma-2": Row("gemma2", {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 12, **CAPS}),
+    "Gemma-3": Row(
+        "gemma3_text",
+        {
+            "head_dim": 32,
+            "query_pre_attn_scalar": 32,
+            "sliding_window": 12,
+            "num_hidden_layers": 7,
+            "rope_parameters": {"full_attention": LINEAR, "sliding_attention": NEAR},
+        },
+    ),
+    "SmolLM3": Row("smollm3", {"num_hidden_layers": 5}),
+    "Granite": Row("granite", SCALES),
+    "OLMo-2": Row("olmo2", {"rms_norm_eps": 1e-6}),
+    "Mixtral": Row("mixtral", {"num_local_experts": 4, "sliding_window": None}),
+    "Qwen3-MoE": Row("qwen3_moe", {**EXPERTS, "moe_intermediate_size": 32, "norm_topk_prob": True}),
+    "OLMoE": Row("olmoe", EXPERTS),
+}
+
+
+def save_source(row: Row, folder: Path) -> None:
+    """The random model of a row, in fp32."""
+    torch.manual_seed(7)
+    cls = FAMILIES[row.model_type].model_class()
+    config = cls.config_class(
+        **{
+            "vocab_size": VOCAB,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": CONTEXT,
+            "initializer_range": 0.1,
+            "tie_word_embeddings": row.model_type.startswith("gemma"),
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "pad_token_id": None,
+            **row.config,
+        }
+    )
+    model = cls(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("norm.weight", "bias", "gate.weight")):  # else all ones or zeros
+            torch.nn.init.normal_(parameter, parameter.mean().item(), 0.3)
+    model.save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """row -> checkpoint of its model."""
+    base = tmp_path_factory.mktemp("gguf")
+
+    @cache
+    def folder_of(name: str) -> Path:
+        folder = base / str(list(ROWS).index(name)) / "source"
+        save_source(ROWS[name], folder)
+        return folder
+
+    return folder_of
+
+
+@pytest.fixture(scope="module")
+def files(sources: Callable[[str], Path]) -> Callable[..., Path]:
+    """row, kind -> GGUF file of its model, with matrices of that kind."""
+
+    @cache
+    def file_of(name: str, kind: str = "f32") -> Path:
+        path = sources(name).with_name(f"{kind}.gguf")
+        write_gguf(sources(name), path, kind)
+        return path
+
+    return file_of
+
+
+def same_bundle(first: Path, second: Path) -> None:
+    """Graphs and weights are the same bytes."""
+    for path in sorted(first.rglob("model.onnx*")):
+        name = path.relative_to(first)
+        assert path.read_bytes() == (second / name).read_bytes(), name
+
+
+def used_weights(path: Path) -> dict[str, torch.Tensor]:
+    """What the target's graph gets."""
+    return {
+        name: weight.source.read().float() for name, weight in weight_sources(open_pair(path, None))["target"].items()
+    }
+
+
+@pytest.mark.parametrize("name", ROWS)
+@torch.inference_mode()
+def test_a_file_in_fp32_is_its_source(sources: Callable[[str], Path], files: Callable[..., Path], name: str) -> None:
+    """To the bit: in weights, and in what transformers computes with the config."""
+    expected, weights = used_weights(sources(name)), used_weights(files(name))
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[key], expected[key]) for key in expected)
+    ids = torch.randint(0, VOCAB, (1, 90), generator=torch.Generator().manual_seed(1))
+    assert torch.equal(load_source(files(name))(ids).logits, load_source(sources(name))(ids).logits)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ROWS)
+def test_a_file_in_fp32_gives_the_bundle_of_its_source(
+    sources: Callable[[str], Path], files: Callable[..., Path], tmp_path: Path, name: str
+) -> None:
+    export(sources(name), None, tmp_path / "one", certify=False)
+    export(files(name), None, tmp_path / "two", certify=False)
+    same_bundle(tmp_path / "one", tmp_path / "two")
+
+
+def test_a_pair_from_a_file_is_the_pair_of_its_source(
+    bundle_of: Callable[..., Path], golden: Path, tmp_path: Path
+) -> None:
+    """So its tokens are those of the EAGLE authors' program, with which the source's bundle is compared."""
+    write_gguf(golden / "target", tmp_path / "model.gguf")
+    export(tmp_path / "model.gguf", golden / "head_eagle1", tmp_path / "bundle", certify=False)
+    same_bundle(bundle_of("eagle1"), tmp_path / "bundle")
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16", "q8_0", "q4_0", "q5_1"])
+@pytest.mark.parametrize("name", ["Llama with biases and a smaller original context", "Gemma-2", "Mixtral", "Phi-3"])
+def test_values_are_the_dequantised_ones(
+    sources: Callable[[str], Path], files: Callable[..., Path], name: str, kind: str
+) -> None:
+    """A matrix is quantised row by row, so the order of its rows in the file does not matter."""
+    form = gguf.GGMLQuantizationType[KINDS[kind]]
+    source, file = open_checkpoint(sources(name)).tensors, open_gguf(files(name, kind)).tensors
+    compared = 0
+    for key, tensor in source.items():
+        if key not in file or tensor.read().ndim < 2 or key.endswith("gate.weight"):
+            continue
+        values = tensor.read().float().numpy()
+        expected = gguf.dequantize(gguf.quantize(values, form), form)
+        np.testing.assert_array_equal(file[key].read().float().numpy(), expected)
+        step = {"q8_0": 127, "q4_0": 7, "q5_1": 15}.get(kind, 128)  # of the largest number
+        assert np.abs(values - expected).max() <= np.abs(values).max() / step
+        compared += 1
+    assert compared >= 8
+
+
+def test_a_quantised_file_is_recorded_and_certified(golden: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "target"
+    shutil.copytree(golden / "target", folder)
+    tokenizer = json.loads((golden / "byte_tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["he"], tokenizer["model"]["merges"] = len(tokenizer["model"]["vocab"]), [["h", "e"]]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    write_gguf(folder, tmp_path / "model.gguf", "q8_0")
+    done = export(tmp_path / "model.gguf", golden / "head_eagle3_dv44", tmp_path / "bundle", precision="int8")
+    assert done.manifest.certificate is not None
+    assert done.manifest.certificate.agreement > 0.9
+    assert not [each for each in done.warnings if "recorded" in each]
+    with EagleModel.load(tmp_path / "bundle") as model:
+        assert model.generate("he", max_new_tokens=4).text is not None
+
+
+@pytest.mark.parametrize("name", ["Gemma-3", "Mixtral"])
+def test_parts_of_a_split_file_are_one(
+    sources: Callable[[str], Path], files: Callable[..., Path], tmp_path: Path, name: str
+) -> None:
+    write_gguf(sources(name), tmp_path / "model.gguf", shard_tensors=7)
+    parts = sorted(tmp_path.glob("model-*-of-*.gguf"))
+    assert len(parts) > 2
+    expected = open_gguf(files(name)).tensors
+    for given in (parts[0], parts[-1]):
+        tensors = open_gguf(given).tensors
+        assert tensors.keys() == expected.keys()
+        assert all(torch.equal(tensors[key].read(), expected[key].read()) for key in expected)
+    parts[1].unlink()
+    with pytest.raises(ExportError, match=f"{parts[1].name} is missing; download it too"):
+        open_gguf(parts[0])
+    parts[0].rename(tmp_path / "renamed.gguf")
+    with pytest.raises(ExportError, match="its name does not say which"):
+        open_gguf(tmp_path / "renamed.gguf")
+
+
+def changed(path: Path, out: Path, change: Callable[[Any], None]) -> Path:
+    """Writes a file again with other metadata. change: gets the writer, after the old metadata."""
+    reader = gguf.GGUFReader(path)
+    fields = {name: field for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+    writer = gguf.GGUFWriter(out, fields.pop("general.architecture").contents())
+    for name, old in fields.items():
+        sub = old.types[1] if old.types[0] == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(name, old.contents(), old.types[0], sub_type=sub)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    change(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+def key(name: str, value: Any) -> Callable[[Any], None]:
+    """A change that sets metadata, or takes it away (None)."""
+
+    def change(writer: Any) -> None:
+        if value is None:
+            writer.kv_data[0].pop(name)
+        elif isinstance(value, list):
+            writer.add_array(name, value)
+        else:
+            {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)](name, value)
+
+    return change
+
+
+REFUSED = {
+    "architecture": (key("general.architecture", "starcoder2"), "'starcoder2', but only 'llama', 'qwen2'"),
+    "adapter": (key("general.type", "adapter"), "holds a adapter, no model"),
+    "missing size": (key("qwen3.block_count", None), "metadata qwen3.block_count is missing"),
+    "size per layer": (key("qwen3.attention.head_count_kv", [2, 1]), "must be one whole number"),
+    "dynamic rotation": (key("qwen3.rope.scaling.type", "longrope"), "rotation of type 'longrope'"),
+    "part of a head": (key("qwen3.rope.dimension_count", 16), "a part of each head is rotated"),
+    "foreign tensor": (
+        lambda writer: writer.add_tensor("blk.0.ssm_a", np.zeros(4, np.float32)),
+        "tensor 'blk.0.ssm_a' is not known",
+    ),
+    "type of a tensor": (
+        lambda writer: writer.add_tensor("blk.0.ffn_norm.bias", np.zeros(4, np.int32)),
+        "tensor 'blk.0.ffn_norm.bias' is of type I32",
+    ),
+    "tokenizer": (key("tokenizer.ggml.model", "t5"), "tokenizer of kind 't5' is not supported"),
+    "no tokens": (key("tokenizer.ggml.model", "gpt2"), "tokenizer.ggml.tokens is missing"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_expressed_is_refused(files: Callable[..., Path], tmp_path: Path, name: str) -> None:
+    change, message = REFUSED[name]
+    path = changed(files("Qwen3"), tmp_path / "changed.gguf", change)
+    with pytest.raises(ExportError, match=re.escape(message)) as raised:
+        open_gguf(path)
+    assert "\n" not in str(raised.value)
+
+
+def test_damaged_files_are_refused(files: Callable[..., Path], tmp_path: Path) -> None:
+    content = files("Qwen3").read_bytes()
+    for name, cut in {"header": 40, "metadata": 600, "tensors": len(content) - 64, "empty": 0}.items():
+        path = tmp_path / f"{name}.gguf"
+        path.write_bytes(content[:cut])
+        with pytest.raises(ExportError, match="is no GGUF file, or damaged or cut short"):
+            export(path, None, tmp_path / "bundle")
+    (tmp_path / "text.gguf").write_text("not a model at all")
+    with pytest.raises(ExportError, match="is no GGUF file"):
+        open_gguf(tmp_path / "text.gguf")
+    with pytest.raises(ExportError, match=r"absent.gguf is missing; give an existing file"):
+        open_gguf(tmp_path / "absent.gguf")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ExportError, match="holds GGUF files; give the file itself, such as"):
+        export(tmp_path, None, tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_the_package_is_named_when_it_is_missing(files: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = files("Qwen3")
+    monkeypatch.setitem(sys.modules, "gguf", None)  # so that importing it fails
+    with pytest.raises(ExportError, match=r'pip install "eagle-edge\[gguf\]"'):
+        open_gguf(path)

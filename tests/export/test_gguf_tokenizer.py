@@ -1,0 +1,205 @@
+"""Tokenizers of GGUF files: ids and text are those of the tokenizer.json that the file was written from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from eagle_export.errors import ExportError
+from eagle_export.gguf.file import GgufFile
+from eagle_export.gguf.tokenizer import CUTS, special_ids, texts_of
+
+DEMO = Path(__file__).parents[2] / "tools/demo_pair/target/tokenizer.json"
+README = Path(__file__).parents[2] / "README.md"
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
+TEXTS = [
+    "",
+    " ",
+    "Hello, world!",
+    "  two spaces, \ttab\n\n\nlines \r\n and an end   ",
+    "I've seen HE'LL We'Re can't 'Quoted'",
+    "1 22 333 4444 3.14159 ½ ²",
+    "naïve café — 你好，世界 🙂👩‍👩‍👧 ﷽ e\u0301 \u00a0nbsp",
+    "def f(x):\n    return {'a': [x**2 for _ in range(10)]}  # ok\n",
+    "a<|end|>b<|endoftext|> c <think>d</think>",
+    "camelCaseWords ALLCAPS mixedUP/path/to//file_name.py\n",
+    "<s> and </s> <unk>",
+]
+
+
+def file_of(metadata: dict[str, Any], architecture: str = "llama") -> GgufFile:
+    """A file of a tokenizer alone."""
+    return GgufFile(Path("some.gguf"), {"general.architecture": architecture, **metadata}, {})
+
+
+def assert_same(metadata: dict[str, Any], original: Tokenizer, architecture: str = "llama") -> None:
+    made = Tokenizer.from_str(texts_of(file_of(metadata, architecture))["tokenizer.json"].decode())
+    for text in [*TEXTS, README.read_text(encoding="utf-8")]:
+        for special in (True, False):
+            ids = original.encode(text, add_special_tokens=special).ids
+            assert made.encode(text, add_special_tokens=special).ids == ids, text
+            for skip in (True, False):
+                assert made.decode(ids, skip_special_tokens=skip) == original.decode(ids, skip_special_tokens=skip)
+    assert made.get_added_tokens_decoder().keys() == original.get_added_tokens_decoder().keys()
+
+
+def bpe_metadata(tokenizer: Tokenizer, pre: str, rows: int) -> dict[str, Any]:
+    """A byte-level tokenizer as the converter lists it, for a model with so many rows."""
+    content = json.loads(tokenizer.to_str())
+    tokens = {number: token for token, number in tokenizer.get_vocab().items()}
+    added = tokenizer.get_added_tokens_decoder()
+    kinds = {number: CONTROL if token.special else USER_DEFINED for number, token in added.items()}
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": [tokens.get(number, f"[PAD{number}]") for number in range(rows)],
+        "tokenizer.ggml.token_type": [kinds.get(number, NORMAL if number in tokens else 5) for number in range(rows)],
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in content["model"]["merges"]],
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 0,
+    }
+
+
+GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+DIGITS = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), GPT2])
+
+
+@pytest.mark.parametrize("pre", [name for names in CUTS for name in names.split()])
+def test_byte_level(pre: str) -> None:
+    """The pieces are cut as transformers' own table says, or as GPT-2 and StarCoder cut them."""
+    mapping = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
+    original = Tokenizer.from_file(str(DEMO))
+    original.add_special_tokens(["<|end|>"])
+    original.add_tokens(["<think>", "</think>"])
+    pattern = mapping.GGUF_PRE_TOKENIZER_SPLITS.get("qwen2" if pre == "stablelm2" else pre)
+    if pattern is not None:
+        level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        split = pre_tokenizers.Split(Regex(pattern), "isolated")
+        original.pre_tokenizer = pre_tokenizers.Sequence([split, level])
+    else:
+        original.pre_tokenizer = DIGITS if pre in ("smollm", "starcoder", "refact") else GPT2
+    if pre in ("olmo", "qwen2", "deepseek-r1-qwen", "kormo", "megrez"):
+        original.normalizer = normalizers.NFC()
+    if pre in ("tekken", "llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2"):
+        content = json.loads(original.to_str())
+        content["model"]["ignore_merges"] = True
+        original = Tokenizer.from_str(json.dumps(content))
+        bos = ("<|endoftext|>", 0)
+        original.post_processor = processors.TemplateProcessing(
+            single="<|endoftext|> $A", pair="<|endoftext|> $A <|endoftext|>:1 $B:1", special_tokens=[bos]
+        )
+    assert_same(bpe_metadata(original, pre, 4200), original)
+
+
+def sentencepiece(prefix: bool, bos: bool = True) -> tuple[Tokenizer, dict[str, Any]]:
+    """A tokenizer as Llama-2 has it, and its metadata."""
+    from transformers.tokenization_utils_base import generate_merges
+
+    start = [normalizers.Prepend("▁")] if prefix else []
+    normalizer = normalizers.Sequence([*start, normalizers.Replace(" ", "▁")])
+    trained = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    trained.normalizer = normalizer
+    specials = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=specials, max_token_length=8, show_progress=False)
+    trained.train_from_iterator(README.read_text(encoding="utf-8").splitlines(), trainer)
+    ids = trained.get_vocab()
+    tokens = [token for token, _ in sorted(ids.items(), key=lambda item: item[1])] + ["<|end|>", "<think>"]
+    scores = [0.0] * len(specials) + [-float(number) for number in range(len(specials), len(tokens))]
+    kinds = [UNKNOWN, CONTROL, CONTROL, *([BYTE] * 256)] + [NORMAL] * (len(tokens) - len(specials))
+    kinds[-2:] = [CONTROL, USER_DEFINED]
+    vocab = {token: number for number, token in enumerate(tokens)}
+    merges = generate_merges(vocab, dict(zip(tokens, scores, strict=True)))
+    original = Tokenizer(models.BPE(vocab, merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    original.normalizer = normalizer
+    end = [decoders.Strip(" ", 1, 0)] if prefix else []
+    original.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *end])
+    original.add_special_tokens(["<unk>", "<s>", "</s>", "<|end|>"])
+    original.add_tokens([AddedToken("<think>", normalized=False)])
+    if bos:
+        original.post_processor = processors.TemplateProcessing(
+            single="<s> $A", pair="<s> $A <s>:1 $B:1", special_tokens=[("<s>", 1)]
+        )
+    return original, {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+        **({} if prefix else {"tokenizer.ggml.add_space_prefix": False}),
+        **({} if bos else {"tokenizer.ggml.add_bos_token": False}),
+    }
+
+
+@pytest.mark.parametrize(("prefix", "bos"), [(True, True), (False, True), (True, False)])
+def test_sentencepiece(prefix: bool, bos: bool) -> None:
+    original, metadata = sentencepiece(prefix, bos)
+    assert_same(metadata, original)
+
+
+def test_gemma_has_tokens_of_several_spaces() -> None:
+    original, metadata = sentencepiece(False)
+    runs = [number for number, token in enumerate(metadata["tokenizer.ggml.tokens"]) if set(token) == {"▁"}]
+    for number in runs[1:]:  # as the converter writes them
+        metadata["tokenizer.ggml.tokens"][number] = " " * len(metadata["tokenizer.ggml.tokens"][number])
+    assert len(runs) > 1
+    assert_same(metadata, original, "gemma2")
+
+
+def test_template_and_ids_of_special_tokens() -> None:
+    original = Tokenizer.from_file(str(DEMO))
+    original.add_special_tokens(["<|end|>", "<|eot_id|>"])
+    original.add_tokens(["<|im_end|>"])  # no control token, so no end
+    metadata = bpe_metadata(original, "gpt-2", 4200)
+    metadata |= {"tokenizer.chat_template": "{{ messages }}", "tokenizer.ggml.eot_token_id": 4097}
+    texts = texts_of(file_of(metadata))
+    assert texts["chat_template.jinja"] == b"{{ messages }}"
+    settings = json.loads(texts["tokenizer_config.json"])
+    assert (settings["bos_token"], settings["eos_token"]) == ("<|endoftext|>", "<|endoftext|>")
+    assert special_ids(file_of(metadata)) == {"bos_token_id": 0, "eos_token_id": [0, 4097, 4096]}
+    assert texts_of(file_of({})) == texts_of(file_of({"tokenizer.ggml.model": "none"})) == {}
+
+
+def test_phi3_special_tokens_swallow_spaces() -> None:
+    _, metadata = sentencepiece(True)
+    made = Tokenizer.from_str(texts_of(file_of(metadata, "phi3"))["tokenizer.json"].decode())
+    flags = {token.content: token.rstrip for token in made.get_added_tokens_decoder().values()}
+    assert flags == {"<unk>": False, "<s>": False, "</s>": True, "<|end|>": True, "<think>": True}
+
+
+def change(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda metadata: metadata.update({f"tokenizer.ggml.{key}": value})
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (change("pre", "kimi-k2"), "cuts text as 'kimi-k2'"),
+        (change("pre", None), "does not say how its tokenizer cuts text"),
+        (change("merges", ["a b c"]), "merge 'a b c' has not two parts"),
+        (change("merges", []), "tokenizer.ggml.merges is missing"),
+        (change("eos_token_id", 5000), "eos_token_id is 5000, but there are 4200 tokens"),
+        (change("token_type", [1, 2]), "their kinds are not as many"),
+        (change("tokens", ["a", "a"]), "its tokens are not distinct"),
+        (
+            lambda metadata: metadata.update(
+                {"tokenizer.ggml.add_eos_token": True, "tokenizer.ggml.eos_token_id": None}
+            ),
+            "texts get a eos token, but the file does not say which",
+        ),
+        (change("model", "bert"), "tokenizer of kind 'bert' is not supported"),
+    ],
+)
+def test_refusals(changed: Callable[[dict[str, Any]], None], message: str) -> None:
+    metadata = bpe_metadata(Tokenizer.from_file(str(DEMO)), "gpt-2", 4200)
+    changed(metadata)
+    with pytest.raises(ExportError) as raised:
+        texts_of(file_of(metadata))
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)

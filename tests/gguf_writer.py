@@ -1,0 +1,212 @@
+"""GGUF files of small checkpoints as llama.cpp's convert_hf_to_gguf.py does (ggml-org/llama.cpp).
+
+Names of tensors come from the package gguf, which the converter uses too; the metadata of each architecture, the added
+1 of Gemma's gains and the order of rows follow conversion/base.py, llama.py, gemma.py, phi.py, granite.py, olmo.py and
+qwen.py there. `python -m gguf_writer FOLDER OUT.gguf` writes one for a comparison with the converter's own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf.quants import quantize
+
+from eagle_export.checkpoint import open_checkpoint
+from eagle_export.families.config import read_config
+from eagle_export.families.registry import family_of
+from eagle_export.gguf.rope import llama_factors
+from eagle_tools.peers.gguf_file import permuted
+
+ARCHITECTURES = {
+    "mistral": "llama",
+    "mixtral": "llama",
+    "gemma3_text": "gemma3",
+    "qwen3_moe": "qwen3moe",
+}
+TURNED = ("llama", "smollm3", "granite")
+KINDS = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0", "q5_1": "Q5_1"}
+KINDS_OF_TOKENS = {"normal": 1, "control": 3, "user": 4, "unused": 5}
+
+
+def write_gguf(folder: Path, path: Path, kind: str = "f32", *, pre: str = "gpt-2", shard_tensors: int = 0) -> None:
+    """Writes a checkpoint as a GGUF file. kind: a key of KINDS, of its matrices; vectors stay in fp32, as the converter
+    has them. pre: how its tokenizer cuts text. shard_tensors: tensors per part, for a split file."""
+    source = open_checkpoint(folder)
+    config = read_config(family_of(source), source)
+    name = ARCHITECTURES.get(config.model_type, config.model_type)
+    split = {"split_max_tensors": shard_tensors} if shard_tensors else {}
+    writer = gguf.GGUFWriter(path, name, **split)
+    writer.add_type("model")
+    _metadata(writer, config, name)
+    if (folder / "tokenizer.json").is_file():
+        _tokenizer(writer, folder, config, pre)
+    for each, values in _tensors(source, config, name):
+        quantised = kind != "f32" and values.ndim > 1 and not each.endswith("gate_inp.weight")
+        form = gguf.GGMLQuantizationType[KINDS[kind] if quantised else "F32"]
+        stored = quantize(np.ascontiguousarray(values, dtype=np.float32), form)
+        writer.add_tensor(each, stored, raw_dtype=form)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _metadata(writer: Any, config: Any, name: str) -> None:
+    rope = config.rope_parameters
+    full = rope.get("full_attention", rope)
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if name not in ("gemma", "gemma2"):
+        writer.add_rope_freq_base(full["rope_theta"])
+    if full.get("rope_type") == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(full["factor"])
+    if full.get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(full["factor"])
+        writer.add_rope_scaling_orig_ctx_len(full["original_max_position_embeddings"])
+    if name in TURNED:
+        writer.add_vocab_size(config.vocab_size)
+        writer.add_rope_dimension_count(width)
+    if getattr(config, "head_dim", None) and name not in ("granite", "phi3"):
+        writer.add_key_length(width)
+        writer.add_value_length(width)
+    if name in ("gemma2", "gemma3"):
+        writer.add_sliding_window(config.sliding_window)
+    if name == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if name == "gemma3":
+        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+    if name == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if name == "phi3":
+        rotated = int(full.get("partial_rotary_factor", 1.0) * config.hidden_size) // heads
+        writer.add_rope_dimension_count(rotated)
+        writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
+        writer.add_sliding_window(config.sliding_window or 0)
+        if full.get("rope_type") == "longrope":
+            scale, original = config.max_position_embeddings, config.original_max_position_embeddings
+            writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale / original) / math.log(original)))
+    if experts := getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if name == "qwen3moe":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+
+
+def _tensors(source: Any, config: Any, name: str) -> list[tuple[str, np.ndarray]]:
+    arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    out: list[tuple[str, Any]] = []
+    experts: dict[str, dict[int, Any]] = {}
+    rope = config.rope_parameters
+    if rope.get("rope_type") == "llama3":
+        width = config.head_dim
+        waves = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, width, 2) / width)
+        factor, low, high = (rope[key] for key in ("factor", "low_freq_factor", "high_freq_factor"))
+        factors = llama_factors(waves, factor, low, high, rope["original_max_position_embeddings"])
+        out.append(("rope_freqs.weight", factors.astype(np.float32)))
+    if rope.get("rope_type") == "longrope":
+        for each in ("long", "short"):
+            out.append((f"rope_factors_{each}.weight", np.array(rope[f"{each}_factor"], np.float32)))
+    for full, tensor in source.tensors.items():
+        values = tensor.read().float().numpy()
+        if name in ("gemma", "gemma2", "gemma3"):
+            if full == "lm_head.weight":
+                continue
+            values = values + np.float32(1) if full.endswith("norm.weight") else values
+        if name in TURNED and "q_proj." in full:
+            values = permuted(values, config.num_attention_heads)
+        if name in TURNED and "k_proj." in full:
+            values = permuted(values, config.num_key_value_heads)
+        base, _, kind = full.rpartition(".")
+        if ".experts." in base:
+            before, _, after = base.partition(".experts.")
+            number, part = after.split(".")
+            key = (
+                f"{before}.experts.{part}".replace("model.layers", "layers").replace("block_sparse_moe", "feed_forward")
+                if name == "llama"
+                else f"{before}.experts.{part}"
+            )
+            experts.setdefault(key, {})[int(number)] = values
+            continue
+        mapped = names.get_name(base)
+        assert mapped is not None, full
+        out.append((f"{mapped}.{kind}", values))
+    for key, parts in experts.items():
+        mapped = names.get_name(key)
+        assert mapped is not None, key
+        out.append((f"{mapped}.weight", np.stack([parts[number] for number in sorted(parts)])))
+    return out
+
+
+def _tokenizer(writer: Any, folder: Path, config: Any, pre: str) -> None:
+    """A tokenizer.json, byte-level or of sentencepiece's kind, as base.py's get_vocab_base and LlamaHfVocab list it."""
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    model, added = content["model"], {each["id"]: each for each in content["added_tokens"]}
+    tokens = {number: token for token, number in model["vocab"].items()}
+    tokens |= {number: each["content"] for number, each in added.items()}
+    listed, kinds = [], []
+    for number in range(config.vocab_size):
+        if number not in tokens:
+            listed.append(f"[PAD{number}]")
+            kinds.append(KINDS_OF_TOKENS["unused"])
+            continue
+        listed.append(tokens[number])
+        kind = "normal" if number not in added else "control" if added[number]["special"] else "user"
+        kinds.append(KINDS_OF_TOKENS[kind])
+    if model.get("byte_fallback"):
+        writer.add_tokenizer_model("llama")
+        writer.add_tokenizer_pre("default")
+        merged = {left + right: rank for rank, (left, right) in enumerate(map(_pair, model["merges"]))}
+        writer.add_token_scores([-float(merged.get(token, -1.0)) for token in listed])
+        kinds = [
+            6 if token.startswith("<0x") else 2 if token == model["unk_token"] else kind
+            for token, kind in zip(listed, kinds, strict=True)
+        ]
+    else:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(pre)
+        writer.add_token_merges([" ".join(_pair(merge)) for merge in model["merges"]])
+    writer.add_token_list(listed)
+    writer.add_token_types(kinds)
+    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    ids = {token: number for number, token in tokens.items()}
+    for each in ("bos", "eos", "unk", "pad"):
+        if isinstance(settings.get(f"{each}_token"), str):
+            getattr(writer, f"add_{each}_token_id")(ids[settings[f"{each}_token"]])
+    if (add := settings.get("add_bos_token")) is not None:
+        writer.add_add_bos_token(add)
+    template = settings.get("chat_template")
+    if (folder / "chat_template.jinja").is_file():
+        template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    if template is not None:
+        writer.add_chat_template(template)
+    if config.model_type in ("gemma", "gemma2"):
+        writer.add_add_space_prefix(False)
+
+
+def _pair(merge: Any) -> tuple[str, str]:
+    left, right = merge.split(" ") if isinstance(merge, str) else merge
+    return left, right
+
+
+if __name__ == "__main__":
+    write_gguf(Path(sys.argv[1]), Path(sys.argv[2]))
