@@ -25,6 +25,7 @@ from eagle_export.head_check import HeadCheck
 from eagle_export.heads.config import HeadConfig
 from eagle_export.limits import required_fidelity
 from eagle_export.pair import Pair, build_graphs, open_pair
+from eagle_export.preflight import NOTABLE, requirement_of
 from eagle_export.recipes.int8_cache import MOST
 from eagle_export.recipes.plan import AUTO, apply, default_draft_precision, plan, recorded_from_source
 from eagle_export.recording import how_to_record, recorded_inputs
@@ -40,6 +41,7 @@ from eagle_runtime.bundle.manifest import (
     TargetSpec,
     TreeDefaults,
 )
+from eagle_runtime.command import print_line
 from eagle_runtime.errors import BundleError
 from eagle_runtime.files import file_sha256
 
@@ -82,6 +84,7 @@ def export(
     keep: Sequence[str] = (),
     cache_precision: str | None = None,
     calibrate: Path | None = None,
+    record: bool = True,
     agreement: float | None = None,
     size: int | None = None,
 ) -> Exported:
@@ -97,7 +100,8 @@ def export(
     of names of the target's weights that stay as traced. cache_precision: "int8" for a quantised target on a CPU that
     keeps its keys and values in bytes; None for the type in which it computes them. calibrate: a text file (or JSONL
     as eagle-calib reads it) on which inputs are recorded where there is no calibration; None for text that the target
-    itself generates. agreement, size (bytes of all weights): the budget of precision "auto".
+    itself generates. record: whether inputs are recorded at all where there is no calibration. agreement, size (bytes
+    of all weights): the budget of precision "auto".
 
     An existing bundle, with the engines built from it, is replaced at the end; a folder with other files is refused.
     Raises ExportError (FidelityError for a bundle outside its limits), CalibrationError or FolderError. Then no files
@@ -119,6 +123,8 @@ def export(
         raise ExportError(f"{precision} for backend {backend} records no inputs; leave the text out")
     if precision == AUTO and calibration is not None:
         raise ExportError(f"precision {AUTO} measures the source itself; give a text as calibrate, not a calibration")
+    if not record and (calibrate is not None or precision == AUTO):
+        raise ExportError(f"{'a text' if calibrate is not None else AUTO} needs recorded inputs; let them be recorded")
     if calibrate is not None and calibration is not None:
         raise ExportError("a calibration and a text to record one on were given; leave one of them out")
     required = required_fidelity(backend, precision, min_agreement, max_kl, calibrated=calibration is not None)
@@ -166,16 +172,22 @@ def export(
         report = partial(_show_step, progress, task)
         layer_choice: list[Sensitivity] = []
         head_check: HeadCheck | None = None
-        records = observed is None and recorded_from_source(backend, precision)
+        records = record and observed is None and recorded_from_source(backend, precision)
         way, notes = how_to_record(pair, calibrate) if records else (None, [])
         warnings += notes
+        requirement = requirement_of(pair, backend, precisions, way, calibrated=observed is not None)
+        requirement.check(bundle)
+        if requirement.seconds > NOTABLE:
+            print_line("eagle-export", requirement.line(bundle))
         progress.update(task, description="tracing")
         graphs = build_graphs(pair, recipe.traced, top_k)
         layers = layers_of(graphs["target"])
         key = fingerprint(
             [path for path in (target, draft, calibration, calibrate) if path is not None],
             {
-                "planned": repr((backend, precisions, draft_vocab, keep, cache_precision, agreement, size, way)),
+                "planned": repr(
+                    (backend, precisions, draft_vocab, keep, cache_precision, agreement, size, record, way)
+                ),
                 "k": top_k,
             },
         )

@@ -63,6 +63,7 @@ def run(args: argparse.Namespace) -> None:
             keep=args.keep,
             cache_precision=args.cache_precision,
             calibrate=None if args.calibrate is None else Path(args.calibrate),
+            record=args.record,
             agreement=args.agreement,
             size=args.size,
         )
@@ -221,6 +222,12 @@ def _parser() -> Parser:
         "--calibrate",
         metavar="FILE",
         help="text, or JSONL, to record the target's inputs on (default: text that it generates itself)",
+    )
+    inputs.add_argument(
+        "--no-recording",
+        dest="record",
+        action="store_false",
+        help="round weights to the nearest level, without recorded inputs: many times as fast, and less exact",
     )
     parser.add_argument(
         "--agreement", type=float, metavar="X", help="with -p auto: widen layers until it should reach this agreement"

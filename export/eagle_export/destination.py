@@ -72,9 +72,14 @@ def _listed(path: Path, named: Path) -> Iterator[str]:
         raise ExportError(f"{named} does not say which files are the bundle's; choose another name") from None
 
 
+def free_space(parent: Path) -> int:
+    """Bytes that can still be written below a folder."""
+    return shutil.disk_usage(parent).free
+
+
 def check_space(parent: Path, needed: int) -> None:
     """Raises ExportError if the disk has no room for `needed` bytes of weights."""
-    free = shutil.disk_usage(parent).free
+    free = free_space(parent)
     needed += needed // 50 + (4 << 20)  # graphs, manifest, partly filled blocks
     if free < needed:
         raise ExportError(

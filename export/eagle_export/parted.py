@@ -16,7 +16,7 @@ import onnx_ir as ir
 Array = npt.NDArray[Any]
 Part = Callable[[int, slice], Array]  # axis, range -> values
 
-PART = 1 << 25  # numbers, 128 MB in fp32; smaller tensors are worked on whole
+PART = 1 << 24  # numbers, 64 MB in fp32; smaller tensors are worked on whole
 STEP = 64  # rows or columns of a part are a multiple of this
 
 
