@@ -250,4 +250,7 @@ def _types(checkpoint: Checkpoint) -> str:
 
 
 def _bytes(checkpoint: Checkpoint) -> int:
-    return sum(prod(each.shape) * TYPE_BYTES.get(each.dtype, 1) for each in checkpoint.tensors.values())
+    """Bytes of the tensors; of types in blocks, as GGUF files have them, those of the files."""
+    if any(each.dtype not in TYPE_BYTES for each in checkpoint.tensors.values()):
+        return sum(file.stat().st_size for file in {each.file for each in checkpoint.tensors.values()} if file.exists())
+    return sum(prod(each.shape) * TYPE_BYTES[each.dtype] for each in checkpoint.tensors.values())

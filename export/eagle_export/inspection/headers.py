@@ -27,6 +27,10 @@ def open_headers(argument: str, *, pickled: bool = False) -> Headers:
         model = look_up(name, pickled=pickled)
         return Headers(open_hub_headers(model), model.commit)
     folder = Path(argument)
+    if folder.suffix == ".gguf":
+        from eagle_export.gguf.checkpoint import open_target  # its readers import torch
+
+        return Headers(open_target(folder), None)
     weights = folder / PYTORCH
     if not pickled or not weights.is_file() or any(folder.glob("*.safetensors")):
         return Headers(open_checkpoint(folder), None)
