@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
-import torch
 from safetensors import SafetensorError, safe_open
 
 from eagle_export.errors import ExportError
@@ -18,15 +17,18 @@ from eagle_runtime.files import TEXT_BYTES
 from eagle_runtime.files import read_json as read_json_file
 from eagle_runtime.text.tokenizer import Text
 
+if TYPE_CHECKING:
+    import torch  # imported where tensors are read: headers are read without it
+
 PYTORCH, PICKLED = "pytorch_model.bin", ".bin"
-DTYPE_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.bool: "BOOL",
+DTYPE_NAMES = {  # torch's name -> that of safetensors
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "bool": "BOOL",
 }
 
 
@@ -41,6 +43,8 @@ class StoredTensor:
 
     def read(self) -> torch.Tensor:
         """Reads the tensor; no other tensor of the file is loaded."""
+        import torch
+
         if self.file.suffix == PICKLED:
             return _unpickled(self.file)[self.name].clone()
         # With NumPy: framework="pt" maps the file in a way that Linux refuses if it is larger than the memory.
@@ -165,17 +169,21 @@ def _index_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def _list_pickled(path: Path) -> dict[str, StoredTensor]:
+    import torch
+
     tensors = {}
     for name, tensor in _unpickled(path).items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise ExportError(f"{path} holds more than named tensors ({name!r}); save the head as safetensors")
-        dtype = DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
-        tensors[name] = StoredTensor(name, path, tuple(tensor.shape), dtype)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        tensors[name] = StoredTensor(name, path, tuple(tensor.shape), DTYPE_NAMES.get(dtype, dtype))
     return tensors
 
 
 def _unpickled(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a pickled file, mapped where its format allows it. Raises ExportError."""
+    import torch
+
     try:
         try:
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)

@@ -1,4 +1,5 @@
-"""The commands eagle-export and eagle-export engines. Heavy imports wait until the arguments have been parsed."""
+"""The commands eagle-export, eagle-export engines and eagle-export inspect. Heavy imports wait until the arguments have
+been parsed."""
 
 from __future__ import annotations
 
@@ -31,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     interrupted = "interrupted; no files were left"
     if argv and argv[0] == "engines":
         return run_command(_engines_parser(), argv[1:], run_engines, extra="export", interrupted=interrupted)
+    if argv and argv[0] == "inspect":
+        return run_command(_inspect_parser(), argv[1:], run_inspect, extra="export", interrupted="interrupted")
     return run_command(_parser(), argv, run, extra="export", interrupted=interrupted)
 
 
@@ -117,6 +120,13 @@ def run_engines(args: argparse.Namespace) -> None:
         print(f"{done.folder / engine.spec.file}: {_engine_line(engine)}")
 
 
+def run_inspect(args: argparse.Namespace) -> None:
+    """Prints what is known of a target and a head before anything is downloaded or computed."""
+    from eagle_export.inspection.command import run_inspect as run_it
+
+    run_it(args)
+
+
 def _engine_line(engine: BuiltEngine) -> str:
     spec = engine.spec
     line = f"{engine.seconds:.1f} s, {spec.size / 1e6:.1f} MB"
@@ -182,7 +192,8 @@ def _parser() -> Parser:
     parser = Parser(
         prog="eagle-export",
         description="Export a target and its EAGLE draft head as a bundle, or a target alone.",
-        epilog="eagle-export engines BUNDLE builds TensorRT engines of an exported bundle; see its --help.",
+        epilog="eagle-export engines BUNDLE builds TensorRT engines of an exported bundle; eagle-export inspect TARGET "
+        "[DRAFT] says what an export would need, from headers alone; see their --help.",
     )
     parser.add_argument(
         "target",
@@ -273,6 +284,21 @@ def _engines_parser() -> Parser:
         "--weight-streaming", action="store_true", help="leave weights that the GPU has no room for on the host"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    return parser
+
+
+def _inspect_parser() -> Parser:
+    parser = Parser(
+        prog="eagle-export inspect",
+        description="Say from headers alone whether a target and a head can be exported and belong together, and what "
+        "they need at each precision. Of models on the hub nothing else is downloaded.",
+    )
+    parser.add_argument("target", metavar="TARGET", help="Hugging Face folder of the target, or OWNER/NAME[@REVISION]")
+    parser.add_argument("draft", nargs="?", metavar="DRAFT", help="folder or id of the head")
+    parser.add_argument(
+        "--context", type=int, metavar="N", help="tokens that caches are counted for (default 4096, or all of them)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
 

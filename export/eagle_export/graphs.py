@@ -21,7 +21,7 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 from transformers.models.llama import modeling_llama
 
-from eagle_export.families.experts import make_dense
+from eagle_export.families.dense_experts import make_dense
 from eagle_export.families.family import Config, Family, Windows, cache_keyword
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head

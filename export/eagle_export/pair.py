@@ -19,7 +19,7 @@ from eagle_export.families.family import Config, Family, Windows
 from eagle_export.families.registry import family_of
 from eagle_export.gguf.checkpoint import open_target
 from eagle_export.graphs import DraftGraph, TargetGraph, build_head
-from eagle_export.heads.config import HeadConfig, read_head_config
+from eagle_export.heads.config import HeadConfig, read_head_config, stored_map
 from eagle_export.heads.eagle3 import TapReader
 from eagle_export.heads.layouts import HeadLayout, official
 from eagle_export.recipes.graph import WINDOW
@@ -319,19 +319,10 @@ def _eos_ids(target: Checkpoint) -> tuple[int, ...]:
 def _vocabulary_map(head: Checkpoint, config: HeadConfig) -> torch.Tensor | None:
     """Returns d2t [Vd], the offsets from draft to target ids, checked against t2d [V] if the file has it; None if the
     ids are the same."""
-    if config.kind != "eagle3":
-        return None
     size, vocab = config.draft_vocab_size, config.vocab_size
-    if "d2t" not in head.tensors:
-        if size != vocab:
-            raise ExportError(
-                f"{head.folder}: lm_head has {size} rows for a vocabulary of {vocab}, but tensor 'd2t' is missing; "
-                "the checkpoint is incomplete"
-            )
+    stored = stored_map(head, config.kind, size, vocab)
+    if stored is None:
         return None
-    stored = head.require("d2t", (size,))
-    if stored.dtype not in ("I32", "I64"):
-        raise ExportError(f"{stored.file}: tensor 'd2t' is stored as {stored.dtype}, but must hold whole numbers")
     d2t = stored.read().to(torch.int64)
     ids = d2t + torch.arange(size)
     if bool(((ids < 0) | (ids >= vocab)).any()):

@@ -13,6 +13,14 @@ from eagle_export.families.family import Config, Family, Windows
 def read_config(family: Family, target: Checkpoint) -> Config:
     """Returns the checkpoint's config as transformers' class of the family. Raises ExportError for values that are
     wrong, or that the family cannot express."""
+    check_config(family, target)
+    cls = family.model_class()
+    with accepted_by_transformers(target):
+        return cls.config_class.from_dict(dict(target.config))
+
+
+def check_config(family: Family, target: Checkpoint) -> None:
+    """Raises ExportError for a config with values that are wrong, or that the family cannot express."""
     where = target.folder / "config.json"
     if "quantization_config" in target.config:
         raise ExportError(f"{where}: the weights are quantised already; export the original checkpoint")
@@ -25,9 +33,6 @@ def read_config(family: Family, target: Checkpoint) -> Config:
     if heads % kv_heads:
         raise ExportError(f"{where}: {heads} heads cannot share {kv_heads} key/value heads; download the config again")
     family.refuse(target)
-    cls = family.model_class()
-    with accepted_by_transformers(target):
-        return cls.config_class.from_dict(dict(target.config))
 
 
 def windows_of(family: Family, config: Config) -> Windows:

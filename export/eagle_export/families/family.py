@@ -11,15 +11,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
-
-import transformers
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from eagle_export.checkpoint import Checkpoint
 from eagle_export.errors import ExportError
 from eagle_export.families.experts import Experts
 from eagle_export.heads.config import rope_settings
+
+if TYPE_CHECKING:
+    from torch import Tensor  # imported with the class that a family names: configs are read without it
 
 Config = Any  # a config of transformers, of the family's own class
 Windows = tuple[int | None, ...]
@@ -77,6 +77,8 @@ class Family:
 
     def model_class(self) -> Any:
         """Returns transformers' class. Raises ExportError if this release of transformers has none."""
+        import transformers
+
         cls = getattr(transformers, self.causal_lm, None)
         if cls is None:
             raise ExportError(

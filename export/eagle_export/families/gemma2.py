@@ -1,10 +1,15 @@
 """Gemma-2: norms before and after attention and MLP, whose gains are stored as the difference from 1; every other layer
 has a window; scores and logits are bounded by a tanh."""
 
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from eagle_export.families.family import Config, Family
 from eagle_export.families.windows import by_layer_type
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def bounded_logits(config: Config, logits: Tensor) -> Tensor:

@@ -1,8 +1,13 @@
 """Granite 3: embedding, attention, residuals and logits have multipliers."""
 
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from eagle_export.families.family import Config, Family
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def scaled_logits(config: Config, logits: Tensor) -> Tensor:

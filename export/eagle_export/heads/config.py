@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from transformers import LlamaConfig
-
-from eagle_export.checkpoint import Checkpoint
+from eagle_export.checkpoint import Checkpoint, StoredTensor
 from eagle_export.errors import ExportError
 from eagle_export.heads.layouts import HeadLayout, OutputNorm
 from eagle_runtime.bundle.manifest import HeadKind
 
+if TYPE_CHECKING:
+    from transformers import LlamaConfig
+
 TapNorm = Literal["none", "each", "all"]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class HeadConfig:
 
     def llama(self) -> LlamaConfig:
         """The config with which transformers builds this head's norm, MLP and rotary tables."""
+        from transformers import LlamaConfig
+
         return LlamaConfig(
             hidden_size=self.hidden_size,
             intermediate_size=self.intermediate_size,
@@ -82,23 +86,15 @@ def read_head_config(
     official names, as layouts.official returns it. Raises ExportError where the two contradict each other or do not
     fit the target."""
     where, kind = head.folder / "config.json", layout.kind
-    _check_keys(head, layout, target_hidden, vocab)
-    layer = "midlayer" if kind == "eagle3" else "layers.0"
+    _check_vocabulary(head, vocab)
+    _check_target_width(head, target_hidden)
+    for problem in _unknown_settings(head, layout):
+        raise ExportError(problem)
+    layer = _first_layer(kind)
     hidden, fed = head.require("fc.weight", (None, None)).shape
     _check_fc(head, kind, hidden, fed, target_hidden)
-    num_heads = head.integer("num_attention_heads")
-    q_rows = head.require(f"{layer}.self_attn.q_proj.weight", (None, None)).shape[0]
-    k_rows = head.require(f"{layer}.self_attn.k_proj.weight", (None, None)).shape[0]
-    head_dim = max(q_rows // num_heads, 1)
-    kv_heads = head.integer("num_key_value_heads", max(k_rows // head_dim, 1))
-    fits = (q_rows, k_rows) == (num_heads * head_dim, kv_heads * head_dim) and num_heads % kv_heads == 0
-    if not fits or head.config.get("head_dim") not in (None, head_dim):
-        raise ExportError(
-            f"{where}: {num_heads} heads and {kv_heads} key/value heads of head_dim {head.config.get('head_dim')} do "
-            f"not fit projections of {q_rows} and {k_rows} rows; the config is of another head"
-        )
-    draft_vocab = head.require("lm_head.weight", (None, hidden)).shape[0] if kind == "eagle3" else vocab
-    _check_stated(head, {"hidden_size": hidden, "draft_vocab_size": draft_vocab if kind == "eagle3" else None})
+    num_heads, kv_heads, head_dim = _attention_sizes(head, layer)
+    draft_vocab = _draft_vocabulary(head, kind, hidden, vocab)
     return HeadConfig(
         kind=kind,
         hidden_size=hidden,
@@ -121,6 +117,44 @@ def read_head_config(
         tap_norm=_tap_norm(head),
         output_norm=_output_norm(head, layout),
     )
+
+
+def head_problems(
+    head: Checkpoint, layout: HeadLayout, target_hidden: int, target_layers: int, vocab: int
+) -> list[str]:
+    """Returns every reason why a head does not fit a target, a sentence each; none if read_head_config takes it. Values
+    of tensors are not looked at."""
+    kind, layer, problems = layout.kind, _first_layer(layout.kind), list(_unknown_settings(head, layout))
+
+    def try_to(read: Callable[[], Result]) -> Result | None:
+        try:
+            return read()
+        except ExportError as error:
+            problems.append(str(error))
+            return None
+
+    try_to(lambda: _check_vocabulary(head, vocab))
+    try_to(lambda: _check_target_width(head, target_hidden))
+    try_to(lambda: _attention_sizes(head, layer))
+    try_to(lambda: _num_layers(head, kind))
+    try_to(lambda: _tap_norm(head))
+    try_to(lambda: _fc_bias(head, layout))
+    try_to(lambda: rope_settings(head.config, str(head.folder / "config.json")))
+    fc = try_to(lambda: head.require("fc.weight", (None, None)).shape)
+    if fc is not None:
+        before = len(problems)
+        hidden, fed = fc
+        try_to(lambda: _check_fc(head, kind, hidden, fed, target_hidden))
+        if kind == "eagle3" and len(problems) == before:
+            try_to(lambda: _taps(head, layout, fed // target_hidden, target_layers))
+        size = try_to(lambda: _draft_vocabulary(head, kind, hidden, vocab))
+        if size is not None:
+            try_to(lambda: stored_map(head, kind, size, vocab))
+        if "embed_tokens.weight" in head.tensors:
+            try_to(lambda: head.require("embed_tokens.weight", (vocab, hidden)))
+    if not problems:
+        try_to(lambda: read_head_config(head, layout, target_hidden, target_layers, vocab))
+    return list(dict.fromkeys(problems))
 
 
 def rope_settings(config: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -152,31 +186,85 @@ def _setting(head: Checkpoint, key: str) -> Any:
     return head.config.get(key) if value is None else value
 
 
-def _check_keys(head: Checkpoint, layout: HeadLayout, target_hidden: int, vocab: int) -> None:
-    """Raises ExportError for settings that contradict the target, or that are of a variant that is not known."""
-    where, config = head.folder / "config.json", head.config
+def _first_layer(kind: HeadKind) -> str:
+    return "midlayer" if kind == "eagle3" else "layers.0"
+
+
+def _check_vocabulary(head: Checkpoint, vocab: int) -> None:
     if head.integer("vocab_size", vocab) != vocab:
         raise ExportError(
-            f"{where}: the head's vocabulary has {config['vocab_size']} tokens, the target's {vocab}; "
-            "target and head do not belong together"
+            f"{head.folder / 'config.json'}: the head's vocabulary has {head.config['vocab_size']} tokens, the "
+            f"target's {vocab}; target and head do not belong together"
         )
+
+
+def _check_target_width(head: Checkpoint, target_hidden: int) -> None:
     if head.integer("target_hidden_size", target_hidden) != target_hidden:
         raise ExportError(
-            f"{where}: target_hidden_size is {config['target_hidden_size']}, but the target's is {target_hidden}; "
-            "target and head do not belong together"
+            f"{head.folder / 'config.json'}: target_hidden_size is {head.config['target_hidden_size']}, but the "
+            f"target's is {target_hidden}; target and head do not belong together"
         )
+
+
+def _unknown_settings(head: Checkpoint, layout: HeadLayout) -> Iterator[str]:
+    """Settings of variants that are not known, a sentence for each."""
+    where, config = head.folder / "config.json", head.config
     if config.get("hidden_act", "silu") != "silu":
-        raise ExportError(f"{where}: hidden_act is {config['hidden_act']!r}, but only silu heads are known")
+        yield f"{where}: hidden_act is {config['hidden_act']!r}, but only silu heads are known"
     if config.get("logit_scale") not in (None, 1, 1.0):
-        raise ExportError(f"{where}: logit_scale is {config['logit_scale']!r}, but only heads without one are known")
+        yield f"{where}: logit_scale is {config['logit_scale']!r}, but only heads without one are known"
     windowed = config.get("layer_types")
     if isinstance(windowed, list) and set(windowed) - {"full_attention"}:
-        raise ExportError(f"{where}: layer_types is {windowed}, but only full attention is known in a head")
+        yield f"{where}: layer_types is {windowed}, but only full attention is known in a head"
     if layout.norm_output is None and _setting(head, "norm_output") is not None:
-        raise ExportError(
+        yield (
             f"{where}: norm_output has two meanings, and {layout.producer} is not known to write it; remove it, or "
             "give the head in the layout of SpecForge or speculators"
         )
+
+
+def _attention_sizes(head: Checkpoint, layer: str) -> tuple[int, int, int]:
+    """Returns heads, key/value heads and head_dim."""
+    num_heads = head.integer("num_attention_heads")
+    q_rows = head.require(f"{layer}.self_attn.q_proj.weight", (None, None)).shape[0]
+    k_rows = head.require(f"{layer}.self_attn.k_proj.weight", (None, None)).shape[0]
+    head_dim = max(q_rows // num_heads, 1)
+    kv_heads = head.integer("num_key_value_heads", max(k_rows // head_dim, 1))
+    fits = (q_rows, k_rows) == (num_heads * head_dim, kv_heads * head_dim) and num_heads % kv_heads == 0
+    if not fits or head.config.get("head_dim") not in (None, head_dim):
+        raise ExportError(
+            f"{head.folder / 'config.json'}: {num_heads} heads and {kv_heads} key/value heads of head_dim "
+            f"{head.config.get('head_dim')} do not fit projections of {q_rows} and {k_rows} rows; the config is of "
+            "another head"
+        )
+    return num_heads, kv_heads, head_dim
+
+
+def _draft_vocabulary(head: Checkpoint, kind: HeadKind, hidden: int, vocab: int) -> int:
+    """Width of the head's logits."""
+    draft_vocab = head.require("lm_head.weight", (None, hidden)).shape[0] if kind == "eagle3" else vocab
+    _check_stated(head, {"hidden_size": hidden, "draft_vocab_size": draft_vocab if kind == "eagle3" else None})
+    return draft_vocab
+
+
+def stored_map(head: Checkpoint, kind: HeadKind, size: int, vocab: int) -> StoredTensor | None:
+    """Returns d2t [Vd], the offsets from draft to target ids, of a head of `size` draft tokens; None if the ids are the
+    same. Raises ExportError."""
+    if kind != "eagle3":
+        return None
+    if "d2t" not in head.tensors:
+        if size != vocab:
+            raise ExportError(
+                f"{head.folder}: lm_head has {size} rows for a vocabulary of {vocab}, but tensor 'd2t' is missing; "
+                "the checkpoint is incomplete"
+            )
+        return None
+    stored = head.require("d2t", (size,))
+    if stored.dtype not in ("I32", "I64"):
+        raise ExportError(f"{stored.file}: tensor 'd2t' is stored as {stored.dtype}, but must hold whole numbers")
+    if "t2d" in head.tensors:
+        head.require("t2d", (vocab,))
+    return stored
 
 
 def _check_stated(head: Checkpoint, sizes: Mapping[str, int | None]) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
 from eagle_export.recipes.graph import Array
 
@@ -156,6 +155,8 @@ def _fed_back(weight: Array, gram: Array, importance: Array, grid: Grid) -> Bloc
     """GPTQ. With gram = L @ L.T, an error E [K, N] of the weight gives a squared output error of |E.T @ L|². Column k
     of E.T @ L is E[k] plus feedback from the channels after k. So from the last channel to the first, each takes the
     level nearest to its weight minus that feedback."""
+    import torch  # here alone, so that sizes are computed without it
+
     lower = torch.linalg.cholesky(torch.from_numpy(gram)).numpy()  # 4 times as fast as NumPy's at K = 8192
     lower /= lower.diagonal().copy()
     level, error = np.empty(weight.shape, np.uint8), np.zeros_like(weight)

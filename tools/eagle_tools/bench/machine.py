@@ -2,46 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import time
-from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
-from pathlib import Path
 
-import numpy as np
-
+from eagle_export.inspection.machine import SAMPLE_BYTES, TRIES
+from eagle_export.inspection.machine import physical_cores as physical_cores
+from eagle_export.inspection.machine import read_bandwidth as read_bandwidth
 from eagle_runtime.machine.host import processor_name
 from eagle_tools.engines import nvidia_gpu
 
-SAMPLE_BYTES = 1 << 29  # bytes read per try, more than most caches hold
-TRIES = 5
 PACKAGES = ["eagle-edge", "onnxruntime", "onnxruntime-gpu", "tensorrt-rtx", "tensorrt", "torch", "transformers"]
 PACKAGES += ["llama-cpp-python", "onnxruntime-genai", "openvino"]
-
-
-def physical_cores() -> int:
-    """Returns the number of cores of this process without hyper-threads; all logical cores if that is unknown."""
-    logical = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    siblings = set()
-    for cpu in logical:
-        try:
-            siblings.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
-        except OSError:
-            return len(logical)
-    return len(siblings)
-
-
-def read_bandwidth(threads: int) -> float:
-    """Returns the bytes per second that `threads` threads together read from memory: the best of a few tries."""
-    parts = [np.ones(SAMPLE_BYTES // threads // 4, np.float32) for _ in range(threads)]
-    best = 0.0
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(TRIES):
-            started = time.perf_counter()
-            list(pool.map(np.max, parts))  # NumPy releases the interpreter's lock
-            best = max(best, sum(part.nbytes for part in parts) / (time.perf_counter() - started))
-    return best
 
 
 def device_bandwidth() -> float | None:

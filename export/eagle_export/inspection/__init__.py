@@ -1,0 +1,1 @@
+"""What `eagle-export inspect` says of a target and a head before anything is downloaded, read or computed."""

@@ -1,0 +1,253 @@
+"""What config.json and the headers of the weights say of a target, of a head, and of whether they belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from types import SimpleNamespace
+from typing import Any
+
+from eagle_export.checkpoint import Checkpoint
+from eagle_export.errors import ExportError
+from eagle_export.families.config import check_config
+from eagle_export.families.family import Family
+from eagle_export.families.registry import family_of
+from eagle_export.heads.config import HeadConfig, head_problems, read_head_config
+from eagle_export.heads.layouts import HeadLayout, official
+from eagle_export.inspection.graph_shapes import EMBEDDING, LM_HEAD
+
+TYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I64": 8, "I32": 4, "I8": 1, "U8": 1, "BOOL": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """A target. family: None for one that is not known. problems: why it cannot be exported, a sentence each.
+    parameters: numbers in its tensors, of which a token needs `active`. context: tokens, None if unknown. experts:
+    per layer, and how many of them a row needs; None without a mixture."""
+
+    name: str
+    model_type: str
+    family: Family | None
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+    parameters: int
+    active: int
+    stored: str
+    bytes: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    context: int | None
+    tied: bool
+    experts: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFacts:
+    """A head. layout, config: None for one that is not known, or does not fit. problems: why it cannot be exported with
+    this target, a sentence each. stated_target: the model that its config names, if it does."""
+
+    name: str
+    layout: HeadLayout | None
+    config: HeadConfig | None
+    problems: tuple[str, ...]
+    parameters: int
+    stored: str
+    bytes: int
+    hidden_size: int | None
+    draft_vocab_size: int | None
+    stated_target: str | None
+    official: Checkpoint | None = field(repr=False)
+
+
+def target_facts(target: Checkpoint) -> TargetFacts:
+    """Raises ExportError for a config without the sizes that every model has."""
+    problems: list[str] = []
+    family: Family | None = None
+    try:
+        family = family_of(target)
+        check_config(family, target)
+    except ExportError as error:
+        problems.append(str(error))
+    config = target.config if family is not None or "text_config" not in target.config else target.config["text_config"]
+    sizes = Checkpoint(target.folder, config, target.tensors)
+    hidden, heads = sizes.integer("hidden_size"), sizes.integer("num_attention_heads")
+    kv_heads = sizes.integer("num_key_value_heads", heads)
+    head_dim = sizes.integer("head_dim", _head_dim(target, hidden, heads))
+    parameters = sum(prod(each.shape) for each in target.tensors.values())
+    experts = None if family is None else _experts(family, config)
+    facts = TargetFacts(
+        name=str(target.folder),
+        model_type=str(target.config.get("model_type")),
+        family=family,
+        problems=(),
+        notes=tuple(_notes(family, config, experts)),
+        parameters=parameters,
+        active=parameters if experts is None else _active(target, experts),
+        stored=_types(target),
+        bytes=_bytes(target),
+        hidden_size=hidden,
+        num_layers=sizes.integer("num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate_size=sizes.integer("intermediate_size"),
+        vocab_size=sizes.integer("vocab_size"),
+        context=None if family is None else _context(family, config),
+        tied=LM_HEAD not in target.tensors,
+        experts=experts,
+    )
+    if family is not None:
+        problems += _shape_problems(target, facts)
+    return replace(facts, problems=tuple(problems))
+
+
+def head_facts(head: Checkpoint, target: TargetFacts, checkpoint: Checkpoint) -> HeadFacts:
+    """checkpoint: the target's."""
+    problems: list[str] = []
+    layout: HeadLayout | None = None
+    config: HeadConfig | None = None
+    read = head
+    try:
+        layout, read = official(head)
+    except ExportError as error:
+        problems.append(str(error))
+    sizes = (target.hidden_size, target.num_layers, target.vocab_size)
+    if layout is not None:
+        problems += head_problems(read, layout, *sizes)
+        if layout.kind == "eagle1":
+            problems += _borrowed_problems(read, checkpoint)
+        if not problems:
+            config = read_head_config(read, layout, *sizes)
+    fc, lm_head = read.tensors.get("fc.weight"), read.tensors.get(LM_HEAD)
+    return HeadFacts(
+        name=str(head.folder),
+        layout=layout,
+        config=config,
+        problems=tuple(problems),
+        parameters=sum(prod(each.shape) for each in head.tensors.values()),
+        stored=_types(head),
+        bytes=_bytes(head),
+        hidden_size=None if fc is None or not fc.shape else fc.shape[0],
+        draft_vocab_size=None if lm_head is None or not lm_head.shape else lm_head.shape[0],
+        stated_target=_stated_target(head.config),
+        official=None if layout is None else read,
+    )
+
+
+def _head_dim(target: Checkpoint, hidden: int, heads: int) -> int:
+    """As the first layer's projection has it: some configs leave out a head_dim that is not hidden/heads."""
+    q = target.tensors.get("model.layers.0.self_attn.q_proj.weight")
+    rows = hidden if q is None or len(q.shape) != 2 else q.shape[0]
+    return max(rows // heads, 1)
+
+
+def _context(family: Family, config: Mapping[str, Any]) -> int | None:
+    """The longest text; None if config.json leaves it to the defaults of transformers."""
+    if not isinstance(config.get("max_position_embeddings"), int):
+        return None
+    rope = dict(config.get("rope_parameters") or {}) | dict(config.get("rope_scaling") or {})
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    rope["rope_type"] = "longrope" if kind == "su" else kind
+    rope.setdefault("original_max_position_embeddings", config.get("original_max_position_embeddings"))
+    if rope["original_max_position_embeddings"] is None:
+        rope["original_max_position_embeddings"] = config["max_position_embeddings"]
+    return family.context(SimpleNamespace(**{**config, "rope_parameters": rope}))
+
+
+def _experts(family: Family, config: Mapping[str, Any]) -> tuple[int, int] | None:
+    if family.experts is None:
+        return None
+    try:
+        return family.experts.count(SimpleNamespace(**config)), int(config["num_experts_per_tok"])
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None  # left to the defaults of transformers
+
+
+def _active(target: Checkpoint, experts: tuple[int, int]) -> int:
+    """Parameters that one row needs."""
+    count, chosen = experts
+    return sum(
+        prod(each.shape) * chosen // count if ".experts." in name else prod(each.shape)
+        for name, each in target.tensors.items()
+    )
+
+
+def _notes(family: Family | None, config: Mapping[str, Any], experts: tuple[int, int] | None) -> list[str]:
+    notes = []
+    if family is not None and config.get("attn_logit_softcapping"):
+        notes.append("its attention has bounded scores, which TensorRT cannot run: for backend cpu or cuda alone")
+    if experts is not None:
+        notes.append(
+            f"all {experts[0]} experts of a layer are computed for every row, not only the {experts[1]} it needs"
+        )
+    return notes
+
+
+def _shape_problems(target: Checkpoint, facts: TargetFacts) -> list[str]:
+    """Where the headers contradict the config."""
+    problems: list[str] = []
+
+    def want(name: str, shape: tuple[int | None, ...], *, if_there: bool = False) -> None:
+        if if_there and name not in target.tensors:
+            return
+        try:
+            target.require(name, shape)
+        except ExportError as error:
+            problems.append(str(error))
+
+    hidden, width = facts.hidden_size, facts.head_dim
+    want(EMBEDDING, (facts.vocab_size, hidden))
+    want(LM_HEAD, (facts.vocab_size, hidden), if_there=True)
+    for layer in (0, facts.num_layers - 1):
+        name = f"model.layers.{layer}"
+        want(f"{name}.post_attention_layernorm.weight", (hidden,))
+        want(f"{name}.self_attn.q_proj.weight", (facts.num_heads * width, hidden), if_there=True)
+        want(f"{name}.self_attn.k_proj.weight", (facts.num_kv_heads * width, hidden), if_there=True)
+        fused = (facts.num_heads + 2 * facts.num_kv_heads) * width
+        want(f"{name}.self_attn.qkv_proj.weight", (fused, hidden), if_there=True)
+        want(f"{name}.mlp.gate_proj.weight", (facts.intermediate_size, hidden), if_there=True)
+    more = f"model.layers.{facts.num_layers}."
+    if any(name.startswith(more) for name in target.tensors):
+        problems.append(
+            f"{target.folder}: the tensors are of more than the {facts.num_layers} layers that config.json states; "
+            "config and weights do not belong together, or it holds layers that predict several tokens"
+        )
+    return problems
+
+
+def _borrowed_problems(head: Checkpoint, target: Checkpoint) -> list[str]:
+    """Whether an EAGLE-1 head's copy of the LM head has the target's shape."""
+    theirs = target.tensors.get(LM_HEAD, target.tensors.get(EMBEDDING))
+    if LM_HEAD not in head.tensors or theirs is None:
+        return []
+    try:
+        head.require(LM_HEAD, theirs.shape)
+    except ExportError as error:
+        return [str(error)]
+    return []
+
+
+def _stated_target(config: Mapping[str, Any]) -> str | None:
+    """The target that a head's config names: speculators and AngelSlim write one."""
+    settings = config.get("speculators_config")
+    verifier = settings.get("verifier") if isinstance(settings, Mapping) else None
+    named = verifier.get("name_or_path") if isinstance(verifier, Mapping) else None
+    return named if isinstance(named, str) else None
+
+
+def _types(checkpoint: Checkpoint) -> str:
+    """The types of the tensors, the one of most numbers first."""
+    numbers: dict[str, int] = {}
+    for tensor in checkpoint.tensors.values():
+        numbers[tensor.dtype] = numbers.get(tensor.dtype, 0) + prod(tensor.shape)
+    return ", ".join(sorted(numbers, key=lambda dtype: -numbers[dtype]))
+
+
+def _bytes(checkpoint: Checkpoint) -> int:
+    return sum(prod(each.shape) * TYPE_BYTES.get(each.dtype, 1) for each in checkpoint.tensors.values())

@@ -1,0 +1,90 @@
+"""The weights of a pair's two graphs as shapes: which linear layers there are, and what computes their inputs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from math import prod
+
+from eagle_export.checkpoint import Checkpoint, StoredTensor
+from eagle_export.families.family import Family
+from eagle_export.heads.config import HeadConfig
+from eagle_export.inspection.sizes import Before, GraphShapes, Layers, alike
+
+EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
+HEAD_EMBEDDING = "embed_tokens.weight"
+READER = ("fc.", "fc_norm.", "input_norm.")  # of an EAGLE-3 head, in the target's graph
+MAPS = ("d2t", "t2d")
+MAP_BYTES = 8  # of a draft token's id in the graph
+
+
+def target_shapes(
+    family: Family, target: Checkpoint, head: Checkpoint | None, config: HeadConfig | None
+) -> GraphShapes:
+    """The target's graph, with the part of an EAGLE-3 head that reads its taps."""
+    tensors = _used(target)
+    layers, numbers = [], 0
+    for name, tensor in tensors.items():
+        if name == EMBEDDING:
+            continue
+        if _is_layer(name, tensor) and not _is_router(family, name):
+            layers.append(_layer(name, tensor, _before(name)))
+        else:
+            numbers += prod(tensor.shape)
+    if head is not None and config is not None and config.kind == "eagle3":
+        for name, tensor in head.tensors.items():
+            if name == "fc.weight":
+                layers.append(_layer(f"head_reader.{name}", tensor, "norm" if config.tap_norm == "all" else "joined"))
+            elif name.startswith(READER):
+                numbers += prod(tensor.shape)
+    rows, width = tensors[EMBEDDING].shape
+    return GraphShapes(alike(layers), (EMBEDDING, (rows, width)), LM_HEAD not in tensors, numbers)
+
+
+def draft_shapes(target: Checkpoint, head: Checkpoint, config: HeadConfig) -> GraphShapes:
+    """The head's graph, with what it borrows of the target."""
+    tensors = {name: tensor for name, tensor in _used(head).items() if name not in (*MAPS, HEAD_EMBEDDING)}
+    eagle1 = config.kind == "eagle1"
+    layers, numbers = [], 0
+    for name, tensor in tensors.items():
+        if (name == LM_HEAD and eagle1) or (not eagle1 and name.startswith(READER)):
+            continue
+        if _is_layer(name, tensor):
+            joined = re.match(r"fc\.|(midlayer|layers\.0)\.self_attn\.[qkv]_proj\.", name) is not None
+            layers.append(_layer(f"head.{name}", tensor, "joined" if joined else _before(name)))
+        else:
+            numbers += prod(tensor.shape)
+    borrowed = target.tensors.get(LM_HEAD)
+    if eagle1 and borrowed is not None:
+        layers.append(_layer(LM_HEAD, borrowed, "lm_head"))
+    table = head.tensors.get(HEAD_EMBEDDING, target.tensors[EMBEDDING])
+    name = EMBEDDING if table is target.tensors[EMBEDDING] or eagle1 else f"head.{HEAD_EMBEDDING}"
+    rest = MAP_BYTES * config.draft_vocab_size if "d2t" in head.tensors else 0
+    rows, width = table.shape
+    return GraphShapes(alike(layers), (name, (rows, width)), eagle1 and borrowed is None, numbers, rest)
+
+
+def _used(checkpoint: Checkpoint) -> Mapping[str, StoredTensor]:
+    """Without the tables of rotations, which old checkpoints hold and which are computed."""
+    return {name: each for name, each in checkpoint.tensors.items() if not name.endswith("rotary_emb.inv_freq")}
+
+
+def _is_layer(name: str, tensor: StoredTensor) -> bool:
+    return len(tensor.shape) == 2 and name.endswith(".weight")
+
+
+def _is_router(family: Family, name: str) -> bool:
+    """Whether a matrix chooses experts: it is computed in a wider type, and stays as it is."""
+    return family.experts is not None and name.endswith(f".{family.experts.block}.gate.weight")
+
+
+def _before(name: str) -> Before:
+    if name == LM_HEAD:
+        return "lm_head"
+    part = name.split(".")[-2]
+    return "product" if part in ("down_proj", "w2") else "attention" if part == "o_proj" else "norm"
+
+
+def _layer(name: str, tensor: StoredTensor, before: Before) -> Layers:
+    n, k = tensor.shape
+    return Layers(name, before, (k, n))

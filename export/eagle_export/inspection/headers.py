@@ -1,0 +1,35 @@
+"""Opens a model's config and headers: of a local folder, or on the hub by ranged reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from eagle_export.checkpoint import PYTORCH, Checkpoint, open_checkpoint, read_json
+from eagle_export.hub import hub_id, look_up
+from eagle_export.hub import open_headers as open_hub_headers
+from eagle_export.inspection.pickled import pickled_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Headers:
+    """commit: of a model on the hub, None for a local folder."""
+
+    checkpoint: Checkpoint
+    commit: str | None
+
+
+def open_headers(argument: str, *, pickled: bool = False) -> Headers:
+    """argument: a folder, or the id of a model on the hub. pickled: whether pytorch_model.bin is read where there is no
+    safetensors file. No values of tensors are read. Raises ExportError."""
+    name = hub_id(argument)
+    if name is not None:
+        model = look_up(name, pickled=pickled)
+        return Headers(open_hub_headers(model), model.commit)
+    folder = Path(argument)
+    weights = folder / PYTORCH
+    if not pickled or not weights.is_file() or any(folder.glob("*.safetensors")):
+        return Headers(open_checkpoint(folder), None)
+    config = read_json(folder / "config.json")
+    with weights.open("rb") as file:
+        return Headers(Checkpoint(folder, config, pickled_tensors(file, weights)), None)
