@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from eagle_export.errors import ExportError
 from eagle_export.families.registry import FAMILIES
 from eagle_export.families.source import load_source
 from eagle_export.gguf.checkpoint import open_gguf
+from eagle_export.inspection.report import inspect
 from eagle_export.pair import open_pair, weight_sources
 from eagle_runtime import EagleModel
 
@@ -234,6 +235,14 @@ def test_a_quantised_file_is_recorded_and_certified(golden: Path, tmp_path: Path
     assert not [each for each in done.warnings if "recorded" in each]
     with EagleModel.load(tmp_path / "bundle") as model:
         assert model.generate("he", max_new_tokens=4).text is not None
+
+
+def test_inspect_states_what_the_file_holds(files: Callable[..., Path], sources: Callable[[str], Path]) -> None:
+    quantised, plain = (inspect(str(path), None).target for path in (files("Qwen3", "q4_0"), sources("Qwen3")))
+    assert (quantised.stored, quantised.parameters) == ("Q4_0, F32", plain.parameters)
+    weights = files("Qwen3", "q4_0").stat().st_size
+    assert 0.8 * weights < quantised.bytes < weights < plain.bytes / 4
+    assert replace(quantised, name=plain.name, stored=plain.stored, bytes=plain.bytes) == plain
 
 
 @pytest.mark.parametrize("name", ["Gemma-3", "Mixtral"])

@@ -17,8 +17,6 @@ from eagle_export.heads.config import HeadConfig, head_problems, read_head_confi
 from eagle_export.heads.layouts import HeadLayout, official
 from eagle_export.inspection.graph_shapes import EMBEDDING, LM_HEAD
 
-TYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I64": 8, "I32": 4, "I8": 1, "U8": 1, "BOOL": 1}
-
 
 @dataclass(frozen=True, slots=True)
 class TargetFacts:
@@ -245,12 +243,9 @@ def _types(checkpoint: Checkpoint) -> str:
     """The types of the tensors, the one of most numbers first."""
     numbers: dict[str, int] = {}
     for tensor in checkpoint.tensors.values():
-        numbers[tensor.dtype] = numbers.get(tensor.dtype, 0) + prod(tensor.shape)
+        numbers[tensor.stored_as] = numbers.get(tensor.stored_as, 0) + prod(tensor.shape)
     return ", ".join(sorted(numbers, key=lambda dtype: -numbers[dtype]))
 
 
 def _bytes(checkpoint: Checkpoint) -> int:
-    """Bytes of the tensors; of types in blocks, as GGUF files have them, those of the files."""
-    if any(each.dtype not in TYPE_BYTES for each in checkpoint.tensors.values()):
-        return sum(file.stat().st_size for file in {each.file for each in checkpoint.tensors.values()} if file.exists())
-    return sum(prod(each.shape) * TYPE_BYTES[each.dtype] for each in checkpoint.tensors.values())
+    return sum(each.num_bytes for each in checkpoint.tensors.values())
