@@ -20,7 +20,7 @@ from eagle_export.certificate import certified, check_memory
 from eagle_export.checkpoint import Checkpoint, read_json
 from eagle_export.destination import check_destination, check_older, check_space, disk_errors, engines_of
 from eagle_export.errors import ExportError
-from eagle_export.head_check import HeadCheck, joined_taps
+from eagle_export.head_check import HeadCheck
 from eagle_export.heads.config import HeadConfig
 from eagle_export.limits import required_fidelity
 from eagle_export.pair import Pair, build_graphs, open_pair
@@ -202,10 +202,7 @@ def _recorded(pair: Pair, data: Path | None, report: Callable[[str], None]) -> t
         if pair.family.experts is not None:
             raise ExportError("transformers holds the experts in other layers than the graph does")
         check_memory(pair.target)
-        folder, text = pair.target.folder, pair.target.text()
-        if pair.head is None or pair.head.config.kind == "eagle1":
-            return observe_source(folder, text, data, (), report), []
-        return observe_source(folder, text, data, pair.head.config.taps, report, joined_taps(pair.head)), []
+        return observe_source(pair.target.folder, pair.target.text(), data, pair.head, report), []
     except ExportError as error:
         if data is not None:
             raise
