@@ -87,6 +87,7 @@ def export(
     record: bool = True,
     agreement: float | None = None,
     size: int | None = None,
+    sources: Mapping[str, str] | None = None,
 ) -> Exported:
     """Exports a target (a Hugging Face folder or a GGUF file) and a head (a folder) as a bundle folder. draft: None for
     the target alone.
@@ -101,7 +102,8 @@ def export(
     keeps its keys and values in bytes; None for the type in which it computes them. calibrate: a text file (or JSONL
     as eagle-calib reads it) on which inputs are recorded where there is no calibration; None for text that the target
     itself generates. record: whether inputs are recorded at all where there is no calibration. agreement, size (bytes
-    of all weights): the budget of precision "auto".
+    of all weights): the budget of precision "auto". sources: for the manifest, models of the hub that the folders are
+    copies of -> their commits (fetch.fetched).
 
     An existing bundle, with the engines built from it, is replaced at the end; a folder with other files is refused.
     Raises ExportError (FidelityError for a bundle outside its limits), CalibrationError or FolderError. Then no files
@@ -214,7 +216,7 @@ def export(
             check_space(bundle.parent, total - _size_of(finished))
             progress.update(task, total=total, completed=0)
             hashes = _write(folder, texts, graphs, finished, partial(_show_tensor, progress, task))
-            manifest = _manifest(folder, pair, graphs, precisions, decisions, top_k, draft_vocab, hashes)
+            manifest = _manifest(folder, pair, graphs, precisions, decisions, top_k, draft_vocab, hashes, sources or {})
             (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
             del graphs  # frees their weights before the source's are loaded
             if certify:
@@ -301,6 +303,7 @@ def _manifest(
     top_k: int,
     draft_vocab: int | None,
     hashes: Mapping[str, str],
+    sources: Mapping[str, str],
 ) -> Manifest:
     config = pair.config
     specs = {name: graph_spec(GRAPH_FILES[name], graph, decisions[name]) for name, graph in graphs.items()}
@@ -323,7 +326,7 @@ def _manifest(
         ),
         head=head,
         tree_defaults=replace(trees, draft_top_k=min(trees.draft_top_k, top_k)),
-        tools={name: metadata.version(name) for name in TOOLS},
+        tools={name: metadata.version(name) for name in TOOLS} | dict(sources),
         files={name: hashes.get(name) or file_sha256(files[name]) for name in sorted(files)},
         certificate=None,
     )

@@ -36,6 +36,8 @@ DTYPES = {  # name of safetensors -> torch's
 }
 DTYPE_NAMES = {torch_name: name for name, torch_name in DTYPES.items()}
 
+TYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I64": 8, "I32": 4, "I8": 1, "U8": 1, "BOOL": 1}
+
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
@@ -45,6 +47,16 @@ class StoredTensor:
     file: Path
     shape: tuple[int, ...]
     dtype: str  # as safetensors names it: F32, F16, BF16, I64, BOOL, ...
+
+    @property
+    def stored_as(self) -> str:
+        """The type in the file; `dtype` is that of what is read."""
+        return self.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in the file."""
+        return math.prod(self.shape) * TYPE_BYTES.get(self.dtype, 1)
 
     def read(self) -> torch.Tensor:
         """Reads the tensor; no other tensor of the file is loaded."""

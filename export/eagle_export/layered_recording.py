@@ -25,23 +25,26 @@ from eagle_calib.errors import CalibrationError
 from eagle_calib.texts import read_windows
 from eagle_export.checkpoint import Checkpoint
 from eagle_export.errors import ExportError
+from eagle_export.graphs import build_head
 from eagle_export.layered import LayeredModel
-from eagle_export.pair import EMBEDDING, LM_HEAD
+from eagle_export.pair import EMBEDDING, LM_HEAD, HeadPart
 from eagle_export.self_calibration import (
-    FC,
     LENGTH,
     MAX_TOKENS,
     PROBES,
     SEQUENCES,
     START,
     WINDOW,
-    InputRecorder,
+    HeadInputs,
+    LayerInputs,
     Probe,
     Recorded,
+    linears,
 )
 from eagle_export.source_text import text_starts
 from eagle_runtime.text.tokenizer import Text
 
+TABLE = "embed_tokens.weight"  # of a head
 STATE, HIDDEN = "state.json", "hidden.npz"
 
 
@@ -86,34 +89,33 @@ def observe_layers(
     checkpoint: Checkpoint,
     windows: Sequence[Sequence[int]],
     folder: Path,
-    taps: tuple[int, ...] = (),
+    head: HeadPart | None = None,
     report: Callable[[str], None] = lambda step: None,
-    joined: Callable[[Sequence[Tensor]], Tensor] = lambda taps: torch.cat(list(taps), -1),
 ) -> Recorded:
     """Returns what the checkpoint computes for windows of token ids; the inputs are in `folder`, which may hold what an
     earlier call had recorded of the same checkpoint and windows when it was stopped.
 
-    taps, report, joined: as for observe_source. Raises ExportError if transformers cannot run the checkpoint."""
+    head, report: as for observe_source. Raises ExportError if transformers cannot run the checkpoint."""
     folder.mkdir(exist_ok=True)
+    taps = () if head is None else head.config.taps
     try:
         model = LayeredModel(checkpoint, windows)
         spilled, tapped = _resume(folder, model)
-        count = len(model.layers)
-        while model.next < count:
+        while model.next < len(model.layers):
             _record_layer(model, spilled, report)
             if model.next in taps:
                 tapped[model.next] = list(model.hidden)
             _save(folder, model, spilled, tapped)
-        recorder = InputRecorder()
+        inputs = LayerInputs(())
         ends = [model.last_hidden(text) for text in range(len(windows))]
-        for text, end in enumerate(ends):
-            recorder.add(LM_HEAD, end)
-            if taps:
-                recorder.add(FC, joined([tapped[tap][text] for tap in taps]))
-        observed = recorder.observed()
+        for end in ends:
+            inputs.add(LM_HEAD, end)
+        observed = inputs.observed()
         if model.config.tie_word_embeddings:
             observed[EMBEDDING] = observed[LM_HEAD]
         spilled.add(observed)
+        if head is not None:
+            spilled.add(_head_inputs(checkpoint, head, windows, tapped, ends))
         probes = tuple(_probe(model, list(windows[text]), ends[text]) for text in range(min(PROBES, len(windows))))
         return Recorded(spilled, probes)
     except (ExportError, CalibrationError, OSError):
@@ -126,15 +128,37 @@ def observe_layers(
 
 def _record_layer(model: LayeredModel, spilled: Spilled, report: Callable[[str], None]) -> None:
     number, count = model.next, len(model.layers)
-    prefix = f"model.layers.{number}"
-    recorder = InputRecorder()
-    hooks = recorder.watch((f"{prefix}.{name}", part) for name, part in model.layers[number].named_modules())
+    inputs = LayerInputs((f"model.layers.{number}.{name}", part) for name, part in linears(model.layers[number]))
     for text in model.run_layer():
         report(f"recording inputs (layer {number + 1} of {count}, text {text + 1} of {len(model.hidden)})")
-        recorder.begin_text()
-    for hook in hooks:
-        hook.remove()
-    spilled.add(recorder.observed())
+    spilled.add(inputs.observed())
+
+
+@torch.inference_mode()
+def _head_inputs(
+    checkpoint: Checkpoint,
+    part: HeadPart,
+    windows: Sequence[Sequence[int]],
+    tapped: Mapping[int, list[Tensor]],
+    ends: Sequence[Tensor],
+) -> dict[str, Observed]:
+    """What a head's layers read. Its embedding has rows for the texts' tokens alone, and an LM head that it borrows,
+    whose output is of no use, one row."""
+    stored = part.checkpoint.tensors
+    with torch.device("meta"):
+        names = [name for name in build_head(part.config).state_dict() if name in stored and name != TABLE]
+    weights = {name: stored[name].read().float() for name in names}
+    ids = sorted({token for window in windows for token in window})
+    place = {token: number for number, token in enumerate(ids)}
+    table = stored[TABLE] if part.own_embedding else checkpoint.tensors[EMBEDDING]
+    weights[TABLE] = table.read()[ids].float()
+    if part.config.kind == "eagle1":
+        weights[LM_HEAD] = weights[TABLE][:1]
+    inputs = HeadInputs(part, weights)
+    for text, window in enumerate(windows):
+        hidden = {tap: kept[text] for tap, kept in tapped.items()} | {-1: ends[text]}
+        inputs.read(torch.tensor([place[token] for token in window]), hidden)
+    return inputs.observed()
 
 
 def _probe(model: LayeredModel, tokens: list[int], end: Tensor) -> Probe:

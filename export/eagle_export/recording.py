@@ -9,7 +9,6 @@ from typing import Literal
 
 from eagle_export.certificate import check_memory
 from eagle_export.errors import ExportError
-from eagle_export.head_check import joined_taps
 from eagle_export.layered_recording import observe_layers, texts_to_read
 from eagle_export.pair import Pair
 from eagle_export.self_calibration import Recorded, observe_source
@@ -44,14 +43,11 @@ def recorded_inputs(
     finished: a folder for what is to be read again if the export is stopped. Raises ExportError instead if the text was
     given, and CalibrationError for one that cannot be used."""
     folder, text = pair.target.folder, pair.target.text()
-    reads_taps = pair.head is not None and pair.head.config.kind == "eagle3"
-    taps = pair.head.config.taps if pair.head is not None and reads_taps else ()
-    joined = {"joined": joined_taps(pair.head)} if pair.head is not None and reads_taps else {}
     try:
         if way == "whole":
-            return observe_source(folder, text, data, taps, report, **joined), []
+            return observe_source(folder, text, data, pair.head, report), []
         windows = texts_to_read(text, data, int(pair.config.vocab_size), int(pair.config.max_position_embeddings))
-        return observe_layers(pair.target, windows, finished / FOLDER, taps, report, **joined), []
+        return observe_layers(pair.target, windows, finished / FOLDER, pair.head, report), []
     except ExportError as error:
         if data is not None:
             raise

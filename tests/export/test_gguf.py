@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from eagle_export.errors import ExportError
 from eagle_export.families.registry import FAMILIES
 from eagle_export.families.source import load_source
 from eagle_export.gguf.checkpoint import open_gguf
+from eagle_export.inspection.report import inspect
 from eagle_export.pair import open_pair, weight_sources
 from eagle_runtime import EagleModel
 
@@ -29,6 +30,7 @@ gguf = pytest.importorskip("gguf")
 from gguf_writer import KINDS, write_gguf  # noqa: E402
 
 CONTEXT, VOCAB = 256, 96
+DEMO = Path(__file__).parents[2] / "tools/demo_pair"
 
 
 @dataclass(frozen=True)
@@ -235,6 +237,14 @@ def test_a_quantised_file_is_recorded_and_certified(golden: Path, tmp_path: Path
         assert model.generate("he", max_new_tokens=4).text is not None
 
 
+def test_inspect_states_what_the_file_holds(files: Callable[..., Path], sources: Callable[[str], Path]) -> None:
+    quantised, plain = (inspect(str(path), None).target for path in (files("Qwen3", "q4_0"), sources("Qwen3")))
+    assert (quantised.stored, quantised.parameters) == ("Q4_0, F32", plain.parameters)
+    weights = files("Qwen3", "q4_0").stat().st_size
+    assert 0.8 * weights < quantised.bytes < weights < plain.bytes / 4
+    assert replace(quantised, name=plain.name, stored=plain.stored, bytes=plain.bytes) == plain
+
+
 @pytest.mark.parametrize("name", ["Gemma-3", "Mixtral"])
 def test_parts_of_a_split_file_are_one(
     sources: Callable[[str], Path], files: Callable[..., Path], tmp_path: Path, name: str
@@ -339,3 +349,35 @@ def test_the_package_is_named_when_it_is_missing(files: Callable[..., Path], mon
     monkeypatch.setitem(sys.modules, "gguf", None)  # so that importing it fails
     with pytest.raises(ExportError, match=r'pip install "eagle-edge\[gguf\]"'):
         open_gguf(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["f32", "q8_0", "q4_0", "q4_K_M"])
+def test_llama_cpp_chooses_the_same_tokens(tmp_path: Path, kind: str) -> None:
+    """llama.cpp itself quantises and runs the file of the demo pair's target; tokens are greedy. It rounds activations
+    to eight bits where the weights are quantised, so near ties fall otherwise there."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    from eagle_tools.peers.llama_cpp import LlamaCpp
+    from eagle_tools.peers.quantise import quantise
+
+    path = tmp_path / "model.gguf"
+    write_gguf(DEMO / "target", path)
+    if kind != "f32":
+        quantise(path, tmp_path / "quantised.gguf", kind, 2)
+        path = tmp_path / "quantised.gguf"
+    export(path, DEMO / "eagle1", tmp_path / "bundle", certify=False)
+    vocabulary = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
+    theirs = LlamaCpp(path, 2, 1024)
+    lines = (DEMO / "heldout.jsonl").read_text(encoding="utf-8").splitlines()[:16]
+    same = []
+    with EagleModel.load(tmp_path / "bundle") as model:
+        for line in lines:
+            prompt = json.loads(line)["turns"][0]
+            ids = model.text.encode(prompt)
+            assert ids == vocabulary.tokenize(prompt.encode(), add_bos=False, special=True)
+            tokens = list(model.generate(ids, max_new_tokens=48).token_ids)
+            logits = np.concatenate(list(theirs.score([*ids, *tokens])))
+            same.append(logits[len(ids) - 1 : -1].argmax(-1) == tokens)
+    share = float(np.concatenate(same).mean())
+    print(f"{kind}: {share:.1%} of {sum(map(len, same))} tokens")
+    assert share >= {"f32": 1.0, "q8_0": 0.98, "q4_0": 0.95, "q4_K_M": 0.95}[kind]

@@ -203,3 +203,39 @@ def test_refusals(changed: Callable[[dict[str, Any]], None], message: str) -> No
         texts_of(file_of(metadata))
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def llama_cpp_vocabulary(path: Path, metadata: dict[str, Any]) -> Any:
+    """llama.cpp's own reader of a file of a tokenizer alone."""
+    gguf, llama_cpp = pytest.importorskip("gguf"), pytest.importorskip("llama_cpp")
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, value in metadata.items():
+        if isinstance(value, list):
+            writer.add_array(name, value)
+        else:
+            {str: writer.add_string, int: writer.add_uint32, bool: writer.add_bool}[type(value)](name, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pre", ["sentencepiece", "without a space in front", *(names.split()[0] for names in CUTS)])
+def test_llama_cpp_gives_the_same_ids(tmp_path: Path, pre: str) -> None:
+    """But for letters in two parts, which llama.cpp does not put together where the published tokenizers do."""
+    if pre in ("sentencepiece", "without a space in front"):
+        _, metadata = sentencepiece(pre == "sentencepiece")
+    else:
+        original = Tokenizer.from_file(str(DEMO))
+        original.add_special_tokens(["<|end|>"])
+        original.add_tokens(["<think>", "</think>"])
+        metadata = bpe_metadata(original, pre, 4200)
+    theirs = llama_cpp_vocabulary(tmp_path / "tokens.gguf", metadata)
+    ours = Tokenizer.from_str(texts_of(file_of(metadata))["tokenizer.json"].decode())
+    for text in [*TEXTS, README.read_text(encoding="utf-8")]:
+        text = text.replace("e\u0301", "")
+        for bos in (True, False):
+            expected = theirs.tokenize(text.encode(), add_bos=bos, special=True)
+            assert ours.encode(text, add_special_tokens=bos).ids == expected, text

@@ -15,7 +15,6 @@ from eagle_calib.calibration import Observed
 from eagle_export.bundle import export
 from eagle_export.checkpoint import open_checkpoint
 from eagle_export.errors import ExportError
-from eagle_export.head_check import joined_taps
 from eagle_export.layered_recording import observe_layers, texts_to_read
 from eagle_export.pair import open_pair
 from eagle_export.self_calibration import observe_source
@@ -40,14 +39,15 @@ def assert_equal(first: Mapping[str, Observed], second: Mapping[str, Observed]) 
         np.testing.assert_array_equal(one.sample, other.sample)
 
 
-def test_recorded_inputs_are_those_of_the_whole_model(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", HEADS)
+def test_recorded_inputs_are_those_of_the_whole_model(kind: str, data: Path, tmp_path: Path) -> None:
     target = GOLDEN / "target"
-    pair = open_pair(target, GOLDEN / HEADS["eagle3"])
+    pair = open_pair(target, GOLDEN / HEADS[kind])
     assert pair.head is not None
-    taps, joined, text = pair.head.config.taps, joined_taps(pair.head), Text(target)
-    whole = observe_source(target, text, data, taps, joined=joined)
+    text = Text(target)
+    whole = observe_source(target, text, data, pair.head)
     windows = texts_to_read(text, data, 256, 4096)
-    layered = observe_layers(pair.target, windows, tmp_path / "inputs", taps, joined=joined)
+    layered = observe_layers(pair.target, windows, tmp_path / "inputs", pair.head)
     assert_equal(layered.inputs, whole.inputs)
     for one, other in zip(layered.probes, whole.probes, strict=True):
         assert one.tokens == other.tokens

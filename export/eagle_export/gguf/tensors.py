@@ -11,14 +11,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from eagle_export.checkpoint import StoredTensor
 from eagle_export.errors import ExportError
 from eagle_export.gguf.architectures import TOP, Architecture
 from eagle_export.gguf.file import ADVICE, PLAIN, Entry, GgufFile
+
+if TYPE_CHECKING:
+    import torch  # imported where tensors are read: headers are read without it
 
 NOT_WEIGHTS = re.compile(r"(blk\.\d+\.)?(rope_(freqs|factors_long|factors_short)\.weight|attn_rot_embd(\.weight)?)")
 AT_ONCE = 1 << 22  # numbers that are dequantised together
@@ -35,6 +38,16 @@ class GgufTensor(StoredTensor):
     row_bytes: int
     heads: int = 0
     added: float = 0.0
+
+    @property
+    def stored_as(self) -> str:
+        """GGML's name of the type."""
+        return self.kind
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in the file."""
+        return self._rows * self.row_bytes
 
     def read(self) -> torch.Tensor:
         """Reads the tensor, in fp32 if its type has blocks or something was added; no other tensor is loaded."""
@@ -66,6 +79,8 @@ class GgufTensor(StoredTensor):
 
 def _values(stored: np.ndarray, kind: str) -> torch.Tensor:
     """stored: bytes [rows, bytes of a row] -> values [rows, numbers of a row]."""
+    import torch
+
     if kind == "BF16":
         return torch.from_numpy(np.array(stored).view(np.int16)).view(torch.bfloat16)
     if kind in PLAIN:

@@ -17,8 +17,6 @@ from eagle_export.heads.config import HeadConfig, head_problems, read_head_confi
 from eagle_export.heads.layouts import HeadLayout, official
 from eagle_export.inspection.graph_shapes import EMBEDDING, LM_HEAD
 
-TYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I64": 8, "I32": 4, "I8": 1, "U8": 1, "BOOL": 1}
-
 
 @dataclass(frozen=True, slots=True)
 class TargetFacts:
@@ -245,9 +243,9 @@ def _types(checkpoint: Checkpoint) -> str:
     """The types of the tensors, the one of most numbers first."""
     numbers: dict[str, int] = {}
     for tensor in checkpoint.tensors.values():
-        numbers[tensor.dtype] = numbers.get(tensor.dtype, 0) + prod(tensor.shape)
+        numbers[tensor.stored_as] = numbers.get(tensor.stored_as, 0) + prod(tensor.shape)
     return ", ".join(sorted(numbers, key=lambda dtype: -numbers[dtype]))
 
 
 def _bytes(checkpoint: Checkpoint) -> int:
-    return sum(prod(each.shape) * TYPE_BYTES.get(each.dtype, 1) for each in checkpoint.tensors.values())
+    return sum(each.num_bytes for each in checkpoint.tensors.values())

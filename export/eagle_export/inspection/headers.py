@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle_export.checkpoint import PYTORCH, Checkpoint, open_checkpoint, read_json
+from eagle_export.checkpoint import PYTORCH, Checkpoint, read_json
+from eagle_export.gguf.checkpoint import open_target
 from eagle_export.hub import hub_id, look_up
 from eagle_export.hub import open_headers as open_hub_headers
 from eagle_export.inspection.pickled import pickled_tensors
@@ -20,8 +21,8 @@ class Headers:
 
 
 def open_headers(argument: str, *, pickled: bool = False) -> Headers:
-    """argument: a folder, or the id of a model on the hub. pickled: whether pytorch_model.bin is read where there is no
-    safetensors file. No values of tensors are read. Raises ExportError."""
+    """argument: a folder, a GGUF file, or the id of a model on the hub. pickled: whether pytorch_model.bin is read if
+    there is no safetensors file. No values of tensors are read. Raises ExportError."""
     name = hub_id(argument)
     if name is not None:
         model = look_up(name, pickled=pickled)
@@ -29,7 +30,7 @@ def open_headers(argument: str, *, pickled: bool = False) -> Headers:
     folder = Path(argument)
     weights = folder / PYTORCH
     if not pickled or not weights.is_file() or any(folder.glob("*.safetensors")):
-        return Headers(open_checkpoint(folder), None)
+        return Headers(open_target(folder), None)
     config = read_json(folder / "config.json")
     with weights.open("rb") as file:
         return Headers(Checkpoint(folder, config, pickled_tensors(file, weights)), None)
