@@ -20,7 +20,7 @@ from eagle_export.certificate import certified, check_memory
 from eagle_export.checkpoint import Checkpoint, read_json
 from eagle_export.destination import check_destination, check_older, check_space, disk_errors, engines_of
 from eagle_export.errors import ExportError
-from eagle_export.head_check import HeadCheck, joined_taps
+from eagle_export.head_check import HeadCheck
 from eagle_export.heads.config import HeadConfig
 from eagle_export.limits import required_fidelity
 from eagle_export.pair import Pair, build_graphs, open_pair
@@ -81,6 +81,7 @@ def export(
     calibrate: Path | None = None,
     agreement: float | None = None,
     size: int | None = None,
+    sources: Mapping[str, str] | None = None,
 ) -> Exported:
     """Exports a target (a Hugging Face folder or a GGUF file) and a head (a folder) as a bundle folder. draft: None for
     the target alone.
@@ -94,7 +95,8 @@ def export(
     of names of the target's weights that stay as traced. cache_precision: "int8" for a quantised target on a CPU that
     keeps its keys and values in bytes; None for the type in which it computes them. calibrate: a text file (or JSONL
     as eagle-calib reads it) on which inputs are recorded where there is no calibration; None for text that the target
-    itself generates. agreement, size (bytes of all weights): the budget of precision "auto".
+    itself generates. agreement, size (bytes of all weights): the budget of precision "auto". sources: for the manifest,
+    models of the hub that the folders are copies of -> their commits (fetch.fetched).
 
     An existing bundle, with the engines built from it, is replaced at the end; a folder with other files is refused.
     Raises ExportError (FidelityError for a bundle outside its limits), CalibrationError or FolderError. Then, and when
@@ -181,7 +183,7 @@ def export(
         progress.update(task, description="writing weights", total=size, completed=0)
         with disk_errors(bundle), written(bundle, lambda older: check_older(older, bundle)) as folder:
             _write(folder, texts, graphs, lambda n: progress.advance(task, n))
-            manifest = _manifest(folder, pair, graphs, precisions, decisions, top_k, draft_vocab)
+            manifest = _manifest(folder, pair, graphs, precisions, decisions, top_k, draft_vocab, sources or {})
             (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
             del graphs  # frees their weights before the source's are loaded
             if certify:
@@ -200,10 +202,7 @@ def _recorded(pair: Pair, data: Path | None, report: Callable[[str], None]) -> t
         if pair.family.experts is not None:
             raise ExportError("transformers holds the experts in other layers than the graph does")
         check_memory(pair.target)
-        folder, text = pair.target.folder, pair.target.text()
-        if pair.head is None or pair.head.config.kind == "eagle1":
-            return observe_source(folder, text, data, (), report), []
-        return observe_source(folder, text, data, pair.head.config.taps, report, joined_taps(pair.head)), []
+        return observe_source(pair.target.folder, pair.target.text(), data, pair.head, report), []
     except ExportError as error:
         if data is not None:
             raise
@@ -271,6 +270,7 @@ def _manifest(
     decisions: Mapping[str, dict[str, str]],
     top_k: int,
     draft_vocab: int | None,
+    sources: Mapping[str, str],
 ) -> Manifest:
     config = pair.config
     specs = {name: graph_spec(GRAPH_FILES[name], graph, decisions[name]) for name, graph in graphs.items()}
@@ -293,7 +293,7 @@ def _manifest(
         ),
         head=head,
         tree_defaults=replace(trees, draft_top_k=min(trees.draft_top_k, top_k)),
-        tools={name: metadata.version(name) for name in TOOLS},
+        tools={name: metadata.version(name) for name in TOOLS} | dict(sources),
         files={path.relative_to(folder).as_posix(): file_sha256(path) for path in files},
         certificate=None,
     )

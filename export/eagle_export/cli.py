@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import re
 import sys
 import time
@@ -39,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(args: argparse.Namespace) -> None:
     """Exports a bundle as the parsed arguments say, and prints a report on stdout."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no library fetches files
+    from eagle_export.fetch import fetched
+
+    target, draft, sources = fetched(args.target, args.draft, Path(args.output))
     from eagle_export.bundle import export
     from eagle_export.errors import ExportError
     from eagle_export.limits import FidelityError
@@ -47,8 +48,8 @@ def run(args: argparse.Namespace) -> None:
     started = time.perf_counter()
     try:
         done = export(
-            Path(args.target),
-            None if args.draft is None else Path(args.draft),
+            target,
+            draft,
             Path(args.output),
             precision=args.precision,
             draft_precision=args.draft_precision,
@@ -64,6 +65,7 @@ def run(args: argparse.Namespace) -> None:
             calibrate=None if args.calibrate is None else Path(args.calibrate),
             agreement=args.agreement,
             size=args.size,
+            sources=sources,
         )
     except FidelityError as error:
         raise ExportError(error.with_options) from None

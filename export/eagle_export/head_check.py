@@ -5,7 +5,7 @@ speed tells. So the head is run eagerly, on the source's hidden states, over tex
 Other ways to read the same folder are tried too: configs leave open which layers the taps are, whether the residual is
 normalised, and the base of the rotation.
 
-Shapes: T tokens of a text, H/Hd width of target/head, Vd draft vocabulary.
+Shapes: T tokens of a text, H width of the target, Vd draft vocabulary.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle_export.graphs import build_head
 from eagle_export.heads.config import HeadConfig
+from eagle_export.heads.eager import eager_head, eager_weights, features_of, read_rows
 from eagle_export.heads.eagle1 import Eagle1Head
-from eagle_export.heads.eagle3 import Eagle3Head, TapReader
-from eagle_export.heads.layers import rotary
+from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_export.pair import HeadPart
 from eagle_export.source_text import continued
 
@@ -104,9 +103,9 @@ def own_text(
 def check_head(part: HeadPart, model: Any, texts: Sequence[Continued]) -> HeadCheck:
     """part: the head of a pair. model: its target as transformers runs it, in fp32. Returns the share of first drafted
     tokens that are the target's own, and what other readings of the folder would change."""
-    weights = _weights(part, model)
+    weights = eager_weights(part, model)
     readings = [("", part.config), *_other_readings(part.config, model)]
-    heads = [(_head(config, weights), config) for _, config in readings]
+    heads = [(eager_head(config, weights), config) for _, config in readings]
     rows: list[list[tuple[Tensor, Tensor]]] = [[] for _ in readings]
     for text in texts:
         ids = torch.tensor([[*text.start, *text.tokens]])
@@ -127,50 +126,14 @@ def check_head(part: HeadPart, model: Any, texts: Sequence[Continued]) -> HeadCh
     return HeadCheck(float(right[0].mean()), max(others, key=lambda one: one.gain, default=None), len(right[0]))
 
 
-def joined_taps(part: HeadPart) -> Callable[[Sequence[Tensor]], Tensor]:
-    """Returns what makes of the target's taps what the head's fc reads, in fp32."""
-    with torch.device("meta"):
-        reader = TapReader(part.config)
-    stored = part.checkpoint.tensors
-    norms = [name for name in reader.state_dict() if not name.startswith("fc.")]
-    reader.load_state_dict({name: stored[name].read().float() for name in norms}, strict=False, assign=True)
-    return reader.fused
-
-
-def _weights(part: HeadPart, model: Any) -> dict[str, Tensor]:
-    """The head's parameters in fp32. What it borrows are the model's own weights, which are not copied."""
-    with torch.device("meta"):
-        names = list(build_head(part.config).state_dict())
-    stored = part.checkpoint.tensors
-    weights = {name: stored[name].read().float() for name in names if name in stored}
-    if not part.own_embedding:
-        weights["embed_tokens.weight"] = model.get_input_embeddings().weight
-    if part.config.kind == "eagle1":
-        weights["lm_head.weight"] = model.get_output_embeddings().weight
-    return weights
-
-
-def _head(config: HeadConfig, weights: dict[str, Tensor]) -> Eagle1Head | Eagle3Head:
-    with torch.device("meta"):
-        head = build_head(config)
-    head.load_state_dict(weights, assign=True)
-    head.rotary_emb = rotary(config)  # its tables are in no file
-    return head.eval()
-
-
 def _drafted(
     head: Eagle1Head | Eagle3Head, part: HeadPart, config: HeadConfig, text: Continued, hidden: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """hidden: the target's hidden states [1, T, H], the embedding first and the last one after the last norm. Returns
     per generated token but the first, which no head drafts, whether the head drafts it, and its log-probability by the
     head (-inf outside the draft vocabulary)."""
-    tokens = torch.tensor([*text.start, *text.tokens])
-    features = head.features([hidden[tap] for tap in config.taps]) if isinstance(head, Eagle3Head) else hidden[-1]
-    rows = len(tokens) - 2  # row i reads feature i and token i + 1, and drafts token i + 2
-    empty = torch.zeros(1, 0, config.num_kv_heads, config.head_dim)
-    mask = torch.full((1, 1, rows, rows), torch.finfo(torch.float32).min).triu(1)
-    past = [(empty, empty)] * config.num_layers
-    out, _ = head(tokens[None, 1:-1], features[:, :rows], torch.arange(rows)[None], mask, past)
+    tokens = torch.tensor([*text.start, *text.tokens])  # row i reads feature i and token i + 1, and drafts token i + 2
+    out = read_rows(head, config, tokens[1:-1], features_of(head, config.taps, hidden)[:, :-2])
     first = len(text.start) - 1
     scores, wanted = head.logits(out)[0, first:].log_softmax(-1), tokens[first + 2 :]
     if part.d2t is not None:

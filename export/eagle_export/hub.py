@@ -12,11 +12,11 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eagle_export.checkpoint import PYTORCH, Checkpoint, StoredTensor, read_json
+from eagle_export.checkpoint import PYTORCH, Checkpoint, StoredTensor, open_checkpoint, read_json
 from eagle_export.errors import ExportError
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 ID = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TEXTS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
-COMMIT = re.compile(r"[0-9a-f]{40}")
 QUIET = ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_UPDATE_CHECK")
 
 
@@ -42,12 +41,14 @@ class HubId:
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """A model at one commit. files: name -> bytes. weights: those of its files that hold tensors."""
+    """A model at one commit. files: name -> bytes. weights: those of its files that hold tensors. cached: its folder in
+    huggingface_hub's cache, if the hub was not asked."""
 
     id: HubId
     commit: str
     files: Mapping[str, int]
     weights: tuple[str, ...]
+    cached: Path | None = None
 
 
 def hub_id(argument: str) -> HubId | None:
@@ -59,9 +60,13 @@ def hub_id(argument: str) -> HubId | None:
 
 
 def look_up(name: HubId, *, pickled: bool = False) -> HubModel:
-    """Asks the hub for a model's commit and files; offline, takes what is in huggingface_hub's cache. pickled: whether
-    pytorch_model.bin is taken where there is no safetensors file. Raises ExportError."""
+    """Asks the hub for a model's commit and files; with HF_HUB_OFFLINE, takes what is in huggingface_hub's cache.
+    pickled: whether pytorch_model.bin is taken where there is no safetensors file. Raises ExportError."""
     api = _api()
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return _cached(api, name, pickled)
     with _errors(name):
         info = api.model_info(name.name, revision=name.revision, files_metadata=True)
         files = {each.rfilename: each.size or 0 for each in info.siblings or ()}
@@ -69,6 +74,20 @@ def look_up(name: HubId, *, pickled: bool = False) -> HubModel:
     if "config.json" not in files:
         raise ExportError(f"{name}: config.json is missing; give a model in the format of transformers")
     return HubModel(name, commit, files, _weights(api, name, commit, files, pickled))
+
+
+def _cached(api: HfApi, name: HubId, pickled: bool) -> HubModel:
+    with _errors(name):
+        patterns = ["config.json", "model*.safetensors", INDEX]  # what every download of this module has, if there
+        folder = Path(
+            api.snapshot_download(name.name, revision=name.revision, local_files_only=True, allow_patterns=patterns)
+        )
+    files = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+    if "config.json" not in files or not any(each in files for each in (SINGLE, INDEX, PYTORCH)):
+        raise ExportError(
+            f"{name}: only a part of the model is in the cache, and HF_HUB_OFFLINE forbids asking the hub for the rest"
+        )
+    return HubModel(name, folder.name, files, _weights(api, name, folder.name, files, pickled), folder)
 
 
 def open_headers(model: HubModel) -> Checkpoint:
@@ -79,10 +98,16 @@ def open_headers(model: HubModel) -> Checkpoint:
     from eagle_export.inspection.pickled import pickled_tensors
 
     api, where = _api(), Path(str(model.id))
+    if model.cached is not None and model.weights != (PYTORCH,):
+        return replace(open_checkpoint(model.cached), folder=where)
     config = read_json(_small_file(api, model.id, model.commit, "config.json"))
     tensors: dict[str, StoredTensor] = {}
     with _errors(model.id):
         for name in model.weights:
+            if name == PYTORCH and model.cached is not None:
+                with (model.cached / name).open("rb") as local:
+                    tensors |= pickled_tensors(local, where / name)
+                continue
             if name == PYTORCH:
                 system = HfFileSystem(endpoint=api.endpoint, token=api.token)
                 with system.open(f"{model.id.name}@{model.commit}/{name}", block_size=1 << 16) as file:
@@ -99,6 +124,8 @@ def download(model: HubModel, *, texts: bool) -> Path:
     files are among that. Returns the folder. Raises ExportError; an interrupted download is resumed by the next one."""
     from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
 
+    if model.cached is not None:
+        return model.cached
     names = ["config.json", *model.weights, *([INDEX] if INDEX in model.files and SINGLE not in model.weights else [])]
     names += [name for name in TEXTS if texts and name in model.files]
     missing = [
@@ -112,18 +139,11 @@ def download(model: HubModel, *, texts: bool) -> Path:
         _check_space(cache, size, model)
         print(f"eagle-export: downloading {size / 1e6:.1f} MB of {model.id} at {model.commit[:12]}", file=sys.stderr)
     with _errors(model.id):
-        return Path(snapshot_download(model.id.name, revision=model.commit, allow_patterns=names))
-
-
-def local_folder(argument: str, *, role: str, sources: dict[str, str]) -> Path:
-    """Returns the folder that an argument of a command names: itself, or that of a hub id, downloaded. role: "target"
-    or "draft"; the id and its commit go into `sources`. Raises ExportError."""
-    name = hub_id(argument)
-    if name is None:
-        return Path(argument)
-    model = look_up(name, pickled=role == "draft")
-    sources[f"{role}: {name.name}"] = model.commit
-    return download(model, texts=role == "target")
+        # By the revision's name, so that the cache knows it without a network.
+        folder = Path(snapshot_download(model.id.name, revision=model.id.revision, allow_patterns=names))
+    if folder.name != model.commit:
+        raise ExportError(f"{model.id} was changed while it was downloaded; try again")
+    return folder
 
 
 def go_offline() -> None:
@@ -190,6 +210,11 @@ def _errors(name: HubId) -> Iterator[None]:
 
     try:
         yield
+    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError):
+        raise ExportError(
+            f"{name} is no folder here and not in the hub's cache, and the hub is not asked (HF_HUB_OFFLINE) or does "
+            "not answer; check the name, or connect"
+        ) from None
     except errors.GatedRepoError:
         raise ExportError(
             f"{name} is gated: accept its licence on its page on the hub, and log in with `hf auth login`"
@@ -205,10 +230,6 @@ def _errors(name: HubId) -> Iterator[None]:
         raise ExportError(f"{name}: a file of the model is missing ({_first_line(error)})") from None
     except errors.SafetensorsParsingError as error:
         raise ExportError(f"{name}: the header of its weights is damaged ({_first_line(error)})") from None
-    except errors.OfflineModeIsEnabled:
-        raise ExportError(
-            f"{name} is no folder here, and HF_HUB_OFFLINE forbids asking the hub; download it first, or unset that"
-        ) from None
     except (errors.HfHubHTTPError, OSError) as error:
         raise ExportError(f"{name}: the hub did not answer as it should ({_first_line(error)}); try again") from None
     except Exception as error:

@@ -1,5 +1,5 @@
-"""Records the inputs of a target's linear layers without a calibration folder: the checkpoint runs in transformers on
-text of a file or, without one, on text that it generates itself.
+"""Records the inputs of the linear layers of a target and its head without a calibration folder: the checkpoint runs in
+transformers on text of a file or, without one, on text that it generates itself.
 
 Text of the model's own has the inputs that it sees in use, whatever it was trained on. It is sampled at temperature 1
 after a few tokens of the package's text, as LLM-QAT does (arXiv 2305.17888), and then read in one forward pass whose
@@ -8,8 +8,9 @@ inputs are recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from eagle_calib.observe import InputStatistics
 from eagle_calib.texts import read_windows
 from eagle_export.errors import ExportError
 from eagle_export.families.source import load_source
+from eagle_export.heads.eager import eager_head, eager_weights, features_of, read_rows
+from eagle_export.pair import EMBEDDING, LM_HEAD, HeadPart
 from eagle_export.source_text import SEED, continued, text_starts
 from eagle_runtime.text.tokenizer import Text
 from eagle_runtime.tree import Float
@@ -30,7 +33,6 @@ from eagle_runtime.tree import Float
 SEQUENCES, START, LENGTH = 24, 8, 96  # generated texts, tokens that each starts with, and tokens in all
 KEPT = SEQUENCES * LENGTH  # rows of a layer's inputs that are kept: more lower an int4 target's KL, and take memory
 WINDOW, MAX_TOKENS = 256, 8192  # of a file: tokens per window, and in all
-FC = "head.fc.weight"  # of an EAGLE-3 head, in the target's graph
 PROBES = 2  # texts of which the logits are kept
 
 
@@ -44,7 +46,8 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """inputs: weight name -> inputs of its layer, of every linear layer; layers that read one tensor share an object.
+    """inputs: weight name -> inputs of its layer, of every linear layer of the target and of its head; layers that read
+    one tensor share an object.
     probes: some of the texts that were read."""
 
     inputs: dict[str, Observed]
@@ -55,16 +58,14 @@ def observe_source(
     folder: Path,
     text: Text,
     data: Path | None,
-    taps: tuple[int, ...] = (),
+    head: HeadPart | None = None,
     report: Callable[[str], None] = lambda step: None,
-    joined: Callable[[Sequence[Tensor]], Tensor] = lambda taps: torch.cat(list(taps), -1),
 ) -> Recorded:
     """Returns what the checkpoint in `folder` computes for a text.
 
-    text: its tokenizer. data: a text file, or JSONL as eagle-calib reads it; None for text of the model's own. taps:
-    the hidden states that an EAGLE-3 head reads, if there is one. report: called with what is being done. joined: makes
-    of the taps what the head's fc reads. Raises CalibrationError for a file without text, and ExportError if
-    transformers cannot run the checkpoint."""
+    text: its tokenizer. data: a text file, or JSONL as eagle-calib reads it; None for text of the model's own. head: of
+    the model; its inputs are recorded too. report: called with what is being done. Raises CalibrationError for a file
+    without text, and ExportError if transformers cannot run the checkpoint."""
     transformers_logging.disable_progress_bar()
     try:
         model = load_source(folder)
@@ -76,7 +77,7 @@ def observe_source(
         else:
             windows = read_windows(data, text, vocab, min(WINDOW, longest), MAX_TOKENS)
         probes = tuple(_probe(model, window) for window in windows[:PROBES])
-        return Recorded(_observed(model, windows, taps, report, joined), probes)
+        return Recorded(_observed(model, windows, head, report), probes)
     except (ExportError, CalibrationError):
         raise
     except Exception as error:  # transformers, safetensors and a full memory raise many kinds
@@ -111,49 +112,74 @@ def _probe(model: Any, tokens: list[int]) -> Probe:
     return Probe(tokens, model(input_ids=torch.tensor([tokens]), logits_to_keep=rows).logits[0].float().numpy())
 
 
+class _LayerInputs:
+    """Statistics of what layers of a torch module read while it runs. Layers that read one tensor share them."""
+
+    def __init__(self, layers: Iterable[tuple[str, torch.nn.Module]]) -> None:
+        """layers: weight name and layer."""
+        self._statistics: dict[str, InputStatistics] = {}
+        self._same_input: dict[str, str] = {}  # layer -> the layer before it that reads the same tensor
+        self._last: tuple[Any, str] = (None, "")  # the tensor that a layer read last, and that layer
+        self._hooks = [layer.register_forward_pre_hook(partial(self._record, name)) for name, layer in layers]
+
+    def _record(self, name: str, _: torch.nn.Module, args: tuple[Any, ...]) -> None:
+        if args[0] is self._last[0]:
+            self._same_input[name] = self._last[1]
+            return
+        self._last = args[0], name
+        self.add(name, args[0])
+
+    def add(self, name: str, x: Tensor) -> None:
+        """Adds rows x [..., K] that the layer of weight `name` reads."""
+        rows = x.reshape(-1, x.shape[-1]).float().numpy()
+        self._statistics.setdefault(name, InputStatistics(f"the input of {name}", x.shape[-1], KEPT)).add(rows)
+
+    def observed(self) -> dict[str, Observed]:
+        """Ends the recording and returns weight name -> inputs."""
+        for hook in self._hooks:
+            hook.remove()
+        observed = {name: one.observed() for name, one in self._statistics.items()}
+        return observed | {name: observed[other] for name, other in self._same_input.items()}
+
+
+class _HeadInputs(_LayerInputs):
+    """What the layers of a head read over a text: with the target's features, and with its own hidden states in their
+    place, as on the second level of a tree."""
+
+    def __init__(self, part: HeadPart, model: Any) -> None:
+        self._config, self._head = part.config, eager_head(part.config, eager_weights(part, model))
+        borrowed = LM_HEAD if part.config.kind == "eagle1" else None  # has the target's name, and its inputs there
+        super().__init__((f"head.{name}", layer) for name, layer in _linears(self._head) if name != borrowed)
+
+    def read(self, tokens: Tensor, hidden: Sequence[Tensor]) -> None:
+        """tokens [T]; hidden: the target's hidden states for them, as `features_of` takes them."""
+        own = features_of(self._head, self._config.taps, hidden)
+        for first in range(1, min(3, len(tokens))):  # the rows' tokens are those after their features
+            own = read_rows(self._head, self._config, tokens[first:], own[:, : len(tokens) - first])
+            self._head.logits(own)
+
+
 @torch.inference_mode()
 def _observed(
-    model: Any,
-    windows: Sequence[Sequence[int]],
-    taps: tuple[int, ...],
-    report: Callable[[str], None],
-    joined: Callable[[Sequence[Tensor]], Tensor],
+    model: Any, windows: Sequence[Sequence[int]], head: HeadPart | None, report: Callable[[str], None]
 ) -> dict[str, Observed]:
     """Reads every window as a prompt."""
-    statistics: dict[str, InputStatistics] = {}
-    same_input: dict[str, str] = {}  # layer -> the layer before it that reads the same tensor
-    last: list[Any] = [None, ""]  # the tensor that a layer read last, and that layer
-
-    tapped: list[Any] = []
-
-    def add(name: str, x: Any) -> None:
-        rows = x.reshape(-1, x.shape[-1]).float().numpy()
-        statistics.setdefault(name, InputStatistics(f"the input of {name}", x.shape[-1], KEPT)).add(rows)
-
-    def record(name: str) -> Callable[..., None]:
-        def hook(_: Any, args: tuple[Any, ...]) -> None:
-            if args[0] is last[0]:
-                same_input[name] = last[1]
-                return
-            last[:] = [args[0], name]
-            add(name, args[0])
-
-        return hook
-
-    layers = [(f"{name}.weight", layer) for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)]
-    hooks = [layer.register_forward_pre_hook(record(name)) for name, layer in layers]
-    hooks += [model.model.layers[tap - 1].register_forward_hook(lambda _m, _i, out: tapped.append(out)) for tap in taps]
+    inputs = _LayerInputs(_linears(model))
+    head_inputs = None if head is None else _HeadInputs(head, model)
     for number, window in enumerate(windows):
         report(f"recording inputs ({number} of {len(windows)} texts)")
-        last[:] = [None, ""]
-        model(input_ids=torch.tensor([list(window)]), use_cache=False)
-        if tapped:
-            add(FC, joined(tapped))
-            tapped.clear()
-    for hook in hooks:
-        hook.remove()
-    observed = {name: one.observed() for name, one in statistics.items()}
-    observed |= {name: observed[other] for name, other in same_input.items()}
+        tokens = torch.tensor(list(window))
+        out = model(input_ids=tokens[None], use_cache=False, output_hidden_states=head is not None)
+        if head_inputs is not None:
+            head_inputs.read(tokens, out.hidden_states)
+    observed = inputs.observed()
     if model.config.tie_word_embeddings:
-        observed["model.embed_tokens.weight"] = observed["lm_head.weight"]
-    return observed
+        observed[EMBEDDING] = observed[LM_HEAD]
+    return observed if head_inputs is None else observed | head_inputs.observed()
+
+
+def _linears(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yields weight name and layer of each linear layer."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, torch.nn.Linear):
+            yield f"{name}.weight", layer

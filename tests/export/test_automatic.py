@@ -23,7 +23,7 @@ from eagle_export.recipes.blocks import rounded
 from eagle_export.recipes.embedding import EmbeddingBlocks
 from eagle_export.recipes.graph import linears
 from eagle_export.recipes.plan import INT4, INT8
-from eagle_export.self_calibration import FC, SEQUENCES, observe_source
+from eagle_export.self_calibration import SEQUENCES, observe_source
 from eagle_export.weights import num_bytes
 from eagle_export.worst_layers import layers_of
 from eagle_runtime import EagleModel
@@ -37,10 +37,11 @@ TARGET = GOLDEN / "target"
 def test_every_linear_layer_has_recorded_inputs_and_equal_calls_record_the_same() -> None:
     pair = open_pair(TARGET, GOLDEN / HEADS["eagle3"])
     assert pair.head is not None
-    recorded = observe_source(TARGET, Text(TARGET), None, pair.head.config.taps)
-    again = observe_source(TARGET, Text(TARGET), None, pair.head.config.taps)
-    layers = linears(build_graphs(pair, "fp32", 10)["target"])
-    assert FC in {layer.name for layer in layers} <= set(recorded.inputs)
+    recorded = observe_source(TARGET, Text(TARGET), None, pair.head)
+    again = observe_source(TARGET, Text(TARGET), None, pair.head)
+    layers = [layer for graph in build_graphs(pair, "fp32", 10).values() for layer in linears(graph)]
+    assert {"head.fc.weight", "head.midlayer.mlp.up_proj.weight"} < {layer.name for layer in layers}
+    assert {layer.name for layer in layers} == set(recorded.inputs) - {"model.embed_tokens.weight"}
     for layer in layers:
         seen = recorded.inputs[layer.name]
         assert seen.sample.shape[1] == layer.shape[0] and len(seen.sample) > 500
@@ -179,3 +180,15 @@ def test_sizes_are_read_in_powers_of_a_thousand() -> None:
     assert [number_of_bytes(text) for text in ("5GB", "700 MB", "1.5g", "12")] == [5 * 10**9, 7 * 10**8, 15 * 10**8, 12]
     with pytest.raises(ValueError, match="5TB"):
         number_of_bytes("5TB")
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_head_in_four_bits_is_rounded_for_inputs_that_were_recorded(kind: str, tmp_path: Path) -> None:
+    done = export(TARGET, GOLDEN / HEADS[kind], tmp_path / "b", precision="int8", certify=False)
+    assert done.manifest.head is not None
+    recipe = done.manifest.head.graph.recipe
+    blocks = {name: how for name, how in recipe.items() if "blocks" in how}
+    assert (
+        len(blocks) == {"eagle1": 8, "eagle3": 7}[kind]
+    )  # q, k, v, o, gate, up, down, and fc, which EAGLE-3 reads with
+    assert all(how.startswith("int4 in blocks of") and how.endswith("errors compensated") for how in blocks.values())

@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from conftest import GOLDEN
 from eagle_export.cli import main
 from eagle_export.families.source import load_source
-from eagle_export.head_check import Continued, HeadCheck, _head, _weights, check_head, own_text
+from eagle_export.head_check import Continued, HeadCheck, check_head, own_text
+from eagle_export.heads.eager import eager_head, eager_weights
 from eagle_export.pair import open_pair
 from eagle_export.source_text import text_starts
 from eagle_runtime.text.tokenizer import Text
@@ -105,7 +106,7 @@ def test_the_share_is_that_of_a_count_by_hand(target: str, source_of: Callable[[
     assert part is not None
     text = source.texts[3]
     check = check_head(part, source.model, [text])
-    head, tokens = _head(part.config, _weights(part, source.model)), [*text.start, *text.tokens]
+    head, tokens = eager_head(part.config, eager_weights(part, source.model)), [*text.start, *text.tokens]
     right = 0
     for end in range(len(text.start) + 1, len(tokens)):  # tokens[end] is drafted from tokens[:end]
         with torch.inference_mode():

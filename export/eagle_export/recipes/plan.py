@@ -72,7 +72,7 @@ def all_but_lm_head(linear: Linear) -> bool:
 class Recipe:
     """traced: type of the traced graphs. target, draft: the passes of each graph in order, given what the calibration
     observed there (None without one); draft None: as target. calibrated: whether a calibration is required.
-    self_calibrated: whether without one the target's inputs are recorded from the checkpoint (self_calibration.py).
+    self_calibrated: whether without one inputs are recorded from the checkpoint (self_calibration.py).
     draft_precision: precision of the head if none is asked for; None: the target's."""
 
     traced: str
@@ -260,7 +260,7 @@ def plan(
 ) -> Plan:
     """The passes for a target and its head.
 
-    recorded: inputs of the target's layers where there is no calibration (self_calibration.py). wide: names of the
+    recorded: inputs of both graphs' layers where there is no calibration (self_calibration.py). wide: names of the
     weights that a target in "auto" stores in eight bits. draft_precision: None for a target without a head.
     draft_vocab: number of tokens that the head keeps, None for all. kept: patterns of names of the target's layers that
     stay as traced. cache_precision: "int8" for a target that keeps its keys and values in bytes, None for one that
@@ -292,7 +292,7 @@ def plan(
             f"a target in {precision} hands {target.traced} features to its head, which a head in {draft_precision} "
             "cannot read; choose the same precision for both, or none of them fp16"
         )
-    draft_passes = (draft.draft or draft.target)(None if calibration is None else calibration.draft)
+    draft_passes = (draft.draft or draft.target)(recorded if calibration is None else calibration.draft)
     if draft_vocab is not None:
         if calibration is None:
             raise ExportError(

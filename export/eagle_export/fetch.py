@@ -1,0 +1,34 @@
+"""What an export's arguments name: folders here, or models of the hub, which are looked at and then downloaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from eagle_export.destination import check_destination, disk_errors
+from eagle_export.errors import ExportError
+from eagle_export.hub import download, go_offline, hub_id, look_up
+from eagle_export.inspection.report import inspect
+
+
+def fetched(target: str, draft: str | None, bundle: Path) -> tuple[Path, Path | None, dict[str, str]]:
+    """Returns the folders of the target and the head, and for models of the hub "target: OWNER/NAME" or "draft:
+    OWNER/NAME" -> commit. Nothing is asked for unless an argument is the id of a model, and nothing but configs is
+    downloaded unless headers say that the pair can be exported to `bundle`. Raises ExportError."""
+    arguments = {"target": target} if draft is None else {"target": target, "draft": draft}
+    folders, sources = {role: Path(argument) for role, argument in arguments.items()}, {}
+    models = {
+        role: look_up(name, pickled=role == "draft")
+        for role, argument in arguments.items()
+        if (name := hub_id(argument)) is not None
+    }
+    if models:
+        with disk_errors(bundle):
+            check_destination(bundle.absolute())
+        report = inspect(target, draft)
+        for problem in (*report.target.problems, *(() if report.head is None else report.head.problems)):
+            raise ExportError(f"{problem}; no weights were downloaded")
+    for role, model in models.items():
+        folders[role] = download(model, texts=role == "target")
+        sources[f"{role}: {model.id.name}"] = model.commit
+    go_offline()
+    return folders["target"], folders.get("draft"), sources

@@ -1,0 +1,243 @@
+"""Published targets and heads as headers: their config.json and the names, shapes and types of their tensors.
+
+Weights are not here: a file has its header and is as long as the real one, without using the disk (files with holes).
+Sizes of targets are those of Lightning-AI/litgpt, litgpt/config.py, which cites each model's config.json, and for the
+three families that cannot be exported the defaults of transformers' config classes, which are of these models. Heads
+follow the configurations that their producers train with: see docs/known_pairs.md.
+"""
+
+from __future__ import annotations
+
+import json
+from math import prod
+from pathlib import Path
+from typing import Any
+
+Config = dict[str, Any]
+Shapes = dict[str, tuple[str, tuple[int, ...]]]
+WIDTHS = {"F16": 2, "BF16": 2, "I64": 8, "BOOL": 1}
+
+
+def sizes(kind: str, hidden: int, mlp: int, layers: int, heads: int, kv: int, vocab: int, context: int) -> Config:
+    return {
+        "model_type": kind,
+        "hidden_size": hidden,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "vocab_size": vocab,
+        "max_position_embeddings": context,
+        "tie_word_embeddings": False,
+    }
+
+
+def qwen3(hidden: int, mlp: int, layers: int, heads: int, tied: bool = False) -> Config:
+    base = sizes("qwen3", hidden, mlp, layers, heads, 8, 151936, 40960)
+    return {**base, "head_dim": 128, "tie_word_embeddings": tied}
+
+
+def qwen3_moe(context: int) -> Config:
+    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "head_dim": 128}
+    return {**sizes("qwen3_moe", 2048, 6144, 48, 32, 4, 151936, context), **experts}
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 8192}
+LLAMA_31 = {**sizes("llama", 4096, 14336, 32, 32, 8, 128256, 131072), "rope_theta": 500000.0, "rope_scaling": LLAMA3}
+TARGETS: dict[str, Config] = {
+    "meta-llama/Llama-2-7b-chat-hf": sizes("llama", 4096, 11008, 32, 32, 32, 32000, 4096),
+    "meta-llama/Llama-2-13b-chat-hf": sizes("llama", 5120, 13824, 40, 40, 40, 32000, 4096),
+    "meta-llama/Meta-Llama-3-8B-Instruct": sizes("llama", 4096, 14336, 32, 32, 8, 128256, 8192),
+    "meta-llama/Llama-3.1-8B-Instruct": LLAMA_31,
+    "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": LLAMA_31,
+    "mistralai/Mixtral-8x7B-Instruct-v0.1": {
+        **sizes("mixtral", 4096, 14336, 32, 32, 8, 32000, 32768),
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "Qwen/Qwen3-1.7B": qwen3(2048, 6144, 28, 16, tied=True),
+    "Qwen/Qwen3-4B": qwen3(2560, 9728, 36, 32, tied=True),
+    "Qwen/Qwen3-8B": qwen3(4096, 12288, 36, 32),
+    "Qwen/Qwen3-14B": qwen3(5120, 17408, 40, 40),
+    "Qwen/Qwen3-32B": qwen3(5120, 25600, 64, 64),
+    "Qwen/Qwen3-30B-A3B": qwen3_moe(40960),
+    "Qwen/Qwen3-30B-A3B-Instruct-2507": qwen3_moe(262144),
+    "openai/gpt-oss-120b": {**sizes("gpt_oss", 2880, 2880, 36, 64, 8, 201088, 131072), "head_dim": 64},
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": {**sizes("qwen3_next", 2048, 5632, 48, 16, 2, 151936, 262144), "head_dim": 256},
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct": {
+        "model_type": "llama4",
+        "text_config": {**sizes("llama4_text", 5120, 8192, 48, 40, 8, 202048, 131072), "head_dim": 128},
+    },
+}
+
+
+def target_tensors(config: Config) -> Shapes:
+    """As transformers names them. Of families that cannot be exported the embedding alone is made."""
+    config = config.get("text_config", config)
+    h, v, kind = config["hidden_size"], config["vocab_size"], config["model_type"]
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (v, h)}
+    if kind not in ("llama", "qwen3", "mixtral", "qwen3_moe"):
+        return {name: ("BF16", shape) for name, shape in shapes.items()}
+    shapes["model.norm.weight"] = (h,)
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (v, h)
+    width = config.get("head_dim", h // config["num_attention_heads"])
+    for layer in range(config["num_hidden_layers"]):
+        start = f"model.layers.{layer}."
+        shapes |= layer_shapes(start, h, h, width, config, dense=kind in ("llama", "qwen3"))
+        shapes[f"{start}input_layernorm.weight"] = shapes[f"{start}post_attention_layernorm.weight"] = (h,)
+        if kind.startswith("qwen3"):
+            shapes |= {f"{start}self_attn.{part}_norm.weight": (width,) for part in "qk"}
+        if kind == "mixtral":
+            shapes[f"{start}block_sparse_moe.gate.weight"] = (config["num_local_experts"], h)
+            for expert in range(config["num_local_experts"]):
+                part, wide = f"{start}block_sparse_moe.experts.{expert}.", config["intermediate_size"]
+                shapes |= {f"{part}w1.weight": (wide, h), f"{part}w2.weight": (h, wide), f"{part}w3.weight": (wide, h)}
+        if kind == "qwen3_moe":
+            shapes[f"{start}mlp.gate.weight"] = (config["num_experts"], h)
+            for expert in range(config["num_experts"]):
+                shapes |= mlp_shapes(f"{start}mlp.experts.{expert}.", h, config["moe_intermediate_size"])
+    return {name: ("BF16", shape) for name, shape in shapes.items()}
+
+
+def layer_shapes(
+    start: str, read: int, h: int, width: int, config: Config, *, dense: bool
+) -> dict[str, tuple[int, ...]]:
+    """Attention that reads `read` channels, and the MLP of a layer with one."""
+    q, kv = config["num_attention_heads"] * width, config["num_key_value_heads"] * width
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{start}self_attn.q_proj.weight": (q, read),
+        f"{start}self_attn.k_proj.weight": (kv, read),
+        f"{start}self_attn.v_proj.weight": (kv, read),
+        f"{start}self_attn.o_proj.weight": (h, q),
+    }
+    return shapes | (mlp_shapes(f"{start}mlp.", h, config["intermediate_size"]) if dense else {})
+
+
+def mlp_shapes(start: str, h: int, wide: int) -> dict[str, tuple[int, ...]]:
+    names = {"gate_proj": (wide, h), "up_proj": (wide, h), "down_proj": (h, wide)}
+    return {f"{start}{name}.weight": shape for name, shape in names.items()}
+
+
+def eagle1(hidden: int, mlp: int, heads: int, kv: int, vocab: int, **more: Any) -> tuple[Config, Shapes]:
+    """SafeAILab/EAGLE eagle/model/cnets1.py."""
+    config = {**sizes("llama", hidden, mlp, 1, heads, kv, vocab, 2048), "architectures": ["LlamaForCausalLM"], **more}
+    shapes = layer_shapes("layers.0.", hidden, hidden, hidden // heads, config, dense=True)
+    shapes |= {"embed_tokens.weight": (vocab, hidden), "fc.weight": (hidden, 2 * hidden)}
+    shapes["layers.0.post_attention_layernorm.weight"] = (hidden,)
+    if more.get("bias", True):  # absent means a bias
+        shapes["fc.bias"] = (hidden,)
+    return config, {name: ("F16", shape) for name, shape in shapes.items()}
+
+
+def eagle3(
+    name: str, target: str, mlp: int, start: str = "midlayer.", taps: int = 3, draft: int = 32000, **more: Any
+) -> tuple[Config, Shapes]:
+    """name: of the class in config.json. Attention is as wide as the target's, as in all heads of the table."""
+    of = TARGETS[target].get("text_config", TARGETS[target])
+    h, v, heads = of["hidden_size"], of["vocab_size"], of["num_attention_heads"]
+    width = of.get("head_dim", h // heads)
+    config = {**sizes("llama", h, mlp, 1, heads, of["num_key_value_heads"], v, 2048), "architectures": [name]}
+    config |= {"draft_vocab_size": draft, "head_dim": width, **more}
+    shapes = layer_shapes(start, 2 * h, h, width, config, dense=True)
+    shapes |= {f"{start}{norm}.weight": (h,) for norm in ("hidden_norm", "input_layernorm", "post_attention_layernorm")}
+    shapes |= {"norm.weight": (h,), "fc.weight": (h, taps * h), "lm_head.weight": (draft, h)}
+    tensors = {key: ("BF16", shape) for key, shape in shapes.items()}
+    if draft < v:
+        tensors |= {"d2t": ("I64", (draft,)), "t2d": ("BOOL", (v,))}
+    return config, tensors
+
+
+def with_embedding(head: tuple[Config, Shapes]) -> tuple[Config, Shapes]:
+    config, tensors = head
+    return config, {**tensors, "embed_tokens.weight": ("BF16", (config["vocab_size"], config["hidden_size"]))}
+
+
+def deepspec(target: str, ids: list[int]) -> tuple[Config, Shapes]:
+    """deepseek-ai/DeepSpec deepspec/modeling/eagle3/qwen3/{config,modeling}.py and config/eagle3/*.py."""
+    of = TARGETS[target]
+    config, tensors = with_embedding(
+        eagle3("Qwen3Eagle3Model", target, of["intermediate_size"], "layers.0.", len(ids), of["vocab_size"])
+    )
+    del config["draft_vocab_size"]
+    config |= {"model_type": "qwen3", "target_layer_ids": ids, "layer_types": ["full_attention"], "ttt_length": 7}
+    norms = {f"layers.0.self_attn.{part}_norm.weight": ("BF16", (128,)) for part in "qk"}
+    return config, {**tensors, **norms}
+
+
+def speculators(kind: str, target: str, mlp: int, **more: Any) -> tuple[Config, Shapes]:
+    """vllm-project/speculators src/speculators/models/{eagle3,peagle,dflash}/config.py."""
+    flat, tensors = with_embedding(eagle3("", target, mlp, "layers.0."))
+    layer = {key: flat[key] for key in flat if key not in ("architectures", "draft_vocab_size")}
+    config = {
+        "architectures": [{"eagle3": "Eagle3Speculator", "peagle": "PEagleSpeculator"}.get(kind, "DFlashSpeculator")],
+        "speculators_model_type": kind,
+        "speculators_config": {"algorithm": kind, "verifier": {"name_or_path": target}},
+        "transformer_layer_config": layer,
+        "draft_vocab_size": 32000,
+        **more,
+    }
+    if kind == "peagle":
+        tensors["mask_hidden"] = ("BF16", (1, 1, 3 * flat["hidden_size"]))
+    return config, tensors
+
+
+LLAMA, QWEN = "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-8B"
+SPECFORGE, ANGELSLIM = "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"
+LLAMA_HEAD = eagle3("LlamaForCausalLM", LLAMA, 14336)
+HEADS: dict[str, tuple[Config, Shapes]] = {
+    "yuhuili/EAGLE-llama2-chat-7B": eagle1(4096, 11008, 32, 32, 32000),
+    "yuhuili/EAGLE-llama2-chat-13B": eagle1(5120, 13824, 40, 40, 32000),
+    "yuhuili/EAGLE-mixtral-instruct-8x7B": eagle1(4096, 14336, 32, 32, 32000),
+    "yuhuili/EAGLE-LLaMA3-Instruct-8B": eagle1(4096, 14336, 32, 8, 128256, bias=False, rope_theta=5e5),
+    "yuhuili/EAGLE-LLaMA3.1-Instruct-8B": eagle1(4096, 14336, 32, 8, 128256, bias=False, rope_theta=5e5),
+    "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B": LLAMA_HEAD,
+    "yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B": LLAMA_HEAD,
+    "lmsys/SGLang-EAGLE3-Llama-3.1-8B-Instruct-SpecForge": with_embedding(eagle3(SPECFORGE, LLAMA, 14336)),
+    "lmsys/SGLang-EAGLE3-Qwen3-30B-A3B-Instruct-2507-SpecForge-Nex": with_embedding(
+        eagle3(SPECFORGE, "Qwen/Qwen3-30B-A3B-Instruct-2507", 12288, rope_theta=1e6)
+    ),
+    "AngelSlim/Qwen3-1.7B_eagle3": with_embedding(eagle3(ANGELSLIM, "Qwen/Qwen3-1.7B", 6144, rope_theta=1e6)),
+    "AngelSlim/Qwen3-4B_eagle3": with_embedding(eagle3(ANGELSLIM, "Qwen/Qwen3-4B", 9728, rope_theta=1e6)),
+    "AngelSlim/Qwen3-8B_eagle3": with_embedding(eagle3(ANGELSLIM, QWEN, 12288, rope_theta=1e6)),
+    "AngelSlim/Qwen3-14B_eagle3": with_embedding(eagle3(ANGELSLIM, "Qwen/Qwen3-14B", 17408, rope_theta=1e6)),
+    "AngelSlim/Qwen3-32B_eagle3": with_embedding(eagle3(ANGELSLIM, "Qwen/Qwen3-32B", 25600, rope_theta=1e6)),
+    "AngelSlim/Qwen3-a3B_eagle3": with_embedding(eagle3(ANGELSLIM, "Qwen/Qwen3-30B-A3B", 6144, rope_theta=1e6)),
+    "deepseek-ai/eagle3_qwen3_4b_ttt7": deepspec("Qwen/Qwen3-4B", [1, 9, 17, 25, 33]),
+    "deepseek-ai/eagle3_qwen3_8b_ttt7": deepspec(QWEN, [1, 9, 17, 25, 33]),
+    "deepseek-ai/eagle3_qwen3_14b_ttt7": deepspec("Qwen/Qwen3-14B", [1, 10, 19, 28, 37]),
+    "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3": speculators("eagle3", LLAMA, 14336, norm_before_residual=False),
+    "RedHatAI/Qwen3-8B-speculator.peagle": speculators("peagle", QWEN, 12288),
+    "RedHatAI/Qwen3-8B-speculator.dflash": speculators("dflash", QWEN, 12288),
+    "deepseek-ai/dspark_qwen3_8b_block7": ({"architectures": ["Qwen3DSparkModel"]}, {}),
+    "lmsys/EAGLE3-gpt-oss-120b-bf16": with_embedding(
+        eagle3(
+            SPECFORGE,
+            "openai/gpt-oss-120b",
+            17280,
+            eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 17, 33]},
+        )
+    ),
+    "lmsys/SGLang-EAGLE3-Llama-4-Scout-17B-16E-Instruct-SpecForge": with_embedding(
+        eagle3(SPECFORGE, "meta-llama/Llama-4-Scout-17B-16E-Instruct", 32768)
+    ),
+    "lmsys/SGLang-EAGLE3-Qwen3-Next-80B-A3B-Instruct-FP8-perfect-blend-regenerated": with_embedding(
+        eagle3(SPECFORGE, "Qwen/Qwen3-Next-80B-A3B-Instruct", 16384, rope_theta=1e7)
+    ),
+}
+
+
+def write(folder: Path, config: Config, tensors: Shapes) -> Path:
+    """Writes config.json, and model.safetensors with a header and a hole in the place of the numbers."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    header, end = {}, 0
+    for name, (dtype, shape) in tensors.items():
+        start, end = end, end + prod(shape) * WIDTHS[dtype]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+    encoded = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        file.truncate(8 + len(encoded) + end)
+    return folder
