@@ -25,7 +25,7 @@ def test_a_remembered_trace_gives_the_same_bytes(golden: Path, tmp_path: Path, t
     try:
         for number, trace_memory.enabled in enumerate((False, True, True)):
             folders.append(tmp_path / str(number))
-            export(golden / "target", golden / "head_eagle1", folders[-1], precision="int8", certify=False)
+            export(golden / "target", None, folders[-1], certify=False)
     finally:
         trace_memory.enabled = enabled
     fresh, *remembered = ({path.name: path.read_bytes() for path in each.rglob("*/model*")} for each in folders)

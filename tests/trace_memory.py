@@ -1,7 +1,7 @@
 """Traces of equal modules, made once per process of tests: nine tenths of an export of a tiny pair is its trace.
 
-A trace depends on the module alone: its classes, their settings, shapes of parameters and values of buffers. All that is
-the key. A module with something that the key does not cover is traced anew, and with EAGLE_FRESH_TRACES=1 all are.
+A trace depends on the module alone: its classes, their settings, shapes of parameters and values of buffers. They make
+the key. A module with something that the key does not cover is traced anew; with EAGLE_FRESH_TRACES=1 all are.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def describe(value: Any) -> str:
         kind = f"{tuple(value.shape)} {value.dtype}"
         if isinstance(value, FakeTensor):
             return f"fake {kind}"
-        return f"{kind} {hashlib.sha256(value.detach().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()}"
+        content = value.detach().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+        return f"{kind} {hashlib.sha256(content).hexdigest()}"
     if isinstance(value, PretrainedConfig):
         return f"{type(value)} {value._attn_implementation} {describe(value.to_dict())}"
     if isinstance(value, torch.nn.Module):
