@@ -202,13 +202,14 @@ def _parser() -> Parser:
     parser.add_argument(
         "target",
         metavar="TARGET",
-        help="Hugging Face folder of the target (Llama, Qwen3, Gemma-3, ...: docs/families.md), or its .gguf file",
+        help="Hugging Face folder of the target (Llama, Qwen3, Gemma-3, ...: docs/families.md), its .gguf file, or its "
+        "id on the hub, OWNER/NAME[@REVISION]",
     )
     parser.add_argument(
         "draft",
         nargs="?",
         metavar="DRAFT",
-        help="folder of the EAGLE-1/2 or EAGLE-3 head; without one, drafts come from n-gram matches in the text",
+        help="folder or id of the EAGLE-1/2 or EAGLE-3 head; without one, drafts come from n-gram matches in the text",
     )
     parser.add_argument("-o", "--output", required=True, metavar="BUNDLE", help="folder to write")
     parser.add_argument("-p", "--precision", choices=PRECISIONS, default="fp32", help="of the target")

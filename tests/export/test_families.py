@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -258,7 +259,7 @@ def test_what_cannot_be_expressed_is_refused_before_any_work(
 
 def test_a_family_that_transformers_lacks_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     source_of(ROWS["SmolLM3"]).save_pretrained(tmp_path)
-    monkeypatch.setattr("eagle_export.families.family.transformers", types.SimpleNamespace(__version__="5.0"))
+    monkeypatch.setitem(sys.modules, "transformers", types.SimpleNamespace(__version__="5.0"))
     with pytest.raises(ExportError, match=r"transformers 5\.0 has no SmolLM3ForCausalLM.*install a newer"):
         open_pair(tmp_path, None)
 

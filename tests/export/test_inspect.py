@@ -83,7 +83,7 @@ def test_memory_is_weights_caches_and_the_process() -> None:
     short, long = (inspect(str(DEMO / "target"), str(DEMO / "eagle1"), context=n).needs[0] for n in (100, 300))
     layers, kv_heads, width, fp32 = 8 + 1, 2, 64, 4
     assert long.cache - short.cache == 200 * 2 * layers * kv_heads * width * fp32
-    assert long.memory == long.stored + long.cache + 150 * 10**6
+    assert long.memory == long.stored + long.cache + long.activations + 150 * 10**6
 
 
 def test_torch_is_not_imported() -> None:
@@ -201,6 +201,6 @@ def test_where_an_eight_b_model_fits() -> None:
     from eagle_export.inspection.report import fits, least_class
 
     need = need_of(DEMO / "target", None, "int4")
-    large = Need("cpu", "int4", None, need.target, None, 0, 10 * GB)
+    large = Need("cpu", "int4", None, need.target, None, 0, 0, 10 * GB)
     assert least_class(large) == 12 and not fits(large, Place("", 10 * GB, 1)) and fits(large, Place("", 11 * GB, 1))
-    assert least_class(Need("tensorrt-rtx", "fp16", None, need.target, None, 0, 33 * GB)) is None
+    assert least_class(Need("tensorrt-rtx", "fp16", None, need.target, None, 0, 0, 33 * GB)) is None

@@ -61,6 +61,7 @@ def _need(need: Need, where: Iterable[Place]) -> dict[str, Any]:
         "draft_bytes": need.draft and need.draft.stored,
         "bytes_read_per_token": need.target.read,
         "cache_bytes": need.cache,
+        "activation_bytes": need.activations,
         "memory_bytes": need.memory,
         "least_memory_gb": least_class(need),
         "places": [

@@ -8,20 +8,27 @@ from eagle_export.checkpoint import Checkpoint
 from eagle_export.inspection.facts import HeadFacts, TargetFacts
 from eagle_export.inspection.graph_shapes import draft_shapes, target_shapes
 from eagle_export.inspection.sizes import GraphBytes, graph_bytes, precisions_of
+from eagle_export.recipes.attention import ExactAttention
 from eagle_export.recipes.plan import RECIPES, default_draft_precision
+from eagle_runtime.target import PREFILL_CHUNK
 
 BACKENDS = ("cpu", "tensorrt-rtx")
 CONTEXT = 4096  # default of the tokens that caches are counted for
 CACHE_BYTES = {"fp32": 4, "fp16": 2}  # of a number, by the type of the traced graph
-# What a process holds next to weights and caches. On a CPU as docs/results.md has it for a pair of 5.6 M parameters; on
-# a card an assumption: the driver's context, an engine's scratch memory, and the screen.
+# What a process holds next to weights, caches and activations. On a CPU as docs/results.md has it for a pair of 5.6 M
+# parameters; on a card an assumption: the driver's context, an engine's scratch memory with activations, the screen.
 OVERHEAD = {"cpu": 150 * 10**6, "tensorrt-rtx": 10**9}
+# Activations on a CPU while a prompt is read: copies at once of what a row's MLP and residuals hold and of its scores,
+# as measured (docs/inspect.md).
+ROW_COPIES = 6
+SCORE_COPIES = {True: 3, False: 1}  # by whether the graph has ExactAttention
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
     """A pair at one precision of one backend. draft_precision, draft: None without a head. cache: bytes of the keys and
-    values of a whole text. memory: bytes of everything at run time."""
+    values of a whole text. activations: bytes while a prompt of that length is read. memory: bytes of everything at run
+    time."""
 
     backend: str
     precision: str
@@ -29,6 +36,7 @@ class Need:
     target: GraphBytes
     draft: GraphBytes | None
     cache: int
+    activations: int
     memory: int
 
     @property
@@ -64,6 +72,19 @@ def needs(target: TargetFacts, checkpoint: Checkpoint, head: HeadFacts | None, c
                 of_draft = graph_bytes(drafting, backend, draft_precision, "draft")
             cache = 2 * rows * context * CACHE_BYTES[RECIPES[backend][precision].traced]
             weights = of_target.stored + (0 if of_draft is None else of_draft.stored)
-            memory = weights + cache + OVERHEAD[backend]
-            needed.append(Need(backend, precision, draft_precision, of_target, of_draft, cache, memory))
+            activations = _activations(target, backend, precision, context)
+            memory = weights + cache + activations + OVERHEAD[backend]
+            needed.append(Need(backend, precision, draft_precision, of_target, of_draft, cache, activations, memory))
     return tuple(needed)
+
+
+def _activations(target: TargetFacts, backend: str, precision: str, context: int) -> int:
+    """Bytes while the last rows of a prompt of `context` tokens are read. On a card they are a part of OVERHEAD."""
+    if backend != "cpu":
+        return 0
+    recipe = RECIPES[backend][precision]
+    exact = any(isinstance(step, ExactAttention) for step in recipe.target(None))
+    rows = min(PREFILL_CHUNK, context)
+    row = ROW_COPIES * (2 * target.intermediate_size + 4 * target.hidden_size)
+    scores = SCORE_COPIES[exact] * target.num_heads * context
+    return rows * (row + scores) * CACHE_BYTES[recipe.traced]
