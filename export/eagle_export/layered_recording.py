@@ -26,6 +26,8 @@ from eagle_calib.texts import read_windows
 from eagle_export.checkpoint import Checkpoint
 from eagle_export.errors import ExportError
 from eagle_export.graphs import build_head
+from eagle_export.heads.eager import eager_head
+from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.layered import LayeredModel
 from eagle_export.pair import EMBEDDING, LM_HEAD, HeadPart
 from eagle_export.self_calibration import (
@@ -151,10 +153,15 @@ def _head_inputs(
     ids = sorted({token for window in windows for token in window})
     place = {token: number for number, token in enumerate(ids)}
     table = stored[TABLE] if part.own_embedding else checkpoint.tensors[EMBEDDING]
-    weights[TABLE] = table.read()[ids].float()
+    rows = table.read()[ids].float()
+    weights[TABLE] = rows[:1].expand(table.shape)  # takes no memory, and is replaced
     if part.config.kind == "eagle1":
-        weights[LM_HEAD] = weights[TABLE][:1]
-    inputs = HeadInputs(part, weights)
+        weights[LM_HEAD] = weights[TABLE]
+    head = eager_head(part.config, weights)
+    head.embed_tokens.weight = torch.nn.Parameter(rows, requires_grad=False)
+    if isinstance(head, Eagle1Head):
+        head.lm_head.weight = torch.nn.Parameter(rows[:1], requires_grad=False)
+    inputs = HeadInputs(part, head)
     for text, window in enumerate(windows):
         hidden = {tap: kept[text] for tap, kept in tapped.items()} | {-1: ends[text]}
         inputs.read(torch.tensor([place[token] for token in window]), hidden)

@@ -25,6 +25,8 @@ from eagle_calib.texts import read_windows
 from eagle_export.errors import ExportError
 from eagle_export.families.source import load_source
 from eagle_export.heads.eager import eager_head, eager_weights, features_of, read_rows
+from eagle_export.heads.eagle1 import Eagle1Head
+from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_export.pair import EMBEDDING, LM_HEAD, HeadPart
 from eagle_export.source_text import SEED, continued, text_starts
 from eagle_runtime.text.tokenizer import Text
@@ -146,9 +148,9 @@ class HeadInputs(LayerInputs):
     """What the layers of a head read over a text: with the target's features, and with its own hidden states in their
     place, as on the second level of a tree."""
 
-    def __init__(self, part: HeadPart, weights: dict[str, Tensor]) -> None:
-        """weights: as eager_weights returns them."""
-        self._config, self._head = part.config, eager_head(part.config, weights)
+    def __init__(self, part: HeadPart, head: Eagle1Head | Eagle3Head) -> None:
+        """head: as eager_head returns it."""
+        self._config, self._head = part.config, head
         borrowed = LM_HEAD if part.config.kind == "eagle1" else None  # has the target's name, and its inputs there
         super().__init__((f"head.{name}", layer) for name, layer in linears(self._head) if name != borrowed)
 
@@ -166,7 +168,7 @@ def _observed(
 ) -> dict[str, Observed]:
     """Reads every window as a prompt."""
     inputs = LayerInputs(linears(model))
-    head_inputs = None if head is None else HeadInputs(head, eager_weights(head, model))
+    head_inputs = None if head is None else HeadInputs(head, eager_head(head.config, eager_weights(head, model)))
     for number, window in enumerate(windows):
         report(f"recording inputs ({number} of {len(windows)} texts)")
         tokens = torch.tensor(list(window))
