@@ -21,8 +21,9 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Neighbouring tests share bundles and traces, so workers get them in runs (--dist worksteal).
 test: lint
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 demo: setup
 	$(BIN)/python -m eagle_tools.demo

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
+from eagle_export import trace
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import MANIFEST_NAME
+from trace_memory import TraceMemory
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # some tests import it themselves
 
@@ -40,6 +42,24 @@ def put_tokenizer(bundle: Path) -> None:
 def measured_costs(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What passes cost is measured by the tests, not read from the user's own cache."""
     os.environ["EAGLE_CACHE"] = str(tmp_path_factory.mktemp("costs"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def trace_memory() -> Iterator[TraceMemory]:
+    """Exports in this process trace equal modules once."""
+    memory = TraceMemory()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("trace_target", "trace_draft"):
+            patch.setattr(f"eagle_export.pair.{name}", memory.around(getattr(trace, name)))
+        yield memory
+
+
+@pytest.fixture
+def fresh_traces(trace_memory: TraceMemory) -> Iterator[None]:
+    """For tests that compare traces."""
+    before, trace_memory.enabled = trace_memory.enabled, False
+    yield
+    trace_memory.enabled = before
 
 
 @pytest.fixture(scope="session")

@@ -183,6 +183,7 @@ def test_a_file_in_fp32_is_its_source(sources: Callable[[str], Path], files: Cal
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fresh_traces")
 @pytest.mark.parametrize("name", ROWS)
 def test_a_file_in_fp32_gives_the_bundle_of_its_source(
     sources: Callable[[str], Path], files: Callable[..., Path], tmp_path: Path, name: str
@@ -192,6 +193,7 @@ def test_a_file_in_fp32_gives_the_bundle_of_its_source(
     same_bundle(tmp_path / "one", tmp_path / "two")
 
 
+@pytest.mark.usefixtures("fresh_traces")
 def test_a_pair_from_a_file_is_the_pair_of_its_source(
     bundle_of: Callable[..., Path], golden: Path, tmp_path: Path
 ) -> None:

@@ -85,6 +85,7 @@ def test_every_row_of_the_table_has_a_writer() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fresh_traces")
 def test_a_converted_head_has_the_official_graphs(tmp_path: Path) -> None:
     folder = speculators(golden_head("eagle3")).write(tmp_path / "head")
     ours = build_graphs(open_pair(TARGET, folder), "fp32", 8)

@@ -1,0 +1,118 @@
+"""Traces of equal modules, made once per process of tests: nine tenths of an export of a tiny pair is its trace.
+
+A trace depends on the module alone: its classes, their settings, shapes of parameters and values of buffers. They make
+the key. A module with something that the key does not cover is traced anew; with EAGLE_FRESH_TRACES=1 all are.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import hashlib
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from transformers import PretrainedConfig
+
+KEPT = 24  # traces, each a graph without weights
+OF_TORCH = frozenset(vars(torch.nn.Module()))  # parameters, buffers and hooks are described apart, or are not there
+
+
+class UndescribedError(Exception):
+    """A value that the key does not cover."""
+
+
+def describe(value: Any) -> str:
+    """Returns a text that is equal for equal values. Raises UndescribedError for what it does not know."""
+    if value is None or isinstance(value, bool | int | float | str | bytes | torch.dtype | torch.device):
+        return repr(value)
+    if isinstance(value, torch.Tensor):
+        kind = f"{tuple(value.shape)} {value.dtype}"
+        if isinstance(value, FakeTensor):
+            return f"fake {kind}"
+        content = value.detach().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+        return f"{kind} {hashlib.sha256(content).hexdigest()}"
+    if isinstance(value, PretrainedConfig):
+        return f"{type(value)} {value._attn_implementation} {describe(value.to_dict())}"
+    if isinstance(value, torch.nn.Module):
+        return "module"  # one of modules()
+    if isinstance(value, tuple | list | torch.Size):
+        return f"{type(value)} [{', '.join(map(describe, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{describe(key)}: {describe(each)}' for key, each in value.items())}}}"
+    if isinstance(value, set | frozenset):
+        return f"{{{', '.join(sorted(map(describe, value)))}}}"
+    if isinstance(value, functools.partial):
+        return f"partial {describe(value.func)} {describe(value.args)} {describe(value.keywords)}"
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    if dataclasses.is_dataclass(value):
+        fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+        return f"{type(value)} {describe(fields)}"
+    name = getattr(value, "__qualname__", None)
+    bound = getattr(value, "__self__", None)  # a module for functions in C
+    if callable(value) and name is not None and (bound is None or isinstance(bound, ModuleType)):
+        cells = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
+        code, defaults = getattr(value, "__code__", None), getattr(value, "__defaults__", None)
+        body = "" if code is None else f"{code.co_code!r} {code.co_consts!r} {code.co_names}"
+        return f"{value.__module__}.{name} {describe(cells)} {describe(defaults)} {body}"
+    raise UndescribedError(f"{type(value)}")
+
+
+def describe_module(module: torch.nn.Module) -> str:
+    """Returns a text of all that a trace of the module depends on. Raises UndescribedError."""
+    lines = []
+    for name, part in module.named_modules(remove_duplicate=False):
+        own = {key: value for key, value in vars(part).items() if key not in OF_TORCH}
+        children = [key for key, child in part._modules.items() if child is not None]
+        hooks = [key for key in OF_TORCH if "hooks" in key and getattr(part, key)]
+        lines.append(f"{name} {describe(type(part))} {part.training} {children} {hooks} {describe(own)}")
+        for key, tensor in [*part._parameters.items(), *part._buffers.items()]:
+            lines.append(f"  {key} {describe(tensor)}")
+    return "\n".join(lines)
+
+
+class TraceMemory:
+    """Traces by what they were made of. asked, traced: how often."""
+
+    def __init__(self) -> None:
+        self.enabled = not os.environ.get("EAGLE_FRESH_TRACES")
+        self.asked = self.traced = 0
+        self._kept: OrderedDict[str, ir.Model] = OrderedDict()
+
+    def around(self, trace: Callable[..., ir.Model]) -> Callable[..., ir.Model]:
+        """Returns `trace`, which gets a module first, with this memory."""
+
+        def remembered(module: torch.nn.Module, *settings: Any) -> ir.Model:
+            self.asked += 1
+            try:
+                text = f"{trace.__name__} {describe(settings)}\n{describe_module(module)}" if self.enabled else None
+            except UndescribedError:
+                text = None
+            if text is None:
+                self.traced += 1
+                return trace(module, *settings)
+            key = hashlib.sha256(text.encode()).hexdigest()
+            if key not in self._kept:
+                self.traced += 1
+                self._kept[key] = trace(module, *settings)
+                if len(self._kept) > KEPT:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(key)
+            return _copy(self._kept[key])
+
+        return remembered
+
+
+def _copy(model: ir.Model) -> ir.Model:
+    """A copy that numbers new values and nodes as the model itself would, so that bundles are equal to the byte."""
+    copied = model.clone()
+    copied.graph._name_authority = copy.deepcopy(model.graph._name_authority)
+    return copied
