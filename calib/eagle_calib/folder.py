@@ -5,9 +5,10 @@ While a folder "bundle" is being written, the work folder ".bundle.eagle-work" n
     lock    held by the process that writes; the system releases it when the process ends in any way
     new     the new folder, until it is renamed
     old     the older folder of that name, until it is deleted
+    kept    finished work from which the same command goes on if it is stopped (exports alone; resume.py there)
 
-If the lock of a work folder is free, its process was killed, and the next process removes what it left. Used for
-bundles, engines, calibrations, and what training keeps.
+If the lock of a work folder is free, its process was killed, and the next process removes what it left but for "kept".
+Used for bundles, engines, calibrations, and what training keeps.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from filelock import FileLock, Timeout
 from eagle_calib.errors import FolderError
 
 WORK = ".eagle-work"
+KEPT = "kept"
 TRIES = 20  # attempts to take a lock that another process may be releasing
 WAIT = 0.05  # seconds per attempt
 
@@ -53,8 +55,8 @@ def written(place: Path, check: Callable[[Path], object] = unchecked) -> Iterato
 
 @contextlib.contextmanager
 def claimed(place: Path) -> Iterator[Path]:
-    """Yields an empty work folder next to a place, locked for this process and removed afterwards. What a killed
-    process left there is removed first. Raises FolderError if another process holds the lock."""
+    """Yields a work folder next to a place, empty but for "kept", locked for this process and removed afterwards. What
+    a killed process left there is removed first. Raises FolderError if another process holds the lock."""
     work = place.parent / f".{place.name}{WORK}"
     with _locked(work, place, TRIES):
         _clear(work, place)
@@ -70,7 +72,7 @@ def clear_leftovers(parent: Path) -> None:
     for work in parent.glob(f".*{WORK}"):
         place = parent / work.name.removeprefix(".").removesuffix(WORK)
         with contextlib.suppress(FolderError, OSError):
-            ours = not work.is_symlink() and {path.name for path in work.iterdir()} <= {"lock", "new", "old"}
+            ours = not work.is_symlink() and {path.name for path in work.iterdir()} <= {"lock", "new", "old", KEPT}
             if ours:
                 with _locked(work, place, tries=1):
                     _clear(work, place)

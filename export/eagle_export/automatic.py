@@ -96,7 +96,7 @@ def choose(
         path = work / "new" / "model.onnx"
         path.parent.mkdir()
         report("writing a trial")
-        save(graphs["target"], path, lambda _: None)
+        save(graphs["target"], path)
         spec = graph_spec(path.name, graphs["target"], decisions["target"])
         del graphs
 

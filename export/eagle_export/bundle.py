@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -16,18 +16,21 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from eagle_calib.calibration import read_calibration
 from eagle_calib.folder import written
 from eagle_export.automatic import Sensitivity, checked_budget, choose
-from eagle_export.certificate import certified, check_memory
+from eagle_export.certificate import certified
 from eagle_export.checkpoint import Checkpoint, read_json
+from eagle_export.data_file import Report
 from eagle_export.destination import check_destination, check_older, check_space, disk_errors, engines_of
 from eagle_export.errors import ExportError
 from eagle_export.head_check import HeadCheck
 from eagle_export.heads.config import HeadConfig
 from eagle_export.limits import required_fidelity
 from eagle_export.pair import Pair, build_graphs, open_pair
+from eagle_export.preflight import NOTABLE, requirement_of
 from eagle_export.recipes.int8_cache import MOST
 from eagle_export.recipes.plan import AUTO, apply, default_draft_precision, plan, recorded_from_source
-from eagle_export.self_calibration import Recorded, observe_source
-from eagle_export.weights import graph_spec, num_bytes, save
+from eagle_export.recording import how_to_record, recorded_inputs
+from eagle_export.resume import fingerprint, kept
+from eagle_export.weights import DATA_SUFFIX, graph_spec, num_bytes, save
 from eagle_export.worst_layers import layers_of
 from eagle_runtime.bundle.manifest import (
     MANIFEST_NAME,
@@ -38,12 +41,14 @@ from eagle_runtime.bundle.manifest import (
     TargetSpec,
     TreeDefaults,
 )
+from eagle_runtime.command import print_line
 from eagle_runtime.errors import BundleError
 from eagle_runtime.files import file_sha256
 
 GRAPH_FILES = {"target": "target/model.onnx", "draft": "draft/model.onnx"}
 TOP_K = 64  # default of the top k that a head's graph returns per row; sampled trees use many candidates
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+GOES_ON = "free space if that is why, and give the same command again: it goes on with what is finished"
 TOOLS = ("eagle-edge", "torch", "transformers", "onnx", "onnx-ir", "onnxscript")
 
 
@@ -79,6 +84,7 @@ def export(
     keep: Sequence[str] = (),
     cache_precision: str | None = None,
     calibrate: Path | None = None,
+    record: bool = True,
     agreement: float | None = None,
     size: int | None = None,
     sources: Mapping[str, str] | None = None,
@@ -95,12 +101,14 @@ def export(
     of names of the target's weights that stay as traced. cache_precision: "int8" for a quantised target on a CPU that
     keeps its keys and values in bytes; None for the type in which it computes them. calibrate: a text file (or JSONL
     as eagle-calib reads it) on which inputs are recorded where there is no calibration; None for text that the target
-    itself generates. agreement, size (bytes of all weights): the budget of precision "auto". sources: for the manifest,
-    models of the hub that the folders are copies of -> their commits (fetch.fetched).
+    itself generates. record: whether inputs are recorded at all where there is no calibration. agreement, size (bytes
+    of all weights): the budget of precision "auto". sources: for the manifest, models of the hub that the folders are
+    copies of -> their commits (fetch.fetched).
 
     An existing bundle, with the engines built from it, is replaced at the end; a folder with other files is refused.
-    Raises ExportError (FidelityError for a bundle outside its limits), CalibrationError or FolderError. Then, and when
-    interrupted, no files are left."""
+    Raises ExportError (FidelityError for a bundle outside its limits), CalibrationError or FolderError. Then no files
+    are left. When interrupted, or where the disk is full, finished work stays in a hidden folder next to the bundle,
+    from which the same call goes on (resume.py)."""
     if draft_top_k is not None and draft_top_k < 1:
         raise ExportError(f"draft top-k is {draft_top_k}, but must be 1 or more")
     if draft_vocab is not None and draft_vocab < 1:
@@ -117,6 +125,8 @@ def export(
         raise ExportError(f"{precision} for backend {backend} records no inputs; leave the text out")
     if precision == AUTO and calibration is not None:
         raise ExportError(f"precision {AUTO} measures the source itself; give a text as calibrate, not a calibration")
+    if not record and (calibrate is not None or precision == AUTO):
+        raise ExportError(f"{'a text' if calibrate is not None else AUTO} needs recorded inputs; let them be recorded")
     if calibrate is not None and calibration is not None:
         raise ExportError("a calibration and a text to record one on were given; leave one of them out")
     required = required_fidelity(backend, precision, min_agreement, max_kl, calibrated=calibration is not None)
@@ -164,61 +174,83 @@ def export(
         report = partial(_show_step, progress, task)
         layer_choice: list[Sensitivity] = []
         head_check: HeadCheck | None = None
-        if observed is None and recorded_from_source(backend, precision):
-            recorded, missing = _recorded(pair, calibrate, report)
-            warnings += missing
-            with_inputs = partial(plan, *planned, recorded=None if recorded is None else recorded.inputs)
-            recipe = with_inputs()
-            if precision == AUTO:
-                if recorded is None:
-                    raise ExportError(f"layers cannot be chosen: {missing[0]}")
-                layer_choice = choose(pair, recipe, top_k, recorded, budget, bundle, report)
-                recipe = with_inputs(wide=[each.name for each in layer_choice if each.wide])
+        records = record and observed is None and recorded_from_source(backend, precision)
+        way, notes = how_to_record(pair, calibrate) if records else (None, [])
+        warnings += notes
+        requirement = requirement_of(pair, backend, precisions, way, calibrated=observed is not None)
+        requirement.check(bundle)
+        if requirement.seconds > NOTABLE:
+            print_line("eagle-export", requirement.line(bundle))
         progress.update(task, description="tracing")
         graphs = build_graphs(pair, recipe.traced, top_k)
         layers = layers_of(graphs["target"])
-        decisions = {name: apply(recipe.passes[name], graph) for name, graph in graphs.items()}
-        size = sum(num_bytes(graph) for graph in graphs.values())
-        check_space(bundle.parent, size)
-        progress.update(task, description="writing weights", total=size, completed=0)
-        with disk_errors(bundle), written(bundle, lambda older: check_older(older, bundle)) as folder:
-            _write(folder, texts, graphs, lambda n: progress.advance(task, n))
-            manifest = _manifest(folder, pair, graphs, precisions, decisions, top_k, draft_vocab, sources or {})
+        key = fingerprint(
+            [path for path in (target, draft, calibration, calibrate) if path is not None],
+            {
+                "planned": repr(
+                    (backend, precisions, draft_vocab, keep, cache_precision, agreement, size, record, way)
+                ),
+                "k": top_k,
+            },
+        )
+        with (
+            disk_errors(bundle, GOES_ON),
+            written(bundle, lambda older: check_older(older, bundle)) as folder,
+            kept(folder.parent, key) as finished,
+        ):
+            if records:
+                recorded, missing = (None, notes)
+                if way is not None:
+                    recorded, missing = recorded_inputs(pair, calibrate, way, finished, report)
+                    warnings += missing
+                with_inputs = partial(plan, *planned, recorded=None if recorded is None else recorded.inputs)
+                recipe = with_inputs()
+                if precision == AUTO:
+                    if recorded is None:
+                        raise ExportError(f"layers cannot be chosen: {missing[0]}")
+                    layer_choice = choose(pair, recipe, top_k, recorded, budget, bundle, report)
+                    recipe = with_inputs(wide=[each.name for each in layer_choice if each.wide])
+            progress.update(task, description="choosing scales")
+            decisions = {name: apply(recipe.passes[name], graph) for name, graph in graphs.items()}
+            total = sum(num_bytes(graph) for graph in graphs.values())
+            check_space(bundle.parent, total - _size_of(finished))
+            progress.update(task, total=total, completed=0)
+            hashes = _write(folder, texts, graphs, finished, partial(_show_tensor, progress, task))
+            manifest = _manifest(folder, pair, graphs, precisions, decisions, top_k, draft_vocab, hashes, sources or {})
             (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
             del graphs  # frees their weights before the source's are loaded
             if certify:
                 manifest, head_check, shortfalls = certified(pair, folder, manifest, layers, required, report)
                 warnings += shortfalls
                 (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
-            total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+            written_bytes = _size_of(folder)
     shared = shared_weights(manifest)
-    return Exported(bundle, manifest, shared, total, tuple(warnings), tuple(layer_choice), head_check)
+    return Exported(bundle, manifest, shared, written_bytes, tuple(warnings), tuple(layer_choice), head_check)
 
 
-def _recorded(pair: Pair, data: Path | None, report: Callable[[str], None]) -> tuple[Recorded | None, list[str]]:
-    """Returns what the source computes for a text, or None and a warning if it cannot run here. Raises ExportError
-    instead if the text was given, and CalibrationError for one that cannot be used."""
-    try:
-        if pair.family.experts is not None:
-            raise ExportError("transformers holds the experts in other layers than the graph does")
-        check_memory(pair.target)
-        return observe_source(pair.target.folder, pair.target.text(), data, pair.head, report), []
-    except ExportError as error:
-        if data is not None:
-            raise
-        return None, [f"weights are rounded without recorded inputs, which costs agreement: {error}"]
+def _size_of(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _write(
-    folder: Path, texts: Mapping[str, bytes], graphs: Mapping[str, ir.Model], advance: Callable[[int], None]
-) -> None:
-    """Writes everything but the manifest."""
+    folder: Path, texts: Mapping[str, bytes], graphs: Mapping[str, ir.Model], finished: Path, report: Report
+) -> dict[str, str]:
+    """Writes everything but the manifest. finished: where weights of an earlier run may be. Returns the SHA-256 of the
+    files of weights, by their names in the bundle."""
+    hashes, before = {}, 0
     for name, graph in graphs.items():
         path = folder / GRAPH_FILES[name]
         path.parent.mkdir()
-        save(graph, path, advance)
+        hashes[GRAPH_FILES[name] + DATA_SUFFIX] = save(graph, path, partial(_after, report, before), finished)
+        before += num_bytes(graph)
     for name, content in texts.items():
         (folder / name).write_bytes(content)
+    return hashes
+
+
+def _after(report: Report, before: int, name: str, done: int) -> None:
+    report(name, before + done)
 
 
 def _read_texts(source: Checkpoint) -> dict[str, bytes]:
@@ -270,13 +302,14 @@ def _manifest(
     decisions: Mapping[str, dict[str, str]],
     top_k: int,
     draft_vocab: int | None,
+    hashes: Mapping[str, str],
     sources: Mapping[str, str],
 ) -> Manifest:
     config = pair.config
     specs = {name: graph_spec(GRAPH_FILES[name], graph, decisions[name]) for name, graph in graphs.items()}
     head = None if pair.head is None else _head_spec(pair.head.config, specs["draft"], top_k, draft_vocab)
     trees = TreeDefaults()
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     return Manifest(
         schema_version=SCHEMA_VERSION,
         precision=precisions,
@@ -294,7 +327,7 @@ def _manifest(
         head=head,
         tree_defaults=replace(trees, draft_top_k=min(trees.draft_top_k, top_k)),
         tools={name: metadata.version(name) for name in TOOLS} | dict(sources),
-        files={path.relative_to(folder).as_posix(): file_sha256(path) for path in files},
+        files={name: hashes.get(name) or file_sha256(files[name]) for name in sorted(files)},
         certificate=None,
     )
 
@@ -316,6 +349,11 @@ def _head_spec(config: HeadConfig, graph: GraphSpec, top_k: int, draft_vocab: in
 def _show_step(progress: Progress, task: TaskID, description: str) -> None:
     """Shows a step of unknown length."""
     progress.update(task, description=description, total=None)
+
+
+def _show_tensor(progress: Progress, task: TaskID, name: str, done: int) -> None:
+    """Shows which tensor is being written, and the bytes of those before it."""
+    progress.update(task, description=f"writing weights: {name}", completed=done)
 
 
 def _progress() -> Progress:

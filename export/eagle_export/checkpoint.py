@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
-import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from eagle_export.errors import ExportError
@@ -21,15 +20,21 @@ if TYPE_CHECKING:
     import torch  # imported where tensors are read: headers are read without it
 
 PYTORCH, PICKLED = "pytorch_model.bin", ".bin"
-DTYPE_NAMES = {  # torch's name -> that of safetensors
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int64": "I64",
-    "int32": "I32",
-    "bool": "BOOL",
+COMPARED = 1 << 24  # numbers that are compared at a time
+READ = 1 << 26  # bytes that are read at a time
+DTYPES = {  # name of safetensors -> torch's
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
 }
+DTYPE_NAMES = {torch_name: name for name, torch_name in DTYPES.items()}
 
 TYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I64": 8, "I32": 4, "I8": 1, "U8": 1, "BOOL": 1}
 
@@ -55,20 +60,54 @@ class StoredTensor:
 
     def read(self) -> torch.Tensor:
         """Reads the tensor; no other tensor of the file is loaded."""
-        import torch
+        return _unpickled(self.file)[self.name].clone()
 
-        if self.file.suffix == PICKLED:
-            return _unpickled(self.file)[self.name].clone()
-        # With NumPy: framework="pt" maps the file in a way that Linux refuses if it is larger than the memory.
-        with safe_open(self.file, framework="np") as file:
-            array = file.get_tensor(self.name)
-        if array.dtype == ml_dtypes.bfloat16:
-            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-        return torch.from_numpy(array)
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        """Returns a range along the first axis."""
+        return self.read()[start:stop]
 
     def plus(self, offset: float) -> StoredTensor:
         """Returns the tensor plus a number, in fp32."""
         return ShiftedTensor(self.name, self.file, self.shape, self.dtype, self, offset)
+
+
+@dataclass(frozen=True, slots=True)
+class SafeTensor(StoredTensor):
+    """A tensor in a safetensors file. start: the position of its first byte."""
+
+    start: int
+
+    def read(self) -> torch.Tensor:
+        """Reads the tensor. Raises ExportError if the file cannot be read."""
+        return self._read(0, self.shape)
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        """Reads a range along the first axis, and nothing else."""
+        return self._read(start, (min(stop, self.shape[0]) - start, *self.shape[1:]))
+
+    def _read(self, row: int, shape: tuple[int, ...]) -> torch.Tensor:
+        """Reads into memory of its own: pages of a mapped file would count as the process's."""
+        import torch
+
+        if self.dtype not in DTYPES:
+            raise ExportError(f"{self.file}: tensor {self.name!r} is stored as {self.dtype}, which is not read")
+        tensor = torch.empty(shape, dtype=getattr(torch, DTYPES[self.dtype]))
+        if tensor.numel() == 0:
+            return tensor
+        room, done = tensor.reshape(-1).view(torch.uint8).numpy().data, 0
+        try:
+            with self.file.open("rb", buffering=0) as file:
+                file.seek(self.start + row * math.prod(shape[1:]) * tensor.itemsize)
+                while done < len(room) and (count := file.readinto(room[done : done + READ])):
+                    done += count
+        except OSError as error:
+            raise ExportError(
+                f"{self.file} cannot be read ({error.strerror or error}); see that the disk is sound, or download it "
+                "again"
+            ) from None
+        if done < len(room):
+            raise ExportError(f"{self.file} ends inside tensor {self.name!r}; download it again")
+        return tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +169,17 @@ class Checkpoint:
         if type(value) not in (int, float) or not 0 <= value < math.inf:
             raise ExportError(f"{self.folder / 'config.json'}: {key} is {value!r}, but must be a number, 0 or more")
         return float(value)
+
+
+def same_values(first: StoredTensor, second: StoredTensor) -> bool:
+    """Whether two tensors of one shape hold equal numbers. They are read a part at a time."""
+    import torch
+
+    rows = max(1, COMPARED // max(1, math.prod(first.shape[1:])))
+    return all(
+        torch.equal(first.rows(start, start + rows).float(), second.rows(start, start + rows).float())
+        for start in range(0, first.shape[0], rows)
+    )
 
 
 def open_checkpoint(folder: Path, *, pickled: bool = False) -> Checkpoint:
@@ -210,15 +260,20 @@ def _unpickled(path: Path) -> dict[str, torch.Tensor]:
     return loaded
 
 
+def _listed(name: str, path: Path, entry: Mapping[str, Any], data: int) -> SafeTensor:
+    """Returns a tensor as the header of a safetensors file lists it. data: where the file's values begin."""
+    return SafeTensor(name, path, tuple(entry["shape"]), entry["dtype"], data + entry["data_offsets"][0])
+
+
 def _list_file(path: Path) -> dict[str, StoredTensor]:
     if not path.is_file():
         raise ExportError(f"{path} is missing; the download is incomplete")
     try:
         with safe_open(path, framework="np") as file:
-            tensors = {}
-            for name in file.keys():  # noqa: SIM118  (safe_open is no mapping)
-                part = file.get_slice(name)
-                tensors[name] = StoredTensor(name, path, tuple(part.get_shape()), part.get_dtype())
-            return tensors
+            names = list(file.keys())  # checked by the library: sizes, types, and that tensors do not overlap
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size))
+        return {name: _listed(name, path, header[name], 8 + size) for name in names}
     except (SafetensorError, OSError) as error:
         raise ExportError(f"{path} is damaged or cut short ({error}); download it again") from None

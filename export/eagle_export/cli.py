@@ -28,12 +28,13 @@ PRECISIONS = ("fp32", "fp16", "int8", "int8-token", "int8-static", "int8-weight"
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, or 2 after an error that is the input's."""
     argv = sys.argv[1:] if argv is None else argv
-    interrupted = "interrupted; no files were left"
     if argv and argv[0] == "engines":
-        return run_command(_engines_parser(), argv[1:], run_engines, extra="export", interrupted=interrupted)
+        nothing = "interrupted; no files were left"
+        return run_command(_engines_parser(), argv[1:], run_engines, extra="export", interrupted=nothing)
     if argv and argv[0] == "inspect":
         return run_command(_inspect_parser(), argv[1:], run_inspect, extra="export", interrupted="interrupted")
-    return run_command(_parser(), argv, run, extra="export", interrupted=interrupted)
+    goes_on = "interrupted; no bundle was written, and the same command goes on with what is finished"
+    return run_command(_parser(), argv, run, extra="export", interrupted=goes_on)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -63,6 +64,7 @@ def run(args: argparse.Namespace) -> None:
             keep=args.keep,
             cache_precision=args.cache_precision,
             calibrate=None if args.calibrate is None else Path(args.calibrate),
+            record=args.record,
             agreement=args.agreement,
             size=args.size,
             sources=sources,
@@ -223,6 +225,12 @@ def _parser() -> Parser:
         "--calibrate",
         metavar="FILE",
         help="text, or JSONL, to record the target's inputs on (default: text that it generates itself)",
+    )
+    inputs.add_argument(
+        "--no-recording",
+        dest="record",
+        action="store_false",
+        help="round weights to the nearest level, without recorded inputs: many times as fast, and less exact",
     )
     parser.add_argument(
         "--agreement", type=float, metavar="X", help="with -p auto: widen layers until it should reach this agreement"

@@ -72,9 +72,14 @@ def _listed(path: Path, named: Path) -> Iterator[str]:
         raise ExportError(f"{named} does not say which files are the bundle's; choose another name") from None
 
 
+def free_space(parent: Path) -> int:
+    """Bytes that can still be written below a folder."""
+    return shutil.disk_usage(parent).free
+
+
 def check_space(parent: Path, needed: int) -> None:
     """Raises ExportError if the disk has no room for `needed` bytes of weights."""
-    free = shutil.disk_usage(parent).free
+    free = free_space(parent)
     needed += needed // 50 + (4 << 20)  # graphs, manifest, partly filled blocks
     if free < needed:
         raise ExportError(
@@ -83,12 +88,12 @@ def check_space(parent: Path, needed: int) -> None:
 
 
 @contextlib.contextmanager
-def disk_errors(bundle: Path) -> Iterator[None]:
-    """Turns an OSError of the block into an ExportError."""
+def disk_errors(bundle: Path, then: str = "no files were left") -> Iterator[None]:
+    """Turns an OSError of the block into an ExportError. then: what it says of the files and what to do."""
     try:
         yield
     except OSError as error:
         # NumPy raises an error without a number for an incomplete write.
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)
         what = "the disk is full" if full else error.strerror or str(error)
-        raise ExportError(f"{bundle} could not be written ({what}); no files were left") from None
+        raise ExportError(f"{bundle} could not be written ({what}); {then}") from None

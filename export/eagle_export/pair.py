@@ -12,7 +12,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from eagle_export.checkpoint import Checkpoint, StoredTensor, open_checkpoint, read_json
+from eagle_export.checkpoint import Checkpoint, StoredTensor, open_checkpoint, read_json, same_values
 from eagle_export.errors import ExportError
 from eagle_export.families.config import accepted_by_transformers, read_config, windows_of
 from eagle_export.families.family import Config, Family, Windows
@@ -215,7 +215,7 @@ def _check_borrowed(target: Checkpoint, head: Checkpoint) -> None:
         return
     theirs = target.tensors.get(LM_HEAD, target.tensors[EMBEDDING])
     own = head.require(LM_HEAD, theirs.shape)
-    if not {own.dtype, theirs.dtype} <= set(STORED) or not torch.equal(own.read().float(), theirs.read().float()):
+    if not {own.dtype, theirs.dtype} <= set(STORED) or not same_values(own, theirs):
         raise ExportError(
             f"{own.file}: tensor {own.name!r} is not the target's, which an EAGLE-1 head borrows; the checkpoint is of "
             "a variant that is not supported, or of another target"
@@ -343,7 +343,7 @@ def _own_embedding(target: Checkpoint, head: Checkpoint, config: HeadConfig) -> 
     own, theirs = head.require(name, (config.vocab_size, config.hidden_size)), target.tensors[EMBEDDING]
     if own.shape != theirs.shape or not {own.dtype, theirs.dtype} <= set(STORED):
         return True
-    return not torch.equal(own.read().float(), theirs.read().float())
+    return not same_values(own, theirs)
 
 
 def _rotary_buffers(checkpoint: Checkpoint) -> set[str]:

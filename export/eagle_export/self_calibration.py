@@ -8,7 +8,7 @@ inputs are recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,8 @@ from eagle_calib.texts import read_windows
 from eagle_export.errors import ExportError
 from eagle_export.families.source import load_source
 from eagle_export.heads.eager import eager_head, eager_weights, features_of, read_rows
+from eagle_export.heads.eagle1 import Eagle1Head
+from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_export.pair import EMBEDDING, LM_HEAD, HeadPart
 from eagle_export.source_text import SEED, continued, text_starts
 from eagle_runtime.text.tokenizer import Text
@@ -50,7 +52,7 @@ class Recorded:
     one tensor share an object.
     probes: some of the texts that were read."""
 
-    inputs: dict[str, Observed]
+    inputs: Mapping[str, Observed]
     probes: tuple[Probe, ...]
 
 
@@ -112,7 +114,7 @@ def _probe(model: Any, tokens: list[int]) -> Probe:
     return Probe(tokens, model(input_ids=torch.tensor([tokens]), logits_to_keep=rows).logits[0].float().numpy())
 
 
-class _LayerInputs:
+class LayerInputs:
     """Statistics of what layers of a torch module read while it runs. Layers that read one tensor share them."""
 
     def __init__(self, layers: Iterable[tuple[str, torch.nn.Module]]) -> None:
@@ -142,16 +144,17 @@ class _LayerInputs:
         return observed | {name: observed[other] for name, other in self._same_input.items()}
 
 
-class _HeadInputs(_LayerInputs):
+class HeadInputs(LayerInputs):
     """What the layers of a head read over a text: with the target's features, and with its own hidden states in their
     place, as on the second level of a tree."""
 
-    def __init__(self, part: HeadPart, model: Any) -> None:
-        self._config, self._head = part.config, eager_head(part.config, eager_weights(part, model))
+    def __init__(self, part: HeadPart, head: Eagle1Head | Eagle3Head) -> None:
+        """head: as eager_head returns it."""
+        self._config, self._head = part.config, head
         borrowed = LM_HEAD if part.config.kind == "eagle1" else None  # has the target's name, and its inputs there
-        super().__init__((f"head.{name}", layer) for name, layer in _linears(self._head) if name != borrowed)
+        super().__init__((f"head.{name}", layer) for name, layer in linears(self._head) if name != borrowed)
 
-    def read(self, tokens: Tensor, hidden: Sequence[Tensor]) -> None:
+    def read(self, tokens: Tensor, hidden: Any) -> None:
         """tokens [T]; hidden: the target's hidden states for them, as `features_of` takes them."""
         own = features_of(self._head, self._config.taps, hidden)
         for first in range(1, min(3, len(tokens))):  # the rows' tokens are those after their features
@@ -164,8 +167,8 @@ def _observed(
     model: Any, windows: Sequence[Sequence[int]], head: HeadPart | None, report: Callable[[str], None]
 ) -> dict[str, Observed]:
     """Reads every window as a prompt."""
-    inputs = _LayerInputs(_linears(model))
-    head_inputs = None if head is None else _HeadInputs(head, model)
+    inputs = LayerInputs(linears(model))
+    head_inputs = None if head is None else HeadInputs(head, eager_head(head.config, eager_weights(head, model)))
     for number, window in enumerate(windows):
         report(f"recording inputs ({number} of {len(windows)} texts)")
         tokens = torch.tensor(list(window))
@@ -178,7 +181,7 @@ def _observed(
     return observed if head_inputs is None else observed | head_inputs.observed()
 
 
-def _linears(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+def linears(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
     """Yields weight name and layer of each linear layer."""
     for name, layer in module.named_modules():
         if isinstance(layer, torch.nn.Linear):

@@ -59,10 +59,15 @@ def build_fake(build: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
         torch.set_default_dtype(before)
     for parent, name, rotary in rotary_modules(module):
         setattr(parent, name, type(rotary)(config=rotary.config).eval())
-    for part in module.modules():
-        if hasattr(part, "scalar_embed_scale"):  # of Gemma's embedding; the buffer made of it is fake
-            part.embed_scale = torch.tensor(part.scalar_embed_scale)
+    real_scales(module)
     return module
+
+
+def real_scales(module: nn.Module) -> None:
+    """Gives embeddings that were built without memory their multiplier (Gemma), which is in no checkpoint."""
+    for part in module.modules():
+        if hasattr(part, "scalar_embed_scale"):
+            part.embed_scale = torch.tensor(part.scalar_embed_scale)
 
 
 def trace_target(module: nn.Module, layout: Layout, expected: Expected) -> ir.Model:

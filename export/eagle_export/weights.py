@@ -3,7 +3,10 @@ written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +17,9 @@ import torch
 from onnxscript import optimizer
 
 from eagle_export.checkpoint import StoredTensor
+from eagle_export.data_file import Report, external, point_to, write
 from eagle_export.errors import ExportError
+from eagle_export.parted import Array, Part, PartedTensor, transposed
 from eagle_export.trace import quiet
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec
 
@@ -43,7 +48,7 @@ def attach(model: ir.Model, weights: Mapping[str, Weight]) -> None:
         assert value.shape is not None and value.dtype is not None
         shape = value.shape.numpy()
         assert shape == weight.source.shape, weight  # checked before the trace
-        _set_lazy(value, weight.name, shape, _reader(weight.source, value.dtype))
+        _set_lazy(value, PartedTensor(_reader(weight.source, value.dtype), 0, value.dtype, shape, weight.name))
         if weight.name == name:
             continue
         graph.initializers.pop(name)
@@ -68,25 +73,28 @@ def simplify(model: ir.Model) -> None:
         if value is None or not _is_lazy(value) or len(value.uses()) > 1:
             continue  # a tied embedding is also read by a Gather: it is stored once, not transposed
         source = value.const_value
-        assert isinstance(source, ir.LazyTensor) and value.name is not None
-        columns, rows = source.shape.numpy()
-        _set_lazy(value, value.name, (rows, columns), _transposed(source), source.dtype)
+        assert isinstance(source, PartedTensor)
+        _set_lazy(value, transposed(source))
         ir.convenience.replace_all_uses_with(node.outputs[0], value)
         model.graph.remove(node, safe=True)
 
 
-def save(model: ir.Model, path: Path, advance: Callable[[int], None]) -> None:
-    """Writes the graph and its weights (path + ".data"), with one tensor in memory at a time.
+def save(model: ir.Model, path: Path, report: Report = lambda name, done: None, kept: Path | None = None) -> str:
+    """Writes the graph and its weights (path + ".data"), with one tensor in memory at a time. Returns the SHA-256 of
+    the weights.
 
-    advance: called with the size of each tensor in bytes. Raises ExportError for values that are not finite."""
+    report: called before each tensor. kept: a folder for the weights, in which those that an earlier run finished are
+    not computed again; the file gets its place by a second name. Raises ExportError for values that are not finite."""
+    data = path.with_name(path.name + DATA_SUFFIX)
+    values = external(model)
+    tensors = [value.const_value for value in values]
+    with tempfile.TemporaryDirectory(dir=path.parent) if kept is None else nullcontext(kept) as folder:
+        stem = Path(folder) / path.parent.name
+        digest = write(values, stem.with_suffix(DATA_SUFFIX), stem.with_suffix(".journal"), report)
+        _name_again(stem.with_suffix(DATA_SUFFIX), data)
     try:
-        ir.save(
-            model,
-            path,
-            external_data=path.name + DATA_SUFFIX,
-            size_threshold_bytes=256,
-            callback=lambda tensor, _info: advance(tensor.nbytes),
-        )
+        point_to(values, data)
+        ir.save(model, path)
     except ir.serde.SerdeError as error:  # small weights are read by the graph's writer, which wraps our error
         cause: BaseException | None = error
         while cause is not None:
@@ -94,6 +102,18 @@ def save(model: ir.Model, path: Path, advance: Callable[[int], None]) -> None:
                 raise cause from None
             cause = cause.__cause__
         raise
+    finally:
+        for value, tensor in zip(values, tensors, strict=True):
+            value.const_value = tensor
+    return digest
+
+
+def _name_again(file: Path, name: Path) -> None:
+    """Gives a file a second name or, where the file system has none, another one."""
+    try:
+        os.link(file, name)
+    except OSError:
+        file.rename(name)
 
 
 def num_bytes(model: ir.Model) -> int:
@@ -119,13 +139,14 @@ def _tensor_spec(value: ir.Value) -> TensorSpec:
     return TensorSpec(str(value.dtype.numpy()), shape)
 
 
-def _reader(source: StoredTensor, dtype: ir.DataType) -> Callable[[], ir.TensorProtocol]:
+def _reader(source: StoredTensor, dtype: ir.DataType) -> Part:
     kind = torch.float16 if dtype == ir.DataType.FLOAT16 else torch.float32
     if dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
         raise ExportError(f"{source.file}: tensor {source.name!r} would be stored as {dtype}; report this as a bug")
 
-    def read() -> ir.TensorProtocol:
-        array = source.read().to(kind).numpy()
+    def part(axis: int, piece: slice) -> Array:
+        stored = source.rows(piece.start, piece.stop) if axis == 0 else source.read()[:, piece]
+        array: Array = stored.to(kind).numpy()
         if not np.isfinite(array).all():
             cause = (
                 "is beyond the range of fp16" if source.dtype != "F16" and kind == torch.float16 else "is not finite"
@@ -133,31 +154,17 @@ def _reader(source: StoredTensor, dtype: ir.DataType) -> Callable[[], ir.TensorP
             raise ExportError(
                 f"{source.file}: tensor {source.name!r} holds a value that {cause}; use a sound checkpoint or fp32"
             )
-        return ir.tensor(array)
+        return array
 
-    return read
-
-
-def _transposed(source: ir.LazyTensor) -> Callable[[], ir.TensorProtocol]:
-    return lambda: ir.tensor(np.ascontiguousarray(source.numpy().T))
+    return part
 
 
-def _set_lazy(
-    value: ir.Value,
-    name: str,
-    shape: tuple[int, ...],
-    read: Callable[[], ir.TensorProtocol],
-    dtype: ir.DataType | None = None,
-) -> None:
-    dtype = dtype or value.dtype
-    assert dtype is not None
-    value.const_value = ir.LazyTensor(read, dtype=dtype, shape=ir.Shape(shape), name=name)
-    value.shape = ir.Shape(shape)
-    value.dtype = dtype
+def _set_lazy(value: ir.Value, tensor: PartedTensor) -> None:
+    value.const_value, value.shape, value.dtype = tensor, ir.Shape(tensor.shape.numpy()), tensor.dtype
 
 
 def _is_lazy(value: ir.Value | None) -> bool:
-    return value is not None and isinstance(value.const_value, ir.LazyTensor)
+    return value is not None and isinstance(value.const_value, PartedTensor)
 
 
 def _is_fake(value: ir.Value) -> bool:

@@ -151,9 +151,10 @@ def test_a_file_that_comes_while_the_export_runs_stays(
     shutil.copytree(bundle_of("eagle1"), work.bundle)
     write = eagle_export.bundle._write
 
-    def write_meanwhile(*arguments: Any) -> None:
-        write(*arguments)
+    def write_meanwhile(*arguments: Any) -> Any:
+        hashes = write(*arguments)
         foreign_file(work.bundle)
+        return hashes
 
     monkeypatch.setattr(eagle_export.bundle, "_write", write_meanwhile)
     assert main([*work.arguments(), "--no-certificate"]) == 2

@@ -103,7 +103,7 @@ def test_scaling_alone_keeps_the_function(
     bundle = tmp_path / "scaled"
     shutil.copytree(bundle_of("eagle1"), bundle)
     (bundle / "target" / "model.onnx.data").unlink()
-    save(model, bundle / "target" / "model.onnx", lambda _: None)
+    save(model, bundle / "target" / "model.onnx")
     from eagle_runtime.bundle.manifest import MANIFEST_NAME
     from eagle_runtime.files import file_sha256
 

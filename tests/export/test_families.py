@@ -20,8 +20,11 @@ from safetensors.torch import save_file
 
 from eagle_calib.calibration import Observed
 from eagle_export.bundle import export
+from eagle_export.checkpoint import open_checkpoint
 from eagle_export.errors import ExportError
 from eagle_export.families.registry import FAMILIES
+from eagle_export.families.source import load_source
+from eagle_export.layered import LayeredModel
 from eagle_export.pair import open_pair
 from eagle_export.recipes.attention import ExactAttention
 from eagle_export.recipes.graph import linears
@@ -310,6 +313,22 @@ def test_logits_and_features_equal_transformers(name: str, bundles: Callable[[st
     spec = read_manifest(int8).target.graph
     with OrtSession(fp32 / "target/exact.onnx", spec, threads=1) as session:
         assert_equals_source(source, Target(session, CONTEXT))
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if FAMILIES[row.model_type].experts is None])
+def test_layer_by_layer_equals_the_whole(name: str, sources: Callable[[str], Path]) -> None:
+    texts = [list(range(3, 40)), [9, 9, 1]]
+    model = LayeredModel(open_checkpoint(sources(name)), texts)
+    for _ in range(LAYERS):
+        assert list(model.run_layer()) == [0, 1]
+    whole = load_source(sources(name))
+    for number, text in enumerate(texts):
+        with torch.inference_mode():
+            ids = torch.tensor([text])
+            hidden, logits = whole.model(input_ids=ids).last_hidden_state, whole(input_ids=ids).logits
+        end = model.last_hidden(number)
+        np.testing.assert_array_equal(end.numpy(), hidden.numpy())
+        np.testing.assert_allclose(model.logits(end[0]).numpy(), logits[0].numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])

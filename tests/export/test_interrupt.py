@@ -1,4 +1,4 @@
-"""An export that is stopped by a signal or a full disk ends without a traceback and leaves no files.
+"""An export that is stopped by a signal or a full disk ends without a traceback and leaves no bundle.
 
 The command runs as a process: signals arrive while it traces and while it writes, and writes fail because the kernel
 refuses them. Large weights are sparse files of zeros, which are quick to prepare and slow to export.
@@ -24,7 +24,8 @@ import pytest
 
 from eagle_export.cli import main
 
-INTERRUPTED = "eagle-export: interrupted; no files were left\n"
+INTERRUPTED = "eagle-export: interrupted; no bundle was written, and the same command goes on with what is finished\n"
+WORK, KEPT = ".bundle.eagle-work", ".bundle.eagle-work/kept"
 DEADLINE = 180.0  # seconds to wait for a process, also on a busy machine
 
 
@@ -108,7 +109,8 @@ def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) ->
 def test_a_signal_while_writing(golden: Path, tmp_path: Path, out: Path, number: int, status: int) -> None:
     target = wide_target(golden, tmp_path / "target", width=400_000)  # 307 MB, written in about a second
     with start(target, golden / "head_eagle1", "-o", out / "bundle") as process:
-        wait_for(lambda: list(out.rglob("model.onnx.data")), process)
+        journal = out / KEPT / "target.journal"
+        wait_for(lambda: journal.is_file() and journal.stat().st_size, process)
         process.send_signal(signal.SIGSTOP)
         halfway = [path.name for path in out.iterdir()]
         process.send_signal(number)
@@ -117,9 +119,11 @@ def test_a_signal_while_writing(golden: Path, tmp_path: Path, out: Path, number:
             process.send_signal(number)
             time.sleep(0.003)
         printed, errors = process.communicate()
-    assert len(halfway) == 1 and halfway[0].startswith(".bundle."), "it was not stopped in the middle of writing"
+    assert halfway == [WORK], "it was not stopped in the middle of writing"
     assert (process.returncode, printed, errors) == (status, "", INTERRUPTED)
-    assert list(out.iterdir()) == []
+    assert {path.relative_to(out).as_posix() for path in out.rglob("*")} == {
+        WORK, KEPT, *(f"{KEPT}/{name}" for name in ("made_of.txt", "target.data", "target.journal"))
+    }  # fmt: skip
 
 
 def test_ctrl_c_while_tracing(golden: Path, out: Path) -> None:
@@ -173,8 +177,9 @@ def test_a_disk_that_fills_up(
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     printed, errors = capsys.readouterr()
     assert (status, printed) == (2, "")
-    assert errors == f"eagle-export: {out / 'bundle'} could not be written (the disk is full); no files were left\n"
-    assert set(out.rglob("*")) == {older.parent, older}
+    assert errors.startswith(f"eagle-export: {out / 'bundle'} could not be written (the disk is full); free space")
+    assert {path.name for path in out.iterdir()} == {"bundle", WORK}
+    assert [path.name for path in (out / WORK).iterdir()] == ["kept"]
     assert older.read_text() == '{"files": {}}'
 
 

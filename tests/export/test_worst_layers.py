@@ -98,7 +98,7 @@ def test_layers_that_were_scaled_are_not_taken_for_wrong(plain: Path, tmp_path: 
     assert {layer.name for layer in layers if not np.array_equal(layer.read(), stored[layer.name])} == factors
     for file in (tmp_path / "fp32/target").iterdir():
         file.unlink()
-    save(graph, tmp_path / "fp32/target/model.onnx", lambda size: None)
+    save(graph, tmp_path / "fp32/target/model.onnx")
     errors = wrong_layers(tmp_path / "fp32", layers, plain, everything=True)
     assert len(errors) == len(layers) and max(each.error for each in errors) < 1e-5
 

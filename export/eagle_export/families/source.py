@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from eagle_export.checkpoint import StoredTensor
+from eagle_export.checkpoint import Checkpoint, StoredTensor
 from eagle_export.families.config import read_config
 from eagle_export.families.registry import family_of
 from eagle_export.gguf.checkpoint import open_target
@@ -34,8 +34,6 @@ def load_source(folder: Path) -> Any:
     if checkpoint.texts is not None:
         tensors = {name: _Lazy(tensor) for name, tensor in checkpoint.tensors.items()}
         made = {"config": read_config(family, checkpoint), "state_dict": tensors}
-    # Older releases drop the bound of scores in all but eager attention.
-    attention = "eager" if checkpoint.config.get("attn_logit_softcapping") else None
     with quiet("transformers"):
         model = cls.from_pretrained(
             None if made else folder,
@@ -43,7 +41,13 @@ def load_source(folder: Path) -> Any:
             trust_remote_code=False,
             use_safetensors=True,
             dtype=torch.float32,
-            attn_implementation=attention,
+            attn_implementation=attention_of(checkpoint),
             **made,
         )
     return model.eval()
+
+
+def attention_of(checkpoint: Checkpoint) -> str | None:
+    """Returns the attention with which transformers must run a checkpoint; None for its default. Older releases drop
+    the bound of scores in all but the eager one."""
+    return "eager" if checkpoint.config.get("attn_logit_softcapping") else None

@@ -58,6 +58,14 @@ class GgufTensor(StoredTensor):
             values = values.reshape(self.heads, -1, 2, *rest).transpose(1, 2).reshape(self.shape).contiguous()
         return values.float() - self.added if self.added else values
 
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        """Reads a range along the first axis; all of a tensor whose rows are in another order."""
+        if self.heads or len(self.shape) != 2:
+            return StoredTensor.rows(self, start, stop)
+        stored = np.memmap(self.file, np.uint8, "r", self.offset, (self._rows, self.row_bytes))[start:stop]
+        values = _values(stored, self.kind)
+        return values.float() - self.added if self.added else values
+
     def plus(self, offset: float) -> StoredTensor:
         """Returns the tensor plus a number; what was added already is not taken away first, which would round."""
         if self.added == offset:

@@ -12,10 +12,12 @@ the level that is best given all others (coordinate descent, as in arXiv 2309.01
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from eagle_export.parted import parts
 from eagle_export.recipes.graph import Array
 
 SHARES = {  # bits -> shares of the full range that are tried
@@ -102,21 +104,56 @@ def nearest(weight: Array, grid: Grid) -> Blocks:
     return Blocks(level, step, zero, grid)
 
 
-def compensated(weight: Array, inputs: Array, grid: Grid) -> Blocks:
+@dataclass(frozen=True, slots=True)
+class Products:
+    """What rounding needs to know of recorded inputs: their damped mean products [K, K], the Cholesky factor of these
+    with columns divided by its diagonal, and each channel's mean square [K]."""
+
+    gram: Array
+    lower: Array
+    squares: Array
+
+    @classmethod
+    def of(cls, inputs: Array) -> Products:
+        """inputs: [n, K]"""
+        import torch  # here alone, so that sizes are computed without it
+
+        gram = damped_gram(inputs)
+        lower = torch.linalg.cholesky(torch.from_numpy(gram)).numpy()  # 4 times as fast as NumPy's at K = 8192
+        lower /= lower.diagonal().copy()
+        return cls(gram, lower, np.square(inputs).mean(0))
+
+
+def compensated(weight: Array, inputs: Array | Products, grid: Grid) -> Blocks:
     """Returns the levels of a weight [K, N] with the least squared error of inputs [n, K] @ weight. For a block's step
     and zero, a channel's error is weighted by the mean square of its inputs."""
-    importance = np.square(inputs).mean(0)
-    gram = damped_gram(inputs)
-    blocks = _fed_back(weight, gram, importance, grid)
-    _descend(weight, gram, blocks)
+    products = inputs if isinstance(inputs, Products) else Products.of(inputs)
+    blocks = _fed_back(weight, products, grid)
+    _descend(weight, products.gram, blocks)
     return blocks
+
+
+def by_parts(columns: Callable[[slice], Array], shape: tuple[int, int], quantise: Callable[[Array], Blocks]) -> Blocks:
+    """Returns the levels of a weight of `shape` (K, N), of which a part of the columns is read and quantised at a
+    time: levels of one column do not depend on another."""
+    ranges = list(parts(shape, 1))
+    first = quantise(columns(ranges[0]))
+    if len(ranges) == 1:
+        return first
+    level, step, zero = (np.empty((len(one), shape[1]), one.dtype) for one in (first.level, first.step, first.zero))
+    whole = Blocks(level, step, zero, first.grid)
+    for piece in ranges:
+        blocks = first if piece is ranges[0] else quantise(columns(piece))
+        whole.level[:, piece], whole.step[:, piece], whole.zero[:, piece] = blocks.level, blocks.step, blocks.zero
+    return whole
 
 
 def damped_gram(inputs: Array) -> Array:
     """Returns [K, K], the mean products of the inputs' channels over n rows. Few rows estimate the squares better than
     the products, so the squares are raised by a share of K / n."""
     n, k = inputs.shape
-    gram: Array = (inputs.T @ inputs) / np.float32(n)
+    gram: Array = inputs.T @ inputs
+    gram /= np.float32(n)
     squares = gram.diagonal()
     gram[np.diag_indices(k)] += squares * np.float32(k / n) + max(float(squares.mean()), 1e-20) * LEAST_DAMPING
     return gram
@@ -151,14 +188,11 @@ def _steps(weight: Array, share: np.float32, grid: Grid) -> tuple[Array, Array]:
     return step, np.full_like(step, grid.middle)
 
 
-def _fed_back(weight: Array, gram: Array, importance: Array, grid: Grid) -> Blocks:
+def _fed_back(weight: Array, products: Products, grid: Grid) -> Blocks:
     """GPTQ. With gram = L @ L.T, an error E [K, N] of the weight gives a squared output error of |E.T @ L|². Column k
     of E.T @ L is E[k] plus feedback from the channels after k. So from the last channel to the first, each takes the
     level nearest to its weight minus that feedback."""
-    import torch  # here alone, so that sizes are computed without it
-
-    lower = torch.linalg.cholesky(torch.from_numpy(gram)).numpy()  # 4 times as fast as NumPy's at K = 8192
-    lower /= lower.diagonal().copy()
+    lower, importance = products.lower, products.squares
     level, error = np.empty(weight.shape, np.uint8), np.zeros_like(weight)
     step, zero = _empty(weight, grid.size)
     for index, block in reversed(_blocks(len(weight), grid.size)):

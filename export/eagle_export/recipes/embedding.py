@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,8 +9,9 @@ import numpy as np
 import onnx_ir as ir
 
 from eagle_export.errors import ExportError
-from eagle_export.recipes.blocks import Blocks, Grid, fitted, rounded
-from eagle_export.recipes.graph import MICROSOFT, Array, constant, insert, lazy_weight, replace
+from eagle_export.parted import PartedTensor, part_of
+from eagle_export.recipes.blocks import Grid, by_parts, fitted, rounded
+from eagle_export.recipes.graph import MICROSOFT, Array, constant, insert, lazy_parts, replace
 from eagle_export.recipes.graph_pass import Pass
 from eagle_export.recipes.weight_blocks import stored
 
@@ -33,14 +33,15 @@ class EmbeddingFp16(Pass[ir.Node]):
             assert table is not None and table.const_value is not None
             tensor, name = table.const_value, str(table.name)
 
-            def read(tensor: ir.TensorProtocol = tensor, name: str = name) -> Array:
+            def part(axis: int, piece: slice, tensor: ir.TensorProtocol = tensor, name: str = name) -> Array:
                 with np.errstate(over="ignore"):
-                    rounded = tensor.numpy().astype(np.float16)
+                    rounded = part_of(tensor, axis, piece).astype(np.float16)
                 if not np.isfinite(rounded).all():
                     raise ExportError(f"{name} holds a value beyond the range of fp16; export in fp32")
                 return rounded
 
-            stored = lazy_weight(model, f"{name}.fp16", ir.DataType.FLOAT16, tuple(tensor.shape.numpy()), read)
+            shape = tuple(tensor.shape.numpy())
+            stored = lazy_parts(model, PartedTensor(part, 0, ir.DataType.FLOAT16, shape, f"{name}.fp16"))
             rows = insert(node, "Gather", [stored, ids], axis=0)
             changed[name] = "fp16"
             replace(node, insert(node, "Cast", [rows], to=int(ir.DataType.FLOAT)))
@@ -71,10 +72,11 @@ class EmbeddingBlocks(Pass[ir.Node]):
                 changed |= EmbeddingFp16().rewrite(model, [node])
                 continue
 
-            def read(tensor: ir.TensorProtocol = tensor) -> Array:
-                return np.ascontiguousarray(tensor.numpy().astype(np.float32).T)
+            def columns(piece: slice, tensor: ir.TensorProtocol = tensor) -> Array:
+                return np.ascontiguousarray(part_of(tensor, 0, piece).astype(np.float32, copy=False).T)
 
-            weight, scale, *zero = stored(model, name, (h, v), partial(_rounded, read, grid), grid)
+            quantise = partial(by_parts, columns, (h, v), partial(rounded, grid=grid))
+            weight, scale, *zero = stored(model, name, (h, v), quantise, grid)
             lines = insert(node, "Reshape", [weight, constant(model, "shape_lines", np.array([0, -1]))])
             attributes = {"bits": self.grid.bits, "block_size": grid.size}
             inputs = [lines, ids, scale, *zero]
@@ -84,10 +86,6 @@ class EmbeddingBlocks(Pass[ir.Node]):
             replace(node, insert(node, "Cast", [rows], to=int(ir.DataType.FLOAT)))
         model.opset_imports[MICROSOFT] = 1
         return changed
-
-
-def _rounded(read: Callable[[], Array], grid: Grid) -> Blocks:
-    return rounded(read(), grid)
 
 
 def _is_embedding(table: ir.Value | None, ids: ir.Value | None) -> bool:

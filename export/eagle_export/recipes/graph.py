@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from eagle_export.parted import PartedTensor, part_of
+
 Array = npt.NDArray[Any]
 MICROSOFT = "com.microsoft"  # domain of ONNX Runtime's own operators
 KEPT_WIDE = "kept wide"  # key in a node's meta: recipes leave the layer as traced
@@ -53,6 +55,18 @@ class Linear:
 
         def read() -> Array:
             array = tensor.numpy().astype(np.float32)
+            return np.ascontiguousarray(array.T) if rotated else array
+
+        return read
+
+    def columns(self) -> Callable[[slice], Array]:
+        """Returns a function that reads some columns of the weight, as [K, n] fp32, also after the layer has left the
+        graph."""
+        tensor, rotated = self.weight.const_value, self.rotated
+        assert tensor is not None
+
+        def read(piece: slice) -> Array:
+            array = part_of(tensor, 0 if rotated else 1, piece).astype(np.float32, copy=False)
             return np.ascontiguousarray(array.T) if rotated else array
 
         return read
@@ -127,6 +141,12 @@ def lazy_weight(
         return graph.initializers[name]
     tensor = ir.LazyTensor(lambda: ir.tensor(read(), dtype=dtype), dtype=dtype, shape=ir.Shape(shape), name=name)
     return _register(graph, name, tensor)
+
+
+def lazy_parts(model: ir.Model, tensor: PartedTensor) -> ir.Value:
+    """Adds an initializer that is computed part by part when it is written. Returns an existing one of that name."""
+    name = str(tensor.name)
+    return model.graph.initializers[name] if name in model.graph.initializers else _register(model.graph, name, tensor)
 
 
 def pieces(compute: Callable[[], tuple[Array, ...]], count: int) -> tuple[Callable[[], Array], ...]:

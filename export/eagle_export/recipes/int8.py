@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from eagle_export import parted
 from eagle_export.recipes.graph import (
     MICROSOFT,
     Array,
@@ -60,10 +61,10 @@ class Int8PerToken(LayerPass):
         rows: dict[tuple[ir.Value, int], _Rows] = {}  # layers of one input share its quantised form
         # Parts are counted before any layer is replaced: they depend on the operator that computes a layer's input.
         for linear, parts in [(linear, parts_of(linear)) for linear in matches]:
-            node, x, (k, n), name, read = linear.node, linear.x, linear.shape, linear.name, linear.reader()
+            node, x, (k, n), name, read = linear.node, linear.x, linear.shape, linear.name, linear.columns()
             if (x, parts) not in rows:
                 rows[x, parts] = _quantised_rows(model, node, x, parts)
-            arrays = pieces(_split_columns(read, parts), 2 * parts)
+            arrays = pieces(_split_columns(read, (k, n), parts), 2 * parts)
             sums, scales = [], rows[x, parts].scales
             for index, q in enumerate(rows[x, parts].parts):
                 end = f".{index}" if parts > 1 else ""
@@ -102,9 +103,28 @@ def simulated_tokens(x: Array, weight: Array) -> Array:
     return out
 
 
-def _split_columns(read: Callable[[], Array], parts: int) -> Callable[[], tuple[Array, ...]]:
-    """Returns a function that computes int8 values and scales of each part in turn."""
-    return lambda: tuple(array for part in np.split(read(), parts) for array in per_column(part))
+def per_column_by_parts(columns: Callable[[slice], Array], shape: tuple[int, int]) -> tuple[Array, Array]:
+    """As per_column, of a weight of `shape` (K, N) of which a part of the columns is read at a time."""
+    values, scales = np.empty(shape, np.int8), np.empty(shape[1], np.float32)
+    for piece in parted.parts(shape, 1):
+        values[:, piece], scales[piece] = per_column(columns(piece))
+    return values, scales
+
+
+def _split_columns(
+    columns: Callable[[slice], Array], shape: tuple[int, int], parts: int
+) -> Callable[[], tuple[Array, ...]]:
+    """Returns a function that computes int8 values and scales of each part of the input channels in turn."""
+    k, n = shape
+
+    def compute() -> tuple[Array, ...]:
+        values, scales = np.empty((parts, k // parts, n), np.int8), np.empty((parts, n), np.float32)
+        for piece in parted.parts(shape, 1):
+            for index, part in enumerate(np.split(columns(piece), parts)):
+                values[index, :, piece], scales[index, piece] = per_column(part)
+        return tuple(array for index in range(parts) for array in (values[index], scales[index]))
+
+    return compute
 
 
 def _quantised_rows(model: ir.Model, before: ir.Node, x: ir.Value, parts: int) -> _Rows:

@@ -10,8 +10,9 @@ Int8Weights: weights only; products stay in floats.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -30,7 +31,7 @@ from eagle_export.recipes.graph import (
     replace,
 )
 from eagle_export.recipes.graph_pass import LayerPass, Pass
-from eagle_export.recipes.int8 import LEVELS, per_column
+from eagle_export.recipes.int8 import LEVELS, per_column, per_column_by_parts
 from eagle_export.recipes.smooth import factors_of, inputs_of
 
 CLIPS = np.linspace(0.3, 1.0, 15, dtype=np.float32)  # shares of the largest input that are tried as range
@@ -95,17 +96,17 @@ def _weight(model: ir.Model, linear: Linear) -> ir.Value:
     """Returns the dequantised weight. Its zero points are given though they are all 0: where one is left out and byte
     products saturate, ONNX Runtime (1.32, QDQ::ConvertS8WeightToU8) puts in a single 128 for all columns, which its
     DequantizeLinear then refuses."""
-    name, (k, n), read, dtype = linear.name, linear.shape, linear.reader(), linear.x.dtype
+    name, (k, n), dtype = linear.name, linear.shape, linear.x.dtype
     assert dtype is not None
-    values, columns = pieces(lambda: _columns(read(), dtype), 2)
+    values, columns = pieces(partial(_columns, linear.columns(), (k, n), dtype), 2)
     weight = lazy_weight(model, f"{name}.int8", ir.DataType.INT8, (k, n), values)
     scale = lazy_weight(model, f"{name}.scale", dtype, (n,), columns)
     zeros = lazy_weight(model, f"{name}.zero", ir.DataType.INT8, (n,), lambda: np.zeros(n, np.int8))
     return insert(linear.node, "DequantizeLinear", [weight, scale, zeros], axis=1)
 
 
-def _columns(weight: Array, dtype: ir.DataType) -> tuple[Array, Array]:
-    values, scale = per_column(weight)
+def _columns(columns: Callable[[slice], Array], shape: tuple[int, int], dtype: ir.DataType) -> tuple[Array, Array]:
+    values, scale = per_column_by_parts(columns, shape)
     return values, scale.astype(dtype.numpy())
 
 

@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from eagle_calib.calibration import Observed
 from eagle_export.errors import ExportError
+from eagle_export.parted import scaled
 from eagle_export.recipes.graph import KEPT, Array, Linear, is_lm_head, linears
 from eagle_export.recipes.graph_pass import Pass
 
@@ -81,13 +82,19 @@ def factors_of(linear: Linear) -> Array | None:
     return factors
 
 
-def inputs_of(linear: Linear, observed: Mapping[str, Observed]) -> tuple[Array, Array]:
-    """Returns the recorded inputs [n, K] of a layer, smoothed if it is, and the largest magnitude per channel [K].
-    Raises ExportError if the calibration has none, or of another width."""
-    (k, _) = linear.shape
+def check_observed(linear: Linear, observed: Mapping[str, Observed]) -> None:
+    """Raises ExportError if the calibration has no inputs of a layer."""
     name = linear.name.removesuffix(KEPT)
     if name not in observed:
         raise ExportError(f"the calibration lacks layer {name!r}; run eagle-calib on a bundle of this very pair")
+
+
+def inputs_of(linear: Linear, observed: Mapping[str, Observed]) -> tuple[Array, Array]:
+    """Returns the recorded inputs [n, K] of a layer, smoothed if it is, and the largest magnitude per channel [K].
+    Raises ExportError if the calibration has none, or of another width."""
+    check_observed(linear, observed)
+    (k, _) = linear.shape
+    name = linear.name.removesuffix(KEPT)
     seen = observed[name]
     if len(seen.channel_absmax) != k:
         raise ExportError(
@@ -213,14 +220,5 @@ def _centred(factors: Array) -> Array:
 
 def _scale(value: ir.Value, factors: Array, axis: int) -> None:
     """Multiplies an initializer along an axis, when it is written."""
-    tensor = value.const_value
-    assert tensor is not None
-    shape = [1] * len(tensor.shape)
-    shape[axis] = -1
-    shaped = factors.reshape(shape)
-
-    def read() -> ir.TensorProtocol:
-        array = tensor.numpy()
-        return ir.tensor((array.astype(np.float32) * shaped).astype(array.dtype), dtype=tensor.dtype)
-
-    value.const_value = ir.LazyTensor(read, dtype=tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=tensor.name)
+    assert value.const_value is not None
+    value.const_value = scaled(value.const_value, factors, axis)

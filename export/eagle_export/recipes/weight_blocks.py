@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from eagle_calib.calibration import Observed
-from eagle_export.recipes.blocks import Blocks, Grid, compensated, fitted, nearest, rounded
+from eagle_export.recipes.blocks import Blocks, Grid, Products, by_parts, compensated, fitted, nearest, rounded
 from eagle_export.recipes.graph import (
     MICROSOFT,
     Array,
@@ -27,7 +27,7 @@ from eagle_export.recipes.graph import (
     replace,
 )
 from eagle_export.recipes.graph_pass import LayerPass
-from eagle_export.recipes.smooth import factors_of, inputs_of
+from eagle_export.recipes.smooth import check_observed, factors_of, inputs_of
 
 Observations = Mapping[str, Observed]
 INT8_COMPUTE = 4  # MatMulNBits' accuracy_level for activations in int8
@@ -97,13 +97,19 @@ class Int4Dequantized(LayerPass):
 
 
 def _quantiser(linear: Linear, grid: Grid, observed: Observations | None) -> tuple[Callable[[], Blocks], str]:
-    """Returns a function that computes the levels of a layer, and the words for the manifest."""
-    read, how = linear.reader(), f"int{grid.bits} in blocks of {grid.size}"
+    """Returns a function that computes the levels of a layer, and the words for the manifest. Raises ExportError for a
+    layer that is missing in `observed`."""
+    columns, shape, how = linear.columns(), linear.shape, f"int{grid.bits} in blocks of {grid.size}"
     if observed is None:
-        return lambda: rounded(read(), grid), how
-    inputs, _ = inputs_of(linear, observed)
+        return lambda: by_parts(columns, shape, lambda weight: rounded(weight, grid)), how
+    check_observed(linear, observed)
     smoothed = "" if factors_of(linear) is None else ", smoothed"
-    return lambda: compensated(read(), inputs, grid), f"{how}{smoothed}, errors compensated"
+
+    def quantise() -> Blocks:
+        products = Products.of(inputs_of(linear, observed)[0])  # read when needed: those of all layers take gigabytes
+        return by_parts(columns, shape, lambda weight: compensated(weight, products, grid))
+
+    return quantise, f"{how}{smoothed}, errors compensated"
 
 
 def simulated_blocks(grid: Grid, x: Array, weight: Array) -> Array:

@@ -1,0 +1,149 @@
+"""What an export will need, from shapes alone: disk, memory and time. It is refused before any work if they lack.
+
+The time is an estimate: arithmetic at the speed of this processor, as measured with one product, and a disk of the
+speed that is named here.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from eagle_calib.folder import KEPT, WORK
+from eagle_export.certificate import MEMORY_MARGIN, free_memory
+from eagle_export.destination import check_space, free_space
+from eagle_export.errors import ExportError
+from eagle_export.inspection.graph_shapes import draft_shapes, target_shapes
+from eagle_export.inspection.sizes import GraphShapes, graph_bytes
+from eagle_export.pair import Pair
+from eagle_export.parted import PART
+from eagle_export.recipes.plan import AUTO, RECIPES
+from eagle_export.recording import Way
+from eagle_export.self_calibration import KEPT as ROWS
+
+# As measured over exports of 0.1 to 8 B parameters (docs/large_models.md).
+PROGRAM = 800 * 10**6  # bytes of memory before any weight is read: libraries, and the traced graphs
+DISK = 2 * 10**8  # bytes per second that are read, or written and hashed
+TRACE = 15.0  # seconds
+NEAREST = {4: 60e-9, 8: 25e-9}  # seconds per number and GFLOP/s^-1 of REFERENCE that rounding to nearest takes
+REFERENCE = 5e10  # FLOP/s of the processor on which NEAREST was measured, with one thread
+COPIES = 6  # fp32 copies of a part that rounding works with
+PASSES = 4  # products [K, K] x [K, N] that compensated rounding computes
+NOTABLE = 60.0  # seconds; needs of a shorter export are not printed
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """disk, memory: bytes. seconds: about how long the export takes, without a certificate."""
+
+    disk: int
+    memory: int
+    seconds: float
+
+    def check(self, bundle: Path) -> None:
+        """Raises ExportError if the disk or the memory is too small. What an export that was stopped has written is no
+        longer needed."""
+        check_space(bundle.parent, self.disk - kept_bytes(bundle))
+        free = free_memory()
+        if free is not None and self.memory > free:
+            raise ExportError(
+                f"exporting takes {self.memory / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free; end other "
+                "programs, or export on a larger machine"
+            )
+
+    def line(self, bundle: Path) -> str:
+        """The requirement, and what is there."""
+        free = free_memory()
+        memory = "" if free is None else f" ({free / 1e9:.1f} free)"
+        finished = kept_bytes(bundle)
+        rest = f"; {finished / 1e9:.1f} GB are there from before" if finished else ""
+        return (
+            f"takes about {_duration(self.seconds)}, {self.disk / 1e9:.1f} GB of disk "
+            f"({free_space(bundle.parent) / 1e9:.1f} free) and {self.memory / 1e9:.1f} GB of memory{memory}{rest}"
+        )
+
+
+def requirement_of(
+    pair: Pair, backend: str, precisions: Mapping[str, str], way: Way | None, *, calibrated: bool
+) -> Requirement:
+    """What an export needs. precisions: of graph "target" and, if there is a head, "draft". way: how inputs are
+    recorded, None for not at all. calibrated: whether a calibration was given."""
+    shapes = _shapes(pair)
+    precisions = {name: "int8" if each == AUTO else each for name, each in precisions.items()}  # no wider than int8
+    recipe = RECIPES[backend][precisions["target"]]
+    traced, quantised = (4 if recipe.traced == "fp32" else 2), recipe.target(None) != ()
+    stored = sum(graph_bytes(each, backend, precisions[name], name).stored for name, each in shapes.items())
+    numbers = sum(math.prod(tensor.shape) for tensor in pair.target.tensors.values())
+    sources = sum(math.prod(tensor.shape) * 2 for tensor in pair.target.tensors.values())
+    sizes = [layer.shape for each in shapes.values() for layer in each.layers] + [
+        (h, v) for each in shapes.values() for v, h in [each.table[1]]
+    ]
+    compensated = quantised and (way is not None or calibrated)
+    working = max(_working(k, n, traced, quantised, compensated) for k, n in sizes)
+    flops = sum(2.0 * PASSES * k * k * n * each.count for each in shapes["target"].layers for k, n in [each.shape])
+    speed = _speed()
+    seconds = TRACE + (sources + 2 * stored) / DISK
+    if quantised:
+        bits = 4 if "int4" in precisions["target"] else 8
+        seconds += flops / speed if compensated else numbers * NEAREST[bits] * REFERENCE / speed
+    if way is not None:
+        seconds += 2.0 * numbers * ROWS / speed * (2 if way == "whole" else 1)
+    if way == "whole":
+        working = max(working, int(MEMORY_MARGIN * 4 * numbers))
+    if way == "layers":
+        layer = sum(math.prod(each.shape) for name, each in pair.target.tensors.items() if ".layers.0." in name)
+        working = max(working, 4 * layer + 16 * ROWS * int(pair.config.hidden_size))
+        stored += _spilled(pair)
+    return Requirement(stored, PROGRAM + working, seconds)
+
+
+def kept_bytes(bundle: Path) -> int:
+    """Bytes of what an export to this place that was stopped has finished."""
+    kept = bundle.parent / f".{bundle.name}{WORK}" / KEPT
+    return sum(path.stat().st_size for path in kept.rglob("*") if path.is_file())
+
+
+def _shapes(pair: Pair) -> dict[str, GraphShapes]:
+    head = pair.head
+    official, config = (None, None) if head is None else (head.checkpoint, head.config)
+    shapes = {"target": target_shapes(pair.family, pair.target, official, config)}
+    if official is not None and config is not None:
+        shapes["draft"] = draft_shapes(pair.target, official, config)
+    return shapes
+
+
+def _working(k: int, n: int, traced: int, quantised: bool, compensated: bool) -> int:
+    """Bytes that writing a weight [K, N] takes: what is written, levels before they are packed, parts in fp32, and two
+    matrices of the inputs' products."""
+    part = min(k * n, max(PART, 64 * k))
+    if not quantised:
+        return traced * k * n + 8 * part
+    return 2 * k * n + 4 * COPIES * part + (3 * 4 * k * k + 4 * ROWS * k if compensated else 0)
+
+
+def _spilled(pair: Pair) -> int:
+    """Bytes of recorded inputs: per layer those of q, o, gate and down."""
+    config = pair.config
+    wide = int(config.num_attention_heads) * pair.head_dim
+    return (
+        4 * ROWS * int(config.num_hidden_layers) * (2 * int(config.hidden_size) + wide + int(config.intermediate_size))
+    )
+
+
+def _speed() -> float:
+    """FLOP/s of this process's matrix products."""
+    x = np.ones((1024, 1024), np.float32)
+    x @ x
+    started = time.perf_counter()
+    x @ x
+    return 2.0 * len(x) ** 3 / max(time.perf_counter() - started, 1e-9)
+
+
+def _duration(seconds: float) -> str:
+    minutes = max(1, round(seconds / 60))
+    return f"{minutes} min" if minutes < 100 else f"{minutes / 60:.0f} h"

@@ -1,0 +1,55 @@
+"""What an export that is stopped keeps for the next one: finished tensors and recorded inputs.
+
+They are in the bundle's work folder (eagle_calib/folder.py), in "kept", with a fingerprint of all that they were made
+of. The same command goes on from there; an export of other files, settings or versions to the same place begins anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from eagle_calib.folder import KEPT
+from eagle_runtime.errors import EagleError
+
+TOOLS = ("eagle-edge", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "numpy", "safetensors")
+KEY = "made_of.txt"
+
+
+def fingerprint(sources: Sequence[Path], settings: Mapping[str, object]) -> str:
+    """Returns a hash of settings, versions, and the names, sizes and times of the files in source folders. A file whose
+    content changes gets another time: hashing what is in it would take as long as an export."""
+    files = [file for source in sources for file in (sorted(source.iterdir()) if source.is_dir() else [source])]
+    stats = [(str(file.absolute()), file.stat()) for file in files if file.is_file()]
+    listed = [(name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in stats]
+    versions = {name: metadata.version(name) for name in TOOLS}
+    return hashlib.sha256(json.dumps([listed, settings, versions], sort_keys=True).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def kept(work: Path, key: str) -> Iterator[Path]:
+    """Yields the folder for finished work, with what an export of the same key left there. It is removed at the end and
+    after an error of the input, and stays if the export is stopped in another way with something finished."""
+    folder = work / KEPT
+    with contextlib.suppress(OSError, ValueError):
+        if (folder / KEY).read_text(encoding="utf-8") == key:
+            key = ""
+    if key:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        (folder / KEY).write_text(key, encoding="utf-8")
+    try:
+        yield folder
+    except EagleError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    except BaseException:
+        if {path.name for path in folder.iterdir()} == {KEY}:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)

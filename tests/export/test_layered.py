@@ -1,0 +1,102 @@
+"""A target that runs layer by layer computes what it computes as a whole, to the last bit of every recorded input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import eagle_export.recording
+from conftest import GOLDEN, HEADS
+from eagle_calib.calibration import Observed
+from eagle_export.bundle import export
+from eagle_export.checkpoint import open_checkpoint
+from eagle_export.errors import ExportError
+from eagle_export.layered_recording import observe_layers, texts_to_read
+from eagle_export.pair import open_pair
+from eagle_export.self_calibration import observe_source
+from eagle_runtime.text.tokenizer import Text
+
+TEXTS = [[5, 6, 7, 8, 9], [200, 3, 3, 17], list(range(40, 90))]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("texts") / "texts.jsonl"
+    path.write_text("".join(json.dumps({"ids": ids}) + "\n" for ids in TEXTS))
+    return path
+
+
+def assert_equal(first: Mapping[str, Observed], second: Mapping[str, Observed]) -> None:
+    assert set(first) == set(second)
+    for name in first:
+        one, other = first[name], second[name]
+        assert one.rows == other.rows
+        np.testing.assert_array_equal(one.channel_absmax, other.channel_absmax)
+        np.testing.assert_array_equal(one.sample, other.sample)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_recorded_inputs_are_those_of_the_whole_model(kind: str, data: Path, tmp_path: Path) -> None:
+    target = GOLDEN / "target"
+    pair = open_pair(target, GOLDEN / HEADS[kind])
+    assert pair.head is not None
+    text = Text(target)
+    whole = observe_source(target, text, data, pair.head)
+    windows = texts_to_read(text, data, 256, 4096)
+    layered = observe_layers(pair.target, windows, tmp_path / "inputs", pair.head)
+    assert_equal(layered.inputs, whole.inputs)
+    for one, other in zip(layered.probes, whole.probes, strict=True):
+        assert one.tokens == other.tokens
+        np.testing.assert_allclose(one.logits, other.logits, atol=1e-5)
+    q, k = (layered.inputs.files[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qk")  # type: ignore[attr-defined]
+    assert q == k, "layers that read one tensor share a file"
+
+
+def test_a_stopped_recording_goes_on_behind_its_last_layer(data: Path, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(GOLDEN / "target")
+    windows = texts_to_read(Text(GOLDEN / "target"), data, 256, 4096)
+    whole = observe_layers(checkpoint, windows, tmp_path / "whole")
+    steps: list[str] = []
+
+    def stop(step: str) -> None:
+        steps.append(step)
+        if "layer 4 of" in step and "text 2" in step:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        observe_layers(checkpoint, windows, tmp_path / "stopped", report=stop)
+    steps.clear()
+    resumed = observe_layers(checkpoint, windows, tmp_path / "stopped", report=steps.append)
+    assert steps[0].startswith("recording inputs (layer 4 of 8, text 1 of 3)")
+    assert_equal(resumed.inputs, whole.inputs)
+    damaged = next((tmp_path / "stopped").glob("*layers.2*mlp.down*.npz"))
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    steps.clear()
+    assert_equal(observe_layers(checkpoint, windows, tmp_path / "stopped", report=steps.append).inputs, whole.inputs)
+    assert steps[0].startswith("recording inputs (layer 1 of 8"), "a damaged file is not believed"
+
+
+def test_an_export_that_lacks_memory_for_the_whole_records_by_layers(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal text gives equal weights; what was done is said."""
+    target = GOLDEN / "target"
+    whole = export(target, None, tmp_path / "whole", precision="int4", certify=False, calibrate=data)
+
+    def refuse(*_: object) -> None:
+        raise ExportError("comparing takes 40.0 GB of memory and 3.0 GB are free")
+
+    monkeypatch.setattr(eagle_export.recording, "check_memory", refuse)
+    layered = export(target, None, tmp_path / "layered", precision="int4", certify=False, calibrate=data)
+    assert whole.manifest.files == layered.manifest.files
+    assert any("layer by layer, on the text that was given: comparing takes 40.0 GB" in w for w in layered.warnings)
+    without = export(target, None, tmp_path / "without", precision="int4", certify=False)
+    assert any("on the package's text, not on text of the model's own" in w for w in without.warnings)
+    assert "errors compensated" in str(without.manifest.target.graph.recipe)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["layered", "whole", "without"]
