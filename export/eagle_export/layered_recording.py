@@ -2,7 +2,7 @@
 
 The target runs layer by layer (layered.py). What a layer's inputs were is written to a folder before the next layer
 runs, and read again when its weights are rounded: the inputs of all layers take gigabytes. A recording that was stopped
-goes on behind the last layer that is finished. Text of the target's own cannot be sampled, since each token would read
+goes on after the last layer that is finished. Text of the target's own cannot be sampled, since each token would read
 all weights from the disk; without a file, the package's text is read.
 """
 

@@ -56,7 +56,7 @@ def test_recorded_inputs_are_those_of_the_whole_model(kind: str, data: Path, tmp
     assert q == k, "layers that read one tensor share a file"
 
 
-def test_a_stopped_recording_goes_on_behind_its_last_layer(data: Path, tmp_path: Path) -> None:
+def test_a_stopped_recording_goes_on_after_its_last_layer(data: Path, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(GOLDEN / "target")
     windows = texts_to_read(Text(GOLDEN / "target"), data, 256, 4096)
     whole = observe_layers(checkpoint, windows, tmp_path / "whole")
