@@ -21,10 +21,10 @@ from eagle_runtime.bundle.manifest import Certificate, Limits
 LIMITS = {
     "fp32": Limits(0.99, 1e-5),
     "fp16": Limits(0.95, 1e-3),
-    "int8": Limits(0.89, 0.01),
+    "int8": Limits(0.91, 0.005),
     "int8-token": Limits(0.82, 0.04),
     "int8-static": Limits(0.82, 0.04),
-    "int8-weight": Limits(0.89, 0.01),
+    "int8-weight": Limits(0.91, 0.005),
     "int4": Limits(0.74, 0.1),
     "int4-int8": Limits(0.82, 0.04),
     "auto": Limits(0.74, 0.1),

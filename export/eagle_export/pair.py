@@ -14,7 +14,13 @@ import torch
 
 from eagle_export.checkpoint import Checkpoint, StoredTensor, open_checkpoint, read_json, same_values
 from eagle_export.errors import ExportError
-from eagle_export.families.config import accepted_by_transformers, read_config, windows_of
+from eagle_export.families.config import (
+    PREDICTION_LAYER,
+    accepted_by_transformers,
+    no_prediction_layers,
+    read_config,
+    windows_of,
+)
 from eagle_export.families.family import Config, Family, Windows
 from eagle_export.families.registry import family_of
 from eagle_export.gguf.checkpoint import open_target
@@ -28,7 +34,6 @@ from eagle_export.weights import Weight, attach, simplify
 
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
-PREDICTION_LAYER = r"(^|\.)(mtp|mtp_layers)\.|\.(eh_proj|enorm|hnorm|shared_head)\."  # DeepSeek, Qwen3-Next, MiMo
 READER = ("head.fc.", "head.fc_norm.", "head.input_norm.")  # tensors of an EAGLE-3 head in the target's graph
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 STORED = ("F64", "F32", "F16", "BF16")  # other types are quantised, and useless without their scales
@@ -266,10 +271,7 @@ def _check_all_used(checkpoint: Checkpoint, module: torch.nn.Module, weights: Ma
     if unused := sorted(set(weights) - set(parameters)):
         first = weights[unused[0]].source
         if re.search(PREDICTION_LAYER, first.name):
-            raise ExportError(
-                f"{first.file}: tensor {first.name!r} is of a layer that predicts several tokens; such layers are not "
-                "exported, so save the target without them, and give an EAGLE head"
-            )
+            raise ExportError(no_prediction_layers(first))
         raise ExportError(
             f"{first.file}: tensor {first.name!r} is not used by this kind of model; the checkpoint is of a variant "
             "that is not supported"

@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import GOLDEN
-from eagle_export.hub import HubId, hub_id
+from eagle_export.errors import ExportError
+from eagle_export.hub import HubId, HubModel, download, hub_id
 from eagle_runtime.bundle.manifest import read_manifest
 from hub_server import Hub, commit_of, serving
 
@@ -84,11 +85,14 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
         shutil.copy(GOLDEN / "head_eagle1" / "config.json", folder)
     torch.save(load_file(GOLDEN / "head_eagle1" / "model.safetensors"), pickled / "pytorch_model.bin")
     (broken / "README.md").write_text("no weights")
+    damaged = shutil.copytree(GOLDEN / "target", tmp_path / "damaged")
+    (damaged / "model.safetensors").write_bytes(b"<html>not found</html>" * 10)
     models = {
         "acme/target": {"main": sharded(tmp_path / "target"), "v1": GOLDEN / "target"},
         "acme/eagle1": {"main": GOLDEN / "head_eagle1"},
         "acme/pickled": {"main": pickled},
         "acme/broken": {"main": broken},
+        "acme/damaged": {"main": damaged},
         "acme/demo": {"main": DEMO / "target"},
         "acme/gated": {"main": DEMO / "target"},
     }
@@ -208,6 +212,7 @@ def test_a_destination_that_is_taken_is_refused_before_the_download(shell: Shell
         (("acme/gated",), "acme/gated is gated: accept its licence on its page on the hub, and log in"),
         (("acme/demo@v9",), "acme/demo@v9: the model has no revision 'v9'"),
         (("acme/broken",), "acme/broken has no model.safetensors"),
+        (("acme/damaged",), "acme/damaged: the header of its weights is damaged"),
         (("acme/pickled",), "acme/pickled has no safetensors file, only pickled weights, which are not downloaded"),
     ],
 )
@@ -227,3 +232,11 @@ def test_a_local_folder_asks_no_hub(shell: Shell) -> None:
     code += f"print(fetched({str(GOLDEN / 'target')!r}, None, Path('pair')), os.environ['HF_HUB_OFFLINE'])\n"
     code += "assert 'huggingface_hub' not in sys.modules"
     assert shell.python(code) == f"({GOLDEN / 'target'!r}, None, {{}}) 1" and not shell.hub.requests
+
+
+def test_a_disk_without_room_is_refused_before_the_download() -> None:
+    files = {"config.json": 100, "model.safetensors": 10**18}
+    with pytest.raises(
+        ExportError, match=r"MB free, but acme/large takes 1000000000000 MB; free space, or set HF_HOME"
+    ):
+        download(HubModel(HubId("acme/large", None), "0" * 40, files, ("model.safetensors",)), texts=True)

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from conftest import GOLDEN, HEADS
 from eagle_export import cli
-from eagle_export.checkpoint import open_checkpoint
+from eagle_export.checkpoint import Checkpoint, open_checkpoint
 from eagle_export.errors import ExportError
+from eagle_export.inspection.facts import head_facts, target_facts
 from eagle_export.inspection.machine import GB, Place
 from eagle_export.inspection.needs import Need
 from eagle_export.inspection.pickled import pickled_tensors
@@ -204,3 +205,33 @@ def test_where_an_eight_b_model_fits() -> None:
     large = Need("cpu", "int4", None, need.target, None, 0, 0, 10 * GB)
     assert least_class(large) == 12 and not fits(large, Place("", 10 * GB, 1)) and fits(large, Place("", 11 * GB, 1))
     assert least_class(Need("tensorrt-rtx", "fp16", None, need.target, None, 0, 0, 33 * GB)) is None
+
+
+JUNK: tuple[object, ...] = (None, "x", -1, 0.5, [1], {"x": 1}, 10**30)
+
+
+@pytest.mark.parametrize("which", ["target", "head_eagle1", "head_eagle3_dv44"])
+def test_any_value_in_a_config_gives_a_report_or_an_error_of_one_sentence(tmp_path: Path, which: str) -> None:
+    folder = changed(GOLDEN / which, tmp_path / which)
+    stated = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    keys = {*stated, "rope_scaling", "rope_parameters", "text_config", "eagle_config", "norm_output", "architectures"}
+    keys |= {"attn_logit_softcapping", "sliding_window", "layer_types", "head_dim", "bias", "speculators_config"}
+    said: list[str] = []
+    target = open_checkpoint(TARGET)
+    facts = target_facts(target)
+    for key in sorted(keys):
+        for value in JUNK:
+            one = Checkpoint(folder, {**stated, key: value}, open_checkpoint(folder).tensors)
+            try:
+                said += target_facts(one).problems if which == "target" else head_facts(one, facts, target).problems
+            except ExportError as error:
+                said.append(str(error))
+    assert len(said) > 40 and all("\n" not in each and len(each) > 20 for each in said)
+
+
+def test_layers_that_predict_several_tokens_are_named(tmp_path: Path) -> None:
+    folder = changed(TARGET, tmp_path / "target")
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, "mtp.fc.weight": torch.zeros(64, 128)}, folder / "model.safetensors")
+    (problem,) = inspect(str(folder), None).target.problems
+    assert "'mtp.fc.weight' is of a layer that predicts several tokens" in problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -10,7 +11,7 @@ from typing import Any
 
 from eagle_export.checkpoint import Checkpoint
 from eagle_export.errors import ExportError
-from eagle_export.families.config import check_config
+from eagle_export.families.config import PREDICTION_LAYER, check_config, no_prediction_layers
 from eagle_export.families.family import Family
 from eagle_export.families.registry import family_of
 from eagle_export.heads.config import HeadConfig, head_problems, read_head_config
@@ -72,19 +73,21 @@ def target_facts(target: Checkpoint) -> TargetFacts:
         check_config(family, target)
     except ExportError as error:
         problems.append(str(error))
-    config = target.config if family is not None or "text_config" not in target.config else target.config["text_config"]
+    nested = target.config.get("text_config")
+    config = nested if family is None and isinstance(nested, Mapping) else target.config
     sizes = Checkpoint(target.folder, config, target.tensors)
     hidden, heads = sizes.integer("hidden_size"), sizes.integer("num_attention_heads")
     kv_heads = sizes.integer("num_key_value_heads", heads)
     head_dim = sizes.integer("head_dim", _head_dim(target, hidden, heads))
     parameters = sum(prod(each.shape) for each in target.tensors.values())
-    experts = None if family is None else _experts(family, config)
+    readable = None if problems else family
+    experts = None if readable is None else _experts(readable, config)
     facts = TargetFacts(
         name=str(target.folder),
         model_type=str(target.config.get("model_type")),
         family=family,
         problems=(),
-        notes=tuple(_notes(family, config, experts)),
+        notes=tuple(_notes(readable, config, experts)),
         parameters=parameters,
         active=parameters if experts is None else _active(target, experts),
         stored=_types(target),
@@ -96,12 +99,14 @@ def target_facts(target: Checkpoint) -> TargetFacts:
         head_dim=head_dim,
         intermediate_size=sizes.integer("intermediate_size"),
         vocab_size=sizes.integer("vocab_size"),
-        context=None if family is None else _context(family, config),
+        context=None if readable is None else _context(readable, config),
         tied=LM_HEAD not in target.tensors,
         experts=experts,
     )
     if family is not None:
         problems += _shape_problems(target, facts)
+        extra = [tensor for name, tensor in target.tensors.items() if re.search(PREDICTION_LAYER, name)]
+        problems += [no_prediction_layers(tensor) for tensor in extra[:1]]
     return replace(facts, problems=tuple(problems))
 
 
