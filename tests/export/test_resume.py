@@ -75,6 +75,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, count: int, error: BaseException
     monkeypatch.setattr(eagle_export.data_file, "_write", stopping)
 
 
+@pytest.mark.usefixtures("fresh_traces")
 def test_equal_exports_have_equal_bytes(target: Path, whole: dict[str, bytes], tmp_path: Path) -> None:
     export(target, None, tmp_path / "again", **PLAIN)
     assert contents(tmp_path / "again") == whole
