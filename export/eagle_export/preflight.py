@@ -26,12 +26,12 @@ from eagle_export.recipes.plan import AUTO, RECIPES
 from eagle_export.recording import Way
 from eagle_export.self_calibration import KEPT as ROWS
 
-# As measured over exports of 0.1 to 8 B parameters (docs/large_models.md).
+# Rough values that were set by hand, not fitted to measurements: the needs are estimates (docs/large_models.md).
 PROGRAM = 800 * 10**6  # bytes of memory before any weight is read: libraries, and the traced graphs
 DISK = 2 * 10**8  # bytes per second that are read, or written and hashed
 TRACE = 15.0  # seconds
 NEAREST = {4: 60e-9, 8: 25e-9}  # seconds per number and GFLOP/s^-1 of REFERENCE that rounding to nearest takes
-REFERENCE = 5e10  # FLOP/s of the processor on which NEAREST was measured, with one thread
+REFERENCE = 5e10  # FLOP/s for which NEAREST is meant
 COPIES = 6  # fp32 copies of a part that rounding works with
 PASSES = 4  # products [K, K] x [K, N] that compensated rounding computes
 NOTABLE = 60.0  # seconds; needs of a shorter export are not printed
