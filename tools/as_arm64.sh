@@ -28,4 +28,4 @@ if [[ ! -e $site/ready ]]; then
   echo "$python" > "$site/ready"
 fi
 PYTHONPATH="$site/packages${PYTHONPATH:+:$PYTHONPATH}" \
-  exec qemu-aarch64 -L "$site/root" "$site/root/usr/bin/$(cat "$site/ready")" "$@"
+  exec qemu-aarch64 -L "$site/root" "$(find "$site/root" -path "*/bin/$(cat "$site/ready")")" "$@"
