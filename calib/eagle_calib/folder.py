@@ -53,11 +53,16 @@ def written(place: Path, check: Callable[[Path], object] = unchecked) -> Iterato
             raise
 
 
+def work_folder(place: Path) -> Path:
+    """Returns where a folder is written before it gets its place."""
+    return place.parent / f".{place.name}{WORK}"
+
+
 @contextlib.contextmanager
 def claimed(place: Path) -> Iterator[Path]:
     """Yields a work folder next to a place, empty but for "kept", locked for this process and removed afterwards. What
     a killed process left there is removed first. Raises FolderError if another process holds the lock."""
-    work = place.parent / f".{place.name}{WORK}"
+    work = work_folder(place)
     with _locked(work, place, TRIES):
         _clear(work, place)
         try:

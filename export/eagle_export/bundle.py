@@ -17,9 +17,16 @@ from eagle_calib.calibration import read_calibration
 from eagle_calib.folder import written
 from eagle_export.automatic import Sensitivity, checked_budget, choose
 from eagle_export.certificate import certified
-from eagle_export.checkpoint import Checkpoint, read_json
+from eagle_export.checkpoint import TEXT_FILES, Checkpoint, read_json
 from eagle_export.data_file import Report
-from eagle_export.destination import check_destination, check_older, check_space, disk_errors, engines_of
+from eagle_export.destination import (
+    check_destination,
+    check_older,
+    check_space,
+    disk_errors,
+    engines_of,
+    folder_bytes,
+)
 from eagle_export.errors import ExportError
 from eagle_export.head_check import HeadCheck
 from eagle_export.heads.config import HeadConfig
@@ -47,7 +54,6 @@ from eagle_runtime.files import file_sha256
 
 GRAPH_FILES = {"target": "target/model.onnx", "draft": "draft/model.onnx"}
 TOP_K = 64  # default of the top k that a head's graph returns per row; sampled trees use many candidates
-TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 GOES_ON = "free space if that is why, and give the same command again: it goes on with what is finished"
 TOOLS = ("eagle-edge", "torch", "transformers", "onnx", "onnx-ir", "onnxscript")
 
@@ -213,7 +219,7 @@ def export(
             progress.update(task, description="choosing scales")
             decisions = {name: apply(recipe.passes[name], graph) for name, graph in graphs.items()}
             total = sum(num_bytes(graph) for graph in graphs.values())
-            check_space(bundle.parent, total - _size_of(finished))
+            check_space(bundle.parent, total - folder_bytes(finished))
             progress.update(task, total=total, completed=0)
             hashes = _write(folder, texts, graphs, finished, partial(_show_tensor, progress, task))
             manifest = _manifest(folder, pair, graphs, precisions, decisions, top_k, draft_vocab, hashes, sources or {})
@@ -223,14 +229,9 @@ def export(
                 manifest, head_check, shortfalls = certified(pair, folder, manifest, layers, required, report)
                 warnings += shortfalls
                 (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
-            written_bytes = _size_of(folder)
+            written_bytes = folder_bytes(folder)
     shared = shared_weights(manifest)
     return Exported(bundle, manifest, shared, written_bytes, tuple(warnings), tuple(layer_choice), head_check)
-
-
-def _size_of(folder: Path) -> int:
-    """Bytes of all files below a folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _write(

@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 from eagle_calib.replay import GOLDEN_TOKENS, forced_logits, golden_prompts, mean_tau, replay
 from eagle_calib.scoring import divergence, log_softmax
 from eagle_export.checkpoint import Checkpoint
+from eagle_export.destination import folder_bytes
 from eagle_export.errors import ExportError
 from eagle_export.families.family import cache_keyword
 from eagle_export.families.source import load_source
@@ -129,7 +130,7 @@ def compare_with_source(
     Raises ExportError if this machine cannot run one of them, and FidelityError if the bundle's logits are not
     finite."""
     _check_engine()
-    check_memory(source, sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file()))
+    check_memory(source, folder_bytes(bundle))
     target = manifest.target
     prompts = golden_prompts(Text(bundle, partial(read_text_file, bundle, manifest)), target.vocab_size, target.context)
     count = min(GOLDEN_TOKENS, target.context - max(map(len, prompts)))

@@ -19,7 +19,10 @@ from eagle_runtime.text.tokenizer import Text
 if TYPE_CHECKING:
     import torch  # imported where tensors are read: headers are read without it
 
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PYTORCH, PICKLED = "pytorch_model.bin", ".bin"
+TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"  # of a target
 COMPARED = 1 << 24  # numbers that are compared at a time
 READ = 1 << 26  # bytes that are read at a time
 DTYPES = {  # name of safetensors -> torch's
@@ -204,7 +207,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _index_tensors(folder: Path) -> dict[str, StoredTensor]:
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    single, index = folder / SINGLE, folder / INDEX
     if single.is_file():
         files = [single]
     elif index.is_file():

@@ -77,6 +77,11 @@ def free_space(parent: Path) -> int:
     return shutil.disk_usage(parent).free
 
 
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
 def check_space(parent: Path, needed: int) -> None:
     """Raises ExportError if the disk has no room for `needed` bytes of weights."""
     free = free_space(parent)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from eagle_export.destination import check_destination, disk_errors
 from eagle_export.errors import ExportError
-from eagle_export.hub import download, go_offline, hub_id, look_up
-from eagle_export.inspection.report import inspect
+from eagle_export.hub import download, go_offline, hub_id
+from eagle_export.inspection.facts import head_facts, target_facts
+from eagle_export.inspection.headers import open_headers
 
 
 def fetched(target: str, draft: str | None, bundle: Path) -> tuple[Path, Path | None, dict[str, str]]:
@@ -16,19 +17,19 @@ def fetched(target: str, draft: str | None, bundle: Path) -> tuple[Path, Path | 
     downloaded unless headers say that the pair can be exported to `bundle`. Raises ExportError."""
     arguments = {"target": target} if draft is None else {"target": target, "draft": draft}
     folders, sources = {role: Path(argument) for role, argument in arguments.items()}, {}
-    models = {
-        role: look_up(name, pickled=role == "draft")
-        for role, argument in arguments.items()
-        if (name := hub_id(argument)) is not None
-    }
-    if models:
+    if any(hub_id(argument) is not None for argument in arguments.values()):
         with disk_errors(bundle):
             check_destination(bundle.absolute())
-        report = inspect(target, draft)
-        for problem in (*report.target.problems, *(() if report.head is None else report.head.problems)):
+        opened = {role: open_headers(argument, pickled=role == "draft") for role, argument in arguments.items()}
+        facts = target_facts(opened["target"].checkpoint)
+        problems = list(facts.problems)
+        if draft is not None:
+            problems += head_facts(opened["draft"].checkpoint, facts, opened["target"].checkpoint).problems
+        for problem in problems:
             raise ExportError(f"{problem}; no weights were downloaded")
-    for role, model in models.items():
-        folders[role] = download(model, texts=role == "target")
-        sources[f"{role}: {model.id.name}"] = model.commit
+        for role, headers in opened.items():
+            if (model := headers.model) is not None:
+                folders[role] = download(model, texts=role == "target")
+                sources[f"{role}: {model.id.name}"] = model.commit
     go_offline()
     return folders["target"], folders.get("draft"), sources

@@ -16,15 +16,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eagle_export.checkpoint import PYTORCH, Checkpoint, StoredTensor, open_checkpoint, read_json
+from eagle_export.checkpoint import (
+    INDEX,
+    PYTORCH,
+    SINGLE,
+    TEXT_FILES,
+    Checkpoint,
+    StoredTensor,
+    open_checkpoint,
+    read_json,
+)
 from eagle_export.errors import ExportError
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 ID = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-TEXTS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 QUIET = ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_UPDATE_CHECK")
 
 
@@ -127,7 +134,7 @@ def download(model: HubModel, *, texts: bool) -> Path:
     if model.cached is not None:
         return model.cached
     names = ["config.json", *model.weights, *([INDEX] if INDEX in model.files and SINGLE not in model.weights else [])]
-    names += [name for name in TEXTS if texts and name in model.files]
+    names += [name for name in TEXT_FILES if texts and name in model.files]
     missing = [
         name
         for name in names

@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eagle_export.checkpoint import Checkpoint
+from eagle_export.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
 from eagle_export.families.config import read_config
 from eagle_export.families.registry import family_of
 from eagle_export.families.source import attention_of
 from eagle_export.graphs import rotary_modules
-from eagle_export.pair import EMBEDDING, LM_HEAD
 from eagle_export.trace import quiet, real_scales
 
 ROWS = 1 << 13  # of the LM head that are read at a time

@@ -23,13 +23,13 @@ from torch import Tensor
 from eagle_calib.calibration import Observed
 from eagle_calib.errors import CalibrationError
 from eagle_calib.texts import read_windows
-from eagle_export.checkpoint import Checkpoint
+from eagle_export.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
 from eagle_export.errors import ExportError
 from eagle_export.graphs import build_head
 from eagle_export.heads.eager import eager_head
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.layered import LayeredModel
-from eagle_export.pair import EMBEDDING, LM_HEAD, HeadPart
+from eagle_export.pair import HeadPart
 from eagle_export.self_calibration import (
     LENGTH,
     MAX_TOKENS,

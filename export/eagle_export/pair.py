@@ -12,7 +12,15 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from eagle_export.checkpoint import Checkpoint, StoredTensor, open_checkpoint, read_json, same_values
+from eagle_export.checkpoint import (
+    EMBEDDING,
+    LM_HEAD,
+    Checkpoint,
+    StoredTensor,
+    open_checkpoint,
+    read_json,
+    same_values,
+)
 from eagle_export.errors import ExportError
 from eagle_export.families.config import (
     PREDICTION_LAYER,
@@ -32,8 +40,6 @@ from eagle_export.recipes.graph import WINDOW
 from eagle_export.trace import Expected, Layout, build_fake, trace_draft, trace_target
 from eagle_export.weights import Weight, attach, simplify
 
-EMBEDDING = "model.embed_tokens.weight"
-LM_HEAD = "lm_head.weight"
 READER = ("head.fc.", "head.fc_norm.", "head.input_norm.")  # tensors of an EAGLE-3 head in the target's graph
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 STORED = ("F64", "F32", "F16", "BF16")  # other types are quantised, and useless without their scales

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from eagle_calib.folder import KEPT, WORK
+from eagle_calib.folder import KEPT, work_folder
 from eagle_export.certificate import MEMORY_MARGIN, free_memory
-from eagle_export.destination import check_space, free_space
+from eagle_export.destination import check_space, folder_bytes, free_space
 from eagle_export.errors import ExportError
 from eagle_export.inspection.graph_shapes import draft_shapes, target_shapes
 from eagle_export.inspection.sizes import GraphShapes, graph_bytes
@@ -104,8 +104,7 @@ def requirement_of(
 
 def kept_bytes(bundle: Path) -> int:
     """Bytes of what an export to this place that was stopped has finished."""
-    kept = bundle.parent / f".{bundle.name}{WORK}" / KEPT
-    return sum(path.stat().st_size for path in kept.rglob("*") if path.is_file())
+    return folder_bytes(work_folder(bundle) / KEPT)
 
 
 def _shapes(pair: Pair) -> dict[str, GraphShapes]:

@@ -22,12 +22,13 @@ from eagle_calib.calibration import Observed
 from eagle_calib.errors import CalibrationError
 from eagle_calib.observe import InputStatistics
 from eagle_calib.texts import read_windows
+from eagle_export.checkpoint import EMBEDDING, LM_HEAD
 from eagle_export.errors import ExportError
 from eagle_export.families.source import load_source
 from eagle_export.heads.eager import eager_head, eager_weights, features_of, read_rows
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head
-from eagle_export.pair import EMBEDDING, LM_HEAD, HeadPart
+from eagle_export.pair import HeadPart
 from eagle_export.source_text import SEED, continued, text_starts
 from eagle_runtime.text.tokenizer import Text
 from eagle_runtime.tree import Float

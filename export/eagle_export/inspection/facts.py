@@ -9,14 +9,13 @@ from math import prod
 from types import SimpleNamespace
 from typing import Any
 
-from eagle_export.checkpoint import Checkpoint
+from eagle_export.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
 from eagle_export.errors import ExportError
 from eagle_export.families.config import PREDICTION_LAYER, check_config, no_prediction_layers
 from eagle_export.families.family import Family
 from eagle_export.families.registry import family_of
 from eagle_export.heads.config import HeadConfig, head_problems, read_head_config
 from eagle_export.heads.layouts import HeadLayout, official
-from eagle_export.inspection.graph_shapes import EMBEDDING, LM_HEAD
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,11 @@ import re
 from collections.abc import Mapping
 from math import prod
 
-from eagle_export.checkpoint import Checkpoint, StoredTensor
+from eagle_export.checkpoint import EMBEDDING, LM_HEAD, Checkpoint, StoredTensor
 from eagle_export.families.family import Family
 from eagle_export.heads.config import HeadConfig
 from eagle_export.inspection.sizes import Before, GraphShapes, Layers, alike
 
-EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 HEAD_EMBEDDING = "embed_tokens.weight"
 READER = ("fc.", "fc_norm.", "input_norm.")  # of an EAGLE-3 head, in the target's graph
 MAPS = ("d2t", "t2d")

@@ -7,17 +7,22 @@ from pathlib import Path
 
 from eagle_export.checkpoint import PYTORCH, Checkpoint, read_json
 from eagle_export.gguf.checkpoint import open_target
-from eagle_export.hub import hub_id, look_up
+from eagle_export.hub import HubModel, hub_id, look_up
 from eagle_export.hub import open_headers as open_hub_headers
 from eagle_export.inspection.pickled import pickled_tensors
 
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """commit: of a model on the hub, None for a local folder."""
+    """model: on the hub, None for a local folder."""
 
     checkpoint: Checkpoint
-    commit: str | None
+    model: HubModel | None
+
+    @property
+    def commit(self) -> str | None:
+        """Of a model on the hub."""
+        return None if self.model is None else self.model.commit
 
 
 def open_headers(argument: str, *, pickled: bool = False) -> Headers:
@@ -26,7 +31,7 @@ def open_headers(argument: str, *, pickled: bool = False) -> Headers:
     name = hub_id(argument)
     if name is not None:
         model = look_up(name, pickled=pickled)
-        return Headers(open_hub_headers(model), model.commit)
+        return Headers(open_hub_headers(model), model)
     folder = Path(argument)
     weights = folder / PYTORCH
     if not pickled or not weights.is_file() or any(folder.glob("*.safetensors")):

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from eagle_export.pair import EMBEDDING, LM_HEAD, Pair
+from eagle_export.checkpoint import EMBEDDING, LM_HEAD
+from eagle_export.pair import Pair
 from eagle_tools.grow.axes import Axis, LayerAxes, Stream, head_layer, place_layers, target_layer
 from eagle_tools.grow.shape import GrowError, Shape, head_of
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from eagle_export.pair import EMBEDDING, LM_HEAD, HeadPart, Pair
+from eagle_export.checkpoint import EMBEDDING, LM_HEAD
+from eagle_export.pair import HeadPart, Pair
 from eagle_tools.harden.strength import HardenError
 
 LAST_NORM = "model.norm"
