@@ -155,7 +155,7 @@ def _head_inputs(
     table = stored[TABLE] if part.own_embedding else checkpoint.tensors[EMBEDDING]
     rows = table.read()[ids].float()
     weights[TABLE] = rows[:1].expand(table.shape)  # takes no memory, and is replaced
-    if part.config.kind == "eagle1":
+    if part.config.borrows:
         weights[LM_HEAD] = weights[TABLE]
     head = eager_head(part.config, weights)
     head.embed_tokens.weight = torch.nn.Parameter(rows, requires_grad=False)

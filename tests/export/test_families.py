@@ -75,6 +75,7 @@ ROWS = {
         "qwen2", {"tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 12, "max_window_layers": 2}
     ),
     "Qwen3": Row("qwen3", {"head_dim": 16}),
+    "MiMo-7B": Row("mimo", {"model_type": "mimo"}),
     "Mistral": Row("mistral", {"sliding_window": 70, "head_dim": 16}),
     "Phi-3, with a window": Row("phi3", {"sliding_window": 20}),
     "Phi-4-mini": Row(

@@ -37,7 +37,7 @@ def eager_weights(part: HeadPart, model: Any) -> dict[str, Tensor]:
     weights = {name: stored[name].read().float() for name in names if name in stored}
     if not part.own_embedding:
         weights["embed_tokens.weight"] = model.get_input_embeddings().weight
-    if part.config.kind == "eagle1":
+    if part.config.borrows:
         weights["lm_head.weight"] = model.get_output_embeddings().weight
     return weights
 
