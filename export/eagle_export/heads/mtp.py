@@ -5,7 +5,7 @@
     features [1,T,H] -> hidden_norm +
 
 The row of position i pairs the target's feature at i (after the last norm) with the token at i + 1. Its hidden state
-takes the place of the feature in the next step. MiMo joins the halves the other way round.
+takes the place of the feature in the next step. MiMo joins them in the other order.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class PredictionHead(Eagle1Head):
         embedded = self.embed_tokens(input_ids)
         if self.masks_first:
             embedded = embedded.masked_fill(position_ids[..., None] == 0, 0)
-        halves = [self.embed_norm(embedded), self.hidden_norm(features)]
-        return torch.cat(halves[::-1] if self.hidden_first else halves, -1)
+        inputs = [self.embed_norm(embedded), self.hidden_norm(features)]
+        return torch.cat(inputs[::-1] if self.hidden_first else inputs, -1)
 
     def finished(self, x: Tensor) -> Tensor:
         """As in Eagle1Head."""

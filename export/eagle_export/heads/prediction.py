@@ -86,14 +86,14 @@ QWEN = LayerNames("mtp.", _layer("pre_fc_norm_embedding.", "pre_fc_norm_hidden."
 def prediction_layers(target: Checkpoint) -> Mapping[str, int]:
     """Returns the tensors of a target that belong to such layers: name -> number of the layer, from 0."""
     own = target.config.get("num_hidden_layers")
-    found = {}
+    layers = {}
     for name in target.tensors:
         if (match := APPENDED.match(name)) and type(own) is int and int(match[1]) >= own:
             if f"{match[0]}eh_proj.weight" in target.tensors:
-                found[name] = int(match[1]) - own
+                layers[name] = int(match[1]) - own
         elif match := NAMED.search(name):
-            found[name] = int(match[1] or 0)
-    return found
+            layers[name] = int(match[1] or 0)
+    return layers
 
 
 def without_prediction_layers(target: Checkpoint) -> Checkpoint:
