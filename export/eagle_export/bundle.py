@@ -166,7 +166,7 @@ def export(
                 f"{target} is a {pair.family.name} model: its attention has bounded scores, which TensorRT cannot run; "
                 "export it for backend cpu"
             )
-        if pair.family.experts is not None:
+        if pair.family.experts is not None and backend != "cpu":
             warnings.append(
                 f"all {pair.family.experts.count(pair.config)} experts of a layer are computed for every row, not only "
                 f"the {pair.config.num_experts_per_tok} that it needs"
@@ -190,7 +190,7 @@ def export(
         if requirement.seconds > NOTABLE:
             print_line("eagle-export", requirement.line(bundle))
         progress.update(task, description="tracing")
-        graphs = build_graphs(pair, recipe.traced, top_k)
+        graphs = build_graphs(pair, recipe.traced, top_k, routed=backend == "cpu")
         layers = layers_of(graphs["target"])
         key = fingerprint(
             [path for path in (target, draft, calibration, calibrate) if path is not None],

@@ -31,6 +31,7 @@ from eagle_export.heads.eagle3 import TapReader
 from eagle_export.heads.layouts import HeadLayout, official
 from eagle_export.heads.prediction import prediction_layers, without_prediction_layers
 from eagle_export.recipes.graph import WINDOW
+from eagle_export.recipes.routed_experts import RoutedExperts
 from eagle_export.trace import Expected, Layout, build_fake, trace_draft, trace_target
 from eagle_export.weights import Weight, attach, simplify
 
@@ -125,11 +126,12 @@ def open_pair(target_folder: Path, head_folder: Path | None) -> Pair:
     return Pair(target, family, config, _eos_ids(target), part, layers - drafting)
 
 
-def build_graphs(pair: Pair, precision: str, top_k: int) -> dict[str, ir.Model]:
+def build_graphs(pair: Pair, precision: str, top_k: int, routed: bool = True) -> dict[str, ir.Model]:
     """Traces the graphs "target" and, if there is a head, "draft", and attaches their weights. Raises ExportError if a
     tensor of either checkpoint is left over.
 
-    precision: "fp32" or "fp16". top_k: children per row that the head's graph returns."""
+    precision: "fp32" or "fp16". top_k: children per row that the head's graph returns. routed: whether experts are
+    computed for the rows that are routed to them alone, else for all rows."""
     dtype = DTYPES[precision]
     head = pair.head
     modules, checkpoints = {"target": _target_module(pair, dtype)}, {"target": pair.target}
@@ -166,6 +168,8 @@ def build_graphs(pair: Pair, precision: str, top_k: int) -> dict[str, ir.Model]:
         attach(model, weights[name])
         simplify(model)
     _note_windows(graphs["target"], pair.windows)
+    if routed and pair.family.experts is not None and not RoutedExperts().apply(graphs["target"]):
+        raise ExportError("no experts were recognised in the trace; report this as a bug")
     return graphs
 
 
