@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from eagle_calib.calibration import Float, Input, Observed
+from eagle_calib.calibration import LEAST_ROWS, Float, Input, Observed, is_expert
 from eagle_calib.errors import CalibrationError
 from eagle_calib.graph import observable
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec
-from eagle_runtime.cache import Cache
+from eagle_runtime.cache import Cache, HeadMajorCache, KVCache
 from eagle_runtime.session.ort.session import OrtSession
 from eagle_runtime.session.protocol import Array, Session
 
@@ -32,6 +32,11 @@ class InputStatistics:
         self._channel_absmax = np.zeros(channels, np.float32)
         self._sample = np.zeros((kept, channels), np.float32)
         self._rng = np.random.default_rng(SEED)
+
+    @property
+    def rows(self) -> int:
+        """Rows so far."""
+        return self._rows
 
     def add(self, rows: Float) -> None:
         """Adds rows [n, K]. Raises CalibrationError if a value is not finite."""
@@ -57,8 +62,28 @@ class InputStatistics:
             self._sample[slots[row]] = rows[row]
 
 
+class ExpertSession(OrtSession):
+    """A session that also returns the inputs of experts, whose number of rows is known only when they are computed."""
+
+    def run(self, feeds: Mapping[str, Any], cache: KVCache | HeadMajorCache) -> dict[str, Array]:
+        results = super().run(feeds, cache)
+        values = self._binding.get_outputs()[len(self._new_names) :]  # as they were bound: new rows first
+        for name, value in zip(self.outputs, values, strict=True):
+            if results[name].size == 0:
+                results[name] = value.numpy()[0]
+        return results
+
+    def _bind_output(self, name: str, sizes: Mapping[str, int]) -> Array:
+        spec = self.outputs[name]
+        if all(dim in sizes for dim in spec.shape if isinstance(dim, str)):
+            return super()._bind_output(name, sizes)
+        self._binding.bind_output(name, "cpu")  # memory of the engine's own
+        return np.empty(0, np.dtype(spec.dtype))
+
+
 class ObservingSession:
-    """A Session of a bundle's graph that records the inputs of its linear layers."""
+    """A Session of a bundle's graph that records the inputs of its linear layers. An expert's are the rows that are
+    routed to it."""
 
     def __init__(self, path: Path, spec: GraphSpec, threads: int | None = None) -> None:
         """Raises CalibrationError for a graph that cannot be observed, and BackendError for one that cannot run."""
@@ -68,7 +93,7 @@ class ObservingSession:
             tensor: InputStatistics(f"{path}: the input of {' and '.join(weights)}", channels)
             for tensor, (channels, weights) in graph.layers.items()
         }
-        self._session: Session = OrtSession(path, graph.spec, threads, graph.model)
+        self._session: Session = ExpertSession(path, graph.spec, threads, graph.model)
         self.inputs: Mapping[str, TensorSpec] = self._session.inputs
         self.outputs: Mapping[str, TensorSpec] = {
             name: tensor for name, tensor in self._session.outputs.items() if name in spec.outputs
@@ -85,10 +110,12 @@ class ObservingSession:
         return {name: results[name] for name in self.outputs}
 
     def observed(self) -> list[Input]:
-        """Returns what was recorded so far, in the graph's order. Raises CalibrationError naming layers without a
-        range."""
+        """Returns what was recorded so far, in the graph's order, without experts of fewer than LEAST_ROWS rows. Raises
+        CalibrationError naming layers without a range."""
         return [
-            Input(tensor, weights, self._statistics[tensor].observed()) for tensor, (_, weights) in self._layers.items()
+            Input(tensor, weights, self._statistics[tensor].observed())
+            for tensor, (_, weights) in self._layers.items()
+            if self._statistics[tensor].rows >= LEAST_ROWS or not is_expert(weights[0])
         ]
 
     def joined(self, parts: Sequence[Array]) -> Array:

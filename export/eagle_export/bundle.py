@@ -31,7 +31,7 @@ from eagle_export.errors import ExportError
 from eagle_export.head_check import HeadCheck
 from eagle_export.heads.config import HeadConfig
 from eagle_export.limits import required_fidelity
-from eagle_export.pair import Pair, build_graphs, open_pair
+from eagle_export.pair import Pair, build_graphs, left_out_note, open_pair
 from eagle_export.preflight import NOTABLE, requirement_of
 from eagle_export.recipes.int8_cache import MOST
 from eagle_export.recipes.plan import AUTO, apply, default_draft_precision, plan, recorded_from_source
@@ -166,11 +166,13 @@ def export(
                 f"{target} is a {pair.family.name} model: its attention has bounded scores, which TensorRT cannot run; "
                 "export it for backend cpu"
             )
-        if pair.family.experts is not None:
+        if pair.family.experts is not None and backend != "cpu":
             warnings.append(
                 f"all {pair.family.experts.count(pair.config)} experts of a layer are computed for every row, not only "
                 f"the {pair.config.num_experts_per_tok} that it needs"
             )
+        if (left_out := left_out_note(pair)) is not None:
+            warnings.append(left_out)
         texts = _read_texts(pair.target)
         if "tokenizer.json" not in texts:
             warnings.append(f"{target} has no tokenizer.json; the bundle takes and returns token ids, no text")
@@ -188,7 +190,7 @@ def export(
         if requirement.seconds > NOTABLE:
             print_line("eagle-export", requirement.line(bundle))
         progress.update(task, description="tracing")
-        graphs = build_graphs(pair, recipe.traced, top_k)
+        graphs = build_graphs(pair, recipe.traced, top_k, routed=backend == "cpu")
         layers = layers_of(graphs["target"])
         key = fingerprint(
             [path for path in (target, draft, calibration, calibrate) if path is not None],

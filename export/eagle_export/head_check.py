@@ -3,7 +3,7 @@
 A head that reads the wrong taps, or lacks a norm or a bias, still drafts: the text stays right, and nothing but its
 speed tells. So the head is run eagerly, on the source's hidden states, over text that the source itself generated.
 Other ways to read the same folder are tried too: configs leave open which layers the taps are, whether the residual is
-normalised, and the base of the rotation.
+normalised, the base of the rotation, and in which order a multi-token-prediction layer reads its two inputs.
 
 Shapes: T tokens of a text, H width of the target, Vd draft vocabulary.
 """
@@ -31,6 +31,8 @@ GAIN, ERRORS = 0.02, 3.0  # nats per token, and standard errors of them, by whic
 STARTS, START = 16, 8  # texts that the target continues, and tokens that each starts with
 TOKENS = 48  # greedy tokens of each
 MOST = 4096  # tokens of the package's text that starts are taken from
+CONFIG = "config.json does not say how the head was trained; correct it"
+NAMES = "the file is not written as {} writes its own; convert it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,13 @@ class Continued:
 class Reading:
     """A way to read a head's folder. words: how it differs from how it was read. share: of the first drafted tokens
     that are right with it. gain: nats per token by which the target's tokens are likelier than as it was read. errors:
-    the gain in its standard errors."""
+    the gain in its standard errors. why: what is wrong, and what to do."""
 
     words: str
     share: float
     gain: float
     errors: float
+    why: str = CONFIG
 
     @property
     def clearly_better(self) -> bool:
@@ -76,7 +79,7 @@ class HeadCheck:
         text = f"{self.share:.0%} of the head's first drafted tokens are the target's own (of {self.rows})"
         if better is not None:
             gain = f"{better.share:.0%}, and each token is e^{better.gain:.2f} times as likely, with {better.words}"
-            return f"{text}, but {gain}: config.json does not say how the head was trained; correct it"
+            return f"{text}, but {gain}: {better.why}"
         tried = "" if self.best is None else ", and no other reading of its config.json fits better"
         return f"only {text}{tried}: it was trained for another target, or too little, and hardly speeds it up"
 
@@ -140,7 +143,8 @@ def compare_readings(
         gains = (likely[index] - likely[0])[known]
         error = float(gains.std()) / len(gains) ** 0.5 if len(gains) > 1 else math.inf
         gain = float(gains.mean()) if len(gains) else 0.0
-        others.append(Reading(words, float(right[index].mean()), gain, gain / max(error, 1e-12)))
+        why = NAMES.format(part.layout.producer) if _of_layout(part.config, readings[index][1]) else CONFIG
+        others.append(Reading(words, float(right[index].mean()), gain, gain / max(error, 1e-12), why))
     return HeadCheck(float(right[0].mean()), max(others, key=lambda one: one.gain, default=None), len(right[0]))
 
 
@@ -175,10 +179,19 @@ def _other_readings(config: HeadConfig, target: Any) -> Iterator[tuple[str, Head
     if config.kind == "eagle3":
         other = not config.normed_residual
         yield f"norm_before_residual {str(other).lower()}", replace(config, normed_residual=other)
+    if config.kind == "mtp":
+        yield "its two inputs in the other order", replace(config, hidden_first=not config.hidden_first)
+        first = "read" if config.masks_first else "left out"
+        yield f"the first row's token {first}", replace(config, masks_first=not config.masks_first)
     rope = config.rope["rope_parameters"]
     for theta in sorted({10000.0, _theta(target, 10000.0)} - {rope["rope_theta"]}):
         other_rope = {**config.rope, "rope_parameters": {**rope, "rope_theta": theta}}
         yield f"rope_theta {theta:g}", replace(config, rope=other_rope)
+
+
+def _of_layout(config: HeadConfig, other: HeadConfig) -> bool:
+    """Whether two readings differ in what the layout decides, and no config says."""
+    return (config.hidden_first, config.masks_first) != (other.hidden_first, other.masks_first)
 
 
 def _theta(target: Any, default: float) -> float:

@@ -185,9 +185,12 @@ def correctable(path: Path, spec: GraphSpec, layers: Sequence[Layer]) -> tuple[b
 
 
 def _sized(value: ir.Value) -> bool:
-    """Whether a value has the shape [1, T, N] with a known N, and a known type."""
+    """Whether a value has the shape [1, T, N] or [1, R, N] with a known N, and a known type. The rows of an expert are
+    known only when it runs, so experts are left out."""
     shape = value.shape
-    return shape is not None and len(shape) == 3 and isinstance(shape[2], int) and value.dtype is not None
+    if shape is None or len(shape) != 3 or not isinstance(shape[2], int) or value.dtype is None:
+        return False
+    return isinstance(shape[1], ir.SymbolicDim) and shape[1].value in ("T", "R")
 
 
 def _spec(value: ir.Value) -> TensorSpec:

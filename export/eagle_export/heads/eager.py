@@ -59,7 +59,7 @@ def eager_weights(part: HeadPart, model: Any) -> dict[str, Tensor]:
     weights = {name: stored[name].read().float() for name in names if name in stored}
     if not part.own_embedding:
         weights[TABLE] = model.get_input_embeddings().weight
-    if part.config.kind == "eagle1":
+    if part.config.borrows:
         weights[LM_HEAD] = model.get_output_embeddings().weight
     return weights
 
@@ -76,7 +76,7 @@ def weights_for_tokens(
     ids = sorted(set(tokens))
     table = stored[TABLE] if part.own_embedding else target.tensors[EMBEDDING]
     rows = table.read()[ids].float()
-    if part.config.kind == "eagle1":
+    if part.config.borrows:
         borrowed = target.tensors.get(LM_HEAD, target.tensors[EMBEDDING])
         weights[LM_HEAD] = borrowed.read().float() if lm_head else rows[:1].expand(borrowed.shape)
     return weights, TokenRows(torch.tensor(ids), rows)

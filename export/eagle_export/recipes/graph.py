@@ -118,11 +118,18 @@ def fed_by_norm(linear: Linear) -> bool:
     if producer is not None and producer.op_type == "Cast":  # of an embedding in fp16
         (value,) = producer.inputs
         producer = None if value is None else value.producer()
+    if producer is not None and producer.op_type == "Split":  # the rows of an expert (routed_experts.py)
+        producer = _before(_before(producer))
     if producer is None or producer.op_type == "RMSNormalization":
         return producer is not None
     first, *rest = producer.inputs
     weights = [value is not None and value.is_initializer() for value in (first, *rest)]
     return (producer.op_type == "Add" and not any(weights)) or (producer.op_type == "Gather" and weights[0])
+
+
+def _before(node: ir.Node | None) -> ir.Node | None:
+    """The node that computes the first input of a node; None for none."""
+    return None if node is None or node.inputs[0] is None else node.inputs[0].producer()
 
 
 def narrows(linear: Linear) -> bool:

@@ -63,7 +63,7 @@ class Int8PerToken(LayerPass):
         for linear, parts in [(linear, parts_of(linear)) for linear in matches]:
             node, x, (k, n), name, read = linear.node, linear.x, linear.shape, linear.name, linear.columns()
             if (x, parts) not in rows:
-                rows[x, parts] = _quantised_rows(model, node, x, parts)
+                rows[x, parts] = _quantised_rows(model, node, x, parts, k // parts)
             arrays = pieces(_split_columns(read, (k, n), parts), 2 * parts)
             sums, scales = [], rows[x, parts].scales
             for index, q in enumerate(rows[x, parts].parts):
@@ -72,7 +72,7 @@ class Int8PerToken(LayerPass):
                 columns = lazy_weight(model, f"{name}.scale{end}", ir.DataType.FLOAT, (n,), arrays[2 * index + 1])
                 inputs = [q, weight, _step(model), columns, _middle(model)]
                 sums.append(insert(node, "MatMulIntegerToFloat", inputs, MICROSOFT))
-            out = _scaled(model, node, sums, scales)
+            out = _scaled(model, node, sums, scales, n)
             changed[name] = "int8 per column, activations int8 per token"
             if parts > 1:
                 changed[name] += f", each in {parts} parts"
@@ -127,26 +127,28 @@ def _split_columns(
     return compute
 
 
-def _quantised_rows(model: ir.Model, before: ir.Node, x: ir.Value, parts: int) -> _Rows:
-    """Quantises x by row. A row of zeros has scale 0: its quantised values are arbitrary, and are multiplied by 0."""
-    if parts > 1:
-        x = insert(before, "Reshape", [x, constant(model, f"shape_parts_{parts}", np.array([0, 0, parts, -1]))])
+def _quantised_rows(model: ir.Model, before: ir.Node, x: ir.Value, parts: int, width: int) -> _Rows:
+    """Quantises x by row. A row of zeros has scale 0: its quantised values are arbitrary, and are multiplied by 0.
+    width: channels of a part."""
+    if parts > 1:  # all widths are given, because an expert may have no rows
+        shape = constant(model, f"shape_parts_{parts}_{width}", np.array([0, 0, parts, width]))
+        x = insert(before, "Reshape", [x, shape])
     last = constant(model, "axis_last", np.array([-1], np.int64))
     scale = insert(before, "ReduceMax", [insert(before, "Abs", [x]), last], keepdims=1)
     unit = insert(before, "Div", [x, scale])
     q = insert(before, "QuantizeLinear", [unit, _step(model), _middle(model)])
     if parts == 1:
         return _Rows((q,), scale)
-    scale_shape = constant(model, "shape_scales", np.array([0, 0, 1, -1]))
+    scale_shape = constant(model, f"shape_scales_{parts}", np.array([0, 0, 1, parts]))
     return _Rows(insert_split(before, q, parts, axis=2), insert(before, "Reshape", [scale, scale_shape]))
 
 
-def _scaled(model: ir.Model, before: ir.Node, sums: list[ir.Value], scales: ir.Value) -> ir.Value:
-    """Adds the products of the parts, each times its scale. Returns [1, T, N]."""
+def _scaled(model: ir.Model, before: ir.Node, sums: list[ir.Value], scales: ir.Value, width: int) -> ir.Value:
+    """Adds the products of the parts, each times its scale. Returns [1, T, width]."""
     if len(sums) == 1:
         return insert(before, "Mul", [sums[0], scales])
     total = insert(before, "MatMul", [scales, insert(before, "Concat", sums, axis=2)])
-    return insert(before, "Reshape", [total, constant(model, "shape_rows", np.array([0, 0, -1]))])
+    return insert(before, "Reshape", [total, constant(model, f"shape_rows_{width}", np.array([0, 0, width]))])
 
 
 def _step(model: ir.Model) -> ir.Value:

@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
-from eagle_calib.calibration import Observed
+from eagle_calib.calibration import Observed, is_expert
 from eagle_export.recipes.graph import (
     Array,
     Linear,
@@ -32,15 +32,15 @@ from eagle_export.recipes.graph import (
 )
 from eagle_export.recipes.graph_pass import LayerPass, Pass
 from eagle_export.recipes.int8 import LEVELS, per_column, per_column_by_parts
-from eagle_export.recipes.smooth import factors_of, inputs_of
+from eagle_export.recipes.smooth import factors_of, few_rows, inputs_of
 
 CLIPS = np.linspace(0.3, 1.0, 15, dtype=np.float32)  # shares of the largest input that are tried as range
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Static(Pass[Linear]):
-    """Quantises weights per column and inputs per tensor, of all linear layers but down and the LM head. Raises
-    ExportError for a layer that the calibration lacks.
+    """Quantises weights per column and inputs per tensor, of all linear layers but down, the LM head and experts that
+    saw few rows. Raises ExportError for any other layer that the calibration lacks.
 
     observed: inputs of the layers by weight name. zero: the zero point of the inputs. TensorRT takes int8 0 alone; ONNX
     Runtime's CPU provider fuses products of uint8 inputs around 128, but none of an int8 input that several layers
@@ -51,20 +51,22 @@ class Int8Static(Pass[Linear]):
     name = "int8 static"
 
     def pattern(self, model: ir.Model) -> list[Linear]:
-        return [linear for linear in linears(model) if not (fed_by_product(linear) or is_lm_head(linear))]
+        layers = [linear for linear in linears(model) if not (fed_by_product(linear) or is_lm_head(linear))]
+        return [linear for linear in layers if self.observed is None or not few_rows(linear, self.observed)]
 
     def rewrite(self, model: ir.Model, matches: list[Linear]) -> dict[str, str]:
         assert self.observed is not None, "planned with a calibration"
         changed = {}
-        inputs: dict[ir.Value, tuple[ir.Value, ir.Value, float]] = {}
+        inputs: dict[tuple[ir.Value, str], tuple[ir.Value, ir.Value, float]] = {}  # of x, and of an expert's rows of it
         for linear in matches:
             node, x, name = linear.node, linear.x, linear.name
             middle = constant(model, f"{self.zero.dtype}_zero", np.array(self.zero))
-            if x not in inputs:
+            key = x, name.rpartition(".experts.")[2].partition(".")[0] if is_expert(name) else ""
+            if key not in inputs:
                 limit = best_range(*inputs_of(linear, self.observed))
                 scale = _scalar(model, f"{name}.input_scale", limit / LEVELS, x)
-                inputs[x] = insert(node, "QuantizeLinear", [x, scale, middle]), scale, limit
-            quantised, scale, limit = inputs[x]
+                inputs[key] = insert(node, "QuantizeLinear", [x, scale, middle]), scale, limit
+            quantised, scale, limit = inputs[key]
             values = insert(node, "DequantizeLinear", [quantised, scale, middle])
             smoothed = ", smoothed" if factors_of(linear) is not None else ""
             changed[name] = f"int8 per column, activations int8 within {limit:.4g}{smoothed}"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from eagle_calib.calibration import Observed
+from eagle_calib.calibration import Observed, is_expert
 from eagle_export.errors import ExportError
 from eagle_export.parted import scaled
 from eagle_export.recipes.graph import KEPT, Array, Linear, is_lm_head, linears
@@ -57,7 +57,11 @@ class Smooth(Pass[Group]):
     name = "smoothing"
 
     def pattern(self, model: ir.Model) -> list[Group]:
-        return [group for group in groups(model) if FACTORS not in group.layers[0].node.meta]
+        return [
+            group
+            for group in groups(model)
+            if FACTORS not in group.layers[0].node.meta and not few_rows(group.layers[0], self.observed)
+        ]
 
     def rewrite(self, model: ir.Model, matches: list[Group]) -> dict[str, str]:
         changed = {}
@@ -87,6 +91,12 @@ def check_observed(linear: Linear, observed: Mapping[str, Observed]) -> None:
     name = linear.name.removesuffix(KEPT)
     if name not in observed:
         raise ExportError(f"the calibration lacks layer {name!r}; run eagle-calib on a bundle of this very pair")
+
+
+def few_rows(linear: Linear, observed: Mapping[str, Observed]) -> bool:
+    """Whether a layer is an expert's that saw too few rows to be recorded (eagle_calib.calibration.LEAST_ROWS)."""
+    name = linear.name.removesuffix(KEPT)
+    return is_expert(name) and name not in observed
 
 
 def inputs_of(linear: Linear, observed: Mapping[str, Observed]) -> tuple[Array, Array]:

@@ -27,7 +27,7 @@ from eagle_export.recipes.graph import (
     replace,
 )
 from eagle_export.recipes.graph_pass import LayerPass
-from eagle_export.recipes.smooth import check_observed, factors_of, inputs_of
+from eagle_export.recipes.smooth import check_observed, factors_of, few_rows, inputs_of
 
 Observations = Mapping[str, Observed]
 INT8_COMPUTE = 4  # MatMulNBits' accuracy_level for activations in int8
@@ -39,9 +39,9 @@ class WeightBlocks(LayerPass):
     scale per block.
 
     accuracy: the operator's accuracy_level, 4 for these products and 1 for products in fp32. observed: inputs of the
-    layers by weight name; with them the levels are those with the least error on these inputs,
-    and ExportError is raised for a layer that is missing there. finer: the grid of those layers that `is_finer`
-    names."""
+    layers by weight name; with them the levels are those with the least error on these inputs. ExportError is raised
+    for a layer that is missing there, but an expert that is missing gets the nearest levels. finer: the grid of
+    those layers that `is_finer` names."""
 
     grid: Grid
     observed: Observations | None = None
@@ -97,10 +97,11 @@ class Int4Dequantized(LayerPass):
 
 
 def _quantiser(linear: Linear, grid: Grid, observed: Observations | None) -> tuple[Callable[[], Blocks], str]:
-    """Returns a function that computes the levels of a layer, and the words for the manifest. Raises ExportError for a
-    layer that is missing in `observed`."""
+    """Returns a function that computes the levels of a layer, and the words for the manifest. Without
+    recorded inputs they are the nearest. Raises ExportError for a layer, other than an expert's, that `observed`
+    lacks."""
     columns, shape, how = linear.columns(), linear.shape, f"int{grid.bits} in blocks of {grid.size}"
-    if observed is None:
+    if observed is None or few_rows(linear, observed):
         return lambda: by_parts(columns, shape, lambda weight: rounded(weight, grid)), how
     check_observed(linear, observed)
     smoothed = "" if factors_of(linear) is None else ", smoothed"

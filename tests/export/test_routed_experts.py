@@ -1,0 +1,163 @@
+"""Experts that are computed for their rows alone: the same bits as the dense form, whatever rows share the pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+
+from eagle_export.bundle import export
+from eagle_export.families.registry import FAMILIES
+from eagle_export.pair import Pair, build_graphs, open_pair
+from eagle_export.recipes.plan import apply, plan
+from eagle_export.recipes.routed_experts import RoutedExperts, mixtures
+from eagle_export.weights import graph_spec, save
+from eagle_runtime.exact_rows import find_padding
+from eagle_runtime.session.ort.session import OrtSession
+from eagle_runtime.target import Target
+from eagle_runtime.tree import Tree
+
+VOCAB, HIDDEN, LAYERS, EXPERTS, CHOSEN = 64, 64, 2, 6, 2
+CONFIGS: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": EXPERTS, "intermediate_size": 48},
+    "qwen3_moe": {"num_experts": EXPERTS, "moe_intermediate_size": 48, "intermediate_size": 64},
+    "olmoe": {"num_experts": EXPERTS, "intermediate_size": 48},
+}
+PRECISIONS = ("int8", "int4", "int8-token", "int8-weight", "int4-int8")
+
+
+@pytest.fixture(scope="module")
+def pair_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+    """model_type -> a random target."""
+    opened: dict[str, Pair] = {}
+
+    def pair(model_type: str) -> Pair:
+        if model_type not in opened:
+            torch.manual_seed(5)
+            cls = FAMILIES[model_type].model_class()
+            sizes = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS}
+            heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+            ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "initializer_range": 0.15}
+            settings = {**sizes, **heads, **ends, **CONFIGS[model_type], "num_experts_per_tok": CHOSEN}
+            folder = tmp_path_factory.mktemp("experts") / model_type
+            cls(cls.config_class(**settings)).save_pretrained(folder)
+            opened[model_type] = open_pair(folder, None)
+        return opened[model_type]
+
+    return pair
+
+
+def session_of(pair: Pair, precision: str, folder: Path, *, routed: bool) -> OrtSession:
+    """The target's graph at a precision."""
+    recipe = plan("cpu", precision, None, None)
+    graph = build_graphs(pair, recipe.traced, 1, routed=routed)["target"]
+    done = apply(recipe.passes["target"], graph)
+    folder.mkdir()
+    save(graph, folder / "model.onnx")
+    return OrtSession(folder / "model.onnx", graph_spec("model.onnx", graph, done), threads=2)
+
+
+def random_tree(rng: np.random.Generator, nodes: int, root: int) -> Tree:
+    parents = np.array([-1, *(int(rng.integers(0, node)) for node in range(1, nodes))])
+    tokens = rng.integers(0, VOCAB, nodes)
+    tokens[0] = root
+    return Tree(tokens, parents, np.zeros(nodes, np.float32))
+
+
+@pytest.mark.parametrize("model_type", CONFIGS)
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_a_row_has_its_bits_with_any_neighbours(
+    model_type: str, precision: str, pair_of: Callable[[str], Pair], tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(4)
+    with session_of(pair_of(model_type), precision, tmp_path / "routed", routed=True) as session:
+        assert find_padding(session).padding is not None
+        target = Target(session, 200)
+        target.prefill(rng.integers(0, VOCAB, 90).tolist())
+        for root in range(4):
+            seen = []
+            for rows in (1, 2, 7, 7, 30, 30):
+                logits, features = target.verify(random_tree(rng, rows, root))
+                seen.append((logits[0].copy(), np.array(features)[0]))
+            for logits, features in seen[1:]:
+                np.testing.assert_array_equal(logits, seen[0][0])
+                np.testing.assert_array_equal(features, seen[0][1])
+
+
+@pytest.mark.parametrize("model_type", CONFIGS)
+def test_a_row_of_one_mixture_has_its_bits_in_fp32(
+    model_type: str, pair_of: Callable[[str], Pair], tmp_path: Path
+) -> None:
+    """The mixture of the first layer alone: attention in fp32 is equal to some 1e-6 only, with and without experts."""
+    graph = build_graphs(pair_of(model_type), "fp32", 1, routed=False)["target"]
+    mixture = mixtures(graph)[0]
+    total, x = str(mixture.total.outputs[0].name), str(mixture.x.name)
+    answers = {}
+    rng = np.random.default_rng(6)
+    some = rng.normal(size=(1, 64, HIDDEN)).astype(np.float32)
+    for form in ("dense", "routed"):
+        if form == "routed":
+            assert len(RoutedExperts().apply(graph)) == LAYERS * EXPERTS
+        ir.save(graph, tmp_path / "whole.onnx")
+        onnx.utils.extract_model(tmp_path / "whole.onnx", tmp_path / f"{form}.onnx", [x], [total])
+        session = onnxruntime.InferenceSession(tmp_path / f"{form}.onnx", providers=["CPUExecutionProvider"])
+
+        def run(rows: Any, session: Any = session) -> Any:
+            return session.run(None, {x: rows})[0][0]
+
+        answers[form] = run(some)
+    alone = np.concatenate([run(some[:, row : row + 1]) for row in range(64)])
+    np.testing.assert_array_equal(answers["routed"], alone)
+    np.testing.assert_array_equal(answers["routed"], answers["dense"])
+    for count in (2, 7, 30):
+        for _ in range(5):
+            picked = rng.choice(64, count, replace=False)
+            np.testing.assert_array_equal(run(some[:, picked]), alone[picked])
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_routed_equals_dense(precision: str, pair_of: Callable[[str], Pair], tmp_path: Path) -> None:
+    """To the bit: the experts without rows add zeros to the dense sum."""
+    outputs = []
+    for routed in (False, True):
+        rng = np.random.default_rng(8)
+        with session_of(pair_of("olmoe"), precision, tmp_path / str(routed), routed=routed) as session:
+            assert find_padding(session).padding is not None
+            target = Target(session, 200)
+            target.prefill(rng.integers(0, VOCAB, 90).tolist())
+            outputs.append([np.array(part) for part in target.verify(random_tree(rng, 17, 3))])
+    for dense, routed_part in zip(*outputs, strict=True):
+        np.testing.assert_array_equal(dense, routed_part)
+
+
+def test_an_expert_without_rows_is_not_computed(pair_of: Callable[[str], Pair], tmp_path: Path) -> None:
+    """A single row has CHOSEN experts in each layer, each with a padding row."""
+    pair = pair_of("mixtral")
+    done = export(pair.target.folder, None, tmp_path / "bundle", certify=False)
+    assert not [line for line in done.warnings if "row" in line]
+    path = tmp_path / "bundle/target/model.onnx"
+    model = onnx.load(path)
+    down = [node for node in model.graph.node if any("down_proj" in name for name in node.input)]
+    assert len(down) == LAYERS * EXPERTS
+    model.graph.output.extend(onnx.ValueInfoProto(name=node.output[0]) for node in down)
+    onnx.save(model, tmp_path / "wider.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "wider.onnx", providers=["CPUExecutionProvider"])
+    feeds = {
+        "input_ids": np.array([[3]]),
+        "position_ids": np.array([[0]]),
+        "tree_mask": np.zeros((1, 1, 1, 1), np.float32),
+        "logit_rows": np.array([0]),
+    }
+    for name, spec in done.manifest.target.graph.inputs.items():
+        if name.startswith("past_key_values"):
+            feeds[name] = np.zeros([0 if isinstance(size, str) else size for size in spec.shape], np.float32)
+    rows = [out.shape[1] for out in session.run([node.output[0] for node in down], feeds)]
+    for layer in range(LAYERS):
+        assert sorted(rows[layer * EXPERTS : (layer + 1) * EXPERTS]) == [0] * (EXPERTS - CHOSEN) + [2] * CHOSEN
