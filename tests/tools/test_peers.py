@@ -6,9 +6,11 @@ import json
 import shutil
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 import torch
+from gguf import GGUFReader
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
@@ -21,7 +23,7 @@ from eagle_tools.bench import main
 from eagle_tools.bench.peer_rows import ROWS, passes_table
 from eagle_tools.peers.convert import convert
 from eagle_tools.peers.engine import FORMATS, GENAI, LLAMA_CPP, MODES, OPENVINO, PLAIN, check_installed, format_of
-from eagle_tools.peers.gguf_file import gguf_name, permuted, rope_factors
+from eagle_tools.peers.gguf_file import gguf_name, permuted, rope_factors, write_gguf
 from eagle_tools.peers.source import Source, open_source
 from eagle_tools.peers.worker import Worker
 from eagle_tools.precision import main as precision
@@ -111,6 +113,27 @@ def test_tensors_have_llama_cpp_names() -> None:
     for name in ("model.layers.0.self_attn.q_norm.weight", "model.layers.0.mlp.gate_proj.bias", "vision.weight"):
         with pytest.raises(RequestError, match=f"tensor {name} belongs to no Llama"):
             gguf_name(name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_a_gguf_file_has_the_source_s_numbers(dtype: torch.dtype, tmp_path: Path) -> None:
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config).to(dtype)
+    model.save_pretrained(tmp_path / "source")
+    write_gguf(open_source(tmp_path / "source"), tmp_path / "model.gguf")
+    stored = {
+        each.name: gguf.quants.dequantize(each.data, each.tensor_type)
+        for each in GGUFReader(tmp_path / "model.gguf").tensors
+    }
+    weights = {name: each.detach().float().numpy() for name, each in model.state_dict().items()}
+    assert len(stored) == len(weights)
+    for name, heads in (("model.layers.0.self_attn.q_proj.weight", 2), ("model.layers.0.self_attn.k_proj.weight", 1)):
+        weights[name] = permuted(weights[name], heads)
+    for name, weight in weights.items():
+        np.testing.assert_array_equal(stored[gguf_name(name)], weight)
 
 
 def test_formats_have_names_and_a_missing_package_its_extra() -> None:

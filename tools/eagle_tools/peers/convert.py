@@ -33,11 +33,11 @@ def convert(
     sentence before each longer step. Raises RequestError."""
     folder = work / source.digest()
     folder.mkdir(parents=True, exist_ok=True)
-    plain = folder / "f32.gguf"
+    plain = folder / "source.gguf"
     try:
         return [_converted(source, form, folder, plain, threads, say) for form in formats]
     finally:
-        plain.unlink(missing_ok=True)  # as large as the source in fp32, and quickly written again
+        plain.unlink(missing_ok=True)  # as large as the source, and quickly written again
 
 
 def _converted(

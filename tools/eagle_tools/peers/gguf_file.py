@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +22,12 @@ from eagle_tools.peers.source import Source
 
 LAYER = {name: part for part, name in PLAIN.items()}  # name in a layer of the source -> name in a block of the file
 TOP = {name: each for each, name in TOP_NAMES.items()}
-Weights = npt.NDArray[np.float32]
+Weights = npt.NDArray[Any]
 
 
 def write_gguf(source: Source, path: Path) -> None:
-    """Write the source's weights in fp32. Holds one tensor in memory."""
+    """Write the source's weights: matrices of 16 bits as they are, all else in fp32. Holds one tensor in memory."""
     import gguf
-    from safetensors import safe_open
 
     config, writer = source.config, gguf.GGUFWriter(path, "llama")
     heads = int(config["num_attention_heads"])
@@ -44,28 +44,49 @@ def write_gguf(source: Source, path: Path) -> None:
     writer.add_rope_dimension_count(source.head_dim)
     writer.add_rope_freq_base(float(source.rope["rope_theta"]))
     writer.add_layer_norm_rms_eps(float(config["rms_norm_eps"]))
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     tied = config.get("tie_word_embeddings", False)
     tensors = [entry for entry in source.shapes() if not (tied and entry[0] == "lm_head.weight")]
     frequencies = rope_factors(source)
     if frequencies is not None:
         writer.add_tensor_info("rope_freqs.weight", frequencies.shape, frequencies.dtype, frequencies.nbytes)
-    for name, _, shape in tensors:
-        writer.add_tensor_info(gguf_name(name), shape, np.dtype(np.float32), 4 * math.prod(shape))
+    kinds = {"BF16": gguf.GGMLQuantizationType.BF16, "F16": gguf.GGMLQuantizationType.F16}
+    for name, file, shape in tensors:
+        kind = kinds.get(_dtype(name, file)) if len(shape) > 1 else None
+        size = 4 if kind is None else 2
+        writer.add_tensor_info(gguf_name(name), shape, np.dtype(np.float32), size * math.prod(shape), kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     if frequencies is not None:
         writer.write_tensor_data(frequencies)
     for name, file, _ in tensors:
-        with safe_open(file, "pt") as opened:  # NumPy has no bf16
-            weights = opened.get_tensor(name).float().numpy()
+        weights = _read(name, file)
         if name.endswith("q_proj.weight"):
             weights = permuted(weights, heads)
         elif name.endswith("k_proj.weight"):
             weights = permuted(weights, source.kv_heads)
         writer.write_tensor_data(np.ascontiguousarray(weights))
     writer.close()
+
+
+def _dtype(name: str, file: Path) -> str:
+    from safetensors import safe_open
+
+    with safe_open(file, "pt") as opened:
+        dtype: str = opened.get_slice(name).get_dtype()
+    return dtype
+
+
+def _read(name: str, file: Path) -> npt.NDArray[Any]:
+    """A matrix of 16 bits as int16, since NumPy has no bf16; any other tensor in fp32."""
+    import torch
+    from safetensors import safe_open
+
+    with safe_open(file, "pt") as opened:
+        tensor = opened.get_tensor(name)
+    narrow = tensor.ndim > 1 and tensor.element_size() == 2
+    array: npt.NDArray[Any] = (tensor.view(torch.int16) if narrow else tensor.float()).numpy()
+    return array
 
 
 def gguf_name(name: str) -> str:
