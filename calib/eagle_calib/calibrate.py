@@ -27,6 +27,7 @@ from eagle_calib.observe import ObservingSession
 from eagle_calib.texts import read_windows
 from eagle_runtime.bundle.listed_files import read_graph, read_text_file, verify_hashes
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, Manifest, read_manifest
+from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.drafter import Drafter
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.lookup import LookupDrafter
@@ -135,13 +136,20 @@ def decode_windows(
     longest = max(map(len, windows)) + NEW_TOKENS + manifest.tree_defaults.total_token
     capacity = min(manifest.target.context, longest)
     target = Target(target_session, capacity)
-    new_drafter = LookupDrafter if head_session is None else _tree_drafters(manifest, head_session, capacity)
+    head: Head | None = None
+    new_drafter: Callable[[], Drafter] = LookupDrafter
+    if head_session is not None:
+        shape = _default_tree(manifest, head_session)
+        head = Head(head_session, capacity, shape.scratch, manifest.target.vocab_size)
+        new_drafter = partial(EagleDrafter, head, shape)
+    state = DecodingState(target, head)
     stop = frozenset(manifest.target.eos_token_ids)
     verified = 0
     for window in windows:
         new: list[int] = []
         sampler = Sampler(SamplingParams(), window, manifest.target.vocab_size)
-        for cycle in islice(generate(target, new_drafter(), sampler, window), 1, None):  # the first is the prompt's
+        state.forget()
+        for cycle in islice(generate(state, new_drafter(), sampler, window), 1, None):  # the first is the prompt's
             verified += cycle.tree.num_nodes
             new += cycle.step.tokens.tolist()
             if len(new) >= NEW_TOKENS or not stop.isdisjoint(new):
@@ -151,13 +159,11 @@ def decode_windows(
     return Tokens(sum(map(len, windows)), verified)
 
 
-def _tree_drafters(manifest: Manifest, session: Session, capacity: int) -> Callable[[], Drafter]:
-    """Returns a function that makes drafters with the default dynamic tree of the bundle."""
+def _default_tree(manifest: Manifest, session: Session) -> DynamicTree:
+    """Returns the default dynamic tree of the bundle."""
     defaults = manifest.tree_defaults
     top_k = min(defaults.draft_top_k, int(session.outputs["token_ids"].shape[2]))
-    shape = DynamicTree(defaults.total_token, defaults.depth, top_k)
-    head = Head(session, capacity, shape.scratch, manifest.target.vocab_size)
-    return lambda: EagleDrafter(head, shape)
+    return DynamicTree(defaults.total_token, defaults.depth, top_k)
 
 
 @contextlib.contextmanager

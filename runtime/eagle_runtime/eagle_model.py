@@ -12,6 +12,7 @@ from typing import Any
 
 from eagle_runtime.arguments import checked_ids, checked_int, short_repr
 from eagle_runtime.bundle.manifest import TreeKind
+from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.choose import (
     NO_HEAD,
@@ -75,6 +76,7 @@ class EagleModel:
         self._engines.users.add(self)
         self._target = bundle.target
         self._head = bundle.head
+        self._state = DecodingState(bundle.target, bundle.head)
         self._costs = bundle.costs
         self._acceptance = bundle.acceptance
         self._scheduler = Scheduler(self._engines)
@@ -213,7 +215,12 @@ class EagleModel:
             sampler = Sampler(SamplingParams(temperature=1.0), [], self.manifest.target.vocab_size)
             ranker = GumbelRanker(sampler, NoiseWeight())  # sampling takes longer than greedy decoding
             head = None if other._head is None else RankedHead(other._head, ranker)
-            other._scheduler.run(lambda: self._costs.measured(measure(other._target, head)))
+
+            def measured() -> None:
+                other._state.forget()
+                self._costs.measured(measure(other._target, head))
+
+            other._scheduler.run(measured)
         return self._costs.latest()
 
     def close(self) -> None:
@@ -247,7 +254,7 @@ class EagleModel:
         cycles: list[Cycle] = []
         started = first_at = time.perf_counter()
         elsewhere = 0.0  # seconds in which the consumer had its turn
-        steps = self._scheduler.steps(lease, generate(self._target, drafter, sampler, prompt))
+        steps = self._scheduler.steps(lease, self._generate(drafter, sampler, prompt))
         with contextlib.closing(steps):
             for cycle in steps:
                 if emitted:
@@ -275,6 +282,11 @@ class EagleModel:
             yield Piece(text, tuple(new), Result(whole, tuple(emitted), stop.reason or "length", stats))
         finally:  # also where the consumer, having the result, does not come back
             self._costs.save(NOTABLE)
+
+    def _generate(self, drafter: Drafter, sampler: Sampler, prompt: list[int]) -> Iterator[Cycle]:
+        """A text of its own: equal calls read equal rows. Until its first step another one may have the caches."""
+        self._state.forget()
+        yield from generate(self._state, drafter, sampler, prompt)
 
     def _checked_prompt(self, prompt: Prompt) -> list[int]:
         tokens = self.text.encode(prompt)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from eagle_runtime.accept import Step, accept
+from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.drafter import Drafter
 from eagle_runtime.sampling import Sampler
-from eagle_runtime.target import Target
 from eagle_runtime.tree import Tree, root_only
 
 
@@ -28,19 +28,22 @@ class Cycle:
 
 
 def generate(
-    target: Target,
+    state: DecodingState,
     drafter: Drafter,
     sampler: Sampler,
     prompt: Sequence[int],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[Cycle]:
     """Decode without end: yields one Cycle after another until the cache is full. The first one is the prompt's: its
-    tree is the prompt's last token alone, and it emits the first token. The caller decides when to stop. clock: returns
+    tree is the prompt's last token alone, and it emits the first token. The caller decides when to stop.
+
+    state: of the prompt's beginning, whatever else; after each Cycle it holds the text up to there. clock: returns
     seconds."""
     started = clock()
-    logits, features = target.prefill(prompt)
+    logits, features = state.read(prompt)
     read = clock()
-    tokens = [*prompt, sampler.next(logits)]
+    target, tokens = state.target, state.tokens
+    tokens.append(sampler.next(logits))
     first = Step(np.zeros(1, np.int64), np.array(tokens[-1:], np.int64))
     yield Cycle(root_only(prompt[-1]), first, 0.0, read - started, clock() - read)
     while target.cache.room > 0:
@@ -52,7 +55,7 @@ def generate(
         verified = clock()
         step = accept(tree, logits, sampler)
         target.cache.keep(step.path)
-        drafter.learn(step)
-        tokens.extend(step.tokens.tolist())
         features = features[step.path]
+        state.emit(step.tokens.tolist(), features)
+        drafter.learn(step)
         yield Cycle(tree, step, grown - started, verified - grown, clock() - verified)

@@ -22,7 +22,7 @@ from eagle_runtime.drafting.head import Head
 from eagle_runtime.errors import RequestError
 from eagle_runtime.exact_rows import PaddedSession, RowCheck, check_rows
 from eagle_runtime.session.protocol import Session
-from eagle_runtime.target import Target
+from eagle_runtime.target import EXACT_CHUNK, PREFILL_CHUNK, Target
 from eagle_runtime.text.tokenizer import Text
 from eagle_runtime.threads.engines import Engines
 
@@ -127,5 +127,5 @@ def bundle_of_sessions(
 
 def _models(sessions: tuple[Session, ...], manifest: Manifest, context: int) -> tuple[Target, Head | None]:
     session, *heads = sessions
-    target = Target(session, context)
+    target = Target(session, context, EXACT_CHUNK if getattr(session, "exact", False) else PREFILL_CHUNK)
     return target, Head(heads[0], context, HEAD_SCRATCH, manifest.target.vocab_size) if heads else None

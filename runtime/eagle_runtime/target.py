@@ -16,6 +16,7 @@ from eagle_runtime.session.protocol import Array, Rows, Session
 from eagle_runtime.tree import MAX_DEPTH, MAX_NODES, Bool, Float, Int, Tree, additive_mask, ancestor_mask, node_depths
 
 PREFILL_CHUNK = 512  # rows of one prefill pass: bounds the T x T mask and the activations
+EXACT_CHUNK = 64  # the same where attention is exact, which it is for no more new rows (eagle_export.recipes.attention)
 SCORE_CHUNK = 64  # rows of one scoring pass: bounds the logits, of which every row is wanted
 
 Floating = npt.NDArray[np.floating]
@@ -35,20 +36,23 @@ def causal(count: int) -> Bool:
 class Target:
     """The large model. Its cache holds the rows of every token but the last one, which is the root of the next tree."""
 
-    def __init__(self, session: Session, capacity: int) -> None:
+    def __init__(self, session: Session, capacity: int, chunk: int | None = None) -> None:
+        """chunk: rows of one prefill pass; None for PREFILL_CHUNK."""
         self._session = session
+        self._chunk = chunk or PREFILL_CHUNK
         self.cache = session.new_cache(capacity)
         self.vocab_size = int(session.outputs["logits"].shape[2])
         self._mask_dtype = session.inputs["tree_mask"].dtype
 
-    def prefill(self, prompt: Sequence[int]) -> tuple[Float, Features]:
-        """Forget everything, read the prompt; returns the last row's logits [V] and all features [len, Hd]."""
-        self.cache.truncate(0)
+    def prefill(self, prompt: Sequence[int], kept: int = 0) -> tuple[Float, Features]:
+        """Forget all rows but the first `kept`, read a text after them; returns the last row's logits [V] and all
+        features [len, Hd] of the text."""
+        self.cache.truncate(kept)
         features = []
-        for start in range(0, len(prompt), PREFILL_CHUNK):
-            chunk = np.array(prompt[start : start + PREFILL_CHUNK], np.int64)
+        for start in range(0, len(prompt), self._chunk):
+            chunk = np.array(prompt[start : start + self._chunk], np.int64)
             rows = np.array([len(chunk) - 1], np.int64)
-            out = self._run(chunk, start + row_numbers(len(chunk)), causal(len(chunk)), rows)
+            out = self._run(chunk, kept + start + row_numbers(len(chunk)), causal(len(chunk)), rows)
             self.cache.advance(len(chunk))
             features.append(self._session.joined([out["features"]]))
         return out["logits"][0].copy(), self._session.joined(features)

@@ -15,6 +15,7 @@ import pytest
 
 from eagle_calib.replay import forced_logits
 from eagle_runtime import BackendError, BundleError, EagleModel, SamplingParams
+from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.drafter import Drafter, NoDraft
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter
 from eagle_runtime.generate import generate
@@ -118,7 +119,7 @@ def decode(
     sampler = RecordingSampler(params, prompt, model.manifest.target.vocab_size)
     tokens: list[int] = []
     accepted = 0
-    for event in generate(model._target, drafter, sampler, prompt):
+    for event in generate(DecodingState(model._target, model.head), drafter, sampler, prompt):
         accepted += event.step.num_accepted
         tokens += event.step.tokens.tolist()
         if len(tokens) >= NEW_TOKENS:

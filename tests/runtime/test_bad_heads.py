@@ -12,6 +12,7 @@ import pytest
 
 from eagle_runtime import SamplingParams
 from eagle_runtime.cache import KVCache
+from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
 from eagle_runtime.drafting.costs.model import Costs, Timings
@@ -135,9 +136,9 @@ SAMPLINGS: list[dict[str, Any]] = [
 ]
 
 
-def tokens_of(drafter: Drafter, target: Target, sampler: Sampler) -> list[int]:
+def tokens_of(drafter: Drafter, state: DecodingState, sampler: Sampler) -> list[int]:
     tokens: list[int] = []
-    for event in itertools.islice(generate(target, drafter, sampler, PROMPT), EVENTS):
+    for event in itertools.islice(generate(state, drafter, sampler, PROMPT), EVENTS):
         tokens += event.step.tokens.tolist()
     return tokens
 
@@ -153,8 +154,9 @@ def test_output_is_vanillas(name: str, tree: str) -> None:
         ranked = RankedHead(head, GumbelRanker(sampler, NoiseWeight()) if params.temperature else GreedyRanker())
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            drafted = tokens_of(TREES[tree](head, ranked), target, sampler)
-        plain = tokens_of(NoDraft(), Target(FakeTarget(LANGUAGE), CAPACITY), Sampler(params, PROMPT, VOCAB))
+            drafted = tokens_of(TREES[tree](head, ranked), DecodingState(target, head), sampler)
+        alone = DecodingState(Target(FakeTarget(LANGUAGE), CAPACITY), None)
+        plain = tokens_of(NoDraft(), alone, Sampler(params, PROMPT, VOCAB))
         count = min(len(drafted), len(plain))
         assert drafted[:count] == plain[:count] and count >= EVENTS
         assert [warning.category for warning in said] == [EagleWarning] * (name in WARNED), [str(w) for w in said]

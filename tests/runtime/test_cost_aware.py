@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from eagle_runtime import EagleModel
 from eagle_runtime.accept import Step
+from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.acceptance import (
     CREDIT,
     SAVING,
@@ -71,7 +72,7 @@ def decode(
     drafter = Recording(draft, FixedCosts(costs), acceptance, top_k=4, lookup=lookup)
     sampler = Sampler(SamplingParams(), [1, 2, 3], VOCAB)
     tokens, trees, cost = [], [], 0.0
-    for number, cycle in enumerate(generate(model, drafter, sampler, [1, 2, 3])):
+    for number, cycle in enumerate(generate(DecodingState(model, draft), drafter, sampler, [1, 2, 3])):
         tokens += cycle.step.tokens.tolist()
         if number > 0:
             trees.append(cycle.tree)
@@ -138,7 +139,8 @@ def test_copies_alone_need_no_head() -> None:
     costs = Costs(CHEAP.target, None)
     drafter = CostAwareDrafter(None, FixedCosts(costs), AcceptanceStats(), lookup=True)
     passes = tokens = 0
-    for cycle in generate(model, drafter, Sampler(SamplingParams(), [1, 2, 3], VOCAB), [1, 2, 3]):
+    sampler = Sampler(SamplingParams(), [1, 2, 3], VOCAB)
+    for cycle in generate(DecodingState(model, None), drafter, sampler, [1, 2, 3]):
         passes += 1
         tokens += len(cycle.step.tokens)
         if tokens > 200:
@@ -253,9 +255,11 @@ def test_reading_what_a_pause_left_unread_is_part_of_the_cost() -> None:
     per_row = 0.01
     costs = Costs(CHEAP.target, Timings((1, LARGEST), (64,), ((per_row, LARGEST * per_row),)))
     acceptance = AcceptanceStats()
-    drafter = Recording(Head(FakeHead(GOOD, top_k=4), 600, 200), FixedCosts(costs), acceptance, top_k=4)
+    head = Head(FakeHead(GOOD, top_k=4), 600, 200)
+    drafter = Recording(head, FixedCosts(costs), acceptance, top_k=4)
     paused, paid = 0, []
-    cycles = generate(Target(FakeTarget(TARGET), 600), drafter, Sampler(SamplingParams(), [1], VOCAB), [1])
+    state = DecodingState(Target(FakeTarget(TARGET), 600), head)
+    cycles = generate(state, drafter, Sampler(SamplingParams(), [1], VOCAB), [1])
     next(cycles)
     for _ in cycles:
         if drafter.cost is None:

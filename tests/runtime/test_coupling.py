@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from eagle_runtime import SamplingParams
+from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.coupling import (
     HEAD_NOISE,
     WEIGHTS,
@@ -163,9 +164,10 @@ def test_numbers_are_those_of_the_position_in_the_whole_text(read: int) -> None:
     language = Always(VOCAB)
     prompt = [n % VOCAB for n in range(read)]
     sampler = Sampler(SamplingParams(temperature=1.0, seed=4), prompt, VOCAB)
-    head = RankedHead(Head(FakeHead(language, top_k=VOCAB), 600, 8), GumbelRanker(sampler, Full()))
-    drafter = EagleDrafter(head, chain(3))
-    events = itertools.islice(generate(Target(FakeTarget(language), 600), drafter, sampler, prompt), 30)
+    head = Head(FakeHead(language, top_k=VOCAB), 600, 8)
+    drafter = EagleDrafter(RankedHead(head, GumbelRanker(sampler, Full())), chain(3))
+    state = DecodingState(Target(FakeTarget(language), 600), head)
+    events = itertools.islice(generate(state, drafter, sampler, prompt), 30)
     assert [cycle.step.num_accepted for cycle in list(events)[1:]] == [3] * 29
 
 

@@ -21,6 +21,7 @@ from scipy.stats import chisquare
 
 from eagle_runtime.accept import Step
 from eagle_runtime.cache import KVCache
+from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.drafter import Drafter, NoDraft
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree, TreeShape, chain
@@ -182,6 +183,8 @@ class Remembered:
         key = tuple(tokens)
         if key not in self._trees:
             whole = history_of(tokens[:-1]).T
+            self._head.truncate(0)
+            self._head.note(whole)
             self._trees[key] = EagleDrafter(self._head, self._shape).grow(tokens, whole, max_nodes)
         return self._trees[key]
 
@@ -190,13 +193,12 @@ class Remembered:
 
 
 def decode(
-    target: Target, drafter: Drafter, params: SamplingParams, seed: int, least: int = 4
+    target: Target, drafter: Drafter, params: SamplingParams, seed: int, least: int = 4, head: Head | None = None
 ) -> tuple[Tokens, list[Cycle]]:
-    """At least two cycles and `least` tokens, or all that the cache has room for."""
+    """At least two cycles and `least` tokens, or all that the cache has room for. head: the drafter's."""
     tokens, cycles = [], []
-    for number, cycle in enumerate(
-        generate(target, drafter, Sampler(replace(params, seed=seed), PROMPT, VOCAB), PROMPT)
-    ):
+    sampler = Sampler(replace(params, seed=seed), PROMPT, VOCAB)
+    for number, cycle in enumerate(generate(DecodingState(target, head), drafter, sampler, PROMPT)):
         tokens += cycle.step.tokens.tolist()
         if number > 0:
             cycles.append(cycle)
@@ -260,7 +262,7 @@ def test_output_equals_plain_decoding(name: str, setting: str) -> None:
     accepted = 0
     for seed in range(15):
         plain, _ = decode(target, NoDraft(), params, seed, least=CAPACITY)
-        tokens, cycles = decode(target, EagleDrafter(head, shape), params, seed, least=CAPACITY)
+        tokens, cycles = decode(target, EagleDrafter(head, shape), params, seed, CAPACITY, head)
         assert tokens == plain
         assert len(tokens) == FULL
         accepted += sum(cycle.step.num_accepted for cycle in cycles)
@@ -273,7 +275,7 @@ def test_trees_depend_on_the_tokens_alone(name: str, drafters: dict[str, Remembe
     shape, draft = SHAPES[name]
     target, head = new_target(), new_head(draft)
     for seed in range(50):
-        emitted, cycles = decode(target, EagleDrafter(head, shape), SamplingParams(temperature=1.0), seed)
+        emitted, cycles = decode(target, EagleDrafter(head, shape), SamplingParams(temperature=1.0), seed, head=head)
         tokens = [*PROMPT, emitted[0]]
         for cycle in cycles:
             fresh = drafters[name].grow(tokens, NOTHING_NEW, CAPACITY - len(tokens) + 1)
@@ -306,15 +308,16 @@ def test_drafters_are_asked_as_promised(name: str) -> None:
     """Features come once for every verified position, and never less room than a root and a child take."""
     shape, draft = SHAPES[name]
     for seed in range(20):
-        drafter = Inspecting(EagleDrafter(new_head(draft), shape))
-        tokens, _ = decode(new_target(), drafter, SamplingParams(temperature=1.0), seed, least=CAPACITY)
+        head = new_head(draft)
+        drafter = Inspecting(EagleDrafter(head, shape))
+        tokens, _ = decode(new_target(), drafter, SamplingParams(temperature=1.0), seed, CAPACITY, head)
         assert len(tokens) == FULL
 
 
 def test_a_head_that_knows_the_target_is_always_right() -> None:
     """At temperature 0 every token of a chain is accepted, which takes the right rows, positions and features."""
-    drafter = EagleDrafter(new_head(TARGET), chain(3))
-    tokens, cycles = decode(new_target(), drafter, SamplingParams(), seed=0, least=CAPACITY)
+    head = new_head(TARGET)
+    tokens, cycles = decode(new_target(), EagleDrafter(head, chain(3)), SamplingParams(), 0, CAPACITY, head)
     assert len(tokens) == FULL
     assert len(cycles) == math.ceil((FULL - 1) / 4)
     assert all(cycle.step.num_accepted == cycle.tree.num_nodes - 1 for cycle in cycles)

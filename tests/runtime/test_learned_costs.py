@@ -14,6 +14,7 @@ import pytest
 
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
+from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.acceptance import CREDIT, SAVING, AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter, best_size
 from eagle_runtime.drafting.costs.model import (
@@ -81,12 +82,14 @@ def decode(
     for number in range(count // 100):
         prompt = [1, 2, 3, number % VOCAB]
         drafter: Drafter = NoDraft(costs, machine.clock)
+        draft = None
         if costs is not None:
             draft = Head(TimedHead(head, 4, machine), 600, 200)
             drafter = CostAwareDrafter(draft, costs, acceptance, top_k=4, clock=machine.clock)
         target = Target(TimedTarget(TARGET, machine), 600)
         result = 0
-        cycles = generate(target, drafter, Sampler(SamplingParams(), prompt, VOCAB), prompt, machine.clock)
+        state, sampler = DecodingState(target, draft), Sampler(SamplingParams(), prompt, VOCAB)
+        cycles = generate(state, drafter, sampler, prompt, machine.clock)
         next(cycles)
         begun = machine.now
         for cycle in cycles:
@@ -320,7 +323,8 @@ def test_time_between_two_pieces_is_not_learned_from() -> None:
     clock, costs = Machine(CPU_PRIOR), Recorder()
     target = Target(TimedTarget(TARGET, clock), 100)
     drafter = NoDraft(costs, clock.clock)
-    for _ in generate(target, drafter, Sampler(SamplingParams(), [1, 2], VOCAB), [1, 2], clock.clock):
+    state, sampler = DecodingState(target, None), Sampler(SamplingParams(), [1, 2], VOCAB)
+    for _ in generate(state, drafter, sampler, [1, 2], clock.clock):
         clock.now += 1000.0
         if len(costs.passes) == 3:
             break
@@ -334,12 +338,14 @@ def test_the_passes_of_a_cycle_add_up_to_its_seconds(drafted: bool) -> None:
     clock, costs, taken = Machine(CPU_PRIOR), Recorder(), 0.0
     target = Target(TimedTarget(TARGET, clock), 300)
     drafter: Drafter = NoDraft(costs, clock.clock)
+    head = None
     if drafted:
         head = Head(TimedHead(Blend(3.0, TARGET, Table(VOCAB, 1, 3.0)), 4, clock), 300, 200)
         drafter = CostAwareDrafter(head, costs, AcceptanceStats(), top_k=4, clock=clock.clock)
         costs._plain = 100  # so that no verification without drafts is asked for
     sizes = []
-    events = generate(target, drafter, Sampler(SamplingParams(), [1, 2], VOCAB), [1, 2], clock.clock)
+    state, sampler = DecodingState(target, head), Sampler(SamplingParams(), [1, 2], VOCAB)
+    events = generate(state, drafter, sampler, [1, 2], clock.clock)
     next(events)
     for event in itertools.islice(events, 8):
         sizes.append(event.tree.num_nodes)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_runtime import EagleModel
+from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.drafter import NoDraft
 from eagle_runtime.drafting.lookup import LONGEST, PLACES, SHORTEST, LookupDrafter, NgramIndex
 from eagle_runtime.errors import RequestError
@@ -85,7 +86,7 @@ def test_output_is_the_targets_own_and_copies_are_accepted(
         for drafter in (NoDraft(), LookupDrafter()):
             sampler = Sampler(SamplingParams(temperature=temperature, seed=seed), prompt, 256)
             tokens: list[int] = []
-            for event in generate(model._target, drafter, sampler, prompt):
+            for event in generate(DecodingState(model._target, None), drafter, sampler, prompt):
                 tokens += event.step.tokens.tolist()
                 accepted += event.step.num_accepted
                 if len(tokens) >= 40:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
+from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.head import Head, Proposal, Scratch
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree, TreeShape, chain
 from eagle_runtime.generate import generate
@@ -142,6 +143,7 @@ def test_scores_are_those_of_each_path_alone(pair: Pair, shape: str, prompt: lis
     _, features = pair.target().prefill(prompt)
     tokens = [*prompt, 65]
     head = pair.head()
+    head.note(features)
     tree = EagleDrafter(head, SHAPES[shape]).grow(tokens, features, max_nodes)
     assert head.cache.length == len(prompt)
     assert 2 <= tree.num_nodes <= max_nodes
@@ -178,7 +180,7 @@ def test_head_rows_hold_verified_tokens_only(
     head = pair.head()
     drafter = EagleDrafter(head, SHAPES[shape])
     sampler = Sampler(SamplingParams(temperature=temperature), prompt, pair.manifest.target.vocab_size)
-    events = list(islice(generate(pair.target(), drafter, sampler, prompt), 8))
+    events = list(islice(generate(DecodingState(pair.target(), head), drafter, sampler, prompt), 8))
     cycles = events[1:]
     assert sum(cycle.step.num_accepted for cycle in cycles) > 0
 

@@ -17,6 +17,7 @@ import pytest
 
 from conftest import HEADS, load_trace
 from eagle_runtime import EagleModel, SamplingParams
+from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
 from eagle_runtime.drafting.costs.model import Costs, Timings
@@ -86,7 +87,7 @@ def decode(
     drafter = build(ranked if params.temperature > 0 else model.head)
     tokens: list[int] = []
     accepted = 0
-    for event in generate(model._target, drafter, sampler, prompt):
+    for event in generate(DecodingState(model._target, model.head), drafter, sampler, prompt):
         accepted += event.step.num_accepted
         tokens += event.step.tokens.tolist()
         if len(tokens) >= NEW_TOKENS:

@@ -206,6 +206,7 @@ def check_growth(
     for piece in pieces:
         fresh = history_of([*known, *piece]).T[len(known) - 1 : -1]
         known += piece
+        head.note(fresh)
         tree = drafter.grow(known, fresh, max_nodes)
         assert head.cache.length == len(known) - 1
         assert tree.num_nodes <= max_nodes and tree.tokens[0] == known[-1]

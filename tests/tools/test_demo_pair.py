@@ -14,6 +14,7 @@ from transformers import LlamaForCausalLM
 
 from eagle_export.bundle import export
 from eagle_runtime import EagleModel, SamplingParams
+from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.coupling import GumbelRanker, NoiseWeight, RankedHead
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter
 from eagle_runtime.generate import generate
@@ -84,7 +85,8 @@ def test_knowing_the_random_numbers_saves_passes(head: str, bundles: dict[str, P
             ranked = RankedHead(model.head, GumbelRanker(sampler, NoiseWeight()))
             drafter = EagleDrafter(ranked if coupled else model.head, DynamicTree())
             emitted = 0
-            for cycle in itertools.islice(generate(model._target, drafter, sampler, prompt), 1, None):
+            state = DecodingState(model._target, model.head)
+            for cycle in itertools.islice(generate(state, drafter, sampler, prompt), 1, None):
                 passes[coupled] += 1
                 emitted += len(cycle.step.tokens)
                 if emitted > 96:

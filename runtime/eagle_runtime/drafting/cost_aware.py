@@ -134,21 +134,14 @@ class CostAwareDrafter:
         self._acceptance = acceptance
         self._top_k = 0 if head is None else min(top_k, head.top_k, head.scratch // MAX_LEVELS)
         self._index = NgramIndex() if lookup else None
-        self._unread: list[Features] = []  # rows that the head has not observed
         self._child_chances = np.array(CHILD_CHANCES)
         self._rate = DraftRate()
         self._last: _Draft | None = None  # None: the last tree was its root alone
-        self._begun = False
+        self._drafted = False  # whether the head has read the prompt
 
     def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
         """As in Drafter."""
-        if not self._begun:  # not before: until its first step another generation may have the cache
-            self._begun = True
-            if self._head is not None:
-                self._head.cache.truncate(0)
         self._timer.begin(len(tokens) - 1)
-        if self._head is not None:
-            self._unread.append(features)
         most = min(max_nodes, LARGEST)
         chain = self._matched_chain(tokens, most - 1)
         if self._costs.asks_for_plain:
@@ -198,12 +191,11 @@ class CostAwareDrafter:
         self._timer.start_lap()
         context = head.cache.length
         seconds = costs.head.at(context)
-        features = self._unread[0] if len(self._unread) == 1 else head.joined(self._unread)
-        self._unread = []
+        read = min(head.unread, WINDOW)
+        proposal = head.catch_up(tokens)
         # The prompt is read once, and that says nothing about the cost of drafts. Rows left unread in a pause do.
-        read = min(len(features), WINDOW) if context else 1
-        proposal = head.observe(tokens[len(tokens) - len(features) :], features)
-        spent = float(seconds[min(read, LARGEST)]) * max(1.0, read / LARGEST)
+        charged, self._drafted = read if self._drafted else 1, True
+        spent = float(seconds[min(charged, LARGEST)]) * max(1.0, charged / LARGEST)
         frontier = np.array([-1])
         above = np.zeros(1, np.float32)
         scratch_rows = np.array([-1])

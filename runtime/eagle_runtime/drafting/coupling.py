@@ -62,13 +62,18 @@ class RankedHead:
         self._ranker = ranker
         self.cache, self.top_k, self.scratch = head.cache, head.top_k, head.scratch
 
-    def joined(self, parts: Sequence[Features]) -> Features:
+    def note(self, features: Features) -> None:
         """As in DraftHead."""
-        return self._head.joined(parts)
+        self._head.note(features)
 
-    def observe(self, tokens: Sequence[int], features: Features) -> Proposal:
+    @property
+    def unread(self) -> int:
         """As in DraftHead."""
-        return self._ranked(self._head.observe(tokens, features), root=True)
+        return self._head.unread
+
+    def catch_up(self, tokens: Sequence[int]) -> Proposal:
+        """As in DraftHead."""
+        return self._ranked(self._head.catch_up(tokens), root=True)
 
     def feed(self, tokens: Int, hidden: Features, parents: Int, committed: int, depth: int) -> Proposal:
         """As in DraftHead."""

@@ -52,14 +52,16 @@ class DraftHead(Protocol):
     def scratch(self) -> int:
         """Rows that growing one tree may use."""
 
-    def joined(self, parts: Sequence[Features]) -> Features:
-        """Returns rows of features [n, Hd], the parts one after the other."""
+    def note(self, features: Features) -> None:
+        """Keep features [n, Hd] of verified rows, which follow those that were noted before, until they are read."""
 
-    def observe(self, tokens: Sequence[int], features: Features) -> Proposal:
-        """Commit verified rows; returns the proposal for the last one (R = 1): the children of the root.
+    @property
+    def unread(self) -> int:
+        """Verified rows that the head has not read yet."""
 
-        tokens [n]: the token after each feature row, the root last; features [n, Hd]: the target's. The first call
-        after the cache was emptied gets the prompt's."""
+    def catch_up(self, tokens: Sequence[int]) -> Proposal:
+        """Read these rows, one or more, or the last WINDOW of them, and commit them; returns the proposal for the last
+        one (R = 1): the children of the root. tokens: the text, the root last."""
 
     def feed(self, tokens: Int, hidden: Features, parents: Int, committed: int, depth: int) -> Proposal:
         """Add scratch rows for one level of a tree; returns a proposal for each (see Scratch.feed).
@@ -71,9 +73,11 @@ class DraftHead(Protocol):
 
 
 class Head:
-    """The draft head. Committed rows of its cache hold verified tokens with target features only; row i pairs the
-    target's feature at position i with the token at i + 1, counted from where it began to read. Scratch rows of a
-    growing tree follow them for one draft. Of a prompt longer than WINDOW it reads the last WINDOW rows alone."""
+    """The draft head, and what it has read of one text.
+
+    Committed rows of its cache hold verified tokens with target features only: row i pairs the target's feature at
+    position first + i with the token after it. Scratch rows of a growing tree follow them for one draft. Features of
+    verified rows wait until the head reads them, the last WINDOW of them: what was before is not read."""
 
     def __init__(self, session: Session, capacity: int, scratch: int, vocab_size: int = 2**62) -> None:
         """capacity: verified tokens; scratch: rows that growing one tree may need beyond them; vocab_size: of the
@@ -87,27 +91,62 @@ class Head:
         # Additive masks of scratch rows among each other; the last row sees none of them.
         self._scratch_masks = additive_mask(np.zeros((scratch + 1, scratch), np.bool_), dtype)
         self._feature_dtype = session.inputs["features"].dtype
-        self._skipped = 0  # tokens of the text before that of the first row
+        self._first = 0  # position of the feature in the first row of the cache
+        self._noted: list[Features] = []  # that were not read yet
+        self._noted_from = 0  # position of the first of them; past the last row's if some were dropped in between
+        self._unread = 0  # rows of features in _noted
         self._output_check = _OutputCheck(vocab_size)
 
     def joined(self, parts: Sequence[Features]) -> Features:
-        """As in DraftHead."""
+        """Returns rows of features [n, Hd], the parts one after the other."""
         rows: Features = self._session.joined(parts)
         return rows
 
-    def observe(self, tokens: Sequence[int], features: Features) -> Proposal:
-        """As in DraftHead. Of more than WINDOW rows it reads the last and forgets all before them."""
-        assert len(tokens) == len(features) > 0
-        if self.cache.length == 0:
-            self._skipped = 0
-        if (skipped := len(tokens) - WINDOW) > 0:
-            self._skipped += self.cache.length + skipped
+    @property
+    def unread(self) -> int:
+        """As in DraftHead."""
+        return self._unread
+
+    def note(self, features: Features) -> None:
+        """As in DraftHead."""
+        self._noted.append(features)
+        self._unread += len(features)
+        while self._unread - len(self._noted[0]) >= WINDOW:
+            self._unread -= len(self._noted[0])
+            self._noted_from += len(self._noted.pop(0))
+
+    def truncate(self, length: int) -> None:
+        """Forget the features from position `length` on, and what was read with them; what is noted next is of that
+        position. Where features before it were not noted, or were not kept, all is forgotten."""
+        if not self._first <= length <= self._noted_from + self._unread:
             self.cache.truncate(0)
-            tokens, features = tokens[skipped:], features[skipped:]
-        ids = np.array(tokens, np.int64)
-        numbers = row_numbers(len(ids))
-        mask = self._causal[: len(ids), : len(ids)]
-        return self._run(ids, features, self.cache.length + numbers, mask, numbers[-1:])
+            self._first = self._noted_from = length
+            self._noted, self._unread = [], 0
+            return
+        self.cache.truncate(min(self.cache.length, length - self._first))
+        if (kept := max(0, length - self._noted_from)) < self._unread:
+            self._noted = [self.joined(self._noted)[:kept]] if kept else []
+            self._unread = kept
+        self._noted_from = min(self._noted_from, length)
+
+    def catch_up(self, tokens: Sequence[int]) -> Proposal:
+        """As in DraftHead."""
+        count, end = min(self._unread, WINDOW), self._noted_from + self._unread
+        features = self._noted[0] if len(self._noted) == 1 else self.joined(self._noted)
+        if self._first + self.cache.length != end - count:
+            self.cache.truncate(0)
+            self._first = end - count
+        ids, numbers = np.array(tokens[len(tokens) - count :], np.int64), row_numbers(count)
+        positions, mask = self.cache.length + numbers, self._causal[:count, :count]
+        proposal = self._run(ids, features[len(features) - count :], positions, mask, numbers[-1:])
+        self._noted, self._unread, self._noted_from = [], 0, end
+        return proposal
+
+    def observe(self, tokens: Sequence[int], features: Features) -> Proposal:
+        """Note features [n, Hd], and read all that were noted. tokens [n]: the token after each, the root last."""
+        assert len(tokens) == len(features) > 0
+        self.note(features)
+        return self.catch_up(tokens)
 
     def feed(self, tokens: Int, hidden: Features, parents: Int, committed: int, depth: int) -> Proposal:
         """As in DraftHead."""
@@ -146,7 +185,7 @@ class Head:
         self.cache.advance(len(tokens))
         token_ids, log_probs = self._output_check.checked(out["token_ids"], out["log_probs"])
         # Row i holds the token at i + 1, and proposes the one after it.
-        position = self._skipped + int(positions[-1]) + 2
+        position = self._first + int(positions[-1]) + 2
         return Proposal(token_ids, log_probs, self._session.joined([out["hidden"]]), position)
 
 

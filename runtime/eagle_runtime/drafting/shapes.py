@@ -138,8 +138,7 @@ def check_children(top_k: int, children: int) -> None:
 
 
 class EagleDrafter:
-    """Grows the proposals of an EAGLE-1/2/3 head into a tree of a fixed shape. One object per generation: its first
-    tree empties the head's cache."""
+    """Grows the proposals of an EAGLE-1/2/3 head into a tree of a fixed shape."""
 
     def __init__(self, head: DraftHead, shape: TreeShape) -> None:
         check_children(head.top_k, shape.children)
@@ -150,14 +149,10 @@ class EagleDrafter:
             )
         self._head = head
         self._shape = shape
-        self._begun = False
 
     def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
         """As in Drafter."""
-        if not self._begun:  # not before: until its first step another generation may have the cache
-            self._begun = True
-            self._head.cache.truncate(0)
-        first = self._head.observe(tokens[len(tokens) - len(features) :], features)
+        first = self._head.catch_up(tokens)
         return self._shape.grow(self._head, tokens[-1], first, max_nodes)
 
     def learn(self, step: Step) -> None:

@@ -77,7 +77,10 @@ def measure(target: Target, head: DraftHead | None) -> Costs:
     Takes about 150 verifications, so it is never part of a generation. The work of the host between passes is not in
     the table, but for the ranking of the head's proposals; learning adds it."""
     _, features = target.prefill([0])
-    first = None if head is None else head.observe([0], features)
+    first = None
+    if head is not None:
+        head.note(features)
+        first = head.catch_up([0])
     rooms = [one.cache.capacity - LARGEST for one in (target, head) if one is not None]
     contexts = tuple(sorted({min(context, *rooms) for context in CONTEXTS if min(rooms) > 0} or {0}))
     verified = [count for count in TARGET_ROWS if count <= target.cache.capacity]

@@ -1,0 +1,67 @@
+"""What outlives one answer of a conversation: the text so far, and what both models have read of it.
+
+    state = DecodingState(target, head)
+    for cycle in generate(state, drafter, sampler, ids): ...        # the first answer
+    for cycle in generate(state, drafter, sampler, longer_ids): ... # reads only what is new
+
+Of a text of n tokens the target has read the first n - 1 at most: the last one roots the next tree, and a text that is
+known as a whole is read again from its last token, whose logits are wanted. So what is read again depends on the two
+texts alone, and not on how the earlier one was drafted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from eagle_runtime.drafting.head import Head
+from eagle_runtime.target import Features, Target
+from eagle_runtime.tree import Float
+
+
+class DecodingState:
+    """One text. tokens: its ids; the caches of target and head hold rows of no other. head: None for a target alone."""
+
+    def __init__(self, target: Target, head: Head | None) -> None:
+        self.target = target
+        self.head = head
+        self.tokens: list[int] = []
+
+    def align(self, ids: Sequence[int]) -> int:
+        """Drop what does not belong to a text that begins with `ids`, or goes on from them. Returns the number of rows
+        of the target that stay; the tokens after them are to be read."""
+        same = common_prefix(self.tokens, ids)
+        kept = min(max(0, min(same, len(ids)) - 1), self.target.cache.length)
+        self.target.cache.truncate(kept)
+        if self.head is not None:
+            self.head.truncate(kept)
+        del self.tokens[same:]
+        return kept
+
+    def read(self, ids: Sequence[int]) -> tuple[Float, Features]:
+        """Make `ids` the text, of which the target reads what it has not. Returns the logits [V] after the last token,
+        and the features [n, Hd] of the n rows that were read."""
+        kept = self.align(ids)
+        logits, features = self.target.prefill(ids[kept:], kept)
+        self.tokens = list(ids)
+        if self.head is not None:
+            self.head.note(features)
+        return logits, features
+
+    def emit(self, tokens: Sequence[int], features: Features) -> None:
+        """Add the tokens of a verification, whose rows the target has kept. features [n, Hd]: of these rows."""
+        self.tokens.extend(tokens)
+        if self.head is not None:
+            self.head.note(features)
+
+    def forget(self) -> None:
+        """Drop the text."""
+        self.align([])
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Returns how many tokens two texts have in common from their beginning on."""
+    length = min(len(first), len(second))
+    differ = np.flatnonzero(np.asarray(first[:length], np.int64) != np.asarray(second[:length], np.int64))
+    return int(differ[0]) if len(differ) else length
