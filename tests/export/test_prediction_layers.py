@@ -4,7 +4,7 @@ cannot be expressed is refused by name."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,27 @@ from eagle_export.bundle import export
 from eagle_export.errors import ExportError
 from eagle_export.families.source import load_source
 from eagle_export.graphs import build_head
+from eagle_export.head_check import Continued, HeadCheck, check_head, own_text
 from eagle_export.heads.eager import eager_head, eager_weights, read_rows
 from eagle_export.inspection.report import inspect
 from eagle_export.pair import HeadPart, build_graphs, left_out_note, open_pair
+from eagle_export.source_text import text_starts
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import DTYPE_BITS, read_manifest
 from eagle_runtime.drafting.head import Scratch
 from eagle_runtime.exact_rows import equal_rows
-from mtp_writers import WRITERS, Tensors, mimo, random_layer, read_folder, swapped, write_folder
+from eagle_runtime.text.tokenizer import Text
+from mtp_writers import (
+    WRITERS,
+    Tensors,
+    mimo,
+    random_layer,
+    read_folder,
+    speculators,
+    swapped,
+    trained_layer,
+    write_folder,
+)
 
 PROMPT = [5, 17, 3, 60, 41, 2, 33, 8, 19, 4, 55]
 SIZES = {
@@ -343,3 +356,58 @@ def test_sizes_are_those_of_exports(precision: str, bundle_of: Callable[[str], P
     needs = inspect(str(checkpoint), str(checkpoint)).needs
     (need,) = (each for each in needs if (each.backend, each.precision) == ("cpu", precision))
     assert need.draft is not None and need.draft.stored == pytest.approx(stored, rel=0.005)
+
+
+@dataclass
+class Trained:
+    """The MiMo with a layer that learned its texts. texts: that it generates. layer: see mtp_writers."""
+
+    folder: Path
+    model: Any
+    texts: list[Continued]
+    layer: Tensors
+
+
+@pytest.fixture(scope="module")
+def trained(target: Path) -> Trained:
+    model = load_source(target)
+    starts = text_starts(Text(target), 64, 16, 8, 8, 4096)
+    texts = own_text(model, starts, 48, (), lambda step: None)
+    layer = trained_layer(model, torch.tensor([[*text.start, *text.tokens] for text in texts]))
+    return Trained(mimo(target, layer, target.with_name("trained")), model, texts, layer)
+
+
+def checked(trained: Trained, target: Path, head: Path) -> HeadCheck:
+    part = open_pair(target, head).head
+    assert part is not None
+    return check_head(part, trained.model, trained.texts)
+
+
+def test_a_layer_that_is_read_as_it_was_trained_passes(trained: Trained) -> None:
+    check = checked(trained, trained.folder, trained.folder)
+    assert check.share > 0.85 and check.warning() is None
+    assert check.best is not None and check.best.gain < 0
+
+
+def test_inputs_in_the_other_order_are_named(trained: Trained, target: Path, tmp_path: Path) -> None:
+    layer = trained.layer | {"input_proj.weight": swapped(trained.layer["input_proj.weight"])}
+    folder = mimo(target, layer, tmp_path / "mimo")
+    warning = checked(trained, folder, folder).warning()
+    assert warning is not None
+    assert "with its two inputs in the other order: the file is not written as MiMo MTP writes its own" in warning
+
+
+def test_another_rope_theta_is_named(trained: Trained, tmp_path: Path) -> None:
+    folder = speculators(trained.folder, trained.layer, tmp_path / "head")
+    tensors, config = read_folder(folder)
+    config["transformer_layer_config"]["rope_parameters"]["rope_theta"] = 100.0
+    warning = checked(trained, trained.folder, write_folder(folder, tensors, config)).warning()
+    assert warning is not None and "rope_theta 640000: config.json does not say" in warning
+
+
+def test_an_export_is_checked_and_certified(trained: Trained, tmp_path: Path) -> None:
+    done = export(trained.folder, trained.folder, tmp_path / "bundle")
+    assert done.manifest.head is not None and done.manifest.head.kind == "mtp"
+    assert done.head_check is not None and done.head_check.share > 0.85
+    assert done.manifest.certificate is not None and done.manifest.certificate.tau > 1.3
+    assert not any("head" in warning for warning in done.warnings)
