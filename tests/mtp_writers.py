@@ -64,7 +64,7 @@ def swapped(weight: Tensor) -> Tensor:
 
 
 def mimo(target: Path, layer: Tensors, folder: Path) -> Path:
-    """XiaomiMiMo/MiMo-7B modeling_mimo.py (MiMoModel.mtp_layers) and configuration_mimo.py, on a Llama or a Qwen2."""
+    """XiaomiMiMo/MiMo modeling_mimo.py (MiMoModel.mtp_layers) and configuration_mimo.py, on a Llama or a Qwen2."""
     tensors, config = read_folder(target)
     for index in range(config["num_hidden_layers"]):
         for name in "qkv":

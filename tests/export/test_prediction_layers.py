@@ -99,7 +99,7 @@ def bundle_of(checkpoint: Path) -> Callable[[str], Path]:
 
 
 class Producer(nn.Module):
-    """What modeling_mimo.py of XiaomiMiMo/MiMo-7B (MiMoMTPLayers) says in equations, with transformers' own attention
+    """What modeling_mimo.py of XiaomiMiMo/MiMo (MiMoMTPLayers) says in equations, with transformers' own attention
     and MLP, as there; position 0 as in vllm/model_executor/models/mimo_mtp.py."""
 
     def __init__(self, config: Any, layer: Tensors) -> None:
