@@ -11,7 +11,7 @@ Shapes: T tokens of a text, H width of the target, Vd draft vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from eagle_export.heads.config import HeadConfig
-from eagle_export.heads.eager import eager_head, eager_weights, features_of, read_rows
+from eagle_export.heads.eager import Hidden, TokenRows, eager_head, eager_weights, features_of, read_rows
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_export.pair import HeadPart
@@ -106,13 +106,31 @@ def own_text(
 def check_head(part: HeadPart, model: Any, texts: Sequence[Continued]) -> HeadCheck:
     """part: the head of a pair. model: its target as transformers runs it, in fp32. Returns the share of first drafted
     tokens that are the target's own, and what other readings of the folder would change."""
-    weights = eager_weights(part, model)
-    readings = [("", part.config), *_other_readings(part.config, model)]
-    heads = [(eager_head(config, weights), config) for _, config in readings]
-    rows: list[list[tuple[Tensor, Tensor]]] = [[] for _ in readings]
-    for text in texts:
+
+    def hidden(text: Continued) -> Hidden:
         ids = torch.tensor([[*text.start, *text.tokens]])
-        hidden = model(input_ids=ids, output_hidden_states=True, use_cache=False, logits_to_keep=1).hidden_states
+        states: Sequence[Tensor] = model(
+            input_ids=ids, output_hidden_states=True, use_cache=False, logits_to_keep=1
+        ).hidden_states
+        return states
+
+    return compare_readings(part, model.config, eager_weights(part, model), ((text, hidden(text)) for text in texts))
+
+
+@torch.inference_mode()
+def compare_readings(
+    part: HeadPart,
+    target: Any,
+    weights: Mapping[str, Tensor],
+    texts: Iterable[tuple[Continued, Hidden]],
+    embedding: TokenRows | None = None,
+) -> HeadCheck:
+    """As check_head, of texts with the target's hidden states for them. target: its config. weights, embedding: as
+    eager_head takes them."""
+    readings = [("", part.config), *_other_readings(part.config, target)]
+    heads = [(eager_head(config, weights, embedding), config) for _, config in readings]
+    rows: list[list[tuple[Tensor, Tensor]]] = [[] for _ in readings]
+    for text, hidden in texts:
         for results, (head, config) in zip(rows, heads, strict=True):
             results.append(_drafted(head, part, config, text, hidden))
     right = [torch.cat([right for right, _ in results]).double() for results in rows]
@@ -132,13 +150,13 @@ def check_head(part: HeadPart, model: Any, texts: Sequence[Continued]) -> HeadCh
 
 
 def _drafted(
-    head: Eagle1Head | Eagle3Head, part: HeadPart, config: HeadConfig, text: Continued, hidden: Sequence[Tensor]
+    head: Eagle1Head | Eagle3Head, part: HeadPart, config: HeadConfig, text: Continued, hidden: Hidden
 ) -> tuple[Tensor, Tensor]:
     """hidden: the target's hidden states [1, T, H], the embedding first and the last one after the last norm. Returns
     per generated token but the first, which no head drafts, whether the head drafts it, and its log-probability by the
     head (-inf outside the draft vocabulary)."""
     tokens = torch.tensor([*text.start, *text.tokens])  # row i reads feature i and token i + 1, and drafts token i + 2
-    out = read_rows(head, config, tokens[1:-1], features_of(head, config.taps, hidden)[:, :-2])
+    out = read_rows(head, config, tokens[1:-1], features_of(head, config.taps, hidden)[:, : len(tokens) - 2])
     first = len(text.start) - 1
     scores, wanted = head.logits(out)[0, first:].log_softmax(-1), tokens[first + 2 :]
     if part.d2t is not None:
@@ -147,11 +165,16 @@ def _drafted(
     return scores.argmax(-1) == wanted, scores.gather(1, wanted[:, None])[:, 0]
 
 
-def _other_readings(config: HeadConfig, model: Any) -> Iterator[tuple[str, HeadConfig]]:
+def taps_of_readings(config: HeadConfig, target: Any) -> set[int]:
+    """The hidden states that compare_readings asks for but for the last one. target: the target's config."""
+    return {tap for each in (config, *(other for _, other in _other_readings(config, target))) for tap in each.taps}
+
+
+def _other_readings(config: HeadConfig, target: Any) -> Iterator[tuple[str, HeadConfig]]:
     """Other ways to read the same folder, in words that follow a share."""
     for words, step in (("later", 1), ("earlier", -1)):
         taps = tuple(tap + step for tap in config.taps)
-        if taps and taps[0] > 0 and taps[-1] < int(model.config.num_hidden_layers):
+        if taps and taps[0] > 0 and taps[-1] < int(target.num_hidden_layers):
             layers = [tap - 1 for tap in taps]
             yield f"its taps one layer {words} (the outputs of layers {layers})", replace(config, taps=taps)
     if config.kind == "eagle3":
@@ -160,12 +183,12 @@ def _other_readings(config: HeadConfig, model: Any) -> Iterator[tuple[str, HeadC
     if config.kind == "mtp":
         yield "its two inputs in the other order", replace(config, hidden_first=not config.hidden_first)
     rope = config.rope["rope_parameters"]
-    for theta in sorted({10000.0, _theta(model, 10000.0)} - {rope["rope_theta"]}):
+    for theta in sorted({10000.0, _theta(target, 10000.0)} - {rope["rope_theta"]}):
         other_rope = {**config.rope, "rope_parameters": {**rope, "rope_theta": theta}}
         yield f"rope_theta {theta:g}", replace(config, rope=other_rope)
 
 
-def _theta(model: Any, default: float) -> float:
+def _theta(target: Any, default: float) -> float:
     """The base of the target's rotation; the default if it has more than one."""
-    theta = (getattr(model.config, "rope_parameters", None) or {}).get("rope_theta")
+    theta = (getattr(target, "rope_parameters", None) or {}).get("rope_theta")
     return float(theta) if isinstance(theta, int | float) else default
