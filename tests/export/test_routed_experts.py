@@ -21,6 +21,8 @@ from eagle_export import self_calibration
 from eagle_export.bundle import export
 from eagle_export.errors import ExportError
 from eagle_export.families.registry import FAMILIES
+from eagle_export.inspection.graph_shapes import target_shapes
+from eagle_export.inspection.sizes import graph_bytes
 from eagle_export.layered_recording import observe_layers, texts_to_read
 from eagle_export.pair import Pair, build_graphs, open_pair
 from eagle_export.recipes.plan import apply, plan
@@ -232,3 +234,15 @@ def test_experts_with_few_rows_are_rounded_to_nearest(
     graph = build_graphs(pair, recipe.traced, 1)["target"]
     with pytest.raises(ExportError, match=r"lacks layer 'model\.layers\.0\.self_attn\.q_proj\.weight'"):
         apply(recipe.passes["target"], graph)
+
+
+@pytest.mark.parametrize("model_type", CONFIGS)
+def test_inspect_counts_the_experts_of_one_row(model_type: str, pair_of: Callable[[str], Pair]) -> None:
+    pair = pair_of(model_type)
+    shapes = target_shapes(pair.family, pair.target, None, None)
+    experts = 4 * LAYERS * EXPERTS * 3 * HIDDEN * 48  # bytes in fp32
+    table = 4 * VOCAB * HIDDEN
+    cpu, card = graph_bytes(shapes, "cpu", "fp32", "target"), graph_bytes(shapes, "cuda", "fp32", "target")
+    assert cpu.stored == card.stored
+    assert card.stored - card.read == table
+    assert cpu.stored - cpu.read == pytest.approx(table + experts * (1 - CHOSEN / EXPERTS), abs=8)
