@@ -31,7 +31,7 @@ from eagle_export.errors import ExportError
 from eagle_export.head_check import HeadCheck
 from eagle_export.heads.config import HeadConfig
 from eagle_export.limits import required_fidelity
-from eagle_export.pair import Pair, build_graphs, open_pair
+from eagle_export.pair import Pair, build_graphs, left_out_note, open_pair
 from eagle_export.preflight import NOTABLE, requirement_of
 from eagle_export.recipes.int8_cache import MOST
 from eagle_export.recipes.plan import (
@@ -178,6 +178,8 @@ def export(
                 f"all {pair.family.experts.count(pair.config)} experts of a layer are computed for every row, not only "
                 f"the {pair.config.num_experts_per_tok} that it needs"
             )
+        if (left_out := left_out_note(pair)) is not None:
+            warnings.append(left_out)
         texts = _read_texts(pair.target)
         if "tokenizer.json" not in texts:
             warnings.append(f"{target} has no tokenizer.json; the bundle takes and returns token ids, no text")

@@ -1,31 +1,45 @@
 """A bundle's certificate: the source model's greedy continuations of a few prompts, and how closely the bundle follows.
 
-The source is the checkpoint, run by transformers on the CPU in fp32: different code from the traced graphs, so that an
-error of the export shows. Shapes: n tokens of a continuation, V vocabulary.
+The source is the checkpoint, run by transformers on the CPU in fp32, as a whole or layer by layer: different code from
+the traced graphs, so that an error of the export shows.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from transformers.utils import logging as transformers_logging
 
 from eagle_calib.replay import GOLDEN_TOKENS, forced_logits, golden_prompts, mean_tau, replay
 from eagle_calib.scoring import divergence, log_softmax
 from eagle_export.checkpoint import Checkpoint
+from eagle_export.continuations import Continuation, continuations, first_line
 from eagle_export.destination import folder_bytes
 from eagle_export.errors import ExportError
-from eagle_export.families.family import cache_keyword
-from eagle_export.families.source import load_source
-from eagle_export.head_check import MOST, START, STARTS, TOKENS, HeadCheck, check_head, own_text
+from eagle_export.families.config import read_config
+from eagle_export.families.registry import family_of
+from eagle_export.head_check import (
+    MOST,
+    START,
+    STARTS,
+    TOKENS,
+    Continued,
+    HeadCheck,
+    check_head,
+    compare_readings,
+    own_text,
+    taps_of_readings,
+)
+from eagle_export.heads.eager import weights_for_tokens
+from eagle_export.layered import layer_numbers
+from eagle_export.layered_continuations import verified_continuations
 from eagle_export.limits import LIMITS, Advice, FidelityError, RequiredFidelity, refusal
 from eagle_export.pair import HeadPart, Pair
 from eagle_export.source_text import text_starts
@@ -39,15 +53,6 @@ from eagle_runtime.tree import Float
 
 TOP = 5  # tokens stored per row of logits
 MEMORY_MARGIN = 1.25  # times the weights: activations, and weights that the engine repacks
-
-
-@dataclass(frozen=True, slots=True)
-class Continuation:
-    """The source's greedy tokens after a prompt. logits [n, V]: the rows that they are the argmax of."""
-
-    prompt: list[int]
-    tokens: list[int]
-    logits: Float
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,32 +135,19 @@ def compare_with_source(
     Raises ExportError if this machine cannot run one of them, and FidelityError if the bundle's logits are not
     finite."""
     _check_engine()
-    check_memory(source, folder_bytes(bundle))
+    whole = _fits_whole(source, bundle, manifest)
     target = manifest.target
     prompts = golden_prompts(Text(bundle, partial(read_text_file, bundle, manifest)), target.vocab_size, target.context)
     count = min(GOLDEN_TOKENS, target.context - max(map(len, prompts)))
     if count < 1:
         raise ExportError(f"a context of {target.context} tokens has no room for a prompt and a continuation")
-    checked: list[HeadCheck] = []
-
-    def look(model: Any) -> None:
-        starts = text_starts(source.text(), target.vocab_size, STARTS, START, START, MOST)
-        length = min(TOKENS, target.context - len(starts[0]))
-        if head is not None and length > 1:
-            texts = own_text(model, starts, length, target.eos_token_ids, report)
-            checked.append(check_head(head, model, texts))
-
-    expected = continuations(source.folder, prompts, target.eos_token_ids, count, look)
-    try:
-        with EagleModel.load(bundle, backend="cpu", check_hashes=False) as model:
-            forced = [forced_logits(model, each.prompt, each.tokens) for each in expected]
-            finite = all(np.isfinite(rows).all() for rows in forced)
-            tau = mean_tau(replay(model, prompts, drafts=True)) if finite else 1.0
-    except Exception as error:  # engines raise a dozen kinds without a common base
-        raise ExportError(f"the bundle does not run here ({_first_line(error)})") from None
-    if not finite:
-        reason = f"in {manifest.precision['target']} the bundle's logits are not finite"
-        raise FidelityError(reason, [Advice("use a wider precision")])
+    read = _read_whole if whole else partial(_read_by_layers, bundle)
+    expected, checked = read(source, manifest, prompts, count, head, report)
+    with _engine(bundle) as model:
+        forced = [forced_logits(model, each.prompt, each.tokens) for each in expected]
+        if not all(np.isfinite(rows).all() for rows in forced):
+            raise _not_finite(manifest)
+        tau = mean_tau(replay(model, prompts, drafts=True))
     same = np.concatenate([rows.argmax(-1) == each.tokens for rows, each in zip(forced, expected, strict=True)])
     kl = [divergence(log_softmax(each.logits), log_softmax(rows)) for rows, each in zip(forced, expected, strict=True)]
     certificate = Certificate(
@@ -166,47 +158,78 @@ def compare_with_source(
         limits=LIMITS[manifest.precision["target"]],
     )
     farthest = expected[int(np.argmax([rows.mean() for rows in kl]))]
-    return Comparison(certificate, farthest, checked[0] if checked else None)
+    return Comparison(certificate, farthest, checked)
 
 
-def continuations(
-    folder: Path,
-    prompts: Sequence[Sequence[int]],
-    eos: Collection[int],
+def _read_whole(
+    source: Checkpoint,
+    manifest: Manifest,
+    prompts: Sequence[list[int]],
     count: int,
-    look: Callable[[Any], None] = lambda model: None,
-) -> list[Continuation]:
-    """The checkpoint's greedy continuations: at most `count` tokens after each prompt, up to the first eos, included.
-    look: called with the model, which is freed afterwards. Raises ExportError if transformers cannot run it or its
-    logits are not finite."""
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
+    head: HeadPart | None,
+    report: Callable[[str], None],
+) -> tuple[list[Continuation], HeadCheck | None]:
+    """The source's continuations, and what was seen of a head, with the whole source in the memory."""
+    checked: list[HeadCheck] = []
+    target = manifest.target
+
+    def look(model: Any) -> None:
+        starts = text_starts(source.text(), target.vocab_size, STARTS, START, START, MOST)
+        length = min(TOKENS, target.context - len(starts[0]))
+        if head is not None and length > 1:
+            texts = own_text(model, starts, length, target.eos_token_ids, report)
+            checked.append(check_head(head, model, texts))
+
+    expected = continuations(source.folder, prompts, target.eos_token_ids, count, look)
+    return expected, checked[0] if checked else None
+
+
+def _read_by_layers(
+    bundle: Path,
+    source: Checkpoint,
+    manifest: Manifest,
+    prompts: Sequence[list[int]],
+    count: int,
+    head: HeadPart | None,
+    report: Callable[[str], None],
+) -> tuple[list[Continuation], HeadCheck | None]:
+    """As _read_whole, with the bundle and one layer of the source in the memory; the head is checked on the same
+    continuations."""
+    config, not_finite = read_config(family_of(source), source), _not_finite(manifest)
+    taps = set() if head is None else taps_of_readings(head.config, config)
+    with _engine(bundle) as model:
+
+        def draft(text: list[int], most: int) -> list[int]:
+            if not np.isfinite(forced_logits(model, text, [0])).all():
+                raise not_finite
+            return list(model.generate(text, method="vanilla", max_new_tokens=most).token_ids)
+
+        texts = verified_continuations(source, prompts, draft, manifest.target.eos_token_ids, count, taps, report)
+    expected = [text.continuation() for text in texts]
+    if head is None:
+        return expected, None
+    report("checking the head")
+    tokens = [token for text in texts for token in (*text.prompt, *text.tokens)]
+    weights, embedding = weights_for_tokens(head, source, tokens, lm_head=True)
+    read = ((Continued(text.prompt, text.tokens), text.hidden) for text in texts if len(text.tokens) > 1)
+    return expected, compare_readings(head, config, weights, read, embedding)
+
+
+@contextmanager
+def _engine(bundle: Path) -> Iterator[EagleModel]:
+    """The bundle, loaded. Raises ExportError for what its engine raises."""
     try:
-        model = load_source(folder)
-        results = [_continue(model, prompt, eos, count) for prompt in prompts]
-        look(model)
-    except Exception as error:  # transformers, safetensors and a full memory raise many kinds
-        raise ExportError(f"transformers does not run {folder} ({_first_line(error)})") from None
-    finally:
-        if bars:
-            transformers_logging.enable_progress_bar()
-    if not all(np.isfinite(each.logits).all() for each in results):
-        raise ExportError(f"the logits of {folder} are not finite")
-    return results
+        with EagleModel.load(bundle, backend="cpu", check_hashes=False) as model:
+            yield model
+    except ExportError:
+        raise
+    except Exception as error:  # engines raise a dozen kinds without a common base
+        raise ExportError(f"the bundle does not run here ({first_line(error)})") from None
 
 
-@torch.inference_mode()
-def _continue(model: Any, prompt: Sequence[int], eos: Collection[int], count: int) -> Continuation:
-    rows: list[Float] = []
-    tokens: list[int] = []
-    name, cache, new = cache_keyword(model), None, list(prompt)
-    while len(tokens) < count and not (tokens and tokens[-1] in eos):
-        out = model(input_ids=torch.tensor([new]), use_cache=True, logits_to_keep=1, **{name: cache})
-        cache = out[name]
-        rows.append(out.logits[0, -1].float().numpy())
-        tokens.append(int(rows[-1].argmax()))
-        new = tokens[-1:]
-    return Continuation(list(prompt), tokens, np.stack(rows))
+def _not_finite(manifest: Manifest) -> FidelityError:
+    reason = f"in {manifest.precision['target']} the bundle's logits are not finite"
+    return FidelityError(reason, [Advice("use a wider precision")])
 
 
 def _top(logits: Float) -> tuple[TopTokens, ...]:
@@ -225,11 +248,30 @@ def _check_engine() -> None:
         raise ExportError(str(error)) from None
 
 
+def _fits_whole(source: Checkpoint, bundle: Path, manifest: Manifest) -> bool:
+    """Whether the memory holds the whole source. Raises ExportError if it holds neither that nor the bundle next to one
+    layer of the source."""
+    stored = folder_bytes(bundle)
+    try:
+        check_memory(source, stored)
+        return True
+    except ExportError:
+        engine = 2 * stored if manifest.precision["target"] == "fp16" else stored  # ONNX Runtime widens fp16 on CPUs
+        _check_free(engine + 4 * layer_numbers(source))
+    if family_of(source).experts is not None:
+        raise ExportError("transformers holds the experts in other layers than the graph does")
+    return False
+
+
 def check_memory(source: Checkpoint, stored: int = 0) -> None:
     """Raises ExportError if the memory is too small: the system would kill the export. Source and engine are loaded one
     after the other. stored: bytes of the bundle."""
     numbers = sum(math.prod(tensor.shape) for tensor in source.tensors.values())
-    needed, free = int(MEMORY_MARGIN * max(4 * numbers, stored)), free_memory()
+    _check_free(max(4 * numbers, stored))
+
+
+def _check_free(weights: int) -> None:
+    needed, free = int(MEMORY_MARGIN * weights), free_memory()
     if free is not None and needed > free:
         raise ExportError(f"comparing takes {needed / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free")
 
@@ -246,7 +288,3 @@ def free_memory() -> int | None:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):  # Windows
         return None
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error).strip() else 'no message'}"

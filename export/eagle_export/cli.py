@@ -209,7 +209,8 @@ def _parser() -> Parser:
         "draft",
         nargs="?",
         metavar="DRAFT",
-        help="folder or id of the EAGLE-1/2 or EAGLE-3 head; without one, drafts come from n-gram matches in the text",
+        help="folder or id of the EAGLE-1/2 or EAGLE-3 head, or of a model with a multi-token-prediction layer, such "
+        "as TARGET itself; without one, drafts come from n-gram matches in the text",
     )
     parser.add_argument("-o", "--output", required=True, metavar="BUNDLE", help="folder to write")
     parser.add_argument("-p", "--precision", choices=PRECISIONS, default="fp32", help="of the target")

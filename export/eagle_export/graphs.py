@@ -27,6 +27,7 @@ from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head, TapReader
 from eagle_export.heads.layers import Rows
+from eagle_export.heads.mtp import PredictionHead
 
 ATTENTION = "eagle_edge"  # name of our attention function in transformers's registry
 
@@ -140,6 +141,8 @@ def windowed(mask: Tensor, position_ids: Tensor, width: int | None) -> Tensor:
 
 def build_head(config: HeadConfig) -> Eagle1Head | Eagle3Head:
     """An uninitialised head of the config's kind."""
+    if config.kind == "mtp":
+        return PredictionHead(config)
     return Eagle3Head(config) if config.kind == "eagle3" else Eagle1Head(config)
 
 

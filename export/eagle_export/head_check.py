@@ -3,7 +3,7 @@
 A head that reads the wrong taps, or lacks a norm or a bias, still drafts: the text stays right, and nothing but its
 speed tells. So the head is run eagerly, on the source's hidden states, over text that the source itself generated.
 Other ways to read the same folder are tried too: configs leave open which layers the taps are, whether the residual is
-normalised, and the base of the rotation.
+normalised, the base of the rotation, and in which order a multi-token-prediction layer reads its two inputs.
 
 Shapes: T tokens of a text, H width of the target, Vd draft vocabulary.
 """
@@ -11,7 +11,7 @@ Shapes: T tokens of a text, H width of the target, Vd draft vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from eagle_export.heads.config import HeadConfig
-from eagle_export.heads.eager import eager_head, eager_weights, features_of, read_rows
+from eagle_export.heads.eager import Hidden, TokenRows, eager_head, eager_weights, features_of, read_rows
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_export.pair import HeadPart
@@ -31,6 +31,8 @@ GAIN, ERRORS = 0.02, 3.0  # nats per token, and standard errors of them, by whic
 STARTS, START = 16, 8  # texts that the target continues, and tokens that each starts with
 TOKENS = 48  # greedy tokens of each
 MOST = 4096  # tokens of the package's text that starts are taken from
+CONFIG = "config.json does not say how the head was trained; correct it"
+NAMES = "the file is not written as {} writes its own; convert it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,13 @@ class Continued:
 class Reading:
     """A way to read a head's folder. words: how it differs from how it was read. share: of the first drafted tokens
     that are right with it. gain: nats per token by which the target's tokens are likelier than as it was read. errors:
-    the gain in its standard errors."""
+    the gain in its standard errors. why: what is wrong, and what to do."""
 
     words: str
     share: float
     gain: float
     errors: float
+    why: str = CONFIG
 
     @property
     def clearly_better(self) -> bool:
@@ -76,7 +79,7 @@ class HeadCheck:
         text = f"{self.share:.0%} of the head's first drafted tokens are the target's own (of {self.rows})"
         if better is not None:
             gain = f"{better.share:.0%}, and each token is e^{better.gain:.2f} times as likely, with {better.words}"
-            return f"{text}, but {gain}: config.json does not say how the head was trained; correct it"
+            return f"{text}, but {gain}: {better.why}"
         tried = "" if self.best is None else ", and no other reading of its config.json fits better"
         return f"only {text}{tried}: it was trained for another target, or too little, and hardly speeds it up"
 
@@ -103,13 +106,31 @@ def own_text(
 def check_head(part: HeadPart, model: Any, texts: Sequence[Continued]) -> HeadCheck:
     """part: the head of a pair. model: its target as transformers runs it, in fp32. Returns the share of first drafted
     tokens that are the target's own, and what other readings of the folder would change."""
-    weights = eager_weights(part, model)
-    readings = [("", part.config), *_other_readings(part.config, model)]
-    heads = [(eager_head(config, weights), config) for _, config in readings]
-    rows: list[list[tuple[Tensor, Tensor]]] = [[] for _ in readings]
-    for text in texts:
+
+    def hidden(text: Continued) -> Hidden:
         ids = torch.tensor([[*text.start, *text.tokens]])
-        hidden = model(input_ids=ids, output_hidden_states=True, use_cache=False, logits_to_keep=1).hidden_states
+        states: Sequence[Tensor] = model(
+            input_ids=ids, output_hidden_states=True, use_cache=False, logits_to_keep=1
+        ).hidden_states
+        return states
+
+    return compare_readings(part, model.config, eager_weights(part, model), ((text, hidden(text)) for text in texts))
+
+
+@torch.inference_mode()
+def compare_readings(
+    part: HeadPart,
+    target: Any,
+    weights: Mapping[str, Tensor],
+    texts: Iterable[tuple[Continued, Hidden]],
+    embedding: TokenRows | None = None,
+) -> HeadCheck:
+    """As check_head, of texts with the target's hidden states for them. target: its config. weights, embedding: as
+    eager_head takes them."""
+    readings = [("", part.config), *_other_readings(part.config, target)]
+    heads = [(eager_head(config, weights, embedding), config) for _, config in readings]
+    rows: list[list[tuple[Tensor, Tensor]]] = [[] for _ in readings]
+    for text, hidden in texts:
         for results, (head, config) in zip(rows, heads, strict=True):
             results.append(_drafted(head, part, config, text, hidden))
     right = [torch.cat([right for right, _ in results]).double() for results in rows]
@@ -122,18 +143,19 @@ def check_head(part: HeadPart, model: Any, texts: Sequence[Continued]) -> HeadCh
         gains = (likely[index] - likely[0])[known]
         error = float(gains.std()) / len(gains) ** 0.5 if len(gains) > 1 else math.inf
         gain = float(gains.mean()) if len(gains) else 0.0
-        others.append(Reading(words, float(right[index].mean()), gain, gain / max(error, 1e-12)))
+        why = NAMES.format(part.layout.producer) if _of_layout(part.config, readings[index][1]) else CONFIG
+        others.append(Reading(words, float(right[index].mean()), gain, gain / max(error, 1e-12), why))
     return HeadCheck(float(right[0].mean()), max(others, key=lambda one: one.gain, default=None), len(right[0]))
 
 
 def _drafted(
-    head: Eagle1Head | Eagle3Head, part: HeadPart, config: HeadConfig, text: Continued, hidden: Sequence[Tensor]
+    head: Eagle1Head | Eagle3Head, part: HeadPart, config: HeadConfig, text: Continued, hidden: Hidden
 ) -> tuple[Tensor, Tensor]:
     """hidden: the target's hidden states [1, T, H], the embedding first and the last one after the last norm. Returns
     per generated token but the first, which no head drafts, whether the head drafts it, and its log-probability by the
     head (-inf outside the draft vocabulary)."""
     tokens = torch.tensor([*text.start, *text.tokens])  # row i reads feature i and token i + 1, and drafts token i + 2
-    out = read_rows(head, config, tokens[1:-1], features_of(head, config.taps, hidden)[:, :-2])
+    out = read_rows(head, config, tokens[1:-1], features_of(head, config.taps, hidden)[:, : len(tokens) - 2])
     first = len(text.start) - 1
     scores, wanted = head.logits(out)[0, first:].log_softmax(-1), tokens[first + 2 :]
     if part.d2t is not None:
@@ -142,23 +164,37 @@ def _drafted(
     return scores.argmax(-1) == wanted, scores.gather(1, wanted[:, None])[:, 0]
 
 
-def _other_readings(config: HeadConfig, model: Any) -> Iterator[tuple[str, HeadConfig]]:
+def taps_of_readings(config: HeadConfig, target: Any) -> set[int]:
+    """The hidden states that compare_readings asks for but for the last one. target: the target's config."""
+    return {tap for each in (config, *(other for _, other in _other_readings(config, target))) for tap in each.taps}
+
+
+def _other_readings(config: HeadConfig, target: Any) -> Iterator[tuple[str, HeadConfig]]:
     """Other ways to read the same folder, in words that follow a share."""
     for words, step in (("later", 1), ("earlier", -1)):
         taps = tuple(tap + step for tap in config.taps)
-        if taps and taps[0] > 0 and taps[-1] < int(model.config.num_hidden_layers):
+        if taps and taps[0] > 0 and taps[-1] < int(target.num_hidden_layers):
             layers = [tap - 1 for tap in taps]
             yield f"its taps one layer {words} (the outputs of layers {layers})", replace(config, taps=taps)
     if config.kind == "eagle3":
         other = not config.normed_residual
         yield f"norm_before_residual {str(other).lower()}", replace(config, normed_residual=other)
+    if config.kind == "mtp":
+        yield "its two inputs in the other order", replace(config, hidden_first=not config.hidden_first)
+        first = "read" if config.masks_first else "left out"
+        yield f"the first row's token {first}", replace(config, masks_first=not config.masks_first)
     rope = config.rope["rope_parameters"]
-    for theta in sorted({10000.0, _theta(model, 10000.0)} - {rope["rope_theta"]}):
+    for theta in sorted({10000.0, _theta(target, 10000.0)} - {rope["rope_theta"]}):
         other_rope = {**config.rope, "rope_parameters": {**rope, "rope_theta": theta}}
         yield f"rope_theta {theta:g}", replace(config, rope=other_rope)
 
 
-def _theta(model: Any, default: float) -> float:
+def _of_layout(config: HeadConfig, other: HeadConfig) -> bool:
+    """Whether two readings differ in what the layout decides, and no config says."""
+    return (config.hidden_first, config.masks_first) != (other.hidden_first, other.masks_first)
+
+
+def _theta(target: Any, default: float) -> float:
     """The base of the target's rotation; the default if it has more than one."""
-    theta = (getattr(model.config, "rope_parameters", None) or {}).get("rope_theta")
+    theta = (getattr(target, "rope_parameters", None) or {}).get("rope_theta")
     return float(theta) if isinstance(theta, int | float) else default

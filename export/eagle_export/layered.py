@@ -9,13 +9,17 @@ Shapes: T tokens of a text, H hidden, R rows of logits, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from eagle_calib.errors import CalibrationError
 from eagle_export.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
+from eagle_export.errors import ExportError
 from eagle_export.families.config import read_config
 from eagle_export.families.fused_experts import fused_experts, read_fused
 from eagle_export.families.registry import family_of
@@ -24,6 +28,24 @@ from eagle_export.graphs import rotary_modules
 from eagle_export.trace import quiet, real_scales
 
 ROWS = 1 << 13  # of the LM head that are read at a time
+
+
+@contextmanager
+def run_errors(checkpoint: Checkpoint) -> Iterator[None]:
+    """Raises ExportError for what transformers raises while it runs a checkpoint."""
+    try:
+        yield
+    except (ExportError, CalibrationError, OSError):
+        raise
+    except Exception as error:  # transformers raises many kinds
+        lines = str(error).strip().splitlines() or ["no message"]
+        reason = f"{type(error).__name__}: {lines[0][:200]}"
+        raise ExportError(f"transformers does not run {checkpoint.folder} layer by layer ({reason})") from None
+
+
+def layer_numbers(checkpoint: Checkpoint) -> int:
+    """Numbers in the weights of one decoder layer, the first."""
+    return sum(math.prod(each.shape) for name, each in checkpoint.tensors.items() if ".layers.0." in name)
 
 
 class LayeredModel:

@@ -21,14 +21,11 @@ import torch
 from torch import Tensor
 
 from eagle_calib.calibration import Observed
-from eagle_calib.errors import CalibrationError
 from eagle_calib.texts import read_windows
 from eagle_export.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
-from eagle_export.errors import ExportError
-from eagle_export.graphs import build_head
-from eagle_export.heads.eager import eager_head
+from eagle_export.heads.eager import eager_head, weights_for_tokens
 from eagle_export.heads.eagle1 import Eagle1Head
-from eagle_export.layered import LayeredModel
+from eagle_export.layered import LayeredModel, run_errors
 from eagle_export.pair import HeadPart
 from eagle_export.self_calibration import (
     LENGTH,
@@ -45,7 +42,6 @@ from eagle_export.self_calibration import (
 from eagle_export.source_text import text_starts
 from eagle_runtime.text.tokenizer import Text
 
-TABLE = "embed_tokens.weight"  # of a head
 STATE, HIDDEN = "state.json", "hidden.npz"
 
 
@@ -99,13 +95,15 @@ def observe_layers(
     head, report: as for observe_source. Raises ExportError if transformers cannot run the checkpoint."""
     folder.mkdir(exist_ok=True)
     taps = () if head is None else head.config.taps
-    try:
+    with run_errors(checkpoint):
         model = LayeredModel(checkpoint, windows)
         spilled, tapped = _resume(folder, model)
+        if model.next == 0 and 0 in taps:
+            _keep_tap(folder, model, tapped)
         while model.next < len(model.layers):
             _record_layer(model, spilled, report)
             if model.next in taps:
-                tapped[model.next] = list(model.hidden)
+                _keep_tap(folder, model, tapped)
             _save(folder, model, spilled, tapped)
         inputs = LayerInputs(())
         ends = [model.last_hidden(text) for text in range(len(windows))]
@@ -119,12 +117,6 @@ def observe_layers(
             spilled.add(_head_inputs(checkpoint, head, windows, tapped, ends))
         probes = tuple(_probe(model, list(windows[text]), ends[text]) for text in range(min(PROBES, len(windows))))
         return Recorded(spilled, probes)
-    except (ExportError, CalibrationError, OSError):
-        raise
-    except Exception as error:  # transformers raises many kinds
-        lines = str(error).strip().splitlines() or ["no message"]
-        reason = f"{type(error).__name__}: {lines[0][:200]}"
-        raise ExportError(f"transformers does not run {checkpoint.folder} layer by layer ({reason})") from None
 
 
 def _record_layer(model: LayeredModel, spilled: Spilled, report: Callable[[str], None]) -> None:
@@ -143,27 +135,16 @@ def _head_inputs(
     tapped: Mapping[int, list[Tensor]],
     ends: Sequence[Tensor],
 ) -> dict[str, Observed]:
-    """What a head's layers read. Its embedding has rows for the texts' tokens alone, and an LM head that it borrows,
-    whose output is of no use, one row."""
-    stored = part.checkpoint.tensors
-    with torch.device("meta"):
-        names = [name for name in build_head(part.config).state_dict() if name in stored and name != TABLE]
-    weights = {name: stored[name].read().float() for name in names}
-    ids = sorted({token for window in windows for token in window})
-    place = {token: number for number, token in enumerate(ids)}
-    table = stored[TABLE] if part.own_embedding else checkpoint.tensors[EMBEDDING]
-    rows = table.read()[ids].float()
-    weights[TABLE] = rows[:1].expand(table.shape)  # takes no memory, and is replaced
-    if part.config.kind == "eagle1":
-        weights[LM_HEAD] = weights[TABLE]
-    head = eager_head(part.config, weights)
-    head.embed_tokens.weight = torch.nn.Parameter(rows, requires_grad=False)
+    """What a head's layers read. An LM head that it borrows, whose output is of no use, has one row."""
+    tokens = [token for window in windows for token in window]
+    weights, embedding = weights_for_tokens(part, checkpoint, tokens, lm_head=False)
+    head = eager_head(part.config, weights, embedding)
     if isinstance(head, Eagle1Head):
-        head.lm_head.weight = torch.nn.Parameter(rows[:1], requires_grad=False)
+        head.lm_head.weight = torch.nn.Parameter(embedding.rows[:1], requires_grad=False)
     inputs = HeadInputs(part, head)
     for text, window in enumerate(windows):
         hidden = {tap: kept[text] for tap, kept in tapped.items()} | {-1: ends[text]}
-        inputs.read(torch.tensor([place[token] for token in window]), hidden)
+        inputs.read(torch.tensor(window), hidden)
     return inputs.observed()
 
 
@@ -172,13 +153,15 @@ def _probe(model: LayeredModel, tokens: list[int], end: Tensor) -> Probe:
     return Probe(tokens, model.logits(end[0, -rows:]).float().numpy())
 
 
+def _keep_tap(folder: Path, model: LayeredModel, tapped: dict[int, list[Tensor]]) -> None:
+    tapped[model.next] = list(model.hidden)
+    _write(folder / f"tap{model.next}.npz", _numbered(model.hidden))
+
+
 def _save(folder: Path, model: LayeredModel, spilled: Spilled, tapped: Mapping[int, list[Tensor]]) -> None:
     """Notes how far the recording is: first what the next layer reads, then its number."""
-    arrays = {f"{text}": hidden.numpy() for text, hidden in enumerate(model.hidden)}
-    if model.next in tapped:
-        _write(folder / f"tap{model.next}.npz", arrays)
     hidden = f"{model.next % 2}-{HIDDEN}"  # not over the one that the state in place names
-    _write(folder / hidden, arrays)
+    _write(folder / hidden, _numbered(model.hidden))
     state = {"next": model.next, "hidden": hidden, "files": spilled.files, "taps": sorted(tapped)}
     new = folder / f"{STATE}.new"
     new.write_text(json.dumps(state), encoding="utf-8")
@@ -198,6 +181,10 @@ def _resume(folder: Path, model: LayeredModel) -> tuple[Spilled, dict[int, list[
         return Spilled(folder, dict(state["files"])), tapped
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         return Spilled(folder), {}
+
+
+def _numbered(hidden: Sequence[Tensor]) -> dict[str, Any]:
+    return {str(text): each.numpy() for text, each in enumerate(hidden)}
 
 
 def _tensors(path: Path, count: int) -> list[Tensor]:

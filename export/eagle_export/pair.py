@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -22,13 +21,7 @@ from eagle_export.checkpoint import (
     same_values,
 )
 from eagle_export.errors import ExportError
-from eagle_export.families.config import (
-    PREDICTION_LAYER,
-    accepted_by_transformers,
-    no_prediction_layers,
-    read_config,
-    windows_of,
-)
+from eagle_export.families.config import accepted_by_transformers, read_config, windows_of
 from eagle_export.families.family import Config, Family, Windows
 from eagle_export.families.registry import family_of
 from eagle_export.gguf.checkpoint import open_target
@@ -36,6 +29,7 @@ from eagle_export.graphs import DraftGraph, TargetGraph, build_head
 from eagle_export.heads.config import HeadConfig, read_head_config, stored_map
 from eagle_export.heads.eagle3 import TapReader
 from eagle_export.heads.layouts import HeadLayout, official
+from eagle_export.heads.prediction import prediction_layers, without_prediction_layers
 from eagle_export.recipes.graph import WINDOW
 from eagle_export.recipes.routed_experts import RoutedExperts
 from eagle_export.trace import Expected, Layout, build_fake, trace_draft, trace_target
@@ -60,13 +54,15 @@ class HeadPart:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target's checkpoint and what was derived from it. head: None for a target alone. eos: ids that end a text."""
+    """A target's checkpoint and what was derived from it. head: None for a target alone. eos: ids that end a text.
+    left_out: multi-token-prediction layers of the target's folder that neither graph has."""
 
     target: Checkpoint
     family: Family
     config: Config
     eos: tuple[int, ...]
     head: HeadPart | None
+    left_out: int = 0
 
     @property
     def tied(self) -> bool:
@@ -100,15 +96,34 @@ class Pair:
         return getattr(self.config, "attn_logit_softcapping", None) is not None
 
 
+def left_out_note(pair: Pair) -> str | None:
+    """Returns which multi-token-prediction layers of the target a bundle does not have; None if there are none."""
+    folder = pair.target.folder
+    if not pair.left_out:
+        return None
+    if pair.head is not None and pair.head.config.kind == "mtp":
+        return (
+            f"of the multi-token-prediction layers of {folder} the first drafts, fed with its own output; the others "
+            "are left out"
+        )
+    return (
+        f"{folder} has a multi-token-prediction layer, which the bundle leaves out; eagle-export {folder} {folder} "
+        "drafts with it"
+    )
+
+
 def open_pair(target_folder: Path, head_folder: Path | None) -> Pair:
     """Opens the target, a folder or a GGUF file, and the head's folder, if there is one, and checks that they fit.
     Raises ExportError."""
-    target = open_target(target_folder)
+    whole = open_target(target_folder)
+    target, layers = without_prediction_layers(whole), len(set(prediction_layers(whole).values()))
     head = None if head_folder is None else open_checkpoint(head_folder, pickled=True)
     family = family_of(target)
     config = read_config(family, target)
     _check_ends(target, config)
-    return Pair(target, family, config, _eos_ids(target), None if head is None else _head_part(target, config, head))
+    part = None if head is None else _head_part(target, config, head)
+    drafting = part is not None and part.config.kind == "mtp" and target_folder.samefile(part.checkpoint.folder)
+    return Pair(target, family, config, _eos_ids(target), part, layers - drafting)
 
 
 def build_graphs(pair: Pair, precision: str, top_k: int, routed: bool = True) -> dict[str, ir.Model]:
@@ -180,7 +195,7 @@ def weight_sources(pair: Pair) -> dict[str, dict[str, Weight]]:
     }
     if not head.own_embedding:
         draft["head.embed_tokens.weight"] = target[EMBEDDING]
-    if head.config.kind == "eagle1":
+    if head.config.borrows:
         draft["head.lm_head.weight"] = target[LM_HEAD]
     else:  # its reader reads taps, so it is part of the target's graph
         for name in [name for name in draft if name.startswith(READER)]:
@@ -204,7 +219,7 @@ def _head_part(target: Checkpoint, config: Config, head: Checkpoint) -> HeadPart
     sizes = int(config.hidden_size), int(config.num_hidden_layers), int(config.vocab_size)
     layout, head = official(head)
     head_config = read_head_config(head, layout, *sizes)
-    if head_config.kind == "eagle1":
+    if head_config.borrows:
         _check_borrowed(target, head)
     d2t = _vocabulary_map(head, head_config)
     return HeadPart(head, layout, head_config, d2t, _own_embedding(target, head, head_config))
@@ -219,20 +234,21 @@ def _tap_norms(head: HeadPart | None) -> int:
 def _draft_norms(config: HeadConfig) -> int:
     """Norms in the draft graph."""
     per_head = 2 * config.num_layers if config.qk_norm else 0
-    if config.kind == "eagle1":
-        return 2 * config.num_layers - 1 + per_head
+    if config.borrows:
+        return per_head + 2 * config.num_layers + (3 if config.kind == "mtp" else -1)
     return per_head + (3 if config.output_norm == "none" else 4)
 
 
 def _check_borrowed(target: Checkpoint, head: Checkpoint) -> None:
-    """Raises ExportError if an EAGLE-1 head holds another LM head than the target's. Files for vLLM hold a copy."""
+    """Raises ExportError if a head holds another LM head than the target's, which it borrows. Files for vLLM hold a
+    copy."""
     if LM_HEAD not in head.tensors:
         return
     theirs = target.tensors.get(LM_HEAD, target.tensors[EMBEDDING])
     own = head.require(LM_HEAD, theirs.shape)
     if not {own.dtype, theirs.dtype} <= set(STORED) or not same_values(own, theirs):
         raise ExportError(
-            f"{own.file}: tensor {own.name!r} is not the target's, which an EAGLE-1 head borrows; the checkpoint is of "
+            f"{own.file}: tensor {own.name!r} is not the target's, which such a head borrows; the checkpoint is of "
             "a variant that is not supported, or of another target"
         )
 
@@ -241,7 +257,7 @@ def _target_module(pair: Pair, dtype: torch.dtype) -> torch.nn.Module:
     head = None if pair.head is None else pair.head.config
 
     def build() -> TargetGraph:
-        if head is None or head.kind == "eagle1":
+        if head is None or head.borrows:
             return TargetGraph(pair.family, pair.config, pair.windows, (), None)
         return TargetGraph(pair.family, pair.config, pair.windows, head.taps, TapReader(head))
 
@@ -250,14 +266,12 @@ def _target_module(pair: Pair, dtype: torch.dtype) -> torch.nn.Module:
 
 
 def _draft_module(pair: Pair, head: HeadPart, dtype: torch.dtype, top_k: int) -> torch.nn.Module:
-    borrows = head.config.kind == "eagle1"  # the target's LM head
-
     def build() -> DraftGraph:
         module = build_head(head.config)
         if head.config.kind == "eagle3":
             for name in ("fc", "fc_norm", "input_norm"):
                 module._modules.pop(name, None)
-        return DraftGraph(module, top_k, partial(pair.family.logits, pair.config) if borrows else None)
+        return DraftGraph(module, top_k, partial(pair.family.logits, pair.config) if head.config.borrows else None)
 
     with accepted_by_transformers(head.checkpoint):
         module = build_fake(build, dtype)
@@ -280,8 +294,6 @@ def _check_all_used(checkpoint: Checkpoint, module: torch.nn.Module, weights: Ma
     parameters = dict(module.named_parameters(remove_duplicate=False))
     if unused := sorted(set(weights) - set(parameters)):
         first = weights[unused[0]].source
-        if re.search(PREDICTION_LAYER, first.name):
-            raise ExportError(no_prediction_layers(first))
         raise ExportError(
             f"{first.file}: tensor {first.name!r} is not used by this kind of model; the checkpoint is of a variant "
             "that is not supported"

@@ -20,6 +20,7 @@ from eagle_export.destination import check_space, folder_bytes, free_space
 from eagle_export.errors import ExportError
 from eagle_export.inspection.graph_shapes import draft_shapes, target_shapes
 from eagle_export.inspection.sizes import GraphShapes, graph_bytes
+from eagle_export.layered import layer_numbers
 from eagle_export.pair import Pair
 from eagle_export.parted import PART
 from eagle_export.recipes.plan import AUTO, RECIPES
@@ -96,8 +97,7 @@ def requirement_of(
     if way == "whole":
         working = max(working, int(MEMORY_MARGIN * 4 * numbers))
     if way == "layers":
-        layer = sum(math.prod(each.shape) for name, each in pair.target.tensors.items() if ".layers.0." in name)
-        working = max(working, 4 * layer + 16 * ROWS * int(pair.config.hidden_size))
+        working = max(working, 4 * layer_numbers(pair.target) + 16 * ROWS * int(pair.config.hidden_size))
         stored += _spilled(pair)
     return Requirement(stored, PROGRAM + working, seconds)
 

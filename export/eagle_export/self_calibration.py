@@ -178,7 +178,7 @@ class HeadInputs(LayerInputs):
     def __init__(self, part: HeadPart, head: Eagle1Head | Eagle3Head) -> None:
         """head: as eager_head returns it."""
         self._config, self._head = part.config, head
-        borrowed = LM_HEAD if part.config.kind == "eagle1" else None  # has the target's name, and its inputs there
+        borrowed = LM_HEAD if part.config.borrows else None  # has the target's name, and its inputs there
         super().__init__((f"head.{name}", layer) for name, layer in linears(self._head) if name != borrowed)
 
     def read(self, tokens: Tensor, hidden: Any) -> None:

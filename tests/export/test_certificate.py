@@ -18,9 +18,10 @@ from conftest import GOLDEN, HEADS, load_trace
 from eagle_calib.replay import GOLDEN_TEXTS, GOLDEN_TOKENS, compare, golden_prompts
 from eagle_export import certificate as module
 from eagle_export.bundle import export
-from eagle_export.certificate import continuations, make_certificate
+from eagle_export.certificate import make_certificate
 from eagle_export.checkpoint import open_checkpoint
 from eagle_export.cli import main
+from eagle_export.continuations import continuations
 from eagle_export.errors import ExportError
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.listed_files import verify_hashes

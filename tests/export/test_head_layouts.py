@@ -7,7 +7,6 @@ Whatever is left over, missing or contradictory is an error.
 from __future__ import annotations
 
 import pickle
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import mtp_writers
 from conftest import GOLDEN
 from eagle_export.errors import ExportError
 from eagle_export.families.source import load_source
@@ -81,7 +80,7 @@ def test_a_head_of_each_producer_is_the_official_head(producer: str, tmp_path: P
 
 
 def test_every_row_of_the_table_has_a_writer() -> None:
-    assert {layout.producer for layout in LAYOUTS} == {*WRITERS, "DeepSpec"}
+    assert {layout.producer for layout in LAYOUTS} == {*WRITERS, *mtp_writers.WRITERS, "DeepSpec"}
 
 
 @pytest.mark.slow
@@ -399,17 +398,6 @@ def test_what_does_not_fit_is_refused_by_name(case: str, tmp_path: Path) -> None
     damage(head)
     with pytest.raises(ExportError, match=message):
         open_pair(TARGET, head.write(tmp_path / "head"))
-
-
-def test_prediction_layers_of_a_target_are_refused_by_name(tmp_path: Path) -> None:
-    """DeepSeek's names (config key num_nextn_predict_layers), in a target of a family that is known."""
-    tensors = load_file(TARGET / "model.safetensors") | {"model.layers.8.eh_proj.weight": torch.ones(2, 2)}
-    shutil.copytree(TARGET, tmp_path / "target", ignore=shutil.ignore_patterns("*.safetensors", "*.index.json"))
-    save_file(tensors, tmp_path / "target" / "model.safetensors")
-    with pytest.raises(ExportError, match=r"'model\.layers\.8\.eh_proj\.weight' is of a layer that predicts several"):
-        build_graphs(open_pair(tmp_path / "target", None), "fp32", 8)
-    with pytest.raises(ExportError, match="multi-token-prediction layer, not an EAGLE head"):
-        open_pair(TARGET, tmp_path / "target")
 
 
 def test_what_is_left_over_is_refused_by_name(tmp_path: Path) -> None:

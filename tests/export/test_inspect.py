@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from conftest import GOLDEN, HEADS
 from eagle_export import cli
@@ -231,11 +231,3 @@ def test_any_value_in_a_config_gives_a_report_or_an_error_of_one_sentence(tmp_pa
             except ExportError as error:
                 said.append(str(error))
     assert len(said) > 40 and all("\n" not in each and len(each) > 20 for each in said)
-
-
-def test_layers_that_predict_several_tokens_are_named(tmp_path: Path) -> None:
-    folder = changed(TARGET, tmp_path / "target")
-    tensors = load_file(folder / "model.safetensors")
-    save_file({**tensors, "mtp.fc.weight": torch.zeros(64, 128)}, folder / "model.safetensors")
-    (problem,) = inspect(str(folder), None).target.problems
-    assert "'mtp.fc.weight' is of a layer that predicts several tokens" in problem

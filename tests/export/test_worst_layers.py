@@ -12,7 +12,7 @@ from torch import Tensor
 from eagle_calib.calibration import read_calibration
 from eagle_calib.cli import main as calib_main
 from eagle_export.bundle import export
-from eagle_export.certificate import continuations
+from eagle_export.continuations import continuations
 from eagle_export.pair import build_graphs, open_pair
 from eagle_export.recipes.graph import linears
 from eagle_export.recipes.smooth import Smooth, factors_of

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from eagle_export.checkpoint import Checkpoint, StoredTensor
+from eagle_export.checkpoint import Checkpoint
 from eagle_export.errors import ExportError
 from eagle_export.families.family import Config, Family, Windows
-
-PREDICTION_LAYER = r"(^|\.)(mtp|mtp_layers)\.|\.(eh_proj|enorm|hnorm|shared_head)\."  # DeepSeek, Qwen3-Next, MiMo
 
 
 def read_config(family: Family, target: Checkpoint) -> Config:
@@ -35,14 +33,6 @@ def check_config(family: Family, target: Checkpoint) -> None:
     if heads % kv_heads:
         raise ExportError(f"{where}: {heads} heads cannot share {kv_heads} key/value heads; download the config again")
     family.refuse(target)
-
-
-def no_prediction_layers(tensor: StoredTensor) -> str:
-    """Returns why a target with such a tensor, of a name like PREDICTION_LAYER, is not exported."""
-    return (
-        f"{tensor.file}: tensor {tensor.name!r} is of a layer that predicts several tokens; such layers are not "
-        "exported, so save the target without them, and give an EAGLE head"
-    )
 
 
 def windows_of(family: Family, config: Config) -> Windows:

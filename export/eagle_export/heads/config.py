@@ -28,7 +28,9 @@ class HeadConfig:
     (rope_theta, rope_scaling). draft_vocab_size: width of its logits. qk_norm: whether queries and keys are normalised
     per head. For EAGLE-3: normed_residual: whether the residual is the normalised feature; tap_norm: what is normalised
     before fc (nothing, each tap, or all taps as one); output_norm: where the last norm stands (before the LM head
-    alone, also before the head's own next step, or nowhere)."""
+    alone, also before the head's own next step, or nowhere). For multi-token prediction (mtp): hidden_first: whether
+    the feature comes before the embedding in what fc reads; masks_first: whether the embedding in the row of position 0
+    is zero."""
 
     kind: HeadKind
     hidden_size: int
@@ -50,6 +52,13 @@ class HeadConfig:
     normed_residual: bool = False
     tap_norm: TapNorm = "none"
     output_norm: OutputNorm = "logits"
+    hidden_first: bool = False
+    masks_first: bool = False
+
+    @property
+    def borrows(self) -> bool:
+        """Whether the head has the target's LM head, and reads the target's last hidden state."""
+        return self.kind != "eagle3"
 
     def llama(self) -> LlamaConfig:
         """The config with which transformers builds this head's norm, MLP and rotary tables."""
@@ -116,6 +125,8 @@ def read_head_config(
         normed_residual=bool(_setting(head, "norm_before_residual") or layout.normed_residual),
         tap_norm=_tap_norm(head),
         output_norm=_output_norm(head, layout),
+        hidden_first=layout.hidden_first,
+        masks_first=layout.masks_first,
     )
 
 
@@ -280,10 +291,10 @@ def _check_stated(head: Checkpoint, sizes: Mapping[str, int | None]) -> None:
 def _num_layers(head: Checkpoint, kind: HeadKind) -> int:
     """Layers of the head, as numbered in its tensors and stated in its config."""
     numbered = {int(m[1]) for name in head.tensors if (m := re.match(r"layers\.(\d+)\.", name))}
-    count = len(numbered) if kind == "eagle1" else 1 + len(numbered)
+    count = len(numbered) if kind != "eagle3" else 1 + len(numbered)
     if kind == "eagle3" and count > 1:
         raise ExportError(f"{head.folder}: an EAGLE-3 head of {count} layers is not supported, only of one")
-    if head.integer("num_hidden_layers", count) != count:
+    if kind != "mtp" and head.integer("num_hidden_layers", count) != count:  # an MTP layer's config is the target's
         raise ExportError(
             f"{head.folder / 'config.json'}: num_hidden_layers is {head.config['num_hidden_layers']}, but the tensors "
             f"are of {count}; the checkpoint is incomplete"
@@ -335,6 +346,8 @@ def _tap_norm(head: Checkpoint) -> TapNorm:
 
 
 def _output_norm(head: Checkpoint, layout: HeadLayout) -> OutputNorm:
+    if layout.kind == "mtp":
+        return "recurrent"
     stated = _setting(head, "norm_output")
     if layout.norm_output is None or stated is None:
         return "logits"

@@ -5,12 +5,13 @@ Shapes: T tokens of a text, H/Hd width of target/head.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from eagle_export.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
 from eagle_export.graphs import build_head
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
@@ -18,12 +19,33 @@ from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_export.heads.layers import rotary
 from eagle_export.pair import HeadPart
 
+TABLE = "embed_tokens.weight"  # of a head
+Hidden = Sequence[Tensor] | Mapping[int, Tensor]  # the target's hidden states by tap; -1: the last
 
-def eager_head(config: HeadConfig, weights: dict[str, Tensor]) -> Eagle1Head | Eagle3Head:
-    """Returns a head with the weights of `eager_weights`, which may be read as another config says."""
+
+class TokenRows(torch.nn.Module):
+    """The rows of an embedding for a few tokens. ids [n]: in rising order; rows [n, H]."""
+
+    def __init__(self, ids: Tensor, rows: Tensor) -> None:
+        super().__init__()
+        self.ids, self.rows = ids, rows
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens [...], all among the ids. Returns [..., H]."""
+        return self.rows[torch.searchsorted(self.ids, tokens)]
+
+
+def eager_head(
+    config: HeadConfig, weights: Mapping[str, Tensor], embedding: TokenRows | None = None
+) -> Eagle1Head | Eagle3Head:
+    """Returns a head with the weights of `eager_weights`, which may be read as another config says. embedding: in place
+    of the one among the weights."""
     with torch.device("meta"):
         head = build_head(config)
-    head.load_state_dict(weights, assign=True)
+    if embedding is not None:
+        head.set_submodule("embed_tokens", embedding)
+        weights = {name: weight for name, weight in weights.items() if name != TABLE}
+    head.load_state_dict(weights, assign=True, strict=embedding is None)
     head.rotary_emb = rotary(config)  # its tables are in no file
     return head.eval()
 
@@ -36,13 +58,31 @@ def eager_weights(part: HeadPart, model: Any) -> dict[str, Tensor]:
     stored = part.checkpoint.tensors
     weights = {name: stored[name].read().float() for name in names if name in stored}
     if not part.own_embedding:
-        weights["embed_tokens.weight"] = model.get_input_embeddings().weight
-    if part.config.kind == "eagle1":
-        weights["lm_head.weight"] = model.get_output_embeddings().weight
+        weights[TABLE] = model.get_input_embeddings().weight
+    if part.config.borrows:
+        weights[LM_HEAD] = model.get_output_embeddings().weight
     return weights
 
 
-def features_of(head: Eagle1Head | Eagle3Head, taps: Sequence[int], hidden: Sequence[Tensor]) -> Tensor:
+def weights_for_tokens(
+    part: HeadPart, target: Checkpoint, tokens: Sequence[int], *, lm_head: bool
+) -> tuple[dict[str, Tensor], TokenRows]:
+    """As eager_weights, read from the target's checkpoint, with an embedding for these tokens alone. lm_head: whether
+    an LM head that the head borrows is read; else it gets rows of the embedding, whose outputs mean nothing."""
+    with torch.device("meta"):
+        names = list(build_head(part.config).state_dict())
+    stored = part.checkpoint.tensors
+    weights = {name: stored[name].read().float() for name in names if name in stored and name != TABLE}
+    ids = sorted(set(tokens))
+    table = stored[TABLE] if part.own_embedding else target.tensors[EMBEDDING]
+    rows = table.read()[ids].float()
+    if part.config.borrows:
+        borrowed = target.tensors.get(LM_HEAD, target.tensors[EMBEDDING])
+        weights[LM_HEAD] = borrowed.read().float() if lm_head else rows[:1].expand(borrowed.shape)
+    return weights, TokenRows(torch.tensor(ids), rows)
+
+
+def features_of(head: Eagle1Head | Eagle3Head, taps: Sequence[int], hidden: Hidden) -> Tensor:
     """Returns features [1, T, Hd] for the head. hidden: the target's hidden states [1, T, H], the embedding first and
     the last one after the last norm."""
     return head.features([hidden[tap] for tap in taps]) if isinstance(head, Eagle3Head) else hidden[-1]

@@ -18,21 +18,21 @@ from eagle_export.heads.layers import Attention, Rows, mlp, rms_norm, rotary, wa
 
 
 class Eagle1Layer(nn.Module):
-    """A Llama decoder layer. The first layer of a head has no norm before its attention."""
+    """A Llama decoder layer. normed: whether there is a norm before its attention."""
 
-    def __init__(self, config: HeadConfig, index: int) -> None:
+    def __init__(self, config: HeadConfig, normed: bool) -> None:
         super().__init__()
         self.self_attn = Attention(config, config.hidden_size)
         self.mlp = mlp(config)
-        if index > 0:
+        if normed:
             self.input_layernorm = rms_norm(config)
         self.post_attention_layernorm = rms_norm(config)
-        self.index = index
+        self.normed = normed
 
     def forward(
         self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor, past: Rows, rows: Tensor | None
     ) -> tuple[Tensor, Rows]:
-        normed = self.input_layernorm(x) if self.index > 0 else x
+        normed = self.input_layernorm(x) if self.normed else x
         attended, new = self.self_attn(normed, rope, mask, past, rows)
         x = wanted(x, rows) + attended
         return x + self.mlp(self.post_attention_layernorm(x)), new
@@ -41,11 +41,14 @@ class Eagle1Layer(nn.Module):
 class Eagle1Head(nn.Module):
     """The head; embed_tokens and lm_head hold the target's weights."""
 
+    normed_input = False  # whether the first layer has a norm before its attention
+
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=config.fc_bias)
-        self.layers = nn.ModuleList(Eagle1Layer(config, index) for index in range(config.num_layers))
+        normed = [self.normed_input] + [True] * (config.num_layers - 1)
+        self.layers = nn.ModuleList(Eagle1Layer(config, each) for each in normed)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.rotary_emb = rotary(config)
 
@@ -60,13 +63,21 @@ class Eagle1Head(nn.Module):
     ) -> tuple[Tensor, list[Rows]]:
         """input_ids [1,T], features [1,T,H], mask [1,1,T,P+T]. Returns hidden [1,R,H] of the wanted rows (None: all),
         and each layer's new rows."""
-        x = self.fc(torch.cat([self.embed_tokens(input_ids), features], -1))
+        x = self.fc(self.joined(input_ids, features, position_ids))
         rope = self.rotary_emb(x, position_ids)
         new = []
         for number, (layer, rows) in enumerate(zip(self.layers, past, strict=True), 1):
             x, added = layer(x, rope, mask, rows, wanted_rows if number == len(past) else None)
             new.append(added)
-        return x, new
+        return self.finished(x), new
+
+    def joined(self, input_ids: Tensor, features: Tensor, position_ids: Tensor) -> Tensor:
+        """Returns what fc reads [1,T,2H]."""
+        return torch.cat([self.embed_tokens(input_ids), features], -1)
+
+    def finished(self, x: Tensor) -> Tensor:
+        """x: the last layer's output [1,R,H]. Returns the hidden state."""
+        return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns logits [..., V] of hidden [..., H]."""

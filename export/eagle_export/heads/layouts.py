@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from eagle_export.checkpoint import Checkpoint, StoredTensor
 from eagle_export.errors import ExportError
+from eagle_export.heads.prediction import DEEPSEEK, MIMO, QWEN, SPECULATORS, LayerNames
 from eagle_runtime.bundle.manifest import HeadKind
 
 Ids = Literal["output", "input", "first"]
@@ -33,7 +34,8 @@ class HeadLayout:
     layer i (tap i + 1), its input (tap i), or outputs unless the first id is 2. norm_output: what that key means where
     it is true and where it is false; None if this producer does not write it. normed_residual: what a config without
     norm_before_residual means; None if two programs read it differently. default_fc_bias: whether a config without
-    `bias` stands for a head with one."""
+    `bias` stands for a head with one. names: of the tensors of a multi-token-prediction layer; for its hidden_first and
+    masks_first see HeadConfig."""
 
     producer: str
     kind: HeadKind
@@ -49,6 +51,9 @@ class HeadLayout:
     norm_output: tuple[OutputNorm, OutputNorm] | None = None
     normed_residual: bool | None = False
     default_fc_bias: bool = False
+    names: LayerNames | None = None
+    hidden_first: bool = False
+    masks_first: bool = False
 
     def fits(self, head: Checkpoint) -> bool:
         """Whether a folder has this layout."""
@@ -58,14 +63,50 @@ class HeadLayout:
             (not self.architectures or bool(names & set(self.architectures)))
             and all(key in head.config for key in self.keys)
             and all(any(name.startswith(start) for name in head.tensors) for start in self.tensors)
+            and (self.names is None or self.names.held_by(head))
         )
 
 
 # Sizes that transformers' Llama and Qwen3 configs share as defaults, which a config written as a difference leaves out.
 TRANSFORMERS_DEFAULTS = (("num_attention_heads", 32), ("rms_norm_eps", 1e-6))
+PLAIN = ("llama", "qwen2", "qwen3", "mimo")  # models with Llama's decoder layer, with or without biases and q/k norms
 PAIRED = "layers.0.hidden_norm.weight"  # the norm of the features: EAGLE-3's first layer has it, no other layer does
 
 LAYOUTS = (
+    # In all four the feature is the target's hidden state after its last norm, and what is fed back is the layer's
+    # output after its own norm. (vLLM's deepseek_mtp.py feeds back what is before it, transformers' MtpLayer does not.)
+    HeadLayout(
+        "MiMo MTP",
+        "mtp",
+        source="XiaomiMiMo/MiMo-7B: modeling_mimo.py; vllm-project/vllm: vllm/model_executor/models/mimo_mtp.py",
+        names=MIMO,
+        hidden_first=True,
+        masks_first=True,
+    ),
+    HeadLayout(
+        "speculators MTP",
+        "mtp",
+        source="vllm-project/speculators: src/speculators/models/mtp/{config,core,model_definitions}.py",
+        keys=("speculators_model_type",),
+        nested="transformer_layer_config",
+        defaults=TRANSFORMERS_DEFAULTS,
+        names=SPECULATORS,
+    ),
+    HeadLayout(
+        "DeepSeek MTP",
+        "mtp",
+        source="vllm-project/vllm: vllm/model_executor/models/deepseek_mtp.py",
+        tensors=("model.layers.0.",),
+        names=DEEPSEEK,
+        masks_first=True,
+    ),
+    HeadLayout(
+        "Qwen MTP",
+        "mtp",
+        source="vllm-project/vllm: vllm/model_executor/models/qwen3_next_mtp.py",
+        tensors=("mtp.layers.0.",),
+        names=QWEN,
+    ),
     HeadLayout(
         "speculators",
         "eagle3",
@@ -153,6 +194,8 @@ REFUSED_TENSORS = (
     (r"parallel_draft_heads\.", "a ModelOpt head with parallel draft heads (parallel_draft_heads)"),
     (r"medusa_|(^|\.)medusa_head", "a Medusa head"),
     (r"(^|\.)kv_a_proj_with_mqa\.", "a head with latent attention (kv_a_proj_with_mqa)"),
+    (r"\.experts\.|\.mlp\.gate\.", "a layer with a mixture of experts"),
+    (r"\.linear_attn\.", "a layer with linear attention"),
     (r"(^|\.)(mtp|mtp_layers)\.|\.eh_proj\.", "a multi-token-prediction layer, not an EAGLE head"),
     (r"(^|\.)(context_proj|markov_head|markov_w1|prefix_gru)\b", "a head that drafts blocks of tokens"),
     (
@@ -181,13 +224,18 @@ def official(head: Checkpoint) -> tuple[HeadLayout, Checkpoint]:
     """Returns a head's layout, and the head with the official names and one flat config. Raises ExportError for a head
     of another kind, by its name if it is known."""
     head = replace(head, tensors=_without_prefix(head.tensors))
-    _refuse_known(head)
     layout = next((each for each in LAYOUTS if each.fits(head)), None)
+    if layout is not None and layout.names is not None:
+        head = replace(head, tensors=layout.names.official(head))
+        _refuse_layer(head, layout)
+    else:
+        _refuse_known(head)
     if layout is None:
         some = ", ".join(sorted(head.tensors)[:3]) or "nothing"
         raise ExportError(
             f"{head.folder} is neither an EAGLE-1/2 head (fc, layers.0) nor an EAGLE-3 head (fc, midlayer or layers.0 "
-            f"with hidden_norm): it holds {some}; docs/heads.md lists the layouts"
+            "with hidden_norm), and has no multi-token-prediction layer: "
+            f"it holds {some}; docs/heads.md lists the layouts"
         )
     config = _flat_config(head, layout)
     tensors = {_official_name(name, layout): tensor for name, tensor in head.tensors.items()}
@@ -218,9 +266,9 @@ def _flat_config(head: Checkpoint, layout: HeadLayout) -> dict[str, Any]:
         inner = config.pop(layout.nested, {})
         if not isinstance(inner, Mapping):
             raise ExportError(f"{where}: {layout.nested} is {inner!r}, but must be an object")
-        if (kind := inner.get("model_type", "llama")) not in ("llama", "qwen3"):
+        if (kind := inner.get("model_type", "llama")) not in PLAIN:
             raise ExportError(
-                f"{where}: the head's layer is of type {kind!r}, but only llama and qwen3 layers are known"
+                f"{where}: the head's layer is of type {kind!r}, but only {', '.join(PLAIN)} layers are known"
             )
         config = {**dict(layout.defaults), **{key: config[key] for key in config if key not in inner}, **inner}
         if "eagle_fc_bias" in config:  # vLLM's name; the wrapped config has it as an extra key
@@ -236,16 +284,35 @@ def _refuse_known(head: Checkpoint) -> None:
         raise ExportError(f"{where}: {blocks[0]} is not an EAGLE head; docs/heads.md lists the layouts that are read")
     kind = head.config.get("speculators_model_type", "eagle3")
     if kind != "eagle3":
-        raise ExportError(f"{where}: this is a speculators head of type {kind!r}, but only 'eagle3' is read")
-    for pattern, what in REFUSED_TENSORS:
-        if names := sorted(name for name in head.tensors if re.search(pattern, name)):
-            raise ExportError(f"{head.folder} holds {names[0]!r}: it is {what}, which is not supported")
-    for key, why in REFUSED_KEYS:
-        if head.config.get(key):
-            raise ExportError(f"{where}: {key} is set: {why}")
+        raise ExportError(f"{where}: this is a speculators head of type {kind!r}, but only 'eagle3' and 'mtp' are read")
+    _refuse_contents(head)
     settings = head.config.get("eagle_config") or {}
     if not isinstance(settings, Mapping):
         raise ExportError(f"{where}: eagle_config is {settings!r}, but must be an object")
     for key, read in READ_EAGLE_KEYS:
         if settings.get(key) not in read:
             raise ExportError(f"{where}: eagle_config.{key} is {settings[key]!r}, a variant that is not supported")
+
+
+def _refuse_layer(head: Checkpoint, layout: HeadLayout) -> None:
+    """Raises ExportError for a multi-token-prediction layer that is no plain decoder layer. head: with the official
+    names."""
+    _refuse_contents(head)
+    kind = head.config.get("model_type")
+    if layout.nested is None and kind not in PLAIN:
+        raise ExportError(
+            f"{head.folder / 'config.json'}: a multi-token-prediction layer of a model of type {kind!r} is not known, "
+            f"only of {', '.join(PLAIN)}"
+        )
+
+
+def _refuse_contents(head: Checkpoint) -> None:
+    """Raises ExportError for tensors and settings of what is known and cannot be exported."""
+    for pattern, what in REFUSED_TENSORS:
+        if names := sorted(name for name in head.tensors if re.search(pattern, name)):
+            raise ExportError(
+                f"{head.folder} holds {head.tensors[names[0]].name!r}: it is {what}, which is not supported"
+            )
+    for key, why in REFUSED_KEYS:
+        if head.config.get(key):
+            raise ExportError(f"{head.folder / 'config.json'}: {key} is set: {why}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -11,11 +10,12 @@ from typing import Any
 
 from eagle_export.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
 from eagle_export.errors import ExportError
-from eagle_export.families.config import PREDICTION_LAYER, check_config, no_prediction_layers
+from eagle_export.families.config import check_config
 from eagle_export.families.family import Family
 from eagle_export.families.registry import family_of
 from eagle_export.heads.config import HeadConfig, head_problems, read_head_config
 from eagle_export.heads.layouts import HeadLayout, official
+from eagle_export.heads.prediction import prediction_layers, without_prediction_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,9 @@ class HeadFacts:
     official: Checkpoint | None = field(repr=False)
 
 
-def target_facts(target: Checkpoint) -> TargetFacts:
+def target_facts(whole: Checkpoint) -> TargetFacts:
     """Raises ExportError for a config without the sizes that every model has."""
+    target = without_prediction_layers(whole)
     problems: list[str] = []
     family: Family | None = None
     try:
@@ -104,8 +105,7 @@ def target_facts(target: Checkpoint) -> TargetFacts:
     )
     if family is not None:
         problems += _shape_problems(target, facts)
-        extra = [tensor for name, tensor in target.tensors.items() if re.search(PREDICTION_LAYER, name)]
-        problems += [no_prediction_layers(tensor) for tensor in extra[:1]]
+        facts = replace(facts, notes=(*facts.notes, *_prediction_notes(whole, facts)))
     return replace(facts, problems=tuple(problems))
 
 
@@ -122,8 +122,10 @@ def head_facts(head: Checkpoint, target: TargetFacts, checkpoint: Checkpoint) ->
     sizes = (target.hidden_size, target.num_layers, target.vocab_size)
     if layout is not None:
         problems += head_problems(read, layout, *sizes)
-        if layout.kind == "eagle1":
+        if layout.kind != "eagle3":
             problems += _borrowed_problems(read, checkpoint)
+        if layout.kind == "mtp":
+            head = replace(head, tensors=read.tensors)
         if not problems:
             config = read_head_config(read, layout, *sizes)
     fc, lm_head = read.tensors.get("fc.weight"), read.tensors.get(LM_HEAD)
@@ -182,6 +184,24 @@ def _notes(family: Family | None, config: Mapping[str, Any], experts: tuple[int,
     return notes
 
 
+def _prediction_notes(target: Checkpoint, facts: TargetFacts) -> list[str]:
+    """What can be done with multi-token-prediction layers in a target's checkpoint."""
+    count = len(set(prediction_layers(target).values()))
+    if not count:
+        return []
+    what = "a multi-token-prediction layer" if count == 1 else f"{count} multi-token-prediction layers"
+    sizes = (facts.hidden_size, facts.num_layers, facts.vocab_size)
+    try:
+        layout, read = official(target)
+        reasons = head_problems(read, layout, *sizes) + _borrowed_problems(read, without_prediction_layers(target))
+    except ExportError as error:
+        reasons = [str(error)]
+    if reasons:
+        return [f"it has {what}, which cannot draft: {reasons[0]}"]
+    which = "it" if count == 1 else "the first of them"
+    return [f"it has {what} ({layout.producer}); eagle-export {target.folder} {target.folder} drafts with {which}"]
+
+
 def _shape_problems(target: Checkpoint, facts: TargetFacts) -> list[str]:
     """Where the headers contradict the config."""
     problems: list[str] = []
@@ -209,7 +229,7 @@ def _shape_problems(target: Checkpoint, facts: TargetFacts) -> list[str]:
     if any(name.startswith(more) for name in target.tensors):
         problems.append(
             f"{target.folder}: the tensors are of more than the {facts.num_layers} layers that config.json states; "
-            "config and weights do not belong together, or it holds layers that predict several tokens"
+            "config and weights do not belong together"
         )
     return problems
 

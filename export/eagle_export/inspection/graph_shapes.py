@@ -14,6 +14,8 @@ from eagle_export.inspection.sizes import Before, GraphShapes, Layers, alike
 HEAD_EMBEDDING = "embed_tokens.weight"
 READER = ("fc.", "fc_norm.", "input_norm.")  # of an EAGLE-3 head, in the target's graph
 MAPS = ("d2t", "t2d")
+# Layers that read what was joined; the decoder layer of multi-token prediction has a norm in front of it.
+JOINED = (r"fc\.|(midlayer|layers\.0)\.self_attn\.[qkv]_proj\.", r"fc\.")
 MAP_BYTES = 8  # of a draft token's id in the graph
 
 
@@ -45,24 +47,23 @@ def target_shapes(
 def draft_shapes(target: Checkpoint, head: Checkpoint, config: HeadConfig) -> GraphShapes:
     """The head's graph, with what it borrows of the target."""
     tensors = {name: tensor for name, tensor in _used(head).items() if name not in (*MAPS, HEAD_EMBEDDING)}
-    eagle1 = config.kind == "eagle1"
     layers, numbers = [], 0
     for name, tensor in tensors.items():
-        if (name == LM_HEAD and eagle1) or (not eagle1 and name.startswith(READER)):
+        if (name == LM_HEAD and config.borrows) or (not config.borrows and name.startswith(READER)):
             continue
         if _is_layer(name, tensor):
-            joined = re.match(r"fc\.|(midlayer|layers\.0)\.self_attn\.[qkv]_proj\.", name) is not None
+            joined = re.match(JOINED[config.kind == "mtp"], name) is not None
             layers.append(_layer(f"head.{name}", tensor, "joined" if joined else _before(name)))
         else:
             numbers += prod(tensor.shape)
     borrowed = target.tensors.get(LM_HEAD)
-    if eagle1 and borrowed is not None:
+    if config.borrows and borrowed is not None:
         layers.append(_layer(LM_HEAD, borrowed, "lm_head"))
     table = head.tensors.get(HEAD_EMBEDDING, target.tensors[EMBEDDING])
-    name = EMBEDDING if table is target.tensors[EMBEDDING] or eagle1 else f"head.{HEAD_EMBEDDING}"
+    name = EMBEDDING if table is target.tensors[EMBEDDING] or config.borrows else f"head.{HEAD_EMBEDDING}"
     rest = MAP_BYTES * config.draft_vocab_size if "d2t" in head.tensors else 0
     rows, width = table.shape
-    return GraphShapes(alike(layers), (name, (rows, width)), eagle1 and borrowed is None, numbers, rest)
+    return GraphShapes(alike(layers), (name, (rows, width)), config.borrows and borrowed is None, numbers, rest)
 
 
 def _used(checkpoint: Checkpoint) -> Mapping[str, StoredTensor]:

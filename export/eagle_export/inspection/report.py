@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from eagle_export.errors import ExportError
+from eagle_export.heads.prediction import without_prediction_layers
 from eagle_export.inspection.facts import HeadFacts, TargetFacts, head_facts, target_facts
 from eagle_export.inspection.headers import Headers, open_headers
 from eagle_export.inspection.machine import CARDS, GB, Place
@@ -37,7 +38,7 @@ def inspect(target: str, draft: str | None, context: int | None = None) -> Repor
     if context is not None and context < 1:
         raise ExportError(f"the context is {context} tokens, but must be 1 or more")
     opened = open_headers(target)
-    facts = target_facts(opened.checkpoint)
+    facts, checkpoint = target_facts(opened.checkpoint), without_prediction_layers(opened.checkpoint)
     if context is not None and facts.context is not None and context > facts.context:
         raise ExportError(f"the context is {context} tokens, but {target} has {facts.context} at most")
     tokens = context or min(CONTEXT, facts.context or CONTEXT)
@@ -45,8 +46,8 @@ def inspect(target: str, draft: str | None, context: int | None = None) -> Repor
     head: HeadFacts | None = None
     if draft is not None:
         of_head = open_headers(draft, pickled=True)
-        head = head_facts(of_head.checkpoint, facts, opened.checkpoint)
-    needed = () if facts.problems else needs(facts, opened.checkpoint, head, tokens)
+        head = head_facts(of_head.checkpoint, facts, checkpoint)
+    needed = () if facts.problems else needs(facts, checkpoint, head, tokens)
     return Report(facts, opened.commit, head, None if of_head is None else of_head.commit, tokens, needed)
 
 

@@ -55,7 +55,7 @@ def _head_lines(head: HeadFacts, commit: str | None) -> list[str]:
     lines = [f"head     {head.name}{_at(commit)}"]
     what = f"{_count(head.parameters)} parameters in {head.stored}, {_size(head.bytes)}"
     if head.layout is not None:
-        kind = {"eagle1": "EAGLE-1/2", "eagle3": "EAGLE-3"}[head.layout.kind]
+        kind = {"eagle1": "EAGLE-1/2", "eagle3": "EAGLE-3", "mtp": "Multi-token prediction"}[head.layout.kind]
         lines.append(f"         {kind} in the layout of {head.layout.producer}, {what}")
     else:
         lines.append(f"         {what}")

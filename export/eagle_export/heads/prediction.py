@@ -1,0 +1,102 @@
+"""Multi-token-prediction layers (MTP): what producers call their tensors, in a target's checkpoint or in a folder of
+their own, and which tensors of a target belong to them.
+
+    model.mtp_layers.0.input_proj.weight -> fc.weight
+    model.mtp_layers.0.self_attn.q_proj.weight -> layers.0.self_attn.q_proj.weight
+
+Official names: embed_norm and hidden_norm (of the inputs), fc, layers.0.*, norm. Only the first of several layers is
+read: it is fed with its own output, as vLLM does it (vllm/model_executor/models/mimo_mtp.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from eagle_export.checkpoint import Checkpoint, StoredTensor
+from eagle_export.errors import ExportError
+
+NAMED = re.compile(r"(?:^|\.)(?:mtp_layers|mtp(?:\.layers)?)\.(\d+)?")  # MiMo, speculators; Qwen3-Next
+APPENDED = re.compile(r"model\.layers\.(\d+)\.")  # DeepSeek: layers after the target's own
+OFFICIAL = ("embed_norm.", "hidden_norm.", "fc.", "norm.")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNames:
+    """prefix: what the names of the layer's tensors begin with; {} stands for the target's number of layers. parts: the
+    official beginning of a name -> that in the file, after the prefix; the first that fits is taken. alone: whether the
+    folder holds nothing else, so that every other name is kept."""
+
+    prefix: str
+    parts: tuple[tuple[str, str], ...]
+    alone: bool = False
+
+    def held_by(self, head: Checkpoint) -> bool:
+        """Whether a folder has such a layer."""
+        marks = tuple(self._start(head) + stored for official, stored in self.parts if official in OFFICIAL)
+        return any(name.startswith(marks) for name in head.tensors)
+
+    def official(self, head: Checkpoint) -> Mapping[str, StoredTensor]:
+        """Returns the layer's tensors by their official names. Raises ExportError if a norm or fc is missing."""
+        start = self._start(head)
+        for official, stored in self.parts:
+            if official in OFFICIAL and f"{start}{stored}weight" not in head.tensors:
+                raise ExportError(
+                    f"{head.folder}: tensor {f'{start}{stored}weight'!r} is missing from its multi-token-prediction "
+                    "layer; the checkpoint is incomplete or of another kind"
+                )
+        named = {name: self._renamed(name.removeprefix(start)) for name in head.tensors if name.startswith(start)}
+        kept = {name: name for name in head.tensors if self.alone and name not in named}
+        return {new: head.tensors[name] for name, new in (named | kept).items() if new is not None}
+
+    def _start(self, head: Checkpoint) -> str:
+        return self.prefix.format(head.config.get("num_hidden_layers"))
+
+    def _renamed(self, name: str) -> str | None:
+        """None for a tensor of a further layer."""
+        for official, stored in self.parts:
+            if name.startswith(stored):
+                return official + name.removeprefix(stored)
+        return None if re.match(r"layers\.[1-9]", name) else name
+
+
+def _layer(embed: str, hidden: str, fc: str, norm: str, *more: tuple[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(zip(OFFICIAL, (embed, hidden, fc, norm), strict=True)) + more
+
+
+_BY_FUNCTION = _layer("token_layernorm.", "hidden_layernorm.", "input_proj.", "final_layernorm.", ("layers.0.", ""))
+MIMO = LayerNames("model.mtp_layers.0.", _BY_FUNCTION)
+SPECULATORS = LayerNames("mtp_layers.0.", _BY_FUNCTION, alone=True)
+DEEPSEEK = LayerNames(
+    "model.layers.{}.",
+    _layer(
+        "enorm.",
+        "hnorm.",
+        "eh_proj.",
+        "shared_head.norm.",
+        ("lm_head.", "shared_head.head."),
+        ("embed_tokens.", "embed_tokens."),
+        ("layers.0.", ""),
+    ),
+)
+QWEN = LayerNames("mtp.", _layer("pre_fc_norm_embedding.", "pre_fc_norm_hidden.", "fc.", "norm."))
+
+
+def prediction_layers(target: Checkpoint) -> Mapping[str, int]:
+    """Returns the tensors of a target that belong to such layers: name -> number of the layer, from 0."""
+    own = target.config.get("num_hidden_layers")
+    layers = {}
+    for name in target.tensors:
+        if (match := APPENDED.match(name)) and type(own) is int and int(match[1]) >= own:
+            if f"{match[0]}eh_proj.weight" in target.tensors:
+                layers[name] = int(match[1]) - own
+        elif match := NAMED.search(name):
+            layers[name] = int(match[1] or 0)
+    return layers
+
+
+def without_prediction_layers(target: Checkpoint) -> Checkpoint:
+    """Returns the target that such layers were added to."""
+    left_out = prediction_layers(target)
+    return replace(target, tensors={name: each for name, each in target.tensors.items() if name not in left_out})

@@ -1,0 +1,124 @@
+"""A source that runs layer by layer, with its bundle as drafter, gives the certificate of the whole source."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from conftest import GOLDEN, HEADS, load_trace
+from eagle_export import certificate as module
+from eagle_export.bundle import export
+from eagle_export.certificate import compare_with_source
+from eagle_export.checkpoint import open_checkpoint
+from eagle_export.continuations import continuations
+from eagle_export.errors import ExportError
+from eagle_export.families.source import load_source
+from eagle_export.head_check import Continued, check_head
+from eagle_export.layered_continuations import verified_continuations
+from eagle_export.pair import open_pair
+from eagle_runtime.bundle.manifest import read_manifest
+
+DEMO = Path(__file__).parents[2] / "tools" / "demo_pair"
+
+
+@pytest.fixture
+def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no room for the whole source."""
+
+    def refuse(*_: object) -> None:
+        raise ExportError("comparing takes 40.0 GB of memory and 3.0 GB are free")
+
+    monkeypatch.setattr(module, "check_memory", refuse)
+
+
+@pytest.mark.parametrize(("kind", "precision"), [("eagle1", "fp32"), ("eagle3", "int4")])
+def test_the_certificate_is_that_of_the_whole_source(
+    kind: str, precision: str, bundle_of: Callable[..., Path], request: pytest.FixtureRequest
+) -> None:
+    source, bundle = open_checkpoint(GOLDEN / "target"), bundle_of(kind, precision)
+    whole = compare_with_source(source, bundle, read_manifest(bundle))
+    request.getfixturevalue("small_memory")
+    steps: list[str] = []
+    layered = compare_with_source(source, bundle, read_manifest(bundle), report=steps.append)
+    one, other = whole.certificate, layered.certificate
+    assert [each.continuation for each in other.prompts] == [each.continuation for each in one.prompts]
+    assert [row.token_ids for each in other.prompts for row in each.top] == [
+        row.token_ids for each in one.prompts for row in each.top
+    ]
+    assert (other.agreement, other.tau) == (one.agreement, one.tau)
+    assert other.kl == pytest.approx(one.kl, rel=1e-2, abs=1e-9)
+    assert "comparing with the source (run 1, layer 8 of 8)" in steps
+    assert any("run 2" in step for step in steps) == (one.agreement < 1)
+
+
+def test_any_draft_gives_the_source_s_tokens(prompts: list[list[int]]) -> None:
+    """Drafts that are right, wrong from the first token on, or right for two, and texts that end at an eos."""
+    source = open_checkpoint(GOLDEN / "target")
+    recorded = [row["first_64"][:12] for row in load_trace("eagle2_tt16_d3_k4")["prompts"][:3]]
+    wanted = continuations(GOLDEN / "target", prompts[:3], (), 12)
+    asked: list[int] = []
+
+    def draft(text: list[int], most: int) -> list[int]:
+        number = next(n for n in range(3) if text[: len(prompts[n])] == list(prompts[n]))
+        done = len(text) - len(prompts[number])
+        asked.append(number)
+        right = recorded[number][done : done + most]
+        correct = (len(right), 0, 2)[number]
+        return [token if place < correct else (token + 1) % 256 for place, token in enumerate(right)]
+
+    texts = verified_continuations(source, prompts[:3], draft, (), 12, taps={0, 3})
+    assert [text.tokens for text in texts] == recorded
+    assert [asked.count(number) for number in range(3)] == [1, 12, 4], "drafts that were asked for"
+    for text, want in zip(texts, wanted, strict=True):
+        np.testing.assert_allclose(text.continuation().logits, want.logits, atol=2e-4)
+        assert {tap: state.shape[1] for tap, state in text.hidden.items()} == {
+            tap: len(text.prompt) + 11 for tap in (-1, 0, 3)
+        }
+    (cut,) = verified_continuations(source, prompts[:1], draft, {recorded[0][5]}, 12)
+    assert cut.tokens == recorded[0][: 1 + recorded[0].index(recorded[0][5])]
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.usefixtures("small_memory")
+def test_a_head_is_checked_as_on_the_whole_source(kind: str, bundle_of: Callable[..., Path]) -> None:
+    bundle, pair = bundle_of(kind, "fp32"), open_pair(GOLDEN / "target", GOLDEN / HEADS[kind])
+    assert pair.head is not None
+    comparison = compare_with_source(pair.target, bundle, read_manifest(bundle), pair.head)
+    texts = [Continued(list(g.prompt), list(g.continuation)) for g in comparison.certificate.prompts]
+    whole = check_head(pair.head, load_source(GOLDEN / "target"), [text for text in texts if len(text.tokens) > 1])
+    check = comparison.head
+    assert check is not None
+    assert (check.rows, check.share) == (whole.rows, whole.share)
+    if whole.best is None or check.best is None:
+        assert check.best == whole.best
+    else:
+        assert check.best.words == whole.best.words
+        assert check.best.gain == pytest.approx(whole.best.gain, abs=1e-4)
+
+
+@pytest.mark.usefixtures("small_memory")
+def test_an_export_without_room_for_the_source_has_a_certificate(tmp_path: Path) -> None:
+    """And a head that its config.json makes be misread is noticed."""
+    head = Path(shutil.copytree(DEMO / "eagle3", tmp_path / "head"))
+    config = json.loads((head / "config.json").read_text())
+    (head / "config.json").write_text(json.dumps({**config, "norm_before_residual": True}))
+    done = export(DEMO / "target", head, tmp_path / "bundle")
+    assert done.manifest.certificate is not None and done.manifest.certificate.agreement == 1
+    assert any("norm_before_residual false" in warning for warning in done.warnings)
+
+
+@pytest.mark.usefixtures("small_memory")
+def test_logits_that_are_not_finite(bundle_of: Callable[..., Path], tmp_path: Path) -> None:
+    target = Path(shutil.copytree(GOLDEN / "target", tmp_path / "target"))
+    tensors = load_file(target / "model.safetensors")
+    tensors["model.norm.weight"][0] = float("inf")
+    save_file(tensors, target / "model.safetensors", {"format": "pt"})
+    bundle = bundle_of("eagle1")
+    with pytest.raises(ExportError, match=r"the logits of .* are not finite"):
+        compare_with_source(open_checkpoint(target), bundle, read_manifest(bundle))

@@ -1,0 +1,345 @@
+"""Multi-token-prediction layers: drafts of bundles equal those of the producers' modules, whatever the layout, and what
+cannot be expressed is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers.models.qwen2 import modeling_qwen2 as qwen2
+
+from eagle_export import cli
+from eagle_export.bundle import export
+from eagle_export.errors import ExportError
+from eagle_export.families.source import load_source
+from eagle_export.graphs import build_head
+from eagle_export.heads.eager import eager_head, eager_weights, read_rows
+from eagle_export.inspection.report import inspect
+from eagle_export.pair import HeadPart, build_graphs, left_out_note, open_pair
+from eagle_runtime import EagleModel
+from eagle_runtime.bundle.manifest import DTYPE_BITS, read_manifest
+from eagle_runtime.drafting.head import Scratch
+from eagle_runtime.exact_rows import equal_rows
+from mtp_writers import WRITERS, Tensors, mimo, random_layer, read_folder, swapped, write_folder
+
+PROMPT = [5, 17, 3, 60, 41, 2, 33, 8, 19, 4, 55]
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-5,
+    "initializer_range": 0.15,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 640000.0},
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen2, which is what MiMo's target is."""
+    torch.manual_seed(2)
+    model = Qwen2ForCausalLM(Qwen2Config(**SIZES))
+    for name, parameter in model.named_parameters():
+        if name.endswith(("norm.weight", "bias")):
+            nn.init.normal_(parameter, parameter.mean().item(), 0.3)
+    folder = tmp_path_factory.mktemp("mtp") / "qwen2"
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def layer(target: Path) -> Tensors:
+    return random_layer(read_folder(target)[1])
+
+
+@pytest.fixture(scope="module")
+def checkpoint(target: Path, layer: Tensors) -> Path:
+    """A MiMo."""
+    return mimo(target, layer, target.with_name("mimo"))
+
+
+@pytest.fixture(scope="module")
+def bundle_of(checkpoint: Path) -> Callable[[str], Path]:
+    """precision -> bundle of the MiMo, drafting with its own layer."""
+
+    def bundle(precision: str) -> Path:
+        folder = checkpoint.with_name(precision)
+        if not folder.exists():
+            export(checkpoint, checkpoint, folder, precision=precision, certify=False, draft_top_k=10)
+        return folder
+
+    return bundle
+
+
+class Producer(nn.Module):
+    """What modeling_mimo.py of XiaomiMiMo/MiMo-7B (MiMoMTPLayers) says in equations, with transformers' own attention
+    and MLP, as there; position 0 as in vllm/model_executor/models/mimo_mtp.py."""
+
+    def __init__(self, config: Any, layer: Tensors) -> None:
+        super().__init__()
+        config._attn_implementation = "eager"
+        norms = (qwen2.Qwen2RMSNorm(config.hidden_size, config.rms_norm_eps) for _ in range(5))
+        self.token_layernorm, self.hidden_layernorm, self.final_layernorm, *inner = norms
+        self.input_layernorm, self.post_attention_layernorm = inner
+        self.input_proj = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        self.self_attn, self.mlp = qwen2.Qwen2Attention(config, 0), qwen2.Qwen2MLP(config)
+        self.load_state_dict(layer)
+        self.rotary = qwen2.Qwen2RotaryEmbedding(config)
+
+    @torch.no_grad()
+    def forward(self, embeddings: Tensor, previous: Tensor) -> Tensor:
+        """embeddings [1, T, H] of the tokens after those whose hidden states [1, T, H] are `previous`."""
+        count = embeddings.shape[1]
+        embeddings = embeddings.clone()
+        embeddings[:, 0] = 0
+        x = torch.cat([self.hidden_layernorm(previous), self.token_layernorm(embeddings)], -1)
+        x = self.input_proj(x)
+        mask = torch.full((1, 1, count, count), -torch.inf).triu(1)
+        tables = self.rotary(x, torch.arange(count)[None])
+        x = x + self.self_attn(self.input_layernorm(x), position_embeddings=tables, attention_mask=mask)[0]
+        x = x + self.mlp(self.post_attention_layernorm(x))
+        out: Tensor = self.final_layernorm(x)
+        return out
+
+
+@torch.no_grad()
+def test_drafts_equal_the_producers_module(bundle_of: Callable[[str], Path], target: Path, layer: Tensors) -> None:
+    """The first drafted token, one after a continuation, and two levels of a tree, each a forward pass of its own."""
+    source = Qwen2ForCausalLM.from_pretrained(target).eval()
+    module = Producer(source.config, layer)
+    embed, lm_head = source.get_input_embeddings(), source.lm_head
+
+    def hidden_of(tokens: list[int], previous: Tensor) -> Tensor:
+        out: Tensor = module(embed(torch.tensor([tokens])), previous)
+        return out
+
+    def features_of(tokens: list[int]) -> Tensor:
+        features: Tensor = source.model(input_ids=torch.tensor([tokens])).last_hidden_state
+        return features
+
+    def assert_row(proposal: Any, row: int, hidden: Tensor) -> None:
+        np.testing.assert_allclose(proposal.hidden[row], hidden, atol=1e-4)
+        best = lm_head(hidden).log_softmax(-1).topk(10)
+        np.testing.assert_allclose(proposal.log_probs[row], best.values, atol=1e-4)
+        assert proposal.tokens[row].tolist() == best.indices.tolist()
+
+    with EagleModel.load(bundle_of("fp32"), threads=1) as model:
+        logits, rows = model._target.prefill(PROMPT)
+        np.testing.assert_allclose(logits, source(torch.tensor([PROMPT])).logits[0, -1], atol=1e-4)
+        np.testing.assert_allclose(rows, features_of(PROMPT)[0], atol=1e-4)
+        first, later = PROMPT[1:6], [*PROMPT[6:], 9]
+        features = features_of(PROMPT)
+        assert_row(model.head.observe(first, rows[:5]), 0, hidden_of(first, features[:, :5])[0, -1])
+        proposal = model.head.observe(later, rows[5:])
+        text = first + later
+        hidden = hidden_of(text, features)
+        assert_row(proposal, 0, hidden[0, -1])
+        with Scratch(model.head) as scratch:
+            level = scratch.feed(np.array([11, 12]), np.repeat(proposal.hidden, 2, 0), np.array([-1, -1]))
+            second = scratch.feed(np.array([13]), level.hidden[1:], np.array([1]))
+        for row, token in enumerate((11, 12)):
+            own = torch.cat([features, hidden[:, -1:]], 1)
+            child = hidden_of([*text, token], own)
+            assert_row(level, row, child[0, -1])
+        own = torch.cat([own, child[:, -1:]], 1)
+        assert_row(second, 0, hidden_of([*text, 12, 13], own)[0, -1])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
+def test_drafts_change_no_token_and_no_bit(precision: str, bundle_of: Callable[[str], Path]) -> None:
+    prompt = np.random.default_rng(5).integers(2, 64, 90).tolist()
+    with EagleModel.load(bundle_of(precision), threads=1) as model:
+        assert model.manifest.head is not None and model.manifest.head.kind == "mtp"
+        for settings in ({"temperature": 0.0}, {"temperature": 0.8, "seed": 3}):
+            plain = model.generate(prompt, method="vanilla", max_new_tokens=60, **settings)
+            for more in ({}, {"tree": "dynamic"}, {"tree": "chain"}, {"method": "eagle+lookup"}):
+                drafted = model.generate(prompt, max_new_tokens=60, **{"method": "eagle", **more, **settings})
+                assert drafted.token_ids == plain.token_ids
+        assert precision == "fp32" or equal_rows(model._target)
+
+
+def test_layers_of_all_producers_are_the_same_head(target: Path, layer: Tensors, tmp_path: Path) -> None:
+    """Written from one layer, they differ in the order of fc's columns and in the first row's token alone."""
+    llama, config = read_folder(target)
+    plain = write_folder(tmp_path / "qwen2", llama, config)
+    reference = open_pair(plain, mimo(plain, layer, tmp_path / "mimo")).head
+    assert reference is not None and reference.config.hidden_first and reference.config.masks_first
+    for producer, write in WRITERS.items():
+        folder = write(plain, layer, tmp_path / producer.replace(" ", "_"))
+        source = plain if producer == "speculators MTP" else folder
+        pair = open_pair(source, folder)
+        part = pair.head
+        assert part is not None and part.layout.producer == producer
+        assert (pair.left_out, part.own_embedding, part.d2t) == (0, False, None)
+        own, theirs = (replace(each.config, hidden_first=True, masks_first=True, rope={}) for each in (part, reference))
+        assert own == theirs
+        borrowed = {"embed_tokens.weight", "lm_head.weight"}
+        names = set(build_head(part.config).state_dict()) - borrowed
+        assert names == set(part.checkpoint.tensors) - borrowed
+        for name in names:
+            tensor, same = (each.checkpoint.tensors[name].read() for each in (part, reference))
+            if name == "fc.weight" and not part.config.hidden_first:
+                tensor = swapped(tensor)
+            assert torch.equal(tensor, same), (producer, name)
+        torch.testing.assert_close(eager_output(part, source), eager_output(reference, source))
+
+
+def eager_output(part: HeadPart, source: Path) -> Tensor:
+    """Hidden states of six rows, the first row's token left out."""
+    config = replace(part.config, masks_first=True)
+    head = eager_head(config, eager_weights(part, load_source(source)))
+    features = torch.randn(1, 6, 32, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        return read_rows(head, config, torch.arange(6) + 7, features)[0]
+
+
+Damage = Callable[[Tensors, dict[str, Any]], object]
+MTP = "model.mtp_layers.0."
+REFUSALS: dict[str, tuple[str, Damage, str]] = {
+    "final norm dropped": (
+        "MiMo MTP",
+        lambda tensors, config: tensors.pop(f"{MTP}final_layernorm.weight"),
+        r"tensor 'model\.mtp_layers\.0\.final_layernorm\.weight' is missing from its multi-token-prediction layer",
+    ),
+    "a norm dropped, DeepSeek": (
+        "DeepSeek MTP",
+        lambda tensors, config: tensors.pop("model.layers.3.hnorm.weight"),
+        r"tensor 'model\.layers\.3\.hnorm\.weight' is missing",
+    ),
+    "attention dropped": (
+        "Qwen MTP",
+        lambda tensors, config: tensors.pop("mtp.layers.0.self_attn.o_proj.weight"),
+        r"tensor 'layers\.0\.self_attn\.o_proj\.weight' is missing",
+    ),
+    "left over": (
+        "speculators MTP",
+        lambda tensors, config: tensors.update({"masked_embedding.centroids.weight": torch.ones(2)}),
+        r"'masked_embedding\.centroids\.weight' is not used",
+    ),
+    "left over in the layer": (
+        "MiMo MTP",
+        lambda tensors, config: tensors.update({f"{MTP}gate.weight": torch.ones(2)}),
+        r"'model\.mtp_layers\.0\.gate\.weight' is not used",
+    ),
+    "another LM head": (
+        "DeepSeek MTP",
+        lambda tensors, config: tensors["model.layers.3.shared_head.head.weight"].add_(1),
+        r"'model\.layers\.3\.shared_head\.head\.weight' is not the target's",
+    ),
+    "experts": (
+        "Qwen MTP",
+        lambda tensors, config: tensors.update({"mtp.layers.0.mlp.experts.0.up_proj.weight": torch.ones(2, 2)}),
+        r"'mtp\.layers\.0\.mlp\.experts\.0\.up_proj\.weight': it is a layer with a mixture of experts",
+    ),
+    "latent attention": (
+        "DeepSeek MTP",
+        lambda tensors, config: tensors.update(
+            {"model.layers.3.self_attn.kv_a_proj_with_mqa.weight": torch.ones(2, 2)}
+        ),
+        r"'model\.layers\.3\.self_attn\.kv_a_proj_with_mqa\.weight': it is a head with latent attention",
+    ),
+    "linear attention": (
+        "Qwen MTP",
+        lambda tensors, config: tensors.update({"mtp.layers.0.linear_attn.in_proj_qkvz.weight": torch.ones(2, 2)}),
+        r"'mtp\.layers\.0\.linear_attn\.in_proj_qkvz\.weight': it is a layer with linear attention",
+    ),
+    "gated attention": (
+        "Qwen MTP",
+        lambda tensors, config: tensors.update({"mtp.layers.0.self_attn.q_proj.weight": torch.ones(64, 32)}),
+        r"do not fit projections of 64 and 16 rows",
+    ),
+    "another kind of layer": (
+        "speculators MTP",
+        lambda tensors, config: config["transformer_layer_config"].update(model_type="qwen3_5_text"),
+        r"of type 'qwen3_5_text', but only llama, qwen2, qwen3, mimo layers are known",
+    ),
+    "a target with another kind of layer": (
+        "MiMo MTP",
+        lambda tensors, config: config.update(model_type="gemma"),
+        r"a multi-token-prediction layer of a model of type 'gemma' is not known",
+    ),
+    "another width": (
+        "speculators MTP",
+        lambda tensors, config: tensors.update({"mtp_layers.0.input_proj.weight": torch.ones(16, 32)}),
+        r"fc\.weight has shape \[16, 32\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_what_does_not_fit_is_refused_by_name(case: str, target: Path, layer: Tensors, tmp_path: Path) -> None:
+    producer, damage, message = REFUSALS[case]
+    folder = WRITERS[producer](target, layer, tmp_path / "head")
+    tensors, config = read_folder(folder)
+    damage(tensors, config)
+    write_folder(folder, tensors, config)
+    with pytest.raises(ExportError, match=message) as refusal:
+        build_graphs(open_pair(target, folder), "fp32", 8)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_target_alone_leaves_its_layers_out_and_says_so(
+    checkpoint: Path, layer: Tensors, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors, config = read_folder(checkpoint)
+    more = {f"model.mtp_layers.1.{name}": tensor for name, tensor in layer.items()}
+    folder = write_folder(tmp_path / "two", tensors | more, config | {"num_nextn_predict_layers": 2})
+    alone = open_pair(folder, None)
+    note = f"{folder} has a multi-token-prediction layer, which the bundle leaves out; eagle-export {folder} {folder}"
+    assert (alone.left_out, left_out_note(alone)) == (2, f"{note} drafts with it")
+    drafting = open_pair(folder, folder)
+    assert drafting.left_out == 1 and "the first drafts, fed with its own output" in (left_out_note(drafting) or "")
+    assert left_out_note(open_pair(checkpoint, checkpoint)) is None
+    assert cli.main([str(checkpoint), "-o", str(tmp_path / "bundle"), "--no-certificate"]) == 0
+    printed = capsys.readouterr()
+    assert "multi-token-prediction layer, which the bundle leaves out" in printed.err
+    assert "no draft head" in printed.out
+    weights = read_manifest(tmp_path / "bundle").target.graph.weights
+    assert set(tensors) & set(weights) == {name for name in tensors if "mtp_layers" not in name}
+    assert not any("mtp" in name for name in weights)
+
+
+def test_inspect_names_the_layer_and_how_to_use_it(
+    checkpoint: Path, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["inspect", str(checkpoint), str(checkpoint)]) == 0
+    printed = capsys.readouterr().out
+    assert (
+        f"note: it has a multi-token-prediction layer (MiMo MTP); eagle-export {checkpoint} {checkpoint} drafts with it"
+    ) in printed
+    assert "Multi-token prediction in the layout of MiMo MTP, 0.0 M parameters" in printed
+    assert "fits the target" in printed
+    report = inspect(str(checkpoint), str(checkpoint))
+    assert report.head is not None and report.head.parameters == sum(
+        tensor.numel() for name, tensor in read_folder(checkpoint)[0].items() if "mtp_layers" in name
+    )
+    assert report.target.parameters == inspect(str(target), None).target.parameters
+    tensors, config = read_folder(checkpoint)
+    tensors[f"{MTP}mlp.experts.0.up_proj.weight"] = torch.ones(2, 2)
+    (note,) = inspect(str(write_folder(tmp_path / "experts", tensors, config)), None).target.notes
+    assert "it has a multi-token-prediction layer, which cannot draft: " in note and "a mixture of experts" in note
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
+def test_sizes_are_those_of_exports(precision: str, bundle_of: Callable[[str], Path], checkpoint: Path) -> None:
+    weights = read_manifest(bundle_of(precision)).models["draft"].graph.weights
+    stored = sum(
+        prod(map(int, each.shape)) * DTYPE_BITS[each.dtype] / 8 for name, each in weights.items() if "." in name
+    )
+    needs = inspect(str(checkpoint), str(checkpoint)).needs
+    (need,) = (each for each in needs if (each.backend, each.precision) == ("cpu", precision))
+    assert need.draft is not None and need.draft.stored == pytest.approx(stored, rel=0.005)
