@@ -147,7 +147,7 @@ def mimo_layer(config: Config) -> Shapes:
 
 def part_of_layer(h: int, start: str, norms: tuple[str, ...], fc: str, other: str, shape: tuple[int, ...]) -> Shapes:
     """What of a multi-token-prediction layer decides that it is refused."""
-    shapes = {f"{start}{name}.weight": (h,) for name in norms}
+    shapes: dict[str, tuple[int, ...]] = {f"{start}{name}.weight": (h,) for name in norms}
     shapes |= {f"{start}{fc}.weight": (h, 2 * h), f"{start}{other}.weight": shape}
     return {name: ("BF16", each) for name, each in shapes.items()}
 
