@@ -236,6 +236,13 @@ def test_experts_with_few_rows_are_rounded_to_nearest(
         apply(recipe.passes["target"], graph)
 
 
+def test_other_backends_compute_all_experts_and_say_so(pair_of: Callable[[str], Pair], tmp_path: Path) -> None:
+    folder = pair_of("mixtral").target.folder
+    done = export(folder, None, tmp_path / "bundle", precision="fp16", backend="tensorrt-rtx", certify=False)
+    assert f"all {EXPERTS} experts of a layer are computed for every row" in str(done.warnings)
+    assert len(mixtures(ir.load(tmp_path / "bundle/target/model.onnx"))) == LAYERS
+
+
 @pytest.mark.parametrize("model_type", CONFIGS)
 def test_inspect_counts_the_experts_of_one_row(model_type: str, pair_of: Callable[[str], Pair]) -> None:
     pair = pair_of(model_type)
