@@ -2,8 +2,9 @@
 
 Weights are not here: a file has its header and is as long as the real one, without using the disk (files with holes).
 Sizes of targets are those of Lightning-AI/litgpt, litgpt/config.py, which cites each model's config.json, and for the
-three families that cannot be exported the defaults of transformers' config classes, which are of these models. Heads
-follow the configurations that their producers train with: see docs/known_pairs.md.
+families that cannot be exported the defaults of transformers' config classes, which are of these models. MiMo's are
+in NVIDIA-NeMo/Megatron-Bridge, tests/unit_tests/models/mimo/test_mimo_bridge.py. Heads follow the configurations that
+their producers train with: see docs/known_pairs.md.
 """
 
 from __future__ import annotations
@@ -45,6 +46,14 @@ def qwen3_moe(context: int) -> Config:
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 8192}
 LLAMA_31 = {**sizes("llama", 4096, 14336, 32, 32, 8, 128256, 131072), "rope_theta": 500000.0, "rope_scaling": LLAMA3}
+MIMO = {
+    **sizes("mimo", 4096, 11008, 36, 32, 8, 151680, 32768),
+    "architectures": ["MiMoForCausalLM"],
+    "attention_bias": True,
+    "num_nextn_predict_layers": 1,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 640000.0,
+}
 TARGETS: dict[str, Config] = {
     "meta-llama/Llama-2-7b-chat-hf": sizes("llama", 4096, 11008, 32, 32, 32, 32000, 4096),
     "meta-llama/Llama-2-13b-chat-hf": sizes("llama", 5120, 13824, 40, 40, 40, 32000, 4096),
@@ -63,6 +72,10 @@ TARGETS: dict[str, Config] = {
     "Qwen/Qwen3-32B": qwen3(5120, 25600, 64, 64),
     "Qwen/Qwen3-30B-A3B": qwen3_moe(40960),
     "Qwen/Qwen3-30B-A3B-Instruct-2507": qwen3_moe(262144),
+    "XiaomiMiMo/MiMo-7B-RL": MIMO,
+    "XiaomiMiMo/MiMo-7B-RL-0530": {**MIMO, "max_position_embeddings": 65536},
+    "zai-org/GLM-4.5-Air": {**sizes("glm4_moe", 4096, 10944, 46, 96, 8, 151552, 131072), "head_dim": 128},
+    "deepseek-ai/DeepSeek-V3": sizes("deepseek_v3", 7168, 18432, 61, 128, 128, 129280, 4096),
     "openai/gpt-oss-120b": {**sizes("gpt_oss", 2880, 2880, 36, 64, 8, 201088, 131072), "head_dim": 64},
     "Qwen/Qwen3-Next-80B-A3B-Instruct": {**sizes("qwen3_next", 2048, 5632, 48, 16, 2, 151936, 262144), "head_dim": 256},
     "meta-llama/Llama-4-Scout-17B-16E-Instruct": {
@@ -77,7 +90,7 @@ def target_tensors(config: Config) -> Shapes:
     config = config.get("text_config", config)
     h, v, kind = config["hidden_size"], config["vocab_size"], config["model_type"]
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (v, h)}
-    if kind not in ("llama", "qwen3", "mixtral", "qwen3_moe"):
+    if kind not in ("llama", "qwen3", "mimo", "mixtral", "qwen3_moe"):
         return {name: ("BF16", shape) for name, shape in shapes.items()}
     shapes["model.norm.weight"] = (h,)
     if not config["tie_word_embeddings"]:
@@ -85,8 +98,10 @@ def target_tensors(config: Config) -> Shapes:
     width = config.get("head_dim", h // config["num_attention_heads"])
     for layer in range(config["num_hidden_layers"]):
         start = f"model.layers.{layer}."
-        shapes |= layer_shapes(start, h, h, width, config, dense=kind in ("llama", "qwen3"))
+        shapes |= layer_shapes(start, h, h, width, config, dense=kind in ("llama", "qwen3", "mimo"))
         shapes[f"{start}input_layernorm.weight"] = shapes[f"{start}post_attention_layernorm.weight"] = (h,)
+        if kind == "mimo":
+            shapes |= qkv_biases(start, width, config)
         if kind.startswith("qwen3"):
             shapes |= {f"{start}self_attn.{part}_norm.weight": (width,) for part in "qk"}
         if kind == "mixtral":
@@ -113,6 +128,28 @@ def layer_shapes(
         f"{start}self_attn.o_proj.weight": (h, q),
     }
     return shapes | (mlp_shapes(f"{start}mlp.", h, config["intermediate_size"]) if dense else {})
+
+
+def qkv_biases(start: str, width: int, config: Config) -> dict[str, tuple[int, ...]]:
+    heads = {"q": config["num_attention_heads"], "k": config["num_key_value_heads"], "v": config["num_key_value_heads"]}
+    return {f"{start}self_attn.{part}_proj.bias": (count * width,) for part, count in heads.items()}
+
+
+def mimo_layer(config: Config) -> Shapes:
+    """XiaomiMiMo/MiMo modeling_mimo.py: the multi-token-prediction layer of MiMo-7B."""
+    start, h, width = "model.mtp_layers.0.", config["hidden_size"], 128
+    shapes = layer_shapes(start, h, h, width, config, dense=True) | qkv_biases(start, width, config)
+    shapes[f"{start}input_proj.weight"] = (h, 2 * h)
+    names = ("token_layernorm", "hidden_layernorm", "final_layernorm", "input_layernorm", "post_attention_layernorm")
+    shapes |= {f"{start}{name}.weight": (h,) for name in names}
+    return {name: ("BF16", shape) for name, shape in shapes.items()}
+
+
+def part_of_layer(h: int, start: str, norms: tuple[str, ...], fc: str, other: str, shape: tuple[int, ...]) -> Shapes:
+    """What of a multi-token-prediction layer decides that it is refused."""
+    shapes: dict[str, tuple[int, ...]] = {f"{start}{name}.weight": (h,) for name in norms}
+    shapes |= {f"{start}{fc}.weight": (h, 2 * h), f"{start}{other}.weight": shape}
+    return {name: ("BF16", each) for name, each in shapes.items()}
 
 
 def mlp_shapes(start: str, h: int, wide: int) -> dict[str, tuple[int, ...]]:
@@ -224,6 +261,24 @@ HEADS: dict[str, tuple[Config, Shapes]] = {
     ),
     "lmsys/SGLang-EAGLE3-Qwen3-Next-80B-A3B-Instruct-FP8-perfect-blend-regenerated": with_embedding(
         eagle3(SPECFORGE, "Qwen/Qwen3-Next-80B-A3B-Instruct", 16384, rope_theta=1e7)
+    ),
+}
+
+
+DEEPSEEK, QWEN_NEXT = ("enorm", "hnorm", "shared_head.norm"), ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+# Multi-token-prediction layers in the checkpoints of targets: vllm/model_executor/models/{mimo,glm4_moe,deepseek,
+# qwen3_next}_mtp.py of vllm-project/vllm have their names.
+LAYERS: dict[str, Shapes] = {
+    "XiaomiMiMo/MiMo-7B-RL": mimo_layer(MIMO),
+    "XiaomiMiMo/MiMo-7B-RL-0530": mimo_layer(MIMO),
+    "zai-org/GLM-4.5-Air": part_of_layer(
+        4096, "model.layers.46.", DEEPSEEK, "eh_proj", "mlp.experts.0.up_proj", (1408, 4096)
+    ),
+    "deepseek-ai/DeepSeek-V3": part_of_layer(
+        7168, "model.layers.61.", DEEPSEEK, "eh_proj", "self_attn.kv_a_proj_with_mqa", (576, 7168)
+    ),
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": part_of_layer(
+        2048, "mtp.", QWEN_NEXT, "fc", "layers.0.mlp.experts.0.up_proj", (512, 2048)
     ),
 }
 

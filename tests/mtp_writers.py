@@ -7,7 +7,6 @@ embedding]; the others read [embedding ; hidden].
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from eagle_export.heads.config import HeadConfig
+from eagle_export.heads.mtp import PredictionHead
 
 Tensors = dict[str, Tensor]
 Config = dict[str, Any]
@@ -62,7 +64,7 @@ def swapped(weight: Tensor) -> Tensor:
 
 
 def mimo(target: Path, layer: Tensors, folder: Path) -> Path:
-    """XiaomiMiMo/MiMo-7B modeling_mimo.py (MiMoModel.mtp_layers) and configuration_mimo.py, on a Llama or a Qwen2."""
+    """XiaomiMiMo/MiMo modeling_mimo.py (MiMoModel.mtp_layers) and configuration_mimo.py, on a Llama or a Qwen2."""
     tensors, config = read_folder(target)
     for index in range(config["num_hidden_layers"]):
         for name in "qkv":
@@ -143,9 +145,35 @@ WRITERS: dict[str, Callable[[Path, Tensors, Path], Path]] = {
 }
 
 
-def with_texts(source: Path, folder: Path) -> Path:
-    """Copies a target's tokenizer."""
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        if (source / name).is_file():
-            shutil.copy(source / name, folder / name)
-    return folder
+def trained_layer(model: Any, texts: Tensor) -> Tensors:
+    """A layer that learned a target's own texts [N, T] in a second. model: the target in transformers, a Llama or a
+    Qwen2. Position 0 is left out, as vLLM does it."""
+    config = model.config
+    width, eps = config.hidden_size // config.num_attention_heads, config.rms_norm_eps
+    sizes = (config.hidden_size, config.hidden_size, config.vocab_size, config.vocab_size, 1)
+    heads = (config.num_attention_heads, config.num_key_value_heads, width, config.intermediate_size, eps)
+    rope = {"rope_parameters": config.rope_parameters}
+    own = {"output_norm": "recurrent", "hidden_first": True, "masks_first": True}
+    torch.manual_seed(0)
+    head = PredictionHead(HeadConfig("mtp", *sizes, *heads, rope, True, False, (), **own))  # type: ignore[arg-type]
+    head.embed_tokens.weight = torch.nn.Parameter(model.get_input_embeddings().weight, requires_grad=False)
+    head.lm_head.weight = torch.nn.Parameter(model.get_output_embeddings().weight, requires_grad=False)
+    with torch.no_grad():
+        features = model.model(input_ids=texts).last_hidden_state[:, :-2].clone()
+    optimizer = torch.optim.Adam([each for each in head.parameters() if each.requires_grad], 1e-2)
+    rows = texts.shape[1] - 2
+    mask = torch.full((1, 1, rows, rows), -1e30).triu(1)
+    empty = torch.zeros(len(texts), 0, config.num_key_value_heads, width)
+    for _ in range(80):
+        hidden, _new = head(texts[:, 1:-1], features, torch.arange(rows)[None], mask, [(empty, empty)])
+        loss = torch.nn.functional.cross_entropy(head.logits(hidden).flatten(0, 1), texts[:, 2:].flatten())
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    names = {"embed_norm": "token_layernorm", "hidden_norm": "hidden_layernorm", "norm": "final_layernorm"}
+    names |= {"fc": "input_proj"}
+    return {
+        names.get(part := name.removesuffix(".weight"), part.removeprefix("layers.0.")) + name[len(part) :]: tensor
+        for name, tensor in head.state_dict().items()
+        if not name.startswith(("embed_tokens", "lm_head"))
+    }

@@ -77,6 +77,10 @@ def grow(
     if pairs[0].family.model_type != "llama":
         raise GrowError(f"{target} is a {pairs[0].family.name} model, but only 'llama' targets can be grown")
     kinds = [head_of(pair).config.kind for pair in pairs]
+    if "mtp" in kinds:
+        raise GrowError(
+            f"{heads[kinds.index('mtp')]} is a multi-token-prediction layer, but only EAGLE heads are grown"
+        )
     if len(set(kinds)) < len(kinds):
         raise GrowError(f"two of the heads are {max(kinds, key=kinds.count)} heads; give one of a kind")
     for name in ("target", *kinds):

@@ -80,6 +80,8 @@ def harden(
     if pairs[0].family.model_type != "llama":
         raise HardenError(f"{target} is a {pairs[0].family.name} model, but only 'llama' targets can be hardened")
     kinds = [head_part(pair).config.kind for pair in pairs if pair.head]
+    if "mtp" in kinds:
+        raise HardenError(f"{target}: only EAGLE heads can be hardened, no multi-token-prediction layer")
     if len(set(kinds)) < len(kinds):
         raise HardenError(f"two of the heads are {max(kinds, key=kinds.count)} heads; give one of a kind")
     first = planted_token(pairs[0]) if "sink" in transforms else None

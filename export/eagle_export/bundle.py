@@ -34,7 +34,14 @@ from eagle_export.limits import required_fidelity
 from eagle_export.pair import Pair, build_graphs, left_out_note, open_pair
 from eagle_export.preflight import NOTABLE, requirement_of
 from eagle_export.recipes.int8_cache import MOST
-from eagle_export.recipes.plan import AUTO, apply, default_draft_precision, plan, recorded_from_source
+from eagle_export.recipes.plan import (
+    AUTO,
+    apply,
+    default_draft_precision,
+    plan,
+    recorded_from_source,
+    routes_experts,
+)
 from eagle_export.recording import how_to_record, recorded_inputs
 from eagle_export.resume import fingerprint, kept
 from eagle_export.weights import DATA_SUFFIX, graph_spec, num_bytes, save
@@ -166,7 +173,7 @@ def export(
                 f"{target} is a {pair.family.name} model: its attention has bounded scores, which TensorRT cannot run; "
                 "export it for backend cpu"
             )
-        if pair.family.experts is not None and backend != "cpu":
+        if pair.family.experts is not None and not routes_experts(backend):
             warnings.append(
                 f"all {pair.family.experts.count(pair.config)} experts of a layer are computed for every row, not only "
                 f"the {pair.config.num_experts_per_tok} that it needs"
@@ -190,7 +197,7 @@ def export(
         if requirement.seconds > NOTABLE:
             print_line("eagle-export", requirement.line(bundle))
         progress.update(task, description="tracing")
-        graphs = build_graphs(pair, recipe.traced, top_k, routed=backend == "cpu")
+        graphs = build_graphs(pair, recipe.traced, top_k, routed=routes_experts(backend))
         layers = layers_of(graphs["target"])
         key = fingerprint(
             [path for path in (target, draft, calibration, calibrate) if path is not None],

@@ -143,7 +143,8 @@ def compare_readings(
         gains = (likely[index] - likely[0])[known]
         error = float(gains.std()) / len(gains) ** 0.5 if len(gains) > 1 else math.inf
         gain = float(gains.mean()) if len(gains) else 0.0
-        why = NAMES.format(part.layout.producer) if _of_layout(part.config, readings[index][1]) else CONFIG
+        named = readings[index][1].hidden_first == part.config.hidden_first  # else the layout decides, and no config
+        why = CONFIG if named else NAMES.format(part.layout.producer)
         others.append(Reading(words, float(right[index].mean()), gain, gain / max(error, 1e-12), why))
     return HeadCheck(float(right[0].mean()), max(others, key=lambda one: one.gain, default=None), len(right[0]))
 
@@ -181,17 +182,10 @@ def _other_readings(config: HeadConfig, target: Any) -> Iterator[tuple[str, Head
         yield f"norm_before_residual {str(other).lower()}", replace(config, normed_residual=other)
     if config.kind == "mtp":
         yield "its two inputs in the other order", replace(config, hidden_first=not config.hidden_first)
-        first = "read" if config.masks_first else "left out"
-        yield f"the first row's token {first}", replace(config, masks_first=not config.masks_first)
     rope = config.rope["rope_parameters"]
     for theta in sorted({10000.0, _theta(target, 10000.0)} - {rope["rope_theta"]}):
         other_rope = {**config.rope, "rope_parameters": {**rope, "rope_theta": theta}}
         yield f"rope_theta {theta:g}", replace(config, rope=other_rope)
-
-
-def _of_layout(config: HeadConfig, other: HeadConfig) -> bool:
-    """Whether two readings differ in what the layout decides, and no config says."""
-    return (config.hidden_first, config.masks_first) != (other.hidden_first, other.masks_first)
 
 
 def _theta(target: Any, default: float) -> float:

@@ -21,6 +21,7 @@ from eagle_calib.errors import CalibrationError
 from eagle_export.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
 from eagle_export.errors import ExportError
 from eagle_export.families.config import read_config
+from eagle_export.families.fused_experts import fused_experts, read_fused
 from eagle_export.families.registry import family_of
 from eagle_export.families.source import attention_of
 from eagle_export.graphs import rotary_modules
@@ -54,6 +55,9 @@ class LayeredModel:
     def __init__(self, checkpoint: Checkpoint, texts: Sequence[Sequence[int]]) -> None:
         self._checkpoint = checkpoint
         self._family = family_of(checkpoint)
+        experts = self._family.experts
+        names = {name: name if experts is None else experts.parameter(name) for name in checkpoint.tensors}
+        self._stored = {new: checkpoint.tensors[name] for name, new in names.items()}
         config = read_config(self._family, checkpoint)
         with torch.device("meta"), quiet("transformers"):
             model = self._family.model_class()._from_config(
@@ -104,9 +108,13 @@ class LayeredModel:
         return self._family.logits(self.config, torch.cat(parts, -1))
 
     def _load(self, module: nn.Module, prefix: str) -> None:
-        names = [name for name, _ in module.named_parameters()]
-        stored = {name: self._checkpoint.tensors[prefix + name].read().float() for name in names}
-        module.load_state_dict(stored, assign=True)
+        weights: dict[str, Tensor] = {}
+        for name, experts in fused_experts(module):
+            weights |= read_fused(experts, prefix + name, self._stored)
+        for name, _ in module.named_parameters():
+            if prefix + name not in weights:
+                weights[prefix + name] = self._stored[prefix + name].read().float()
+        module.load_state_dict({name.removeprefix(prefix): each for name, each in weights.items()}, assign=True)
 
     @torch.inference_mode()
     def _note_calls(self, texts: Sequence[Sequence[int]]) -> None:

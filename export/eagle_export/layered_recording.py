@@ -38,7 +38,6 @@ from eagle_export.self_calibration import (
     LayerInputs,
     Probe,
     Recorded,
-    linears,
 )
 from eagle_export.source_text import text_starts
 from eagle_runtime.text.tokenizer import Text
@@ -122,7 +121,7 @@ def observe_layers(
 
 def _record_layer(model: LayeredModel, spilled: Spilled, report: Callable[[str], None]) -> None:
     number, count = model.next, len(model.layers)
-    inputs = LayerInputs((f"model.layers.{number}.{name}", part) for name, part in linears(model.layers[number]))
+    inputs = LayerInputs.of(model.layers[number], f"model.layers.{number}.")
     for text in model.run_layer():
         report(f"recording inputs (layer {number + 1} of {count}, text {text + 1} of {len(model.hidden)})")
     spilled.add(inputs.observed())

@@ -93,7 +93,7 @@ def requirement_of(
         bits = 4 if "int4" in precisions["target"] else 8
         seconds += flops / speed if compensated else numbers * NEAREST[bits] * REFERENCE / speed
     if way is not None:
-        seconds += 2.0 * numbers * ROWS / speed * (2 if way == "whole" else 1)
+        seconds += 2.0 * _read_by_a_row(pair) * ROWS / speed * (2 if way == "whole" else 1)
     if way == "whole":
         working = max(working, int(MEMORY_MARGIN * 4 * numbers))
     if way == "layers":
@@ -125,13 +125,24 @@ def _working(k: int, n: int, traced: int, quantised: bool, compensated: bool) ->
     return 2 * k * n + 4 * COPIES * part + (3 * 4 * k * k + 4 * ROWS * k if compensated else 0)
 
 
-def _spilled(pair: Pair) -> int:
-    """Bytes of recorded inputs: per layer those of q, o, gate and down."""
-    config = pair.config
-    wide = int(config.num_attention_heads) * pair.head_dim
-    return (
-        4 * ROWS * int(config.num_hidden_layers) * (2 * int(config.hidden_size) + wide + int(config.intermediate_size))
+def _read_by_a_row(pair: Pair) -> int:
+    """Parameters that one row needs: of the experts, those that it chooses."""
+    experts = pair.family.experts
+    share = 1.0 if experts is None else int(pair.config.num_experts_per_tok) / experts.count(pair.config)
+    return sum(
+        int(math.prod(tensor.shape) * (share if ".experts." in name else 1.0))
+        for name, tensor in pair.target.tensors.items()
     )
+
+
+def _spilled(pair: Pair) -> int:
+    """Bytes of recorded inputs: per layer those of q, o, gate and down, the latter two of each expert of a row."""
+    config, experts = pair.config, pair.family.experts
+    hidden, wide = int(config.hidden_size), int(config.num_attention_heads) * pair.head_dim
+    mlp = hidden + int(config.intermediate_size)
+    if experts is not None:
+        mlp = max(mlp, int(config.num_experts_per_tok) * (hidden + experts.width(config)))
+    return 4 * ROWS * int(config.num_hidden_layers) * (hidden + wide + mlp)
 
 
 def _speed() -> float:

@@ -1,5 +1,5 @@
 """How the inputs of a target's layers are recorded where no calibration is given: with the whole model in the memory,
-layer by layer, or not at all."""
+or layer by layer."""
 
 from __future__ import annotations
 
@@ -18,15 +18,10 @@ UNRECORDED = "weights are rounded without recorded inputs, which costs agreement
 FOLDER = "inputs"  # for recorded inputs, in the folder of finished work
 
 
-def how_to_record(pair: Pair, data: Path | None) -> tuple[Way | None, list[str]]:
-    """Returns the way, None if there is none, and warnings that say why it is not the whole model on text of its own.
+def how_to_record(pair: Pair, data: Path | None) -> tuple[Way, list[str]]:
+    """Returns the way, and warnings that say why it is not the whole model on text of its own.
 
-    data: a text that was asked for. Raises ExportError if no way is left for it."""
-    if pair.family.experts is not None:
-        reason = "transformers holds the experts in other layers than the graph does"
-        if data is not None:
-            raise ExportError(reason)
-        return None, [UNRECORDED + reason]
+    data: a text that was asked for."""
     try:
         check_memory(pair.target)
     except ExportError as error:

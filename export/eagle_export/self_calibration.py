@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
-from eagle_calib.calibration import Observed
+from eagle_calib.calibration import LEAST_ROWS, Observed, is_expert
 from eagle_calib.errors import CalibrationError
 from eagle_calib.observe import InputStatistics
 from eagle_calib.texts import read_windows
 from eagle_export.checkpoint import EMBEDDING, LM_HEAD
 from eagle_export.errors import ExportError
+from eagle_export.families.fused_experts import expert_inputs, fused_experts
 from eagle_export.families.source import load_source
 from eagle_export.heads.eager import eager_head, eager_weights, features_of, read_rows
 from eagle_export.heads.eagle1 import Eagle1Head
@@ -118,12 +119,25 @@ def _probe(model: Any, tokens: list[int]) -> Probe:
 class LayerInputs:
     """Statistics of what layers of a torch module read while it runs. Layers that read one tensor share them."""
 
-    def __init__(self, layers: Iterable[tuple[str, torch.nn.Module]]) -> None:
-        """layers: weight name and layer."""
+    @classmethod
+    def of(cls, module: torch.nn.Module, prefix: str = "") -> LayerInputs:
+        """Records all linear layers of a module, those of experts included. prefix: of the module's name."""
+        return cls(
+            ((prefix + name, layer) for name, layer in linears(module)),
+            ((prefix + name, experts) for name, experts in fused_experts(module)),
+        )
+
+    def __init__(
+        self,
+        layers: Iterable[tuple[str, torch.nn.Module]],
+        mixtures: Iterable[tuple[str, torch.nn.Module]] = (),
+    ) -> None:
+        """layers: weight name and layer. mixtures: name and module of `fused_experts`."""
         self._statistics: dict[str, InputStatistics] = {}
         self._same_input: dict[str, str] = {}  # layer -> the layer before it that reads the same tensor
         self._last: tuple[Any, str] = (None, "")  # the tensor that a layer read last, and that layer
         self._hooks = [layer.register_forward_pre_hook(partial(self._record, name)) for name, layer in layers]
+        self._hooks += [part.register_forward_pre_hook(partial(self._record_experts, name)) for name, part in mixtures]
 
     def _record(self, name: str, _: torch.nn.Module, args: tuple[Any, ...]) -> None:
         if args[0] is self._last[0]:
@@ -132,17 +146,29 @@ class LayerInputs:
         self._last = args[0], name
         self.add(name, args[0])
 
+    def _record_experts(self, name: str, experts: torch.nn.Module, args: tuple[Any, ...]) -> None:
+        hidden, chosen, *_ = args
+        for number, rows, products in expert_inputs(experts, hidden, chosen):
+            expert = f"{name}.{number}"
+            self.add(f"{expert}.gate_proj.weight", rows)
+            self._same_input[f"{expert}.up_proj.weight"] = f"{expert}.gate_proj.weight"
+            self.add(f"{expert}.down_proj.weight", products)
+
     def add(self, name: str, x: Tensor) -> None:
         """Adds rows x [..., K] that the layer of weight `name` reads."""
         rows = x.reshape(-1, x.shape[-1]).float().numpy()
         self._statistics.setdefault(name, InputStatistics(f"the input of {name}", x.shape[-1], KEPT)).add(rows)
 
     def observed(self) -> dict[str, Observed]:
-        """Ends the recording and returns weight name -> inputs."""
+        """Ends the recording and returns weight name -> inputs, without experts of fewer than LEAST_ROWS rows."""
         for hook in self._hooks:
             hook.remove()
-        observed = {name: one.observed() for name, one in self._statistics.items()}
-        return observed | {name: observed[other] for name, other in self._same_input.items()}
+        observed = {
+            name: one.observed()
+            for name, one in self._statistics.items()
+            if one.rows >= LEAST_ROWS or not is_expert(name)
+        }
+        return observed | {name: observed[other] for name, other in self._same_input.items() if other in observed}
 
 
 class HeadInputs(LayerInputs):
@@ -168,7 +194,7 @@ def _observed(
     model: Any, windows: Sequence[Sequence[int]], head: HeadPart | None, report: Callable[[str], None]
 ) -> dict[str, Observed]:
     """Reads every window as a prompt."""
-    inputs = LayerInputs(linears(model))
+    inputs = LayerInputs.of(model)
     head_inputs = None if head is None else HeadInputs(head, eager_head(head.config, eager_weights(head, model)))
     for number, window in enumerate(windows):
         report(f"recording inputs ({number} of {len(windows)} texts)")

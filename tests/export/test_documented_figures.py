@@ -10,7 +10,7 @@ import pytest
 
 from eagle_calib import cli as calib_cli
 from eagle_calib.calibrate import MAX_TOKENS, NEW_TOKENS, WINDOW
-from eagle_calib.calibration import SCHEMA_VERSION
+from eagle_calib.calibration import LEAST_ROWS, SCHEMA_VERSION
 from eagle_calib.observe import SAMPLE_ROWS
 from eagle_calib.replay import GOLDEN_TEXTS, GOLDEN_TOKENS
 from eagle_export import cli as export_cli
@@ -37,6 +37,7 @@ def text(page: str) -> str:
 @pytest.mark.parametrize(
     ("page", "sentence"),
     [
+        ("families.md", f"One with fewer than {LEAST_ROWS} recorded rows is rounded to nearest"),
         ("calibration.md", f"The default is a text of {TEXT_KB} KB in the package"),
         ("calibration.md", f"The first {MAX_TOKENS} tokens (`--max-tokens`) are read in windows of {WINDOW}."),
         ("calibration.md", f"After each window the pair decodes {NEW_TOKENS} tokens"),

@@ -318,7 +318,7 @@ def test_logits_and_features_equal_transformers(name: str, bundles: Callable[[st
         assert_equals_source(source, Target(session, CONTEXT))
 
 
-@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if FAMILIES[row.model_type].experts is None])
+@pytest.mark.parametrize("name", ROWS)
 def test_layer_by_layer_equals_the_whole(name: str, sources: Callable[[str], Path]) -> None:
     texts = [list(range(3, 40)), [9, 9, 1]]
     model = LayeredModel(open_checkpoint(sources(name)), texts)

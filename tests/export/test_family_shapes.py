@@ -71,6 +71,21 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 768,
     },
+    "mixtral": {
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "sliding_window": None,
+    },
+    "olmoe": {
+        "hidden_size": 2048,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "num_experts": 16,
+        "num_experts_per_tok": 8,
+    },
 }
 UNBUILT = {"gemma2"}  # refused: TensorRT's Attention has no bound of scores
 

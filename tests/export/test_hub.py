@@ -20,6 +20,7 @@ from eagle_export.errors import ExportError
 from eagle_export.hub import HubId, HubModel, download, hub_id
 from eagle_runtime.bundle.manifest import read_manifest
 from hub_server import Hub, commit_of, serving
+from mtp_writers import mimo, random_layer, read_folder
 
 DEMO = Path(__file__).parents[2] / "tools" / "demo_pair"
 
@@ -87,6 +88,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     (broken / "README.md").write_text("no weights")
     damaged = shutil.copytree(GOLDEN / "target", tmp_path / "damaged")
     (damaged / "model.safetensors").write_bytes(b"<html>not found</html>" * 10)
+    layer = random_layer(read_folder(GOLDEN / "target")[1])
     models = {
         "acme/target": {"main": sharded(tmp_path / "target"), "v1": GOLDEN / "target"},
         "acme/eagle1": {"main": GOLDEN / "head_eagle1"},
@@ -95,6 +97,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
         "acme/damaged": {"main": damaged},
         "acme/demo": {"main": DEMO / "target"},
         "acme/gated": {"main": DEMO / "target"},
+        "acme/mimo": {"main": mimo(GOLDEN / "target", layer, tmp_path / "mimo")},
     }
     home = tmp_path / "home"
     home.mkdir()
@@ -240,3 +243,13 @@ def test_a_disk_without_room_is_refused_before_the_download() -> None:
         ExportError, match=r"MB free, but acme/large takes 1000000000000 MB; free space, or set HF_HOME"
     ):
         download(HubModel(HubId("acme/large", None), "0" * 40, files, ("model.safetensors",)), texts=True)
+
+
+def test_a_model_that_is_named_twice_drafts_with_its_own_layer(shell: Shell) -> None:
+    """Its weights are downloaded once."""
+    out, _ = shell.run("inspect", "acme/mimo")
+    assert "(MiMo MTP); eagle-export acme/mimo acme/mimo drafts with it" in out
+    out, err = shell.run("acme/mimo", "acme/mimo", "-o", "bundle", "--no-certificate")
+    assert "mtp head" in out and err.count("downloading") == 1
+    tools = read_manifest(shell.home / "bundle").tools
+    assert tools["target: acme/mimo"] == tools["draft: acme/mimo"]

@@ -10,7 +10,7 @@ import pytest
 from eagle_export.inspection.facts import HeadFacts, TargetFacts
 from eagle_export.inspection.report import Report, inspect
 from eagle_export.inspection.tables import _count, _size
-from known_models import HEADS, TARGETS, target_tensors, write
+from known_models import HEADS, LAYERS, TARGETS, target_tensors, write
 
 PAGE = (Path(__file__).parents[2] / "docs" / "known_pairs.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| `([\w./-]+)` \| `([\w./-]+)` \| (.*) \|$", re.M)
@@ -22,7 +22,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The headers of all models, in folders named as on the hub."""
     folder = tmp_path_factory.mktemp("known")
     for name, config in TARGETS.items():
-        write(folder / name, config, target_tensors(config))
+        write(folder / name, config, target_tensors(config) | LAYERS.get(name, {}))
     for name, head in HEADS.items():
         write(folder / name, *head)
     return folder
@@ -46,7 +46,7 @@ def cells(report: Report) -> list[str]:
 def verdict(target: TargetFacts, head: HeadFacts) -> str:
     """The problems without the folders' names, up to the advice in them."""
     problems = [*target.problems, *head.problems]
-    shortened = [re.sub(r"^/\S*?: ", "", each).split("; ")[0].split(", but only")[0] for each in problems]
+    shortened = [re.sub(r"^/\S*?(: | )", "", each).split("; ")[0].split(", but only")[0] for each in problems]
     return "fits" if not problems else "; ".join(shortened)
 
 
@@ -58,7 +58,7 @@ def test_a_row_is_what_inspect_says(hub: Path, target: str, head: str, rest: str
 
 def test_the_table_has_every_model_that_is_known_here() -> None:
     assert len(ROWS) >= 25
-    assert {row[0] for row in ROWS} == set(TARGETS) and {row[1] for row in ROWS} == set(HEADS)
+    assert {row[0] for row in ROWS} == set(TARGETS) and {row[1] for row in ROWS} == {*HEADS, *LAYERS}
 
 
 def test_parameters_of_eagle_1_heads_are_those_of_their_readme() -> None:
@@ -83,5 +83,5 @@ def test_the_configurations_have_sources() -> None:
     """Every head of the table is in the list of where its configuration comes from."""
     _, sources = PAGE.split("## Where the configurations come from")
     named = set(re.findall(r"`([\w.-]+/[\w.-]+)`", sources))
-    owners = {head.split("/")[0] for head in HEADS}
+    owners = {head.split("/")[0] for head in (*HEADS, *LAYERS)}
     assert owners <= {name.split("/")[0] for name in named} | set(re.findall(r"\*\*(\S+)\*\*", sources))

@@ -19,6 +19,7 @@ from eagle_export.layered_recording import observe_layers, texts_to_read
 from eagle_export.pair import open_pair
 from eagle_export.self_calibration import observe_source
 from eagle_runtime.text.tokenizer import Text
+from mtp_writers import mimo, random_layer, read_folder
 
 TEXTS = [[5, 6, 7, 8, 9], [200, 3, 3, 17], list(range(40, 90))]
 
@@ -39,16 +40,19 @@ def assert_equal(first: Mapping[str, Observed], second: Mapping[str, Observed]) 
         np.testing.assert_array_equal(one.sample, other.sample)
 
 
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("kind", [*HEADS, "mtp"])
 def test_recorded_inputs_are_those_of_the_whole_model(kind: str, data: Path, tmp_path: Path) -> None:
     target = GOLDEN / "target"
-    pair = open_pair(target, GOLDEN / HEADS[kind])
+    if kind == "mtp":
+        target = mimo(target, random_layer(read_folder(target)[1]), tmp_path / "mimo")
+    pair = open_pair(target, target if kind == "mtp" else GOLDEN / HEADS[kind])
     assert pair.head is not None
     text = Text(target)
     whole = observe_source(target, text, data, pair.head)
     windows = texts_to_read(text, data, 256, 4096)
     layered = observe_layers(pair.target, windows, tmp_path / "inputs", pair.head)
     assert_equal(layered.inputs, whole.inputs)
+    assert "head.fc.weight" in whole.inputs
     for one, other in zip(layered.probes, whole.probes, strict=True):
         assert one.tokens == other.tokens
         np.testing.assert_allclose(one.logits, other.logits, atol=1e-5)

@@ -3,8 +3,9 @@ cannot be expressed is refused by name."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,22 +14,45 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
+from transformers.models.qwen3 import modeling_qwen3 as qwen3_code
 
-from eagle_export import cli
+from conftest import GOLDEN
+from eagle_calib.calibrate import calibrate
+from eagle_export import certificate, cli
 from eagle_export.bundle import export
 from eagle_export.errors import ExportError
 from eagle_export.families.source import load_source
 from eagle_export.graphs import build_head
+from eagle_export.head_check import Continued, HeadCheck, check_head, own_text
 from eagle_export.heads.eager import eager_head, eager_weights, read_rows
 from eagle_export.inspection.report import inspect
 from eagle_export.pair import HeadPart, build_graphs, left_out_note, open_pair
+from eagle_export.source_text import text_starts
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import DTYPE_BITS, read_manifest
 from eagle_runtime.drafting.head import Scratch
 from eagle_runtime.exact_rows import equal_rows
-from mtp_writers import WRITERS, Tensors, mimo, random_layer, read_folder, swapped, write_folder
+from eagle_runtime.text.tokenizer import Text
+from eagle_tools.grow.shape import GrowError, Shape
+from eagle_tools.harden.strength import STRENGTHS, HardenError
+from eagle_train.errors import TrainError
+from eagle_train.head import read_head
+from eagle_train.target import FrozenTarget
+from grow import grow
+from harden import harden
+from mtp_writers import (
+    WRITERS,
+    Tensors,
+    mimo,
+    random_layer,
+    read_folder,
+    speculators,
+    swapped,
+    trained_layer,
+    write_folder,
+)
 
 PROMPT = [5, 17, 3, 60, 41, 2, 33, 8, 19, 4, 55]
 SIZES = {
@@ -85,8 +109,28 @@ def bundle_of(checkpoint: Path) -> Callable[[str], Path]:
     return bundle
 
 
-class Producer(nn.Module):
-    """What modeling_mimo.py of XiaomiMiMo/MiMo-7B (MiMoMTPLayers) says in equations, with transformers' own attention
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A random Qwen3, and a layer for it in a folder of speculators, whose config is a difference from the defaults of
+    transformers (src/speculators/models/mtp/config.py, serialize_transformer_config)."""
+    torch.manual_seed(4)
+    config = Qwen3Config(**SIZES, head_dim=16)
+    model = Qwen3ForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("norm.weight"):
+            nn.init.normal_(parameter, 1, 0.3)
+    folder = tmp_path_factory.mktemp("qwen3")
+    model.save_pretrained(folder / "target")
+    layer = random_layer(config.to_dict(), bias=False)
+    layer |= {f"self_attn.{part}_norm.weight": torch.linspace(0.5, 1.5, 16) for part in "qk"}
+    head = speculators(folder / "target", layer, folder / "head")
+    tensors, stated = read_folder(head)
+    write_folder(head, tensors, stated | {"transformer_layer_config": config.to_diff_dict()})
+    return folder / "target", head
+
+
+class MiMoLayer(nn.Module):
+    """What modeling_mimo.py of XiaomiMiMo/MiMo (MiMoMTPLayers) says in equations, with transformers' own attention
     and MLP, as there; position 0 as in vllm/model_executor/models/mimo_mtp.py."""
 
     def __init__(self, config: Any, layer: Tensors) -> None:
@@ -116,11 +160,39 @@ class Producer(nn.Module):
         return out
 
 
+class SpeculatorsLayer(nn.Module):
+    """What vllm-project/speculators, src/speculators/models/mtp/model_definitions.py (MTPLayerMixin on transformers'
+    Qwen3DecoderLayer) says in equations."""
+
+    def __init__(self, config: Any, folder: Path) -> None:
+        super().__init__()
+        config._attn_implementation = "eager"
+        layer = {name.removeprefix("mtp_layers.0."): tensor for name, tensor in read_folder(folder)[0].items()}
+        norms = ("token_layernorm", "hidden_layernorm", "final_layernorm")
+        self.gains = {name: layer.pop(f"{name}.weight") for name in norms}
+        self.fc, self.eps = layer.pop("input_proj.weight"), config.rms_norm_eps
+        self.block, self.rotary = qwen3_code.Qwen3DecoderLayer(config, 0), qwen3_code.Qwen3RotaryEmbedding(config)
+        self.block.load_state_dict(layer)
+
+    @torch.no_grad()
+    def forward(self, embeddings: Tensor, previous: Tensor) -> Tensor:
+        """As MiMoLayer."""
+
+        def norm(x: Tensor, name: str) -> Tensor:
+            normed: Tensor = x * (x.pow(2).mean(-1, keepdim=True) + self.eps).rsqrt() * self.gains[name]
+            return normed
+
+        count = embeddings.shape[1]
+        x = torch.cat([norm(embeddings, "token_layernorm"), norm(previous, "hidden_layernorm")], -1) @ self.fc.T
+        mask = torch.full((1, 1, count, count), -torch.inf).triu(1)
+        positions = torch.arange(count)[None]
+        x = self.block(x, attention_mask=mask, position_ids=positions, position_embeddings=self.rotary(x, positions))
+        return norm(x[0] if isinstance(x, tuple) else x, "final_layernorm")
+
+
 @torch.no_grad()
-def test_drafts_equal_the_producers_module(bundle_of: Callable[[str], Path], target: Path, layer: Tensors) -> None:
+def assert_drafts(bundle: Path, source: Any, module: nn.Module) -> None:
     """The first drafted token, one after a continuation, and two levels of a tree, each a forward pass of its own."""
-    source = Qwen2ForCausalLM.from_pretrained(target).eval()
-    module = Producer(source.config, layer)
     embed, lm_head = source.get_input_embeddings(), source.lm_head
 
     def hidden_of(tokens: list[int], previous: Tensor) -> Tensor:
@@ -137,7 +209,7 @@ def test_drafts_equal_the_producers_module(bundle_of: Callable[[str], Path], tar
         np.testing.assert_allclose(proposal.log_probs[row], best.values, atol=1e-4)
         assert proposal.tokens[row].tolist() == best.indices.tolist()
 
-    with EagleModel.load(bundle_of("fp32"), threads=1) as model:
+    with EagleModel.load(bundle, threads=1) as model:
         logits, rows = model._target.prefill(PROMPT)
         np.testing.assert_allclose(logits, source(torch.tensor([PROMPT])).logits[0, -1], atol=1e-4)
         np.testing.assert_allclose(rows, features_of(PROMPT)[0], atol=1e-4)
@@ -157,6 +229,19 @@ def test_drafts_equal_the_producers_module(bundle_of: Callable[[str], Path], tar
             assert_row(level, row, child[0, -1])
         own = torch.cat([own, child[:, -1:]], 1)
         assert_row(second, 0, hidden_of([*text, 12, 13], own)[0, -1])
+
+
+def test_drafts_of_mimo_equal_its_own_module(bundle_of: Callable[[str], Path], target: Path, layer: Tensors) -> None:
+    source = Qwen2ForCausalLM.from_pretrained(target).eval()
+    assert_drafts(bundle_of("fp32"), source, MiMoLayer(source.config, layer))
+
+
+def test_drafts_of_speculators_equal_its_own_module(qwen3: tuple[Path, Path], tmp_path: Path) -> None:
+    """Queries and keys are normalised, and heads are wider than the model divided by their number."""
+    target, head = qwen3
+    done = export(target, head, tmp_path / "bundle", certify=False, draft_top_k=10)
+    source = Qwen3ForCausalLM.from_pretrained(target).eval()
+    assert_drafts(done.bundle, source, SpeculatorsLayer(source.config, head))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
@@ -343,3 +428,100 @@ def test_sizes_are_those_of_exports(precision: str, bundle_of: Callable[[str], P
     needs = inspect(str(checkpoint), str(checkpoint)).needs
     (need,) = (each for each in needs if (each.backend, each.precision) == ("cpu", precision))
     assert need.draft is not None and need.draft.stored == pytest.approx(stored, rel=0.005)
+
+
+@dataclass
+class Trained:
+    """The MiMo with a layer that learned its texts. texts: that it generates. layer: see mtp_writers."""
+
+    folder: Path
+    model: Any
+    texts: list[Continued]
+    layer: Tensors
+
+
+@pytest.fixture(scope="module")
+def trained(target: Path) -> Trained:
+    model = load_source(target)
+    starts = text_starts(Text(target), 64, 16, 8, 8, 4096)
+    texts = own_text(model, starts, 48, (), lambda step: None)
+    layer = trained_layer(model, torch.tensor([[*text.start, *text.tokens] for text in texts]))
+    return Trained(mimo(target, layer, target.with_name("trained")), model, texts, layer)
+
+
+def checked(trained: Trained, target: Path, head: Path) -> HeadCheck:
+    part = open_pair(target, head).head
+    assert part is not None
+    return check_head(part, trained.model, trained.texts)
+
+
+def test_a_layer_that_is_read_as_it_was_trained_passes(trained: Trained) -> None:
+    check = checked(trained, trained.folder, trained.folder)
+    assert check.share > 0.85 and check.warning() is None
+    assert check.best is not None and check.best.gain < 0
+
+
+def test_inputs_in_the_other_order_are_named(trained: Trained, target: Path, tmp_path: Path) -> None:
+    layer = trained.layer | {"input_proj.weight": swapped(trained.layer["input_proj.weight"])}
+    folder = mimo(target, layer, tmp_path / "mimo")
+    warning = checked(trained, folder, folder).warning()
+    assert warning is not None
+    assert "with its two inputs in the other order: the file is not written as MiMo MTP writes its own" in warning
+
+
+def test_another_rope_theta_is_named(trained: Trained, tmp_path: Path) -> None:
+    folder = speculators(trained.folder, trained.layer, tmp_path / "head")
+    tensors, config = read_folder(folder)
+    config["transformer_layer_config"]["rope_parameters"]["rope_theta"] = 100.0
+    warning = checked(trained, trained.folder, write_folder(folder, tensors, config)).warning()
+    assert warning is not None and "rope_theta 640000: config.json does not say" in warning
+
+
+def test_an_export_is_checked_and_certified(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the source runs layer by layer."""
+    done = export(trained.folder, trained.folder, tmp_path / "bundle")
+    assert done.manifest.head is not None and done.manifest.head.kind == "mtp"
+    assert done.head_check is not None and done.head_check.share > 0.85
+    assert done.manifest.certificate is not None and done.manifest.certificate.tau > 1.3
+    assert not any("head" in warning for warning in done.warnings)
+
+    def refuse(*_: object) -> None:
+        raise ExportError("comparing takes 40.0 GB of memory and 3.0 GB are free")
+
+    monkeypatch.setattr(certificate, "check_memory", refuse)
+    pair = open_pair(trained.folder, trained.folder)
+    layered = certificate.compare_with_source(pair.target, done.bundle, read_manifest(done.bundle), pair.head)
+    assert layered.certificate.tau == done.manifest.certificate.tau
+    texts = [Continued(list(each.prompt), list(each.continuation)) for each in layered.certificate.prompts]
+    assert pair.head is not None and layered.head is not None
+    whole = check_head(pair.head, trained.model, [text for text in texts if len(text.tokens) > 1])
+    assert (layered.head.rows, layered.head.share) == (whole.rows, whole.share)
+
+
+def test_what_changes_or_trains_heads_refuses_a_layer_by_name(tmp_path: Path) -> None:
+    target = GOLDEN / "target"
+    head = speculators(target, random_layer(read_folder(target)[1], bias=False), tmp_path / "head")
+    with pytest.raises(TrainError, match="multi-token-prediction layer, which is not trained here"):
+        read_head(head, FrozenTarget(target, torch.device("cpu")), "eagle1")
+    with pytest.raises(GrowError, match="only EAGLE heads are grown"):
+        grow(target, [head], tmp_path / "grown", Shape(8, 64, 4, 2, 16, 160))
+    with pytest.raises(HardenError, match="only EAGLE heads can be hardened"):
+        harden(target, [head], tmp_path / "hardened", STRENGTHS["middle"])
+
+
+@pytest.mark.parametrize("settings", [{"precision": "int8-static"}, {"precision": "int8", "draft_vocab": 40}], ids=str)
+def test_a_calibration_of_the_pair_serves_its_own_layer(
+    settings: dict[str, Any], bundle_of: Callable[[str], Path], checkpoint: Path, tmp_path: Path
+) -> None:
+    """Its inputs have the names of the head's tensors, and its borrowed LM head is trimmed to frequent tokens."""
+    data = tmp_path / "texts.jsonl"
+    data.write_text("".join(json.dumps({"ids": PROMPT * (2 + count)}) + "\n" for count in range(4)))
+    calibrate(bundle_of("fp32"), tmp_path / "calibration", data=data, threads=1)
+    done = export(
+        checkpoint, checkpoint, tmp_path / "bundle", calibration=tmp_path / "calibration", certify=False, **settings
+    )
+    assert done.manifest.head is not None
+    assert done.manifest.head.draft_vocab_size == settings.get("draft_vocab", 64)
+    with EagleModel.load(done.bundle, threads=1) as model:
+        plain = model.generate(PROMPT, method="vanilla", max_new_tokens=40, temperature=0.0)
+        assert model.generate(PROMPT, method="eagle", max_new_tokens=40, temperature=0.0).token_ids == plain.token_ids

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,16 @@ import onnxruntime
 import pytest
 import torch
 
+from conftest import GOLDEN
+from eagle_calib import observe
+from eagle_calib.calibration import LEAST_ROWS
+from eagle_export import self_calibration
 from eagle_export.bundle import export
+from eagle_export.errors import ExportError
 from eagle_export.families.registry import FAMILIES
+from eagle_export.inspection.graph_shapes import target_shapes
+from eagle_export.inspection.sizes import graph_bytes
+from eagle_export.layered_recording import observe_layers, texts_to_read
 from eagle_export.pair import Pair, build_graphs, open_pair
 from eagle_export.recipes.plan import apply, plan
 from eagle_export.recipes.routed_experts import RoutedExperts, mixtures
@@ -22,6 +31,7 @@ from eagle_export.weights import graph_spec, save
 from eagle_runtime.exact_rows import find_padding
 from eagle_runtime.session.ort.session import OrtSession
 from eagle_runtime.target import Target
+from eagle_runtime.text.tokenizer import Text
 from eagle_runtime.tree import Tree
 
 VOCAB, HIDDEN, LAYERS, EXPERTS, CHOSEN = 64, 64, 2, 6, 2
@@ -161,3 +171,85 @@ def test_an_expert_without_rows_is_not_computed(pair_of: Callable[[str], Pair], 
     rows = [out.shape[1] for out in session.run([node.output[0] for node in down], feeds)]
     for layer in range(LAYERS):
         assert sorted(rows[layer * EXPERTS : (layer + 1) * EXPERTS]) == [0] * (EXPERTS - CHOSEN) + [2] * CHOSEN
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("texts") / "texts.jsonl"
+    rng = np.random.default_rng(9)
+    lengths = (120, 3, 77)
+    path.write_text("".join(json.dumps({"ids": rng.integers(0, VOCAB, n).tolist()}) + "\n" for n in lengths))
+    return path
+
+
+@pytest.mark.parametrize("model_type", CONFIGS)
+def test_an_expert_is_recorded_with_the_rows_that_are_routed_to_it(
+    model_type: str, pair_of: Callable[[str], Pair], texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same in three ways: transformers' whole model, layer by layer, and the exported graph."""
+    for module in (self_calibration, observe):
+        monkeypatch.setattr(module, "LEAST_ROWS", 1)
+    pair = pair_of(model_type)
+    text = Text(GOLDEN / "target")
+    windows = texts_to_read(text, texts, VOCAB, 256)
+    whole = self_calibration.observe_source(pair.target.folder, text, texts).inputs
+    layered = observe_layers(pair.target, windows, tmp_path / "inputs").inputs
+    done = export(pair.target.folder, None, tmp_path / "bundle", certify=False)
+    with observe.ObservingSession(tmp_path / "bundle/target/model.onnx", done.manifest.target.graph, 1) as session:
+        for window in windows:
+            Target(session, 256).prefill(window)
+        graph = {weight: item.observed for item in session.observed() for weight in item.weights}
+    assert set(whole) == set(layered) == set(graph)
+    experts = [name for name in whole if ".experts." in name]
+    total = sum(map(len, windows))
+    assert sum(whole[name].rows for name in experts if "up_proj" in name) == LAYERS * CHOSEN * total
+    for name in experts:
+        one, seen = whole[name], graph[name]
+        np.testing.assert_array_equal(one.sample, layered[name].sample)
+        assert one.rows == layered[name].rows and 0 <= seen.rows - one.rows <= len(windows)  # a padding row per pass
+        np.testing.assert_allclose(seen.channel_absmax, one.channel_absmax, rtol=1e-4)
+        for row in one.sample:
+            assert np.abs(seen.sample - row).max(-1).min() < 1e-4 * np.abs(row).max()
+
+
+def test_experts_with_few_rows_are_rounded_to_nearest(
+    pair_of: Callable[[str], Pair], texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = pair_of("qwen3_moe")
+    seen = observe_layers(pair.target, texts_to_read(Text(GOLDEN / "target"), texts, VOCAB, 256), tmp_path / "inputs")
+    experts = {f"model.layers.{layer}.mlp.experts.{number}" for layer in range(LAYERS) for number in range(EXPERTS)}
+    recorded = {name.rpartition(".")[0].rpartition(".")[0] for name in seen.inputs if ".experts." in name}
+    assert recorded and recorded < experts, "some have fewer rows than LEAST_ROWS"
+    assert all(each.rows >= LEAST_ROWS for each in seen.inputs.values())
+    for precision in ("int8", "int4", "int8-token", "int4-int8"):
+        recipe = plan("cpu", precision, None, None, recorded=seen.inputs)
+        done = apply(recipe.passes["target"], build_graphs(pair, recipe.traced, 1)["target"])
+        blocks = {name: how for name, how in done.items() if ".experts." in name and "blocks" in how}
+        for name, how in blocks.items():
+            assert ("compensated" in how) == (name in seen.inputs), name
+        assert blocks or precision == "int8-token"
+    attention = {name: each for name, each in seen.inputs.items() if ".experts." not in name}
+    del attention["model.layers.0.self_attn.q_proj.weight"]
+    recipe = plan("cpu", "int8-token", None, None, recorded=attention)
+    graph = build_graphs(pair, recipe.traced, 1)["target"]
+    with pytest.raises(ExportError, match=r"lacks layer 'model\.layers\.0\.self_attn\.q_proj\.weight'"):
+        apply(recipe.passes["target"], graph)
+
+
+def test_other_backends_compute_all_experts_and_say_so(pair_of: Callable[[str], Pair], tmp_path: Path) -> None:
+    folder = pair_of("mixtral").target.folder
+    done = export(folder, None, tmp_path / "bundle", precision="fp16", backend="tensorrt-rtx", certify=False)
+    assert f"all {EXPERTS} experts of a layer are computed for every row" in str(done.warnings)
+    assert len(mixtures(ir.load(tmp_path / "bundle/target/model.onnx"))) == LAYERS
+
+
+@pytest.mark.parametrize("model_type", CONFIGS)
+def test_inspect_counts_the_experts_of_one_row(model_type: str, pair_of: Callable[[str], Pair]) -> None:
+    pair = pair_of(model_type)
+    shapes = target_shapes(pair.family, pair.target, None, None)
+    experts = 4 * LAYERS * EXPERTS * 3 * HIDDEN * 48  # bytes in fp32
+    table = 4 * VOCAB * HIDDEN
+    cpu, card = graph_bytes(shapes, "cpu", "fp32", "target"), graph_bytes(shapes, "cuda", "fp32", "target")
+    assert cpu.stored == card.stored
+    assert card.stored - card.read == table
+    assert cpu.stored - cpu.read == pytest.approx(table + experts * (1 - CHOSEN / EXPERTS), abs=8)

@@ -116,6 +116,16 @@ class Llama:
             "t2d": kept,
         }
 
+    def mtp(self) -> dict[str, torch.Tensor]:
+        """In the layout of speculators."""
+        names = ("token_layernorm", "hidden_layernorm", "final_layernorm")
+        norms = {f"mtp_layers.0.{name}.weight": ones(HIDDEN) for name in names}
+        return (
+            self.layer("mtp_layers.0.", HIDDEN)
+            | norms
+            | {"mtp_layers.0.input_proj.weight": gaussian(HIDDEN, 2 * HIDDEN)}
+        )
+
     def layer(self, prefix: str, width: int) -> dict[str, torch.Tensor]:
         q, kv = self.num_heads * self.head_dim, self.kv_heads * self.head_dim
         shapes = {
@@ -177,6 +187,17 @@ def test_golden_pair(kind: str, engines_of: Callable[[str], tuple[Path, Built]])
         assert faults(ir.load(bundle / model.graph.file)) == set()
         assert {kernel.profile for kernel in engine.kernels} == {0, 1}
         check_attention(engine.kernels, model.num_layers)
+
+
+def test_multi_token_prediction(folder: Path) -> None:
+    """MiMo's layer, whose first row leaves out its token. It is narrow inside."""
+    llama = Llama(1, 8, 2, 128, 256)
+    target = llama.write(
+        folder / "target", llama.target() | {f"model.{name}": each for name, each in llama.mtp().items()}
+    )
+    done = export(target, target, folder / "bundle", precision="fp16", certify=False)
+    assert done.manifest.head is not None and done.manifest.head.kind == "mtp"
+    check_bundle(done.bundle)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

@@ -43,6 +43,10 @@ def read_head(folder: Path, target: FrozenTarget, kind: HeadKind) -> HeadPart:
     part = open_pair(target.checkpoint.folder, folder).head
     assert part is not None
     shape = part.config
+    if shape.kind == "mtp":
+        raise TrainError(
+            f"{folder} holds a multi-token-prediction layer, which is not trained here; give an EAGLE head"
+        )
     if shape.kind != kind:
         raise TrainError(f"{folder} is an {shape.kind} head, not an {kind} one; train it as what it is")
     new = target.head_config(kind, shape.draft_vocab_size)

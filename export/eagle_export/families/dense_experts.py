@@ -3,7 +3,8 @@ did not choose it.
 
 So a row's result does not depend on where the others of its forward pass are sent, as it would if rows were gathered by
 expert: engines add up products of one row and of several in different orders. The price is arithmetic and memory
-traffic for all experts, where a row needs num_experts_per_tok of them.
+traffic for all experts, where a row needs num_experts_per_tok of them. For CPUs the traced graph is rewritten
+(recipes/routed_experts.py).
 
 Shapes: T rows, H hidden, E experts, k experts per row.
 """

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 MODULE = "mlp"  # of a decoder layer
@@ -22,6 +23,14 @@ class Experts:
     count: Callable[[Any], int]
     width: Callable[[Any], int]
     renormalised: Callable[[Any], bool]
+
+    def counts(self, config: Mapping[str, Any]) -> tuple[int, int] | None:
+        """Returns E and k of a config.json; None where it leaves them to the defaults of transformers."""
+        names = {"num_experts": config.get("num_local_experts")}  # as newer releases write it, for Qwen3-MoE
+        try:
+            return self.count(SimpleNamespace(**{**names, **config})), int(config["num_experts_per_tok"])
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return None
 
     def parameter(self, name: str) -> str:
         """Returns the name that a checkpoint's tensor has here."""

@@ -1,4 +1,4 @@
-"""MiMo-7B, which runs Qwen2's code: its own class is derived from Qwen2ForCausalLM (XiaomiMiMo/MiMo-7B,
+"""MiMo-7B, which runs Qwen2's code: its own class is derived from Qwen2ForCausalLM (XiaomiMiMo/MiMo,
 modeling_mimo.py), with a multi-token-prediction layer that the target itself does not run.
 
 Code of a checkpoint is never run."""

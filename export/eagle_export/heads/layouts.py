@@ -78,7 +78,7 @@ LAYOUTS = (
     HeadLayout(
         "MiMo MTP",
         "mtp",
-        source="XiaomiMiMo/MiMo-7B: modeling_mimo.py; vllm-project/vllm: vllm/model_executor/models/mimo_mtp.py",
+        source="XiaomiMiMo/MiMo: modeling_mimo.py; vllm-project/vllm: vllm/model_executor/models/mimo_mtp.py",
         names=MIMO,
         hidden_first=True,
         masks_first=True,

@@ -81,7 +81,7 @@ def target_facts(whole: Checkpoint) -> TargetFacts:
     head_dim = sizes.integer("head_dim", _head_dim(target, hidden, heads))
     parameters = sum(prod(each.shape) for each in target.tensors.values())
     readable = None if problems else family
-    experts = None if readable is None else _experts(readable, config)
+    experts = None if readable is None or readable.experts is None else readable.experts.counts(config)
     facts = TargetFacts(
         name=str(target.folder),
         model_type=str(target.config.get("model_type")),
@@ -164,15 +164,6 @@ def _context(family: Family, config: Mapping[str, Any]) -> int | None:
     return family.context(SimpleNamespace(**{**config, "rope_parameters": rope}))
 
 
-def _experts(family: Family, config: Mapping[str, Any]) -> tuple[int, int] | None:
-    if family.experts is None:
-        return None
-    try:
-        return family.experts.count(SimpleNamespace(**config)), int(config["num_experts_per_tok"])
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return None  # left to the defaults of transformers
-
-
 def _active(target: Checkpoint, experts: tuple[int, int]) -> int:
     """Parameters that one row needs."""
     count, chosen = experts
@@ -188,7 +179,7 @@ def _notes(family: Family | None, config: Mapping[str, Any], experts: tuple[int,
         notes.append("its attention has bounded scores, which TensorRT cannot run: for backend cpu or cuda alone")
     if experts is not None:
         notes.append(
-            f"all {experts[0]} experts of a layer are computed for every row, not only the {experts[1]} it needs"
+            f"backend cpu reads the {experts[1]} experts of a layer that a row needs; the others all {experts[0]}"
         )
     return notes
 

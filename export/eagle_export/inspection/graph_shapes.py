@@ -39,7 +39,9 @@ def target_shapes(
             elif name.startswith(READER):
                 numbers += prod(tensor.shape)
     rows, width = tensors[EMBEDDING].shape
-    return GraphShapes(alike(layers), (EMBEDDING, (rows, width)), LM_HEAD not in tensors, numbers)
+    return GraphShapes(
+        alike(layers), (EMBEDDING, (rows, width)), LM_HEAD not in tensors, numbers, chosen=_chosen(family, target)
+    )
 
 
 def draft_shapes(target: Checkpoint, head: Checkpoint, config: HeadConfig) -> GraphShapes:
@@ -76,6 +78,12 @@ def _is_layer(name: str, tensor: StoredTensor) -> bool:
 def _is_router(family: Family, name: str) -> bool:
     """Whether a matrix chooses experts: it is computed in a wider type, and stays as it is."""
     return family.experts is not None and name.endswith(f".{family.experts.block}.gate.weight")
+
+
+def _chosen(family: Family, target: Checkpoint) -> float:
+    """The share of a layer's experts that one row needs."""
+    counts = None if family.experts is None else family.experts.counts(target.config)
+    return 1.0 if counts is None else counts[1] / counts[0]
 
 
 def _before(name: str) -> Before:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from eagle_export.recipes.attention import ExactAttention
 from eagle_export.recipes.graph import Linear, fed_by_product, is_lm_head
 from eagle_export.recipes.graph_pass import Pass
-from eagle_export.recipes.plan import AUTO, RECIPES, Passes, Recipe
+from eagle_export.recipes.plan import AUTO, RECIPES, Passes, Recipe, routes_experts
 from eagle_export.recipes.qdq import Int8Static, Int8Weights
 from eagle_export.recipes.smooth import Smooth
 
@@ -41,19 +41,21 @@ class Layers:
 @dataclass(frozen=True, slots=True)
 class GraphShapes:
     """A graph's weights. layers: without a tied LM head. table: name and shape [V, H] of the embedding. tied: whether
-    it is also the LM head. numbers: of all other tensors in floats; rest: bytes of those in whole numbers."""
+    it is also the LM head. numbers: of all other tensors in floats; rest: bytes of those in whole numbers. chosen: the
+    share of a layer's experts that one row needs."""
 
     layers: tuple[Layers, ...]
     table: tuple[str, tuple[int, int]]
     tied: bool
     numbers: int
     rest: int = 0
+    chosen: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class GraphBytes:
-    """stored: bytes of a graph's weights. read: of those that a forward pass reads, which are all but the rows of the
-    embedding that no token asks for."""
+    """stored: bytes of a graph's weights. read: of those that a forward pass over one row reads, which are all but the
+    rows of the embedding that no token asks for, and the experts that it does not choose."""
 
     stored: int
     read: int
@@ -93,7 +95,8 @@ def graph_bytes(shapes: GraphShapes, backend: str, precision: str, graph: str) -
             continue  # the recipes' small constants
         size = int(value.const_value.nbytes) * counts[owner]
         stored += int(size)
-        read += 0 if _only_looked_up(value) else int(size)
+        share = shapes.chosen if ".experts." in owner and routes_experts(backend) else 1.0
+        read += 0 if _only_looked_up(value) else int(share * size)
     return GraphBytes(int(stored), int(read))
 
 

@@ -235,6 +235,11 @@ class Plan:
     passes: dict[str, Passes]
 
 
+def routes_experts(backend: str) -> bool:
+    """Whether experts are computed for the rows that are routed to them alone (routed_experts.py)."""
+    return backend == "cpu"
+
+
 def default_draft_precision(backend: str, precision: str) -> str:
     """The precision of a head next to a target of this precision, if none is asked for."""
     recipe = RECIPES[backend].get(precision)
