@@ -20,7 +20,7 @@ from transformers.models.qwen3 import modeling_qwen3 as qwen3_code
 
 from conftest import GOLDEN
 from eagle_calib.calibrate import calibrate
-from eagle_export import cli
+from eagle_export import certificate, cli
 from eagle_export.bundle import export
 from eagle_export.errors import ExportError
 from eagle_export.families.source import load_source
@@ -477,12 +477,25 @@ def test_another_rope_theta_is_named(trained: Trained, tmp_path: Path) -> None:
     assert warning is not None and "rope_theta 640000: config.json does not say" in warning
 
 
-def test_an_export_is_checked_and_certified(trained: Trained, tmp_path: Path) -> None:
+def test_an_export_is_checked_and_certified(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the source runs layer by layer."""
     done = export(trained.folder, trained.folder, tmp_path / "bundle")
     assert done.manifest.head is not None and done.manifest.head.kind == "mtp"
     assert done.head_check is not None and done.head_check.share > 0.85
     assert done.manifest.certificate is not None and done.manifest.certificate.tau > 1.3
     assert not any("head" in warning for warning in done.warnings)
+
+    def refuse(*_: object) -> None:
+        raise ExportError("comparing takes 40.0 GB of memory and 3.0 GB are free")
+
+    monkeypatch.setattr(certificate, "check_memory", refuse)
+    pair = open_pair(trained.folder, trained.folder)
+    layered = certificate.compare_with_source(pair.target, done.bundle, read_manifest(done.bundle), pair.head)
+    assert layered.certificate.tau == done.manifest.certificate.tau
+    texts = [Continued(list(each.prompt), list(each.continuation)) for each in layered.certificate.prompts]
+    assert pair.head is not None and layered.head is not None
+    whole = check_head(pair.head, trained.model, [text for text in texts if len(text.tokens) > 1])
+    assert (layered.head.rows, layered.head.share) == (whole.rows, whole.share)
 
 
 def test_what_changes_or_trains_heads_refuses_a_layer_by_name(tmp_path: Path) -> None:
