@@ -17,7 +17,7 @@ import torch
 from conftest import GOLDEN
 from eagle_calib import observe
 from eagle_calib.calibration import LEAST_ROWS
-from eagle_export import self_calibration
+from eagle_export import data_file, recording, self_calibration
 from eagle_export.bundle import export
 from eagle_export.errors import ExportError
 from eagle_export.families.registry import FAMILIES
@@ -234,6 +234,38 @@ def test_experts_with_few_rows_are_rounded_to_nearest(
     graph = build_graphs(pair, recipe.traced, 1)["target"]
     with pytest.raises(ExportError, match=r"lacks layer 'model\.layers\.0\.self_attn\.q_proj\.weight'"):
         apply(recipe.passes["target"], graph)
+
+
+@pytest.mark.usefixtures("fresh_traces")
+def test_a_stopped_export_goes_on(
+    pair_of: Callable[[str], Pair], texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With inputs recorded layer by layer, and with the whole model: the same bytes."""
+    target = pair_of("olmoe").target.folder
+
+    def exported(name: str) -> dict[str, str]:
+        return export(target, None, tmp_path / name, precision="int4", certify=False, calibrate=texts).manifest.files
+
+    def refuse(*_: object) -> None:
+        raise ExportError("comparing takes 40.0 GB of memory and 3.0 GB are free")
+
+    whole = exported("whole")
+    monkeypatch.setattr(recording, "check_memory", refuse)
+    write = data_file._write
+    sizes: list[int] = []
+
+    def writing(file: Any, content: memoryview) -> None:
+        if len(sizes) == 40:
+            raise KeyboardInterrupt
+        write(file, content)
+        sizes.append(content.nbytes)
+
+    monkeypatch.setattr(data_file, "_write", writing)
+    with pytest.raises(KeyboardInterrupt):
+        exported("stopped")
+    monkeypatch.setattr(data_file, "_write", write)
+    assert exported("stopped") == whole
+    assert not [path for path in tmp_path.iterdir() if path.name not in ("whole", "stopped")]
 
 
 def test_other_backends_compute_all_experts_and_say_so(pair_of: Callable[[str], Pair], tmp_path: Path) -> None:
