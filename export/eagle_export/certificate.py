@@ -258,8 +258,6 @@ def _fits_whole(source: Checkpoint, bundle: Path, manifest: Manifest) -> bool:
     except ExportError:
         engine = 2 * stored if manifest.precision["target"] == "fp16" else stored  # ONNX Runtime widens fp16 on CPUs
         _check_free(engine + 4 * layer_numbers(source))
-    if family_of(source).experts is not None:
-        raise ExportError("transformers holds the experts in other layers than the graph does")
     return False
 
 

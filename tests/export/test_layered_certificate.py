@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
+from transformers import OlmoeConfig, OlmoeForCausalLM
 
 from conftest import GOLDEN, HEADS, load_trace
 from eagle_export import certificate as module
@@ -55,6 +57,21 @@ def test_the_certificate_is_that_of_the_whole_source(
     assert other.kl == pytest.approx(one.kl, rel=1e-2, abs=1e-9)
     assert "comparing with the source (run 1, layer 8 of 8)" in steps
     assert any("run 2" in step for step in steps) == (one.agreement < 1)
+
+
+def test_the_certificate_of_a_mixture_of_experts(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Its experts are read into the modules of transformers' layers."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 64}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    config = OlmoeConfig(**sizes, **heads, num_experts=4, num_experts_per_tok=2, pad_token_id=None)
+    OlmoeForCausalLM(config).save_pretrained(tmp_path / "target")
+    whole = export(tmp_path / "target", None, tmp_path / "whole").manifest.certificate
+    request.getfixturevalue("small_memory")
+    layered = export(tmp_path / "target", None, tmp_path / "layered").manifest.certificate
+    assert whole is not None and layered is not None
+    assert [each.continuation for each in layered.prompts] == [each.continuation for each in whole.prompts]
+    assert layered.agreement == whole.agreement == 1
 
 
 def test_any_draft_gives_the_source_s_tokens(prompts: list[list[int]]) -> None:

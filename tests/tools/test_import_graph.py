@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 GRAPH = read_graph(ROOT)
 MOST_LINES = 350  # of a file of the runtime
 MOST_LINES_ELSEWHERE = 400  # of other sources; tests may be longer
-# Of all files of the runtime together: as of 02fa2d8, and 29 for int8 caches, 73 for huge pages and stops, 120 for texts
-# that go on from one answer to the next.
+# Of all files of the runtime together: as of 02fa2d8, and 29 for int8 caches, 73 for huge pages and stops, 120 for
+# texts that go on.
 RUNTIME_LINES = 8435
 
 
