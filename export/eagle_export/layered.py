@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from eagle_calib.errors import CalibrationError
 from eagle_export.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
+from eagle_export.continuations import first_line
 from eagle_export.errors import ExportError
 from eagle_export.families.config import read_config
 from eagle_export.families.fused_experts import fused_experts, read_fused
@@ -38,9 +39,9 @@ def run_errors(checkpoint: Checkpoint) -> Iterator[None]:
     except (ExportError, CalibrationError, OSError):
         raise
     except Exception as error:  # transformers raises many kinds
-        lines = str(error).strip().splitlines() or ["no message"]
-        reason = f"{type(error).__name__}: {lines[0][:200]}"
-        raise ExportError(f"transformers does not run {checkpoint.folder} layer by layer ({reason})") from None
+        raise ExportError(
+            f"transformers does not run {checkpoint.folder} layer by layer ({first_line(error)})"
+        ) from None
 
 
 def layer_numbers(checkpoint: Checkpoint) -> int:

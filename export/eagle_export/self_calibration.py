@@ -23,6 +23,7 @@ from eagle_calib.errors import CalibrationError
 from eagle_calib.observe import InputStatistics
 from eagle_calib.texts import read_windows
 from eagle_export.checkpoint import EMBEDDING, LM_HEAD
+from eagle_export.continuations import first_line
 from eagle_export.errors import ExportError
 from eagle_export.families.fused_experts import expert_inputs, fused_experts
 from eagle_export.families.source import load_source
@@ -85,9 +86,7 @@ def observe_source(
     except (ExportError, CalibrationError):
         raise
     except Exception as error:  # transformers, safetensors and a full memory raise many kinds
-        lines = str(error).strip().splitlines() or ["no message"]
-        reason = f"{type(error).__name__}: {lines[0][:200]}"
-        raise ExportError(f"transformers does not run {folder} ({reason})") from None
+        raise ExportError(f"transformers does not run {folder} ({first_line(error)})") from None
     finally:
         transformers_logging.enable_progress_bar()
 

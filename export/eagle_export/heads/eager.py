@@ -53,10 +53,7 @@ def eager_head(
 def eager_weights(part: HeadPart, model: Any) -> dict[str, Tensor]:
     """The head's parameters in fp32. model: its target in transformers, whose own weights are what the head borrows and
     are not copied."""
-    with torch.device("meta"):
-        names = list(build_head(part.config).state_dict())
-    stored = part.checkpoint.tensors
-    weights = {name: stored[name].read().float() for name in names if name in stored}
+    weights = _stored_weights(part, without="" if part.own_embedding else TABLE)
     if not part.own_embedding:
         weights[TABLE] = model.get_input_embeddings().weight
     if part.config.borrows:
@@ -69,17 +66,22 @@ def weights_for_tokens(
 ) -> tuple[dict[str, Tensor], TokenRows]:
     """As eager_weights, read from the target's checkpoint, with an embedding for these tokens alone. lm_head: whether
     an LM head that the head borrows is read; else it gets rows of the embedding, whose outputs mean nothing."""
-    with torch.device("meta"):
-        names = list(build_head(part.config).state_dict())
-    stored = part.checkpoint.tensors
-    weights = {name: stored[name].read().float() for name in names if name in stored and name != TABLE}
+    weights = _stored_weights(part, without=TABLE)
     ids = sorted(set(tokens))
-    table = stored[TABLE] if part.own_embedding else target.tensors[EMBEDDING]
+    table = part.checkpoint.tensors[TABLE] if part.own_embedding else target.tensors[EMBEDDING]
     rows = table.read()[ids].float()
     if part.config.borrows:
         borrowed = target.tensors.get(LM_HEAD, target.tensors[EMBEDDING])
         weights[LM_HEAD] = borrowed.read().float() if lm_head else rows[:1].expand(borrowed.shape)
     return weights, TokenRows(torch.tensor(ids), rows)
+
+
+def _stored_weights(part: HeadPart, without: str) -> dict[str, Tensor]:
+    """The head's own parameters in fp32, without one of them."""
+    with torch.device("meta"):
+        names = build_head(part.config).state_dict()
+    stored = part.checkpoint.tensors
+    return {name: stored[name].read().float() for name in names if name in stored and name != without}
 
 
 def features_of(head: Eagle1Head | Eagle3Head, taps: Sequence[int], hidden: Hidden) -> Tensor:
