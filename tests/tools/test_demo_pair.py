@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import re
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 from eagle_export.bundle import export
 from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.coupling import GumbelRanker, NoiseWeight, RankedHead
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter
+from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import generate
 from eagle_runtime.sampling import Sampler
 from eagle_tools.acceptance import measure
@@ -37,6 +39,7 @@ def test_it_is_small_and_in_fp16() -> None:
         "README.md",
         "edits.jsonl",
         "heldout.jsonl",
+        "target/chat_template.jinja",
         "target/config.json",
         "target/generation_config.json",
         "target/model.safetensors",
@@ -65,6 +68,34 @@ def card(head: str, tree: str, temperature: int) -> float:
     )
     assert row is not None
     return float(row[1])
+
+
+def test_its_chat_template_makes_code_to_complete(bundles: dict[str, Path]) -> None:
+    """The bundle's prompts are those of transformers; code goes in as it stands, so that figures are those of text."""
+    source = AutoTokenizer.from_pretrained(PAIR / "target")
+    system = {"role": "system", "content": "Be brief.\n\nNo classes."}
+    question, answer = {"role": "user", "content": ' Say """hi""". '}, {"role": "assistant", "content": "\n    pass\n"}
+    parts: dict[str, Any] = {"role": "user", "content": [{"type": "text", "text": "def f(x):"}]}
+    asked = "def answer(x):\n    \"\"\"Say '''hi'''.\"\"\""
+    chats: dict[str, list[Any]] = {
+        f"<|endoftext|>{asked}": [question],
+        f"<|endoftext|># Be brief.\n# \n# No classes.\n{asked}": [system, question],
+        f"<|endoftext|>{asked}\n    pass\n<|endoftext|>{asked}": [question, answer, question],
+        f"def f(x):\n    pass\n<|endoftext|>{asked}": [parts, answer, question],
+        f"<|endoftext|>{asked}<|endoftext|>def f(x):": [question, parts],
+    }
+    with EagleModel.load(bundles["eagle1"]) as model:
+        for prompt, chat in chats.items():
+            assert model.text.render(chat) == prompt
+            assert source.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) == prompt
+        for name in ("heldout.jsonl", "edits.jsonl"):
+            for text in (row.turns[0] for row in read_questions(PAIR / name)):
+                assert model.text.encode([{"role": "user", "content": text}]) == model.text.encode(text)
+        with pytest.raises(RequestError, match=r"chat_template\.jinja refuses the messages: .*, not tool"):
+            model.text.render([question, {"role": "tool", "content": "7"}])
+        body = model.generate([{"role": "user", "content": "Print hello."}], max_new_tokens=96)
+    assert body.finish_reason == "stop"
+    ast.parse(f'def answer(x):\n    """Print hello."""{body.text}')
 
 
 @pytest.mark.parametrize("head", HEADS)
