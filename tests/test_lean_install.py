@@ -95,7 +95,7 @@ def test_it_decodes_the_same_tokens(device: Path, bundle_of: Callable[..., Path]
     result = json.loads(done.stdout)
     assert tuple(result["token_ids"]) == wanted.token_ids
     assert len(set(wanted.token_ids)) > 3, "a constant output would prove little"
-    assert result["stats"]["tau"] == wanted.stats.tau > 1
+    assert result["usage"]["tau"] == wanted.usage.tau > 1
     assert done.stderr == ""
 
 

@@ -87,7 +87,7 @@ def test_lookup_says_what_the_target_says(
             settings: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, **sampling}
             drafted = model.generate(prompt, tree=tree, on_cycle=cycles.append, **settings)
             assert drafted.token_ids == model.generate(prompt, method="vanilla", **settings).token_ids
-            assert drafted.stats.method == "lookup"
+            assert drafted.usage.method == "lookup"
     assert sum(cycle.step.num_accepted for cycle in cycles) > 20
 
 
@@ -120,7 +120,7 @@ def test_what_needs_a_head_is_refused(settings: dict[str, Any], says: str, model
 def test_the_command_decodes_and_refuses(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = [str(bundle), "--prompt", "one two one two one", "--max-new-tokens", "8", "--threads", "1"]
     assert run_main([*argv, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["stats"]["method"] == "lookup"
+    assert json.loads(capsys.readouterr().out)["usage"]["method"] == "lookup"
     assert run_main([*argv, "--method", "eagle"]) == 2
     assert "the bundle has no draft head" in only_line(capsys)
 

@@ -62,8 +62,8 @@ def replay(model: EagleModel, prompts: Sequence[Sequence[int]], *, drafts: bool)
 
 def mean_tau(results: Sequence[Result]) -> float:
     """Returns the tokens per target pass over all results."""
-    passes = sum(result.stats.target_passes for result in results)
-    return sum(result.stats.new_tokens - 1 for result in results) / passes if passes else 1.0
+    passes = sum(result.usage.target_passes for result in results)
+    return sum(result.usage.new_tokens - 1 for result in results) / passes if passes else 1.0
 
 
 def compare(model: EagleModel, prompts: Sequence[GoldenPrompt]) -> Comparison:

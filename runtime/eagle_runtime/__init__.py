@@ -13,11 +13,24 @@ from eagle_runtime.bundle.fidelity import FidelityWarning
 from eagle_runtime.drafting.drafter import Drafter
 from eagle_runtime.drafting.shapes import TreeShape
 from eagle_runtime.eagle_model import EagleModel
-from eagle_runtime.errors import BackendError, BundleError, BusyError, ClosedError, EagleError, RequestError
+from eagle_runtime.errors import (
+    BackendError,
+    BundleError,
+    BusyError,
+    ClosedError,
+    ConstraintError,
+    ContextError,
+    ConversationFileError,
+    EagleError,
+    MemoryLimitError,
+    RequestError,
+    TemplateError,
+)
 from eagle_runtime.generate import Cycle
-from eagle_runtime.result import Piece, Result, Stats
+from eagle_runtime.result import Piece, Result, Stop, Token, Usage
 from eagle_runtime.sampling import SamplingParams
 from eagle_runtime.tree import Tree
+from eagle_runtime.turn import Turn
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent unless the application asks
 
@@ -26,16 +39,24 @@ __all__ = [
     "BundleError",
     "BusyError",
     "ClosedError",
+    "ConstraintError",
+    "ContextError",
+    "ConversationFileError",
     "Cycle",
     "Drafter",
     "EagleError",
     "EagleModel",
     "FidelityWarning",
+    "MemoryLimitError",
     "Piece",
     "RequestError",
     "Result",
     "SamplingParams",
-    "Stats",
+    "Stop",
+    "TemplateError",
+    "Token",
     "Tree",
     "TreeShape",
+    "Turn",
+    "Usage",
 ]

@@ -105,7 +105,7 @@ def _report(result: Result, as_json: bool) -> None:
     if as_json:
         print(json.dumps(dataclasses.asdict(result)), flush=True)
         return
-    stats = result.stats
+    stats = result.usage
     print(flush=True)
     print(
         f"[{stats.new_tokens} tokens, {stats.tokens_per_s:.1f} per second, {stats.tau:.2f} per target pass, "

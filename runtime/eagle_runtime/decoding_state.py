@@ -11,13 +11,24 @@ texts alone, and not on how the earlier one was drafted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.target import Features, Target
 from eagle_runtime.tree import Float
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A part of a text that was read. count: tokens read so far, those that were known included; logits [V]: after the
+    last of them; features [n, Hd]: of the part's n rows."""
+
+    count: int
+    logits: Float
+    features: Features
 
 
 class DecodingState:
@@ -27,6 +38,7 @@ class DecodingState:
         self.target = target
         self.head = head
         self.tokens: list[int] = []
+        self.reused = 0  # rows that were there when the latest text was read
 
     def align(self, ids: Sequence[int]) -> int:
         """Drop what does not belong to a text that begins with `ids`, or goes on from them. Returns the number of rows
@@ -39,15 +51,16 @@ class DecodingState:
         del self.tokens[same:]
         return kept
 
-    def read(self, ids: Sequence[int]) -> tuple[Float, Features]:
-        """Make `ids` the text, of which the target reads what it has not. Returns the logits [V] after the last token,
-        and the features [n, Hd] of the n rows that were read."""
-        kept = self.align(ids)
-        logits, features = self.target.prefill(ids[kept:], kept)
-        self.tokens = list(ids)
-        if self.head is not None:
-            self.head.note(features)
-        return logits, features
+    def read(self, ids: Sequence[int]) -> Iterator[Chunk]:
+        """Make `ids`, one or more, the text, of which the target reads what it has not, a chunk of rows at a time."""
+        kept = self.reused = self.align(ids)
+        for start in range(kept, len(ids), self.target.chunk):
+            chunk = ids[start : start + self.target.chunk]
+            logits, features = self.target.read(chunk)
+            self.tokens[start:] = chunk
+            if self.head is not None:
+                self.head.note(features)
+            yield Chunk(len(self.tokens), logits, features)
 
     def emit(self, tokens: Sequence[int], features: Features) -> None:
         """Add the tokens of a verification, whose rows the target has kept. features [n, Hd]: of these rows."""

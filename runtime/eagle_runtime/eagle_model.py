@@ -3,46 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import secrets
-import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from eagle_runtime.arguments import checked_ids, checked_int, short_repr
-from eagle_runtime.bundle.manifest import TreeKind
+from eagle_runtime.arguments import checked_int, short_repr
 from eagle_runtime.decoding_state import DecodingState
-from eagle_runtime.drafting.acceptance import AcceptanceStats
-from eagle_runtime.drafting.choose import (
-    NO_HEAD,
-    Choice,
-    FixedTree,
-    LookupChain,
-    Method,
-    Sizes,
-    Vanilla,
-    choose_drafter,
-    default_method,
-)
-from eagle_runtime.drafting.cost_aware import CostAwareDrafter
+from eagle_runtime.drafting.choose import NO_HEAD, Method, default_method
 from eagle_runtime.drafting.costs.measurement import measure
 from eagle_runtime.drafting.costs.model import Costs
 from eagle_runtime.drafting.costs.storage import NOTABLE
-from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, NoiseWeight, RankedHead
-from eagle_runtime.drafting.drafter import CheckedDrafter, Drafter, NoDraft
+from eagle_runtime.drafting.coupling import GumbelRanker, NoiseWeight, RankedHead
 from eagle_runtime.drafting.head import Head
-from eagle_runtime.drafting.lookup import LookupDrafter
-from eagle_runtime.drafting.shapes import EagleDrafter, TreeShape
-from eagle_runtime.errors import ClosedError, RequestError
-from eagle_runtime.generate import Cycle, generate
+from eagle_runtime.errors import ClosedError, ContextError, RequestError
+from eagle_runtime.generate import steps
 from eagle_runtime.loading import OpenBundle, open_bundle
-from eagle_runtime.result import Piece, Result, StopCondition, Stream, stats_of
+from eagle_runtime.output import Output
+from eagle_runtime.request import Request, request_of
+from eagle_runtime.result import Result
 from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.session.protocol import Session
 from eagle_runtime.text.tokenizer import Message
 from eagle_runtime.threads.scheduler import Lease, Scheduler
 from eagle_runtime.tree import Float
+from eagle_runtime.turn import Turn, TurnState, Work, decode
 
 Prompt = str | Sequence[int] | Sequence[Message]
 
@@ -80,6 +66,8 @@ class EagleModel:
         self._costs = bundle.costs
         self._acceptance = bundle.acceptance
         self._scheduler = Scheduler(self._engines)
+        self._executor: ThreadPoolExecutor | None = None
+        self._worker_lock = threading.Lock()
 
     @classmethod
     def load(
@@ -141,29 +129,21 @@ class EagleModel:
                     return piece.result
         raise AssertionError("a stream ends with a result")
 
-    def stream(
-        self,
-        prompt: Prompt,
-        *,
-        max_new_tokens: int = 256,
-        method: Method | None = None,
-        tree: TreeKind | TreeShape | None = None,
-        total_token: int | None = None,
-        depth: int | None = None,
-        draft_top_k: int | None = None,
-        drafter: Drafter | None = None,
-        stop_token_ids: Sequence[int] = (),
-        ignore_eos: bool = False,
-        on_cycle: Callable[[Cycle], None] | None = None,
-        sampling: SamplingParams | None = None,
-        seed: int | None = None,
-        **settings: Any,
-    ) -> Stream:
+    def count_tokens(self, prompt: Prompt) -> int:
+        """Returns the number of tokens of a prompt, given as to `stream`. Raises RequestError."""
+        return len(self.text.encode(prompt))
+
+    def stream(self, prompt: Prompt, **settings: Any) -> Turn:
         """Decode piece by piece.
 
-        prompt: text, token ids, or chat messages ({"role", "content"} dicts, for the bundle's template).
-        max_new_tokens: the output also ends where the context is full. stop_token_ids: end the output, as do the
-        model's end-of-sequence ids unless ignore_eos. on_cycle: called with each Cycle after its verification.
+        prompt: text, token ids, or chat messages ({"role", "content"} dicts, for the bundle's template). The settings:
+
+        - max_new_tokens (256): the output also ends where the context is full. min_new_tokens (0): no end-of-sequence
+          or stop token is drawn, and no stop string counts, before so many. stop: a string or up to 16, before which
+          the text ends. stop_token_ids: end the output, as do the model's end-of-sequence ids unless ignore_eos.
+        - logprobs: record the log-probability of each token, and of so many of the likeliest (0 to 20).
+        - on_cycle: called with each Cycle after its verification. on_prefill: called with the tokens of a long prompt
+          that are read so far, and all of them, after each chunk but the last.
 
         What drafts changes the speed, not the output. method: "vanilla" (no drafts), "lookup" (n-gram matches),
         "eagle" (the head) or "eagle+lookup" (both); None takes `default_method`, or "eagle" if the tree asked for is
@@ -171,35 +151,20 @@ class EagleModel:
         bundle's, and a dynamic tree if total_token or depth is given. A cost-aware tree is sized by measured costs (see
         `costs`). tree may also be a TreeShape, drafter a drafting.drafter.Drafter of your own, new for each call.
 
-        How tokens are sampled: sampling, or its fields as keyword settings, such as temperature=0.7; a field may be set
-        in one of the two. seed: None takes that of `sampling`, or a random one, which the statistics report.
+        How tokens are sampled: sampling, a SamplingParams, or its fields as keyword settings, as temperature=0.7; a
+        field may be set in one of the two. seed: None takes that of `sampling`, or a random one, which the figures
+        report.
 
         Raises RequestError and ClosedError at once; pieces raise these too, and BusyError."""
         self._engines.check()
-        params = _sampling_params(sampling, settings if seed is None else {**settings, "seed": seed})
-        tokens = self._checked_prompt(prompt)
-        max_new_tokens = checked_int("max_new_tokens", max_new_tokens, 1)
-        sampler = Sampler(params, tokens, self.manifest.target.vocab_size)
-        sizes, top_k = Sizes(total_token, depth, draft_top_k), None if self._head is None else self._head.top_k
-        if drafter is None:
-            method, choice = choose_drafter(method, tree, sizes, self.manifest.tree_defaults, top_k)
-            drafter = self._drafter(choice, method, sampler)
-        elif (method, tree, *sizes) != (None,) * 5:
-            raise RequestError("a drafter of your own takes no method, tree or sizes of a tree; leave them out")
-        else:
-            checked = CheckedDrafter(drafter, self.manifest.target.vocab_size)
-            drafter = NoDraft(self._costs) if self._drafts_are_off else checked
-        eos = () if ignore_eos else self.manifest.target.eos_token_ids
-        stop_ids = frozenset({*checked_ids("stop_token_ids", stop_token_ids), *eos})
-        stop = StopCondition(stop_ids, min(max_new_tokens, self.context - len(tokens)))
-        lease = Lease(streamed=True)
-        return Stream(self._decode(lease, tokens, drafter, sampler, stop, method or "drafter", on_cycle), lease)
+        request = request_of(self._bundle, self._head, self.checked_prompt(prompt), **settings)
+        return self._turn(self._state, self._scheduler, request, lambda output: None, forget=True)
 
     def score(self, tokens: Sequence[int], first: int = 0) -> Iterator[Float]:
         """Yields the target's logits after tokens[first], tokens[first + 1], ... in arrays [R, V]. Holds the model as a
         stream does. Raises RequestError and ClosedError; pieces also raise BusyError."""
         self._engines.check()
-        checked = self._checked_prompt(tokens)
+        checked = self.checked_prompt(tokens)
         first = checked_int("first", first, 0)
         return self._scheduler.steps(Lease(streamed=True), self._target.score(checked, first))
 
@@ -231,6 +196,8 @@ class EagleModel:
             self._engines.check()
             self._costs.save()
         self._engines.close()
+        if self._executor is not None:
+            self._executor.shutdown(wait=False)
 
     def __enter__(self) -> EagleModel:
         self._engines.check()
@@ -239,56 +206,45 @@ class EagleModel:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _decode(
+    def _turn(
         self,
-        lease: Lease,
-        prompt: list[int],
-        drafter: Drafter,
-        sampler: Sampler,
-        stop: StopCondition,
-        method: str,
-        on_cycle: Callable[[Cycle], None] | None,
-    ) -> Generator[Piece, None, None]:
-        decoder = self.text.stream(prompt)
-        emitted: list[int] = []
-        cycles: list[Cycle] = []
-        started = first_at = time.perf_counter()
-        elsewhere = 0.0  # seconds in which the consumer had its turn
-        steps = self._scheduler.steps(lease, self._generate(drafter, sampler, prompt))
-        with contextlib.closing(steps):
-            for cycle in steps:
-                if emitted:
-                    cycles.append(cycle)
-                    if on_cycle is not None:
-                        on_cycle(cycle)
-                else:  # the prompt's
-                    started += lease.waited
-                    first_at = time.perf_counter()
-                    elsewhere -= lease.waited
-                new = stop.cut(cycle.step.tokens.tolist(), len(emitted))
-                emitted += new
-                text = decoder.feed(new) if decoder is not None else ""
-                if stop.reason is not None:
-                    break
-                left = time.perf_counter()
-                yield Piece(text, tuple(new))
-                elsewhere += time.perf_counter() - left
-        times = (first_at - started, time.perf_counter() - first_at - elsewhere - lease.waited)
-        stats = stats_of(method, sampler.params.seed, len(prompt), len(emitted), cycles, times)
-        if decoder is not None:
-            text += decoder.finish()
-        whole = decoder.text if decoder is not None else None
-        try:
-            yield Piece(text, tuple(new), Result(whole, tuple(emitted), stop.reason or "length", stats))
-        finally:  # also where the consumer, having the result, does not come back
-            self._costs.save(NOTABLE)
+        state: DecodingState,
+        scheduler: Scheduler,
+        request: Request,
+        on_end: Callable[[Output], None],
+        *,
+        forget: bool = False,
+    ) -> Turn:
+        """Returns a turn that decodes on `state`.
 
-    def _generate(self, drafter: Drafter, sampler: Sampler, prompt: list[int]) -> Iterator[Cycle]:
-        """A text of its own: equal calls read equal rows. Until its first step another one may have the caches."""
-        self._state.forget()
-        yield from generate(self._state, drafter, sampler, prompt)
+        forget: read the whole prompt, so that equal calls read equal rows; until the turn's first step another one
+        may have the state."""
 
-    def _checked_prompt(self, prompt: Prompt) -> list[int]:
+        def work() -> Work:
+            if forget:
+                state.forget()
+            yield from steps(state, request.drafter, request.sampler, request.prompt)
+
+        def ended(output: Output) -> None:
+            on_end(output)
+            if output.stop is not None:
+                self._costs.save(NOTABLE)
+
+        lease, control = Lease(streamed=True), TurnState(ended)
+        output = Output(self.text.stream(request.prompt), request.end)
+        pieces = decode(scheduler, lease, work(), request, output, control, lambda: state.reused)
+        return Turn(control, output, pieces, lease, self._worker)
+
+    def _worker(self) -> Executor:
+        """The thread in which pieces are computed for event loops; it is started when first needed."""
+        with self._worker_lock:
+            self._engines.check()
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(1, "eagle-turns")
+            return self._executor
+
+    def checked_prompt(self, prompt: Prompt) -> list[int]:
+        """Returns the ids of a prompt that fits the context. Raises RequestError, ContextError."""
         tokens = self.text.encode(prompt)
         vocab = self.manifest.target.vocab_size
         if not tokens:
@@ -299,42 +255,10 @@ class EagleModel:
                     f"prompt id {short_repr(token)} at position {index} is outside the vocabulary of {vocab}"
                 )
         if len(tokens) >= self.context:
-            raise RequestError(
+            raise ContextError(
                 f"the prompt has {len(tokens)} tokens, but the context holds {self.context} with the output; "
-                f"shorten it or load with a larger context (this model serves up to {self.manifest.target.context})"
+                f"shorten it or load with a larger context (this model serves up to {self.manifest.target.context})",
+                needed=len(tokens) + 1,
+                available=self.context,
             )
         return tokens
-
-    @property
-    def _drafts_are_off(self) -> bool:
-        """Whether drafts would change the output, since rows differ by which others share their forward pass."""
-        return self.row_check is not None and self.row_check.padding is None
-
-    def _drafter(self, choice: Choice, method: Method, sampler: Sampler) -> Drafter:
-        """Builds what was chosen, or NoDraft where the target's rows are not exact: drafts would change the output."""
-        if isinstance(choice, Vanilla) or self._drafts_are_off:
-            return NoDraft(self._costs)
-        if isinstance(choice, LookupChain):
-            return LookupDrafter(choice.length)
-        greedy = sampler.params.temperature == 0
-        if isinstance(choice, FixedTree):
-            ranked = RankedHead(self.head, GumbelRanker(sampler, NoiseWeight()))
-            return EagleDrafter(self.head if greedy else ranked, choice.shape)
-        acceptance = self._acceptance.setdefault((method, greedy), AcceptanceStats())
-        ranker = GreedyRanker() if greedy else GumbelRanker(sampler, acceptance.noise_weight)
-        head = RankedHead(self.head, ranker) if choice.head else None
-        return CostAwareDrafter(head, self._costs, acceptance, top_k=choice.top_k, lookup=choice.lookup)
-
-
-def _sampling_params(sampling: SamplingParams | None, settings: dict[str, Any]) -> SamplingParams:
-    """Returns `sampling` with the keyword settings; raises RequestError for a setting that is unknown or in both."""
-    known = {field.name for field in dataclasses.fields(SamplingParams)}
-    if unknown := sorted(set(settings) - known):
-        raise RequestError(f"unknown setting {unknown[0]!r}; sampling takes {', '.join(sorted(known))}")
-    if sampling is None:
-        return SamplingParams(**{"seed": secrets.randbits(32), **settings})
-    if not isinstance(sampling, SamplingParams):
-        raise RequestError(f"sampling is {short_repr(sampling)}, but must be a SamplingParams")
-    if both := [name for name in settings if getattr(sampling, name) != getattr(SamplingParams(), name)]:
-        raise RequestError(f"{both[0]} is set twice, as a keyword and in sampling; leave one of them out")
-    return dataclasses.replace(sampling, **settings)

@@ -11,7 +11,9 @@ import numpy as np
 from eagle_runtime.accept import Step, accept
 from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.drafter import Drafter
+from eagle_runtime.drafting.head import WINDOW
 from eagle_runtime.sampling import Sampler
+from eagle_runtime.target import Features
 from eagle_runtime.tree import Tree, root_only
 
 
@@ -27,25 +29,42 @@ class Cycle:
     host_s: float
 
 
-def generate(
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A part of the prompt was read: `count` of its `total` tokens are known to the target."""
+
+    count: int
+    total: int
+
+
+def steps(
     state: DecodingState,
     drafter: Drafter,
     sampler: Sampler,
     prompt: Sequence[int],
     clock: Callable[[], float] = time.perf_counter,
-) -> Iterator[Cycle]:
+) -> Iterator[Reading | Cycle]:
     """Decode without end: yields one Cycle after another until the cache is full. The first one is the prompt's: its
-    tree is the prompt's last token alone, and it emits the first token. The caller decides when to stop.
+    tree is the prompt's last token alone, and it emits the first token. Before it comes one Reading for every chunk of
+    the prompt but the last. The caller decides when to stop.
 
     state: of the prompt's beginning, whatever else; after each Cycle it holds the text up to there. clock: returns
     seconds."""
-    started = clock()
-    logits, features = state.read(prompt)
-    read = clock()
     target, tokens = state.target, state.tokens
-    tokens.append(sampler.next(logits))
+    parts: list[Features] = []  # the features of the prompt's last chunks, WINDOW rows or more
+    seconds = 0.0
+    started = clock()
+    for chunk in state.read(prompt):
+        read = clock()
+        seconds += read - started
+        parts = [*parts[WINDOW // -target.chunk :], chunk.features]
+        if chunk.count < len(prompt):
+            yield Reading(chunk.count, len(prompt))
+            started = clock()
+    tokens.append(sampler.next(chunk.logits))
     first = Step(np.zeros(1, np.int64), np.array(tokens[-1:], np.int64))
-    yield Cycle(root_only(prompt[-1]), first, 0.0, read - started, clock() - read)
+    yield Cycle(root_only(prompt[-1]), first, 0.0, seconds, clock() - read)
+    features = target.joined(parts)
     while target.cache.room > 0:
         started = clock()
         room = target.cache.room  # a tree never needs more rows than are left: it shrinks, in the end to its root
@@ -59,3 +78,14 @@ def generate(
         state.emit(step.tokens.tolist(), features)
         drafter.learn(step)
         yield Cycle(tree, step, grown - started, verified - grown, clock() - verified)
+
+
+def generate(
+    state: DecodingState,
+    drafter: Drafter,
+    sampler: Sampler,
+    prompt: Sequence[int],
+    clock: Callable[[], float] = time.perf_counter,
+) -> Iterator[Cycle]:
+    """The cycles of `steps` alone."""
+    return (event for event in steps(state, drafter, sampler, prompt, clock) if isinstance(event, Cycle))

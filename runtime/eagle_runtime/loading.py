@@ -53,6 +53,11 @@ class OpenBundle:
     passed_over: PassedOver = ()
     notice: str | None = None
 
+    @property
+    def drafts_are_off(self) -> bool:
+        """Whether drafts would change the output, since rows differ by which others share their forward pass."""
+        return self.row_check is not None and self.row_check.padding is None
+
     def with_new_caches(self) -> OpenBundle:
         """Returns the same bundle with a target and a head whose caches are empty."""
         target, head = _models(self.engines.sessions, self.manifest, self.context)

@@ -1,38 +1,45 @@
-"""The results of a generation: pieces of output, the stop condition, and statistics."""
+"""What an answer consists of: tokens, pieces, the result with its end, and figures."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Generator, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from eagle_runtime.errors import BusyError
 from eagle_runtime.generate import Cycle
-from eagle_runtime.threads.scheduler import Lease
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "cancelled"]
+StopKind = Literal["eos", "stop_token", "stop_string", "constraint_end", "max_new_tokens", "context_full", "cancelled"]
+REASONS: dict[StopKind, FinishReason] = {
+    "max_new_tokens": "length",
+    "context_full": "length",
+    "cancelled": "cancelled",
+}  # the others are "stop"
 
 
 @dataclass(frozen=True, slots=True)
-class Stats:
-    """Statistics of one generation.
+class Usage:
+    """Figures of one generation.
 
-    target_passes: forward passes of the target that verified a tree. tau: tokens emitted per such pass (1 without
-    drafts); the first token comes from the prompt's pass, so neither of the two counts. tau_untrimmed: also counts
-    accepted tokens that a stop token or max_new_tokens cut off, as EAGLE's authors do. accepted_per_depth[d]: passes
-    that accepted at least d + 1 drafted tokens. prefill_s: seconds until the first token; decode_s: seconds after it,
-    of which draft_s, verify_s and host_s; neither includes the consumer's time between two pieces of a stream, nor
-    waiting for other callers. tokens_per_s: tokens after the first, per second of decode_s."""
+    cached_tokens: of the prompt, whose rows were there already; prefilled_tokens: the others. target_passes: forward
+    passes of the target that verified a tree. tau: tokens emitted per such pass (1 without drafts); the first token
+    comes from the prompt's pass, so neither of the two counts. tau_untrimmed: also counts accepted tokens that the end
+    of the output cut off, as EAGLE's authors do. accepted_per_depth[d]: passes that accepted at least d + 1 drafted
+    tokens. queue_s: seconds spent waiting for other callers before the first token; prefill_s: seconds until the first
+    token; decode_s: seconds after it, of which draft_s, verify_s and host_s; neither includes the consumer's time
+    between two pieces, nor waiting for other callers. tokens_per_s: tokens after the first, per second of decode_s."""
 
     method: str
     seed: int
     prompt_tokens: int
+    cached_tokens: int
+    prefilled_tokens: int
     new_tokens: int
     target_passes: int
     tau: float
     tau_untrimmed: float
     accepted_per_depth: tuple[int, ...]
+    queue_s: float
     prefill_s: float
     decode_s: float
     draft_s: float
@@ -40,100 +47,103 @@ class Stats:
     host_s: float
     tokens_per_s: float
 
+    @property
+    def ttft_s(self) -> float:
+        """Seconds until the first token, waiting included."""
+        return self.queue_s + self.prefill_s
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why an answer ended. value: the token's id or the stop string; None for the other kinds."""
+
+    kind: StopKind
+    value: int | str | None = None
+
+    @property
+    def reason(self) -> FinishReason:
+        """The kind as OpenAI's API names it."""
+        return REASONS.get(self.kind, "stop")
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A finished generation. text is None if the bundle has no tokenizer. token_ids include the stop token.
+    """A finished generation. text is None if the bundle has no tokenizer.
 
-    finish_reason: "stop" at an end-of-sequence or stop token, "length" at max_new_tokens or a full context."""
+    The text ends before a stop string; token_ids include the stop token, or the token that completed the stop string.
+    finish_reason: "stop" at an end-of-sequence or stop token, a stop string or the end of a constraint, "length" at
+    max_new_tokens or a full context, "cancelled" after `Turn.cancel`."""
 
     text: str | None
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
-    stats: Stats
+    stop: Stop
+    usage: Usage
+
+    @property
+    def seed(self) -> int:
+        """The seed that draws the same tokens again after the same prompt."""
+        return self.usage.seed
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token of an answer. text: what it completes, "" for a part of a character. drafted: whether it was a node of
+    a draft tree, and not the target's own sample after one. logprob: natural logarithm of its probability by the
+    target's own logits, before all settings of sampling; top: the likeliest tokens, (id, logprob), best first. None and
+    () unless asked for."""
+
+    id: int
+    text: str
+    drafted: bool
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The output of one cycle. The last piece of a stream carries the result."""
+    """Tokens whose text is certain. text: theirs. The last piece of a turn carries the result."""
 
+    tokens: tuple[Token, ...]
     text: str
-    token_ids: tuple[int, ...]
     result: Result | None = None
 
-
-class Stream(Iterator[Piece]):
-    """A generation piece by piece. Nothing is computed before the first piece is asked for, nor between two pieces.
-    From the first piece on it holds the model's caches, until it ends or is closed or dropped."""
-
-    def __init__(self, pieces: Generator[Piece, None, None], lease: Lease) -> None:
-        self.lease = lease
-        self._pieces = pieces
-
-    def __next__(self) -> Piece:
-        """Raises BusyError while another thread waits for a piece of this stream."""
-        if inspect.getgeneratorstate(self._pieces) == inspect.GEN_RUNNING:
-            raise BusyError("another thread waits for the next piece of this stream; one at a time may")
-        return next(self._pieces)
-
-    def close(self) -> None:
-        """End the generation; a second call does nothing. Raises BusyError while another thread waits for a piece."""
-        if inspect.getgeneratorstate(self._pieces) == inspect.GEN_RUNNING:
-            raise BusyError("this stream is computing a piece; the thread that waits for it can close it afterwards")
-        self._pieces.close()
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The ids of the tokens."""
+        return tuple(token.id for token in self.tokens)
 
 
-@dataclass
-class StopCondition:
-    """Where the output stops: at a token of `stop` or at `limit` tokens, also in the middle of a cycle's tokens."""
-
-    stop: frozenset[int]
-    limit: int
-    reason: FinishReason | None = None
-
-    def cut(self, new: list[int], emitted: int) -> list[int]:
-        """Returns the part of `new` to emit after `emitted` earlier tokens; sets `reason` if the output ends in it."""
-        for index, token in enumerate(new):
-            if token in self.stop:
-                self.reason = "stop"
-            elif emitted + index + 1 == self.limit:
-                self.reason = "length"
-            if self.reason is not None:
-                return new[: index + 1]
-        return new
-
-
-def stats_of(
+def usage_of(
     method: str,
     seed: int,
-    prompt_tokens: int,
+    prompt: tuple[int, int],
     new_tokens: int,
-    cycles: list[Cycle],
-    times: tuple[float, float],
-) -> Stats:
-    """Returns the statistics of a generation. times: seconds of prefill and of decode."""
+    cycles: Sequence[Cycle],
+    times: tuple[float, float, float],
+) -> Usage:
+    """Returns the figures of a generation. prompt: its tokens, and how many of them were known; cycles: those after
+    the prompt's; times: seconds of waiting, of prefill and of decode."""
     passes = len(cycles)
     accepted = [cycle.step.num_accepted for cycle in cycles]
-    prefill_s, decode_s = times
-    return Stats(
+    queue_s, prefill_s, decode_s = times
+    after_first = max(0, new_tokens - 1)
+    return Usage(
         method=method,
         seed=seed,
-        prompt_tokens=prompt_tokens,
+        prompt_tokens=prompt[0],
+        cached_tokens=prompt[1],
+        prefilled_tokens=prompt[0] - prompt[1],
         new_tokens=new_tokens,
         target_passes=passes,
-        tau=(new_tokens - 1) / passes if passes else 1.0,
+        tau=after_first / passes if passes else 1.0,
         tau_untrimmed=(sum(accepted) + passes) / passes if passes else 1.0,
         accepted_per_depth=tuple(sum(a > d for a in accepted) for d in range(max(accepted, default=0))),
+        queue_s=queue_s,
         prefill_s=prefill_s,
         decode_s=decode_s,
         draft_s=sum(cycle.draft_s for cycle in cycles),
         verify_s=sum(cycle.verify_s for cycle in cycles),
         host_s=sum(cycle.host_s for cycle in cycles),
-        tokens_per_s=(new_tokens - 1) / decode_s if passes and decode_s > 0 else 0.0,
+        tokens_per_s=after_first / decode_s if passes and decode_s > 0 else 0.0,
     )

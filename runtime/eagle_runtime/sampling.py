@@ -9,7 +9,7 @@ Shapes: V vocabulary. Rows are float64 [V]; -inf marks a token that cannot be dr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
@@ -21,6 +21,7 @@ from eagle_runtime.errors import EagleError, RequestError
 
 Row = npt.NDArray[np.float64]
 TINY = np.finfo(np.float64).tiny
+LogProbs = tuple[float, tuple[tuple[int, float], ...]]  # of the token drawn, and of the likeliest ones
 KEPT = 16  # positions whose random numbers are kept: a drafter reads them some passes before they are used
 
 
@@ -130,13 +131,41 @@ def exponential_noise(seed: int, position: int, count: int) -> Row:
     return np.maximum(numbers, TINY)
 
 
+def log_probs_of(logits: npt.NDArray[np.float32], token: int, count: int) -> LogProbs:
+    """Returns the logarithm of a token's probability by logits [V], and the `count` likeliest tokens with theirs, best
+    first, ties to the lower id. Sums are of fp64."""
+    scores = logits.astype(np.float64)
+    scores -= scores.max()
+    scores -= math.log(np.exp(scores).sum())
+    count = min(count, len(scores))
+    least = np.partition(scores, len(scores) - count)[len(scores) - count] if count else math.inf
+    best = np.flatnonzero(scores >= least)
+    best = best[np.argsort(-scores[best], kind="stable")][:count]
+    return float(scores[token]), tuple((int(index), float(scores[index])) for index in best)
+
+
 class Sampler:
     """Draws tokens one position after another and keeps the history, which penalties need.
 
     Walking down a tree takes the same calls as decoding without drafts: each token drawn at a node is emitted."""
 
-    def __init__(self, params: SamplingParams, prompt: Sequence[int], vocab_size: int) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        vocab_size: int,
+        *,
+        late: Iterable[int] = (),
+        least: int = 0,
+        log_probs: int | None = None,
+    ) -> None:
+        """late: tokens that cannot be among the first `least`. log_probs: how many of the likeliest tokens to record
+        for each position with their log-probabilities and that of the token drawn; None records nothing."""
         self.params = params
+        self._late = np.array([token for token in late if token < vocab_size], np.int64)
+        self._late_until = len(prompt) + least
+        self._num_log_probs = log_probs
+        self._log_probs: list[LogProbs] = []
         self.position = len(prompt)  # absolute position of the next token
         self._seen = np.zeros(vocab_size, np.bool_)
         self._seen[list(prompt)] = True
@@ -150,8 +179,10 @@ class Sampler:
         self._bias = np.array(list(params.logit_bias.values()), np.float64)
         # An absolute position -> its random numbers [V]; those of the last KEPT positions are kept.
         self.exponential_noise = lru_cache(maxsize=KEPT)(partial(exponential_noise, params.seed, count=vocab_size))
-        self._raw_scores = len(self._bias_ids) == 0 and (
-            params.repetition_penalty == 1 and params.presence_penalty == 0 and params.frequency_penalty == 0
+        self._raw_scores = (
+            len(self._bias_ids) == 0
+            and (least == 0 or len(self._late) == 0)
+            and (params.repetition_penalty == 1 and params.presence_penalty == 0 and params.frequency_penalty == 0)
         )
 
     def next(self, logits: npt.NDArray[np.float32]) -> int:
@@ -163,10 +194,17 @@ class Sampler:
                 "precision do not fit (try fp32)"
             )
         token = likeliest if self._raw_scores and self.params.temperature == 0 else self._draw(logits)
+        if self._num_log_probs is not None:
+            self._log_probs.append(log_probs_of(logits, token, self._num_log_probs))
         self._seen[token] = True
         self._counts[token] += 1
         self.position += 1
         return token
+
+    def taken_log_probs(self) -> list[LogProbs]:
+        """Returns what was recorded since the last call, for each token that was drawn."""
+        records, self._log_probs = self._log_probs, []
+        return records
 
     def _draw(self, logits: npt.NDArray[np.float32]) -> int:
         scores = self.process(logits)
@@ -186,6 +224,8 @@ class Sampler:
         scores = logits.astype(np.float64)
         if len(self._bias_ids):
             scores[self._bias_ids] += self._bias
+        if self.position < self._late_until:
+            scores[self._late] = -np.inf
         if params.repetition_penalty != 1:
             scores = apply_repetition_penalty(scores, self._seen, params.repetition_penalty)
         if params.presence_penalty or params.frequency_penalty:

@@ -39,7 +39,7 @@ class Target:
     def __init__(self, session: Session, capacity: int, chunk: int | None = None) -> None:
         """chunk: rows of one prefill pass; None for PREFILL_CHUNK."""
         self._session = session
-        self._chunk = chunk or PREFILL_CHUNK
+        self.chunk = chunk or PREFILL_CHUNK
         self.cache = session.new_cache(capacity)
         self.vocab_size = int(session.outputs["logits"].shape[2])
         self._mask_dtype = session.inputs["tree_mask"].dtype
@@ -49,13 +49,25 @@ class Target:
         features [len, Hd] of the text."""
         self.cache.truncate(kept)
         features = []
-        for start in range(0, len(prompt), self._chunk):
-            chunk = np.array(prompt[start : start + self._chunk], np.int64)
-            rows = np.array([len(chunk) - 1], np.int64)
-            out = self._run(chunk, kept + start + row_numbers(len(chunk)), causal(len(chunk)), rows)
-            self.cache.advance(len(chunk))
-            features.append(self._session.joined([out["features"]]))
-        return out["logits"][0].copy(), self._session.joined(features)
+        for start in range(0, len(prompt), self.chunk):
+            logits, read = self.read(prompt[start : start + self.chunk])
+            features.append(read)
+        return logits, self.joined(features)
+
+    def read(self, tokens: Sequence[int]) -> tuple[Float, Features]:
+        """Read the next tokens of a text, at most `chunk`, and commit their rows; returns the last row's logits [V] and
+        all features [len, Hd]."""
+        count = len(tokens)
+        rows = np.array([count - 1], np.int64)
+        positions = self.cache.length + row_numbers(count)
+        out = self._run(np.array(tokens, np.int64), positions, causal(count), rows)
+        self.cache.advance(count)
+        return out["logits"][0].copy(), self.joined([out["features"]])
+
+    def joined(self, parts: Sequence[Features]) -> Features:
+        """Returns a copy of rows of features [n, Hd], the parts one after the other."""
+        rows: Features = self._session.joined(parts)
+        return rows
 
     def verify(self, tree: Tree) -> tuple[Float, Features]:
         """One forward pass over all nodes; returns logits [N, V] and features [N, Hd], valid until the next pass.

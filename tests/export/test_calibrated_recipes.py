@@ -203,7 +203,7 @@ def test_calibrated_bundles_decode_losslessly_and_close_to_the_source(
         for prompt in prompts[:3]:
             eagle = model.generate(prompt, tree="dynamic", max_new_tokens=40)
             assert eagle.token_ids == model.generate(prompt, max_new_tokens=40, method="vanilla").token_ids
-            assert eagle.stats.tau > 1.3
+            assert eagle.usage.tau > 1.3
 
 
 @pytest.mark.parametrize(("backend", "precision"), [("cpu", "int8-static"), ("tensorrt", "int8")])
@@ -319,7 +319,7 @@ def test_trimmed_vocabulary_is_lossless_and_listed(
             for prompt in prompts[:3]:
                 eagle = model.generate(prompt, tree="dynamic", max_new_tokens=40, on_cycle=collect(trees))
                 assert eagle.token_ids == whole.generate(prompt, max_new_tokens=40, method="vanilla").token_ids
-                assert eagle.stats.tau > 1.5
+                assert eagle.usage.tau > 1.5
         drafted = {token for tree in trees for token in tree.tokens[1:].tolist()}
         assert len(drafted) > 10
         if kind == "eagle1":

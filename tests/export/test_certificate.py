@@ -73,7 +73,7 @@ def test_figures_of_faithful_bundles(kind: str, precision: str, kl: float, bundl
     assert kl / 1e6 < certificate.kl < kl
     with EagleModel.load(bundle, threads=1) as model:
         stats = [
-            model.generate(list(g.prompt), tree="dynamic", max_new_tokens=GOLDEN_TOKENS).stats
+            model.generate(list(g.prompt), tree="dynamic", max_new_tokens=GOLDEN_TOKENS).usage
             for g in certificate.prompts
         ]
         assert compare(model, certificate.prompts).agreement == certificate.agreement

@@ -74,7 +74,7 @@ def test_int4_follows_the_source_and_is_lossless(
         for prompt in prompts[:2]:
             eagle = model.generate(prompt, tree="dynamic", max_new_tokens=24)
             assert eagle.token_ids == model.generate(prompt, max_new_tokens=24, method="vanilla").token_ids
-            assert eagle.stats.tau > 1.3
+            assert eagle.usage.tau > 1.3
         tokens = prompts[0] + prompts[1]
         exact = forced_logits(model_of("eagle3"), tokens[:1], tokens[1:])
         rounded = forced_logits(model, tokens[:1], tokens[1:])

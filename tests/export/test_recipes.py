@@ -275,7 +275,7 @@ def test_head_and_target_may_differ_in_precision(tmp_path: Path, prompts: list[l
     with EagleModel.load(bundle, threads=1) as model:
         eagle = model.generate(prompts[0], tree="dynamic", max_new_tokens=40)
         assert eagle.token_ids == model.generate(prompts[0], max_new_tokens=40, method="vanilla").token_ids
-        assert eagle.stats.tau > 1.5
+        assert eagle.usage.tau > 1.5
 
 
 def test_an_fp16_target_and_a_quantised_head_do_not_mix(tmp_path: Path) -> None:

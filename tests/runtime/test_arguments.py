@@ -124,7 +124,7 @@ def test_numbers_of_numpy_are_numbers(model_of: Callable[..., EagleModel]) -> No
     plain = model.generate(PROMPT, seed=3, temperature=1.0, **settings)
     theirs = {name: np.int64(value) if type(value) is int else value for name, value in settings.items()}
     drawn = model.generate(np.array(PROMPT), seed=np.int64(3), temperature=np.float64(1), **theirs)  # type: ignore[arg-type]
-    assert drawn.token_ids == plain.token_ids and type(drawn.stats.seed) is int
+    assert drawn.token_ids == plain.token_ids and type(drawn.usage.seed) is int
 
 
 def test_values_are_shown_short() -> None:

@@ -300,7 +300,7 @@ def test_the_undamaged_bundle_runs(bundle: Path, capsys: pytest.CaptureFixture[s
     assert run([str(bundle), *IDS, "--max-new-tokens", "4", "--json", "--trace", str(trace)]) == 0
     out, err = capsys.readouterr()
     assert (len(json.loads(out)["token_ids"]), err) == (4, "")
-    assert trace.read_text().count("\n") == json.loads(out)["stats"]["target_passes"]
+    assert trace.read_text().count("\n") == json.loads(out)["usage"]["target_passes"]
 
 
 @pytest.mark.parametrize(("damage", "says"), [case[1:] for case in DAMAGE], ids=[case[0] for case in DAMAGE])

@@ -297,7 +297,7 @@ def test_methods_of_a_model(model: EagleModel, method: str, tree: str | None, te
         wanted = model.generate(prompt, method="vanilla", **settings)
         result = model.generate(prompt, method=method, tree=tree, **settings)
         assert result.token_ids == wanted.token_ids
-        assert result.stats.method == method
+        assert result.usage.method == method
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_methods_of_a_model(model: EagleModel, method: str, tree: str | None, te
     ],
 )
 def test_the_method_where_none_is_given(model: EagleModel, asked: dict[str, Any], method: str) -> None:
-    assert model.generate([1, 2, 3], max_new_tokens=2, **asked).stats.method == method
+    assert model.generate([1, 2, 3], max_new_tokens=2, **asked).usage.method == method
 
 
 @pytest.mark.parametrize("tree", ["dynamic", "static"])

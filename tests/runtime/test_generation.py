@@ -39,7 +39,7 @@ def test_eos_falls_inside_an_accepted_run(model_of: Callable[..., EagleModel], r
     result = model_of("eagle1").generate(recorded["prompt_ids"], on_cycle=cycles.append, **SMALL)
     last = cycles[-1].step.tokens.tolist()
     assert 1 in last[:-1], "the recorded case has tokens accepted after EOS"
-    assert result.stats.tau < result.stats.tau_untrimmed
+    assert result.usage.tau < result.usage.tau_untrimmed
     assert len(result.token_ids) == 1 + sum(len(c.step.tokens) for c in cycles) - (len(last) - 1 - last.index(1))
 
 
@@ -50,7 +50,7 @@ def test_max_new_tokens_cuts_exactly(
     result = model_of("eagle1").generate(recorded["prompt_ids"], max_new_tokens=length, **SMALL)
     assert list(result.token_ids) == recorded["first_64"][:length]
     assert result.finish_reason == "length"
-    assert result.stats.new_tokens == length
+    assert result.usage.new_tokens == length
 
 
 def test_every_token_of_the_stop_list_ends_the_text(
@@ -94,7 +94,7 @@ def test_long_prompts_are_read_in_chunks(
     chunked = model.generate(long, max_new_tokens=24, ignore_eos=True, on_cycle=cycles.append, **SMALL)
     assert len(long) > 1000
     assert chunked.token_ids == whole.token_ids
-    assert chunked.stats.target_passes == whole.stats.target_passes
+    assert chunked.usage.target_passes == whole.usage.target_passes
 
 
 def test_chain_equals_a_dynamic_tree_of_one_child(
@@ -118,7 +118,7 @@ def test_pieces_add_up(model_of: Callable[..., EagleModel], recorded: dict[str, 
     assert all(piece.result is None for piece in pieces[:-1])
     assert tuple(token for piece in pieces for token in piece.token_ids) == result.token_ids
     assert result.text is None  # no tokenizer in this bundle
-    stats = result.stats
+    stats = result.usage
     assert len(pieces) == stats.target_passes + 1
     assert stats.tau == (stats.new_tokens - 1) / stats.target_passes
     assert list(stats.accepted_per_depth) == sorted(stats.accepted_per_depth, reverse=True)
@@ -160,13 +160,13 @@ def test_the_time_that_a_consumer_takes_is_not_decoding(
     for piece in model_of("eagle1").stream(recorded["prompt_ids"], max_new_tokens=6, method="vanilla"):
         time.sleep(0.2)
         pieces.append(piece)
-    assert len(pieces) == 6 and pieces[-1].result is not None and pieces[-1].result.stats.decode_s < 0.5
+    assert len(pieces) == 6 and pieces[-1].result is not None and pieces[-1].result.usage.decode_s < 0.5
 
 
 def test_seeds_replay_and_are_reported(model_of: Callable[..., EagleModel], recorded: dict[str, Any]) -> None:
     model, prompt = model_of("eagle3"), recorded["prompt_ids"]
     drawn = model.generate(prompt, temperature=1.2, max_new_tokens=30)
-    again = model.generate(prompt, temperature=1.2, max_new_tokens=30, seed=drawn.stats.seed)
+    again = model.generate(prompt, temperature=1.2, max_new_tokens=30, seed=drawn.usage.seed)
     assert again.token_ids == drawn.token_ids
 
 
@@ -188,7 +188,7 @@ def test_text_in_text_out(text_bundle: Path, recorded: dict[str, Any], capsys: p
         chat = [{"role": "user", "content": "hello"}]
         assert model.text.render(chat) == "U: hello</s>A:"
         assert model.text.encode(chat) == [88, 61, 35, *(ord(c) + 3 for c in "hello"), 1, 68, 61]
-        assert model.generate(chat, max_new_tokens=4).stats.prompt_tokens == 11
+        assert model.generate(chat, max_new_tokens=4).usage.prompt_tokens == 11
     model.close()  # closed by the block already
     assert cli.main([str(text_bundle), "--prompt", prompt]) == 0
     captured = capsys.readouterr()
@@ -224,6 +224,6 @@ def test_a_prompt_file_is_read_as_it_stands(
     argv = [str(text_bundle), "--prompt-file", str(file), "--json", "--max-new-tokens", "5"]
     assert cli.main(argv) == 0
     result = json.loads(capsys.readouterr().out)
-    assert set(result) == {"text", "token_ids", "finish_reason", "stats"}
-    assert result["stats"]["prompt_tokens"] == 36
+    assert set(result) == {"text", "token_ids", "finish_reason", "stop", "usage"}
+    assert result["usage"]["prompt_tokens"] == 36
     assert result["text"] == "".join(chr(token - 3) for token in result["token_ids"])

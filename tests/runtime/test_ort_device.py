@@ -72,8 +72,8 @@ def test_tokens_equal_those_of_the_host(
         for tree in ("dynamic", "static", "chain"):
             ours, theirs = (model.generate(prompt, tree=tree, **settings) for model in (device, host))
             assert ours.token_ids == expected
-            assert ours.stats.accepted_per_depth == theirs.stats.accepted_per_depth
-            accepted += sum(ours.stats.accepted_per_depth)
+            assert ours.usage.accepted_per_depth == theirs.usage.accepted_per_depth
+            accepted += sum(ours.usage.accepted_per_depth)
     assert accepted > 20, "the test needs accepted drafts"
 
 
@@ -115,7 +115,7 @@ def test_a_prompt_of_several_chunks_is_joined_on_the_device(
         for model in (on_device("eagle3", "fp32"), model_of("eagle3"))
     )
     assert ours.token_ids == theirs.token_ids
-    assert ours.stats.accepted_per_depth == theirs.stats.accepted_per_depth
+    assert ours.usage.accepted_per_depth == theirs.usage.accepted_per_depth
 
 
 def test_scores_equal_those_of_the_host(

@@ -50,7 +50,7 @@ def test_the_output_is_that_of_decoding_without_drafts(
             drafter: Drafter = Replay([*prompt, *vanilla.token_ids])
             result = model.generate(prompt, drafter=drafter, max_new_tokens=24, ignore_eos=True, **settings)
             assert result.token_ids == vanilla.token_ids
-            assert result.stats.method == "drafter" and result.stats.tau > 3
+            assert result.usage.method == "drafter" and result.usage.tau > 3
 
 
 def test_features_are_those_of_the_rows_that_were_committed(
@@ -60,7 +60,7 @@ def test_features_are_those_of_the_rows_that_were_committed(
     text = [*prompt, *model.generate(prompt, method="vanilla", max_new_tokens=20, ignore_eos=True).token_ids]
     drafter = Replay(text)
     result = model.generate(prompt, drafter=drafter, max_new_tokens=20, ignore_eos=True)
-    assert drafter.accepted == sum(result.stats.accepted_per_depth) > 0
+    assert drafter.accepted == sum(result.usage.accepted_per_depth) > 0
     assert drafter.rows[0] == len(prompt) and set(drafter.rows[1:]) == {5}
 
 
@@ -126,8 +126,8 @@ def test_sampling_as_an_object_is_the_same_as_keywords(
     params = SamplingParams(temperature=0.9, top_k=20, seed=7)
     assert model.generate(prompt, max_new_tokens=20, sampling=params).token_ids == keywords.token_ids
     mixed = model.generate(prompt, max_new_tokens=20, sampling=SamplingParams(temperature=0.9, seed=7), top_k=20)
-    assert mixed.token_ids == keywords.token_ids and mixed.stats.seed == 7
-    assert model.generate(prompt, max_new_tokens=2, sampling=SamplingParams(temperature=0.9)).stats.seed == 0
+    assert mixed.token_ids == keywords.token_ids and mixed.usage.seed == 7
+    assert model.generate(prompt, max_new_tokens=2, sampling=SamplingParams(temperature=0.9)).usage.seed == 0
 
 
 @pytest.mark.parametrize("name", ["temperature", "seed"])

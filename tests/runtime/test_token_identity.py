@@ -178,4 +178,4 @@ def test_through_the_public_interface(model_of: Callable[..., EagleModel], promp
             vanilla = model.generate(prompt, method="vanilla", **settings)
             assert eagle.token_ids == vanilla.token_ids
             assert eagle.finish_reason == vanilla.finish_reason
-            assert vanilla.stats.tau == 1
+            assert vanilla.usage.tau == 1

@@ -75,7 +75,7 @@ def bundle(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFact
 def test_tau_is_that_of_the_generations(bundle: Path) -> None:
     with EagleModel.load(bundle, threads=1) as model:
         counts = measure(model, "pair", QUESTIONS, "dynamic", 0.0, 40)
-        stats = [model.generate(q.turns[0], tree="dynamic", max_new_tokens=40).stats for q in QUESTIONS]
+        stats = [model.generate(q.turns[0], tree="dynamic", max_new_tokens=40).usage for q in QUESTIONS]
         chain = measure(model, "pair", QUESTIONS[:1], "chain", 0.0, 40)
     assert counts.tau == sum(s.new_tokens - 1 for s in stats) / sum(s.target_passes for s in stats)
     assert counts.tau > 2 and len(counts.calibration()[0]) >= 5

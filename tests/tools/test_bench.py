@@ -71,7 +71,7 @@ def test_rows_tables_and_page(bundle: Path, prompts: Path, tmp_path: Path, capsy
             settings = {"max_new_tokens": 20, "temperature": row.temperature, "seed": 0}
             plain = model.generate(question.turns[0], method="vanilla", **settings)
             assert row.token_ids == plain.token_ids and row.new_tokens == len(row.token_ids)
-            assert row.category == question.category and row.prompt_tokens == plain.stats.prompt_tokens
+            assert row.category == question.category and row.prompt_tokens == plain.usage.prompt_tokens
             assert row.tau == pytest.approx((row.new_tokens - 1) / row.target_passes)
             assert row.tok_s == pytest.approx((row.new_tokens - 1) / row.decode_s)
             assert sum(filter(None, (row.draft_s, row.verify_s, row.host_s))) < row.decode_s

@@ -17,7 +17,7 @@ def test_outputs_are_equal_and_the_users_cache_is_untouched(bundle_of: Callable[
     compared = compare(bundle_of("eagle1"), [[5, 17, 3, 60], [9, 8, 7]], 1, None, 40)
     assert [set(results) for results in compared] == [set(NAMES)] * 2
     results = [result for results in compared for result in results.values()]
-    assert all(len(result.token_ids) == 40 and result.stats.prefill_s > 0 for result in results)
+    assert all(len(result.token_ids) == 40 and result.usage.prefill_s > 0 for result in results)
     assert os.environ["EAGLE_CACHE"] == before and sorted(Path(before).iterdir()) == kept
     lines = table(compared).splitlines()
     assert len(lines) == 5 and lines[3].split("|")[3].strip() == "1.00"

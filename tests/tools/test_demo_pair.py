@@ -159,7 +159,7 @@ def test_grown_to_a_billion_parameters_it_says_and_drafts_the_same(bundles: dict
                 for row, text in zip(ids, texts[0], strict=True):
                     result = model.generate(row, tree="dynamic", max_new_tokens=NEW_TOKENS)
                     assert list(result.token_ids) == text
-                    tokens, passes = tokens + result.stats.new_tokens - 1, passes + result.stats.target_passes
+                    tokens, passes = tokens + result.usage.new_tokens - 1, passes + result.usage.target_passes
             taus.append(tokens / passes)
         assert taus[1] == pytest.approx(taus[0], rel=0.01)
         print(f"{head}: tau {taus[0]:.3f}, grown {taus[1]:.3f}")

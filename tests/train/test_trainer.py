@@ -90,7 +90,7 @@ def decoded_tau(head: Path, bundle: Path, prompts: list[list[int]], tokens: int)
     new = passes = 0
     with EagleModel.load(bundle, threads=1) as model:
         for prompt in prompts:
-            stats = model.generate(prompt, tree="dynamic", max_new_tokens=tokens, ignore_eos=True).stats
+            stats = model.generate(prompt, tree="dynamic", max_new_tokens=tokens, ignore_eos=True).usage
             new, passes = new + stats.new_tokens, passes + stats.target_passes
     return new / passes
 

@@ -119,8 +119,8 @@ def measure(
                 on_cycle=counts.add,
             )
             messages.append({"role": "assistant", "content": result.text or ""})
-            counts.new_tokens += result.stats.new_tokens - 1
-            counts.passes += result.stats.target_passes
+            counts.new_tokens += result.usage.new_tokens - 1
+            counts.passes += result.usage.target_passes
         on_question()
     return counts
 

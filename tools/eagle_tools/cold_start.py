@@ -50,10 +50,10 @@ def table(compared: Sequence[dict[str, Result]]) -> str:
     titles = ["begins with", "tok/s", "x measured", "x measured, first third", "first token of all, ms"]
     lines = []
     for name in NAMES:
-        speeds = [results[name].stats.tokens_per_s for results in compared]
-        ratios = [results[name].stats.tokens_per_s / results["measured"].stats.tokens_per_s for results in compared]
+        speeds = [results[name].usage.tokens_per_s for results in compared]
+        ratios = [results[name].usage.tokens_per_s / results["measured"].usage.tokens_per_s for results in compared]
         cells = [f"{median(speeds):.0f}", f"{median(ratios):.2f}", f"{median(ratios[: -(-len(ratios) // 3)]):.2f}"]
-        lines.append([name, *cells, f"{1e3 * compared[0][name].stats.prefill_s:.1f}"])
+        lines.append([name, *cells, f"{1e3 * compared[0][name].usage.prefill_s:.1f}"])
     return markdown_table(titles, lines)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from eagle_runtime import EagleModel, Stats
+from eagle_runtime import EagleModel, Usage
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.command import Parser, run_command
 from eagle_runtime.errors import RequestError
@@ -56,12 +56,12 @@ def measure(
     models: dict[str, EagleModel], text: str, context: int, rounds: int, max_new_tokens: int
 ) -> list[tuple[str, ...]]:
     """Returns the table's rows of one context. models: by bundle. The first round is not counted if there are more."""
-    taken: dict[tuple[str, str], list[Stats]] = defaultdict(list)
+    taken: dict[tuple[str, str], list[Usage]] = defaultdict(list)
     for number in range(rounds):
         for bundle, model in models.items():
             prompt = list(islice(cycle(model.text.encode(text)), context))
             for method in ("vanilla", None):
-                stats = model.generate(prompt, method=method, max_new_tokens=max_new_tokens).stats
+                stats = model.generate(prompt, method=method, max_new_tokens=max_new_tokens).usage
                 if (number > 0 or rounds == 1) and stats.new_tokens > 1:
                     taken[bundle, stats.method].append(stats)
     rows: list[tuple[str, ...]] = []

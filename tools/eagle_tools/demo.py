@@ -50,7 +50,7 @@ def main(folder: Path = PAIR.parents[1] / ".demo") -> int:
 
 
 def _row(table: Table, method: str, tree: str, results: Sequence[Result], plain: Sequence[Result]) -> None:
-    passes = sum(result.stats.target_passes for result in results)
+    passes = sum(result.usage.target_passes for result in results)
     same = all(result.token_ids == other.token_ids for result, other in zip(results, plain, strict=True))
     table.add_row(method, tree, f"{mean_tau(results):.2f}", str(passes), "equal to vanilla" if same else "DIFFERS")
 

@@ -218,7 +218,7 @@ def _tau(tau: float, certificate: Certificate | None) -> Check:
 
 
 def _speed(plain: Sequence[Result], eagle: Sequence[Result]) -> Check:
-    speeds = [median(result.stats.tokens_per_s for result in results) for results in (plain, eagle)]
+    speeds = [median(result.usage.tokens_per_s for result in results) for results in (plain, eagle)]
     says = f"{speeds[1]:.1f} tokens per second with drafts, {speeds[0]:.1f} without"
     return Check("speed", None, says, speeds[1])
 

@@ -69,8 +69,8 @@ def compare_runs(bundle: Path, runs: int, new_tokens: int, threads: int | None, 
             settings["temperature"] = TEMPERATURES[int(random.integers(len(TEMPERATURES)))]
             plain = model.generate(prompt, method="vanilla", ignore_eos=True, **settings)
             drafted = model.generate(prompt, **random_method(model, random), ignore_eos=True, **settings)
-            drafted_tokens += drafted.stats.new_tokens - 1
-            passes += drafted.stats.target_passes
+            drafted_tokens += drafted.usage.new_tokens - 1
+            passes += drafted.usage.target_passes
             if plain.token_ids != drafted.token_ids:
                 differ += 1
                 sampling = {"temperature": settings["temperature"], "seed": number}

@@ -27,7 +27,8 @@ class Drafter(Protocol):
         """Returns a tree of at most max_nodes nodes (2 or more) whose root is tokens[-1].
 
         tokens: all so far, prompt included. features [n, Hd]: the target's, of the n positions before the root
-        that were verified since the last call (all of the prompt on the first)."""
+        that were verified since the last call (on the first, of the prompt's last positions: drafting.head.WINDOW
+        or more, if it has so many)."""
 
     def learn(self, step: Step) -> None:
         """Called after every verification with what was accepted of the tree."""

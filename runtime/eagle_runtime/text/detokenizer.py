@@ -79,6 +79,7 @@ class TextStream:
         self._run: _Run | None = None  # of byte tokens at the window's end that may go on
         self._said = ""  # what the window says of what is out already
         self._news = False  # whether the window says more than it said; never while a run is held back
+        self._cut = False  # whether the window ends with a character that may be incomplete
         self._begin(prompt)
 
     def feed(self, tokens: Sequence[int]) -> str:
@@ -87,6 +88,12 @@ class TextStream:
         piece += self._new_text()
         self.text += piece
         return piece
+
+    @property
+    def pending(self) -> bool:
+        """Whether some of the text of the tokens so far is held back, since it is not certain."""
+        run = self._run
+        return self._cut or (run is not None and not run.broken and len(run.values) > run.said_bytes)
 
     def finish(self) -> str:
         """What is still held back when no more tokens come: U+FFFD for characters that stayed incomplete."""
@@ -163,7 +170,8 @@ class TextStream:
     def _certain(self, ids: Sequence[int]) -> str:
         """The text of tokens, without a last character that may be incomplete."""
         text = self._vocabulary.decode(ids)
-        return text.removesuffix(UNKNOWN) if not self._vocabulary.has_bytes else text
+        self._cut = not self._vocabulary.has_bytes and text.endswith(UNKNOWN)
+        return text.removesuffix(UNKNOWN) if self._cut else text
 
     def _beyond_said(self, text: str) -> str:
         """What `text`, of the window, adds to what was said, which becomes all of it."""

@@ -67,6 +67,13 @@ class Text:
             return self._encoded(self.render(messages), "the prompt that the chat template made", special=False)
         return checked_ids("the prompt", items)
 
+    def special_id(self, text: str) -> int | None:
+        """The id of a special token by its content; None for any other text."""
+        token_id = self._tokenizer.token_to_id(text) if self._tokenizer is not None else None
+        if token_id is None or self._vocabulary is None or self._vocabulary.token(token_id) is not None:
+            return None
+        return int(token_id)
+
     def stream(self, prompt: Sequence[int]) -> TextStream | None:
         """A decoder of what follows the prompt, as it comes; None without a tokenizer."""
         return TextStream(self._vocabulary, prompt) if self._vocabulary is not None else None

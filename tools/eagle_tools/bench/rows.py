@@ -68,7 +68,7 @@ class Row:
 
 def row_of(setup: Setup, asked: Asked, result: Result) -> Row:
     """Returns the row of a generation with a bundle."""
-    stats = result.stats
+    stats = result.usage
     return Row(
         **setup._asdict(),
         prompt_id=asked.id,

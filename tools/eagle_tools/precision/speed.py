@@ -61,19 +61,19 @@ class BundleAnswers:
         model, prompt = self._model, prompt_of(self._model, question)
         limit: dict[str, Any] = {"max_new_tokens": max_new_tokens}
         plain = yield from generation(model, prompt, method="vanilla", on_cycle=speed.add_cycle, **limit)
-        count = plain.stats.new_tokens
+        count = plain.usage.new_tokens
         eagle = yield from generation(model, prompt, earlier_tokens=count, **limit)
-        count += eagle.stats.new_tokens
+        count += eagle.usage.new_tokens
         tree: dict[str, Any] = {"tree": "dynamic", "total_token": NODES}
         if model.manifest.head is None:
             tree = {"tree": "chain", "total_token": NODES, "depth": NODES - 2}
         fixed = yield from generation(model, prompt, earlier_tokens=count, on_cycle=speed.add_cycle, **limit, **tree)
         speed.answers[question.id] = plain.token_ids
-        if eagle.stats.target_passes:
-            speed.vanilla.append(plain.stats.tokens_per_s)
-            speed.eagle.append(eagle.stats.tokens_per_s)
-            speed.new_tokens += fixed.stats.new_tokens - 1
-            speed.target_passes += fixed.stats.target_passes
+        if eagle.usage.target_passes:
+            speed.vanilla.append(plain.usage.tokens_per_s)
+            speed.eagle.append(eagle.usage.tokens_per_s)
+            speed.new_tokens += fixed.usage.new_tokens - 1
+            speed.target_passes += fixed.usage.target_passes
 
 
 class PeerAnswers:

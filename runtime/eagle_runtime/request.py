@@ -1,0 +1,148 @@
+"""What a caller asks of one answer: its settings are checked, and its sampler, its drafter and its end are made."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eagle_runtime.arguments import checked_ids, checked_int, short_repr
+from eagle_runtime.bundle.manifest import TreeKind
+from eagle_runtime.drafting.acceptance import AcceptanceStats
+from eagle_runtime.drafting.choose import Choice, FixedTree, LookupChain, Method, Sizes, Vanilla, choose_drafter
+from eagle_runtime.drafting.cost_aware import CostAwareDrafter
+from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, NoiseWeight, RankedHead
+from eagle_runtime.drafting.drafter import CheckedDrafter, Drafter, NoDraft
+from eagle_runtime.drafting.head import Head
+from eagle_runtime.drafting.lookup import LookupDrafter
+from eagle_runtime.drafting.shapes import EagleDrafter, TreeShape
+from eagle_runtime.errors import RequestError
+from eagle_runtime.generate import Cycle
+from eagle_runtime.loading import OpenBundle
+from eagle_runtime.output import End
+from eagle_runtime.sampling import Sampler, SamplingParams
+
+MOST_STRINGS, LONGEST_STRING = 16, 256  # stop strings of a request, and characters of one
+MOST_LOG_PROBS = 20  # likeliest tokens of a position
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One answer. method: the drafter's name in the figures; has_text: whether there is a tokenizer; on_cycle: called
+    after each verification; on_prefill: called with the tokens of the prompt that are read, and all of them."""
+
+    prompt: list[int]
+    sampler: Sampler
+    drafter: Drafter
+    method: str
+    end: End
+    has_text: bool
+    on_cycle: Callable[[Cycle], None] | None
+    on_prefill: Callable[[int, int], None] | None
+
+
+def request_of(
+    bundle: OpenBundle,
+    head: Head | None,
+    prompt: list[int],
+    *,
+    max_new_tokens: int = 256,
+    min_new_tokens: int = 0,
+    stop: str | Sequence[str] = (),
+    stop_token_ids: Sequence[int] = (),
+    ignore_eos: bool = False,
+    logprobs: int | None = None,
+    method: Method | None = None,
+    tree: TreeKind | TreeShape | None = None,
+    total_token: int | None = None,
+    depth: int | None = None,
+    draft_top_k: int | None = None,
+    drafter: Drafter | None = None,
+    on_cycle: Callable[[Cycle], None] | None = None,
+    on_prefill: Callable[[int, int], None] | None = None,
+    sampling: SamplingParams | None = None,
+    **settings: Any,
+) -> Request:
+    """The settings of `EagleModel.stream`, checked. head: the one that shall draft; prompt: ids that fit the context.
+    Raises RequestError."""
+    params = _sampling_params(sampling, settings)
+    target = bundle.manifest.target
+    limit = checked_int("max_new_tokens", max_new_tokens, 1)
+    least = checked_int("min_new_tokens", min_new_tokens, 0, limit)
+    if logprobs is not None:
+        logprobs = checked_int("logprobs", logprobs, 0, MOST_LOG_PROBS)
+    strings, special = _stop_strings(bundle, stop)
+    eos = frozenset(() if ignore_eos else target.eos_token_ids)
+    stop_ids = frozenset({*checked_ids("stop_token_ids", stop_token_ids), *special})
+    room = bundle.context - len(prompt)
+    end = End(min(limit, room), "max_new_tokens" if limit <= room else "context_full", eos, stop_ids, strings, least)
+    sampler = Sampler(params, prompt, target.vocab_size, late=eos | stop_ids, least=least, log_probs=logprobs)
+    sizes, top_k = Sizes(total_token, depth, draft_top_k), None if head is None else head.top_k
+    if drafter is None:
+        method, choice = choose_drafter(method, tree, sizes, bundle.manifest.tree_defaults, top_k)
+        drafter = _drafter(bundle, head, choice, method, sampler)
+    elif (method, tree, *sizes) != (None,) * 5:
+        raise RequestError("a drafter of your own takes no method, tree or sizes of a tree; leave them out")
+    else:
+        checked = CheckedDrafter(drafter, target.vocab_size)
+        drafter = NoDraft(bundle.costs) if bundle.drafts_are_off else checked
+    return Request(prompt, sampler, drafter, method or "drafter", end, bundle.text.available, on_cycle, on_prefill)
+
+
+def _stop_strings(bundle: OpenBundle, stop: str | Sequence[str]) -> tuple[tuple[str, ...], list[int]]:
+    """Returns the stop strings, and the ids of those that are special tokens, which no text shows. Raises
+    RequestError."""
+    given = [stop] if isinstance(stop, str) else list(stop) if isinstance(stop, Sequence) else None
+    if given is None or not all(isinstance(string, str) for string in given):
+        raise RequestError(f"stop is {short_repr(stop)}, but must be a string or a list of strings")
+    if len(given) > MOST_STRINGS:
+        raise RequestError(f"stop has {len(given)} strings, but at most {MOST_STRINGS} can be looked for")
+    for string in given:
+        if not 1 <= len(string) <= LONGEST_STRING:
+            raise RequestError(
+                f"the stop string {short_repr(string)} has {len(string)} characters, but must have 1 to "
+                f"{LONGEST_STRING}"
+            )
+    if given and not bundle.text.available:
+        raise RequestError("stop takes strings, but the bundle has no tokenizer; use stop_token_ids")
+    special = {string: bundle.text.special_id(string) for string in given}
+    strings = tuple(dict.fromkeys(string for string in given if special[string] is None))
+    return strings, [token for token in special.values() if token is not None]
+
+
+def _drafter(bundle: OpenBundle, head: Head | None, choice: Choice, method: Method, sampler: Sampler) -> Drafter:
+    """Builds what was chosen, or NoDraft where the target's rows are not exact: drafts would change the output."""
+    if isinstance(choice, Vanilla) or bundle.drafts_are_off:
+        return NoDraft(bundle.costs)
+    if isinstance(choice, LookupChain):
+        return LookupDrafter(choice.length)
+    greedy = sampler.params.temperature == 0
+    if isinstance(choice, FixedTree):
+        assert head is not None
+        ranked = RankedHead(head, GumbelRanker(sampler, NoiseWeight()))
+        return EagleDrafter(head if greedy else ranked, choice.shape)
+    acceptance = bundle.acceptance.setdefault((method, greedy), AcceptanceStats())
+    ranker = GreedyRanker() if greedy else GumbelRanker(sampler, acceptance.noise_weight)
+    ranked_head = None
+    if choice.head:
+        assert head is not None
+        ranked_head = RankedHead(head, ranker)
+    return CostAwareDrafter(ranked_head, bundle.costs, acceptance, top_k=choice.top_k, lookup=choice.lookup)
+
+
+def _sampling_params(sampling: SamplingParams | None, settings: dict[str, Any]) -> SamplingParams:
+    """Returns `sampling` with the keyword settings; raises RequestError for a setting that is unknown or in both."""
+    if settings.get("seed", 0) is None:
+        settings = {name: value for name, value in settings.items() if name != "seed"}
+    known = {field.name for field in dataclasses.fields(SamplingParams)}
+    if unknown := sorted(set(settings) - known):
+        raise RequestError(f"unknown setting {unknown[0]!r}; sampling takes {', '.join(sorted(known))}")
+    if sampling is None:
+        return SamplingParams(**{"seed": secrets.randbits(32), **settings})
+    if not isinstance(sampling, SamplingParams):
+        raise RequestError(f"sampling is {short_repr(sampling)}, but must be a SamplingParams")
+    if both := [name for name in settings if getattr(sampling, name) != getattr(SamplingParams(), name)]:
+        raise RequestError(f"{both[0]} is set twice, as a keyword and in sampling; leave one of them out")
+    return dataclasses.replace(sampling, **settings)

@@ -1,0 +1,228 @@
+"""One answer, token by token: the loop's events become pieces, until the answer ends or somebody stops it."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Executor
+
+from eagle_runtime.errors import BusyError
+from eagle_runtime.generate import Cycle, Reading
+from eagle_runtime.output import Output
+from eagle_runtime.request import Request
+from eagle_runtime.result import Piece, Result, Token, usage_of
+from eagle_runtime.threads.scheduler import Lease, Scheduler
+
+Work = Iterator[Reading | Cycle]
+
+
+class TurnState:
+    """What the turn's owner and the thread that computes it share. cancelled: the answer is to end after the running
+    step. result: how it ended. ended: whether it has, with a result or with an error."""
+
+    def __init__(self, on_end: Callable[[Output], None]) -> None:
+        """on_end: called once, in whatever thread the answer ends."""
+        self.cancelled = False
+        self.result: Result | None = None
+        self.ended = threading.Event()
+        self._on_end = on_end
+        self._ending = threading.Lock()
+
+    def end(self, output: Output) -> None:
+        """The answer is over; a second call does nothing."""
+        if self._ending.acquire(blocking=False):
+            try:
+                self._on_end(output)
+            finally:
+                self.ended.set()
+
+
+class Turn(Iterator[Piece]):
+    """An answer piece by piece. Nothing is computed before the first piece is asked for, nor between two pieces.
+
+        with model.stream("def f(", stop=["\\n\\n"]) as turn:
+            for piece in turn: ...          # or: async for piece in turn
+
+    One thread at a time asks for pieces. Any thread may call `cancel`. A turn that is left early, by `close`, an
+    exception or because nothing refers to it any more, ends as if it had been cancelled."""
+
+    def __init__(
+        self,
+        state: TurnState,
+        output: Output,
+        pieces: Generator[Piece, None, None],
+        lease: Lease,
+        worker: Callable[[], Executor],
+    ) -> None:
+        """Use `EagleModel.stream` or a Conversation. worker: returns the executor, of one thread, in which `async for`
+        computes pieces."""
+        self.lease = lease
+        self._state = state
+        self._output = output
+        self._pieces = pieces
+        self._worker = worker
+
+    @property
+    def done(self) -> bool:
+        """Whether the turn has ended, with a result or with an error."""
+        return self._state.ended.is_set()
+
+    @property
+    def result(self) -> Result | None:
+        """The result; None before the end, and where an error or `close` ended the turn."""
+        return self._state.result
+
+    def cancel(self) -> None:
+        """End the answer after the step that is running now, if one is. Returns at once, from any thread; a second
+        call does nothing. The next piece that is asked for is the last."""
+        self._state.cancelled = True
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the turn has ended, for `timeout` seconds at most; returns whether it has."""
+        return self._state.ended.wait(timeout)
+
+    def __next__(self) -> Piece:
+        """Raises BusyError while another thread waits for a piece of this turn."""
+        if self._running:
+            raise BusyError("another thread waits for the next piece of this stream; one at a time may")
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """End the turn; a second call does nothing. While another thread computes a piece, it ends after that step."""
+        self.cancel()
+        if not self._running:
+            with contextlib.suppress(ValueError):  # a thread has asked for a piece meanwhile, which is the last
+                self._pieces.close()
+                self.lease.end()
+                self._state.end(self._output)  # also where no piece was ever asked for
+
+    @property
+    def _running(self) -> bool:
+        return inspect.getgeneratorstate(self._pieces) == inspect.GEN_RUNNING
+
+    def __enter__(self) -> Turn:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_pieces"):
+            self.close()
+
+    # In an event loop: every piece is computed in the model's worker thread.
+
+    def __aiter__(self) -> Turn:
+        return self
+
+    async def __anext__(self) -> Piece:
+        """Cancelling the task that waits here cancels the turn."""
+        import asyncio
+
+        try:
+            piece = await asyncio.get_running_loop().run_in_executor(self._worker(), next, self._pieces, None)
+        except asyncio.CancelledError:
+            self.cancel()
+            self._worker().submit(self.close)
+            raise
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    async def __aenter__(self) -> Turn:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        import asyncio
+
+        self.cancel()
+        await asyncio.get_running_loop().run_in_executor(self._worker(), self.close)
+
+
+def decode(
+    scheduler: Scheduler,
+    lease: Lease,
+    work: Work,
+    request: Request,
+    output: Output,
+    state: TurnState,
+    known: Callable[[], int],
+) -> Generator[Piece, None, None]:
+    """Yields the pieces of an answer, the last one with the result. work: the loop's events, each computed in a step of
+    its own. known: returns how many tokens of the prompt did not have to be read."""
+    cycles: list[Cycle] = []
+    times = _Times()
+    steps = scheduler.steps(lease, work)
+    try:
+        with contextlib.closing(steps):
+            while output.stop is None:
+                if state.cancelled or (event := next(steps, None)) is None:
+                    output.finish("cancelled" if state.cancelled else "context_full")
+                    break
+                if isinstance(event, Reading):
+                    if request.on_prefill is not None:
+                        with times.elsewhere():
+                            request.on_prefill(event.count, event.total)
+                    continue
+                if not output.token_ids:
+                    times.first_token(lease.waited)
+                else:
+                    cycles.append(event)
+                    if request.on_cycle is not None:
+                        request.on_cycle(event)
+                _add(event, request, output)
+                if state.cancelled:
+                    output.finish("cancelled")
+                elif output.stop is None and (tokens := output.release()):
+                    with times.elsewhere():
+                        yield Piece(tokens, "".join(token.text for token in tokens))
+        figures = times.figures(lease.waited)
+        assert output.stop is not None
+        tokens = output.release()
+        prompt = len(request.prompt), known()
+        usage = usage_of(request.method, request.sampler.params.seed, prompt, len(output.token_ids), cycles, figures)
+        text = output.text if request.has_text else None
+        state.result = Result(text, tuple(output.token_ids), output.stop.reason, output.stop, usage)
+    finally:
+        state.end(output)
+    yield Piece(tokens, "".join(token.text for token in tokens), state.result)
+
+
+def _add(cycle: Cycle, request: Request, output: Output) -> None:
+    """Hand the tokens of a cycle to the output, up to the one that ends it."""
+    records = request.sampler.taken_log_probs()
+    for number, token in enumerate(cycle.step.tokens.tolist()):
+        logprob, top = records[number] if records else (None, ())
+        if not output.add(Token(token, "", number < cycle.step.num_accepted, logprob, top)):
+            return
+
+
+class _Times:
+    """Seconds of an answer, without those in which the consumer had its turn."""
+
+    def __init__(self) -> None:
+        self._started = self._first = time.perf_counter()
+        self._elsewhere = 0.0  # since the first token, or before there is one since the beginning
+        self._before = 0.0
+        self._waited = 0.0  # before the first token
+
+    @contextlib.contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """Seconds within the block do not count."""
+        left = time.perf_counter()
+        yield
+        self._elsewhere += time.perf_counter() - left
+
+    def first_token(self, waited: float) -> None:
+        """The first token has come. waited: seconds that were waited for other callers so far."""
+        self._first = time.perf_counter()
+        self._waited, self._before, self._elsewhere = waited, self._elsewhere, 0.0
+
+    def figures(self, waited: float) -> tuple[float, float, float]:
+        """Returns the seconds of waiting before the first token, of prefill, and of decode. waited: as above."""
+        prefill = self._first - self._started - self._before - self._waited
+        decode = time.perf_counter() - self._first - self._elsewhere - (waited - self._waited)
+        return self._waited, max(0.0, prefill), max(0.0, decode)
