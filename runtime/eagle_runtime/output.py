@@ -43,7 +43,7 @@ class Output:
         self._end = end
         self._held: list[Token] = []
         self._tail = ""  # their text
-        self._settled = 0  # of them are not part of a character that goes on
+        self._certain = 0  # of them are not part of a character that goes on
         self._cut: int | None = None  # where in the tail a stop string begins
 
     def add(self, token: Token) -> bool:
@@ -57,8 +57,8 @@ class Output:
             self.stop = Stop("eos", token.id)
         elif token.id in end.stop_ids:
             self.stop = Stop("stop_token", token.id)
-        elif count > end.least and (found := self._stop_string(before)) is not None:
-            self._cut, string = found
+        elif count > end.least and (match := self._stop_string(before)) is not None:
+            self._cut, string = match
             self.stop = Stop("stop_string", string)
         elif count >= end.limit:
             self.stop = Stop(end.limit_kind)
@@ -82,9 +82,9 @@ class Output:
             return self._last()
         boundary = len(self._tail) - self._partial()
         whole = boundary == len(self._tail)
-        count = self._settled if whole else self._before(boundary)
+        count = self._certain if whole else self._before(boundary)
         released, self._held = self._held[:count], self._held[count:]
-        self._settled -= count
+        self._certain -= count
         return self._said(released)
 
     def _hold(self, token: Token) -> None:
@@ -92,16 +92,16 @@ class Output:
         self._held.append(token)
         self._tail += token.text
         if self._decoder is None or not self._decoder.pending:
-            self._settled = len(self._held)
+            self._certain = len(self._held)
 
     def _stop_string(self, before: int) -> tuple[int, str] | None:
         """The stop string that the tail's text after `before` completes first, and where it begins."""
-        found = []
+        matches = []
         for string in self._end.strings:
             place = self._tail.find(string, max(0, before + 1 - len(string)))
             if place >= 0:
-                found.append((place + len(string), place, string))
-        return min(found)[1:] if found else None
+                matches.append((place + len(string), place, string))
+        return min(matches)[1:] if matches else None
 
     def _partial(self) -> int:
         """Characters at the tail's end that a stop string may begin with."""
@@ -114,9 +114,9 @@ class Output:
         return longest
 
     def _before(self, boundary: int) -> int:
-        """How many settled tokens are up to the last one with text that ends at `boundary` of the tail or before."""
+        """How many certain tokens are up to the last one with text that ends at `boundary` of the tail or before."""
         count = place = 0
-        for number, token in enumerate(self._held[: self._settled]):
+        for number, token in enumerate(self._held[: self._certain]):
             place += len(token.text)
             if place > boundary:
                 break
@@ -134,7 +134,7 @@ class Output:
             text = token.text if self._cut is None else token.text[:left]
             left = max(0, left - len(token.text))
             tokens.append(token if text == token.text else dataclasses.replace(token, text=text))
-        self._held, self._settled, self._tail = [], 0, ""
+        self._held, self._certain, self._tail = [], 0, ""
         self.text += "".join(token.text for token in tokens)
         return tuple(tokens)
 

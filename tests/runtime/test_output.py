@@ -36,12 +36,12 @@ def first_stop(vocabulary: Vocabulary, ids: Sequence[int], strings: Sequence[str
     for count, token_id in enumerate(ids, start=1):
         before = len(said)
         said += decoder.feed([token_id])
-        found = []
+        matches = []
         for string in strings:
             starts = [s for s in range(len(said)) if said.startswith(string, s) and s + len(string) > before]
-            found += [(start + len(string), start, string) for start in starts[:1]]
-        if found:
-            return count, min(found)[1], min(found)[2]
+            matches += [(start + len(string), start, string) for start in starts[:1]]
+        if matches:
+            return count, min(matches)[1], min(matches)[2]
     return None
 
 
