@@ -26,6 +26,7 @@ from filelock import FileLock
 from eagle_calib import cli as calib_cli
 from eagle_export import cli as export_cli
 from eagle_runtime import cli as run_cli
+from eagle_serve import cli as serve_cli
 from eagle_tools import demo, doctor
 from eagle_tools.bench import cli as bench_cli
 from eagle_tools.grow.shape import Shape
@@ -45,6 +46,7 @@ COMMANDS = {
     "eagle-bench": bench_cli.main,
     "eagle-precision": precision_cli.main,
     "eagle-train": train_cli.main,
+    "eagle-serve": serve_cli.main,
 }
 PACKAGES = [
     "runtime/eagle_runtime",
@@ -52,6 +54,7 @@ PACKAGES = [
     "export/eagle_export",
     "train/eagle_train",
     "tools/eagle_tools",
+    "runtime/eagle_serve",
 ]
 OPENING = 25  # lines of a page by which its first example begins
 FOREIGN_OPTIONS = {"--help", "--inplace"}  # of every parser; rsync's
@@ -213,7 +216,7 @@ def test_files_in_drawings_exist(drawing: Path) -> None:
 def test_every_option_of_the_readme_exists() -> None:
     known = {
         option
-        for cli in (export_cli, run_cli, calib_cli, doctor, bench_cli)
+        for cli in (export_cli, run_cli, calib_cli, doctor, bench_cli, serve_cli)
         for option in cli._parser()._option_string_actions
     }
     mentioned = set(re.findall(r"`[^`\n]*?(--[a-z-]+)", README)) | set(re.findall(r" (--[a-z-]+)", README))

@@ -17,10 +17,13 @@ import eagle_runtime
 ROOT = Path(__file__).resolve().parents[1]
 # Folder and package of each part, lowest first: a part may import itself and what stands before it.
 PARTS = {name: f"eagle_{name}" for name in ("runtime", "calib", "export", "train", "tools")}
+SERVE = "runtime/eagle_serve"  # a package of its own: nothing else imports it, and of the runtime it imports only
+OPEN = {"eagle_runtime", "eagle_runtime.command"}  # the public names, and what all commands share
 LEAN = ("runtime", "calib")  # installed without the exporter's libraries
 HEAVY = {"torch", "transformers", "onnx", "onnxscript", "onnx_ir"}
 BASE = {"numpy", "tokenizers", "jinja2"}  # what the distribution requires whatever its extras
 EXTRAS = {"runtime": set[str](), "calib": {"onnx", "rich", "filelock"}}  # of the lean parts: what their jobs bring
+OF_SERVE = {"starlette", "uvicorn"}
 ENGINES = {  # engine library -> the one file that imports it
     "onnxruntime": "runtime/eagle_runtime/session/ort/library.py",
     "tensorrt_rtx": "runtime/eagle_runtime/session/trt/library.py",
@@ -55,10 +58,12 @@ def violations(root: Path) -> list[str]:
     for part in names:
         for path in sorted((root / part).rglob("*.py")):
             where = path.relative_to(root).as_posix()
+            own = OF_SERVE | {"eagle_serve"} if where.startswith(f"{SERVE}/") else set()
             for line, name in imported(ast.parse(path.read_text(encoding="utf-8"))):
                 top = name.split(".")[0]
-                wrong = top in above[part] or ENGINES.get(top, where) != where
-                if wrong or (part in LEAN and top not in known | EXTRAS[part]):
+                wrong = top in above[part] or ENGINES.get(top, where) != where or (top == "eagle_serve" and not own)
+                wrong = wrong or (bool(own) and top == "eagle_runtime" and name not in OPEN)
+                if wrong or (part in LEAN and top not in known | EXTRAS[part] | own):
                     violating.append(f"{where}:{line} imports {name}")
     return violating
 
@@ -97,6 +102,11 @@ def house(tmp_path: Path) -> Path:
     ("file", "text", "line"),
     [
         ("runtime/eagle_runtime/a.py", "import eagle_export", 1),
+        ("runtime/eagle_runtime/a.py", "import eagle_serve", 1),
+        ("runtime/eagle_runtime/a.py", "import starlette", 1),
+        ("runtime/eagle_serve/a.py", "from eagle_runtime.sampling import Sampler", 1),
+        ("runtime/eagle_serve/a.py", "import numpy, torch", 1),
+        ("tools/eagle_tools/a.py", "from eagle_serve import serving", 1),
         ("runtime/eagle_runtime/a.py", "from eagle_calib.texts import joined", 1),
         ("runtime/eagle_runtime/deep/er/a.py", "import json, torch.nn as nn", 1),
         ("runtime/eagle_runtime/a.py", "def lazy():\n    from transformers import AutoTokenizer", 2),
@@ -149,6 +159,13 @@ def test_the_command_lines_wait_with_heavy_imports() -> None:
     )
     modules = set(in_new_process(code)["modules"])  # type: ignore[call-overload]
     assert not modules & (HEAVY | set(ENGINES) | {"safetensors", "rich"})
+
+
+def test_the_server_is_imported_when_it_runs() -> None:
+    """So that a wrong argument is reported at once, and without the extra."""
+    code = "import json, sys, eagle_serve.cli; print(json.dumps({'modules': sorted(sys.modules)}))"
+    modules = set(in_new_process(code)["modules"])  # type: ignore[call-overload]
+    assert not modules & (HEAVY | set(ENGINES) | OF_SERVE)
 
 
 def test_reading_a_calibration_takes_numpy_only() -> None:

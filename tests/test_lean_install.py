@@ -21,7 +21,7 @@ from filelock import FileLock
 from eagle_runtime import EagleModel
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = {"eagle_runtime", "eagle_calib", "eagle_export", "eagle_train", "eagle_tools"}
+PACKAGES = {"eagle_runtime", "eagle_calib", "eagle_export", "eagle_train", "eagle_tools", "eagle_serve"}
 HEAVY = ("torch", "transformers", "onnx", "onnxscript", "onnx_ir")
 PROMPT = [5, 17, 3, 60, 41, 2, 33, 8]
 

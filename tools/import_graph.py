@@ -25,6 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("runtime", "calib", "export", "train", "tools")  # lowest first: a package may import those before it
 RUNTIME = "eagle_runtime"
+PACKAGES = (*(f"eagle_{part}" for part in PARTS), "eagle_serve")  # lowest first; nothing imports the last
 
 Arrow = tuple[str, str]  # importing, imported
 
@@ -57,7 +58,8 @@ def room_of(module: str) -> str:
 
 def read_graph(root: Path) -> ImportGraph:
     """The import graph of a checkout."""
-    files = {module_name(path): path for part in PARTS for path in (root / part).glob(f"eagle_{part}/**/*.py")}
+    paths = (path for part in PARTS for package in PACKAGES for path in (root / part).glob(f"{package}/**/*.py"))
+    files = {module_name(path): path for path in paths}
     sources = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
     arrows = {
         (name, imported)
@@ -114,7 +116,7 @@ def _reachable(start: str, targets: Mapping[str, set[str]]) -> set[str]:
 
 def upward(arrows: Iterable[Arrow]) -> list[Arrow]:
     """Arrows from a package to a higher one."""
-    height = {f"eagle_{part}": index for index, part in enumerate(PARTS)}
+    height = {package: index for index, package in enumerate(PACKAGES)}
     return sorted(arrow for arrow in arrows if height[arrow[0].split(".")[0]] < height[arrow[1].split(".")[0]])
 
 

@@ -1,0 +1,173 @@
+"""Answers as OpenAI's API writes them: whole, or in chunks."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from eagle_runtime import Piece, Result, Token
+from eagle_serve.engine import Engine
+from eagle_serve.jobs import Job
+
+LEAST_LOGPROB = -9999.0  # what OpenAI's API writes for a probability of zero, which JSON cannot
+
+
+class Answer:
+    """Writes one answer. Pieces are added in order; what is written depends on the request."""
+
+    def __init__(self, engine: Engine, job: Job) -> None:
+        self._engine = engine
+        self._job = job
+        self._request = job.prepared.request
+        self._chat = self._request.endpoint == "chat"
+        self._head = {
+            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{secrets.token_hex(12)}",
+            "object": "chat.completion" if self._chat else "text_completion",
+            "created": int(time.time()),
+            "model": engine.names[0],
+            "system_fingerprint": engine.fingerprint,
+        }
+        self._tokens: list[Token] = []
+        self._length = 0  # characters written so far
+
+    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """The answer in one object."""
+        result = pieces[-1].result
+        assert result is not None
+        tokens = [token for piece in pieces for token in self._shown(piece)]
+        choice: dict[str, Any] = {"index": 0, "finish_reason": result.finish_reason}
+        if self._chat:
+            choice["message"] = {"role": "assistant", "content": _text(pieces), "refusal": None}
+        else:
+            choice["text"] = _text(pieces)
+        choice["logprobs"] = self._logprobs(tokens)
+        return {
+            **self._head,
+            "choices": [choice],
+            "usage": self._usage(result),
+            **self._figures(result, self._traced(tokens)),
+        }
+
+    def first(self) -> dict[str, Any] | None:
+        """The chunk before the first piece: a chat's has the role."""
+        return self._chunk({"delta": {"role": "assistant", "content": ""}}, None) if self._chat else None
+
+    def piece(self, piece: Piece) -> dict[str, Any] | None:
+        """The chunk of a piece; None for one without text."""
+        tokens = self._shown(piece)
+        if not tokens and not piece.text:
+            return None
+        choice: dict[str, Any] = {"delta": {"content": piece.text}} if self._chat else {"text": piece.text}
+        chunk = self._chunk({**choice, "logprobs": self._logprobs(tokens)}, None)
+        traced = self._traced(tokens)
+        return {**chunk, "eagle": traced} if traced else chunk
+
+    def last(self, result: Result) -> dict[str, Any]:
+        """The chunk with the reason why the answer ended."""
+        chunk = self._chunk({"delta": {}} if self._chat else {"text": ""}, result.finish_reason)
+        return {**chunk, **self._figures(result, {})}
+
+    def usage(self, result: Result) -> dict[str, Any]:
+        """The chunk after the last, with the counts."""
+        return {**self._chunk({}, None), "choices": [], "usage": self._usage(result)}
+
+    def _chunk(self, choice: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
+        head = {**self._head, "object": "chat.completion.chunk"} if self._chat else self._head
+        chunk = {**head, "choices": [{"index": 0, "logprobs": None, **choice, "finish_reason": finish_reason}]}
+        return {**chunk, "usage": None} if self._request.include_usage else chunk
+
+    def _shown(self, piece: Piece) -> list[Token]:
+        """The tokens that have part in the text: not the one that ended it."""
+        result = piece.result
+        tokens = list(piece.tokens)
+        if result is not None and result.stop.kind in ("eos", "stop_token"):
+            tokens = tokens[:-1]
+        return tokens
+
+    def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
+        if self._request.logprobs is None:
+            return None
+        if self._chat:
+            return {"content": [self._logprob(token) for token in tokens], "refusal": None}
+        offsets = []
+        for token in tokens:
+            offsets.append(self._length)
+            self._length += len(token.text)
+        return {
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [_finite(token.logprob) for token in tokens],
+            "top_logprobs": [
+                {self._engine.token_text(other): _finite(logprob) for other, logprob in token.top} for token in tokens
+            ],
+            "text_offset": offsets,
+        }
+
+    def _logprob(self, token: Token) -> dict[str, Any]:
+        top = [_entry(self._engine.token_text(other), logprob) for other, logprob in token.top]
+        return {**_entry(token.text, token.logprob), "top_logprobs": top}
+
+    def _traced(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        if not self._request.trace:
+            return {}
+        return {"tokens": [{"id": token.id, "text": token.text, "drafted": token.drafted} for token in tokens]}
+
+    def _usage(self, result: Result) -> dict[str, Any]:
+        usage = result.usage
+        counts: dict[str, Any] = {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.new_tokens,
+            "total_tokens": usage.prompt_tokens + usage.new_tokens,
+            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        }
+        return counts
+
+    def _figures(self, result: Result, traced: dict[str, Any]) -> dict[str, Any]:
+        """llama.cpp's `timings`, and what is EAGLE's own, with the tokens that were traced."""
+        usage, job = result.usage, self._job
+        prompt_n = usage.prompt_tokens - usage.cached_tokens
+        return {
+            "timings": {
+                "cache_n": usage.cached_tokens,
+                "prompt_n": prompt_n,
+                "prompt_ms": _ms(usage.prefill_s),
+                "prompt_per_second": _rate(prompt_n, usage.prefill_s),
+                "predicted_n": usage.new_tokens,
+                "predicted_ms": _ms(usage.decode_s),
+                "predicted_per_second": usage.tokens_per_s,
+                "draft_n": job.drafted,
+                "draft_n_accepted": job.accepted,
+            },
+            "eagle": {
+                "method": usage.method,
+                "seed": result.seed,
+                "tau": usage.tau,
+                "target_passes": usage.target_passes,
+                "accepted_per_depth": list(usage.accepted_per_depth),
+                "ttft_ms": _ms(job.first or 0.0),
+                "stop": {"kind": result.stop.kind, "value": result.stop.value},
+                **traced,
+            },
+        }
+
+
+def _text(pieces: Sequence[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+def _entry(text: str, logprob: float | None) -> dict[str, Any]:
+    return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode("utf-8", "replace"))}
+
+
+def _finite(logprob: float | None) -> float:
+    return LEAST_LOGPROB if logprob is None or not math.isfinite(logprob) else logprob
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)
+
+
+def _rate(count: int, seconds: float) -> float:
+    return round(count / seconds, 3) if seconds > 0 else 0.0

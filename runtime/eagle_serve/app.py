@@ -1,0 +1,221 @@
+"""The endpoints.
+
+    POST /v1/chat/completions, /v1/completions, /v1/count_tokens
+    GET  /v1/models, /v1/models/{name}, /health, /metrics, / (the chat page)
+
+A request is checked, rendered and made ready in a worker thread, waits in the queue (jobs.py), and is answered piece by
+piece (stream.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from importlib import resources
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from eagle_runtime import EagleError
+from eagle_serve.answers import Answer
+from eagle_serve.engine import Engine
+from eagle_serve.errors import ApiError, error_of
+from eagle_serve.jobs import Job, Jobs, internal_error, stopping
+from eagle_serve.json_body import read_json
+from eagle_serve.metrics import Metrics
+from eagle_serve.options import Options
+from eagle_serve.request import Endpoint, Request, model_not_found, parse_request
+from eagle_serve.security import Security
+from eagle_serve.stream import EventStream, whole
+
+log = logging.getLogger("eagle_serve")
+PAGE = {
+    "/": ("index.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
+Handler = Callable[[HttpRequest], Awaitable[Any]]
+
+
+class Service:
+    """What the endpoints share. engine, jobs: None until the model is loaded."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.metrics = Metrics()
+        self.engine: Engine | None = None
+        self.jobs: Jobs | None = None
+        self.stopping = False
+
+    def begin(self, engine: Engine) -> None:
+        """Serve a loaded model."""
+        self.jobs = Jobs(engine.run, self.options.parallel, self.options.queue)
+        self.engine = engine
+
+    def ready(self) -> tuple[Engine, Jobs]:
+        """Returns the engine and its queue. Raises ApiError: 503 while there is none, or none any more."""
+        if self.stopping:
+            raise stopping()
+        if self.engine is None or self.jobs is None:
+            raise ApiError(503, "loading", "the model is being loaded; try again soon", headers={"retry-after": "1"})
+        return self.engine, self.jobs
+
+    def end(self) -> None:
+        """Cancel what runs, and free what was kept."""
+        self.stopping = True
+        if self.jobs is not None:
+            self.jobs.stop()
+        if self.engine is not None:
+            self.engine.close()
+
+
+def application(service: Service, port: int) -> ASGIApp:
+    """Returns the ASGI application. port: that it will listen on, which Host headers name."""
+    return Security(_Answered(_router(service), service), service.options, port)
+
+
+def _router(service: Service) -> Router:
+    def generation(endpoint: Endpoint) -> Handler:
+        async def handler(http: HttpRequest) -> Any:
+            return await _generate(service, http, endpoint)
+
+        return handler
+
+    async def count(http: HttpRequest) -> Response:
+        engine, _ = service.ready()
+        body = await read_json(http.receive, service.options.limits)
+        endpoint: Endpoint = "chat" if "messages" in body else "completions"
+        request = parse_request(body, endpoint, service.options, engine.names)
+        ids = await asyncio.to_thread(engine.ids, request)
+        return _json({"object": "token_count", "count": len(ids), "ids": ids, "context": engine.model.context})
+
+    async def models(http: HttpRequest) -> Response:
+        engine, _ = service.ready()
+        name = http.path_params.get("name")
+        if name is None:
+            return _json({"object": "list", "data": [engine.description(name) for name in engine.names]})
+        if name not in engine.names:
+            raise model_not_found(name, engine.names)
+        return _json(engine.description(name))
+
+    async def health(http: HttpRequest) -> Response:
+        service.ready()
+        return _json({"status": "ok"})
+
+    async def metrics(http: HttpRequest) -> Response:
+        gauges: dict[str, tuple[str, float]] = {}
+        if service.jobs is not None and service.engine is not None:
+            gauges["queue_depth"] = ("Requests that wait.", service.jobs.depth)
+            gauges["running"] = ("Requests that decode.", service.jobs.running)
+            gauges |= service.engine.gauges
+        return Response(service.metrics.text(gauges), media_type="text/plain; version=0.0.4")
+
+    async def page(http: HttpRequest) -> Response:
+        name, kind = PAGE[http.url.path]
+        return Response(resources.files("eagle_serve").joinpath("page", name).read_bytes(), media_type=kind)
+
+    return Router(
+        [
+            Route("/v1/chat/completions", generation("chat"), methods=["POST"]),
+            Route("/v1/completions", generation("completions"), methods=["POST"]),
+            Route("/v1/count_tokens", count, methods=["POST"]),
+            Route("/v1/models", models, methods=["GET"]),
+            Route("/v1/models/{name:path}", models, methods=["GET"]),
+            Route("/health", health, methods=["GET"]),
+            Route("/metrics", metrics, methods=["GET"]),
+            *(Route(path, page, methods=["GET"]) for path in PAGE),
+        ],
+        redirect_slashes=False,
+    )
+
+
+class _Answered:
+    """Turns errors into answers, and counts and logs every request."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 0
+        started = time.perf_counter()
+
+        async def sending(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            try:
+                await self._app({**scope, "app": self._app}, receive, sending)
+            except ConnectionError:  # the client went away: nobody reads an answer
+                return
+            except Exception as error:
+                if status:  # too late for another answer: the connection is closed
+                    raise
+                answer = _error_of(error)
+                await Response(answer.body, answer.status, answer.headers, "application/json")(scope, receive, sending)
+        finally:
+            route = scope["path"] if scope["path"] in KNOWN else "other"
+            self._service.metrics.request(route, status or 499)
+            _log(scope, status or 499, time.perf_counter() - started)
+
+
+KNOWN = {"/v1/chat/completions", "/v1/completions", "/v1/count_tokens", "/v1/models", "/health", "/metrics", *PAGE}
+
+
+def _error_of(error: Exception) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, EagleError):
+        return error_of(error)
+    if isinstance(error, HTTPException):  # of the router
+        if error.status_code == 405:
+            return ApiError(405, "method_not_allowed", "this address takes another method", headers=error.headers)
+        return ApiError(404, "not_found", "there is nothing at this address; see GET /v1/models")
+    return internal_error(error)
+
+
+def _log(scope: Scope, status: int, seconds: float) -> None:
+    fields = {"method": scope["method"], "path": scope["path"][:200], "status": status, "ms": round(seconds * 1e3, 1)}
+    log.info("%(method)s %(path)s %(status)s %(ms)s ms", fields, extra={"fields": fields})
+
+
+async def _generate(service: Service, http: HttpRequest, endpoint: Endpoint) -> Response | EventStream:
+    engine, jobs = service.ready()
+    limits = service.options.limits
+    body = await read_json(http.receive, limits)
+    request = parse_request(body, endpoint, service.options, engine.names)
+    prepared = await asyncio.to_thread(engine.prepare, request)
+    job = Job(prepared)
+    jobs.submit(job)
+    if service.options.log_content:
+        log.info("prompt %s", json.dumps(body), extra={"fields": {"prompt": body}})
+    headers = _ignored(request)
+    answer = Answer(engine, job)
+    if request.stream:
+        return EventStream(answer, job, jobs, service.metrics, limits, headers)
+    pieces = await whole(job, jobs, service.metrics, http.receive)
+    return _json(answer.whole(pieces), headers)
+
+
+def _ignored(request: Request) -> dict[str, str]:
+    """The header that lists fields without effect, with what a header may hold of their names."""
+    names = [re.sub(r"[^A-Za-z0-9_.-]", "?", name[:64]) for name in request.ignored[:32]]
+    return {"x-eagle-ignored": ", ".join(names)} if names else {}
+
+
+def _json(data: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
+    return Response(json.dumps(data).encode("ascii"), 200, headers, "application/json")

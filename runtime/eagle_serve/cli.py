@@ -1,0 +1,205 @@
+"""eagle-serve: serve a bundle over HTTP, with OpenAI's API and a chat page."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import json
+import logging
+import os
+import re
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from eagle_runtime import EagleModel, RequestError
+from eagle_runtime.command import Parser, print_line, run_command
+from eagle_serve.options import Options
+
+KEY = "EAGLE_API_KEY"  # environment variable
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status: 0 after a signal, 2 after an error of the input."""
+    return run_command(_parser(), argv, run, extra="serve", interrupted="interrupted")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Listen at once, load the model meanwhile, and serve until a signal."""
+    options = options_of(args)
+    _check_host(args.host, options)
+    from eagle_serve.app import Service
+    from eagle_serve.engine import Engine
+    from eagle_serve.server import Server, address_of, listen
+
+    _log_to_stderr(args.log_json)
+    service = Service(options)
+    listener = listen(args.host, args.port)
+    server = Server(service, listener)
+    failures: list[BaseException] = []
+    models: list[EagleModel] = []
+
+    def load() -> None:
+        try:
+            model = EagleModel.load(
+                args.bundle, backend=args.backend, context=args.context, threads=args.threads, **_budget(args)
+            )
+            models.append(model)
+            service.begin(Engine(model, Path(args.bundle), options, service.metrics))
+            print_line("eagle-serve", f"{args.bundle} is served at {address_of(listener)} on {model.backend}")
+        except BaseException as error:  # raised again below, in the main thread
+            failures.append(error)
+            server.should_exit = True
+
+    loader = threading.Thread(target=load, name="eagle-serve-load")
+    loader.start()
+    try:
+        server.run_here()
+    finally:
+        loader.join()
+        service.end()
+        for model in models:
+            model.close()
+    if failures:
+        raise failures[0]
+
+
+def options_of(args: argparse.Namespace) -> Options:
+    """The options that were given. Raises RequestError."""
+    return Options(
+        aliases=tuple(args.alias),
+        strict_model=args.strict_model,
+        queue=args.queue,
+        parallel=args.parallel,
+        max_tokens=args.max_tokens,
+        api_key=_api_key(args.api_key_file),
+        allowed_hosts=(*args.allowed_hosts, *_own_name(args.host)),
+        allowed_origins=tuple(args.allowed_origins),
+        log_content=args.log_content,
+    )
+
+
+def _budget(args: argparse.Namespace) -> dict[str, Any]:
+    return {} if args.kv_budget is None else {"kv_budget": args.kv_budget}
+
+
+def _api_key(path: str | None) -> str | None:
+    """The key of a file, else of the environment, else none. Raises RequestError."""
+    if path is None:
+        key, where = os.environ.get(KEY, ""), KEY
+    else:
+        try:
+            key, where = Path(path).read_text(encoding="utf-8").strip(), path
+        except (OSError, ValueError) as error:
+            raise RequestError(
+                f"the key file {path} cannot be read as text ({error}); give a file with one line"
+            ) from None
+        if not key:
+            raise RequestError(f"the key file {path} is empty; write the key into it")
+    if not key:
+        return None
+    if len(key) < 16 or not key.isascii() or not key.isprintable() or " " in key:
+        raise RequestError(f"the key in {where} must have at least 16 letters, digits or signs of ASCII, and no spaces")
+    return key
+
+
+def _check_host(host: str, options: Options) -> None:
+    if not _is_loopback(host) and options.api_key is None:
+        raise RequestError(
+            f"other machines can reach --host {host}, so an API key is needed: give --api-key-file, or set {KEY}"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _own_name(host: str) -> tuple[str, ...]:
+    """The name by which clients call the host that is listened at, unless that is every address."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return (host,)
+    if address.is_unspecified:
+        return ()
+    return (f"[{host}]",) if address.version == 6 else (host,)
+
+
+class _Lines(logging.Formatter):
+    """Log lines: text, or one JSON object each."""
+
+    def __init__(self, as_json: bool) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s")
+        self._as_json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        if not self._as_json:
+            return super().format(record)
+        data = {"time": self.formatTime(record), "level": record.levelname.lower(), "logger": record.name}
+        data |= getattr(record, "fields", None) or {"message": record.getMessage()}
+        if record.exc_info:
+            data["error"] = self.formatException(record.exc_info)
+        return json.dumps(data)
+
+
+def _log_to_stderr(as_json: bool) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Lines(as_json))
+    for name in ("eagle_serve", "eagle_runtime", "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO if name == "eagle_serve" else logging.WARNING)
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:iB|B)?", text, re.I)
+    if match is None or float(match[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size like 2GiB")
+    return int(float(match[1]) * UNITS[match[2].upper()])
+
+
+def _count(least: int, most: int) -> Any:
+    def read(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} to {most}")
+        return int(text)
+
+    return read
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="eagle-serve", description="Serve a bundle over HTTP, with OpenAI's API and a chat page.")
+    parser.add_argument("bundle", help="folder written by eagle-export")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: this machine alone)")
+    parser.add_argument("--port", type=_count(0, 65535), default=8000, metavar="N", help="default: 8000; 0: any")
+    parser.add_argument("--backend", default="auto", metavar="B", help="engine to run on (default: auto)")
+    parser.add_argument("--context", type=int, metavar="N", help="tokens of prompt and output to make room for")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of a forward pass (default: physical cores)")
+    names = parser.add_argument_group("names")
+    names.add_argument("--alias", action="append", default=[], metavar="NAME", help="another name of the model")
+    names.add_argument("--strict-model", action="store_true", help="refuse requests for models of other names")
+    work = parser.add_argument_group("work")
+    work.add_argument("--queue", type=_count(0, 10_000), default=16, metavar="N", help="requests that may wait (16)")
+    work.add_argument("--parallel", type=_count(1, 4), default=1, metavar="N", help="requests that take turns (1)")
+    work.add_argument("--max-tokens", type=_count(1, 2**31 - 1), default=4096, metavar="N", help="of an answer (4096)")
+    work.add_argument("--kv-budget", type=_bytes, metavar="2GiB", help="memory for keys and values of all texts")
+    guard = parser.add_argument_group("security")
+    guard.add_argument("--api-key-file", metavar="F", help=f"file with the key that requests need (default: ${KEY})")
+    guard.add_argument("--allowed-hosts", nargs="+", default=[], metavar="HOST", help="more names of this server")
+    guard.add_argument("--allowed-origins", nargs="+", default=[], metavar="URL", help="web sites that may call it")
+    log = parser.add_argument_group("log")
+    log.add_argument("--log-json", action="store_true", help="one JSON object per line")
+    log.add_argument("--log-content", action="store_true", help="log prompts too")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

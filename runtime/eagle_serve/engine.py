@@ -1,0 +1,145 @@
+"""What requests need of a model: prompts as ids, checked settings, and answers."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from eagle_runtime import Cycle, EagleModel, RequestError
+from eagle_serve.defaults import sampling_defaults
+from eagle_serve.errors import ApiError, error_of
+from eagle_serve.jobs import Job
+from eagle_serve.metrics import Metrics
+from eagle_serve.options import Options
+from eagle_serve.prefixes import Prefixes
+from eagle_serve.prepared import Prepared
+from eagle_serve.request import Request
+
+# The runtime's name of a setting -> the field that gave it, for errors.
+FIELDS = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+
+
+class Engine:
+    """A loaded model as the server uses it. names: the model's name and its aliases."""
+
+    def __init__(self, model: EagleModel, bundle: Path, options: Options, metrics: Metrics) -> None:
+        """bundle: the folder that the model was loaded from. Raises BundleError."""
+        self.model = model
+        self.names = (bundle.resolve().name, *options.aliases)
+        self.created = int(time.time())
+        self._bundle = bundle
+        self._options = options
+        self._metrics = metrics
+        self._defaults = sampling_defaults(bundle, model.manifest.files)
+        self._prefixes = Prefixes(model, options.limits.states)
+        self.token_text = functools.lru_cache(maxsize=4096)(self._token_text)
+
+    @property
+    def fingerprint(self) -> str:
+        """What the answers of equal requests depend on: bundle, precision, backend, version."""
+        files = "".join(f"{name}:{digest}\n" for name, digest in sorted(self.model.manifest.files.items()))
+        precision = "-".join(dict.fromkeys(self.model.manifest.precision.values()))
+        version = metadata.version("eagle-edge")
+        return f"fp_{hashlib.sha256(files.encode()).hexdigest()[:12]}_{precision}_{self.model.backend}_{version}"
+
+    def description(self, name: str) -> dict[str, Any]:
+        """The model as `GET /v1/models` lists it."""
+        model = self.model
+        meta = {
+            "context": model.context,
+            "precision": dict(model.manifest.precision),
+            "backend": model.backend,
+            "chat": model.text.chat,
+            "max_tokens": min(self._options.max_tokens, model.context - 1),
+            "sampling": self._defaults,
+            "kv_bytes": self._prefixes.kv_bytes,
+        }
+        return {"id": name, "object": "model", "created": self.created, "owned_by": "eagle-edge", "meta": meta}
+
+    def prepare(self, request: Request) -> Prepared:
+        """Returns the request ready to decode; takes up to seconds. Raises ApiError and ConstraintError."""
+        ids = self.ids(request)
+        room = self.model.context - len(ids)
+        settings: dict[str, Any] = {**self._defaults, **request.settings}
+        settings["max_new_tokens"] = (
+            min(room, self._options.max_tokens) if request.max_tokens is None else (request.max_tokens)
+        )
+        if request.logprobs is not None:
+            settings["logprobs"] = request.logprobs
+        try:
+            self.model.stream(ids, **settings).close()  # makes all checks of a turn, and computes nothing
+        except RequestError as error:
+            raise error_of(error, _field_of(error, settings), self._bundle) from None
+        return Prepared(request, tuple(ids), settings)
+
+    def ids(self, request: Request) -> list[int]:
+        """Returns the ids of a request's prompt. Raises ApiError."""
+        try:
+            if request.endpoint == "completions":
+                prompt = request.prompt if isinstance(request.prompt, str) else list(request.prompt or ())
+                return self.model.checked_prompt(prompt)
+            if not self.model.text.chat:
+                reason = "this model has no chat template; send a prompt to /v1/completions"
+                raise ApiError(400, "template_error", reason, "messages")
+            return self.model.checked_prompt(list(request.messages))
+        except RequestError as error:
+            raise error_of(error, "prompt" if request.endpoint == "completions" else "messages", self._bundle) from None
+
+    def run(self, job: Job) -> None:
+        """Decode a job, telling it its pieces. Raises what a turn raises."""
+        prepared = job.prepared
+
+        def on_cycle(cycle: Cycle) -> None:
+            job.drafted += cycle.tree.num_nodes - 1
+            job.accepted += cycle.step.num_accepted
+
+        def on_prefill(done: int, total: int) -> None:
+            job.prefill = (done, total)
+
+        settings = {**prepared.settings, "on_cycle": on_cycle, "on_prefill": on_prefill}
+        with self._prefixes.turn(prepared.ids, settings) as turn:
+            job.begin(turn)
+            for piece in turn:
+                if job.first is None:
+                    job.first = time.perf_counter() - job.asked
+                result = piece.result
+                if result is not None:
+                    self._count(job, result.usage)
+                    if result.finish_reason == "cancelled":
+                        return
+                job.tell(piece)
+
+    def close(self) -> None:
+        """Free the kept states; the model stays open."""
+        self._prefixes.close()
+
+    @property
+    def gauges(self) -> Mapping[str, tuple[str, float]]:
+        """Name -> (what it is, its value now), for the metrics."""
+        return self._prefixes.gauges
+
+    def _count(self, job: Job, usage: Any) -> None:
+        metrics = self._metrics
+        metrics.add("prompt_tokens", usage.prompt_tokens)
+        metrics.add("cached_tokens", usage.cached_tokens)
+        metrics.add("generated_tokens", usage.new_tokens)
+        metrics.add("target_passes", usage.target_passes)
+        metrics.add("accepted_drafts", job.accepted)
+        if job.first is not None and usage.new_tokens:
+            metrics.first_token(job.first)
+
+    def _token_text(self, token: int) -> str:
+        """The text of one token alone, for the runners-up of a position."""
+        stream = self.model.text.stream([])
+        return f"token_id:{token}" if stream is None else stream.feed([token]) + stream.finish()
+
+
+def _field_of(error: RequestError, settings: Mapping[str, Any]) -> str | None:
+    """The field that an error is about: the one that its sentence begins with."""
+    first = str(error).split(maxsplit=1)[0]
+    return FIELDS.get(first, first) if first in settings else None

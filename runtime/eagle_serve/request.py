@@ -1,0 +1,302 @@
+"""A request as it was meant: the fields of its JSON that this server takes, those it ignores, those it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from eagle_serve.checks import a_list, an_object, boolean, ids, integer, number, one_of, text
+from eagle_serve.errors import ApiError, unsupported, wrong_type, wrong_value
+from eagle_serve.messages import parse_messages, text_of
+from eagle_serve.options import Options
+from eagle_serve.refused import NEUTRAL, refuse
+
+Endpoint = Literal["chat", "completions"]
+MOST_TOKENS = 2**31 - 1
+METHODS = ("vanilla", "lookup", "eagle", "eagle+lookup")
+TREES = ("cost-aware", "dynamic", "static", "chain")
+MOST_LOGPROBS = 20
+COMPLETION_TOKENS = 16  # OpenAI's default of its older endpoint
+RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "chat_template", "continue_final_message")
+GRAMMARS = ("json_schema", "regex", "lark", "choice")
+PAIRS = {"repeat_penalty": "repetition_penalty"}  # llama.cpp's name -> the runtime's
+SAMPLING = {
+    "temperature": number(0),
+    "top_p": number(0, 1, above=True),
+    "top_k": integer(0, MOST_TOKENS),
+    "min_p": number(0, 1),
+    "repetition_penalty": number(0, above=True),
+    "repeat_penalty": number(0, above=True),
+    "presence_penalty": number(-2, 2),
+    "frequency_penalty": number(-2, 2),
+}
+COMMON = {
+    *SAMPLING, "model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "logit_bias", "seed", "stop",
+    "stop_token_ids", "min_tokens", "ignore_eos", "logprobs", "response_format", "n", "best_of", "eagle",
+}  # fmt: skip
+OF_CHAT = {"messages", "top_logprobs", "chat_template_kwargs", "reasoning_effort", "prediction", "tool_choice"}
+OF_COMPLETIONS = {"prompt"}
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must follow. kind: "json_object" or one of GRAMMARS; value: the schema, pattern or list."""
+
+    kind: str
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """prompt: text or ids of a completion; messages: of a chat. settings: of the runtime's `stream`, those that were
+    given. max_tokens: None takes what is left. logprobs: None, or how many runners-up are wanted with each token.
+    prediction: text that the answer may repeat. trace: tell which tokens were drafted. ignored: fields without
+    effect."""
+
+    endpoint: Endpoint
+    model: str | None
+    prompt: str | tuple[int, ...] | None = None
+    messages: tuple[Mapping[str, Any], ...] = ()
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    max_tokens: int | None = None
+    stream: bool = False
+    include_usage: bool = False
+    logprobs: int | None = None
+    grammar: Grammar | None = None
+    prediction: str | None = None
+    trace: bool = False
+    ignored: tuple[str, ...] = ()
+
+
+def parse_request(body: Mapping[str, Any], endpoint: Endpoint, options: Options, names: Sequence[str]) -> Request:
+    """Returns what a request means; null means that a field was not given. names: of the model. Raises ApiError."""
+    given = {name: value for name, value in body.items() if value is not None}
+    refuse(given)
+    own = OF_CHAT if endpoint == "chat" else OF_COMPLETIONS
+    _only_one(given)
+    prompt, messages = None, []
+    if endpoint == "chat":
+        messages = parse_messages(given.get("messages"), options.limits.messages)
+    else:
+        prompt = _prompt(given.get("prompt"))
+    eagle = _eagle(given, options)
+    settings = {**_sampling(given), **eagle.settings}
+    template_kwargs = _template_kwargs(given) if endpoint == "chat" else {}
+    stream_options = an_object(given.get("stream_options", {}), "stream_options")
+    return Request(
+        endpoint=endpoint,
+        model=_model(given, names if options.strict_model else None),
+        prompt=prompt,
+        messages=tuple(messages),
+        template_kwargs=template_kwargs,
+        settings=settings,
+        max_tokens=_max_tokens(given, endpoint, options),
+        stream=boolean(given.get("stream", False), "stream"),
+        include_usage=boolean(stream_options.get("include_usage") or False, "stream_options.include_usage"),
+        logprobs=_logprobs(given, endpoint),
+        grammar=eagle.grammar or _response_format(given, options),
+        prediction=_prediction(given) if endpoint == "chat" else None,
+        trace=eagle.trace,
+        ignored=tuple(name for name in given if name not in COMMON | own | _saying_nothing(given)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Eagle:
+    settings: Mapping[str, Any]
+    trace: bool
+    grammar: Grammar | None
+
+
+def _model(given: Mapping[str, Any], names: Sequence[str] | None) -> str | None:
+    """The name that was asked for. names: those allowed; None allows all."""
+    model = text(given["model"], "model") if "model" in given else None
+    if names is not None and model is not None and model not in names:
+        raise model_not_found(model, names)
+    return model
+
+
+def model_not_found(model: str, names: Sequence[str]) -> ApiError:
+    """The error of a name that is none of the model's."""
+    reason = f"the model {model[:80]!r} is not served here, but {', '.join(names)}"
+    return ApiError(404, "model_not_found", reason, "model")
+
+
+def _only_one(given: Mapping[str, Any]) -> None:
+    for name in ("n", "best_of"):
+        if integer(1)(given.get(name, 1), name) > 1:
+            raise unsupported(name, "is more than 1, but one answer is made per request")
+
+
+def _prompt(value: object) -> str | tuple[int, ...]:
+    if isinstance(value, str):
+        result: str | tuple[int, ...] = text(value, "prompt")
+    elif isinstance(value, list):
+        if value and not isinstance(value[0], int):
+            raise wrong_type("prompt", value, "a string or a list of token ids (one prompt per request)")
+        result = ids(value, "prompt")
+    else:
+        raise wrong_type("prompt", value, "a string or a list of token ids")
+    if not result:
+        raise wrong_value("prompt", "is empty; send at least one token")
+    return result
+
+
+def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
+    settings = {PAIRS.get(name, name): check(given[name], name) for name, check in SAMPLING.items() if name in given}
+    if (
+        "repeat_penalty" in given
+        and given.get("repetition_penalty", given["repeat_penalty"]) != given["repeat_penalty"]
+    ):
+        raise wrong_value("repeat_penalty", "and repetition_penalty differ, but mean the same; send one of them")
+    if "seed" in given:
+        seed = integer(-(2**63), 2**64 - 1)(given["seed"], "seed")
+        if seed != -1:  # -1 draws one, as if none had been given
+            settings["seed"] = seed % 2**64
+    if "logit_bias" in given:
+        settings["logit_bias"] = _logit_bias(given["logit_bias"])
+    if "stop" in given:
+        settings["stop"] = _stop(given["stop"])
+    if "stop_token_ids" in given:
+        settings["stop_token_ids"] = ids(given["stop_token_ids"], "stop_token_ids")
+    if integer(0, MOST_TOKENS)(given.get("min_tokens", 0), "min_tokens"):
+        settings["min_new_tokens"] = given["min_tokens"]
+    if boolean(given.get("ignore_eos", False), "ignore_eos"):
+        settings["ignore_eos"] = True
+    return settings
+
+
+def _logit_bias(value: object) -> dict[int, float]:
+    result = {}
+    for token, added in an_object(value, "logit_bias").items():
+        if not token.isascii() or not token.isdigit() or len(token) > 10:
+            raise wrong_value("logit_bias", f"names {token[:40]!r}, but its names are token ids")
+        result[int(token)] = number(-100, 100)(added, f"logit_bias.{token}")
+    return result
+
+
+def _stop(value: object) -> tuple[str, ...]:
+    items = [value] if isinstance(value, str) else a_list(value, "stop")
+    stops = tuple(text(item, f"stop[{index}]") for index, item in enumerate(items))
+    if len(stops) > 16:
+        raise wrong_value("stop", f"has {len(stops)} strings, but at most 16 are looked for")
+    for index, stop in enumerate(stops):
+        if not 1 <= len(stop) <= 256:
+            raise wrong_value(f"stop[{index}]", f"has {len(stop)} characters, but must have 1 to 256")
+    return stops
+
+
+def _max_tokens(given: Mapping[str, Any], endpoint: Endpoint, options: Options) -> int | None:
+    """The most tokens; of the two names max_completion_tokens counts. -1 means what is left, as in LM Studio."""
+    result: int | None = None if endpoint == "chat" else COMPLETION_TOKENS
+    for name in ("max_tokens", "max_completion_tokens"):
+        if name in given:
+            most: int = integer(-1, MOST_TOKENS)(given[name], name)
+            if most == 0 or most > options.max_tokens:
+                raise wrong_value(
+                    name, f"is {most}, but must be from 1 to {options.max_tokens}, or -1 for what is left"
+                )
+            result = None if most == -1 else most
+    return result
+
+
+def _logprobs(given: Mapping[str, Any], endpoint: Endpoint) -> int | None:
+    most = integer(0, MOST_LOGPROBS)
+    if endpoint == "completions":
+        if given.get("logprobs") is False:  # as clients send that know the other endpoint alone
+            return None
+        return int(most(given["logprobs"], "logprobs")) if "logprobs" in given else None
+    wanted = boolean(given.get("logprobs", False), "logprobs")
+    runners_up = int(most(given.get("top_logprobs", 0), "top_logprobs"))
+    if runners_up and not wanted:
+        raise wrong_value("top_logprobs", "needs logprobs: true")
+    return runners_up if wanted else None
+
+
+def _template_kwargs(given: Mapping[str, Any]) -> dict[str, Any]:
+    kwargs = an_object(given.get("chat_template_kwargs", {}), "chat_template_kwargs")
+    for name in kwargs:
+        if name in RESERVED:
+            raise wrong_value(f"chat_template_kwargs.{name}", "cannot be set by a request")
+    if "reasoning_effort" in given:
+        kwargs = {"reasoning_effort": text(given["reasoning_effort"], "reasoning_effort"), **kwargs}
+    return kwargs
+
+
+def _response_format(given: Mapping[str, Any], options: Options) -> Grammar | None:
+    if "response_format" not in given:
+        return None
+    wanted = an_object(given["response_format"], "response_format")
+    kind = one_of(("text", "json_object", "json_schema"))(wanted.get("type"), "response_format.type")
+    if kind == "text":
+        return None
+    if kind == "json_schema":
+        named = an_object(wanted.get("json_schema"), "response_format.json_schema")
+        return schema_grammar(named.get("schema"), "response_format.json_schema.schema", options)
+    if wanted.get("schema") is not None:
+        return schema_grammar(wanted["schema"], "response_format.schema", options)
+    return Grammar("json_object")
+
+
+def schema_grammar(value: object, name: str, options: Options) -> Grammar:
+    """Returns the grammar of a JSON schema that is small enough."""
+    if not isinstance(value, dict | bool):
+        raise wrong_type(name, value, "a JSON schema")
+    size = len(json.dumps(value))
+    if size > options.limits.schema_bytes:
+        reason = f"{name} has {size} bytes, but at most {options.limits.schema_bytes} are compiled"
+        raise ApiError(400, "invalid_schema", reason, name)
+    return Grammar("json_schema", value)
+
+
+def _prediction(given: Mapping[str, Any]) -> str | None:
+    if "prediction" not in given:
+        return None
+    prediction = an_object(given["prediction"], "prediction")
+    one_of(("content",))(prediction.get("type"), "prediction.type")
+    return text_of(prediction.get("content"), "prediction.content")
+
+
+def _saying_nothing(given: Mapping[str, Any]) -> set[str]:
+    """Fields of the refused ones that passed, since they ask for nothing: no need to report them."""
+    return {*NEUTRAL, "modalities", "tool_choice"} | ({"tools"} if given.get("tools") == [] else set())
+
+
+def _eagle(given: Mapping[str, Any], options: Options) -> _Eagle:
+    eagle = an_object(given.get("eagle", {}), "eagle")
+    settings: dict[str, Any] = {}
+    trace = False
+    grammar = None
+    for name, value in eagle.items():
+        where = f"eagle.{name}"
+        if name == "method":
+            settings["method"] = one_of(METHODS)(value, where)
+        elif name == "tree":
+            settings["tree"] = one_of(TREES)(value, where)
+        elif name == "trace":
+            trace = boolean(value, where)
+        elif name == "constraint":
+            grammar = _constraint(value, options)
+        else:
+            raise wrong_value("eagle", f"has no {name[:40]!r}; it takes method, tree, trace and constraint")
+    if grammar is not None and "response_format" in given:
+        raise wrong_value("eagle.constraint", "and response_format are both given; send one of them")
+    return _Eagle(settings, trace, grammar)
+
+
+def _constraint(value: object, options: Options) -> Grammar:
+    given = an_object(value, "eagle.constraint")
+    if len(given) != 1 or next(iter(given)) not in GRAMMARS:
+        raise wrong_value("eagle.constraint", f"must have one name out of {', '.join(GRAMMARS)}")
+    ((kind, content),) = given.items()
+    where = f"eagle.constraint.{kind}"
+    if kind == "json_schema":
+        return schema_grammar(content, where, options)
+    if kind == "choice":
+        content = tuple(text(item, f"{where}[{index}]") for index, item in enumerate(a_list(content, where)))
+    elif len(text(content, where)) > options.limits.schema_bytes:
+        raise ApiError(400, "invalid_schema", f"{where} is longer than {options.limits.schema_bytes} bytes", where)
+    return Grammar(kind, content)

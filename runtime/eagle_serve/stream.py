@@ -1,0 +1,151 @@
+"""Answers on their way to the client: server-sent events, or one object; either way the client may go away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.types import Message, Receive, Scope, Send
+
+from eagle_runtime import Piece
+from eagle_serve.answers import Answer
+from eagle_serve.errors import ApiError
+from eagle_serve.jobs import Job, Jobs
+from eagle_serve.metrics import Metrics
+from eagle_serve.options import Limits
+
+LOOK_S = 0.25  # how often a stream without news looks at the queue and the prefill
+DONE = b"data: [DONE]\n\n"
+
+
+def event(data: Mapping[str, Any]) -> bytes:
+    """One server-sent event. JSON in ASCII has no line ends."""
+    return b"data: " + json.dumps(data, separators=(",", ":")).encode("ascii") + b"\n\n"
+
+
+def comment(text: str) -> bytes:
+    """A line that clients skip."""
+    return f": {text}\n\n".encode()
+
+
+class StalledError(Exception):
+    """Raised where a client has not read for too long."""
+
+
+class EventStream:
+    """An ASGI response that streams a job's answer."""
+
+    def __init__(self, answer: Answer, job: Job, jobs: Jobs, metrics: Metrics, limits: Limits, headers: Any) -> None:
+        """headers: more headers of the answer, name -> value."""
+        self._answer = answer
+        self._job = job
+        self._jobs = jobs
+        self._metrics = metrics
+        self._limits = limits
+        self._headers = headers
+        self._written = 0.0  # when
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gone = asyncio.create_task(disconnected(receive))
+        gone.add_done_callback(lambda task: None if task.cancelled() else self._jobs.withdraw(self._job, "client"))
+        complete = False
+        try:
+            complete = await self._run(send, gone)
+        except StalledError:
+            pass
+        finally:
+            gone.cancel()
+            if not complete:
+                self._jobs.withdraw(self._job, "client")
+                self._metrics.add("cancelled")
+
+    async def _run(self, send: Send, gone: asyncio.Task[None]) -> bool:
+        """Returns whether the answer was sent to its end, be it an error."""
+        headers = {"content-type": "text/event-stream; charset=utf-8", "x-accel-buffering": "no", **self._headers}
+        raw = [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers.items()]
+        await self._send(send, {"type": "http.response.start", "status": 200, "headers": raw})
+        await self._write(send, self._answer.first())
+        said = ""
+        while not gone.done():
+            try:
+                news = await asyncio.wait_for(self._job.events.get(), LOOK_S)
+            except asyncio.TimeoutError:
+                state = self._state()
+                if state != said or time.monotonic() - self._written > self._limits.ping_s:
+                    said = state
+                    await self._send(send, _body(comment(state)))
+                continue
+            if isinstance(news, ApiError):
+                await self._send(send, _body(event(news.data), more=False))
+                return True
+            await self._write(send, self._answer.piece(news))
+            if news.result is not None:
+                await self._write(send, self._answer.last(news.result))
+                if self._job.prepared.request.include_usage:
+                    await self._write(send, self._answer.usage(news.result))
+                await self._send(send, _body(DONE, more=False))
+                return True
+        return False
+
+    def _state(self) -> str:
+        """What the client waits for."""
+        if (place := self._jobs.ahead(self._job)) is not None:
+            return f"queued {place}"
+        if self._job.first is None:
+            done, total = self._job.prefill
+            return f"prefill {done}/{total}"
+        return "decoding"
+
+    async def _write(self, send: Send, data: Mapping[str, Any] | None) -> None:
+        if data is not None:
+            await self._send(send, _body(event(data)))
+
+    async def _send(self, send: Send, message: Message) -> None:
+        try:
+            await asyncio.wait_for(send(message), self._limits.unread_s)
+        except (asyncio.TimeoutError, OSError):
+            raise StalledError from None
+        self._written = time.monotonic()
+
+
+async def whole(job: Job, jobs: Jobs, metrics: Metrics, receive: Receive) -> list[Piece]:
+    """Returns all pieces of a job. Raises ApiError, and ConnectionError if the client goes away, which cancels the
+    job."""
+    gone = asyncio.create_task(disconnected(receive))
+    pieces: list[Piece] = []
+    complete = False
+    try:
+        while True:
+            news = asyncio.create_task(job.events.get())
+            await asyncio.wait((news, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not news.done():
+                news.cancel()
+                raise ConnectionError("the client went away")
+            got = news.result()
+            complete = isinstance(got, ApiError) or got.result is not None
+            if isinstance(got, ApiError):
+                raise got
+            pieces.append(got)
+            if complete:
+                return pieces
+    finally:
+        if not complete:
+            jobs.withdraw(job, "client")
+            metrics.add("cancelled")
+        gone.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await gone
+
+
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client goes away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _body(content: bytes, *, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": content, "more_body": more}

@@ -1,0 +1,40 @@
+"""A small pair in int8 with a tokenizer and a chat template, served over HTTP."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import put_listed, put_tokenizer
+from eagle_runtime import EagleModel
+from eagle_serve.server import serving
+
+TEMPLATE = (
+    "{% if messages[0].content == 'refuse this' %}{{ raise_exception('no thanks') }}{% endif %}"
+    "{% for m in messages %}{{ m.role[0] }}: {{ m.content }}\n{% endfor %}{% if enable_thinking %}t{% endif %}a: "
+)
+
+
+@pytest.fixture(scope="session")
+def served_bundle(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A token is a byte of ASCII; the text that comes of it means nothing."""
+    bundle = shutil.copytree(bundle_of("eagle1", "int8"), tmp_path_factory.mktemp("served") / "pair")
+    put_tokenizer(bundle)
+    put_listed(bundle, "chat_template.jinja", TEMPLATE.encode())
+    return bundle
+
+
+@pytest.fixture(scope="session")
+def served_model(served_bundle: Path) -> Iterator[EagleModel]:
+    with EagleModel.load(served_bundle, threads=1) as model:
+        yield model
+
+
+@pytest.fixture(scope="session")
+def address(served_model: EagleModel, served_bundle: Path) -> Iterator[str]:
+    """A server with the usual options."""
+    with serving(served_model, served_bundle) as where:
+        yield where
