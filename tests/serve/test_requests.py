@@ -25,6 +25,11 @@ def parsed(endpoint: Endpoint = "chat", options: Options | None = None, **fields
     return parse_request({**own, **fields}, endpoint, options or Options(), NAMES)
 
 
+def one(name: str, value: object) -> dict[str, Any]:
+    """One field."""
+    return {name: value}
+
+
 def refusal(endpoint: Endpoint = "chat", options: Options | None = None, **fields: Any) -> tuple[int, str, str | None]:
     """Status, code and param of the error."""
     with pytest.raises(ApiError) as caught:
@@ -152,8 +157,8 @@ IGNORED = (
 
 @pytest.mark.parametrize("name", IGNORED)
 def test_ignored(name: str) -> None:
-    assert parsed(**{name: "x"}).ignored == (name,)
-    assert parsed("completions", **{name: {"a": 1}}).ignored == (name,)
+    assert parsed(**one(name, "x")).ignored == (name,)
+    assert parsed("completions", **one(name, {"a": 1})).ignored == (name,)
 
 
 def test_tools_that_are_not_called_are_ignored() -> None:
@@ -183,7 +188,7 @@ def test_refused(fields: dict[str, Any]) -> None:
 def test_neutral_values_of_refused_fields_pass() -> None:
     for name, values in NEUTRAL.items():
         for value in values:
-            assert parsed(**{name: value}).ignored == (), name
+            assert parsed(**one(name, value)).ignored == (), name
     assert parsed(mirostat=0, mirostat_tau=5.0).ignored == ("mirostat_tau",)
     assert parsed(modalities=["text"]).ignored == ()
     assert refusal(mirostat=False) == (400, "unsupported_parameter", "mirostat")  # false is no number

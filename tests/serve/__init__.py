@@ -1,0 +1,1 @@
+"""The HTTP server: requests, answers, the queue, security, the chat page."""
