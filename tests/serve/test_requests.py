@@ -69,7 +69,7 @@ def refusal(endpoint: Endpoint = "chat", options: Options | None = None, **field
 )
 def test_settings(fields: dict[str, Any], settings: Mapping[str, Any]) -> None:
     for endpoint in ("chat", "completions"):
-        request = parsed(endpoint, **fields)  # type: ignore[arg-type]
+        request = parsed(endpoint, **fields)
         assert request.settings == settings
         assert request.ignored == ()
 
