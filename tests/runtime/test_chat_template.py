@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import json
 import shutil
+import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from eagle_runtime.errors import BundleError, RequestError
-from eagle_runtime.text.meter import SECONDS, TEXT_CHARS
+import hostile_templates
+from eagle_runtime.errors import BundleError, TemplateError
+from eagle_runtime.text.meter import SECONDS, TEXT_BYTES
 from eagle_runtime.text.tokenizer import Text
+from hostile_templates import HOSTILE, text_of
 
 CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief.\n"},
@@ -54,63 +62,6 @@ IN_USE = {
     "{% set block %}y{% endset %}{{ block }}",
 }
 
-# Each would take for ever, all memory, or more than a prompt may.
-HOSTILE = {  # R stands for many turns
-    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "loops that write": "{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}",
-    "a macro that calls itself": "{% macro m(n) %}{{ m(n) }}{% endmacro %}{{ m(1) }}",
-    "a macro that calls itself twice": "{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}{% endmacro %}"
-    "{{ m(60) }}",
-    "a recursive loop": "{% for x in [1,2] recursive %}{% if loop.depth < 50 %}{{ loop([1,2]) }}{% endif %}"
-    "{% endfor %}",
-    "a block in itself": "{% block a %}{{ self.a() }}{{ self.a() }}{% endblock %}",
-    "text times a number": "{{ 'x' * 10000000000 }}",
-    "a list times a number": "{{ [0] * 10000000000 }}",
-    "a power": "{{ 2 ** 100000000000 }}",
-    "powers": "{% set ns = namespace(x=2) %}{% for i in R %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
-    "doubling with ~": "{% set ns = namespace(x='x') %}{% for i in R %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-    "doubling with +": "{% set ns = namespace(x='x') %}{% for i in R %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-    "doubling by a block": "{% set ns = namespace(x='x') %}{% for i in R %}{% set ns.x %}{{ ns.x }}{{ ns.x }}"
-    "{% endset %}{% endfor %}",
-    "doubling a list": "{% set ns = namespace(x=[1]) %}{% for i in R %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-    "a list of lists": "{% set ns = namespace(x=[1]) %}{% for i in R %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
-    "{{ ns.x }}",
-    "a dict of dicts": "{% set ns = namespace(x=1) %}{% for i in R %}{% set ns.x = {'a': ns.x, 'b': ns.x} %}"
-    "{% endfor %}{{ ns.x | tojson }}",
-    "a tuple of tuples": "{% set ns = namespace(x=1) %}{% for i in R %}{% set ns.x = (ns.x, ns.x) %}{% endfor %}"
-    "{{ ns.x in {} }}",
-    "namespaces in namespaces": "{% set a = namespace() %}{% set b = namespace(x=1) %}{% set b.a = a %}"
-    "{% set a.b = b %}",
-    "a width of a filter": "{{ 'x' | center(10000000000) }}",
-    "a width of a method": "{{ 'x'.ljust(10000000000) }}",
-    "tabs": "{{ '\t'.expandtabs(1000000000) }}",
-    "a width of %": "{{ '%1000000000d' % 1 }}",
-    "a width given to %": "{{ '%*d' | format(1000000000, 1) }}",
-    "a width of format": "{{ '{:>1000000000}'.format(1) }}",
-    "a width given to format": "{{ '{:{}}'.format(1, '1000000000') }}",
-    "much text many times": "{{ ('%s' * 50000) % ('x' * 8000000) }}",
-    "many lines of much": "{{ range(100000) | map('string') | map('center', 60000) | list | length }}",
-    "replaced by much": "{{ ('a' * 5000000) | replace('a', 'b' * 5000000) }}",
-    "replaced nothing by much": "{{ ('a' * 5000000).replace('', 'b' * 5000000) }}",
-    "joined by much": "{{ ('x' * 5000000).join(range(100000) | map('string')) }}",
-    "indented by much": "{{ ('a\n' * 2000000) | indent('x' * 1000000) }}",
-    "JSON indented by much": "{{ range(100000) | list | tojson(indent=60000) }}",
-    "bytes": "{{ (1).to_bytes(10000000000, 'big') }}",
-    "lists added up": "{{ [[1]] | sum(start=[]) }}",
-    "a range": "{{ range(10000000000) }}",
-    "long text in a loop": "{% for i in range(99999) %}" + "y" * 60_000 + "{% endfor %}",
-    "long text in a block": "{% set x %}{% for i in range(99999) %}" + "y" * 60_000 + "{% endfor %}{% endset %}",
-    "long text in a macro": "{% macro m() %}{% for i in range(99999) %}" + "y" * 60_000 + "{% endfor %}{% endmacro %}"
-    "{{ m() | length }}",
-    "a filter that is slow": "{{ ('a' * 8000000) | wordwrap(1) }}",
-    "brackets": "{{" + "(" * 50_000 + "1" + ")" * 50_000 + "}}",
-    "statements in statements": "{% if 1 %}" * 5000 + "{% endif %}" * 5000,
-    "a long sum": "{{ 1" + " + 1" * 30_000 + " }}",
-    "too long itself": "x" * 300_000,
-    "another template": "{% include 'x' %}",
-    "Python's insides": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-}
-
 WRONG = {
     "{{ raise_exception('no system message') }}": "refuses the messages: no system message",
     "{{ messages[0].content.strip() }}": "refuses the messages: 'list object' has no attribute 'strip'",
@@ -137,11 +88,6 @@ def folder(tmp_path: Path, golden: Path) -> Path:
     return tmp_path
 
 
-def text_of(folder: Path, template: str) -> Text:
-    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-    return Text(folder)
-
-
 @pytest.mark.parametrize("messages", [CHAT, LISTS, NOTHING], ids=["chat", "lists", "none"])
 @pytest.mark.parametrize("name", IN_USE)
 def test_prompts_are_those_of_transformers(name: str, messages: list[dict[str, Any]], folder: Path) -> None:
@@ -151,7 +97,7 @@ def test_prompts_are_those_of_transformers(name: str, messages: list[dict[str, A
         wanted = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     except Exception:
         assert name != "everything"
-        with pytest.raises(RequestError, match=r"chat_template\.jinja"):
+        with pytest.raises(TemplateError, match=r"chat_template\.jinja"):
             text.render(messages)
         return
     assert text.render(messages) == wanted
@@ -161,18 +107,102 @@ def test_prompts_are_those_of_transformers(name: str, messages: list[dict[str, A
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_template_that_would_never_end(name: str, folder: Path) -> None:
-    text = text_of(folder, HOSTILE[name].replace("in R %", "in range(99) %"))
+    text = text_of(folder, HOSTILE[name])
     begun = time.thread_time()
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(TemplateError) as refused:
         text.render(CHAT)
     assert time.thread_time() - begun < 2 * SECONDS + 1
     message = str(refused.value)
     assert message.startswith(str(folder / "chat_template.jinja")) and len(message) < 500 and "\n" not in message
 
 
+def test_hostile_templates_take_little_memory() -> None:
+    """In a process of their own, whose peak memory is theirs."""
+    run = subprocess.run([sys.executable, hostile_templates.__file__], capture_output=True, text=True, check=True)
+    figures = json.loads(run.stdout)
+    assert figures.keys() == HOSTILE.keys() and all(refused for refused, *_ in figures.values())
+    peak, seconds = max(megabytes for *_, megabytes in figures.values()), max(row[1] for row in figures.values())
+    print(f"{len(figures)} templates: at most {seconds} s and {peak} MB")
+    assert 0 < peak <= 100
+
+
+def test_limits_hold_for_each_prompt(folder: Path) -> None:
+    """A template is compiled once, and what one prompt used up another does not miss, in any thread."""
+    text = text_of(
+        folder, "{% for i in range(turns) %}{% for m in messages %}{{ m.content * 999 }}{% endfor %}{% endfor %}"
+    )
+    compiled = set()
+
+    def rendered(turns: int) -> str:
+        prompt = text.render(CHAT, template_kwargs={"turns": turns})
+        compiled.add(id(text._compiled))
+        return prompt
+
+    wanted = rendered(9)
+    for _ in range(3):
+        with pytest.raises(TemplateError, match="was stopped"):
+            rendered(99_999)
+        assert rendered(9) == wanted
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(rendered, [9] * 200)) == {wanted}
+    assert len(compiled) == 1
+
+
+class Kind(str, enum.Enum):
+    TEXT = "text"
+
+
+@dataclasses.dataclass
+class Part:
+    text: str
+    type: Kind = Kind.TEXT
+
+
+def test_messages_are_rebuilt_of_plain_types(folder: Path) -> None:
+    message = {
+        "role": Kind.TEXT,
+        "content": [Part("a"), {"text": np.str_("b"), "n": np.int64(3), "is": np.bool_(False), "of": object()}],
+        "pair": ({"x": float("inf")}, np.float32(0.5)),
+    }
+    template = "{{ messages }}{{ messages | tojson }}{{ tools }}{{ documents }}{{ effort }}"
+    text = text_of(folder, template)
+    tools = [{"kind": Kind.TEXT}]
+    kwargs = {"documents": [{"title": Kind.TEXT}], "effort": Kind.TEXT}
+    theirs = AutoTokenizer.from_pretrained(folder)
+    wanted = theirs.apply_chat_template([message], tools, tokenize=False, add_generation_prompt=True, **kwargs)
+    assert text.render([message], tools=tools, template_kwargs=kwargs) == wanted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"messages": []}, "there is no chat message"),
+        ({"messages": ["hi"]}, "message 0 is 'hi', but must be a dict"),
+        ({"tools": {"name": "f"}}, "tools are {'name': 'f'}, but must be a list of dicts"),
+        ({"tools": [len]}, "tools are .*, but must be a list of dicts"),
+        ({"template_kwargs": {"tools": []}}, "template_kwargs may not hold 'tools'"),
+        ({"template_kwargs": {1: 2}}, "template_kwargs are {1: 2}, but must be a dict"),
+        ({"template_kwargs": {"documents": ["x"]}}, "documents are ['x'], but must be a list of dicts"),
+        ({"messages": [*CHAT, {"role": "assistant"}], "continue_final": True}, "has no text to continue"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "image"}]}], "continue_final": True}, "has no text"),
+        ({"messages": [{"role": "assistant", "content": [{"text": 5}]}], "continue_final": True}, "has no text"),
+    ],
+)
+def test_what_cannot_be_rendered(arguments: dict[str, Any], says: str, folder: Path) -> None:
+    text = text_of(folder, "{% for m in messages %}{{ m.content }}{% endfor %}")
+    with pytest.raises(TemplateError, match=says.replace("[", r"\[")):
+        text.render(**{"messages": CHAT, **arguments})
+
+
+@pytest.mark.parametrize("template", ["{{ messages[-1].role }}", "{{ messages[0].content }}", "{{ 'content'[:3] }}"])
+def test_a_template_without_the_text_to_continue(template: str, folder: Path) -> None:
+    with pytest.raises(TemplateError, match="the final message cannot be continued, since the template"):
+        text_of(folder, template).render([*CHAT, {"role": "assistant", "content": "So"}], continue_final=True)
+
+
 @pytest.mark.parametrize("template", WRONG)
 def test_a_template_that_fails(template: str, folder: Path) -> None:
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(TemplateError) as refused:
         text_of(folder, template).render([*LISTS, *NOTHING])
     assert str(refused.value).startswith(f"{folder / 'chat_template.jinja'} {WRONG[template]}")
 
@@ -182,13 +212,13 @@ def test_a_long_conversation_is_well_within_the_bounds(folder: Path) -> None:
     text = text_of(folder, IN_USE["everything"])
     begun = time.thread_time()
     prompt = text.render([{"role": ("user", "assistant")[i % 2], "content": "word " * 200} for i in range(1000)])
-    assert 10**6 < len(prompt) < TEXT_CHARS and time.thread_time() - begun < SECONDS
+    assert 10**6 < len(prompt) < TEXT_BYTES and time.thread_time() - begun < SECONDS
 
 
 def test_messages_that_hold_themselves(folder: Path) -> None:
     message: dict[str, Any] = {"role": "user"}
     message["content"] = [message]
-    with pytest.raises(RequestError, match="message 0 holds lists or dicts in each other without end"):
+    with pytest.raises(TemplateError, match="message 0 holds lists or dicts in each other without end"):
         text_of(folder, "{{ messages | tojson }}").render([message])
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -22,54 +23,47 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from eagle_runtime.errors import RequestError
-from eagle_runtime.text.meter import BITS, ITEMS, TEXT_CHARS, Meter, OverrunError, attributes
+from eagle_runtime.text.meter import BITS, ITEMS, TEXT_BYTES, Meter, OverrunError, attributes, text_bytes
 
 SOURCE_CHARS = 1 << 17  # of a template; the longest in use have a fifth of it
 NUMBER = 1 << 16  # the largest width, precision or count of repetitions
 LEFT_OUT = ("lipsum", "pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr")
-NO_METHODS = ("expandtabs", "striptags", "to_bytes", "translate", "unescape")
+NO_METHODS = ("encode", "expandtabs", "maketrans", "striptags", "to_bytes", "translate", "unescape")
+TAKE_APART = frozenset(  # filters that look at each character of a text
+    ("batch", "groupby", "join", "list", "map", "max", "min", "reject", "rejectattr", "select", "selectattr", "slice")
+    + ("sort", "sum", "title", "unique", "wordcount")
+)
+WIDENING = {"e": 6, "escape": 6, "forceescape": 6, "urlencode": 12}  # characters that one may become
+LINE_ENDS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
+FORMAT_CHARS = 256  # of strftime_now
 WIDTH = re.compile(r"\d{5}|\*|\{[^{}]*\{|!a")  # format specifications whose result may be longer than the values
 
 
-def message_data(message: Mapping[str, Any], index: int) -> dict[Any, Any]:
-    """Returns a message as transformers passes it to templates: without keys whose value is None. Raises
-    RequestError."""
-    try:
-        return {_plain(name): _plain(value) for name, value in message.items() if value is not None}
-    except RecursionError:
-        raise RequestError(f"message {index} holds lists or dicts in each other without end; give text") from None
+class ChatTemplate:
+    """A compiled template. Threads render one after the other."""
 
+    def __init__(self, source: str) -> None:
+        """Raises OverrunError, and Jinja's errors for a template that it cannot read."""
+        if len(source) > SOURCE_CHARS:
+            raise OverrunError(f"its text is longer than {SOURCE_CHARS} characters")
+        self._environment = _Environment()
+        self._template = self._environment.from_string(source)
+        self._environment.running = True
+        self._lock = threading.Lock()
 
-def _plain(value: Any) -> Any:
-    """Returns data of a message as JSON types, so that a template meets no methods of other classes; an object of any
-    other type becomes "<its class>"."""
-    if isinstance(value, str):
-        return str.__str__(value)
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    if isinstance(value, Mapping):
-        return {_plain(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return f"<{type(value).__name__}>"
-
-
-def render(source: str, variables: Mapping[str, Any]) -> str:
-    """Returns the prompt that a template makes. Raises OverrunError and all errors of the template itself."""
-    if len(source) > SOURCE_CHARS:
-        raise OverrunError(f"its text is longer than {SOURCE_CHARS} characters")
-    meter = Meter()
-    template = _Environment(meter).from_string(source)
-    meter.start()
-    pieces = []
-    length = 0
-    for piece in template.generate(variables):
-        pieces.append(piece)
-        length += len(piece)
-        if length > TEXT_CHARS:
-            raise OverrunError(f"the prompt is longer than {TEXT_CHARS} characters")
-    return "".join(pieces)
+    def render(self, variables: Mapping[str, Any]) -> str:
+        """Returns the prompt that the template makes. Raises OverrunError and all errors of the template itself."""
+        with self._lock:
+            self._environment.meter = Meter()  # limits hold for each prompt
+            pieces = []
+            size = 0
+            for piece in self._template.generate(variables):
+                pieces.append(piece)
+                size += text_bytes(piece)
+                if size > TEXT_BYTES:
+                    raise OverrunError(f"the prompt is longer than {TEXT_BYTES} bytes")
+            self._environment.meter = Meter()  # what the last one counted is let go
+            return "".join(pieces)
 
 
 class _Environment(ImmutableSandboxedEnvironment):
@@ -77,25 +71,25 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self) -> None:
+        self.meter, self.running = Meter(), False
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=["jinja2.ext.loopcontrols", _Generation],
             finalize=self._written,
         )
-        self._meter = meter
         self.concat = self._concat  # type: ignore[method-assign]
         for name in LEFT_OUT:
             self.filters.pop(name, None)
             self.globals.pop(name, None)
-        self.globals["dict"] = lambda *args, **kwargs: dict(*args, **kwargs)  # the class itself has ways to others
+        self.globals["dict"] = _Dict()
         self.globals["namespace"] = _Namespace
         self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        self.globals["strftime_now"] = _strftime_now
         self.filters["tojson"] = _to_json
         self.filters = {name: self._metered(name, function) for name, function in self.filters.items()}
-        self.filters |= {"_each": self._each, "_made": meter.made, "_joined": self._joined}
+        self.filters |= {"_each": self._each, "_made": lambda value: self.meter.made(value), "_joined": self._joined}
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
         return super()._generate(_Metering().visit(source), *args, **kwargs)
@@ -109,11 +103,11 @@ class _Environment(ImmutableSandboxedEnvironment):
             raise OverrunError(f"it calls {name}, which is not offered")
         if isinstance(owner, str | bytes):
             self._check(name, owner, args, kwargs)
-        self._meter.step()
-        return self._meter.made(super().call(context, called, *args, **kwargs))
+        self.meter.step()
+        return self.meter.made(super().call(context, called, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        meter = self._meter
+        meter = self.meter
         meter.step()
         if isinstance(left, int) and isinstance(right, int):
             bits = {"**": left.bit_length() * max(0, right), "*": left.bit_length() + right.bit_length()}
@@ -135,13 +129,15 @@ class _Environment(ImmutableSandboxedEnvironment):
         skipped = 0 if passed is None else 1  # the context or environment comes first
 
         def metered(*args: Any, **kwargs: Any) -> Any:
+            if not self.running:
+                raise nodes.Impossible  # nothing is worked out while the template is compiled
             passing, value, rest = args[:skipped], args[skipped], args[skipped + 1 :]
             if name == "join" and isinstance(value, Iterator):
-                value = self._meter.made(list(value))
-            self._meter.step()
+                value = self.meter.made(list(value))
+            self.meter.step()
             self._check(name, value, rest, kwargs)
             result = function(*passing, value, *rest, **kwargs)
-            return self._steps(result) if isinstance(result, Iterator) else self._meter.made(result)
+            return self._steps(result) if isinstance(result, Iterator) else self.meter.made(result)
 
         if passed is not None:
             metered.jinja_pass_arg = passed  # type: ignore[attr-defined]
@@ -152,20 +148,22 @@ class _Environment(ImmutableSandboxedEnvironment):
         given = [*args, *kwargs.values()]
         if any(isinstance(item, int) and abs(item) > NUMBER for item in given):
             raise OverrunError(f"it gives {name} a number beyond {NUMBER}")
-        size = self._meter.size
+        size = self.meter.size
+        if isinstance(value, str) and _parts(name, value, args) > ITEMS:
+            raise OverrunError(f"it takes a text apart into more than {ITEMS} items")
+        if isinstance(value, str) and name in WIDENING:
+            self.meter.work(WIDENING[name] * len(value))
         if name in ("join", "sum") and not isinstance(value, str | bytes):
             if any(isinstance(item, list | tuple) for item in given):
                 raise OverrunError(f"it gives {name} a list to begin with")
-            self._meter.work(size(given) * _count(value))
+            self.meter.work(size(given) * _count(value))
         elif name == "join":  # the string method: `value` goes between the items of a list
-            self._meter.work(len(value) * sum(_count(item) for item in given))
+            self.meter.work(len(value) * sum(_count(item) for item in given))
         elif name in ("format", "format_map"):
             if WIDTH.search(str(value)):
                 raise OverrunError("it formats with widths")
             marks = str(value).count("%") + str(value).count("{")
-            self._meter.work(
-                marks * size([attributes(item) if isinstance(item, Namespace) else item for item in given])
-            )
+            self.meter.work(marks * size([attributes(item) if isinstance(item, Namespace) else item for item in given]))
         elif name in ("indent", "replace", "tojson", "center", "ljust", "rjust", "zfill", "batch", "slice"):
             longest = max((item if isinstance(item, int) else size(item) for item in given), default=0)
             times = 1 if name not in ("indent", "replace", "tojson") else size(value) + 1
@@ -173,7 +171,7 @@ class _Environment(ImmutableSandboxedEnvironment):
                 times = str(value).count("\n") + 1
             elif name == "replace" and given and isinstance(given[0], str):
                 times = str(value).count(given[0])
-            self._meter.work(times * longest)
+            self.meter.work(times * longest)
 
     def _each(self, values: Iterable[Any]) -> Iterable[Any]:
         """Returns the values of a loop, counted. Those with a length keep it, since loop.length needs it."""
@@ -181,7 +179,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def _steps(self, values: Iterable[Any]) -> Iterator[Any]:
         for value in values:
-            self._meter.step()
+            self.meter.step()
             yield value
 
     def _joined(self, values: Sequence[Any]) -> str:
@@ -190,13 +188,13 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def _written(self, value: Any) -> str:
         """Returns a value as text for the prompt."""
-        text = value if isinstance(value, str) else str(self._meter.made(value))
-        self._meter.work(len(text))
+        text = value if isinstance(value, str) else str(self.meter.made(value))
+        self.meter.work(text_bytes(text))
         return text
 
     def _concat(self, parts: Iterable[str]) -> str:
         pieces = list(parts)
-        self._meter.work(sum(map(len, pieces)))
+        self.meter.work(sum(map(text_bytes, pieces)))
         return "".join(pieces)
 
 
@@ -263,6 +261,32 @@ def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class _Dict:
+    """The dict of templates; the class itself has ways to others."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+def _strftime_now(form: str) -> str:
+    if len(form) > FORMAT_CHARS:
+        raise OverrunError(f"it gives strftime_now a format of more than {FORMAT_CHARS} characters")
+    return datetime.datetime.now().strftime(form)
+
+
+def _parts(name: str, text: str, args: Sequence[Any]) -> int:
+    """Returns the number of items that a filter or a method makes of a text, or looks at, at most."""
+    if name in ("split", "rsplit"):
+        separator = args[0] if args and isinstance(args[0], str) and args[0] else None
+        return len(text.split(None, ITEMS + 1)) if separator is None else text.count(separator)
+    if name == "splitlines":
+        return sum(map(text.count, LINE_ENDS))
+    return len(text) if name in TAKE_APART else 0
 
 
 def _count(values: Any) -> int:

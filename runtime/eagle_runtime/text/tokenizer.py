@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagle_runtime.arguments import checked_ids, short_repr
-from eagle_runtime.errors import BundleError, RequestError, is_panic
+from eagle_runtime.errors import BundleError, RequestError, TemplateError, is_panic
 from eagle_runtime.files import TEXT_BYTES, parse_json, read_plain
 from eagle_runtime.text.detokenizer import TextStream, Vocabulary
 
 if TYPE_CHECKING:
     import tokenizers
 
+    from eagle_runtime.text.chat_template import ChatTemplate
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 Message = Mapping[str, Any]
 Reader = Callable[[str], "bytes | None"]  # name of a file -> its content; None where there is none
 
@@ -36,6 +39,7 @@ class Text:
         self._vocabulary = None if self._tokenizer is None else Vocabulary(self._tokenizer, str(self._path))
         self._template = read("chat_template.jinja")
         self._config = read("tokenizer_config.json")
+        self._compiled: ChatTemplate | None = None  # when first needed
 
     @property
     def available(self) -> bool:
@@ -78,16 +82,28 @@ class Text:
         """A decoder of what follows the prompt, as it comes; None without a tokenizer."""
         return TextStream(self._vocabulary, prompt) if self._vocabulary is not None else None
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """Chat messages -> the prompt text of the bundle's chat template, ending where the answer begins. Raises
-        RequestError naming the template, whatever goes wrong in it, and BundleError for a broken
-        tokenizer_config.json."""
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final: bool = False,
+    ) -> str:
+        """Chat messages -> the prompt of the bundle's chat template, as transformers' apply_chat_template makes it.
+
+        tools: their descriptions as dicts. template_kwargs: further variables of the template, as enable_thinking or
+        documents. add_generation_prompt: end where an answer begins. continue_final: end within the final message
+        instead, for an answer that goes on with it. Raises TemplateError naming the template, whatever goes wrong in
+        it, and BundleError for a broken tokenizer_config.json."""
         path = self._bundle / "chat_template.jinja"
         if self._template is None:
-            raise RequestError(f"{self._bundle} has no chat_template.jinja; pass text or ids instead of messages")
-        from jinja2 import TemplateError
+            raise TemplateError(f"{self._bundle} has no chat_template.jinja; pass text or ids instead of messages")
+        from jinja2 import TemplateError as JinjaError
 
-        from eagle_runtime.text.chat_template import message_data, render
+        from eagle_runtime.text.chat_template import ChatTemplate
+        from eagle_runtime.text.messages import cut_at_mark, keyword_data, mark_end, message_data, tool_data
         from eagle_runtime.text.meter import OverrunError
 
         try:
@@ -95,20 +111,24 @@ class Text:
         except UnicodeDecodeError as error:
             raise BundleError(f"{path} cannot be read as UTF-8 text ({error}); export the bundle again") from None
         variables = {
-            "messages": [message_data(message, index) for index, message in enumerate(messages)],
-            "tools": None,
+            "messages": message_data(messages),
+            "tools": tool_data(tools),
             "documents": None,
-            "add_generation_prompt": True,
+            "add_generation_prompt": add_generation_prompt and not continue_final,
             **_special_tokens(self._bundle / "tokenizer_config.json", self._config),
+            **keyword_data(template_kwargs),
         }
+        final = mark_end(variables["messages"], source) if continue_final else None
         try:
-            return render(source, variables)
+            self._compiled = self._compiled or ChatTemplate(source)
+            prompt = self._compiled.render(variables)
         except OverrunError as error:
-            raise RequestError(f"{path} was stopped: {error}; correct the template") from None
-        except TemplateError as error:
-            raise RequestError(f"{path} refuses the messages: {_one_line(error)}") from None
+            raise TemplateError(f"{path} was stopped: {error}; correct the template") from None
+        except JinjaError as error:
+            raise TemplateError(f"{path} refuses the messages: {_one_line(error)}") from None
         except Exception as error:  # a template may raise whatever Python does
-            raise RequestError(f"{path} fails on the messages ({type(error).__name__}: {_one_line(error)})") from None
+            raise TemplateError(f"{path} fails on the messages ({type(error).__name__}: {_one_line(error)})") from None
+        return prompt if final is None else cut_at_mark(prompt, final)
 
     def _encoded(self, text: str, what: str, *, special: bool) -> list[int]:
         """Ids of a text, with the special tokens that the tokenizer puts around it or without."""
@@ -202,14 +222,15 @@ def _one_line(error: BaseException) -> str:
 
 
 def _special_tokens(path: Path, content: bytes | None) -> dict[str, str]:
-    """bos_token, eos_token, ... of tokenizer_config.json, as chat templates expect them. path: for errors. Raises
+    """The special tokens of tokenizer_config.json that transformers gives to chat templates. path: for errors. Raises
     BundleError."""
     if content is None:
         return {}
     config = parse_json(content, path, BundleError, "export the bundle again")
     tokens = {}
-    for name, value in config.items():
+    for name in SPECIAL_TOKENS:
+        value = config.get(name)
         content = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(content, str):
+        if isinstance(content, str):
             tokens[name] = content
     return tokens
