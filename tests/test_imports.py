@@ -22,7 +22,7 @@ OPEN = {"eagle_runtime", "eagle_runtime.command"}  # the public names, and what 
 LEAN = ("runtime", "calib")  # installed without the exporter's libraries
 HEAVY = {"torch", "transformers", "onnx", "onnxscript", "onnx_ir"}
 BASE = {"numpy", "tokenizers", "jinja2"}  # what the distribution requires whatever its extras
-EXTRAS = {"runtime": set[str](), "calib": {"onnx", "rich", "filelock"}}  # of the lean parts: what their jobs bring
+EXTRAS = {"runtime": {"llguidance"}, "calib": {"onnx", "rich", "filelock"}}  # of the lean parts: what their jobs bring
 OF_SERVE = {"starlette", "uvicorn"}
 ENGINES = {  # engine library -> the one file that imports it
     "onnxruntime": "runtime/eagle_runtime/session/ort/library.py",
@@ -181,6 +181,7 @@ def test_the_public_names_are_these() -> None:
         "BundleError",
         "BusyError",
         "ClosedError",
+        "Constraint",
         "ConstraintError",
         "ContextError",
         "ConversationFileError",

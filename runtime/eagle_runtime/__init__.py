@@ -10,6 +10,7 @@ Read generate.py first: it is the loop.
 import logging
 
 from eagle_runtime.bundle.fidelity import FidelityWarning
+from eagle_runtime.constraints.constraint import Constraint
 from eagle_runtime.drafting.drafter import Drafter
 from eagle_runtime.drafting.shapes import TreeShape
 from eagle_runtime.eagle_model import EagleModel
@@ -39,6 +40,7 @@ __all__ = [
     "BundleError",
     "BusyError",
     "ClosedError",
+    "Constraint",
     "ConstraintError",
     "ContextError",
     "ConversationFileError",

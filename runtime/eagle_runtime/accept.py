@@ -26,7 +26,8 @@ class Step:
 
 
 def accept(tree: Tree, logits: npt.NDArray[np.float32], sampler: Sampler) -> Step:
-    """Draw at the root from the target's distribution; while the sample is a child, descend and draw there.
+    """Draw at the root from the target's distribution; while the sample is a child, and not the output's last token
+    for the sampler, descend and draw there.
 
     logits [N, V]: the target's, one row per node. Lossless for any tree: every token emitted is literally a
     sample of the target given its own prefix, whatever the drafter proposed."""
@@ -37,6 +38,6 @@ def accept(tree: Tree, logits: npt.NDArray[np.float32], sampler: Sampler) -> Ste
         token = sampler.next(logits[path[-1]])
         tokens.append(token)
         child = children.get((path[-1], token))
-        if child is None:
+        if child is None or sampler.finished:
             return Step(np.array(path, np.int64), np.array(tokens, np.int64))
         path.append(child)

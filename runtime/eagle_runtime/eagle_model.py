@@ -142,6 +142,8 @@ class EagleModel:
           or stop token is drawn, and no stop string counts, before so many. stop: a string or up to 16, before which
           the text ends. stop_token_ids: end the output, as do the model's end-of-sequence ids unless ignore_eos.
         - logprobs: record the log-probability of each token, and of so many of the likeliest (0 to 20).
+        - constraint: a Constraint that the text follows; it ends where nothing may come after it. Drafts keep to it,
+          but for those of a drafter of your own.
         - on_cycle: called with each Cycle after its verification. on_prefill: called with the tokens of a long prompt
           that are read so far, and all of them, after each chunk but the last.
 

@@ -15,7 +15,8 @@ from eagle_runtime.backends import AUTO, PassedOver, check_name, choose, library
 from eagle_runtime.bundle.fidelity import FidelityWarning, shortfall
 from eagle_runtime.bundle.listed_files import read_text_file, verify_hashes
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
-from eagle_runtime.drafting.acceptance import AcceptanceStats
+from eagle_runtime.constraints.grammars import Grammars
+from eagle_runtime.drafting.build import Acceptance
 from eagle_runtime.drafting.costs.model import prior_costs, unknown
 from eagle_runtime.drafting.costs.storage import LearnedCosts, file_name, open_costs
 from eagle_runtime.drafting.head import Head
@@ -35,9 +36,8 @@ MAX_THREADS = 256  # beyond the cores they only wait for each other; thousands t
 class OpenBundle:
     """An opened bundle. target and head own the caches; a model and its twins share everything else.
 
-    context: tokens of prompt and output that the caches hold. head: None for a bundle without one. acceptance: how
-    drafts were accepted so far, by (method, whether decoding is greedy). passed_over, notice, row_check: see
-    `open_bundle`."""
+    context: tokens of prompt and output that the caches hold. head: None for a bundle without one. grammars: of
+    constraints. acceptance: how drafts were accepted so far. passed_over, notice, row_check: see `open_bundle`."""
 
     manifest: Manifest
     context: int
@@ -48,7 +48,8 @@ class OpenBundle:
     target: Target
     head: Head | None
     costs: LearnedCosts
-    acceptance: dict[tuple[str, bool], AcceptanceStats] = dataclasses.field(default_factory=dict)
+    grammars: Grammars
+    acceptance: Acceptance = dataclasses.field(default_factory=dict)
     row_check: RowCheck | None = None
     passed_over: PassedOver = ()
     notice: str | None = None
@@ -117,16 +118,18 @@ def bundle_of_sessions(
     """Make an OpenBundle of sessions that are open: of the target and, if the bundle has one, of the head. Its costs
     are estimates that are kept in no file. Raises BundleError for a broken tokenizer."""
     target, head = _models(sessions, manifest, context)
+    text = Text(folder, partial(read_text_file, folder, manifest))
     return OpenBundle(
         manifest=manifest,
         context=context,
         backend=backend,
         threads=threads,
-        text=Text(folder, partial(read_text_file, folder, manifest)),
+        text=text,
         engines=Engines(sessions),
         target=target,
         head=head,
         costs=LearnedCosts(unknown(prior_costs(manifest, backend))),
+        grammars=Grammars(text.tokenizer_json, manifest.target.vocab_size, manifest.target.eos_token_ids),
     )
 
 

@@ -46,8 +46,9 @@ class Output:
         self._certain = 0  # of them are not part of a character that goes on
         self._cut: int | None = None  # where in the tail a stop string begins
 
-    def add(self, token: Token) -> bool:
-        """Take the next token, whose text is not known yet. Returns whether the answer goes on after it."""
+    def add(self, token: Token, *, complete: bool = False) -> bool:
+        """Take the next token, whose text is not known yet. complete: whether it ends what a constraint allows. Returns
+        whether the answer goes on after it."""
         before = len(self._tail)
         if self._decoder is not None:
             token = dataclasses.replace(token, text=self._decoder.feed([token.id]))
@@ -60,6 +61,8 @@ class Output:
         elif count > end.least and (match := self._stop_string(before)) is not None:
             self._cut, string = match
             self.stop = Stop("stop_string", string)
+        elif complete:
+            self.stop = Stop("constraint_end")
         elif count >= end.limit:
             self.stop = Stop(end.limit_kind)
         return self.stop is None

@@ -10,14 +10,12 @@ from typing import Any
 
 from eagle_runtime.arguments import checked_ids, checked_int, short_repr
 from eagle_runtime.bundle.manifest import TreeKind
-from eagle_runtime.drafting.acceptance import AcceptanceStats
-from eagle_runtime.drafting.choose import Choice, FixedTree, LookupChain, Method, Sizes, Vanilla, choose_drafter
-from eagle_runtime.drafting.cost_aware import CostAwareDrafter
-from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, NoiseWeight, RankedHead
+from eagle_runtime.constraints.constraint import Constraint
+from eagle_runtime.drafting.build import build_drafter
+from eagle_runtime.drafting.choose import Choice, Method, Sizes, Vanilla, choose_drafter
 from eagle_runtime.drafting.drafter import CheckedDrafter, Drafter, NoDraft
 from eagle_runtime.drafting.head import Head
-from eagle_runtime.drafting.lookup import LookupDrafter
-from eagle_runtime.drafting.shapes import EagleDrafter, TreeShape
+from eagle_runtime.drafting.shapes import TreeShape
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle
 from eagle_runtime.loading import OpenBundle
@@ -54,6 +52,7 @@ def request_of(
     stop_token_ids: Sequence[int] = (),
     ignore_eos: bool = False,
     logprobs: int | None = None,
+    constraint: Constraint | None = None,
     method: Method | None = None,
     tree: TreeKind | TreeShape | None = None,
     total_token: int | None = None,
@@ -78,7 +77,15 @@ def request_of(
     stop_ids = frozenset({*checked_ids("stop_token_ids", stop_token_ids), *special})
     room = bundle.context - len(prompt)
     end = End(min(limit, room), "max_new_tokens" if limit <= room else "context_full", eos, stop_ids, strings, least)
-    sampler = Sampler(params, prompt, target.vocab_size, late=eos | stop_ids, least=least, log_probs=logprobs)
+    matcher = None
+    if constraint is not None:
+        if ignore_eos or least:
+            name = "ignore_eos" if ignore_eos else "min_new_tokens"
+            raise RequestError(f"{name} cannot be combined with a constraint, which says where the text ends; omit one")
+        matcher = bundle.grammars.matcher(constraint, eos | stop_ids)
+    sampler = Sampler(
+        params, prompt, target.vocab_size, late=eos | stop_ids, least=least, log_probs=logprobs, matcher=matcher
+    )
     sizes, top_k = Sizes(total_token, depth, draft_top_k), None if head is None else head.top_k
     if drafter is None:
         method, choice = choose_drafter(method, tree, sizes, bundle.manifest.tree_defaults, top_k)
@@ -116,20 +123,7 @@ def _drafter(bundle: OpenBundle, head: Head | None, choice: Choice, method: Meth
     """Builds what was chosen, or NoDraft where the target's rows are not exact: drafts would change the output."""
     if isinstance(choice, Vanilla) or bundle.drafts_are_off:
         return NoDraft(bundle.costs)
-    if isinstance(choice, LookupChain):
-        return LookupDrafter(choice.length)
-    greedy = sampler.params.temperature == 0
-    if isinstance(choice, FixedTree):
-        assert head is not None
-        ranked = RankedHead(head, GumbelRanker(sampler, NoiseWeight()))
-        return EagleDrafter(head if greedy else ranked, choice.shape)
-    acceptance = bundle.acceptance.setdefault((method, greedy), AcceptanceStats())
-    ranker = GreedyRanker() if greedy else GumbelRanker(sampler, acceptance.noise_weight)
-    ranked_head = None
-    if choice.head:
-        assert head is not None
-        ranked_head = RankedHead(head, ranker)
-    return CostAwareDrafter(ranked_head, bundle.costs, acceptance, top_k=choice.top_k, lookup=choice.lookup)
+    return build_drafter(choice, method, sampler, head, bundle.costs, bundle.acceptance)
 
 
 def _sampling_params(sampling: SamplingParams | None, settings: dict[str, Any]) -> SamplingParams:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.arguments import checked_finite, checked_float, checked_int, short_repr
+from eagle_runtime.constraints.matcher import Matcher
 from eagle_runtime.errors import EagleError, RequestError
 
 Row = npt.NDArray[np.float64]
@@ -158,10 +159,13 @@ class Sampler:
         late: Iterable[int] = (),
         least: int = 0,
         log_probs: int | None = None,
+        matcher: Matcher | None = None,
     ) -> None:
         """late: tokens that cannot be among the first `least`. log_probs: how many of the likeliest tokens to record
-        for each position with their log-probabilities and that of the token drawn; None records nothing."""
+        for each position with their log-probabilities and that of the token drawn; None records nothing. matcher: of
+        the output's constraint, at its beginning; used by this sampler alone."""
         self.params = params
+        self.matcher = matcher
         self._late = np.array([token for token in late if token < vocab_size], np.int64)
         self._late_until = len(prompt) + least
         self._num_log_probs = log_probs
@@ -180,7 +184,8 @@ class Sampler:
         # An absolute position -> its random numbers [V]; those of the last KEPT positions are kept.
         self.exponential_noise = lru_cache(maxsize=KEPT)(partial(exponential_noise, params.seed, count=vocab_size))
         self._raw_scores = (
-            len(self._bias_ids) == 0
+            matcher is None
+            and len(self._bias_ids) == 0
             and (least == 0 or len(self._late) == 0)
             and (params.repetition_penalty == 1 and params.presence_penalty == 0 and params.frequency_penalty == 0)
         )
@@ -199,7 +204,14 @@ class Sampler:
         self._seen[token] = True
         self._counts[token] += 1
         self.position += 1
+        if self.matcher is not None:
+            self.matcher.consume(token)
         return token
+
+    @property
+    def finished(self) -> bool:
+        """Whether the constraint ends the output with the last token."""
+        return self.matcher is not None and self.matcher.finished
 
     def taken_log_probs(self) -> list[LogProbs]:
         """Returns what was recorded since the last call, for each token that was drawn."""
@@ -224,6 +236,8 @@ class Sampler:
         scores = logits.astype(np.float64)
         if len(self._bias_ids):
             scores[self._bias_ids] += self._bias
+        if self.matcher is not None:
+            scores[~self.matcher.mask()] = -np.inf
         if self.position < self._late_until:
             scores[self._late] = -np.inf
         if params.repetition_penalty != 1:

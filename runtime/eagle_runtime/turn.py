@@ -194,9 +194,11 @@ def decode(
 def _add(cycle: Cycle, request: Request, output: Output) -> None:
     """Hand the tokens of a cycle to the output, up to the one that ends it."""
     records = request.sampler.taken_log_probs()
-    for number, token in enumerate(cycle.step.tokens.tolist()):
+    tokens = cycle.step.tokens.tolist()
+    for number, token in enumerate(tokens):
         logprob, top = records[number] if records else (None, ())
-        if not output.add(Token(token, "", number < cycle.step.num_accepted, logprob, top)):
+        complete = number == len(tokens) - 1 and request.sampler.finished
+        if not output.add(Token(token, "", number < cycle.step.num_accepted, logprob, top), complete=complete):
             return
 
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from eagle_runtime.accept import Step
+from eagle_runtime.constraints.lookahead import Lookahead
 from eagle_runtime.drafting.acceptance import AcceptanceStats, DraftRate, match_kinds
 from eagle_runtime.drafting.costs.measurement import CycleTimer
 from eagle_runtime.drafting.costs.model import HEAD_ROWS, LARGEST, Costs, Seconds
@@ -124,16 +125,18 @@ class CostAwareDrafter:
         *,
         top_k: int = 10,
         lookup: bool = False,
+        lookahead: Lookahead | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """head: None drafts from n-gram matches alone. costs: learn from each cycle's passes. top_k: beam, and children
-        per node. lookup: whether n-gram matches are candidates too."""
+        per node. lookup: whether n-gram matches are candidates too. lookahead: of a constraint, which cuts them."""
         self._head = head
         self._costs = costs
         self._timer = CycleTimer(costs, clock)
         self._acceptance = acceptance
         self._top_k = 0 if head is None else min(top_k, head.top_k, head.scratch // MAX_LEVELS)
         self._index = NgramIndex() if lookup else None
+        self._lookahead = lookahead
         self._child_chances = np.array(CHILD_CHANCES)
         self._rate = DraftRate()
         self._last: _Draft | None = None  # None: the last tree was its root alone
@@ -180,7 +183,10 @@ class CostAwareDrafter:
         place, length = self._index.match()
         if length == 0:
             return None
-        return MatchedChain(self._index.continuation(place, min(most, MAX_MATCHED)), length, self._acceptance)
+        matched = self._index.continuation(place, min(most, MAX_MATCHED))
+        if self._lookahead is not None:
+            matched = self._lookahead.cut(matched)
+        return MatchedChain(matched, length, self._acceptance) if matched else None
 
     def _draft(
         self, pool: Pool, chain: MatchedChain | None, tokens: Sequence[int], costs: Costs, verify: Seconds

@@ -51,6 +51,10 @@ class Text:
         """Whether chat messages can be encoded: the bundle has a template."""
         return self.available and self._template is not None
 
+    def tokenizer_json(self) -> str | None:
+        """Returns the content of a tokenizer.json, without truncation and padding; None without a tokenizer."""
+        return None if self._tokenizer is None else self._tokenizer.to_str()
+
     def encode(self, prompt: str | Sequence[int] | Sequence[Message]) -> list[int]:
         """Text as it stands, chat messages through the chat template, or ids as given -> ids. Raises RequestError."""
         if isinstance(prompt, str):

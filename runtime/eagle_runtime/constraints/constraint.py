@@ -1,0 +1,95 @@
+"""What an output must look like, as an application says it. Nothing here knows a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from eagle_runtime.arguments import short_repr
+from eagle_runtime.errors import ConstraintError
+
+MOST_BYTES = 64 * 1024  # of a schema, pattern or grammar in UTF-8
+MOST_DEPTH = 64  # of a schema's objects and lists in each other
+
+Kind = Literal["json_schema", "regex", "lark"]
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """The form of an output. Made by one of the functions below; compiled when a model first uses it.
+
+    Each raises ConstraintError for what is of a wrong type, above 64 KiB, or no UTF-8 text; a schema may be 64 levels
+    deep. Errors within a schema, pattern or grammar come from the model's method that it is passed to."""
+
+    kind: Kind
+    source: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.source, str):
+            raise ConstraintError(f"a constraint is {short_repr(self.source)}, but must be text")
+        try:
+            size = len(self.source.encode("utf-8"))
+        except UnicodeEncodeError as error:
+            raise ConstraintError(
+                f"the constraint holds half a character (a surrogate) at position {error.start}; give text in UTF-8"
+            ) from None
+        if size > MOST_BYTES:
+            raise ConstraintError(f"the constraint has {size} bytes, but may have {MOST_BYTES}; make it shorter")
+
+    @staticmethod
+    def json_schema(schema: Mapping[str, Any] | str) -> Constraint:
+        """JSON that a schema accepts, in one line. schema: a dict, or its JSON text."""
+        try:
+            # As a schema's text may write one thing in many ways, all are brought to the same text.
+            data = json.loads(schema) if isinstance(schema, str) else schema
+            if not isinstance(data, Mapping):
+                raise ConstraintError(f"the schema is {short_repr(schema)}, but must be a JSON object")
+            _check_depth(data)
+            text = json.dumps(dict(data), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        except RecursionError:
+            raise ConstraintError(f"the schema is more than {MOST_DEPTH} levels deep; make it flatter") from None
+        except (TypeError, ValueError) as error:
+            raise ConstraintError(
+                f"the schema is no JSON ({str(error)[:200]}); give a dict of JSON's types or its text"
+            ) from None
+        return Constraint("json_schema", text)
+
+    @staticmethod
+    def json_object() -> Constraint:
+        """Any JSON object."""
+        return Constraint.json_schema({"type": "object"})
+
+    @staticmethod
+    def regex(pattern: str) -> Constraint:
+        """Text that a regular expression matches as a whole; without look-around and references to groups."""
+        return Constraint("regex", pattern)
+
+    @staticmethod
+    def lark(grammar: str) -> Constraint:
+        """Text of a context-free grammar in Lark's notation, whose first rule is `start`."""
+        return Constraint("lark", grammar)
+
+    @staticmethod
+    def choice(options: Sequence[str]) -> Constraint:
+        """One of several texts, none of them empty."""
+        wrong = isinstance(options, str | bytes) or not isinstance(options, Sequence) or not options
+        if wrong or not all(isinstance(option, str) and option for option in options):
+            raise ConstraintError(f"the options are {short_repr(options)}, but must be a list of texts, none empty")
+        return Constraint("lark", "start: " + " | ".join(json.dumps(option, ensure_ascii=False) for option in options))
+
+
+def _check_depth(data: object) -> None:
+    """Raises RecursionError for JSON that is more than MOST_DEPTH levels deep."""
+    level: list[Any] = [data]
+    for _ in range(MOST_DEPTH):
+        level = [
+            part
+            for whole in level
+            for part in (whole.values() if isinstance(whole, Mapping) else whole)
+            if isinstance(part, Mapping | list | tuple)
+        ]
+        if not level:
+            return
+    raise RecursionError

@@ -1,0 +1,48 @@
+"""What a grammar allows after tokens that were drafted, but not yet emitted.
+
+Shapes: k candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from eagle_runtime.constraints.matcher import Matcher
+from eagle_runtime.tree import Bool, Int
+
+
+class Lookahead:
+    """The drafts of one cycle after the other, seen from a copy of the sampler's matcher. The sampler's own is only
+    copied: what is drafted never changes what is emitted. Where the copy goes past a limit, nothing is allowed."""
+
+    def __init__(self, matcher: Matcher) -> None:
+        self._matcher = matcher
+        self.begin()
+
+    def begin(self) -> None:
+        """A new cycle begins: the root is the last token that the matcher has consumed."""
+        self._copy = self._matcher.lookahead()
+
+    def forced(self) -> list[int]:
+        """Returns the tokens that must follow the root, often none."""
+        return self._copy.compute_ff_tokens()
+
+    def cut(self, tokens: Sequence[int]) -> list[int]:
+        """Returns the tokens of a chain under the root up to the first that is not allowed."""
+        chain = list(tokens)
+        return chain[: self._copy.validate_tokens(chain)]
+
+    def allowed(self, path: Sequence[int], candidates: Int) -> Bool:
+        """Returns which candidates [k] may follow a path under the root."""
+        chain = list(path)
+        consumed = self._copy.try_consume_tokens(chain)
+        if consumed < len(chain) or self._copy.is_stopped():
+            allowed = np.zeros(len(candidates), np.bool_)
+        else:
+            bits = np.frombuffer(self._copy.compute_bitmask(), np.uint8)
+            allowed = (bits[candidates >> 3] >> (candidates & 7) & 1).astype(np.bool_)
+        if not self._copy.rollback(consumed):  # as after an end of sequence
+            self.begin()
+        return allowed

@@ -1,0 +1,76 @@
+"""Where an output stands in its grammar: the tokens that may come next.
+
+Shapes: V vocabulary.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from eagle_runtime.errors import ConstraintError
+from eagle_runtime.tree import Bool
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+
+class Matcher:
+    """A grammar with the tokens of an output so far. The sampler owns one per turn and asks it for each token in turn,
+    so that its answers depend on the output alone."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int, ends: frozenset[int], unknown: int | None) -> None:
+        """matcher: used by this object alone. ends: tokens that end the output besides the grammar's end. unknown: the
+        token for text that the tokenizer lacks, which says no text of a grammar."""
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._ends = ends
+        self._unknown = unknown
+        self._ended = False
+
+    def mask(self) -> Bool:
+        """Returns which tokens [V] may come next, at least one. Raises ConstraintError where the grammar has become too
+        costly, or where no token of the vocabulary goes on with it."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._check()
+        mask = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+        if self._unknown is not None:
+            mask[self._unknown] = False
+        if not mask.any():
+            raise ConstraintError(
+                "no token of the vocabulary goes on with the constraint; write it in the model's text"
+            )
+        return mask
+
+    def consume(self, token: int) -> None:
+        """Add a token that the mask allows. Raises ConstraintError."""
+        self._matcher.consume_token(token)
+        self._check()
+        self._ended = token in self._ends
+
+    @property
+    def finished(self) -> bool:
+        """Whether the output ends here: nothing but its end may follow, or an ending token came."""
+        return self._ended or self._matcher.is_stopped()
+
+    def lookahead(self) -> LLMatcher:
+        """Returns a copy of llguidance's own matcher, to try out what may follow."""
+        return self._matcher.deep_copy()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise ConstraintError(f"the constraint cannot be followed further ({one_line(self._matcher.get_error())})")
+
+
+def one_line(message: str) -> str:
+    """What a message of llguidance says, in one line, cut short, without the parser's state and the wrong text, which
+    it shows."""
+    text = re.split(r"<state>|<non-verbose/>|\n\s+\d+ \|", message)[0]
+    if "regex parse error:" in text:
+        text = f"regex: {text.rpartition('error: ')[2]}"
+    text = " ".join(text.split())
+    if text == "NoExtensionBias":
+        text = "no text follows it"
+    return text if len(text) <= 240 else f"{text[:240]}..."
