@@ -109,7 +109,7 @@ def test_what_no_model_could_follow_is_refused(make: Callable[[], Constraint], s
     ("constraint", "said"),
     [
         (Constraint.regex("a("), r"\(regex: unclosed group\)"),
-        (Constraint.regex("(?=a)b"), "look-around, including look-ahead and look-behind, is not supported"),
+        (Constraint.regex("(?=a)b"), "look-around"),
         (Constraint.regex("[^\\s\\S]"), "no text follows it"),
         (Constraint.lark("start: nobody"), "nobody"),
         (Constraint.lark("start: start"), "no text follows it"),
@@ -218,7 +218,7 @@ def test_an_end_of_sequence_is_looked_past_only_once() -> None:
     assert ahead.allowed(tuple(ids("aa")), candidates).all()
 
 
-def test_trees_are_pruned_with_what_hangs_below() -> None:
+def test_trees_are_pruned_with_what_is_below() -> None:
     ahead = Lookahead(grammars().matcher(Constraint.regex("a(b|c)d")))
     root, (a, b, c, d) = 9, ids("abcd")
     tokens, parents = np.array([root, a, b, b, c, d, d]), np.array([-1, 0, 0, 1, 1, 2, 4])
@@ -302,14 +302,14 @@ def test_a_constraint_that_runs_out_of_limits_is_an_error(model: EagleModel, mon
 
 
 def test_an_own_drafter_may_draft_what_is_not_allowed(model: EagleModel) -> None:
-    class Guess:
+    class AlwaysZ:
         def grow(self, tokens: Any, features: Any, max_nodes: int) -> Tree:
             return Tree(np.array([tokens[-1], *ids("zz")]), np.array([-1, 0, 1]), np.zeros(3, np.float32))
 
         def learn(self, step: Any) -> None:
             pass
 
-    result = model.generate(PROMPT, drafter=Guess(), constraint=Constraint.regex("[0-9]z{3}"))
+    result = model.generate(PROMPT, drafter=AlwaysZ(), constraint=Constraint.regex("[0-9]z{3}"))
     assert result.text is not None and result.text[1:] == "zzz" and result.usage.target_passes < 3
 
 
