@@ -109,6 +109,7 @@ class _FakeSession(Session):
         count, columns = mask.shape
         total = cache.length + count
         assert count <= cache.room and count <= columns <= total and len(keys) == count
+        cache.make_room(count)
         cache.rows[0, cache.length : total, 0] = keys
         cache.rows[1, cache.length : total, 0] = values
         visible = np.ones((count, total), np.bool_)

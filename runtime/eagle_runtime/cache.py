@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.tree import Int
 
+ROWS_AXIS = 1  # of the arrays that `Cache.read` returns
 ALIGNMENT = 256  # bytes; what TensorRT requires of a tensor's address, and a multiple of cache lines on CPUs
 STEP = 64  # a head-major layout grows by at least so many rows,
 SPARE = 16  # or by one row in so many
+FIRST = 256  # rows that a cache in host memory is allocated for at first; then it doubles
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
@@ -35,8 +38,33 @@ class Cache(ABC):
     in_place: ClassVar[bool] = True
 
     def __init__(self, capacity: int) -> None:
+        """capacity: rows at most; caches in host memory are allocated for fewer, and grow."""
         self.capacity = capacity
         self.length = 0
+        self.before_growth: Callable[[int], None] = _nothing  # called with bytes before so many more are allocated
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are allocated; 0 for memory of a device, which the session reserves."""
+        return 0
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row in all layers; 0 as above."""
+        return 0
+
+    def shrink(self) -> None:
+        """Free what an empty cache does not need."""
+        assert self.length == 0
+
+    def read(self) -> list[npt.NDArray[np.generic]]:
+        """Returns a copy of the committed rows: arrays whose axis ROWS_AXIS counts rows. Caches of one class and model
+        take them with `write`. Raises NotImplementedError for memory of a device."""
+        raise NotImplementedError
+
+    def write(self, arrays: Sequence[npt.NDArray[np.generic]]) -> None:
+        """Replace all rows by those that `read` returned. Raises ValueError for arrays of other shapes or types."""
+        raise NotImplementedError
 
     @abstractmethod
     def gather(self, path: Int) -> None:
@@ -76,8 +104,22 @@ class Cache(ABC):
         self.length = length
 
 
+def _nothing(_: int) -> None:
+    """Before a growth that nobody counts."""
+
+
+def _checked(arrays: Sequence[npt.NDArray[np.generic]], kinds: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> int:
+    """Returns the rows of arrays that `Cache.read` made. kinds: shape without the axis of rows, and type, of each.
+    Raises ValueError."""
+    counts = {array.shape[ROWS_AXIS] for array in arrays if array.ndim > ROWS_AXIS}
+    given = [(array.shape[:ROWS_AXIS] + array.shape[ROWS_AXIS + 1 :], array.dtype) for array in arrays]
+    if len(counts) != 1 or given != list(kinds):
+        raise ValueError(f"rows of shapes and types {given} do not fit a cache of {list(kinds)}")
+    return counts.pop()
+
+
 class KVCache(Cache):
-    """A cache in host memory, row by row. rows [2 * layers, capacity, kv_heads, head_dim]: keys of layer i at 2i,
+    """A cache in host memory, row by row. rows [2 * layers, allocated, kv_heads, head_dim]: keys of layer i at 2i,
     values at 2i + 1; addresses [2 * layers]: where each of these arrays begins."""
 
     def __init__(
@@ -85,8 +127,52 @@ class KVCache(Cache):
     ) -> None:
         super().__init__(capacity)
         self.layers = layers
-        self.rows = aligned_empty((2 * layers, capacity, kv_heads, head_dim), dtype)
-        self.addresses = [self.rows.ctypes.data + index * self.rows.strides[0] for index in range(2 * layers)]
+        self.rows = aligned_empty((2 * layers, min(FIRST, capacity), kv_heads, head_dim), dtype)
+        self.addresses = self._addresses()
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes
+
+    @property
+    def row_bytes(self) -> int:
+        arrays, _, *shape = self.rows.shape
+        return int(arrays * math.prod(shape) * self.rows.itemsize)
+
+    def shrink(self) -> None:
+        super().shrink()
+        self.rows = aligned_empty((len(self.rows), 0, *self.rows.shape[2:]), self.rows.dtype)
+        self.addresses = self._addresses()
+
+    def make_room(self, rows: int) -> None:
+        """See that `rows` more rows can be written after the committed ones."""
+        arrays, allocated, *shape = self.rows.shape
+        if (needed := self.length + rows) <= allocated:
+            return
+        allocated = max(needed, min(max(2 * allocated, FIRST), self.capacity))
+        self.before_growth(self.row_bytes * allocated - self.rows.nbytes)
+        grown = aligned_empty((arrays, allocated, *shape), self.rows.dtype)
+        grown[:, : self.length] = self.rows[:, : self.length]
+        self.rows = grown
+        self.addresses = self._addresses()
+
+    def read(self) -> list[npt.NDArray[np.generic]]:
+        return [self.rows[:, : self.length].copy()]
+
+    def write(self, arrays: Sequence[npt.NDArray[np.generic]]) -> None:
+        count = _checked(arrays, [((self.rows.shape[0], *self.rows.shape[2:]), self.rows.dtype)])
+        self.length = 0
+        self.make_room(count)
+        self.rows[:, :count] = arrays[0]
+        self.length = count
+
+    def pretend(self, length: int) -> None:
+        super().pretend(0)
+        self.make_room(length)
+        super().pretend(length)
+
+    def _addresses(self) -> list[int]:
+        return [self.rows.ctypes.data + index * self.rows.strides[0] for index in range(len(self.rows))]
 
     def gather(self, path: Int) -> None:
         self.rows[:, self.length : self.length + len(path)] = self.rows[:, self.length + path]
@@ -116,8 +202,9 @@ class HeadMajorCache(Cache):
         if np.int8 in dtypes:
             self._shapes = [(kv_heads, head_dim, 1), (kv_heads, 1, head_dim), (kv_heads, 1, 1), (kv_heads, 1, 1)]
             dtypes += [np.dtype(np.float32)] * 2
-        sizes = [self._most * math.prod(shape) for shape in self._shapes]
-        self._stores = [aligned_empty((layers, size), kind) for size, kind in zip(sizes, dtypes, strict=True)]
+        self._allocated = min(FIRST, self._most)
+        self._dtypes = dtypes
+        self._reallocate()
         self._new_stores = [aligned_empty((0,), kind) for kind in dtypes]
         self.written: list[npt.NDArray[np.generic]] = []
         self.expect(0)
@@ -127,6 +214,33 @@ class HeadMajorCache(Cache):
     @property
     def columns(self) -> int:
         return int(self.arrays[0].shape[3])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(store.nbytes for store in self._stores)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.nbytes // self._allocated
+
+    def shrink(self) -> None:
+        super().shrink()
+        self._allocated = STEP
+        self._reallocate()
+        self.arrays = self._views(0)
+        self._lay_out(1)
+
+    def read(self) -> list[npt.NDArray[np.generic]]:
+        return [np.moveaxis(array[:, :, :, : self.length], 3, ROWS_AXIS).copy() for array in self.arrays]
+
+    def write(self, arrays: Sequence[npt.NDArray[np.generic]]) -> None:
+        kinds = [((self._layers, *shape), array.dtype) for shape, array in zip(self._shapes, self.arrays, strict=True)]
+        count = _checked(arrays, kinds)
+        self.truncate(0)
+        self._lay_out(max(count, 1))
+        for array, rows in zip(self.arrays, arrays, strict=True):
+            array[:, :, :, :count] = np.moveaxis(rows, ROWS_AXIS, 3)
+        self.length = count
 
     def expect(self, rows: int) -> None:
         """Give `written` the size that a forward pass over `rows` rows needs."""
@@ -169,9 +283,19 @@ class HeadMajorCache(Cache):
             views.append(flat.reshape(self._layers, heads, pieces, columns, width))
         return views
 
+    def _reallocate(self) -> None:
+        """Make the arrays' memory new, [layers, values] for the allocated columns of each."""
+        sizes = [self._allocated * math.prod(shape) for shape in self._shapes]
+        self._stores = [aligned_empty((self._layers, size), kind) for size, kind in zip(sizes, self._dtypes, strict=True)]
+
     def _lay_out(self, rows: int) -> None:
         """Lay the arrays out for at least `rows` rows, and some to spare."""
         columns = min(-(-(rows + rows // SPARE) // STEP) * STEP, self._most)
+        if columns > self._allocated:
+            allocated = max(columns, min(max(2 * self._allocated, FIRST), self._most))
+            self.before_growth(self.row_bytes * (allocated - self._allocated))
+            self._allocated = allocated
+            self._reallocate()
         before, self.arrays = self.arrays, self._views(columns)
         for old, new, (heads, pieces, _) in zip(before, self.arrays, self._shapes, strict=True):
             for head in reversed(range(heads)):  # the last one moves first, so that nothing is overwritten

@@ -15,8 +15,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from eagle_runtime.drafting.head import Head
+from eagle_runtime.cache import Cache
+from eagle_runtime.drafting.head import Head, HeadSnapshot
 from eagle_runtime.target import Features, Target
 from eagle_runtime.tree import Float
 
@@ -29,6 +31,15 @@ class Chunk:
     count: int
     logits: Float
     features: Features
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A copy of a state. target: rows of its cache (Cache.read); head: None without one."""
+
+    tokens: tuple[int, ...]
+    target: tuple[npt.NDArray[np.generic], ...]
+    head: HeadSnapshot | None
 
 
 class DecodingState:
@@ -71,6 +82,39 @@ class DecodingState:
     def forget(self) -> None:
         """Drop the text."""
         self.align([])
+
+    def release(self) -> None:
+        """Drop the text, and free the memory of its rows."""
+        self.forget()
+        for cache in self.caches:
+            cache.shrink()
+
+    @property
+    def caches(self) -> tuple[Cache, ...]:
+        """The caches of target and head."""
+        return (self.target.cache,) if self.head is None else (self.target.cache, self.head.cache)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a token's keys and values in both models."""
+        return sum(cache.row_bytes for cache in self.caches)
+
+    def snapshot(self) -> Snapshot:
+        """Returns a copy of all that is held."""
+        head = None if self.head is None else self.head.snapshot()
+        return Snapshot(tuple(self.tokens), tuple(self.target.cache.read()), head)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Hold what another state of the same models held. Raises ValueError for rows of other shapes."""
+        self.forget()
+        try:
+            self.target.cache.write(snapshot.target)
+            if self.head is not None and snapshot.head is not None:
+                self.head.restore(snapshot.head)
+        except BaseException:
+            self.release()
+            raise
+        self.tokens[:] = snapshot.tokens
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:

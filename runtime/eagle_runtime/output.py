@@ -45,6 +45,7 @@ class Output:
         self._tail = ""  # their text
         self._certain = 0  # of them are not part of a character that goes on
         self._cut: int | None = None  # where in the tail a stop string begins
+        self._kept: int | None = None
 
     def add(self, token: Token, *, complete: bool = False) -> bool:
         """Take the next token, whose text is not known yet. complete: whether it ends what a constraint allows. Returns
@@ -60,6 +61,7 @@ class Output:
             self.stop = Stop("stop_token", token.id)
         elif count > end.least and (match := self._stop_string(before)) is not None:
             self._cut, string = match
+            self._kept = count - len(self._held) + self._before(self._cut)
             self.stop = Stop("stop_string", string)
         elif complete:
             self.stop = Stop("constraint_end")
@@ -73,10 +75,8 @@ class Output:
 
     @property
     def kept(self) -> int:
-        """Number of tokens whose text lies wholly before the stop string; all of them where none ended the answer. Ask
-        before the last are released."""
-        count = len(self.token_ids)
-        return count if self._cut is None else count - len(self._held) + self._before(self._cut)
+        """Number of tokens whose text lies wholly before the stop string; all of them where none ended the answer."""
+        return len(self.token_ids) if self._kept is None else self._kept
 
     def release(self) -> tuple[Token, ...]:
         """Returns the tokens whose text is certain; all that are left once the answer has ended, cut where its text

@@ -80,6 +80,11 @@ class Turn(Iterator[Piece]):
         call does nothing. The next piece that is asked for is the last."""
         self._state.cancelled = True
 
+    @property
+    def cancelled(self) -> bool:
+        """Whether `cancel` or `close` was called."""
+        return self._state.cancelled
+
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the turn has ended, for `timeout` seconds at most; returns whether it has."""
         return self._state.ended.wait(timeout)
@@ -187,6 +192,9 @@ def decode(
         text = output.text if request.has_text else None
         state.result = Result(text, tuple(output.token_ids), output.stop.reason, output.stop, usage)
     finally:
+        if output.stop is None:  # the turn was left early
+            output.finish("cancelled")
+            output.release()
         state.end(output)
     yield Piece(tokens, "".join(token.text for token in tokens), state.result)
 

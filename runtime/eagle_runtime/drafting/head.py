@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from eagle_runtime.cache import Cache
 from eagle_runtime.errors import EagleWarning
@@ -72,6 +73,17 @@ class DraftHead(Protocol):
         """Called after each verification with the token that was emitted after the root."""
 
 
+@dataclass(frozen=True, slots=True)
+class HeadSnapshot:
+    """A copy of what a head holds of a text. rows: of its cache (Cache.read); first: position of the feature in the first
+    one; pending: features [n, Hd] that it has not read, from position noted_from on."""
+
+    rows: tuple[npt.NDArray[np.generic], ...]
+    first: int
+    noted_from: int
+    pending: Sequence[npt.NDArray[np.floating]]
+
+
 class Head:
     """The draft head, and what it has read of one text.
 
@@ -128,6 +140,18 @@ class Head:
             self._noted = [self.joined(self._noted)[:kept]] if kept else []
             self._unread = kept
         self._noted_from = min(self._noted_from, length)
+
+    def snapshot(self) -> HeadSnapshot:
+        """Returns a copy of what it holds of the text."""
+        pending = [np.asarray(part) for part in self._noted]
+        return HeadSnapshot(tuple(self.cache.read()), self._first, self._noted_from, pending)
+
+    def restore(self, snapshot: HeadSnapshot) -> None:
+        """Hold what another head of the same graph held. Raises ValueError for rows of other shapes."""
+        self.cache.write(snapshot.rows)
+        self._first, self._noted_from = snapshot.first, snapshot.noted_from
+        self._noted = list(snapshot.pending)
+        self._unread = sum(map(len, snapshot.pending))
 
     def catch_up(self, tokens: Sequence[int]) -> Proposal:
         """As in DraftHead."""

@@ -146,6 +146,7 @@ class OrtSession(BoundSession):
         if isinstance(cache, HeadMajorCache):
             self._bind_head_major(cache, rows)
         else:
+            cache.make_room(rows)
             self._bind_cache("cpu", cache.addresses, cache.length, rows)
         results = {name: self._bind_output(name, sizes) for name in self.outputs}
         run_graph(self._session, self._binding)

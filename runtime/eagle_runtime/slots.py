@@ -1,0 +1,129 @@
+"""Where conversations keep their rows: caches of their own on the CPU, within a budget; elsewhere those of the model.
+
+Engines of devices are tied to the addresses of one pair of caches, so there all conversations share it: one that goes
+on after another reads again what the two have not in common.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from eagle_runtime.decoding_state import DecodingState, common_prefix
+from eagle_runtime.errors import MemoryLimitError
+from eagle_runtime.threads.engines import Engines
+from eagle_runtime.threads.scheduler import Scheduler
+
+_clock = itertools.count()
+
+
+class Slot:
+    """The rows of one conversation. note: why there are none any more; busy: turns that are running in it (0 or 1)."""
+
+    def __init__(self, slots: Slots, state: DecodingState, scheduler: Scheduler, shared: bool) -> None:
+        self.state = state
+        self.scheduler = scheduler
+        self.note: str | None = None
+        self.busy = 0
+        self.used = next(_clock)
+        self._slots = slots
+        self._shared = shared
+        self._source: weakref.ref[Slot] | None = None
+        if not shared:
+            for cache in state.caches:
+                cache.before_growth = self._before_growth
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are allocated for this conversation alone."""
+        return 0 if self._shared else sum(cache.nbytes for cache in self.state.caches)
+
+    def rows(self, ids: Sequence[int]) -> int:
+        """Tokens of a text whose rows the target holds."""
+        return min(common_prefix(self.state.tokens, ids), self.state.target.cache.length)
+
+    def copy_from(self, source: Slot) -> None:
+        """Take the rows of another conversation as they will be at the first step."""
+        self._source = weakref.ref(source)
+
+    def begin(self) -> None:
+        """Called in the first step of a turn."""
+        self.used = next(_clock)
+        source, self._source = None if self._source is None else self._source(), None
+        if source is not None and not self._shared and source.state.tokens:
+            self._slots.make_room(self, source.nbytes)
+            self.state.restore(source.state.snapshot())
+
+    def drop(self, note: str) -> None:
+        """Free the rows. note: why."""
+        if not self._shared:
+            self._slots.engines.step(self.release)
+        self._source, self.note = None, note
+
+    def release(self) -> None:
+        """Free the rows, in a step."""
+        self.state.release()
+
+    def close(self) -> None:
+        """Free the rows for good; does nothing where the engines are closed."""
+        if not self._slots.engines.closed:
+            self.drop("closed")
+        self._slots.members.discard(self)
+
+    def _before_growth(self, nbytes: int) -> None:
+        self._slots.make_room(self, nbytes)
+
+
+@dataclass
+class Slots:
+    """The slots of a model. engines: of the model; new_state: makes a state with empty caches of its own, and a
+    scheduler for it; None where all share `shared`. budget: bytes for keys and values of all slots."""
+
+    engines: Engines
+    new_state: Callable[[], tuple[DecodingState, Scheduler]] | None
+    shared: tuple[DecodingState, Scheduler]
+    budget: int
+
+    def __post_init__(self) -> None:
+        self.members: weakref.WeakSet[Slot] = weakref.WeakSet()
+        self.dropped = 0
+
+    def new(self) -> Slot:
+        """Returns a slot without rows."""
+        state, scheduler = self.shared if self.new_state is None else self.new_state()
+        slot = Slot(self, state, scheduler, shared=self.new_state is None)
+        self.members.add(slot)
+        return slot
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all slots have allocated."""
+        return sum(slot.nbytes for slot in self.members)
+
+    def most_rows(self, context: int) -> int:
+        """Returns how many rows of one conversation fit the budget, `context` at most."""
+        if self.new_state is None:
+            return context
+        return min(context, self.budget // max(1, self.shared[0].row_bytes))
+
+    def check(self, tokens: int, context: int) -> None:
+        """Raises MemoryLimitError for a text of so many tokens that does not fit the budget by itself."""
+        if tokens >= self.most_rows(context):
+            needed = (tokens + 1) * self.shared[0].row_bytes
+            raise MemoryLimitError(
+                f"the text of {tokens} tokens takes {needed / 1e6:.1f} MB of keys and values, but kv_budget is "
+                f"{self.budget / 1e6:.1f} MB; raise it, or shorten the text"
+            )
+
+    def make_room(self, slot: Slot, nbytes: int) -> None:
+        """Before `slot` grows by `nbytes`, in a step: drop the rows of idle slots, least recently used first, until the
+        budget holds what is left. A slot that is alone may exceed it by its last growth."""
+        others = sorted((o for o in self.members if o is not slot and o.busy == 0 and o.state.tokens), key=lambda o: o.used)
+        for other in others:
+            if self.nbytes + nbytes <= self.budget:
+                return
+            other.release()
+            other.note = "dropped, since kv_budget is full"
+            self.dropped += 1
