@@ -184,6 +184,7 @@ def test_the_public_names_are_these() -> None:
         "Constraint",
         "ConstraintError",
         "ContextError",
+        "Conversation",
         "ConversationFileError",
         "Cycle",
         "Drafter",

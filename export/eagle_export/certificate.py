@@ -7,7 +7,6 @@ the traced graphs, so that an error of the export shows.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -48,6 +47,7 @@ from eagle_runtime import BackendError, EagleError, EagleModel
 from eagle_runtime.bundle.fidelity import shortfall
 from eagle_runtime.bundle.listed_files import read_text_file
 from eagle_runtime.bundle.manifest import Certificate, GoldenPrompt, Manifest, TopTokens
+from eagle_runtime.machine.host import free_memory
 from eagle_runtime.text.tokenizer import Text
 from eagle_runtime.tree import Float
 
@@ -272,17 +272,3 @@ def _check_free(weights: int) -> None:
     needed, free = int(MEMORY_MARGIN * weights), free_memory()
     if free is not None and needed > free:
         raise ExportError(f"comparing takes {needed / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free")
-
-
-def free_memory() -> int | None:
-    """Bytes of memory that can still be used: MemAvailable on Linux, elsewhere all physical memory; None if unknown."""
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # Windows
-        return None

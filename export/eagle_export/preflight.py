@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from eagle_calib.folder import KEPT, work_folder
-from eagle_export.certificate import MEMORY_MARGIN, free_memory
+from eagle_export.certificate import MEMORY_MARGIN
 from eagle_export.destination import check_space, folder_bytes, free_space
 from eagle_export.errors import ExportError
 from eagle_export.inspection.graph_shapes import draft_shapes, target_shapes
@@ -26,6 +26,7 @@ from eagle_export.parted import PART
 from eagle_export.recipes.plan import AUTO, RECIPES
 from eagle_export.recording import Way
 from eagle_export.self_calibration import KEPT as ROWS
+from eagle_runtime.machine.host import free_memory
 
 # Rough values that were set by hand, not fitted to measurements: the needs are estimates (docs/large_models.md).
 PROGRAM = 800 * 10**6  # bytes of memory before any weight is read: libraries, and the traced graphs

@@ -11,6 +11,7 @@ import logging
 
 from eagle_runtime.bundle.fidelity import FidelityWarning
 from eagle_runtime.constraints.constraint import Constraint
+from eagle_runtime.conversation import Conversation
 from eagle_runtime.drafting.drafter import Drafter
 from eagle_runtime.drafting.shapes import TreeShape
 from eagle_runtime.eagle_model import EagleModel
@@ -43,6 +44,7 @@ __all__ = [
     "Constraint",
     "ConstraintError",
     "ContextError",
+    "Conversation",
     "ConversationFileError",
     "Cycle",
     "Drafter",

@@ -49,7 +49,7 @@ class Cache(ABC):
         return 0
 
     @property
-    def row_bytes(self) -> int:
+    def token_bytes(self) -> int:
         """Bytes of one row in all layers; 0 as above."""
         return 0
 
@@ -115,7 +115,7 @@ def _checked(arrays: Sequence[npt.NDArray[np.generic]], kinds: Sequence[tuple[tu
     given = [(array.shape[:ROWS_AXIS] + array.shape[ROWS_AXIS + 1 :], array.dtype) for array in arrays]
     if len(counts) != 1 or given != list(kinds):
         raise ValueError(f"rows of shapes and types {given} do not fit a cache of {list(kinds)}")
-    return counts.pop()
+    return int(counts.pop())
 
 
 class KVCache(Cache):
@@ -135,9 +135,9 @@ class KVCache(Cache):
         return self.rows.nbytes
 
     @property
-    def row_bytes(self) -> int:
-        arrays, _, *shape = self.rows.shape
-        return int(arrays * math.prod(shape) * self.rows.itemsize)
+    def token_bytes(self) -> int:
+        per_array: int = self.rows.itemsize * math.prod(self.rows.shape[2:])
+        return len(self.rows) * per_array
 
     def shrink(self) -> None:
         super().shrink()
@@ -150,7 +150,7 @@ class KVCache(Cache):
         if (needed := self.length + rows) <= allocated:
             return
         allocated = max(needed, min(max(2 * allocated, FIRST), self.capacity))
-        self.before_growth(self.row_bytes * allocated - self.rows.nbytes)
+        self.before_growth(self.token_bytes * allocated - self.rows.nbytes)
         grown = aligned_empty((arrays, allocated, *shape), self.rows.dtype)
         grown[:, : self.length] = self.rows[:, : self.length]
         self.rows = grown
@@ -184,9 +184,9 @@ class HeadMajorCache(Cache):
 
     It holds several arrays [layers, kv_heads, pieces, columns, width]: keys in one piece of head_dim and values in
     `pieces`; or, if dtype is int8, keys in head_dim pieces of one, values in one piece, and one fp32 scale per row of
-    each. They are laid out for `columns` >= 1 rows; those not yet committed hold zeros. When more rows are committed
-    they are laid out anew, for STEP more rows or one more in SPARE: then moving rows costs about as much per token as
-    reading unused columns. `written` holds the rows of the last forward pass, as one array [layers, T, kv_heads,
+    each. They are laid out for `columns` rows, 0 only after `shrink`; those not yet committed hold zeros. When more rows
+    are committed they are laid out anew, for STEP more rows or one more in SPARE: then moving rows costs about as much
+    per token as reading unused columns. `written` holds the rows of the last forward pass, as one array [layers, T, kv_heads,
     pieces * width] for each."""
 
     in_place = False
@@ -207,9 +207,8 @@ class HeadMajorCache(Cache):
         self._reallocate()
         self._new_stores = [aligned_empty((0,), kind) for kind in dtypes]
         self.written: list[npt.NDArray[np.generic]] = []
-        self.expect(0)
         self.arrays = self._views(0)
-        self._lay_out(1)
+        self.expect(0)
 
     @property
     def columns(self) -> int:
@@ -220,15 +219,15 @@ class HeadMajorCache(Cache):
         return sum(store.nbytes for store in self._stores)
 
     @property
-    def row_bytes(self) -> int:
-        return self.nbytes // self._allocated
+    def token_bytes(self) -> int:
+        kinds = zip(self._shapes, self._dtypes, strict=True)
+        return self._layers * sum(math.prod(shape) * kind.itemsize for shape, kind in kinds)
 
     def shrink(self) -> None:
         super().shrink()
-        self._allocated = STEP
+        self._allocated = 0
         self._reallocate()
         self.arrays = self._views(0)
-        self._lay_out(1)
 
     def read(self) -> list[npt.NDArray[np.generic]]:
         return [np.moveaxis(array[:, :, :, : self.length], 3, ROWS_AXIS).copy() for array in self.arrays]
@@ -243,7 +242,9 @@ class HeadMajorCache(Cache):
         self.length = count
 
     def expect(self, rows: int) -> None:
-        """Give `written` the size that a forward pass over `rows` rows needs."""
+        """Give `written` the size that a forward pass over `rows` rows needs, and `arrays` a column at least."""
+        if self.columns == 0:
+            self._lay_out(1)
         if self.written and self.written[0].shape[1] == rows:
             return
         shapes = [(self._layers, rows, heads, pieces * width) for heads, pieces, width in self._shapes]
@@ -265,7 +266,7 @@ class HeadMajorCache(Cache):
         before = self.length
         super().truncate(length)
         if length == 0:
-            self._lay_out(1)
+            self._lay_out(min(self.columns, 1))
         else:
             for array in self.arrays:
                 array[:, :, :, length:before] = 0
@@ -286,14 +287,16 @@ class HeadMajorCache(Cache):
     def _reallocate(self) -> None:
         """Make the arrays' memory new, [layers, values] for the allocated columns of each."""
         sizes = [self._allocated * math.prod(shape) for shape in self._shapes]
-        self._stores = [aligned_empty((self._layers, size), kind) for size, kind in zip(sizes, self._dtypes, strict=True)]
+        self._stores = [
+            aligned_empty((self._layers, size), kind) for size, kind in zip(sizes, self._dtypes, strict=True)
+        ]
 
     def _lay_out(self, rows: int) -> None:
         """Lay the arrays out for at least `rows` rows, and some to spare."""
         columns = min(-(-(rows + rows // SPARE) // STEP) * STEP, self._most)
         if columns > self._allocated:
             allocated = max(columns, min(max(2 * self._allocated, FIRST), self._most))
-            self.before_growth(self.row_bytes * (allocated - self._allocated))
+            self.before_growth(self.token_bytes * (allocated - self._allocated))
             self._allocated = allocated
             self._reallocate()
         before, self.arrays = self.arrays, self._views(columns)

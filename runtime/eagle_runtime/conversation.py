@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from eagle_runtime.turn import Turn
 if TYPE_CHECKING:
     from eagle_runtime.eagle_model import EagleModel
 
+OnEnd = Callable[[Output, int, "Usage | None"], None]  # what was answered, its seed, and its figures
 PATIENCE_S = 60.0  # for the running step of a turn that was cancelled
 
 
@@ -110,7 +111,7 @@ class Conversation:
 
     @property
     def kv_status(self) -> str:
-        """"resident" where rows are held, or why there are none."""
+        """ "resident" where rows are held, or why there are none."""
         return "resident" if self.kv_rows else self.kv_note or self.slot.note or "nothing was read yet"
 
     # Turns
@@ -125,8 +126,8 @@ class Conversation:
             return self._answer([*self._messages, new], settings)
 
     def regenerate(self, *, wait: bool = False, **settings: Any) -> Turn:
-        """Answer the last message that is not an answer again, with a new seed unless one is given. Arguments and errors
-        as in `send`."""
+        """Answer the last message that is not an answer again, with a new seed unless one is given. Arguments and
+        errors as in `send`."""
         with self._free(wait):
             messages = self._messages.copy()
             while messages and messages[-1].get("role") == "assistant":
@@ -201,9 +202,7 @@ class Conversation:
         """Returns a conversation with the same messages, which goes its own way. The rows are copied when it first
         runs. Raises BusyError."""
         with self._free(wait=False):
-            other = Conversation(
-                self._model, self._messages, tools=self._tools, template_kwargs=self._template_kwargs
-            )
+            other = Conversation(self._model, self._messages, tools=self._tools, template_kwargs=self._template_kwargs)
             other._written, other._turns = self._written, self._turns.copy()
             other.slot.copy_from(self.slot)
             return other

@@ -95,9 +95,9 @@ class DecodingState:
         return (self.target.cache,) if self.head is None else (self.target.cache, self.head.cache)
 
     @property
-    def row_bytes(self) -> int:
+    def token_bytes(self) -> int:
         """Bytes of a token's keys and values in both models."""
-        return sum(cache.row_bytes for cache in self.caches)
+        return sum(cache.token_bytes for cache in self.caches)
 
     def snapshot(self) -> Snapshot:
         """Returns a copy of all that is held."""

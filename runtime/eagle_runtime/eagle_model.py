@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from eagle_runtime.arguments import checked_int, short_repr
+from eagle_runtime.conversation import Conversation, OnEnd
 from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.choose import NO_HEAD, Method, default_method
 from eagle_runtime.drafting.costs.measurement import measure
@@ -25,6 +26,7 @@ from eagle_runtime.request import Request, request_of
 from eagle_runtime.result import Result
 from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.session.protocol import Session
+from eagle_runtime.slots import Slot, Slots
 from eagle_runtime.text.tokenizer import Message
 from eagle_runtime.threads.scheduler import Lease, Scheduler
 from eagle_runtime.tree import Float
@@ -66,6 +68,8 @@ class EagleModel:
         self._costs = bundle.costs
         self._acceptance = bundle.acceptance
         self._scheduler = Scheduler(self._engines)
+        own = self._new_state if bundle.backend == "cpu" else None
+        self.slots = Slots(self._engines, own, (self._state, self._scheduler), bundle.kv_budget)
         self._executor: ThreadPoolExecutor | None = None
         self._worker_lock = threading.Lock()
 
@@ -78,6 +82,7 @@ class EagleModel:
         context: int | None = None,
         threads: int | None = None,
         check_hashes: bool = True,
+        kv_budget: int | None = None,
     ) -> EagleModel:
         """Load a bundle folder.
 
@@ -86,12 +91,13 @@ class EagleModel:
         it, and `model.notice` is a warning, also logged, if "auto" runs engine files of the bundle. context: tokens of
         prompt and output together that the caches hold; None takes the model's own limit, at most 4096. threads: of a
         forward pass on the CPU; None takes the number of physical cores. check_hashes: compare the SHA-256 of every
-        file (about a second per gigabyte).
+        file (about a second per gigabyte). kv_budget: bytes for the keys and values of all conversations on the CPU;
+        None takes a quarter of the memory that is free, and one full context at least.
 
         On the CPU the rows of a quantised target are checked once per machine (exact_rows; some 170 rows):
         `model.row_check`. Raises BundleError, BackendError, RequestError; gives a FidelityWarning for a bundle that
         differs more from its source model than its precision should."""
-        return cls(open_bundle(Path(bundle), backend, context, threads, check_hashes))
+        return cls(open_bundle(Path(bundle), backend, context, threads, check_hashes, kv_budget))
 
     def twin(self) -> EagleModel:
         """Returns a model on the same engines with caches of its own, so that two generations may alternate step by
@@ -159,8 +165,49 @@ class EagleModel:
 
         Raises RequestError and ClosedError at once; pieces raise these too, and BusyError."""
         self._engines.check()
-        request = request_of(self._bundle, self._head, self.checked_prompt(prompt), **settings)
-        return self._turn(self._state, self._scheduler, request, lambda output: None, forget=True)
+        ids = self.checked_prompt(prompt)
+        request = request_of(self._bundle, self._head, ids, self.context, **settings)
+        state = self._state
+
+        def work() -> Work:
+            """A text of its own: equal calls read equal rows. Until its first step another one may have the state."""
+            state.forget()
+            yield from steps(state, request.drafter, request.sampler, request.prompt)
+
+        return self._turn(state, self._scheduler, request, work(), lambda output, control: None)
+
+    def conversation(
+        self,
+        messages: Sequence[Message] = (),
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Conversation:
+        """Returns a conversation, which reads of each turn what is new.
+
+        messages: to begin with. tools: their descriptions, and template_kwargs: further variables, for the bundle's
+        chat template. Raises RequestError, ClosedError."""
+        self._engines.check()
+        return Conversation(self, messages, tools=tools, template_kwargs=template_kwargs)
+
+    def turn_in(self, slot: Slot, prompt: list[int], on_end: OnEnd, settings: dict[str, Any]) -> Turn:
+        """For Conversation: returns a turn that answers a text whose beginning the slot may hold. on_end: called with
+        what was answered when it ends."""
+        self._engines.check()
+        self.slots.check(len(prompt), self.context)
+        context = self.slots.most_rows(self.context)
+        request = request_of(self._bundle, slot.state.head, prompt, context, **settings)
+
+        def work() -> Work:
+            slot.busy = 1
+            slot.begin()
+            yield from steps(slot.state, request.drafter, request.sampler, request.prompt)
+
+        def ended(output: Output, control: TurnState) -> None:
+            slot.busy = 0
+            on_end(output, request.sampler.params.seed, None if control.result is None else control.result.usage)
+
+        return self._turn(slot.state, slot.scheduler, request, work(), ended)
 
     def score(self, tokens: Sequence[int], first: int = 0) -> Iterator[Float]:
         """Yields the target's logits after tokens[first], tokens[first + 1], ... in arrays [R, V]. Holds the model as a
@@ -213,29 +260,22 @@ class EagleModel:
         state: DecodingState,
         scheduler: Scheduler,
         request: Request,
-        on_end: Callable[[Output], None],
-        *,
-        forget: bool = False,
+        work: Work,
+        on_end: Callable[[Output, TurnState], None],
     ) -> Turn:
-        """Returns a turn that decodes on `state`.
-
-        forget: read the whole prompt, so that equal calls read equal rows; until the turn's first step another one
-        may have the state."""
-
-        def work() -> Work:
-            if forget:
-                state.forget()
-            yield from steps(state, request.drafter, request.sampler, request.prompt)
-
         def ended(output: Output) -> None:
-            on_end(output)
-            if output.stop is not None:
+            on_end(output, control)
+            if control.result is not None:
                 self._costs.save(NOTABLE)
 
         lease, control = Lease(streamed=True), TurnState(ended)
         output = Output(self.text.stream(request.prompt), request.end)
-        pieces = decode(scheduler, lease, work(), request, output, control, lambda: state.reused)
+        pieces = decode(scheduler, lease, work, request, output, control, lambda: state.reused)
         return Turn(control, output, pieces, lease, self._worker)
+
+    def _new_state(self) -> tuple[DecodingState, Scheduler]:
+        bundle = self._bundle.with_new_caches()
+        return DecodingState(bundle.target, bundle.head), Scheduler(self._engines)
 
     def _worker(self) -> Executor:
         """The thread in which pieces are computed for event loops; it is started when first needed."""

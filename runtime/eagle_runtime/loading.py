@@ -17,11 +17,13 @@ from eagle_runtime.bundle.listed_files import read_text_file, verify_hashes
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from eagle_runtime.constraints.grammars import Grammars
 from eagle_runtime.drafting.build import Acceptance
+from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.costs.model import prior_costs, unknown
 from eagle_runtime.drafting.costs.storage import LearnedCosts, file_name, open_costs
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.errors import RequestError
 from eagle_runtime.exact_rows import PaddedSession, RowCheck, check_rows
+from eagle_runtime.machine.host import free_memory
 from eagle_runtime.session.protocol import Session
 from eagle_runtime.target import EXACT_CHUNK, PREFILL_CHUNK, Target
 from eagle_runtime.text.tokenizer import Text
@@ -37,7 +39,8 @@ class OpenBundle:
     """An opened bundle. target and head own the caches; a model and its twins share everything else.
 
     context: tokens of prompt and output that the caches hold. head: None for a bundle without one. grammars: of
-    constraints. acceptance: how drafts were accepted so far. passed_over, notice, row_check: see `open_bundle`."""
+    constraints. acceptance: how drafts were accepted so far. kv_budget: bytes for the keys and values of conversations.
+    passed_over, notice, row_check: see `open_bundle`."""
 
     manifest: Manifest
     context: int
@@ -53,6 +56,7 @@ class OpenBundle:
     row_check: RowCheck | None = None
     passed_over: PassedOver = ()
     notice: str | None = None
+    kv_budget: int = 2**62
 
     @property
     def drafts_are_off(self) -> bool:
@@ -65,7 +69,14 @@ class OpenBundle:
         return dataclasses.replace(self, target=target, head=head)
 
 
-def open_bundle(folder: Path, backend: str, context: int | None, threads: int | None, check_hashes: bool) -> OpenBundle:
+def open_bundle(
+    folder: Path,
+    backend: str,
+    context: int | None,
+    threads: int | None,
+    check_hashes: bool,
+    kv_budget: int | None = None,
+) -> OpenBundle:
     """Open a bundle folder; the arguments are those of `EagleModel.load`.
 
     Of the result, passed_over gives (backend, reason) for each backend that was tried before the one in use, notice
@@ -80,6 +91,8 @@ def open_bundle(folder: Path, backend: str, context: int | None, threads: int | 
         raise RequestError(f"context is {context}, but this model serves 2 to {longest} tokens")
     if threads is not None:
         threads = checked_int("threads", threads, 1, MAX_THREADS)
+    if kv_budget is not None:
+        kv_budget = checked_int("kv_budget", kv_budget, 1)
     check_name(backend)
     if check_hashes:
         verify_hashes(folder, manifest)
@@ -100,10 +113,17 @@ def open_bundle(folder: Path, backend: str, context: int | None, threads: int | 
         logging.getLogger(__name__).warning("%s", warning)
     return dataclasses.replace(
         chosen.opened,
+        kv_budget=_default_budget(chosen.opened) if kv_budget is None else kv_budget,
         costs=open_costs(file_name(facts), partial(prior_costs, manifest, chosen.backend)),
         passed_over=chosen.passed_over,
         notice=warning,
     )
+
+
+def _default_budget(bundle: OpenBundle) -> int:
+    """A quarter of the memory that is free, and one full context at least."""
+    caches = DecodingState(bundle.target, bundle.head)
+    return max((free_memory() or 0) // 4, (bundle.context + HEAD_SCRATCH) * caches.token_bytes)
 
 
 def bundle_of_sessions(

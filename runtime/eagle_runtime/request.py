@@ -45,6 +45,7 @@ def request_of(
     bundle: OpenBundle,
     head: Head | None,
     prompt: list[int],
+    context: int,
     *,
     max_new_tokens: int = 256,
     min_new_tokens: int = 0,
@@ -64,8 +65,8 @@ def request_of(
     sampling: SamplingParams | None = None,
     **settings: Any,
 ) -> Request:
-    """The settings of `EagleModel.stream`, checked. head: the one that shall draft; prompt: ids that fit the context.
-    Raises RequestError."""
+    """The settings of `EagleModel.stream`, checked. head: the one that shall draft; prompt: ids that fit `context`,
+    which counts the answer too. Raises RequestError."""
     params = _sampling_params(sampling, settings)
     target = bundle.manifest.target
     limit = checked_int("max_new_tokens", max_new_tokens, 1)
@@ -75,7 +76,7 @@ def request_of(
     strings, special = _stop_strings(bundle, stop)
     eos = frozenset(() if ignore_eos else target.eos_token_ids)
     stop_ids = frozenset({*checked_ids("stop_token_ids", stop_token_ids), *special})
-    room = bundle.context - len(prompt)
+    room = context - len(prompt)
     end = End(min(limit, room), "max_new_tokens" if limit <= room else "context_full", eos, stop_ids, strings, least)
     matcher = None
     if constraint is not None:

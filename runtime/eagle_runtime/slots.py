@@ -32,6 +32,7 @@ class Slot:
         self._shared = shared
         self._source: weakref.ref[Slot] | None = None
         if not shared:
+            state.release()
             for cache in state.caches:
                 cache.before_growth = self._before_growth
 
@@ -51,6 +52,7 @@ class Slot:
     def begin(self) -> None:
         """Called in the first step of a turn."""
         self.used = next(_clock)
+        self._slots.make_room(self, 0)
         source, self._source = None if self._source is None else self._source(), None
         if source is not None and not self._shared and source.state.tokens:
             self._slots.make_room(self, source.nbytes)
@@ -106,12 +108,12 @@ class Slots:
         """Returns how many rows of one conversation fit the budget, `context` at most."""
         if self.new_state is None:
             return context
-        return min(context, self.budget // max(1, self.shared[0].row_bytes))
+        return min(context, self.budget // max(1, self.shared[0].token_bytes))
 
     def check(self, tokens: int, context: int) -> None:
         """Raises MemoryLimitError for a text of so many tokens that does not fit the budget by itself."""
         if tokens >= self.most_rows(context):
-            needed = (tokens + 1) * self.shared[0].row_bytes
+            needed = (tokens + 1) * self.shared[0].token_bytes
             raise MemoryLimitError(
                 f"the text of {tokens} tokens takes {needed / 1e6:.1f} MB of keys and values, but kv_budget is "
                 f"{self.budget / 1e6:.1f} MB; raise it, or shorten the text"
@@ -120,7 +122,9 @@ class Slots:
     def make_room(self, slot: Slot, nbytes: int) -> None:
         """Before `slot` grows by `nbytes`, in a step: drop the rows of idle slots, least recently used first, until the
         budget holds what is left. A slot that is alone may exceed it by its last growth."""
-        others = sorted((o for o in self.members if o is not slot and o.busy == 0 and o.state.tokens), key=lambda o: o.used)
+        others = sorted(
+            (o for o in self.members if o is not slot and o.busy == 0 and o.state.tokens), key=lambda o: o.used
+        )
         for other in others:
             if self.nbytes + nbytes <= self.budget:
                 return

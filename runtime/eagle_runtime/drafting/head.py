@@ -75,8 +75,8 @@ class DraftHead(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HeadSnapshot:
-    """A copy of what a head holds of a text. rows: of its cache (Cache.read); first: position of the feature in the first
-    one; pending: features [n, Hd] that it has not read, from position noted_from on."""
+    """A copy of what a head holds of a text. rows: of its cache (Cache.read); first: position of the feature in the
+    first one; pending: features [n, Hd] that it has not read, from position noted_from on."""
 
     rows: tuple[npt.NDArray[np.generic], ...]
     first: int

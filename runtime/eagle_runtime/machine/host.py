@@ -51,13 +51,29 @@ def _detected() -> set[str]:
     return {str(name) for name, has in features.items() if has}
 
 
+def free_memory() -> int | None:
+    """Returns the bytes of memory that can still be used: on other systems than Linux and Windows, all physical memory;
+    None if unknown."""
+    if sys.platform == "win32":
+        return (_windows_memory() or [0] * 3)[2] or None
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+
+
 def total_memory() -> int | None:
     """Returns the bytes of memory and swap together; None if the system does not report them. On systems other than
     Linux and Windows, whose swap grows as needed, twice the memory."""
     if sys.platform == "win32":
-        status = (ctypes.c_uint64 * 8)(64)  # MEMORYSTATUSEX: its own size in bytes, then sizes of the memory
-        known = ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))
-        return status[3] if known else None  # bytes that all processes together may commit
+        status = _windows_memory()
+        return None if status is None else status[3]  # bytes that all processes together may commit
     try:
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
         return 1024 * (int(fields["MemTotal"].split()[0]) + int(fields["SwapTotal"].split()[0]))
@@ -67,3 +83,11 @@ def total_memory() -> int | None:
         return 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
         return None
+
+
+def _windows_memory() -> list[int] | None:
+    """The fields of MEMORYSTATUSEX: its own size, then physical memory, what is free of it, the limit of all
+    processes, ..."""
+    status = (ctypes.c_uint64 * 8)(64)
+    known = ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))  # type: ignore[attr-defined,unused-ignore]
+    return list(status) if known else None

@@ -72,7 +72,7 @@ class Text:
             raise RequestError("the prompt mixes chat messages and ids; give one kind")
         if messages:
             self._required()
-            return self._encoded(self.render(messages), "the prompt that the chat template made", special=False)
+            return self.encode_rendered(self.render(messages))
         return checked_ids("the prompt", items)
 
     def special_id(self, text: str) -> int | None:
@@ -81,6 +81,24 @@ class Text:
         if token_id is None or self._vocabulary is None or self._vocabulary.token(token_id) is not None:
             return None
         return int(token_id)
+
+    def encode_rendered(self, rendered: str) -> list[int]:
+        """The ids of a prompt that the chat template made. Raises RequestError."""
+        self._required()
+        return self._encoded(rendered, "the prompt that the chat template made", special=False)
+
+    def encode_after(self, rest: str) -> list[int] | None:
+        """The ids of a text that follows another one, if they do not depend on it: if it begins with a special token.
+        None otherwise. Raises RequestError."""
+        if not any(rest.startswith(token) for token in self._separators):
+            return None
+        return self.encode_rendered(rest)
+
+    @functools.cached_property
+    def _separators(self) -> list[str]:
+        """Special tokens that leave the text before them as it is."""
+        added = self._required().get_added_tokens_decoder().values()
+        return [token.content for token in added if token.special and not token.lstrip]
 
     def stream(self, prompt: Sequence[int]) -> TextStream | None:
         """A decoder of what follows the prompt, as it comes; None without a tokenizer."""

@@ -44,6 +44,11 @@ class Engines:
         self.check()
         return tuple(self._sessions)
 
+    @property
+    def closed(self) -> bool:
+        """Whether the engines were closed, or loaded before this process was forked."""
+        return self._closed or self._forked
+
     def check(self) -> None:
         """Raises ClosedError if the engines were closed, or loaded before this process was forked."""
         if self._forked:

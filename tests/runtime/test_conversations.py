@@ -1,0 +1,344 @@
+"""A conversation answers as a new one with the same messages would, and reads no more than what is new."""
+
+from __future__ import annotations
+
+import gc
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import put_listed, put_tokenizer
+from eagle_runtime import BusyError, ClosedError, ContextError, EagleModel, MemoryLimitError, RequestError
+from eagle_runtime.conversation import Conversation
+from eagle_runtime.decoding_state import common_prefix
+from eagle_runtime.target import Target
+from thread_calls import Thread
+
+TEMPLATES = {
+    "special tokens": "{% for m in messages %}{{ m.role[0] | upper }}:{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}A:{% endif %}",
+    "words alone": "{% for m in messages %}{{ m.role }}> {{ m.content }}\n{% endfor %}assistant> ",
+    "trimmed": "{% for m in messages %}<pad>{{ m.role }}\n{{ m.content | trim }}</s>\n{% endfor %}<pad>assistant\n",
+}
+WORDS = ("what", "is", "a", "tree", "def f(x):", "return", "and then", "why", "no", "List", "of", "3", "words")
+DRAWN: list[dict[str, Any]] = [{}, {"temperature": 1.0}]
+
+
+@pytest.fixture(scope="module")
+def chat_bundle(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """precision, name of a template -> a bundle of the golden pair that takes text and messages."""
+    made: dict[tuple[str, str], Path] = {}
+
+    def bundle(precision: str = "int8", template: str = "special tokens") -> Path:
+        key = (precision, template)
+        if key not in made:
+            folder = tmp_path_factory.mktemp("chat") / "bundle"
+            shutil.copytree(bundle_of("eagle1", precision), folder)
+            put_tokenizer(folder)
+            put_listed(folder, "chat_template.jinja", TEMPLATES[template].encode())
+            put_listed(folder, "tokenizer_config.json", b'{"eos_token": "</s>"}')
+            made[key] = folder
+        return made[key]
+
+    return bundle
+
+
+@pytest.fixture
+def model(chat_bundle: Callable[..., Path]) -> Iterator[EagleModel]:
+    with EagleModel.load(chat_bundle(), threads=1, check_hashes=False) as loaded:
+        yield loaded
+
+
+@pytest.fixture
+def rows_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows that targets read of prompts, pass by pass."""
+    rows: list[int] = []
+    read = Target.read
+
+    def counted(target: Target, tokens: Any) -> Any:
+        rows.append(len(tokens))
+        return read(target, tokens)
+
+    monkeypatch.setattr(Target, "read", counted)
+    return rows
+
+
+def question(rng: random.Random) -> str:
+    return " ".join(rng.choices(WORDS, k=rng.randint(1, 6)))
+
+
+def answer(chat: Conversation, text: str, **settings: Any) -> tuple[int, ...]:
+    pieces = list(chat.send(text, **settings))
+    assert pieces[-1].result is not None
+    return pieces[-1].result.token_ids
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("precision", ["int8", pytest.param("int4", marks=pytest.mark.slow)])
+def test_twenty_turns(precision: str, template: str, chat_bundle: Callable[..., Path], rows_read: list[int]) -> None:
+    """Acceptance: equal to new conversations and to vanilla, rows read are those that are new, as many cycles."""
+    with EagleModel.load(chat_bundle(precision, template), threads=1, check_hashes=False) as model:
+        for drawn in DRAWN:
+            rng = random.Random(len(template))
+            drafted, plain = model.conversation(), model.conversation()
+            reused = anew = 0
+            for seed in range(20):
+                text = question(rng)
+                common = {"max_new_tokens": 20, "ignore_eos": seed % 3 > 0, "seed": seed, **drawn}
+                before = drafted.slot.state.tokens.copy()
+                rows_read.clear()
+                result = list(drafted.send(text, **common))[-1].result
+                assert result is not None
+                prompt = list(drafted.token_ids[: result.usage.prompt_tokens])
+                known = max(0, min(common_prefix(before, prompt), len(prompt)) - 1)
+                assert sum(rows_read) == result.usage.prefilled_tokens == len(prompt) - known
+                assert answer(plain, text, method="vanilla", **common) == result.token_ids
+                again = model.generate(prompt, **common)
+                assert again.token_ids == result.token_ids
+                reused += result.usage.target_passes
+                anew += again.usage.target_passes
+            assert reused <= 1.03 * anew and anew < 20 * 19
+            assert plain.messages == drafted.messages and len(drafted.messages) == 40
+
+
+def test_an_answer_is_kept_as_it_was_drawn(model: EagleModel) -> None:
+    """Its ids go on as they are, though encoding its text again might give others."""
+    chat = model.conversation([{"role": "system", "content": "brief"}])
+    emitted = answer(chat, "what is", max_new_tokens=12, ignore_eos=True, temperature=1.5, seed=3)
+    before = chat.token_ids
+    assert before[-12:] == emitted and chat.messages[-1]["role"] == "assistant"
+    answer(chat, "and", max_new_tokens=4)
+    assert chat.token_ids[: len(before)] == before
+    assert chat.turns[0].seed == 3 and chat.turns[0].stop.kind == "max_new_tokens"
+    assert chat.room == model.context - len(chat.token_ids)
+
+
+def test_stop_strings_leave_no_trace(model: EagleModel) -> None:
+    free = model.conversation()
+    answer(free, "def f(x):", max_new_tokens=30, ignore_eos=True)
+    text = str(free.messages[-1]["content"])
+    chat = model.conversation()
+    emitted = answer(chat, "def f(x):", max_new_tokens=30, ignore_eos=True, stop=text[9:12])
+    assert chat.messages[-1]["content"] == text[: text.index(text[9:12])]
+    assert len(emitted) > len(text[: text.index(text[9:12])])
+    other = model.conversation([{"role": "user", "content": "def f(x):"}, chat.messages[-1]])
+    assert answer(chat, "more", max_new_tokens=9) == answer(other, "more", max_new_tokens=9)
+
+
+def test_editing_going_back_and_answering_again(model: EagleModel) -> None:
+    chat = model.conversation()
+    for number, text in enumerate(("what is", "a tree", "of words")):
+        answer(chat, text, max_new_tokens=8, seed=number, temperature=1.0)
+    again = list(chat.regenerate(seed=2, temperature=1.0, max_new_tokens=8))[-1].result
+    assert again is not None and len(chat.messages) == 6 and again.usage.prefilled_tokens == 1
+    assert again.text == chat.messages[-1]["content"] and chat.turns[-1].usage == again.usage
+    seeds = {list(chat.regenerate(temperature=1.0, max_new_tokens=2))[-1].result.seed for _ in range(3)}  # type: ignore[union-attr]
+    assert len(seeds) == 3
+    chat.edit(2, "the list")
+    chat.rollback(to=3)
+    assert [message["content"] for message in chat.messages][2] == "the list"
+    result = list(chat.regenerate(max_new_tokens=8))[-1].result
+    fresh = model.conversation(chat.messages[:3])
+    other = list(fresh.regenerate(max_new_tokens=8))[-1].result
+    assert result is not None and other is not None and result.token_ids == other.token_ids
+    assert result.usage.cached_tokens > 0 and other.usage.cached_tokens == 0
+    chat.rollback(to=0)
+    for call in (lambda: chat.regenerate(), lambda: chat.edit(0, "x"), lambda: chat.rollback(to=1)):
+        with pytest.raises(RequestError):
+            call()
+
+
+def test_forks_copy_the_rows_and_go_their_own_ways(model: EagleModel) -> None:
+    chat = model.conversation()
+    answer(chat, "what is a tree of words", max_new_tokens=20, ignore_eos=True)
+    fork, later = chat.fork(), chat.fork()
+    one = list(chat.send("and then", max_new_tokens=9))[-1].result
+    two = list(fork.send("and then", max_new_tokens=9))[-1].result
+    three = list(later.send("why", max_new_tokens=9))[-1].result
+    assert one is not None and two is not None and three is not None
+    assert one.token_ids == two.token_ids
+    assert two.usage.prefilled_tokens <= one.usage.prefilled_tokens < 20
+    assert three.usage.cached_tokens >= one.usage.cached_tokens - 1
+    chat.drop_kv()
+    assert chat.kv_rows == 0 and chat.kv_status == "dropped by drop_kv" and chat.kv_bytes < fork.kv_bytes
+    assert answer(chat, "no", max_new_tokens=9) == answer(fork, "no", max_new_tokens=9)
+    assert chat.kv_status == "resident"
+
+
+def test_a_turn_that_is_left_keeps_what_was_answered(model: EagleModel) -> None:
+    long: dict[str, Any] = {"max_new_tokens": 60, "ignore_eos": True}
+    whole = model.conversation()
+    answer(whole, "def f(x):", **long)
+    text = str(whole.messages[-1]["content"])
+    for end in ("cancel", "close", "drop"):
+        chat = model.conversation()
+        turn = chat.send("def f(x):", **long)
+        shown = "".join(next(turn).text for _ in range(3))
+        with pytest.raises(BusyError, match="the conversation is in a turn"):
+            chat.send("more")
+        if end == "cancel":
+            turn.cancel()
+        elif end == "close":
+            turn.close()
+        else:
+            del turn
+            gc.collect()
+        said = answer(chat, "more", max_new_tokens=9)
+        kept = str(chat.messages[1]["content"])
+        assert kept.startswith(shown) and text.startswith(kept) and len(chat.messages) == 4, end
+        other = model.conversation(chat.messages[:2])
+        assert answer(other, "more", max_new_tokens=9) == said
+
+
+def test_a_turn_without_a_token_leaves_the_messages_as_they_were(model: EagleModel) -> None:
+    chat = model.conversation()
+    turn = chat.send("what is")
+    assert len(chat.messages) == 1
+    turn.close()
+    assert chat.messages == [] and chat.turns == ()
+    with pytest.raises(RequestError, match="unknown setting"):
+        chat.send("what is", nothing=1)
+    with pytest.raises(RequestError, match="must be a dict with a role"):
+        chat.send({"content": "x"})
+    with pytest.raises(ContextError, match="tokens, but the context holds") as raised:
+        chat.send("word " * 2000)
+    assert raised.value.needed > raised.value.available == model.context and raised.value.code == "context"
+    assert chat.messages == []
+
+
+def test_turns_wait_where_they_are_asked_to(model: EagleModel) -> None:
+    chat = model.conversation()
+    turn = chat.send("what is", max_new_tokens=20, ignore_eos=True)
+    next(turn)
+    second = Thread(lambda: answer(chat, "and", max_new_tokens=6, wait=True))
+    assert not second._outcome.qsize()
+    list(turn)
+    assert len(second.result()) <= 6 and len(chat.messages) == 4
+
+
+def test_closed_conversations_say_so(model: EagleModel) -> None:
+    with model.conversation() as chat:
+        turn = chat.send("what is", max_new_tokens=50)
+        next(turn)
+    chat.close()
+    assert turn.done
+    with pytest.raises(ClosedError, match="the conversation is closed"):
+        chat.send("more")
+    other = model.conversation()
+    model.close()
+    with pytest.raises(ClosedError):
+        other.send("more")
+    other.close()
+
+
+def test_the_budget_drops_the_conversation_that_was_used_longest_ago(chat_bundle: Callable[..., Path]) -> None:
+    settings: dict[str, Any] = {"max_new_tokens": 8, "ignore_eos": True}
+    with EagleModel.load(chat_bundle(), threads=1, check_hashes=False) as model:
+        one = model.conversation()
+        answer(one, "what is", **settings)
+        size = one.kv_bytes
+    with EagleModel.load(chat_bundle(), threads=1, check_hashes=False, kv_budget=2 * size + 1000) as model:
+        chats = [model.conversation() for _ in range(3)]
+        said = [answer(chat, "what is", **settings) for chat in chats]
+        assert len(set(said)) == 1
+        assert [chat.kv_rows > 0 for chat in chats] == [False, True, True]
+        assert chats[0].kv_status == "dropped, since kv_budget is full" and model.slots.dropped == 1
+        answer(chats[1], "and", **settings)
+        answer(chats[0], "and", **settings)
+        assert chats[0].messages == chats[1].messages  # as if nothing had been dropped
+        assert [chat.kv_rows > 0 for chat in chats] == [True, True, False]
+    with (
+        EagleModel.load(chat_bundle(), threads=1, check_hashes=False, kv_budget=1000) as model,
+        pytest.raises(MemoryLimitError, match=r"kv_budget is 0\.0 MB; raise it"),
+    ):
+        model.conversation().send("what is")
+
+
+@pytest.mark.parametrize("count", [80, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("precision", ["int8"])
+def test_random_walks_change_no_answer(count: int, precision: str, chat_bundle: Callable[..., Path]) -> None:
+    """Acceptance: six conversations under a budget of two."""
+    rng = random.Random(count)
+    bundle = chat_bundle(precision)
+    with (
+        EagleModel.load(bundle, threads=1, check_hashes=False) as oracle,
+        EagleModel.load(bundle, threads=1, check_hashes=False, kv_budget=3_000_000) as model,
+    ):
+        chats = [model.conversation() for _ in range(6)]
+        done: dict[str, int] = dict.fromkeys(("send", "cancel", "regenerate", "edit", "rollback", "fork", "drop"), 0)
+        for number in range(count):
+            place = rng.randrange(6)
+            chat = chats[place]
+            what = rng.choice(["send"] * 5 + list(done))
+            settings: dict[str, Any] = {
+                "max_new_tokens": rng.randint(1, 24),
+                "seed": number,
+                **rng.choice(DRAWN),
+                **rng.choice([{}, {"method": "vanilla"}, {"method": "lookup"}, {"method": "eagle"}]),
+            }
+            if chat.room < 200:
+                chat.rollback(to=0)
+            if what in ("send", "regenerate"):
+                if what == "regenerate" and not chat.messages:
+                    continue
+                turn = chat.send(question(rng), **settings) if what == "send" else chat.regenerate(**settings)
+                result = list(turn)[-1].result
+                assert result is not None
+                prompt = list(chat.token_ids[: result.usage.prompt_tokens])
+                assert oracle.generate(prompt, **settings).token_ids == result.token_ids, (number, what)
+            elif what == "cancel":
+                turn = chat.send(question(rng), **settings)
+                for _ in range(rng.randint(0, 3)):
+                    if next(turn, None) is None:
+                        break
+                turn.cancel()
+            elif what == "edit" and chat.messages:
+                chat._free(wait=True)
+                chat.edit(rng.randrange(len(chat.messages)), question(rng))
+            elif what == "rollback":
+                chat._free(wait=True)
+                chat.rollback(to=rng.randint(0, len(chat.messages)))
+            elif what == "fork":
+                chats[rng.randrange(6)].close()
+                chats = [other for other in chats if not other._closed]
+                chats += [model.conversation() if chat._closed else chat.fork() for _ in range(6 - len(chats))]
+            elif what == "drop":
+                chat.drop_kv()
+            done[what] += 1
+            state = chat.slot.state
+            assert state.target.cache.length <= max(0, len(state.tokens))
+            assert model.slots.nbytes <= 3_000_000 + max(other.kv_bytes for other in chats)
+        assert min(done.values()) > 0 and model.slots.dropped > 0
+
+
+def test_conversations_of_forty_tokens_take_little_memory(model: EagleModel) -> None:
+    chats = [model.conversation() for _ in range(8)]
+    for chat in chats:
+        answer(chat, "what is a tree", max_new_tokens=20, ignore_eos=True)
+        state = chat.slot.state
+        assert chat.kv_bytes == sum(cache.nbytes for cache in state.caches) < 4_000_000
+        assert chat.kv_rows == len(state.tokens) - 1
+
+
+def test_conversations_in_threads_answer_as_each_would_alone(model: EagleModel) -> None:
+    wanted: dict[tuple[int, int], tuple[int, ...]] = {}
+    for number in range(4):
+        chat = model.conversation()
+        for turn in range(4):
+            wanted[number, turn] = answer(chat, f"{WORDS[number]} {turn}", max_new_tokens=8, seed=turn, temperature=1.0)
+    chats = [model.conversation() for _ in range(4)]
+    seen: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def work(number: int) -> None:
+        for turn in range(4):
+            seen[number, turn] = answer(
+                chats[number], f"{WORDS[number]} {turn}", max_new_tokens=8, seed=turn, temperature=1.0, wait=True
+            )
+
+    for thread in [Thread(work, number) for number in range(4)]:
+        thread.result()
+    assert seen == wanted
