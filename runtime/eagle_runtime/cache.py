@@ -184,10 +184,10 @@ class HeadMajorCache(Cache):
 
     It holds several arrays [layers, kv_heads, pieces, columns, width]: keys in one piece of head_dim and values in
     `pieces`; or, if dtype is int8, keys in head_dim pieces of one, values in one piece, and one fp32 scale per row of
-    each. They are laid out for `columns` rows, 0 only after `shrink`; those not yet committed hold zeros. When more rows
-    are committed they are laid out anew, for STEP more rows or one more in SPARE: then moving rows costs about as much
-    per token as reading unused columns. `written` holds the rows of the last forward pass, as one array [layers, T, kv_heads,
-    pieces * width] for each."""
+    each. They are laid out for `columns` rows, 0 only after `shrink`; those not yet committed hold zeros. When more
+    rows are committed they are laid out anew, for STEP more rows or one more in SPARE: then moving rows costs about as
+    much per token as reading unused columns. `written` holds the rows of the last forward pass, as one array [layers,
+    T, kv_heads, pieces * width] for each."""
 
     in_place = False
 
