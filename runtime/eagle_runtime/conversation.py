@@ -14,20 +14,32 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from eagle_runtime.arguments import checked_int, short_repr
 from eagle_runtime.errors import BusyError, ClosedError, RequestError
 from eagle_runtime.output import Output
 from eagle_runtime.result import Stop, Usage
-from eagle_runtime.text.tokenizer import Message
+from eagle_runtime.slots import Slot, Slots
+from eagle_runtime.text.tokenizer import Message, Text
 from eagle_runtime.turn import Turn
-
-if TYPE_CHECKING:
-    from eagle_runtime.eagle_model import EagleModel
 
 OnEnd = Callable[[Output, int, "Usage | None"], None]  # what was answered, its seed, and its figures
 PATIENCE_S = 60.0  # for the running step of a turn that was cancelled
+
+
+class Host(Protocol):
+    """What a conversation asks of its model (EagleModel)."""
+
+    text: Text
+    context: int
+    slots: Slots
+
+    def checked_prompt(self, prompt: str | Sequence[int]) -> list[int]:
+        """Returns ids that fit the context. Raises RequestError, ContextError."""
+
+    def turn_in(self, slot: Slot, prompt: list[int], on_end: OnEnd, settings: dict[str, Any]) -> Turn:
+        """Returns a turn that answers a text whose beginning the slot may hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +68,7 @@ class Conversation:
 
     def __init__(
         self,
-        model: EagleModel,
+        model: Host,
         messages: Sequence[Message] = (),
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
