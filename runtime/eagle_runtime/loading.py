@@ -16,8 +16,8 @@ from eagle_runtime.bundle.fidelity import FidelityWarning, shortfall
 from eagle_runtime.bundle.listed_files import read_text_file, verify_hashes
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from eagle_runtime.constraints.grammars import Grammars
-from eagle_runtime.drafting.build import Acceptance
 from eagle_runtime.decoding_state import DecodingState
+from eagle_runtime.drafting.build import Acceptance
 from eagle_runtime.drafting.costs.model import prior_costs, unknown
 from eagle_runtime.drafting.costs.storage import LearnedCosts, file_name, open_costs
 from eagle_runtime.drafting.head import Head
