@@ -11,6 +11,7 @@ from typing import Any
 from eagle_runtime.arguments import checked_ids, checked_int, short_repr
 from eagle_runtime.bundle.manifest import TreeKind
 from eagle_runtime.constraints.constraint import Constraint
+from eagle_runtime.constraints.lookahead import Lookahead
 from eagle_runtime.drafting.build import build_drafter
 from eagle_runtime.drafting.choose import Choice, Method, Sizes, Vanilla, choose_drafter
 from eagle_runtime.drafting.drafter import CheckedDrafter, Drafter, NoDraft
@@ -29,7 +30,8 @@ MOST_LOG_PROBS = 20  # likeliest tokens of a position
 @dataclass(frozen=True, slots=True)
 class Request:
     """One answer. method: the drafter's name in the figures; has_text: whether there is a tokenizer; on_cycle: called
-    after each verification; on_prefill: called with the tokens of the prompt that are read, and all of them."""
+    after each verification; on_prefill: called with the tokens of the prompt that are read, and all of them; lookahead:
+    the drafter's view of a constraint."""
 
     prompt: list[int]
     sampler: Sampler
@@ -39,6 +41,7 @@ class Request:
     has_text: bool
     on_cycle: Callable[[Cycle], None] | None
     on_prefill: Callable[[int, int], None] | None
+    lookahead: Lookahead | None = None
 
 
 def request_of(
@@ -78,25 +81,27 @@ def request_of(
     stop_ids = frozenset({*checked_ids("stop_token_ids", stop_token_ids), *special})
     room = context - len(prompt)
     end = End(min(limit, room), "max_new_tokens" if limit <= room else "context_full", eos, stop_ids, strings, least)
-    matcher = None
+    matcher = lookahead = None
     if constraint is not None:
         if ignore_eos or least:
             name = "ignore_eos" if ignore_eos else "min_new_tokens"
             raise RequestError(f"{name} cannot be combined with a constraint, which says where the text ends; omit one")
         matcher = bundle.grammars.matcher(constraint, eos | stop_ids)
+        lookahead = Lookahead(matcher)
     sampler = Sampler(
         params, prompt, target.vocab_size, late=eos | stop_ids, least=least, log_probs=logprobs, matcher=matcher
     )
     sizes, top_k = Sizes(total_token, depth, draft_top_k), None if head is None else head.top_k
     if drafter is None:
         method, choice = choose_drafter(method, tree, sizes, bundle.manifest.tree_defaults, top_k)
-        drafter = _drafter(bundle, head, choice, method, sampler)
+        drafter = _drafter(bundle, head, choice, method, sampler, lookahead)
     elif (method, tree, *sizes) != (None,) * 5:
         raise RequestError("a drafter of your own takes no method, tree or sizes of a tree; leave them out")
     else:
         checked = CheckedDrafter(drafter, target.vocab_size)
         drafter = NoDraft(bundle.costs) if bundle.drafts_are_off else checked
-    return Request(prompt, sampler, drafter, method or "drafter", end, bundle.text.available, on_cycle, on_prefill)
+    name, has_text = method or "drafter", bundle.text.available
+    return Request(prompt, sampler, drafter, name, end, has_text, on_cycle, on_prefill, lookahead)
 
 
 def _stop_strings(bundle: OpenBundle, stop: str | Sequence[str]) -> tuple[tuple[str, ...], list[int]]:
@@ -120,11 +125,13 @@ def _stop_strings(bundle: OpenBundle, stop: str | Sequence[str]) -> tuple[tuple[
     return strings, [token for token in special.values() if token is not None]
 
 
-def _drafter(bundle: OpenBundle, head: Head | None, choice: Choice, method: Method, sampler: Sampler) -> Drafter:
+def _drafter(
+    bundle: OpenBundle, head: Head | None, choice: Choice, method: Method, sampler: Sampler, lookahead: Lookahead | None
+) -> Drafter:
     """Builds what was chosen, or NoDraft where the target's rows are not exact: drafts would change the output."""
     if isinstance(choice, Vanilla) or bundle.drafts_are_off:
         return NoDraft(bundle.costs)
-    return build_drafter(choice, method, sampler, head, bundle.costs, bundle.acceptance)
+    return build_drafter(choice, method, sampler, head, bundle.costs, bundle.acceptance, lookahead)
 
 
 def _sampling_params(sampling: SamplingParams | None, settings: dict[str, Any]) -> SamplingParams:

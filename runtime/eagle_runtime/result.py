@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from eagle_runtime.constraints.lookahead import Lookahead
 from eagle_runtime.generate import Cycle
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -27,7 +28,9 @@ class Usage:
     of the output cut off, as EAGLE's authors do. accepted_per_depth[d]: passes that accepted at least d + 1 drafted
     tokens. queue_s: seconds spent waiting for other callers before the first token; prefill_s: seconds until the first
     token; decode_s: seconds after it, of which draft_s, verify_s and host_s; neither includes the consumer's time
-    between two pieces, nor waiting for other callers. tokens_per_s: tokens after the first, per second of decode_s."""
+    between two pieces, nor waiting for other callers. tokens_per_s: tokens after the first, per second of decode_s.
+    Of a constraint: forced_tokens, drafted without the head since no others may come; pruned_nodes: candidates for
+    drafts that may not come, left out before the verification."""
 
     method: str
     seed: int
@@ -46,6 +49,8 @@ class Usage:
     verify_s: float
     host_s: float
     tokens_per_s: float
+    forced_tokens: int
+    pruned_nodes: int
 
     @property
     def ttft_s(self) -> float:
@@ -121,9 +126,10 @@ def usage_of(
     new_tokens: int,
     cycles: Sequence[Cycle],
     times: tuple[float, float, float],
+    lookahead: Lookahead | None = None,
 ) -> Usage:
     """Returns the figures of a generation. prompt: its tokens, and how many of them were known; cycles: those after
-    the prompt's; times: seconds of waiting, of prefill and of decode."""
+    the prompt's; times: seconds of waiting, of prefill and of decode; lookahead: of a constraint."""
     passes = len(cycles)
     accepted = [cycle.step.num_accepted for cycle in cycles]
     queue_s, prefill_s, decode_s = times
@@ -146,4 +152,6 @@ def usage_of(
         verify_s=sum(cycle.verify_s for cycle in cycles),
         host_s=sum(cycle.host_s for cycle in cycles),
         tokens_per_s=after_first / decode_s if passes and decode_s > 0 else 0.0,
+        forced_tokens=0 if lookahead is None else lookahead.forced_tokens,
+        pruned_nodes=0 if lookahead is None else lookahead.pruned,
     )

@@ -188,7 +188,8 @@ def decode(
         assert output.stop is not None
         tokens = output.release()
         prompt = len(request.prompt), known()
-        usage = usage_of(request.method, request.sampler.params.seed, prompt, len(output.token_ids), cycles, figures)
+        seed, count = request.sampler.params.seed, len(output.token_ids)
+        usage = usage_of(request.method, seed, prompt, count, cycles, figures, request.lookahead)
         text = output.text if request.has_text else None
         state.result = Result(text, tuple(output.token_ids), output.stop.reason, output.stop, usage)
     finally:

@@ -20,7 +20,7 @@ from jsonschema import Draft202012Validator
 
 from conftest import put_tokenizer
 from eagle_runtime import Constraint, EagleModel, Result, SamplingParams
-from eagle_runtime.constraints.matcher import Matcher
+from eagle_runtime.constraints.lookahead import Lookahead
 from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.build import build_drafter
 from eagle_runtime.drafting.choose import CostAware
@@ -260,16 +260,14 @@ def passes(model: EagleModel, constraint: Constraint, seed: int, temperature: fl
     vocab = model.manifest.target.vocab_size
     params = SamplingParams(temperature=temperature, seed=seed)
 
-    def sampler(matcher: Matcher | None) -> Sampler:
-        return Sampler(params, prompt, vocab, matcher=matcher)
-
-    drawing = sampler(model._bundle.grammars.matcher(constraint))
-    drafting = drawing if aware else sampler(None)
-    drafter = build_drafter(CostAware(True, True, 10), "eagle+lookup", drafting, model.head, COSTS, {})
+    matcher = model._bundle.grammars.matcher(constraint)
+    sampler = Sampler(params, prompt, vocab, matcher=matcher)
+    lookahead = Lookahead(matcher) if aware else None
+    drafter = build_drafter(CostAware(True, True, 10), "eagle+lookup", sampler, model.head, COSTS, {}, lookahead)
     cycles = -1  # the prompt's is none of them
-    for _ in generate(DecodingState(model._target, model.head), drafter, drawing, prompt):
+    for _ in generate(DecodingState(model._target, model.head), drafter, sampler, prompt):
         cycles += 1
-        if drawing.finished:
+        if sampler.finished:
             return cycles
     raise AssertionError("the context is full")
 

@@ -196,7 +196,7 @@ def test_looking_ahead_changes_nothing() -> None:
     matcher = grammars().matcher(Constraint.lark('start: "ab" ("c" | "d")'))
     before = matcher.mask()
     ahead = Lookahead(matcher)
-    assert ahead.forced() == ids("ab")
+    assert ahead.forced(64) == ids("ab") and ahead.forced(1) == ids("a")
     assert ahead.cut(ids("abdx")) == ids("abd") and ahead.cut(ids("x")) == []
     candidates = np.array([*ids("abcdx"), EOS])
     assert ahead.allowed((), candidates).tolist() == [True, False, False, False, False, False]
@@ -204,10 +204,11 @@ def test_looking_ahead_changes_nothing() -> None:
     assert not ahead.allowed(tuple(ids("abc")), candidates).any(), "the text is complete"
     assert not ahead.allowed(tuple(ids("x")), candidates).any()
     assert ahead.allowed((), candidates).tolist() == [True, False, False, False, False, False]
+    assert ahead.pruned == 1 + 1 + 5 + 4 + 6 + 6 + 5, "tokens of the two chains, then candidates"
     assert (matcher.mask() == before).all()
     matcher.consume(ids("a")[0])
     ahead.begin()
-    assert ahead.forced() == ids("b")
+    assert ahead.forced(64) == ids("b")
 
 
 def test_an_end_of_sequence_is_looked_past_only_once() -> None:
@@ -270,6 +271,7 @@ def test_an_output_ends_with_its_grammar(model: EagleModel) -> None:
         assert result.stop.kind == "constraint_end"
         assert len(result.token_ids) == len("exactly this"), "nothing is drawn after it"
         assert result.usage.target_passes == (11 if method == "vanilla" else 1), "all but the first are forced"
+        assert result.usage.forced_tokens == (0 if method == "vanilla" else 11)
 
 
 def test_stop_tokens_and_limits_cut_before_the_grammar_ends(model: EagleModel) -> None:

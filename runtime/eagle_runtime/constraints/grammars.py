@@ -8,13 +8,13 @@ which can be stopped.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 SECONDS = 2.0  # that compiling may take
+START = 10.0  # seconds that another Python may take to start
 STACK = 64 * 2**20  # bytes; rules that name each other in a chain of 64 KiB take about half
 MEMORY = 2**30  # bytes of address space of the process that tries a grammar
 CACHED = 16  # grammars per model; one of 64 KiB takes up to 40 MB
@@ -90,10 +91,10 @@ class Grammars:
         tokenizer = self._known_tokenizer()
         if self._overrun is not None and self._overrun.is_alive():
             raise ConstraintError("an earlier constraint that took too long is still being compiled; try again later")
-        deadline = time.monotonic() + SECONDS
-        grammar = _grammar(constraint)
+        grammar, seconds = _grammar(constraint), SECONDS
         if _may_take_long(constraint):
             _try_elsewhere(grammar)
+            seconds /= 2  # which is what the trial took at most
         done: list[LLMatcher] = []
 
         def compile_it() -> None:
@@ -102,7 +103,7 @@ class Grammars:
             done.append(matcher)
 
         thread = _start(compile_it)
-        thread.join(deadline - time.monotonic())
+        thread.join(seconds)
         if not done:
             self._overrun = thread
             raise _too_long()
@@ -166,25 +167,50 @@ def _try_elsewhere(grammar: str) -> None:
     this process is no plain Python that could start another one, as in a frozen application."""
     if getattr(sys, "frozen", False) or not Path(sys.executable or "").stem.lower().startswith("python"):
         return
-    code = _CHILD.format(memory=MEMORY, stack=STACK)
+    command = [sys.executable, "-I", "-c", _CHILD.format(memory=MEMORY, stack=STACK)]
+    hidden = getattr(subprocess, "CREATE_NO_WINDOW", 0)  # on Windows
+    pipe = subprocess.PIPE
     try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-c", code],
-            input=json.dumps([grammar, LIMITS]),
-            capture_output=True,
-            encoding="utf-8",
-            timeout=SECONDS / 2,
-            check=False,
+        child = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, encoding="utf-8", creationflags=hidden
         )
-    except subprocess.TimeoutExpired:
-        raise _too_long() from None
-    except OSError:  # no process can be started
+    except OSError:
         return
-    started, _, said = done.stdout.partition("\n")
-    if started and done.returncode != 0:
+    with child:
+        assert child.stdin is not None and child.stdout is not None
+        started = ""
+        with _stopped_after(START, child), contextlib.suppress(BrokenPipeError):
+            json.dump([grammar, LIMITS], child.stdin)
+            child.stdin.close()
+            started = child.stdout.readline()
+        if not started:  # it cannot even import llguidance
+            return
+        with _stopped_after(SECONDS / 2, child) as stopped:
+            said = child.stdout.read()
+            child.wait()
+    if stopped.is_set():
+        raise _too_long()
+    if child.returncode != 0:
         raise ConstraintError("the constraint takes more memory than is allowed to compile; make it simpler")
-    if started and said.strip():
+    if said.strip():
         raise _refused(said)
+
+
+@contextlib.contextmanager
+def _stopped_after(seconds: float, child: subprocess.Popen[str]) -> Iterator[threading.Event]:
+    """A process that is still running after so long within the block is stopped; the event says so."""
+    stopped = threading.Event()
+
+    def stop() -> None:
+        stopped.set()
+        child.kill()
+
+    timer = threading.Timer(seconds, stop)
+    timer.start()
+    try:
+        yield stopped
+    finally:
+        timer.cancel()
 
 
 def _start(function: Callable[[], None]) -> threading.Thread:

@@ -18,6 +18,8 @@ class Lookahead:
     copied: what is drafted never changes what is emitted. Where the copy goes past a limit, nothing is allowed."""
 
     def __init__(self, matcher: Matcher) -> None:
+        self.forced_tokens = 0  # drafted so far because they must follow
+        self.pruned = 0  # drafts left out so far because they may not
         self._matcher = matcher
         self.begin()
 
@@ -25,14 +27,18 @@ class Lookahead:
         """A new cycle begins: the root is the last token that the matcher has consumed."""
         self._copy = self._matcher.lookahead()
 
-    def forced(self) -> list[int]:
-        """Returns the tokens that must follow the root, often none."""
-        return self._copy.compute_ff_tokens()
+    def forced(self, most: int) -> list[int]:
+        """Returns the tokens that must follow the root, often none, and at most `most`."""
+        tokens = self._copy.compute_ff_tokens()[:most]
+        self.forced_tokens += len(tokens)
+        return tokens
 
     def cut(self, tokens: Sequence[int]) -> list[int]:
         """Returns the tokens of a chain under the root up to the first that is not allowed."""
         chain = list(tokens)
-        return chain[: self._copy.validate_tokens(chain)]
+        count = self._copy.validate_tokens(chain)
+        self.pruned += len(chain) - count
+        return chain[:count]
 
     def allowed(self, path: Sequence[int], candidates: Int) -> Bool:
         """Returns which candidates [k] may follow a path under the root."""
@@ -45,4 +51,5 @@ class Lookahead:
             allowed = (bits[candidates >> 3] >> (candidates & 7) & 1).astype(np.bool_)
         if not self._copy.rollback(consumed):  # as after an end of sequence
             self.begin()
+        self.pruned += len(candidates) - int(allowed.sum())
         return allowed

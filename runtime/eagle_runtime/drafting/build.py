@@ -25,11 +25,11 @@ def build_drafter(
     head: DraftHead | None,
     costs: LearnedCosts,
     acceptance: Acceptance,
+    lookahead: Lookahead | None = None,
 ) -> Drafter:
     """Returns the drafter of one generation. sampler: draws its tokens. head: None only where the choice asks for none.
-    acceptance: gets an entry for this kind of generation, if the drafter learns."""
+    acceptance: gets an entry for this kind of generation, if the drafter learns. lookahead: of the constraint."""
     greedy = sampler.params.temperature == 0
-    lookahead = None if sampler.matcher is None else Lookahead(sampler.matcher)
     if lookahead is not None and head is not None:
         head = ConstrainedHead(head, lookahead)
     drafter: Drafter

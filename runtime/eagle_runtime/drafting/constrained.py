@@ -110,7 +110,7 @@ class ConstrainedDrafter:
     def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
         """As in Drafter."""
         self._lookahead.begin()
-        forced = self._lookahead.forced()[: min(MAX_DEPTH, max_nodes - 1)]
+        forced = self._lookahead.forced(min(MAX_DEPTH, max_nodes - 1))
         self._forced = len(forced) > 0
         if self._forced:
             return chain_of(tokens[-1], forced)
