@@ -10,16 +10,30 @@ answers as a new conversation with the same messages and the same seed would.
 
 from __future__ import annotations
 
+import json
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from eagle_runtime.arguments import checked_int, short_repr
-from eagle_runtime.errors import BusyError, ClosedError, RequestError
+from eagle_runtime.conversation_file import (
+    ADVICE,
+    FORMAT,
+    Saved,
+    as_json,
+    checked_notes,
+    identity_of,
+    pack,
+    read,
+    write,
+)
+from eagle_runtime.errors import BusyError, ClosedError, ConversationFileError, RequestError
+from eagle_runtime.loading import HEAD_SCRATCH, OpenBundle
 from eagle_runtime.output import Output
-from eagle_runtime.result import Stop, Usage
+from eagle_runtime.result import PastTurn, Usage
 from eagle_runtime.slots import Slot, Slots
 from eagle_runtime.text.tokenizer import Message, Text
 from eagle_runtime.turn import Turn
@@ -34,21 +48,13 @@ class Host(Protocol):
     text: Text
     context: int
     slots: Slots
+    bundle: OpenBundle
 
     def checked_prompt(self, prompt: str | Sequence[int]) -> list[int]:
         """Returns ids that fit the context. Raises RequestError, ContextError."""
 
     def turn_in(self, slot: Slot, prompt: list[int], on_end: OnEnd, settings: dict[str, Any]) -> Turn:
         """Returns a turn that answers a text whose beginning the slot may hold."""
-
-
-@dataclass(frozen=True, slots=True)
-class PastTurn:
-    """A turn that has ended. seed: draws the same answer again; usage: None where the turn was left early."""
-
-    seed: int
-    stop: Stop
-    usage: Usage | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,7 @@ class Conversation:
         self._closed = False
         self.slot = model.slots.new()
         self.kv_note: str | None = None  # why the rows of a file were not taken
+        self.notes: dict[str, str] = {}  # strings of the application, saved with the conversation
 
     # What it holds
 
@@ -218,6 +225,69 @@ class Conversation:
             other._written, other._turns = self._written, self._turns.copy()
             other.slot.copy_from(self.slot)
             return other
+
+    def save(
+        self,
+        path: str | Path,
+        *,
+        kv: bool = True,
+        max_bytes: int | None = None,
+        notes: Mapping[str, str] | None = None,
+    ) -> int:
+        """Write the conversation to a file, which is the old one or the complete new one at any time. Returns its
+        bytes.
+
+        kv: with the rows, so that nothing is read again where the same bundle, engine and processor load it. max_bytes:
+        RequestError for a larger file, before anything is written. notes: strings of the application, 64 KiB at most;
+        None keeps those that were loaded. Raises ConversationFileError, RequestError, BusyError."""
+        with self._free(wait=False):
+            self.notes = self.notes if notes is None else checked_notes(notes)
+            rows = self.slot.snapshot() if kv else None
+            head = None if rows is None else rows.head
+            saved = Saved(
+                format=FORMAT,
+                identity=identity_of(self._model.bundle),
+                messages=as_json("a message", self._messages),
+                tools=as_json("a tool", self._tools),
+                template_kwargs=as_json("template_kwargs", self._template_kwargs),
+                written=self._written.text,
+                turns=tuple(self._turns),
+                notes=self.notes,
+                first=0 if head is None else head.first,
+                noted_from=0 if head is None else head.noted_from,
+            )
+            content = pack(saved, self._written.ids, rows)
+        if max_bytes is not None and len(content) > max_bytes:
+            raise RequestError(
+                f"the file would have {len(content)} bytes, but max_bytes is {max_bytes}; raise it, or pass kv=False"
+            )
+        write(Path(path), content)
+        return len(content)
+
+    @classmethod
+    def load(cls, model: Host, path: str | Path) -> Conversation:
+        """Use `EagleModel.load_conversation`."""
+        most = 2 * (model.context + HEAD_SCRATCH) * model.slots.shared[0].token_bytes
+        saved, ids, rows = read(Path(path), most)
+        identity = identity_of(model.bundle)
+        if saved.identity.text != identity.text:
+            raise ConversationFileError(f"{path} is of a model with another tokenizer; {ADVICE}")
+        if ids and max(ids) >= model.bundle.manifest.target.vocab_size:
+            raise ConversationFileError(f"{path} holds ids outside the vocabulary; {ADVICE}")
+        try:
+            chat = cls(
+                model,
+                json.loads(saved.messages),
+                tools=json.loads(saved.tools),
+                template_kwargs=json.loads(saved.template_kwargs),
+            )
+        except (ValueError, TypeError, RequestError):
+            raise ConversationFileError(f"{path} holds messages that are none; {ADVICE}") from None
+        chat._written, chat._turns, chat.notes = Written(saved.written, ids), list(saved.turns), saved.notes
+        chat.kv_note = saved.identity.difference(identity)
+        if rows is not None and chat.kv_note is None:
+            chat.kv_note = chat.slot.restore(rows, model.context)
+        return chat
 
     def drop_kv(self) -> None:
         """Free the rows; the next turn reads the text again. Raises BusyError."""

@@ -59,7 +59,7 @@ class EagleModel:
         self.row_check = bundle.row_check
         self.notice = bundle.notice
         self.text = bundle.text
-        self._bundle = bundle
+        self.bundle = bundle
         self._engines = bundle.engines
         self._engines.users.add(self)
         self._target = bundle.target
@@ -105,7 +105,7 @@ class EagleModel:
         Raises RequestError on all backends but cpu, whose engines are tied to one cache."""
         if self.backend != "cpu":
             raise RequestError(f"a model on {self.backend} has no twins; load the bundle once more")
-        return EagleModel(self._bundle.with_new_caches())
+        return EagleModel(self.bundle.with_new_caches())
 
     @property
     def sessions(self) -> tuple[Session, ...]:
@@ -166,7 +166,7 @@ class EagleModel:
         Raises RequestError and ClosedError at once; pieces raise these too, and BusyError."""
         self._engines.check()
         ids = self.checked_prompt(prompt)
-        request = request_of(self._bundle, self._head, ids, self.context, **settings)
+        request = request_of(self.bundle, self._head, ids, self.context, **settings)
         state = self._state
 
         def work() -> Work:
@@ -190,13 +190,22 @@ class EagleModel:
         self._engines.check()
         return Conversation(self, messages, tools=tools, template_kwargs=template_kwargs)
 
+    def load_conversation(self, path: str | Path) -> Conversation:
+        """Returns the conversation in a file that `Conversation.save` wrote.
+
+        Its rows are taken where bundle, engine and processor are the same; else `kv_status` says why not, and the next
+        turn reads the text again. Raises ConversationFileError, which leaves model and file as they are, and
+        ClosedError."""
+        self._engines.check()
+        return Conversation.load(self, path)
+
     def turn_in(self, slot: Slot, prompt: list[int], on_end: OnEnd, settings: dict[str, Any]) -> Turn:
         """For Conversation: returns a turn that answers a text whose beginning the slot may hold. on_end: called with
         what was answered when it ends."""
         self._engines.check()
         self.slots.check(len(prompt), self.context)
         context = self.slots.most_rows(self.context)
-        request = request_of(self._bundle, slot.state.head, prompt, context, **settings)
+        request = request_of(self.bundle, slot.state.head, prompt, context, **settings)
 
         def work() -> Work:
             slot.busy = 1
@@ -274,7 +283,7 @@ class EagleModel:
         return Turn(control, output, pieces, lease, self._worker)
 
     def _new_state(self) -> tuple[DecodingState, Scheduler]:
-        bundle = self._bundle.with_new_caches()
+        bundle = self.bundle.with_new_caches()
         return DecodingState(bundle.target, bundle.head), Scheduler(self._engines)
 
     def _worker(self) -> Executor:

@@ -72,6 +72,16 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class PastTurn:
+    """A turn of a conversation that has ended. seed: draws the same answer again; usage: None where the turn was left
+    early."""
+
+    seed: int
+    stop: Stop
+    usage: Usage | None
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """A finished generation. text is None if the bundle has no tokenizer.
 

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from eagle_runtime.decoding_state import DecodingState, common_prefix
+from eagle_runtime.decoding_state import DecodingState, Snapshot, common_prefix
 from eagle_runtime.errors import MemoryLimitError
 from eagle_runtime.threads.engines import Engines
 from eagle_runtime.threads.scheduler import Scheduler
@@ -57,6 +57,30 @@ class Slot:
         if source is not None and not self._shared and source.state.tokens:
             self._slots.make_room(self, source.nbytes)
             self.state.restore(source.state.snapshot())
+
+    def snapshot(self) -> Snapshot | None:
+        """Returns a copy of the rows; None where they are shared or there are none. Raises ClosedError."""
+        if self._shared or not self.state.tokens:
+            return None
+        return self._slots.engines.step(self.state.snapshot)
+
+    def restore(self, snapshot: Snapshot, context: int) -> str | None:
+        """Take the rows of a file; returns why they could not be taken, None if they were. Raises ClosedError."""
+        if self._shared:
+            return "this engine's caches are shared, so rows are read again"
+        if len(snapshot.tokens) >= self._slots.most_rows(context):
+            return "the rows of the file are more than the context or kv_budget"
+
+        def take() -> str | None:
+            self._slots.make_room(self, len(snapshot.tokens) * self.state.token_bytes)
+            try:
+                self.state.restore(snapshot)
+            except ValueError:
+                return "the rows of the file do not fit the engine's caches"
+            return None
+
+        self.used = next(_clock)
+        return self._slots.engines.step(take)
 
     def drop(self, note: str) -> None:
         """Free the rows. note: why."""

@@ -180,7 +180,7 @@ def is_tie(
     at = next(i for i, (a, b) in enumerate(zip(pair[0].token_ids, pair[1].token_ids, strict=False)) if a != b)
     ids, common = model.text.encode(prompt), list(pair[0].token_ids[:at])
     vocab = model.manifest.target.vocab_size
-    sampler = Sampler(SamplingParams(**settings), ids, vocab, matcher=model._bundle.grammars.matcher(constraint))
+    sampler = Sampler(SamplingParams(**settings), ids, vocab, matcher=model.bundle.grammars.matcher(constraint))
     for token in common:  # as if the target knew nothing else
         sampler.next(np.where(np.arange(vocab) == token, 1e4, -1e4).astype(np.float32))
     *_, rows = model.score([*ids, *common], len(ids) + at - 1)
@@ -260,7 +260,7 @@ def passes(model: EagleModel, constraint: Constraint, seed: int, temperature: fl
     vocab = model.manifest.target.vocab_size
     params = SamplingParams(temperature=temperature, seed=seed)
 
-    matcher = model._bundle.grammars.matcher(constraint)
+    matcher = model.bundle.grammars.matcher(constraint)
     sampler = Sampler(params, prompt, vocab, matcher=matcher)
     lookahead = Lookahead(matcher) if aware else None
     drafter = build_drafter(CostAware(True, True, 10), "eagle+lookup", sampler, model.head, COSTS, {}, lookahead)
