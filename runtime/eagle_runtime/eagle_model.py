@@ -150,6 +150,7 @@ class EagleModel:
         - logprobs: record the log-probability of each token, and of so many of the likeliest (0 to 20).
         - constraint: a Constraint that the text follows; it ends where nothing may come after it. Drafts keep to it,
           but for those of a drafter of your own.
+        - prediction: text, or ids, that the output may repeat; n-gram matches are looked for there first.
         - on_cycle: called with each Cycle after its verification. on_prefill: called with the tokens of a long prompt
           that are read so far, and all of them, after each chunk but the last.
 

@@ -16,6 +16,7 @@ from eagle_runtime.drafting.build import build_drafter
 from eagle_runtime.drafting.choose import Choice, Method, Sizes, Vanilla, choose_drafter
 from eagle_runtime.drafting.drafter import CheckedDrafter, Drafter, NoDraft
 from eagle_runtime.drafting.head import Head
+from eagle_runtime.drafting.predicted import PredictedText
 from eagle_runtime.drafting.shapes import TreeShape
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle
@@ -31,7 +32,7 @@ MOST_LOG_PROBS = 20  # likeliest tokens of a position
 class Request:
     """One answer. method: the drafter's name in the figures; has_text: whether there is a tokenizer; on_cycle: called
     after each verification; on_prefill: called with the tokens of the prompt that are read, and all of them; lookahead:
-    the drafter's view of a constraint."""
+    the drafter's view of a constraint; predicted: a text that is expected in it."""
 
     prompt: list[int]
     sampler: Sampler
@@ -42,6 +43,7 @@ class Request:
     on_cycle: Callable[[Cycle], None] | None
     on_prefill: Callable[[int, int], None] | None
     lookahead: Lookahead | None = None
+    predicted: PredictedText | None = None
 
 
 def request_of(
@@ -57,6 +59,7 @@ def request_of(
     ignore_eos: bool = False,
     logprobs: int | None = None,
     constraint: Constraint | None = None,
+    prediction: str | Sequence[int] | None = None,
     method: Method | None = None,
     tree: TreeKind | TreeShape | None = None,
     total_token: int | None = None,
@@ -91,17 +94,18 @@ def request_of(
     sampler = Sampler(
         params, prompt, target.vocab_size, late=eos | stop_ids, least=least, log_probs=logprobs, matcher=matcher
     )
+    predicted = None if prediction is None else PredictedText(prompt, _predicted_ids(bundle, prediction))
     sizes, top_k = Sizes(total_token, depth, draft_top_k), None if head is None else head.top_k
     if drafter is None:
         method, choice = choose_drafter(method, tree, sizes, bundle.manifest.tree_defaults, top_k)
-        drafter = _drafter(bundle, head, choice, method, sampler, lookahead)
+        drafter = _drafter(bundle, head, choice, method, sampler, lookahead, predicted)
     elif (method, tree, *sizes) != (None,) * 5:
         raise RequestError("a drafter of your own takes no method, tree or sizes of a tree; leave them out")
     else:
         checked = CheckedDrafter(drafter, target.vocab_size)
         drafter = NoDraft(bundle.costs) if bundle.drafts_are_off else checked
     name, has_text = method or "drafter", bundle.text.available
-    return Request(prompt, sampler, drafter, name, end, has_text, on_cycle, on_prefill, lookahead)
+    return Request(prompt, sampler, drafter, name, end, has_text, on_cycle, on_prefill, lookahead, predicted)
 
 
 def _stop_strings(bundle: OpenBundle, stop: str | Sequence[str]) -> tuple[tuple[str, ...], list[int]]:
@@ -125,13 +129,30 @@ def _stop_strings(bundle: OpenBundle, stop: str | Sequence[str]) -> tuple[tuple[
     return strings, [token for token in special.values() if token is not None]
 
 
+def _predicted_ids(bundle: OpenBundle, prediction: str | Sequence[int]) -> list[int]:
+    """The ids of a text that may be in the output. Raises RequestError."""
+    if isinstance(prediction, str):
+        return bundle.text.encode_rendered(prediction)
+    ids = checked_ids("prediction", prediction)
+    vocab = bundle.manifest.target.vocab_size
+    if wrong := [token for token in ids if not 0 <= token < vocab]:
+        raise RequestError(f"prediction holds the id {short_repr(wrong[0])}, outside the vocabulary of {vocab}")
+    return ids
+
+
 def _drafter(
-    bundle: OpenBundle, head: Head | None, choice: Choice, method: Method, sampler: Sampler, lookahead: Lookahead | None
+    bundle: OpenBundle,
+    head: Head | None,
+    choice: Choice,
+    method: Method,
+    sampler: Sampler,
+    lookahead: Lookahead | None,
+    predicted: PredictedText | None,
 ) -> Drafter:
     """Builds what was chosen, or NoDraft where the target's rows are not exact: drafts would change the output."""
     if isinstance(choice, Vanilla) or bundle.drafts_are_off:
         return NoDraft(bundle.costs)
-    return build_drafter(choice, method, sampler, head, bundle.costs, bundle.acceptance, lookahead)
+    return build_drafter(choice, method, sampler, head, bundle.costs, bundle.acceptance, lookahead, predicted)
 
 
 def _sampling_params(sampling: SamplingParams | None, settings: dict[str, Any]) -> SamplingParams:

@@ -30,7 +30,8 @@ class Usage:
     token; decode_s: seconds after it, of which draft_s, verify_s and host_s; neither includes the consumer's time
     between two pieces, nor waiting for other callers. tokens_per_s: tokens after the first, per second of decode_s.
     Of a constraint: forced_tokens, drafted without the head since no others may come; pruned_nodes: candidates for
-    drafts that may not come, left out before the verification."""
+    drafts that may not come, left out before the verification.
+    prediction_accepted, prediction_rejected: tokens of the setting `prediction` that the output has, and has not."""
 
     method: str
     seed: int
@@ -51,6 +52,8 @@ class Usage:
     tokens_per_s: float
     forced_tokens: int
     pruned_nodes: int
+    prediction_accepted: int = 0
+    prediction_rejected: int = 0
 
     @property
     def ttft_s(self) -> float:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor
+from dataclasses import replace
 
 from eagle_runtime.errors import BusyError
 from eagle_runtime.generate import Cycle, Reading
@@ -190,6 +191,9 @@ def decode(
         prompt = len(request.prompt), known()
         seed, count = request.sampler.params.seed, len(output.token_ids)
         usage = usage_of(request.method, seed, prompt, count, cycles, figures, request.lookahead)
+        if (predicted := request.predicted) is not None:
+            predicted.follow([*request.prompt, *output.token_ids])
+            usage = replace(usage, prediction_accepted=predicted.accepted, prediction_rejected=predicted.rejected)
         text = output.text if request.has_text else None
         state.result = Result(text, tuple(output.token_ids), output.stop.reason, output.stop, usage)
     finally:

@@ -122,6 +122,11 @@ class Answer:
             "total_tokens": usage.prompt_tokens + usage.new_tokens,
             "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         }
+        if self._request.prediction is not None:
+            counts["completion_tokens_details"] = {
+                "accepted_prediction_tokens": usage.prediction_accepted,
+                "rejected_prediction_tokens": usage.prediction_rejected,
+            }
         return counts
 
     def _figures(self, result: Result, traced: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ipaddress
 import json
 import logging
@@ -10,7 +11,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,15 @@ def run(args: argparse.Namespace) -> None:
     """Listen at once, load the model meanwhile, and serve until a signal."""
     options = options_of(args)
     _check_host(args.host, options)
+    with _logged(args.log_json):
+        _serve(args, options)
+
+
+def _serve(args: argparse.Namespace, options: Options) -> None:
     from eagle_serve.app import Service
     from eagle_serve.engine import Engine
     from eagle_serve.server import Server, address_of, listen
 
-    _log_to_stderr(args.log_json)
     service = Service(options)
     listener = listen(args.host, args.port)
     server = Server(service, listener)
@@ -45,7 +50,11 @@ def run(args: argparse.Namespace) -> None:
     def load() -> None:
         try:
             model = EagleModel.load(
-                args.bundle, backend=args.backend, context=args.context, threads=args.threads, **_budget(args)
+                args.bundle,
+                backend=args.backend,
+                context=args.context,
+                threads=args.threads,
+                kv_budget=args.kv_budget,
             )
             models.append(model)
             service.begin(Engine(model, Path(args.bundle), options, service.metrics))
@@ -80,10 +89,6 @@ def options_of(args: argparse.Namespace) -> Options:
         allowed_origins=tuple(args.allowed_origins),
         log_content=args.log_content,
     )
-
-
-def _budget(args: argparse.Namespace) -> dict[str, Any]:
-    return {} if args.kv_budget is None else {"kv_budget": args.kv_budget}
 
 
 def _api_key(path: str | None) -> str | None:
@@ -150,13 +155,23 @@ class _Lines(logging.Formatter):
         return json.dumps(data)
 
 
-def _log_to_stderr(as_json: bool) -> None:
+@contextlib.contextmanager
+def _logged(as_json: bool) -> Iterator[None]:
+    """Within the block log lines go to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Lines(as_json))
-    for name in ("eagle_serve", "eagle_runtime", "uvicorn"):
-        logger = logging.getLogger(name)
+    levels = {"eagle_serve": logging.INFO, "eagle_runtime": logging.WARNING, "uvicorn": logging.WARNING}
+    loggers = {logging.getLogger(name): level for name, level in levels.items()}
+    before = {logger: logger.level for logger in loggers}
+    for logger, level in loggers.items():
         logger.addHandler(handler)
-        logger.setLevel(logging.INFO if name == "eagle_serve" else logging.WARNING)
+        logger.setLevel(level)
+    try:
+        yield
+    finally:
+        for logger, level in before.items():
+            logger.removeHandler(handler)
+            logger.setLevel(level)
 
 
 def _bytes(text: str) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from eagle_runtime import Cycle, EagleModel, RequestError
+from eagle_runtime import Constraint, ConstraintError, Cycle, EagleModel, RequestError
 from eagle_serve.defaults import sampling_defaults
 from eagle_serve.errors import ApiError, error_of
 from eagle_serve.jobs import Job
@@ -18,17 +18,24 @@ from eagle_serve.metrics import Metrics
 from eagle_serve.options import Options
 from eagle_serve.prefixes import Prefixes
 from eagle_serve.prepared import Prepared
-from eagle_serve.request import Request
+from eagle_serve.request import Grammar, Request
 
 # The runtime's name of a setting -> the field that gave it, for errors.
-FIELDS = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+FIELDS = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "method": "eagle.method",
+    "tree": "eagle.tree",
+}
 
 
 class Engine:
     """A loaded model as the server uses it. names: the model's name and its aliases."""
 
     def __init__(self, model: EagleModel, bundle: Path, options: Options, metrics: Metrics) -> None:
-        """bundle: the folder that the model was loaded from. Raises BundleError."""
+        """bundle: the folder that the model was loaded from. Raises BundleError, RequestError."""
+        if options.parallel > 1 and model.backend != "cpu":
+            raise RequestError(f"requests cannot take turns on {model.backend}, whose caches are one; use --parallel 1")
         self.model = model
         self.names = (bundle.resolve().name, *options.aliases)
         self.created = int(time.time())
@@ -58,11 +65,12 @@ class Engine:
             "max_tokens": min(self._options.max_tokens, model.context - 1),
             "sampling": self._defaults,
             "kv_bytes": self._prefixes.kv_bytes,
+            "kv_budget": model.slots.budget,
         }
         return {"id": name, "object": "model", "created": self.created, "owned_by": "eagle-edge", "meta": meta}
 
     def prepare(self, request: Request) -> Prepared:
-        """Returns the request ready to decode; takes up to seconds. Raises ApiError and ConstraintError."""
+        """Returns the request ready to decode; takes up to seconds. Raises ApiError, MemoryLimitError."""
         ids = self.ids(request)
         room = self.model.context - len(ids)
         settings: dict[str, Any] = {**self._defaults, **request.settings}
@@ -71,8 +79,15 @@ class Engine:
         )
         if request.logprobs is not None:
             settings["logprobs"] = request.logprobs
+        self.model.slots.check(len(ids), self.model.context)
+        if request.grammar is not None:
+            settings["constraint"] = constraint_of(request.grammar)
+        if request.prediction is not None:
+            settings["prediction"] = request.prediction
         try:
             self.model.stream(ids, **settings).close()  # makes all checks of a turn, and computes nothing
+        except ConstraintError as error:
+            raise error_of(error, request.grammar.param if request.grammar else None, self._bundle) from None
         except RequestError as error:
             raise error_of(error, _field_of(error, settings), self._bundle) from None
         return Prepared(request, tuple(ids), settings)
@@ -86,7 +101,9 @@ class Engine:
             if not self.model.text.chat:
                 reason = "this model has no chat template; send a prompt to /v1/completions"
                 raise ApiError(400, "template_error", reason, "messages")
-            return self.model.checked_prompt(list(request.messages))
+            text = self.model.text
+            rendered = text.render(request.messages, template_kwargs=request.template_kwargs)
+            return self.model.checked_prompt(text.encode_rendered(rendered))
         except RequestError as error:
             raise error_of(error, "prompt" if request.endpoint == "completions" else "messages", self._bundle) from None
 
@@ -137,6 +154,21 @@ class Engine:
         """The text of one token alone, for the runners-up of a position."""
         stream = self.model.text.stream([])
         return f"token_id:{token}" if stream is None else stream.feed([token]) + stream.finish()
+
+
+def constraint_of(grammar: Grammar) -> Constraint:
+    """The constraint that a request asks for, not compiled yet. Raises ApiError."""
+    make: Mapping[str, Callable[[Any], Constraint]] = {
+        "json_object": lambda _: Constraint.json_object(),
+        "json_schema": Constraint.json_schema,
+        "regex": Constraint.regex,
+        "lark": Constraint.lark,
+        "choice": Constraint.choice,
+    }
+    try:
+        return make[grammar.kind](grammar.value)
+    except ConstraintError as error:
+        raise error_of(error, grammar.param) from None
 
 
 def _field_of(error: RequestError, settings: Mapping[str, Any]) -> str | None:

@@ -1,33 +1,116 @@
-"""Texts whose keys and values are kept, so that the next request of a chat reads only what is new."""
+"""Texts whose keys and values are kept, so that the next request of a chat reads only what is new.
+
+A request goes on in the state with the longest common beginning, if that is at least half of what the state holds.
+Otherwise it takes a copy of the beginning: a front end's requests for a title or for tags must not evict the chat.
+Which state a request gets changes what is read again, not the answer.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from eagle_runtime import EagleModel, Turn
+import numpy as np
+import numpy.typing as npt
+
+from eagle_runtime import Conversation, EagleModel, Turn
+
+Ids = npt.NDArray[np.int64]
+COPIED = 16  # common tokens for which a state is copied; fewer are read again
+
+
+class _State:
+    """A conversation without messages. ids: of its text, or of the prompt that it was reading when it was left."""
+
+    def __init__(self, chat: Conversation) -> None:
+        self.chat = chat
+        self.ids: Ids = np.zeros(0, np.int64)
+        self.busy = True
+        self.used = 0
 
 
 class Prefixes:
-    """States of a model."""
+    """The states of a model. most: how many are kept at once; the model's budget of memory may empty some of them."""
 
     def __init__(self, model: EagleModel, most: int) -> None:
         self._model = model
+        self._most = most
+        self._lock = threading.Lock()
+        self._states: list[_State] = []
+        self._clock = itertools.count()
 
     @contextlib.contextmanager
     def turn(self, ids: Sequence[int], settings: Mapping[str, Any]) -> Iterator[Turn]:
-        """Within the block the turn of a prompt."""
-        with self._model.stream(ids, **settings) as turn:
-            yield turn
+        """Within the block the turn that answers a prompt. Raises what `Conversation.complete` raises."""
+        state = self._take(np.asarray(ids, np.int64))
+        try:
+            with state.chat.complete(ids, **settings) as turn:
+                yield turn
+        finally:
+            self._give_back(state, ids)
 
     @property
     def kv_bytes(self) -> int:
-        return 0
+        """Bytes of keys and values that the states hold."""
+        with self._lock:
+            return sum(state.chat.kv_bytes for state in self._states)
 
     @property
     def gauges(self) -> Mapping[str, tuple[str, float]]:
-        return {}
+        """For the metrics."""
+        with self._lock:
+            held = [state.chat.kv_bytes for state in self._states]
+        return {
+            "kv_bytes": ("Bytes of keys and values that are kept.", sum(held)),
+            "kv_states": ("Texts that are kept.", len(held)),
+            "kv_budget_bytes": ("Bytes that they may take.", self._model.slots.budget),
+            "kv_dropped": ("Times that keys and values were dropped to keep the budget.", self._model.slots.dropped),
+        }
 
     def close(self) -> None:
-        """Free all states."""
+        """Free all states; no turn may be running."""
+        with self._lock:
+            states, self._states = self._states, []
+        for state in states:
+            state.chat.close()
+
+    def _take(self, ids: Ids) -> _State:
+        """Returns a state for a prompt, which is busy until it is given back."""
+        with self._lock:
+            idle = [(common(state.ids, ids), state) for state in self._states if not state.busy]
+            count, best = max(idle, key=lambda pair: (pair[0], -len(pair[1].ids)), default=(0, None))
+            if best is not None and count and 2 * count >= len(best.ids):
+                best.busy = True
+                return best
+            chat = self._model.conversation() if best is None or count < COPIED else best.chat.fork()
+            state = _State(chat)
+            self._states.append(state)
+            evicted = self._evicted()
+        for old in evicted:
+            old.chat.close()
+        return state
+
+    def _evicted(self) -> list[_State]:
+        """Takes idle states out, least recently used first, until no more than `most` are left."""
+        idle = sorted((state for state in self._states if not state.busy), key=lambda state: state.used)
+        evicted = idle[: max(0, len(self._states) - self._most)]
+        self._states = [state for state in self._states if state not in evicted]
+        return evicted
+
+    def _give_back(self, state: _State, prompt: Sequence[int]) -> None:
+        read = state.chat.token_ids
+        whole = read if read[: len(prompt)] == tuple(prompt) else prompt
+        with self._lock:
+            state.ids = np.asarray(whole, np.int64)
+            state.busy = False
+            state.used = next(self._clock)
+
+
+def common(first: Ids, second: Ids) -> int:
+    """Returns how many tokens two texts have in common from their beginning on."""
+    length = min(len(first), len(second))
+    differ = np.flatnonzero(first[:length] != second[:length])
+    return int(differ[0]) if len(differ) else length

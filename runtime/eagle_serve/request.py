@@ -42,10 +42,12 @@ OF_COMPLETIONS = {"prompt"}
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must follow. kind: "json_object" or one of GRAMMARS; value: the schema, pattern or list."""
+    """What an answer must follow. kind: "json_object" or one of GRAMMARS; value: the schema, pattern or list; param:
+    the field that says so."""
 
     kind: str
     value: Any = None
+    param: str = field(default="response_format", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,13 +245,13 @@ def _response_format(given: Mapping[str, Any], options: Options) -> Grammar | No
 
 def schema_grammar(value: object, name: str, options: Options) -> Grammar:
     """Returns the grammar of a JSON schema that is small enough."""
-    if not isinstance(value, dict | bool):
+    if not isinstance(value, dict):
         raise wrong_type(name, value, "a JSON schema")
     size = len(json.dumps(value))
     if size > options.limits.schema_bytes:
         reason = f"{name} has {size} bytes, but at most {options.limits.schema_bytes} are compiled"
         raise ApiError(400, "invalid_schema", reason, name)
-    return Grammar("json_schema", value)
+    return Grammar("json_schema", value, name)
 
 
 def _prediction(given: Mapping[str, Any]) -> str | None:
@@ -299,4 +301,4 @@ def _constraint(value: object, options: Options) -> Grammar:
         content = tuple(text(item, f"{where}[{index}]") for index, item in enumerate(a_list(content, where)))
     elif len(text(content, where)) > options.limits.schema_bytes:
         raise ApiError(400, "invalid_schema", f"{where} is longer than {options.limits.schema_bytes} bytes", where)
-    return Grammar(kind, content)
+    return Grammar(kind, content, where)

@@ -8,8 +8,10 @@ import contextlib
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 
@@ -20,6 +22,7 @@ from eagle_serve.options import Options
 
 SEND_BYTES = 1 << 16  # that the system keeps for a client; with more, one that does not read is noticed late
 POLL_S = 0.02
+SAME_S = 0.3  # seconds within which signals count as one: a terminal and a parent process may both send it
 
 
 class Server(uvicorn.Server):
@@ -44,6 +47,7 @@ class Server(uvicorn.Server):
             )
         )
         self._listener = listener
+        self._signalled = 0.0  # when the first signal came
 
     def run_here(self) -> None:
         """Serve until a signal or `should_exit`."""
@@ -60,6 +64,13 @@ class Server(uvicorn.Server):
                 await asyncio.sleep(POLL_S)
         await asyncio.to_thread(service.end)
         await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal ends the server when running requests are done; a second one, at once."""
+        if not self.should_exit:
+            self.should_exit, self._signalled = True, time.monotonic()
+        elif time.monotonic() > self._signalled + SAME_S:
+            self.force_exit = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from eagle_runtime import EagleModel
 from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.drafter import NoDraft
-from eagle_runtime.drafting.lookup import LONGEST, PLACES, SHORTEST, LookupDrafter, NgramIndex
+from eagle_runtime.drafting.lookup import PLACES, LookupDrafter, NgramIndex
+from eagle_runtime.drafting.predicted import LONGEST, SHORTEST
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import generate
 from eagle_runtime.sampling import Sampler, SamplingParams

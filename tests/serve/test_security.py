@@ -233,6 +233,6 @@ def test_errors_tell_no_path(served_bundle: Path, address: str) -> None:
         request(address, "GET", "/v1/models"),
     ]
     assert [answer.status for answer in answers[::2]] == [400, 400]
-    assert "no thanks" in answers[0].data["error"]["message"]
+    assert answers[0].code == "template_error" and "no thanks" in answers[0].data["error"]["message"]
     for answer in answers:
         assert str(served_bundle.parent).encode() not in answer.body

@@ -12,6 +12,7 @@ from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, NoiseWei
 from eagle_runtime.drafting.drafter import Drafter
 from eagle_runtime.drafting.head import DraftHead
 from eagle_runtime.drafting.lookup import LookupDrafter
+from eagle_runtime.drafting.predicted import PredictedText
 from eagle_runtime.drafting.shapes import EagleDrafter
 from eagle_runtime.sampling import Sampler
 
@@ -26,9 +27,11 @@ def build_drafter(
     costs: LearnedCosts,
     acceptance: Acceptance,
     lookahead: Lookahead | None = None,
+    predicted: PredictedText | None = None,
 ) -> Drafter:
     """Returns the drafter of one generation. sampler: draws its tokens. head: None only where the choice asks for none.
-    acceptance: gets an entry for this kind of generation, if the drafter learns. lookahead: of the constraint."""
+    acceptance: gets an entry for this kind of generation, if the drafter learns. lookahead: of the constraint.
+    predicted: a text that is searched for matches too."""
     greedy = sampler.params.temperature == 0
     if lookahead is not None and head is not None:
         head = ConstrainedHead(head, lookahead)
@@ -37,10 +40,18 @@ def build_drafter(
         stats = acceptance.setdefault((method, greedy, lookahead is not None), AcceptanceStats())
         ranker = GreedyRanker() if greedy else GumbelRanker(sampler, stats.noise_weight)
         ranked = RankedHead(head, ranker) if choice.head and head is not None else None
-        drafter = CostAwareDrafter(ranked, costs, stats, top_k=choice.top_k, lookup=choice.lookup, lookahead=lookahead)
+        drafter = CostAwareDrafter(
+            ranked,
+            costs,
+            stats,
+            top_k=choice.top_k,
+            lookup=choice.lookup,
+            predicted=predicted,
+            lookahead=lookahead,
+        )
     else:
         if isinstance(choice, LookupChain):
-            drafter = LookupDrafter(choice.length)
+            drafter = LookupDrafter(choice.length, predicted)
         else:
             assert head is not None
             drafter = EagleDrafter(

@@ -27,7 +27,8 @@ from eagle_runtime.drafting.costs.measurement import CycleTimer
 from eagle_runtime.drafting.costs.model import HEAD_ROWS, LARGEST, Costs, Seconds
 from eagle_runtime.drafting.costs.storage import LearnedCosts
 from eagle_runtime.drafting.head import WINDOW, DraftHead, Proposal, Scratch
-from eagle_runtime.drafting.lookup import NgramIndex
+from eagle_runtime.drafting.lookup import NgramIndex, longest_match
+from eagle_runtime.drafting.predicted import PredictedText
 from eagle_runtime.target import Features
 from eagle_runtime.tree import Float, Int, Tree, best_first, root_only, subtree
 
@@ -125,17 +126,20 @@ class CostAwareDrafter:
         *,
         top_k: int = 10,
         lookup: bool = False,
+        predicted: PredictedText | None = None,
         lookahead: Lookahead | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """head: None drafts from n-gram matches alone. costs: learn from each cycle's passes. top_k: beam, and children
-        per node. lookup: whether n-gram matches are candidates too. lookahead: of a constraint, which cuts them."""
+        per node. lookup: whether n-gram matches are candidates too. predicted: a text that is searched for matches
+        before the text itself. lookahead: of a constraint, which cuts them."""
         self._head = head
         self._costs = costs
         self._timer = CycleTimer(costs, clock)
         self._acceptance = acceptance
         self._top_k = 0 if head is None else min(top_k, head.top_k, head.scratch // MAX_LEVELS)
         self._index = NgramIndex() if lookup else None
+        self._predicted = predicted
         self._lookahead = lookahead
         self._child_chances = np.array(CHILD_CHANCES)
         self._rate = DraftRate()
@@ -177,13 +181,8 @@ class CostAwareDrafter:
 
     def _matched_chain(self, tokens: Sequence[int], most: int) -> MatchedChain | None:
         """The longest n-gram match's continuation of at most `most` tokens, if there is one."""
-        if self._index is None:
-            return None
-        self._index.extend(tokens)
-        place, length = self._index.match()
-        if length == 0:
-            return None
-        matched = self._index.continuation(place, min(most, MAX_MATCHED))
+        most = min(most, MAX_MATCHED)
+        matched, length = longest_match(self._index, self._predicted, tokens, most)
         if self._lookahead is not None:
             matched = self._lookahead.cut(matched)
         return MatchedChain(matched, length, self._acceptance) if matched else None

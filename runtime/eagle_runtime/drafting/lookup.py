@@ -8,12 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from eagle_runtime.accept import Step
+from eagle_runtime.drafting.predicted import LONGEST, SHORTEST, PredictedText
 from eagle_runtime.errors import RequestError
 from eagle_runtime.target import Features
 from eagle_runtime.tree import MAX_DEPTH, Tree, root_only
 
-SHORTEST = 2  # tokens that a match must have
-LONGEST = 16  # longer matches count as matches of this length
 PLACES = 8  # latest places of a pair of tokens that are searched
 
 
@@ -54,23 +53,36 @@ class NgramIndex:
         return following
 
 
+def longest_match(
+    index: NgramIndex | None, predicted: PredictedText | None, tokens: Sequence[int], count: int
+) -> tuple[list[int], int]:
+    """Returns at most `count` tokens after the longest match of the last tokens, and its length: in the predicted text,
+    or where the match is longer in the text itself. tokens: the text. No tokens and 0 where nothing matches."""
+    following, length = ([], 0) if predicted is None else predicted.continuation(tokens, count)
+    if index is not None:
+        index.extend(tokens)
+        place, own_length = index.match()
+        if own_length > length:
+            return index.continuation(place, count), own_length
+    return following, length
+
+
 class LookupDrafter:
     """Drafts a chain: the continuation of the longest n-gram match. One object per generation."""
 
-    def __init__(self, num_drafted: int = 10) -> None:
-        """num_drafted: tokens of the chain; RequestError unless it is 1 to MAX_DEPTH."""
+    def __init__(self, num_drafted: int = 10, predicted: PredictedText | None = None) -> None:
+        """num_drafted: tokens of the chain; RequestError unless it is 1 to MAX_DEPTH. predicted: is searched too."""
         if not 1 <= num_drafted <= MAX_DEPTH:
             raise RequestError(f"{num_drafted} tokens cannot be drafted by lookup; it must be 1 to {MAX_DEPTH}")
         self._num_drafted = num_drafted
         self._index = NgramIndex()
+        self._predicted = predicted
 
     def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
         """As in Drafter."""
-        self._index.extend(tokens)
-        place, length = self._index.match()
-        if length == 0:
-            return root_only(tokens[-1])
-        return chain_of(tokens[-1], self._index.continuation(place, min(self._num_drafted, max_nodes - 1)))
+        count = min(self._num_drafted, max_nodes - 1)
+        following, _ = longest_match(self._index, self._predicted, tokens, count)
+        return chain_of(tokens[-1], following) if following else root_only(tokens[-1])
 
     def learn(self, step: Step) -> None:
         """The next call of `grow` gets the whole text, and needs nothing else."""

@@ -1,0 +1,254 @@
+"""The chat page in headless Chromium (Debian: chromium, chromium-driver): pytest -m slow tests/serve/test_page.py"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver import ActionChains, ChromeOptions, ChromeService, Keys
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import WebDriverWait
+
+from eagle_runtime import EagleModel
+from eagle_serve import Options
+from eagle_serve.server import serving
+
+pytestmark = pytest.mark.slow
+PATIENCE = 60.0
+KEY = "k" * 24
+ATTACK = '<img src=x onerror="document.title=1"><script>document.title=2</script>'
+WIDTHS = (1200, 320)
+
+
+class Page:
+    """The chat page, as a user has it."""
+
+    def __init__(self, driver: webdriver.Chrome, address: str) -> None:
+        self.driver = driver
+        self.address = address
+
+    def open(self, fragment: str = "") -> None:
+        self.driver.get("about:blank")
+        self.driver.get(f"{self.address}/{fragment}")
+        self.until(lambda: self.all(".badge"))
+
+    def one(self, selector: str) -> WebElement:
+        return self.driver.find_element(By.CSS_SELECTOR, selector)
+
+    def all(self, selector: str) -> list[WebElement]:
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+
+    def until(self, holds: Callable[[], Any]) -> None:
+        WebDriverWait(self.driver, PATIENCE, poll_frequency=0.05).until(lambda _: holds())
+
+    def fill(self, selector: str, text: str) -> None:
+        self.one(selector).clear()
+        self.one(selector).send_keys(text)
+
+    def send(self, text: str) -> None:
+        """Write a message, send it, and wait for the whole answer."""
+        self.one("#input").send_keys(text, Keys.ENTER)
+        self.answered()
+
+    def answered(self) -> None:
+        self.until(lambda: self.one("#send").is_displayed() and self.all("li:last-child .actions"))
+
+    def press(self, name: str, item: str = "li:last-child") -> None:
+        (button,) = [button for button in self.all(f"{item} button") if button.text == name]
+        button.click()
+
+    def texts(self) -> list[str]:
+        """Texts of the messages, as the page has them."""
+        return [str(body.get_attribute("textContent")) for body in self.all("#messages .body")]
+
+    def color(self, selector: str) -> str:
+        return str(self.one(selector).value_of_css_property("background-color"))
+
+    def requested(self) -> set[str]:
+        """Addresses of all requests since the last call."""
+        messages = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]  # type: ignore[no-untyped-call]
+        return {m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"}
+
+    def complaints(self) -> list[str]:
+        """What the browser has written to its console."""
+        return [entry["message"] for entry in self.driver.get_log("browser")]  # type: ignore[no-untyped-call]
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[webdriver.Chrome]:
+    program, browser = shutil.which("chromedriver"), shutil.which("chromium")
+    assert program and browser, "needs chromium and chromedriver: apt-get install chromium chromium-driver"
+    options = ChromeOptions()
+    options.binary_location = browser
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1200,800"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    started = webdriver.Chrome(options=options, service=ChromeService(program))
+    yield started
+    started.quit()
+
+
+@pytest.fixture
+def page(driver: webdriver.Chrome, served_model: EagleModel, served_bundle: Path) -> Iterator[Page]:
+    with serving(served_model, served_bundle) as where:
+        opened = Page(driver, where)
+        opened.requested(), opened.complaints()
+        opened.open()
+        driver.execute_script("sessionStorage.clear()")
+        opened.open()
+        yield opened
+        hosts = {url.removeprefix(where)[:1] for url in opened.requested() if not url.startswith(("data:", "about:"))}
+        assert hosts == {"/"}, "a request went to another host"
+        assert opened.complaints() == []
+        driver.get("about:blank")
+
+
+def test_a_chat(page: Page, served_model: EagleModel) -> None:
+    page.fill("#temperature", "0.7")
+    page.fill("#seed", "5")
+    page.fill("#max_tokens", "40")
+    page.send("Hello there")
+    messages = [{"role": "user", "content": "Hello there"}]
+    wanted = served_model.generate(messages, max_new_tokens=40, temperature=0.7, seed=5)
+    assert page.texts() == ["Hello there", wanted.text]
+    figures = page.one("li:last-child .meta").text
+    assert "seed 5" in figures and f"{len(wanted.token_ids)} tokens" in figures and "tau" in figures
+    assert page.one("#context-text").text == f"{wanted.usage.prompt_tokens + len(wanted.token_ids)} / 2048"
+    assert len(page.all("#graph rect")) > 0 and page.one("#graph polyline")
+    assert page.driver.title == "pair - eagle-serve"
+
+
+def test_regenerate_edit_and_reload(page: Page) -> None:
+    page.fill("#max_tokens", "12")
+    page.fill("#seed", "1")
+    page.send("one")
+    first = page.texts()[1]
+    page.press("Regenerate")
+    page.answered()
+    assert page.texts() == ["one", first]  # the same seed
+    page.fill("#seed", "2")
+    page.press("Regenerate")
+    page.answered()
+    second = page.texts()[1]
+    assert second != first
+    page.send("two")
+    assert len(page.texts()) == 4
+    page.press("Edit", "li:first-child")
+    box = page.one("li:first-child textarea")
+    box.clear()
+    box.send_keys("three")
+    page.press("Send again", "li:first-child")
+    page.answered()
+    assert page.texts()[0] == "three" and len(page.texts()) == 2
+    said = page.texts()
+    page.open()
+    assert page.texts() == said
+    page.one("#new-chat").click()
+    assert page.texts() == [] and page.one(".empty").text == "Ask something."
+
+
+def test_stop(page: Page) -> None:
+    page.fill("#temperature", "0")
+    page.one("#input").send_keys("a", Keys.ENTER)
+    page.until(lambda: page.all(".answer .t"))
+    page.driver.switch_to.active_element.send_keys(Keys.ESCAPE)
+    page.answered()
+    assert len(page.texts()) == 2 and page.texts()[1]
+    page.send("b")
+    assert len(page.texts()) == 4
+
+
+def test_tokens_are_distinguished_and_explained(page: Page) -> None:
+    page.fill("#max_tokens", "60")
+    page.fill("#temperature", "0")
+    page.send("def f(")
+    assert not page.all(".shown") and not page.one("#legend").is_displayed()
+    page.one("#show-tokens").click()
+    assert page.one("#legend").is_displayed()
+    drafted, own = page.all(".shown .t.d"), page.all(".shown .t.o")
+    assert drafted and own
+    assert "underline" in drafted[0].value_of_css_property("text-decoration-line")
+    assert "underline" not in own[0].value_of_css_property("text-decoration-line")
+    ActionChains(page.driver).move_to_element(drafted[0]).perform()
+    page.until(lambda: page.one("#tip").is_displayed())
+    tip = page.one("#tip").text
+    assert "drafted, and accepted" in tip and "log-probability" in tip and len(page.all("#tip tr")) == 4
+    page.driver.execute_script("document.querySelector('.shown').focus()")
+    page.driver.switch_to.active_element.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    assert page.one(".at").get_attribute("data-index") == "1" and page.one("#tip").is_displayed()
+
+
+def test_text_of_the_model_stays_text(page: Page) -> None:
+    page.fill("#schema", json.dumps({"const": ATTACK}))
+    page.one("#show-tokens").click()
+    page.send(ATTACK)
+    assert page.texts() == [ATTACK, json.dumps(ATTACK)]
+    assert not page.all("#messages img") and not page.all("#messages script")
+    assert page.driver.title == "pair - eagle-serve"
+    page.open()
+    assert page.texts() == [ATTACK, json.dumps(ATTACK)] and not page.all("#messages img")
+    page.fill("#schema", "{")
+    page.one("#input").send_keys("x", Keys.ENTER)
+    page.until(lambda: page.one("#error").is_displayed())
+    assert "the schema is no JSON" in page.one("#error").text
+
+
+def test_errors_are_shown(page: Page) -> None:
+    page.one("#input").send_keys("refuse this", Keys.ENTER)
+    page.until(lambda: page.one("#error").is_displayed())
+    assert "no thanks" in page.one("#error").text
+    assert [text for text in page.complaints() if "400" not in text] == []
+
+
+def test_the_key_comes_from_the_fragment(
+    driver: webdriver.Chrome, served_model: EagleModel, served_bundle: Path
+) -> None:
+    with serving(served_model, served_bundle, Options(api_key=KEY)) as where:
+        page = Page(driver, where)
+        page.open(f"#key={KEY}")
+        assert KEY not in driver.current_url
+        page.fill("#max_tokens", "3")
+        page.send("a")
+        page.open()
+        assert len(page.texts()) == 2
+        driver.execute_script("sessionStorage.clear()")
+        driver.get(where)
+        page.until(lambda: page.one("#error").is_displayed())
+        assert "API key" in page.one("#error").text
+        assert not any(KEY in url for url in page.requested())
+        page.complaints()
+        driver.get("about:blank")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_it_fits_every_screen(page: Page, width: int, theme: str, tmp_path: Path) -> None:
+    phone = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 400}
+    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    wanted = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
+    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
+    try:
+        page.open()
+        if width < 400:
+            assert not page.one("#panel").is_displayed()
+            page.one("#open-panel").click()
+        assert page.one("#panel").is_displayed()
+        page.fill("#max_tokens", "80")
+        if width < 400:
+            page.one("#open-panel").click()
+        page.one("#show-tokens").click()
+        page.send("a" * 300 + " word " * 30)
+        (tmp_path / f"{width}_{theme}.png").write_bytes(page.driver.get_screenshot_as_png())
+        scrolled = page.driver.execute_script("return document.documentElement.scrollWidth")
+        assert scrolled <= width
+        dark = [int(part) < 128 for part in page.color("body")[4:-1].replace("(", "").split(",")[:3]]
+        assert dark == [theme == "dark"] * 3
+    finally:
+        page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
