@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +20,9 @@ from eagle_runtime.constraints.lookahead import Lookahead
 from eagle_runtime.constraints.matcher import Matcher
 from eagle_runtime.drafting.constrained import pruned
 from eagle_runtime.sampling import Sampler
+from eagle_runtime.text.detokenizer import TextStream, Vocabulary
 from eagle_runtime.tree import Tree
+from tokenizer_kinds import TOKENIZERS
 
 TOKENIZER = (GOLDEN / "byte_tokenizer.json").read_text(encoding="utf-8")
 VOCAB, EOS = 256, 1
@@ -137,6 +140,38 @@ def test_a_matcher_follows_an_output_to_its_end() -> None:
     other = grammars().matcher(Constraint.regex("ab?"), ends=frozenset(ids("a")))
     other.consume(ids("a")[0])
     assert other.finished, "a stop token ends it too"
+
+
+def test_every_end_of_sequence_ends_it() -> None:
+    several = Grammars(lambda: TOKENIZER, VOCAB, [EOS, 0])
+    for end in (EOS, 0):
+        matcher = several.matcher(Constraint.regex("a*"), ends=frozenset((EOS, 0)))
+        assert set(np.flatnonzero(matcher.mask())) == {0, EOS, *ids("a")}
+        matcher.consume(end)
+        assert matcher.finished
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_text_of_every_kind_of_tokenizer_follows(kind: str) -> None:
+    """Whatever may be drawn, drawn at random and decoded after a prompt. The kinds that llguidance does not know are
+    refused."""
+    tokenizer = TOKENIZERS[kind]()
+    ends = [end for name in ("</s>", "<|end|>") if (end := tokenizer.token_to_id(name)) is not None]
+    of_kind, rng = Grammars(tokenizer.to_str, tokenizer.get_vocab_size(), ends or [0]), np.random.default_rng(1)
+    if not kind.startswith("byte"):
+        with pytest.raises(ConstraintError, match="cannot read this model's tokenizer"):
+            of_kind.matcher(Constraint.json_object())
+        return
+    prompt = [4]
+    for pattern in (r"(the|a|b|c| |\.|'){1,6}", "[a-cé€]{1,4}", " ?a( b)*", "(the|a) ?s?"):
+        for _ in range(20):
+            matcher, drawn = of_kind.matcher(Constraint.regex(pattern)), list[int]()
+            while not matcher.finished:
+                drawn.append(int(rng.choice(np.flatnonzero(matcher.mask()))))
+                matcher.consume(drawn[-1])
+            stream = TextStream(Vocabulary(tokenizer, kind), prompt)
+            text = stream.feed(drawn) + stream.finish()
+            assert re.fullmatch(pattern, text), (pattern, text)
 
 
 def test_a_token_that_is_not_allowed_is_an_error() -> None:

@@ -65,7 +65,8 @@ class Grammars:
         self._tokenizer_json = tokenizer_json
         self._vocab_size = vocab_size
         self._eos = list(eos_token_ids)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of what is compiled; held for a moment
+        self._compiling = threading.Lock()  # one at a time
         self._tokenizer: LLTokenizer | None = None
         self._unknown: int | None = None
         self._compiled: OrderedDict[Constraint, LLMatcher] = OrderedDict()
@@ -76,12 +77,26 @@ class Grammars:
         that is wrong, that asks for too much, or that this model's tokenizer cannot follow."""
         if not isinstance(constraint, Constraint):
             raise ConstraintError(f"constraint is {short_repr(constraint)}, but must be a Constraint")
+        matcher = self._known(constraint)
+        if matcher is None:
+            with self._compiling:
+                matcher = self._known(constraint)  # another thread may have been first
+                if matcher is None:
+                    compiled = self._compile(constraint)
+                    with self._lock:
+                        self._compiled[constraint] = compiled
+                        while len(self._compiled) > CACHED:
+                            self._compiled.popitem(last=False)
+                    matcher = compiled.deep_copy()
+        return Matcher(matcher, self._vocab_size, ends, self._unknown)
+
+    def _known(self, constraint: Constraint) -> LLMatcher | None:
+        """A copy of a grammar that is compiled, which becomes the newest."""
         with self._lock:
-            compiled = self._compiled.pop(constraint, None) or self._compile(constraint)
-            self._compiled[constraint] = compiled
-            while len(self._compiled) > CACHED:
-                self._compiled.popitem(last=False)
-            return Matcher(compiled.deep_copy(), self._vocab_size, ends, self._unknown)
+            if constraint not in self._compiled:
+                return None
+            self._compiled.move_to_end(constraint)
+            return self._compiled[constraint].deep_copy()
 
     def _compile(self, constraint: Constraint) -> LLMatcher:
         try:
