@@ -1,8 +1,8 @@
 """Where an answer ends, and when its tokens may be shown.
 
     output = Output(decoder, End(limit=20, strings=("\\n\\n",)))
-    output.add(Token(id, "", drafted=True))     # until output.stop says why it ended
-    output.release()                            # the tokens whose text is certain by now
+    output.add(id, drafted=True)     # until output.stop says why it ended
+    output.release()                 # the tokens whose text is certain by now, and the text
 
 A token waits while its text is a part of a character, or may be the beginning of a stop string. The tokens that are
 released, one piece after another, have the text of the whole answer.
@@ -14,6 +14,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from eagle_runtime.result import Stop, StopKind, Token
+from eagle_runtime.sampling import LogProbs
 from eagle_runtime.text.detokenizer import TextStream
 
 
@@ -47,19 +48,17 @@ class Output:
         self._cut: int | None = None  # where in the tail a stop string begins
         self._kept: int | None = None
 
-    def add(self, token: Token, *, complete: bool = False) -> bool:
-        """Take the next token, whose text is not known yet. complete: whether it ends what a constraint allows. Returns
-        whether the answer goes on after it."""
+    def add(self, token_id: int, drafted: bool, log_probs: LogProbs | None = None, *, complete: bool = False) -> bool:
+        """Take the next token. drafted, log_probs: as in Token; complete: whether it ends what a constraint allows.
+        Returns whether the answer goes on after it."""
         before = len(self._tail)
-        if self._decoder is not None:
-            token = dataclasses.replace(token, text=self._decoder.feed([token.id]))
-        self._hold(token)
+        self._hold(token_id, drafted, log_probs)
         end, count = self._end, len(self.token_ids)
-        if token.id in end.eos:
-            self.stop = Stop("eos", token.id)
-        elif token.id in end.stop_ids:
-            self.stop = Stop("stop_token", token.id)
-        elif count > end.least and (match := self._stop_string(before)) is not None:
+        if token_id in end.eos:
+            self.stop = Stop("eos", token_id)
+        elif token_id in end.stop_ids:
+            self.stop = Stop("stop_token", token_id)
+        elif end.strings and count > end.least and (match := self._stop_string(before)) is not None:
             self._cut, string = match
             self._kept = count - len(self._held) + self._before(self._cut)
             self.stop = Stop("stop_string", string)
@@ -78,23 +77,30 @@ class Output:
         """Number of tokens whose text lies wholly before the stop string; all of them where none ended the answer."""
         return len(self.token_ids) if self._kept is None else self._kept
 
-    def release(self) -> tuple[Token, ...]:
-        """Returns the tokens whose text is certain; all that are left once the answer has ended, cut where its text
-        ends."""
+    def release(self) -> tuple[tuple[Token, ...], str]:
+        """Returns the tokens whose text is certain, and that text; all that are left once the answer has ended, cut
+        where its text ends."""
         if self.stop is not None:
             return self._last()
-        boundary = len(self._tail) - self._partial()
-        whole = boundary == len(self._tail)
-        count = self._certain if whole else self._before(boundary)
-        released, self._held = self._held[:count], self._held[count:]
+        partial = self._partial() if self._end.strings else 0
+        count = self._before(len(self._tail) - partial) if partial else self._certain
+        if count == len(self._held):
+            released, text, self._held, self._tail = self._held, self._tail, [], ""
+        else:
+            released, self._held = self._held[:count], self._held[count:]
+            text = "".join([token.text for token in released])
+            self._tail = self._tail[len(text) :]
         self._certain -= count
-        return self._said(released)
+        self.text += text
+        return tuple(released), text
 
-    def _hold(self, token: Token) -> None:
-        self.token_ids.append(token.id)
-        self._held.append(token)
-        self._tail += token.text
-        if self._decoder is None or not self._decoder.pending:
+    def _hold(self, token_id: int, drafted: bool, log_probs: LogProbs | None) -> None:
+        decoder, (logprob, top) = self._decoder, log_probs or (None, ())
+        text = "" if decoder is None else decoder.feed([token_id])
+        self.token_ids.append(token_id)
+        self._held.append(Token(token_id, text, drafted, logprob, top))
+        self._tail += text
+        if decoder is None or not decoder.pending:
             self._certain = len(self._held)
 
     def _stop_string(self, before: int) -> tuple[int, str] | None:
@@ -127,7 +133,7 @@ class Output:
                 count = number + 1
         return count
 
-    def _last(self) -> tuple[Token, ...]:
+    def _last(self) -> tuple[tuple[Token, ...], str]:
         if self._cut is None and self._decoder is not None and self._held:
             rest = self._decoder.finish()
             last = self._held[-1]
@@ -138,11 +144,6 @@ class Output:
             left = max(0, left - len(token.text))
             tokens.append(token if text == token.text else dataclasses.replace(token, text=text))
         self._held, self._certain, self._tail = [], 0, ""
-        self.text += "".join(token.text for token in tokens)
-        return tuple(tokens)
-
-    def _said(self, released: list[Token]) -> tuple[Token, ...]:
-        text = "".join(token.text for token in released)
-        self._tail = self._tail[len(text) :]
-        self.text += text
-        return tuple(released)
+        said = "".join(token.text for token in tokens)
+        self.text += said
+        return tuple(tokens), said

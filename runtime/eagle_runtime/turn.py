@@ -14,7 +14,7 @@ from eagle_runtime.errors import BusyError
 from eagle_runtime.generate import Cycle, Reading
 from eagle_runtime.output import Output
 from eagle_runtime.request import Request
-from eagle_runtime.result import Piece, Result, Token, usage_of
+from eagle_runtime.result import Piece, Result, usage_of
 from eagle_runtime.threads.scheduler import Lease, Scheduler
 
 Work = Iterator[Reading | Cycle]
@@ -170,8 +170,9 @@ def decode(
                     break
                 if isinstance(event, Reading):
                     if request.on_prefill is not None:
-                        with times.elsewhere():
-                            request.on_prefill(event.count, event.total)
+                        left = time.perf_counter()
+                        request.on_prefill(event.count, event.total)
+                        times.elsewhere(left)
                     continue
                 if not output.token_ids:
                     times.first_token(lease.waited)
@@ -182,12 +183,13 @@ def decode(
                 _add(event, request, output)
                 if state.cancelled:
                     output.finish("cancelled")
-                elif output.stop is None and (tokens := output.release()):
-                    with times.elsewhere():
-                        yield Piece(tokens, "".join(token.text for token in tokens))
+                elif output.stop is None and (released := output.release())[0]:
+                    left = time.perf_counter()
+                    yield Piece(*released)
+                    times.elsewhere(left)
         figures = times.figures(lease.waited)
         assert output.stop is not None
-        tokens = output.release()
+        released = output.release()
         prompt = len(request.prompt), known()
         seed, count = request.sampler.params.seed, len(output.token_ids)
         usage = usage_of(request.method, seed, prompt, count, cycles, figures, request.lookahead)
@@ -201,17 +203,16 @@ def decode(
             output.finish("cancelled")
             output.release()
         state.end(output)
-    yield Piece(tokens, "".join(token.text for token in tokens), state.result)
+    yield Piece(*released, state.result)
 
 
 def _add(cycle: Cycle, request: Request, output: Output) -> None:
     """Hand the tokens of a cycle to the output, up to the one that ends it."""
     records = request.sampler.taken_log_probs()
-    tokens = cycle.step.tokens.tolist()
+    tokens, accepted = cycle.step.tokens.tolist(), cycle.step.num_accepted
     for number, token in enumerate(tokens):
-        logprob, top = records[number] if records else (None, ())
         complete = number == len(tokens) - 1 and request.sampler.finished
-        if not output.add(Token(token, "", number < cycle.step.num_accepted, logprob, top), complete=complete):
+        if not output.add(token, number < accepted, records[number] if records else None, complete=complete):
             return
 
 
@@ -224,11 +225,8 @@ class _Times:
         self._before = 0.0
         self._waited = 0.0  # before the first token
 
-    @contextlib.contextmanager
-    def elsewhere(self) -> Iterator[None]:
-        """Seconds within the block do not count."""
-        left = time.perf_counter()
-        yield
+    def elsewhere(self, left: float) -> None:
+        """The consumer had its turn since `left`, a time of the clock: that does not count."""
         self._elsewhere += time.perf_counter() - left
 
     def first_token(self, waited: float) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from eagle_runtime.output import End, Output
-from eagle_runtime.result import Piece, Stop, Token
+from eagle_runtime.result import Piece, Stop
 from eagle_runtime.text.detokenizer import UNKNOWN, TextStream, Vocabulary
 from tokenizer_kinds import TOKENIZERS, byte_level, id_of
 
@@ -20,13 +20,11 @@ def pieces_of(vocabulary: Vocabulary | None, ids: Sequence[int], end: End) -> tu
     output = Output(None if vocabulary is None else TextStream(vocabulary, []), end)
     pieces = []
     for token_id in ids:
-        if not output.add(Token(token_id, "", drafted=False)):
+        if not output.add(token_id, drafted=False):
             break
-        tokens = output.release()
-        pieces.append(Piece(tokens, "".join(token.text for token in tokens)))
+        pieces.append(Piece(*output.release()))
     output.finish("cancelled")
-    tokens = output.release()
-    pieces.append(Piece(tokens, "".join(token.text for token in tokens)))
+    pieces.append(Piece(*output.release()))
     return pieces, output
 
 
@@ -89,10 +87,10 @@ def test_a_conversation_keeps_the_tokens_before_the_stop_string() -> None:
     for strings, text, kept, taken in ((("d",), "abc", 3, 4), (("cd", "bcde"), "ab", 2, 4), (("ab",), "", 0, 2)):
         output = Output(TextStream(Vocabulary(tokenizer), []), End(limit=9, strings=strings))
         for token_id in ids:
-            if not output.add(Token(token_id, "", drafted=True)):
+            if not output.add(token_id, drafted=True):
                 break
         assert output.kept == kept
-        tokens = output.release()
+        tokens, _ = output.release()
         assert (output.text, len(tokens)) == (text, taken)
         assert "".join(token.text for token in tokens) == text
 
