@@ -191,6 +191,7 @@ def test_the_public_names_are_these() -> None:
         "EagleError",
         "EagleModel",
         "FidelityWarning",
+        "Memory",
         "MemoryLimitError",
         "Piece",
         "RequestError",

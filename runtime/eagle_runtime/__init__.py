@@ -31,6 +31,7 @@ from eagle_runtime.errors import (
 from eagle_runtime.generate import Cycle
 from eagle_runtime.result import Piece, Result, Stop, Token, Usage
 from eagle_runtime.sampling import SamplingParams
+from eagle_runtime.slots import Memory
 from eagle_runtime.tree import Tree
 from eagle_runtime.turn import Turn
 
@@ -51,6 +52,7 @@ __all__ = [
     "EagleError",
     "EagleModel",
     "FidelityWarning",
+    "Memory",
     "MemoryLimitError",
     "Piece",
     "RequestError",

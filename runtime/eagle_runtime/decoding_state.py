@@ -95,6 +95,11 @@ class DecodingState:
         return (self.target.cache,) if self.head is None else (self.target.cache, self.head.cache)
 
     @property
+    def used_bytes(self) -> int:
+        """Bytes of the rows that both models hold."""
+        return sum(cache.length * cache.token_bytes for cache in self.caches)
+
+    @property
     def token_bytes(self) -> int:
         """Bytes of a token's keys and values in both models."""
         return sum(cache.token_bytes for cache in self.caches)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from eagle_runtime.arguments import checked_int, short_repr
 from eagle_runtime.conversation import Conversation, OnEnd
@@ -20,13 +20,13 @@ from eagle_runtime.drafting.coupling import GumbelRanker, NoiseWeight, RankedHea
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.errors import ClosedError, ContextError, RequestError
 from eagle_runtime.generate import steps
-from eagle_runtime.loading import OpenBundle, open_bundle
+from eagle_runtime.loading import OpenBundle, Progress, open_bundle
 from eagle_runtime.output import Output
 from eagle_runtime.request import Request, request_of
 from eagle_runtime.result import Result
 from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.session.protocol import Session
-from eagle_runtime.slots import Slot, Slots
+from eagle_runtime.slots import Memory, Slot, Slots
 from eagle_runtime.text.tokenizer import Message
 from eagle_runtime.threads.scheduler import Lease, Scheduler
 from eagle_runtime.tree import Float
@@ -81,8 +81,9 @@ class EagleModel:
         backend: str = "auto",
         context: int | None = None,
         threads: int | None = None,
-        check_hashes: bool = True,
+        check_hashes: bool | Literal["once"] = True,
         kv_budget: int | None = None,
+        on_progress: Progress | None = None,
     ) -> EagleModel:
         """Load a bundle folder.
 
@@ -91,13 +92,15 @@ class EagleModel:
         it, and `model.notice` is a warning, also logged, if "auto" runs engine files of the bundle. context: tokens of
         prompt and output together that the caches hold; None takes the model's own limit, at most 4096. threads: of a
         forward pass on the CPU; None takes the number of physical cores. check_hashes: compare the SHA-256 of every
-        file (about a second per gigabyte). kv_budget: bytes for the keys and values of all conversations on the CPU;
+        file (about a second per gigabyte); "once" leaves out files that did not change since an earlier comparison on
+        this machine. on_progress: called with a stage ("hash", "load", "warm"), what is done of it, and all of it; it
+        may raise to give up. kv_budget: bytes for the keys and values of all conversations on the CPU;
         None takes a quarter of the memory that is free, and one full context at least.
 
         On the CPU the rows of a quantised target are checked once per machine (exact_rows; some 170 rows):
         `model.row_check`. Raises BundleError, BackendError, RequestError; gives a FidelityWarning for a bundle that
         differs more from its source model than its precision should."""
-        return cls(open_bundle(Path(bundle), backend, context, threads, check_hashes, kv_budget))
+        return cls(open_bundle(Path(bundle), backend, context, threads, check_hashes, kv_budget, on_progress))
 
     def twin(self) -> EagleModel:
         """Returns a model on the same engines with caches of its own, so that two generations may alternate step by
@@ -246,6 +249,21 @@ class EagleModel:
 
             other._scheduler.run(measured)
         return self._costs.latest()
+
+    def memory(self) -> Memory:
+        """Returns what the model takes of the memory."""
+        slots = list(self.slots.members)
+        own = sum(cache.nbytes for cache in self._state.caches)
+        holding = [slot for slot in slots if slot.state.tokens]
+        return Memory(
+            weights=self.bundle.weight_bytes,
+            kv_reserved=own + sum(slot.nbytes for slot in slots),
+            kv_used=sum(slot.state.used_bytes for slot in slots) + self._state.used_bytes,
+            kv_budget=self.slots.budget,
+            conversations=len(slots),
+            resident=len(holding),
+            dropped=self.slots.dropped,
+        )
 
     def close(self) -> None:
         """Free the engines when the running step is over; a second call does nothing. Unfinished generations raise

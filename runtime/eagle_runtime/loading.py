@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
-from eagle_runtime.arguments import checked_int
+from eagle_runtime.arguments import checked_int, short_repr
 from eagle_runtime.backends import AUTO, PassedOver, check_name, choose, library_version, notice, open_sessions
 from eagle_runtime.bundle.fidelity import FidelityWarning, shortfall
 from eagle_runtime.bundle.listed_files import read_text_file, verify_hashes
@@ -31,6 +32,7 @@ from eagle_runtime.threads.engines import Engines
 
 DEFAULT_CONTEXT = 4096  # tokens; a model trained on 128k would otherwise reserve tens of gigabytes of cache
 HEAD_SCRATCH = 512  # rows the head may use to grow one tree
+Progress = Callable[[str, int, int], None]  # stage ("hash", "load", "warm"), done, total
 MAX_THREADS = 256  # beyond the cores they only wait for each other; thousands take minutes to start
 
 
@@ -40,7 +42,7 @@ class OpenBundle:
 
     context: tokens of prompt and output that the caches hold. head: None for a bundle without one. grammars: of
     constraints. acceptance: how drafts were accepted so far. kv_budget: bytes for the keys and values of conversations.
-    passed_over, notice, row_check: see `open_bundle`."""
+    weight_bytes: of the files of graphs and weights. passed_over, notice, row_check: see `open_bundle`."""
 
     manifest: Manifest
     context: int
@@ -57,6 +59,7 @@ class OpenBundle:
     passed_over: PassedOver = ()
     notice: str | None = None
     kv_budget: int = 2**62
+    weight_bytes: int = 0
 
     @property
     def drafts_are_off(self) -> bool:
@@ -74,8 +77,9 @@ def open_bundle(
     backend: str,
     context: int | None,
     threads: int | None,
-    check_hashes: bool,
+    check_hashes: bool | Literal["once"],
     kv_budget: int | None = None,
+    on_progress: Progress | None = None,
 ) -> OpenBundle:
     """Open a bundle folder; the arguments are those of `EagleModel.load`.
 
@@ -94,12 +98,18 @@ def open_bundle(
     if kv_budget is not None:
         kv_budget = checked_int("kv_budget", kv_budget, 1)
     check_name(backend)
+    if check_hashes not in (True, False, "once"):
+        raise RequestError(f"check_hashes is {short_repr(check_hashes)}, but must be True, False or 'once'")
+    progress = on_progress or (lambda stage, done, total: None)
     if check_hashes:
-        verify_hashes(folder, manifest)
+        verify_hashes(folder, manifest, partial(progress, "hash"), once=check_hashes == "once")
+    progress("load", 0, 1)
 
     def open_on(name: str) -> OpenBundle:
         sessions = open_sessions(name, folder, manifest, context, HEAD_SCRATCH, threads)
         opened = bundle_of_sessions(folder, manifest, sessions, context, backend=name, threads=threads)
+        progress("load", 1, 1)
+        progress("warm", 0, 1)
         if name != "cpu":
             return opened
         return dataclasses.replace(opened, row_check=check_rows(cast(PaddedSession, sessions[0]), manifest, threads))
@@ -108,11 +118,13 @@ def open_bundle(
     facts = [*manifest.files.values(), chosen.backend, library_version(chosen.backend), str(threads), str(context)]
     if (problem := shortfall(manifest)) is not None:
         warnings.warn(f"{folder}: {problem}", FidelityWarning, stacklevel=3)
+    progress("warm", 1, 1)
     warning = notice(chosen, folder) if backend == AUTO else None
     if warning is not None:
         logging.getLogger(__name__).warning("%s", warning)
     return dataclasses.replace(
         chosen.opened,
+        weight_bytes=sum(path.stat().st_size for name in manifest.files if (path := folder / name).suffix != ".json"),
         kv_budget=_default_budget(chosen.opened) if kv_budget is None else kv_budget,
         costs=open_costs(file_name(facts), partial(prior_costs, manifest, chosen.backend)),
         passed_over=chosen.passed_over,

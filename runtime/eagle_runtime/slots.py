@@ -19,6 +19,22 @@ from eagle_runtime.threads.scheduler import Scheduler
 _clock = itertools.count()
 
 
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes that a model takes. weights: of the files that are mapped or read; kv_reserved: allocated for keys and
+    values, of which kv_used hold a text; kv_budget: what conversations may take. conversations: that are open, of which
+    `resident` hold rows; dropped: how often one lost its rows to the budget. On devices the reserved bytes are the
+    engine's own, and not counted."""
+
+    weights: int
+    kv_reserved: int
+    kv_used: int
+    kv_budget: int
+    conversations: int
+    resident: int
+    dropped: int
+
+
 class Slot:
     """The rows of one conversation. note: why there are none any more; busy: turns that are running in it (0 or 1)."""
 

@@ -316,12 +316,17 @@ def test_random_walks_change_no_answer(count: int, precision: str, chat_bundle: 
 
 
 def test_conversations_of_forty_tokens_take_little_memory(model: EagleModel) -> None:
+    before = model.memory()
     chats = [model.conversation() for _ in range(8)]
     for chat in chats:
         answer(chat, "what is a tree", max_new_tokens=20, ignore_eos=True)
         state = chat.slot.state
         assert chat.kv_bytes == sum(cache.nbytes for cache in state.caches) < 4_000_000
         assert chat.kv_rows == len(state.tokens) - 1
+    memory = model.memory()
+    assert memory.kv_reserved - before.kv_reserved == sum(chat.kv_bytes for chat in chats) >= memory.kv_used > 0
+    assert (memory.conversations, memory.resident) == (before.conversations + 8, before.resident + 8)
+    assert memory.weights > 100_000 and memory.kv_budget > memory.kv_reserved
 
 
 def test_conversations_in_threads_answer_as_each_would_alone(model: EagleModel) -> None:

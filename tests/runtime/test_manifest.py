@@ -16,7 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eagle_runtime import EagleModel
 from eagle_runtime.arguments import short_repr
+from eagle_runtime.bundle import listed_files
 from eagle_runtime.bundle.graph import INT8_ROWS, is_int8, pieces_of
 from eagle_runtime.bundle.listed_files import verify_hashes
 from eagle_runtime.bundle.manifest import (
@@ -34,7 +36,7 @@ from eagle_runtime.bundle.manifest import (
     TreeDefaults,
     read_manifest,
 )
-from eagle_runtime.errors import BundleError
+from eagle_runtime.errors import BundleError, RequestError
 from eagle_runtime.files import file_sha256
 
 FILES = ("target/model.onnx", "target/model.onnx.data", "draft/model.onnx", "tokenizer.json")
@@ -562,3 +564,47 @@ def test_a_changed_hash(bundle: Path, digest: str) -> None:
     (bundle / MANIFEST_NAME).write_text(json.dumps(data))
     with pytest.raises(BundleError, match=r"tokenizer\.json does not match"):
         verify_hashes(bundle, read_manifest(bundle))
+
+
+def test_hashes_of_files_that_did_not_change_are_compared_once(
+    bundle_of: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EAGLE_CACHE", str(tmp_path / "cache"))
+    bundle = tmp_path / "bundle"
+    shutil.copytree(bundle_of("eagle1"), bundle)
+    manifest, read, sizes = read_manifest(bundle), list[Path](), list[tuple[int, int]]()
+
+    def counted(path: Path) -> str:
+        read.append(path)
+        return file_sha256(path)
+
+    monkeypatch.setattr(listed_files, "file_sha256", counted)
+    for wanted in (len(manifest.files), 0):
+        read.clear()
+        verify_hashes(bundle, manifest, lambda *done: sizes.append(done), once=True)
+        assert len(read) == wanted
+    assert sizes[-1][0] == sizes[-1][1] == sum((bundle / name).stat().st_size for name in manifest.files)
+    name = next(iter(manifest.files))
+    content = bytearray((bundle / name).read_bytes())
+    content[-1] ^= 1
+    (bundle / name).write_bytes(content)
+    with pytest.raises(BundleError, match="does not match its SHA-256"):
+        verify_hashes(bundle, manifest, once=True)
+    verify = [name for name in manifest.files if name != next(iter(manifest.files))]
+    assert verify and len(read) == 1
+
+
+def test_loading_reports_its_stages_and_can_be_given_up(bundle_of: Callable[..., Path]) -> None:
+    seen: list[tuple[str, int, int]] = []
+    EagleModel.load(bundle_of("eagle1"), on_progress=lambda *stage: seen.append(stage)).close()
+    assert list(dict.fromkeys(stage for stage, _, _ in seen)) == ["hash", "load", "warm"]
+    assert all(0 <= done <= total for _, done, total in seen)
+
+    def give_up(stage: str, done: int, total: int) -> None:
+        if stage == "load":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        EagleModel.load(bundle_of("eagle1"), on_progress=give_up)
+    with pytest.raises(RequestError, match="check_hashes is 'twice', but must be True, False or 'once'"):
+        EagleModel.load(bundle_of("eagle1"), check_hashes="twice")  # type: ignore[arg-type]

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, GraphSpec, Manifest
 from eagle_runtime.errors import BundleError
 from eagle_runtime.files import GRAPH_BYTES, TEXT_BYTES, bundle_file, file_sha256, read_plain
+from eagle_runtime.machine.user_cache import read_cached, write_cached
 
 # Message of onnx.proto -> field number -> message in that field.
 MESSAGES: Mapping[str, Mapping[int, str]] = {
@@ -32,10 +33,36 @@ KEY, VALUE = 1, 2  # fields of ExternalData
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types; groups (3, 4) do not occur in proto3
 
 
-def verify_hashes(bundle: Path, manifest: Manifest) -> None:
-    """Compare every listed file with its SHA-256; raises BundleError naming the first that differs."""
+def verify_hashes(
+    bundle: Path, manifest: Manifest, on_progress: Callable[[int, int], None] | None = None, *, once: bool = False
+) -> None:
+    """Compare every listed file with its SHA-256; raises BundleError naming the first that differs.
+
+    on_progress: called with the bytes that are compared, and all of them, after each file. once: do not read a file
+    again whose path, size, time of change and number on the disk are those of an earlier comparison on this machine;
+    these are kept in the user's cache folder."""
+    paths = {name: bundle_file(bundle, name) for name in manifest.files}
+    sizes = {name: path.stat().st_size for name, path in paths.items()}
+    record = f"hashes-{hashlib.sha256(str(bundle.resolve()).encode()).hexdigest()[:32]}.json"
+    known = read_cached(record) if once else None
+    seen: dict[str, list[object]] = {}
+    done = 0
     for name, expected in manifest.files.items():
-        _check_digest(bundle, name, file_sha256(bundle_file(bundle, name)), expected)
+        before = _facts(paths[name], expected)
+        if not isinstance(known, dict) or known.get(name) != before:
+            _check_digest(bundle, name, file_sha256(paths[name]), expected)
+        seen[name] = before
+        done += sizes[name]
+        if on_progress is not None:
+            on_progress(done, sum(sizes.values()))
+    if once and seen != known:
+        write_cached(record, seen)
+
+
+def _facts(path: Path, digest: str) -> list[object]:
+    """What tells that a file has not changed since it had this digest."""
+    status = path.stat()
+    return [str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino, digest]
 
 
 def read_listed(bundle: Path, manifest: Manifest, name: str, limit: int) -> bytes:
