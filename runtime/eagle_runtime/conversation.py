@@ -10,10 +10,11 @@ answers as a new conversation with the same messages and the same seed would.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -312,21 +313,30 @@ class Conversation:
         turn = None if self._turn is None else self._turn()
         return None if turn is None or turn.done else turn
 
-    def _free(self, wait: bool) -> threading.RLock:
-        """Returns the lock of a conversation that is in no turn. Raises ClosedError, BusyError."""
-        if self._closed:
-            raise ClosedError("the conversation is closed; open another one with model.conversation()")
-        while (turn := self._open_turn()) is not None:
-            if turn.cancelled:
-                turn.close()
-                if not turn.wait(PATIENCE_S):
-                    raise BusyError("the turn that was cancelled is still in a step; call again when it has ended")
-            elif wait:
-                turn.wait()
-            else:
-                raise BusyError("the conversation is in a turn; let it end, cancel it, or pass wait=True")
+    @contextlib.contextmanager
+    def _free(self, wait: bool) -> Iterator[None]:
+        """Within the block the conversation is in no turn, and no other thread begins one. Raises ClosedError,
+        BusyError."""
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise ClosedError("the conversation is closed; open another one with model.conversation()")
+                if (turn := self._open_turn()) is None:
+                    yield
+                    return
+            self._await_end(turn, wait)
             del turn
-        return self._lock
+
+    def _await_end(self, turn: Turn, wait: bool) -> None:
+        """Return when a turn has ended. Raises BusyError where that is not waited for."""
+        if turn.cancelled:
+            turn.close()
+            if not turn.wait(PATIENCE_S):
+                raise BusyError("the turn that was cancelled is still in a step; call again when it has ended")
+        elif wait:
+            turn.wait()
+        else:
+            raise BusyError("the conversation is in a turn; let it end, cancel it, or pass wait=True")
 
 
 def _copied(message: Any) -> dict[str, Any]:

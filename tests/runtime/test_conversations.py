@@ -25,6 +25,7 @@ TEMPLATES = {
     "trimmed": "{% for m in messages %}<pad>{{ m.role }}\n{{ m.content | trim }}</s>\n{% endfor %}<pad>assistant\n",
 }
 WORDS = ("what", "is", "a", "tree", "def f(x):", "return", "and then", "why", "no", "List", "of", "3", "words")
+OPERATIONS = ("send", "cancel", "regenerate", "edit", "rollback", "fork", "save", "load", "drop")
 DRAWN: list[dict[str, Any]] = [{}, {"temperature": 1.0}]
 
 
@@ -69,6 +70,12 @@ def rows_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def question(rng: random.Random) -> str:
     return " ".join(rng.choices(WORDS, k=rng.randint(1, 6)))
+
+
+def end(chat: Conversation) -> None:
+    """See that no turn goes on that was cancelled and is not asked for a piece any more."""
+    with chat._free(wait=True):
+        pass
 
 
 def answer(chat: Conversation, text: str, **settings: Any) -> tuple[int, ...]:
@@ -258,9 +265,11 @@ def test_the_budget_drops_the_conversation_that_was_used_longest_ago(chat_bundle
         model.conversation().send("what is")
 
 
-@pytest.mark.parametrize("count", [80, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("precision", ["int8"])
-def test_random_walks_change_no_answer(count: int, precision: str, chat_bundle: Callable[..., Path]) -> None:
+def test_random_walks_change_no_answer(
+    count: int, precision: str, chat_bundle: Callable[..., Path], tmp_path: Path
+) -> None:
     """Acceptance: six conversations under a budget of two."""
     rng = random.Random(count)
     bundle = chat_bundle(precision)
@@ -269,7 +278,7 @@ def test_random_walks_change_no_answer(count: int, precision: str, chat_bundle: 
         EagleModel.load(bundle, threads=1, check_hashes=False, kv_budget=3_000_000) as model,
     ):
         chats = [model.conversation() for _ in range(6)]
-        done: dict[str, int] = dict.fromkeys(("send", "cancel", "regenerate", "edit", "rollback", "fork", "drop"), 0)
+        done: dict[str, int] = dict.fromkeys(OPERATIONS, 0)
         for number in range(count):
             place = rng.randrange(6)
             chat = chats[place]
@@ -297,16 +306,23 @@ def test_random_walks_change_no_answer(count: int, precision: str, chat_bundle: 
                         break
                 turn.cancel()
             elif what == "edit" and chat.messages:
-                chat._free(wait=True)
+                end(chat)
                 chat.edit(rng.randrange(len(chat.messages)), question(rng))
             elif what == "rollback":
-                chat._free(wait=True)
+                end(chat)
                 chat.rollback(to=rng.randint(0, len(chat.messages)))
             elif what == "fork":
                 chats[rng.randrange(6)].close()
                 chats = [other for other in chats if not other._closed]
                 chats += [model.conversation() if chat._closed else chat.fork() for _ in range(6 - len(chats))]
+            elif what == "save":
+                end(chat)
+                chat.save(tmp_path / f"{rng.randrange(3)}", kv=rng.random() < 0.8)
+            elif what == "load" and (files := sorted(tmp_path.iterdir())):
+                chat.close()
+                chats[place] = chat = model.load_conversation(rng.choice(files))
             elif what == "drop":
+                end(chat)
                 chat.drop_kv()
             done[what] += 1
             state = chat.slot.state
@@ -347,3 +363,56 @@ def test_conversations_in_threads_answer_as_each_would_alone(model: EagleModel) 
     for thread in [Thread(work, number) for number in range(4)]:
         thread.result()
     assert seen == wanted
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.slow)])
+def test_eight_threads_on_four_conversations(count: int, model: EagleModel) -> None:
+    """Acceptance: turns of many threads, one after another in each conversation; none is lost, mixed up or refused."""
+    settings: dict[str, Any] = {"max_new_tokens": 6, "temperature": 1.0}
+    chats = [model.conversation() for _ in range(4)]
+    refused: list[BaseException] = []
+
+    def work(first: int) -> None:
+        for number in range(first, count, 8):
+            chat = chats[number % 4]
+            try:
+                with chat.send(f"{WORDS[number % 13]} {number}", wait=True, seed=number, **settings) as turn:
+                    for _ in turn:
+                        pass
+            except BusyError:  # another thread's turn began between the end of the one waited for and this one's
+                refused.append(BusyError())
+            except ContextError:
+                chat.rollback(to=0)
+
+    for thread in [Thread(work, first) for first in range(8)]:
+        thread.result(600)
+    turns = 0
+    for chat in chats:
+        again = model.conversation()
+        messages, past = chat.messages, chat.turns[-(len(chat.messages) // 2) :]
+        for place, turn in enumerate(past):
+            list(again.send(str(messages[2 * place]["content"]), seed=turn.seed, **settings))
+        assert again.messages == messages and again.token_ids == chat.token_ids
+        turns += len(chat.turns)
+    assert refused == [] and turns == count
+
+
+def test_closing_in_the_middle_of_turns_ends_them(chat_bundle: Callable[..., Path]) -> None:
+    for closes_model in (False, True):
+        with EagleModel.load(chat_bundle(), threads=1, check_hashes=False) as model:
+            chats = [model.conversation() for _ in range(4)]
+            begun = [Thread(lambda chat=chat: list(chat.send("def f(x):", max_new_tokens=400))) for chat in chats]
+            if closes_model:
+                model.close()
+            for chat in chats:
+                chat.close()
+            for thread in begun:
+                try:
+                    pieces = thread.result()
+                except ClosedError:
+                    continue
+                assert pieces[-1].result is not None and pieces[-1].result.finish_reason in (
+                    "cancelled",
+                    "stop",
+                    "length",
+                )
