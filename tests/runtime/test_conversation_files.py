@@ -73,7 +73,7 @@ def test_a_loaded_conversation_goes_on(model: EagleModel, chat: Conversation, tm
     assert loaded.notes == {"title": "trees €"}
     usages = []
     for one in (chat, loaded):
-        result = list(one.send("and then", **SETTINGS))[-1].result
+        result = list(one.send("and then", tree="dynamic", **SETTINGS))[-1].result
         assert result is not None
         usages.append((result.token_ids, result.usage.prefilled_tokens, result.usage.target_passes))
     assert usages[0] == usages[1] and usages[0][1] < 30
@@ -93,7 +93,7 @@ def test_pending_features_survive(model: EagleModel, tmp_path: Path) -> None:
     loaded = model.load_conversation(tmp_path / "chat")
     head = loaded.slot.state.head
     assert head is not None and head.unread == chat.slot.state.head.unread
-    results = [list(one.send("and", **SETTINGS))[-1].result for one in (chat, loaded)]
+    results = [list(one.send("and", tree="dynamic", **SETTINGS))[-1].result for one in (chat, loaded)]
     assert results[0] is not None and results[1] is not None
     assert results[0].usage.target_passes == results[1].usage.target_passes
     assert results[0].token_ids == results[1].token_ids
