@@ -25,8 +25,11 @@ lint: setup
 test: lint
 	$(BIN)/pytest -n 2 --dist worksteal
 
+# Ends with a chat page: the server runs until Ctrl-C where there is somebody to open its address.
 demo: setup
 	$(BIN)/python -m eagle_tools.demo
+	@if [ -t 1 ]; then $(BIN)/eagle-serve .demo/eagle1; \
+	else echo "for a chat page: $(BIN)/eagle-serve .demo/eagle1, and open http://127.0.0.1:8000/"; fi
 
 # Hours, and 16 GB of disk in .bench; what is finished is kept, so it can be stopped. BENCH="--pairs demo" takes minutes.
 bench: setup
