@@ -375,15 +375,19 @@ def test_eight_threads_on_four_conversations(count: int, model: EagleModel) -> N
 
     def work(first: int) -> None:
         for number in range(first, count, 8):
-            chat = chats[number % 4]
+            chat, text = chats[number % 4], f"{WORDS[number % 13]} {number}"
             try:
-                with chat.send(f"{WORDS[number % 13]} {number}", wait=True, seed=number, **settings) as turn:
+                try:
+                    turn = chat.send(text, wait=True, seed=number, **settings)
+                except ContextError:
+                    with chat._free(wait=True):
+                        chat.rollback(to=0)
+                        turn = chat.send(text, seed=number, **settings)
+                with turn:
                     for _ in turn:
                         pass
-            except BusyError:  # another thread's turn began between the end of the one waited for and this one's
-                refused.append(BusyError())
-            except ContextError:
-                chat.rollback(to=0)
+            except BusyError as error:
+                refused.append(error)
 
     for thread in [Thread(work, first) for first in range(8)]:
         thread.result(600)
