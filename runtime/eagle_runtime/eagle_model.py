@@ -252,7 +252,7 @@ class EagleModel:
 
     def memory(self) -> Memory:
         """Returns what the model takes of the memory."""
-        slots = list(self.slots.members)
+        slots = self.slots.members
         own = sum(cache.nbytes for cache in self._state.caches)
         holding = [slot for slot in slots if slot.state.tokens]
         return Memory(

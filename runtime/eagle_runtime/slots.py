@@ -7,6 +7,7 @@ on after another reads again what the two have not in common.
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -112,7 +113,7 @@ class Slot:
         """Free the rows for good; does nothing where the engines are closed."""
         if not self._slots.engines.closed:
             self.drop("closed")
-        self._slots.members.discard(self)
+        self._slots.remove(self)
 
     def _before_growth(self, nbytes: int) -> None:
         self._slots.make_room(self, nbytes)
@@ -129,15 +130,28 @@ class Slots:
     budget: int
 
     def __post_init__(self) -> None:
-        self.members: weakref.WeakSet[Slot] = weakref.WeakSet()
+        self._members: weakref.WeakSet[Slot] = weakref.WeakSet()
+        self._lock = threading.Lock()  # of the set: one thread may open a conversation while another one counts bytes
         self.dropped = 0
 
     def new(self) -> Slot:
         """Returns a slot without rows."""
         state, scheduler = self.shared if self.new_state is None else self.new_state()
         slot = Slot(self, state, scheduler, shared=self.new_state is None)
-        self.members.add(slot)
+        with self._lock:
+            self._members.add(slot)
         return slot
+
+    def remove(self, slot: Slot) -> None:
+        """Forget a slot whose conversation is closed."""
+        with self._lock:
+            self._members.discard(slot)
+
+    @property
+    def members(self) -> list[Slot]:
+        """The slots of open conversations."""
+        with self._lock:
+            return list(self._members)
 
     @property
     def nbytes(self) -> int:

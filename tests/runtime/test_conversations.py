@@ -421,3 +421,32 @@ def test_closing_in_the_middle_of_turns_ends_them(chat_bundle: Callable[..., Pat
                     "stop",
                     "length",
                 )
+
+
+def test_where_engines_have_one_pair_of_caches_conversations_share_it(
+    model: EagleModel, tmp_path: Path, rows_read: list[int]
+) -> None:
+    """As on GPUs: what two conversations have not in common is read again, and no answer changes."""
+    own = [model.conversation() for _ in range(2)]
+    model.slots.new_state = None
+    shared = [model.conversation() for _ in range(2)]
+    settings: dict[str, Any] = {"max_new_tokens": 10, "ignore_eos": True, "seed": 1, "temperature": 1.0}
+    for text in ("what is", "a tree", "of words"):
+        for number, (chat, alone) in enumerate(zip(shared, own, strict=True)):
+            asked = f"{text} {number}"
+            assert answer(chat, asked, **settings) == answer(alone, asked, **settings)
+    rows_read.clear()
+    answer(shared[1], "and", **settings)
+    goes_on = sum(rows_read)
+    rows_read.clear()
+    answer(shared[0], "and", **settings)
+    assert goes_on < 20 < sum(rows_read)
+    assert shared[0].kv_bytes == 0 and shared[0].kv_rows > 20 > shared[1].kv_rows
+    shared[0].save(tmp_path / "chat")
+    loaded = model.load_conversation(tmp_path / "chat")
+    assert loaded.kv_note is None and loaded.messages == shared[0].messages
+    own[0].save(tmp_path / "rows")
+    loaded = model.load_conversation(tmp_path / "rows")
+    assert loaded.kv_note == "this engine's caches are shared, so rows are read again"
+    for chat in shared:
+        chat.close()
