@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import os
 import sys
 import typing
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ from typing import Any, TextIO
 
 from eagle_runtime.backends import AUTO, BACKENDS, reasons_text
 from eagle_runtime.bundle.manifest import TreeKind
-from eagle_runtime.command import Parser, run_command
+from eagle_runtime.command import Parser, output_errors, run_command
 from eagle_runtime.drafting.choose import Method
 from eagle_runtime.eagle_model import EagleModel
 from eagle_runtime.errors import RequestError
@@ -35,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(args: argparse.Namespace) -> None:
     """Decode with the parsed arguments and print the text as it comes, or one JSON object at the end."""
-    with _output_errors(), contextlib.ExitStack() as stack:
+    with output_errors(), contextlib.ExitStack() as stack:
         model = stack.enter_context(
             EagleModel.load(args.bundle, backend=args.backend or AUTO, context=args.context, threads=args.threads)
         )
@@ -59,17 +58,6 @@ def run(args: argparse.Namespace) -> None:
                 print(piece.text if model.text.available else ids, end="", flush=True)
             if piece.result is not None:
                 _report(piece.result, args.json)
-
-
-@contextlib.contextmanager
-def _output_errors() -> Iterator[None]:
-    """A reader of the output that ended, as in `| head`, ends the run silently; a full disk is an error."""
-    try:
-        yield
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the flush at exit complains once more
-        if not isinstance(error, BrokenPipeError):
-            raise RequestError(f"{error.filename or 'the output'} failed ({error.strerror})") from None
 
 
 class _Tracer:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NoReturn
 
-from eagle_runtime.errors import EagleError, EagleWarning, is_panic
+from eagle_runtime.errors import EagleError, EagleWarning, RequestError, is_panic
 from eagle_runtime.threads.interrupts import Interrupted, handled_interrupts
 
 LONGEST = 1000  # characters of a message
@@ -38,18 +39,24 @@ def one_line(message: str) -> str:
 
 
 def run_command(
-    parser: Parser, argv: Sequence[str] | None, run: Callable[[argparse.Namespace], None], extra: str, interrupted: str
+    parser: Parser,
+    argv: Sequence[str] | None,
+    run: Callable[[argparse.Namespace], None],
+    extra: str,
+    interrupted: str,
+    but_for: Collection[int] = (),
 ) -> int:
     """Parse the arguments and call `run`. Returns the exit status: 0, 2 after an error of the input or the machine, 128
     plus the number of the signal after a signal.
 
-    extra: the extra of this distribution that installs what `run` imports. interrupted: the message after a signal."""
+    extra: the extra of this distribution that installs what `run` imports. interrupted: the message after a signal.
+    but_for: signals that `run` handles itself."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a character shows it as \\u20ac
             stream.reconfigure(errors="backslashreplace")
     args = parser.parse_args(argv)
     try:
-        with handled_interrupts(), _printed_warnings(parser.prog):
+        with handled_interrupts(but_for), _printed_warnings(parser.prog):
             run(args)
     except EagleError as error:
         print_line(parser.prog, str(error))
@@ -75,6 +82,17 @@ def run_command(
         print_line(parser.prog, f"a library gave up ({error}); see that the input's files are whole")
         return 2
     return 0
+
+
+@contextlib.contextmanager
+def output_errors() -> Iterator[None]:
+    """A reader of the output that ended, as in `| head`, ends the run silently; a full disk is an error."""
+    try:
+        yield
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the flush at exit complains once more
+        if not isinstance(error, BrokenPipeError):
+            raise RequestError(f"{error.filename or 'the output'} failed ({error.strerror})") from None
 
 
 @contextlib.contextmanager

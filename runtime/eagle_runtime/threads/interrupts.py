@@ -13,7 +13,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import FrameType
 
 # Ctrl-C, kill, a closed terminal (which Windows does not signal).
@@ -28,14 +28,14 @@ class Interrupted(BaseException):
 
 
 @contextlib.contextmanager
-def handled_interrupts() -> Iterator[None]:
+def handled_interrupts(but_for: Collection[int] = ()) -> Iterator[None]:
     """Within the block the first signal raises Interrupted(number) in the main thread. One more that comes after SAME_S
     ends the process, with the status of that signal: CLEANUP_S after the first signal, or at once if it comes later.
-    Signals that were ignored before, as under nohup, stay ignored."""
+    Signals that were ignored before, as under nohup, stay ignored. but_for: signals that are left alone."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread can set handlers
         yield
         return
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS if number not in but_for}
     ours = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
     stopped: int | None = None
 

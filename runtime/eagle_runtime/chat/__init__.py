@@ -1,0 +1,1 @@
+"""eagle-chat: a conversation in a terminal."""
