@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> None:
     """Load the bundle, talk until the end. Raises what the bundle's errors are, and Interrupted while it loads."""
     screen, interrupt = Screen(), Interrupt()
     settings = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature}
-    with output_errors():
+    with output_errors(), interrupt.handled() if screen.interactive else contextlib.nullcontext():
         try:
             model = EagleModel.load(args.bundle, backend=args.backend, context=args.context, threads=args.threads)
         except KeyboardInterrupt:
@@ -47,8 +47,7 @@ def run(args: argparse.Namespace) -> None:
                 screen.note(model.notice)
             if not model.text.chat:
                 screen.note("the bundle has no chat template: the model goes on from each text that you type, as it is")
-            with interrupt.handled() if screen.interactive else contextlib.nullcontext():
-                talk.run()
+            talk.run()
 
 
 def _parser() -> Parser:

@@ -56,6 +56,11 @@ class Talk:
         self._usages: list[Usage] = []
         self._over = False
 
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The messages of the conversation."""
+        return self._chat.messages
+
     def run(self) -> None:
         """Read and answer until the end. Without a terminal the first error is raised; with one it is shown."""
         pressed = False
@@ -65,7 +70,7 @@ class Talk:
                 if line is None:
                     break
                 pressed = False
-                self._take(line)
+                self.take(line)
             except KeyboardInterrupt:
                 self._screen.end_line()
                 if pressed:
@@ -87,7 +92,7 @@ class Talk:
         count = len(loaded.messages)
         self._screen.note(f"{count} message{'s' * (count != 1)}, {loaded.kv_rows} tokens cached ({loaded.kv_status})")
 
-    def _take(self, line: str) -> None:
+    def take(self, line: str) -> None:
         """Obey a command, or answer a question. Two slashes begin a question with one."""
         if line.startswith("/") and not line.startswith("//"):
             name, _, rest = line[1:].partition(" ")
@@ -102,12 +107,12 @@ class Talk:
         elif text := line[1:] if line.startswith("//") else line:
             self._ask(text)
 
-    def _ask(self, text: str, **settings: Any) -> None:
+    def _ask(self, text: str) -> None:
         if self._raw:
-            self._show(self._chat.complete(text, **self._settings, **settings))
+            self._show(self._chat.complete(text, **self._settings))
             self._last_text = text
         else:
-            self._show(self._chat.send(text, **self._settings, **settings))
+            self._show(self._chat.send(text, **self._settings))
 
     def _show(self, turn: Turn) -> None:
         """Show an answer as it comes; Ctrl-C ends it."""
@@ -124,11 +129,7 @@ class Talk:
 
     def _figures(self, result: Result) -> str:
         usage, limit = result.usage, self._model.context
-        ends = {
-            "cancelled": "stopped, ",
-            "max_new_tokens": "max_new_tokens reached, ",
-            "context_full": "context full, ",
-        }
+        end = ENDS.get(result.stop.kind, "")
         return (
             f"[{end}{usage.new_tokens} tokens, {usage.tokens_per_s:.1f} tokens/s, "
             f"tau {usage.tau:.2f}, TTFT {usage.ttft_s:.3f} s, {usage.cached_tokens} cached + {usage.prefilled_tokens} "
@@ -140,9 +141,7 @@ class Talk:
     def _help(self, _: str) -> None:
         for name, (arguments, what) in HELP.items():
             self._screen.note(f"{f'/{name} {arguments}':<24}{what}")
-        self._screen.note(
-            'Lines between """ and """ are one text. Ctrl-C stops an answer, which is kept so far.'
-        )
+        self._screen.note('Lines between """ and """ are one text. Ctrl-C stops an answer, which is kept so far.')
 
     def _reset(self, _: str) -> None:
         self._last_text = None
@@ -169,15 +168,17 @@ class Talk:
         try:
             self._undo("")
             self._ask(line)
-        except EagleError:
+            if not self._tokens:
+                raise RequestError("there was no answer, so the question stays as it was")
+        except BaseException:
             self._go_on_with(kept)
             raise
         kept.close()
         return None
 
     def _save(self, rest: str) -> None:
-        self._chat.save(Path(_file(rest)))
-        self._screen.note(f"saved to {rest}")
+        size = self._chat.save(Path(_file(rest)))
+        self._screen.note(f"{rest}: {size / 1e6:.1f} MB")
 
     def _system(self, rest: str) -> None:
         if self._raw:
@@ -240,6 +241,8 @@ class Talk:
 
     def _change(self, name: str, value: Any) -> None:
         """Change a setting that a turn accepts. Raises RequestError."""
+        if name == "logit_bias" and isinstance(value, dict):  # JSON has no keys but strings
+            value = {int(key) if key.isdecimal() else key: bias for key, bias in value.items()}
         changed = {**self._settings, _setting(name): value}
         self._model.stream([0], **changed).close()  # checks settings, and computes nothing
         self._settings = changed

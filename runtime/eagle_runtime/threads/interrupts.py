@@ -19,6 +19,7 @@ from types import FrameType
 # Ctrl-C, kill, a closed terminal (which Windows does not signal).
 STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 SAME_S = 0.3  # seconds within which signals count as one: a terminal and a parent process may both send it
+AGAIN_S = 0.05  # seconds after which a signal that others handle is sent to the main thread once more
 CLEANUP_S = 2.0  # seconds after the first signal that unwinding may take, however soon a second one comes
 
 
@@ -31,7 +32,8 @@ class Interrupted(BaseException):
 def handled_interrupts(but_for: Collection[int] = ()) -> Iterator[None]:
     """Within the block the first signal raises Interrupted(number) in the main thread. One more that comes after SAME_S
     ends the process, with the status of that signal: CLEANUP_S after the first signal, or at once if it comes later.
-    Signals that were ignored before, as under nohup, stay ignored. but_for: signals that are left alone."""
+    Signals that were ignored before, as under nohup, stay ignored. but_for: signals whose handlers stay. The main
+    thread gets these twice, AGAIN_S apart: an engine's thread may have got the first, or a call just begun to wait."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread can set handlers
         yield
         return
@@ -45,7 +47,7 @@ def handled_interrupts(but_for: Collection[int] = ()) -> Iterator[None]:
             stopped = number
             raise Interrupted(number)
 
-    with _watched(frozenset(ours)):
+    with _watched(frozenset(ours), frozenset(but_for)):
         for number in ours:
             signal.signal(number, stop)
         try:
@@ -60,12 +62,12 @@ def handled_interrupts(but_for: Collection[int] = ()) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _watched(numbers: frozenset[int]) -> Iterator[None]:
-    """Within the block a thread reads the signals that arrive."""
+def _watched(numbers: frozenset[int], others: frozenset[int]) -> Iterator[None]:
+    """Within the block a thread reads the signals that arrive. others: signals that are only sent again."""
     reader, writer = socket.socketpair()  # not a pipe: Windows takes only sockets
     writer.setblocking(False)
     done = threading.Event()
-    watch = threading.Thread(target=_watch, args=(reader, numbers, done), name="eagle-interrupts", daemon=True)
+    watch = threading.Thread(target=_watch, args=(reader, numbers, others, done), name="eagle-interrupts", daemon=True)
     watch.start()
     if hasattr(os, "register_at_fork"):  # or a signal that a forked child gets would count here
         os.register_at_fork(after_in_child=lambda: None if done.is_set() else _reset_wakeup())
@@ -85,12 +87,17 @@ def _reset_wakeup() -> None:
         signal.set_wakeup_fd(-1)
 
 
-def _watch(reader: socket.socket, numbers: frozenset[int], done: threading.Event) -> None:
+def _watch(reader: socket.socket, numbers: frozenset[int], others: frozenset[int], done: threading.Event) -> None:
     """Read the numbers of signals until the other end is closed."""
     if hasattr(signal, "pthread_sigmask"):  # or the system may deliver to this thread what should wake the main one
-        signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+        signal.pthread_sigmask(signal.SIG_BLOCK, numbers | others)
     first = resent = None
+    again: int | None = None
     while data := _received(reader):
+        if data[0] in others and hasattr(signal, "pthread_kill"):
+            again = None if again == data[0] else data[0]
+            if again is not None and not done.wait(AGAIN_S):
+                signal.pthread_kill(threading.main_thread().ident or 0, again)
         if data[0] not in numbers:
             continue
         now = time.monotonic()
