@@ -26,6 +26,7 @@ from filelock import FileLock
 from eagle_calib import cli as calib_cli
 from eagle_export import cli as export_cli
 from eagle_runtime import cli as run_cli
+from eagle_runtime.chat import cli as chat_cli
 from eagle_serve import cli as serve_cli
 from eagle_tools import demo, doctor
 from eagle_tools.bench import cli as bench_cli
@@ -41,6 +42,7 @@ LINKED = [*PAGES, *(path for path in ROOT.glob("*.md") if path not in PAGES), RO
 COMMANDS = {
     "eagle-export": export_cli.main,
     "eagle-run": run_cli.main,
+    "eagle-chat": chat_cli.main,
     "eagle-calib": calib_cli.main,
     "eagle-doctor": doctor.main,
     "eagle-bench": bench_cli.main,
@@ -216,7 +218,7 @@ def test_files_in_drawings_exist(drawing: Path) -> None:
 def test_every_option_of_the_readme_exists() -> None:
     known = {
         option
-        for cli in (export_cli, run_cli, calib_cli, doctor, bench_cli, serve_cli)
+        for cli in (export_cli, run_cli, chat_cli, calib_cli, doctor, bench_cli, serve_cli)
         for option in cli._parser()._option_string_actions
     }
     mentioned = set(re.findall(r"`[^`\n]*?(--[a-z-]+)", README)) | set(re.findall(r" (--[a-z-]+)", README))
