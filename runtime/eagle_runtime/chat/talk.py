@@ -1,4 +1,4 @@
-"""The conversation behind eagle-chat: questions, answers, and the commands that begin with a slash."""
+"""The conversation of eagle-chat: questions, answers, and the commands that begin with a slash."""
 
 from __future__ import annotations
 
