@@ -58,6 +58,8 @@ PACKAGES = [
     "tools/eagle_tools",
     "runtime/eagle_serve",
 ]
+# Pages whose examples train, calibrate or certify for half a minute and more: pytest -m slow tests/test_docs.py
+LONG = {"calibration.md", "hard_pair.md", "heads.md", "precision.md", "training.md", "tutorial.md"}
 OPENING = 25  # lines of a page by which its first example begins
 FOREIGN_OPTIONS = {"--help", "--inplace"}  # of every parser; rsync's
 
@@ -147,8 +149,11 @@ def run_page(page: Path) -> int:
 
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if any(has_example(*block[1:]) for block in blocks(page))],
-    ids=lambda page: page.name,
+    [
+        pytest.param(page, marks=pytest.mark.slow if page.name in LONG else (), id=page.name)
+        for page in PAGES
+        if any(has_example(*block[1:]) for block in blocks(page))
+    ],
 )
 def test_examples(page: Path, workplace: Path) -> None:
     assert run_page(page) > 0

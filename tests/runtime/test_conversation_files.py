@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from conftest import put_listed, put_tokenizer
@@ -82,6 +83,24 @@ def test_a_loaded_conversation_goes_on(model: EagleModel, chat: Conversation, tm
     again = model.load_conversation(text_alone)
     assert again.kv_rows == 0 and again.kv_status == "nothing was read yet"
     assert answer(again, "more") == answer(chat, "more")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8+int8 cache"])
+def test_rows_of_every_layout_are_the_same_after_loading(
+    precision: str, bundles: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Row by row in fp32; by head, with bytes and scales, in an int8 cache."""
+    with EagleModel.load(bundles(precision), threads=1, check_hashes=False) as model:
+        chat = model.conversation()
+        answer(chat, "what is a tree of words")
+        chat.save(tmp_path / "chat")
+        loaded = model.load_conversation(tmp_path / "chat")
+        pairs = zip(chat.slot.state.caches, loaded.slot.state.caches, strict=True)
+        for saved, taken in pairs:
+            rows = zip(saved.read(), taken.read(), strict=True)
+            assert saved.length == taken.length > 10
+            assert all(np.array_equal(one, other) and one.dtype == other.dtype for one, other in rows)
+        assert answer(loaded, "more") == answer(chat, "more")
 
 
 def test_pending_features_survive(model: EagleModel, tmp_path: Path) -> None:
