@@ -334,7 +334,7 @@ def test_layer_by_layer_equals_the_whole(name: str, sources: Callable[[str], Pat
         np.testing.assert_allclose(model.logits(end[0]).numpy(), logits[0].numpy(), atol=1e-5)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
+@pytest.mark.parametrize("precision", ["fp32", "int8", pytest.param("int4", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ROWS)
 def test_drafts_change_no_token_and_no_bit(name: str, precision: str, bundles: Callable[[str, str], Path]) -> None:
     prompt = np.random.default_rng(5).integers(0, VOCAB, 90).tolist()

@@ -39,7 +39,9 @@ def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "check_memory", refuse)
 
 
-@pytest.mark.parametrize(("kind", "precision"), [("eagle1", "fp32"), ("eagle3", "int4")])
+@pytest.mark.parametrize(
+    ("kind", "precision"), [("eagle1", "fp32"), pytest.param("eagle3", "int4", marks=pytest.mark.slow)]
+)
 def test_the_certificate_is_that_of_the_whole_source(
     kind: str, precision: str, bundle_of: Callable[..., Path], request: pytest.FixtureRequest
 ) -> None:

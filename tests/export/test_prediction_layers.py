@@ -244,7 +244,7 @@ def test_drafts_of_speculators_equal_its_own_module(qwen3: tuple[Path, Path], tm
     assert_drafts(done.bundle, source, SpeculatorsLayer(source.config, head))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
+@pytest.mark.parametrize("precision", ["fp32", "int8", pytest.param("int4", marks=pytest.mark.slow)])
 def test_drafts_change_no_token_and_no_bit(precision: str, bundle_of: Callable[[str], Path]) -> None:
     prompt = np.random.default_rng(5).integers(2, 64, 90).tolist()
     with EagleModel.load(bundle_of(precision), threads=1) as model:
@@ -419,7 +419,7 @@ def test_inspect_names_the_layer_and_how_to_use_it(
     assert "it has a multi-token-prediction layer, which cannot draft: " in note and "a mixture of experts" in note
 
 
-@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
+@pytest.mark.parametrize("precision", ["fp32", "int8", pytest.param("int4", marks=pytest.mark.slow)])
 def test_sizes_are_those_of_exports(precision: str, bundle_of: Callable[[str], Path], checkpoint: Path) -> None:
     weights = read_manifest(bundle_of(precision)).models["draft"].graph.weights
     stored = sum(

@@ -82,7 +82,7 @@ def random_tree(rng: np.random.Generator, nodes: int, root: int) -> Tree:
 
 
 @pytest.mark.parametrize("model_type", CONFIGS)
-@pytest.mark.parametrize("precision", ["int8", "int4"])
+@pytest.mark.parametrize("precision", ["int8", pytest.param("int4", marks=pytest.mark.slow)])
 def test_a_row_has_its_bits_with_any_neighbours(
     model_type: str, precision: str, pair_of: Callable[[str], Pair], tmp_path: Path
 ) -> None:
@@ -132,7 +132,9 @@ def test_a_row_of_one_mixture_has_its_bits_in_fp32(
             np.testing.assert_array_equal(run(some[:, picked]), alone[picked])
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    "precision", [pytest.param(name, marks=() if name in ("int8", "int4") else pytest.mark.slow) for name in PRECISIONS]
+)
 def test_routed_equals_dense(precision: str, pair_of: Callable[[str], Pair], tmp_path: Path) -> None:
     """To the bit: the experts without rows add zeros to the dense sum."""
     outputs = []

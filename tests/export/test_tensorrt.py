@@ -200,7 +200,7 @@ def test_multi_token_prediction(folder: Path) -> None:
     check_bundle(done.bundle)
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [pytest.param(64, marks=pytest.mark.slow), 128])
 def test_real_shape_eagle1(head_dim: int, folder: Path) -> None:
     llama = Llama(2, HEAD_COUNT, KV_HEADS, head_dim, INTERMEDIATE)
     target = llama.write(folder / "target", llama.target())
@@ -208,6 +208,7 @@ def test_real_shape_eagle1(head_dim: int, folder: Path) -> None:
     check_bundle(export(target, head, folder / "bundle", precision="fp16", certify=False).bundle)
 
 
+@pytest.mark.slow
 def test_real_shape_eagle3(folder: Path) -> None:
     """Three taps need a target of seven layers. They are narrow inside, so that only the head is large."""
     llama, head = Llama(7, 8, 2, 128, 256), Llama(1, HEAD_COUNT, KV_HEADS, 128, INTERMEDIATE)

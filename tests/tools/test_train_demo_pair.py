@@ -69,6 +69,7 @@ def work(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_target_learns_continues_where_it_stopped_and_is_saved_in_fp16(work: Path) -> None:
     small_llama.train_target(work, work / "target", 4.0, workers=2)
     journal = work / "target.log.jsonl"
