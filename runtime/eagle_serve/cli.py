@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import ipaddress
-import json
-import logging
 import os
 import re
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from eagle_runtime import EagleModel, RequestError
 from eagle_runtime.command import Parser, print_line, run_command
+from eagle_serve.log_lines import logged
 from eagle_serve.options import Options
 
 KEY = "EAGLE_API_KEY"  # environment variable
@@ -32,7 +30,7 @@ def run(args: argparse.Namespace) -> None:
     """Listen at once, load the model meanwhile, and serve until a signal."""
     options = options_of(args)
     _check_host(args.host, options)
-    with _logged(args.log_json):
+    with logged(args.log_json):
         _serve(args, options)
 
 
@@ -136,42 +134,6 @@ def _own_name(host: str) -> tuple[str, ...]:
     if address.is_unspecified:
         return ()
     return (f"[{host}]",) if address.version == 6 else (host,)
-
-
-class _Lines(logging.Formatter):
-    """Log lines: text, or one JSON object each."""
-
-    def __init__(self, as_json: bool) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(message)s")
-        self._as_json = as_json
-
-    def format(self, record: logging.LogRecord) -> str:
-        if not self._as_json:
-            return super().format(record)
-        data = {"time": self.formatTime(record), "level": record.levelname.lower(), "logger": record.name}
-        data |= getattr(record, "fields", None) or {"message": record.getMessage()}
-        if record.exc_info:
-            data["error"] = self.formatException(record.exc_info)
-        return json.dumps(data)
-
-
-@contextlib.contextmanager
-def _logged(as_json: bool) -> Iterator[None]:
-    """Within the block log lines go to standard error."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_Lines(as_json))
-    levels = {"eagle_serve": logging.INFO, "eagle_runtime": logging.WARNING, "uvicorn": logging.WARNING}
-    loggers = {logging.getLogger(name): level for name, level in levels.items()}
-    before = {logger: logger.level for logger in loggers}
-    for logger, level in loggers.items():
-        logger.addHandler(handler)
-        logger.setLevel(level)
-    try:
-        yield
-    finally:
-        for logger, level in before.items():
-            logger.removeHandler(handler)
-            logger.setLevel(level)
 
 
 def _bytes(text: str) -> int:

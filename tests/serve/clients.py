@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -56,13 +57,21 @@ def read_until(link: socket.socket, mark: bytes) -> bytes:
     return got
 
 
-def server_process(bundle: Path, *options: str) -> tuple[subprocess.Popen[str], str]:
-    """The command, and its address once it serves."""
+def server_process(bundle: Path, *options: str) -> tuple[subprocess.Popen[bytes], str, Callable[[], str]]:
+    """The command, its address once it serves, and a function that returns what it has written to standard error."""
     command = [sys.executable, "-m", "eagle_serve.cli", str(bundle), "--port", "0", "--threads", "1", *options]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if match := re.search(r"http://\S+", line):
-            return process, match[0]
-    raise AssertionError(f"the server ended with {process.wait()}")
+    handle, name = tempfile.mkstemp(prefix="eagle-serve-")
+    process = subprocess.Popen(command, stderr=handle, env=env)
+    os.close(handle)
+
+    def said() -> str:
+        return Path(name).read_text(encoding="utf-8")
+
+    def address() -> str | None:
+        assert process.poll() is None, said()
+        match = re.search(r"http://\S+", said())
+        return match[0] if match else None
+
+    until(lambda: address() is not None)
+    return process, address() or "", said

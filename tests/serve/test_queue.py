@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
+import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -221,7 +225,7 @@ def test_the_end_of_the_server_is_an_error_of_the_stream(served_model: EagleMode
 @pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_running_requests_end(served_bundle: Path, number: signal.Signals) -> None:
-    process, address = server_process(served_bundle)
+    process, address, said = server_process(served_bundle)
     assert request(address, "GET", "/health").data == {"status": "ok"}
     with started(address, {**LONG, "max_tokens": 400, "stream": True}) as link:
         got = read_until(link, b"data: {")
@@ -229,19 +233,35 @@ def test_a_signal_lets_running_requests_end(served_bundle: Path, number: signal.
         while piece := link.recv(65536):
             got += piece
     assert process.wait(PATIENCE) == 0
-    assert process.stderr is not None and "Traceback" not in process.stderr.read()
+    assert "Traceback" not in said() and "GET /health 200" in said()
     assert b"data: [DONE]" in got
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
 def test_a_stopping_server_refuses_new_requests(served_bundle: Path) -> None:
-    process, address = server_process(served_bundle)
+    process, address, _ = server_process(served_bundle)
     with started(address, {**LONG, "stream": True}) as link:
         read_until(link, b"data: {")
         process.send_signal(signal.SIGTERM)
         until(lambda: request(address, "GET", "/health").status == 503)
         assert post(address, COMPLETIONS, SHORT).code == "shutting_down"
     assert process.wait(PATIENCE) == 0
+
+
+def test_log_lines_that_nobody_reads_stop_no_answer(served_bundle: Path) -> None:
+    command = [sys.executable, "-m", "eagle_serve.cli", str(served_bundle), "--port", "0", "--threads", "1"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with subprocess.Popen([*command, "--log-json"], stderr=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stderr is not None
+        match = re.search(r"http://\S+", process.stderr.readline())
+        assert match is not None
+        for _ in range(1000):  # lines of a hundred characters; a pipe holds 64 KiB
+            assert request(match[0], "GET", "/health").status == 200
+        process.terminate()
+        lines = process.stderr.read().splitlines()
+        assert process.wait(PATIENCE) == 0
+    wanted = {"method": "GET", "path": "/health", "status": 200}
+    assert {name: json.loads(lines[0])[name] for name in wanted} == wanted
 
 
 def test_the_command_says_in_one_line_what_is_wrong(

@@ -95,7 +95,7 @@ def test_a_short_soak(served_model: EagleModel, served_bundle: Path) -> None:
 @pytest.mark.parametrize("parallel", [1, 3])
 def test_a_soak(served_model: EagleModel, served_bundle: Path, parallel: int) -> None:
     asked = cases(served_model, 2000)
-    process, where = server_process(served_bundle, "--queue", "64", "--parallel", str(parallel))
+    process, where, _ = server_process(served_bundle, "--queue", "64", "--parallel", str(parallel))
 
     def resident() -> int:
         return int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
