@@ -115,7 +115,7 @@ class Conversation:
 
     @property
     def turns(self) -> tuple[PastTurn, ...]:
-        """The turns that have ended, in order."""
+        """The turns that have ended, in order; of a text without messages the last one."""
         with self._lock:
             return tuple(self._turns)
 
@@ -188,6 +188,8 @@ class Conversation:
                 assert output.stop is not None
                 kept = output.kept - (output.stop.kind in ("eos", "stop_token"))
                 self._written = Written((rendered or "") + output.text, (*ids, *output.token_ids[:kept]))
+                if rendered is None:  # a text that goes on for ever keeps no list of how it came about
+                    self._turns.clear()
                 self._turns.append(PastTurn(seed, output.stop, usage))
                 if rendered is not None:
                     self._messages = [*messages, {"role": "assistant", "content": output.text}]
@@ -289,6 +291,12 @@ class Conversation:
         if rows is not None and chat.kv_note is None:
             chat.kv_note = chat.slot.restore(rows, model.context)
         return chat
+
+    def copy_kv(self, other: Conversation) -> None:
+        """Go on from the rows of another conversation of this model: they are copied when this one next runs, and those
+        of its own text are dropped. So a conversation can serve many texts, one after another. Raises BusyError."""
+        with self._free(wait=False):
+            self.slot.copy_from(other.slot)
 
     def drop_kv(self) -> None:
         """Free the rows; the next turn reads the text again. Raises BusyError."""

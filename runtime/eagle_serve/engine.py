@@ -65,7 +65,7 @@ class Engine:
             "max_tokens": min(self._options.max_tokens, model.context - 1),
             "sampling": self._defaults,
             "kv_bytes": self._prefixes.kv_bytes,
-            "kv_budget": model.slots.budget,
+            "kv_budget": model.memory().kv_budget,
         }
         return {"id": name, "object": "model", "created": self.created, "owned_by": "eagle-edge", "meta": meta}
 

@@ -61,13 +61,14 @@ class Prefixes:
     @property
     def gauges(self) -> Mapping[str, tuple[str, float]]:
         """For the metrics."""
+        memory = self._model.memory()
         with self._lock:
             held = [state.chat.kv_bytes for state in self._states]
         return {
             "kv_bytes": ("Bytes of keys and values that are kept.", sum(held)),
             "kv_states": ("Texts that are kept.", len(held)),
-            "kv_budget_bytes": ("Bytes that they may take.", self._model.slots.budget),
-            "kv_dropped": ("Times that keys and values were dropped to keep the budget.", self._model.slots.dropped),
+            "kv_budget_bytes": ("Bytes that they may take.", memory.kv_budget),
+            "kv_dropped": ("Times that keys and values were dropped to keep the budget.", memory.dropped),
         }
 
     def close(self) -> None:
@@ -85,20 +86,21 @@ class Prefixes:
             if best is not None and count and 2 * count >= len(best.ids):
                 best.busy = True
                 return best
-            chat = self._model.conversation() if best is None or count < COPIED else best.chat.fork()
-            state = _State(chat)
-            self._states.append(state)
-            evicted = self._evicted()
-        for old in evicted:
-            old.chat.close()
-        return state
+            state = self._other([state for _, state in idle if state is not best])
+            if best is not None and count >= COPIED:
+                state.chat.copy_kv(best.chat)
+            return state
 
-    def _evicted(self) -> list[_State]:
-        """Takes idle states out, least recently used first, until no more than `most` are left."""
-        idle = sorted((state for state in self._states if not state.busy), key=lambda state: state.used)
-        evicted = idle[: max(0, len(self._states) - self._most)]
-        self._states = [state for state in self._states if state not in evicted]
-        return evicted
+    def _other(self, idle: Sequence[_State]) -> _State:
+        """Returns a new state, or once there are enough the one of `idle` that was used longest ago: making and freeing
+        conversations all the time would leave the process's memory in pieces."""
+        if len(self._states) < self._most or not idle:
+            state = _State(self._model.conversation())
+            self._states.append(state)
+            return state
+        state = min(idle, key=lambda one: one.used)
+        state.busy = True
+        return state
 
     def _give_back(self, state: _State, prompt: Sequence[int]) -> None:
         read = state.chat.token_ids
