@@ -71,6 +71,8 @@ def test_the_wheel_holds_the_packages_and_their_types(wheel: Path) -> None:
     sources = {path.relative_to(path.parents[1]) for path in ROOT.glob("*/eagle_*/*.py")}
     assert {source.as_posix() for source in sources} <= set(names)
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    page = {path.relative_to(ROOT / "runtime").as_posix() for path in ROOT.glob("runtime/eagle_serve/page/*")}
+    assert page <= set(names) and len(page) == 3
 
 
 def test_only_what_decoding_needs_is_installed(device: Path) -> None:

@@ -29,6 +29,14 @@ FIELDS = {
 }
 
 
+LIBRARIES = {  # backend -> distribution of its engine
+    "cpu": "onnxruntime",
+    "cuda": "onnxruntime-gpu",
+    "tensorrt": "tensorrt",
+    "tensorrt-rtx": "tensorrt-rtx",
+}
+
+
 class Engine:
     """A loaded model as the server uses it. names: the model's name and its aliases."""
 
@@ -46,13 +54,14 @@ class Engine:
         self._prefixes = Prefixes(model, options.limits.states)
         self.token_text = functools.lru_cache(maxsize=4096)(self._token_text)
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str:
         """What the answers of equal requests depend on: bundle, precision, backend, version."""
         files = "".join(f"{name}:{digest}\n" for name, digest in sorted(self.model.manifest.files.items()))
         precision = "-".join(dict.fromkeys(self.model.manifest.precision.values()))
-        version = metadata.version("eagle-edge")
-        return f"fp_{hashlib.sha256(files.encode()).hexdigest()[:12]}_{precision}_{self.model.backend}_{version}"
+        digest = hashlib.sha256(files.encode()).hexdigest()[:12]
+        engine = f"{self.model.backend}-{_version(LIBRARIES[self.model.backend])}"
+        return f"fp_{digest}_{precision}_{engine}_{_version('eagle-edge')}"
 
     def description(self, name: str) -> dict[str, Any]:
         """The model as `GET /v1/models` lists it."""
@@ -154,6 +163,14 @@ class Engine:
         """The text of one token alone, for the runners-up of a position."""
         stream = self.model.text.stream([])
         return f"token_id:{token}" if stream is None else stream.feed([token]) + stream.finish()
+
+
+def _version(distribution: str) -> str:
+    """The version of an installed package; "unknown" where it came otherwise, as with an operating system."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def constraint_of(grammar: Grammar) -> Constraint:

@@ -13,7 +13,8 @@ class Limits:
 
     body_bytes, body_s: size of a body and the time to send it. depth: of nested JSON. connections: open at once; more
     are answered with 503. unread_s: a client that reads nothing for so long is cancelled. ping_s: longest silence of a
-    stream. grace_s: what running requests get after a signal. states: texts whose keys and values are kept."""
+    stream; look_s: how often one without news looks at the queue and at what was read of its prompt. grace_s: what
+    running requests get after a signal. states: texts whose keys and values are kept."""
 
     body_bytes: int = 4 * MEBIBYTE
     body_s: float = 30.0
@@ -23,6 +24,7 @@ class Limits:
     connections: int = 64
     unread_s: float = 60.0
     ping_s: float = 10.0
+    look_s: float = 0.25
     grace_s: float = 10.0
     states: int = 16
 

@@ -18,7 +18,6 @@ from eagle_serve.jobs import Job, Jobs
 from eagle_serve.metrics import Metrics
 from eagle_serve.options import Limits
 
-LOOK_S = 0.25  # how often a stream without news looks at the queue and the prefill
 DONE = b"data: [DONE]\n\n"
 
 
@@ -72,7 +71,7 @@ class EventStream:
         said = ""
         while not gone.done():
             try:
-                news = await asyncio.wait_for(self._job.events.get(), LOOK_S)
+                news = await asyncio.wait_for(self._job.events.get(), self._limits.look_s)
             except asyncio.TimeoutError:
                 state = self._state()
                 if state != said or time.monotonic() - self._written > self._limits.ping_s:

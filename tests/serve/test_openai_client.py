@@ -17,7 +17,7 @@ from openai.types.chat import ChatCompletionChunk
 from eagle_runtime import EagleModel
 from eagle_serve import Options
 from eagle_serve.server import serving
-from raw_http import events, post
+from raw_http import events, post, request
 
 Chat = list[Any]
 MESSAGES: Chat = [{"role": "system", "content": "Say it."}, {"role": "user", "content": "What is it?"}]
@@ -42,7 +42,7 @@ def test_chat(client: OpenAI, served_model: EagleModel) -> None:
     assert choice.message.content == wanted.text and choice.message.role == "assistant"
     assert choice.finish_reason == wanted.finish_reason
     assert answer.model == "pair" and answer.object == "chat.completion" and answer.id.startswith("chatcmpl-")
-    assert answer.system_fingerprint is not None and "_cpu_" in answer.system_fingerprint
+    assert answer.system_fingerprint is not None and "_cpu-" in answer.system_fingerprint
     usage = answer.usage
     assert usage is not None
     assert usage.prompt_tokens == wanted.usage.prompt_tokens
@@ -208,6 +208,26 @@ def test_errors_of_keys_models_and_hosts(served_model: EagleModel, served_bundle
             with pytest.raises(openai.AuthenticationError) as wrong:
                 stranger.models.list()
             assert wrong.value.code == "invalid_api_key"
+
+
+def test_a_budget_that_is_too_small_is_no_reason_to_retry(served_bundle: Path) -> None:
+    with (
+        EagleModel.load(served_bundle, threads=1, kv_budget=100_000) as model,
+        serving(model, served_bundle) as where,
+        OpenAI(base_url=f"{where}/v1", api_key="none", max_retries=5) as client,
+    ):
+        assert client.completions.create(model="any", prompt="a", max_tokens=2).usage is not None
+        for streamed in (False, True):
+            with pytest.raises(openai.InternalServerError) as full:
+                client.completions.create(model="any", prompt="a" * 1500, max_tokens=2, stream=streamed)
+            assert (full.value.status_code, full.value.code) == (503, "memory_limit")
+        assert 'status="503"} 2' in request(where, "GET", "/metrics").body.decode()  # and no retries
+
+
+def test_a_body_that_is_too_large(client: OpenAI) -> None:
+    with pytest.raises(openai.APIStatusError) as large:
+        client.completions.create(model="any", prompt="a" * (5 << 20))
+    assert (large.value.status_code, large.value.code) == (413, "request_too_large")
 
 
 def test_ignored_fields_are_listed(client: OpenAI) -> None:

@@ -114,6 +114,14 @@ def narrow(served_model: EagleModel, served_bundle: Path) -> Iterator[str]:
         yield where
 
 
+def test_a_stream_tells_how_much_of_its_prompt_was_read(served_model: EagleModel, served_bundle: Path) -> None:
+    body = {"prompt": "ab" * 950, "max_tokens": 2, "stream": True}
+    with serving(served_model, served_bundle, Options(limits=Limits(look_s=0.001))) as where:
+        said = [event for event in events(post(where, COMPLETIONS, body).body) if isinstance(event, str)]
+    read = [int(match[1]) for line in said if (match := re.fullmatch(r": prefill (\d+)/1900", line))]
+    assert read == sorted(read) and 0 < read[-1] < 1900
+
+
 def test_a_full_queue_asks_to_retry(narrow: str) -> None:
     with started(narrow, {**LONG, "stream": True}) as first:
         read_until(first, b"data: {")
@@ -234,6 +242,7 @@ def test_a_signal_lets_running_requests_end(served_bundle: Path, number: signal.
             got += piece
     assert process.wait(PATIENCE) == 0
     assert "Traceback" not in said() and "GET /health 200" in said()
+    assert str(LONG["prompt"]) not in said()  # without --log-content
     assert b"data: [DONE]" in got
 
 

@@ -71,15 +71,15 @@ function showModel(model) {
   render();
 }
 
-async function showMemory(used) {
+function showMemory(used) {
   const meta = state.model.meta;
   $("context").max = meta.context;
   $("context").value = used;
   $("context-text").textContent = `${used} / ${meta.context}`;
-  const megabytes = (bytes) => (bytes / 1e6).toFixed(bytes < 1e7 ? 1 : 0);
+  const size = (bytes) => (bytes < 1e9 ? `${(bytes / 1e6).toFixed(bytes < 1e7 ? 1 : 0)} MB` : `${(bytes / 1e9).toFixed(1)} GB`);
   $("kv").max = meta.kv_budget || Math.max(meta.kv_bytes, 1);
   $("kv").value = meta.kv_bytes;
-  $("kv-text").textContent = meta.kv_budget ? `${megabytes(meta.kv_bytes)} / ${megabytes(meta.kv_budget)} MB` : `${megabytes(meta.kv_bytes)} MB`;
+  $("kv-text").textContent = meta.kv_budget ? `${size(meta.kv_bytes)} / ${size(meta.kv_budget)}` : size(meta.kv_bytes);
 }
 
 // ---- Messages
@@ -274,6 +274,7 @@ async function answer() {
     render();
     $("input").focus();
     const used = message.figures ? message.figures.prompt + message.figures.tokens : $("context").value;
+    showMemory(used);
     call("/v1/models").then((models) => models.json()).then((models) => {
       state.model = models.data[0];
       showMemory(used);
