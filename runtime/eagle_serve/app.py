@@ -15,8 +15,9 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
@@ -36,6 +37,8 @@ from eagle_serve.request import Endpoint, Request, model_not_found, parse_reques
 from eagle_serve.security import Security
 from eagle_serve.stream import EventStream, whole
 
+T = TypeVar("T")
+PREPARING = 2  # threads that make requests ready
 log = logging.getLogger("eagle_serve")
 PAGE = {
     "/": ("index.html", "text/html"),
@@ -54,11 +57,16 @@ class Service:
         self.engine: Engine | None = None
         self.jobs: Jobs | None = None
         self.stopping = False
+        self._preparing = ThreadPoolExecutor(PREPARING, "eagle-serve-prepare")
 
     def begin(self, engine: Engine) -> None:
         """Serve a loaded model."""
         self.jobs = Jobs(engine.run, self.options.parallel, self.options.queue)
         self.engine = engine
+
+    async def prepare(self, function: Callable[[Request], T], request: Request) -> T:
+        """Call what may take long, as a template or a grammar does, in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._preparing, function, request)
 
     def ready(self) -> tuple[Engine, Jobs]:
         """Returns the engine and its queue. Raises ApiError: 503 while there is none, or none any more."""
@@ -73,6 +81,7 @@ class Service:
         self.stopping = True
         if self.jobs is not None:
             self.jobs.stop()
+        self._preparing.shutdown(cancel_futures=True)
         if self.engine is not None:
             self.engine.close()
 
@@ -94,7 +103,7 @@ def _router(service: Service) -> Router:
         body = await read_json(http.receive, service.options.limits)
         endpoint: Endpoint = "chat" if "messages" in body else "completions"
         request = parse_request(body, endpoint, service.options, engine.names)
-        ids = await asyncio.to_thread(engine.ids, request)
+        ids = await service.prepare(engine.ids, request)
         return _json({"object": "token_count", "count": len(ids), "ids": ids, "context": engine.model.context})
 
     async def models(http: HttpRequest) -> Response:
@@ -198,7 +207,7 @@ async def _generate(service: Service, http: HttpRequest, endpoint: Endpoint) -> 
     limits = service.options.limits
     body = await read_json(http.receive, limits)
     request = parse_request(body, endpoint, service.options, engine.names)
-    prepared = await asyncio.to_thread(engine.prepare, request)
+    prepared = await service.prepare(engine.prepare, request)
     job = Job(prepared)
     jobs.submit(job)
     if service.options.log_content:

@@ -104,14 +104,19 @@ def test_a_soak(served_model: EagleModel, served_bundle: Path, parallel: int) ->
         return len(list(Path(f"/proc/{process.pid}/task").iterdir()))
 
     try:
-        soak(where, asked[:200], clients=8)
-        memory, running = resident(), threads()
-        counts = soak(where, asked[200:], clients=8)
-        assert counts["left"] > 100 and counts.total() == 1800
-        grown = resident() / memory
-        print(f"\nparallel {parallel}: {dict(counts)}, {memory / 1e6:.1f} MB after 200, x {grown:.4f} after 2,000")
-        assert grown < 1.03
-        assert threads() <= running and metric(where, "queue_depth") == 0
+        sizes: list[int] = []
+        running: list[int] = []
+        counts: Counter[str] = Counter()
+        for part in (asked[:200], asked[200:600], asked[600:]):
+            counts += soak(where, part, clients=8)
+            sizes.append(resident())
+            running.append(threads())
+        shown = [f"{size / 1e6:.1f}" for size in sizes]
+        print(f"\nparallel {parallel}: {dict(counts)}; MB after 200, 600, 2,000: {', '.join(shown)}")
+        assert counts["left"] > 100 and counts.total() == 2000
+        # Buffers and the allocator's arenas of a model this small still fill up between 200 and 600.
+        assert sizes[2] < 1.03 * sizes[1] and sizes[2] < sizes[0] + 10e6
+        assert running[2] <= running[0] and metric(where, "queue_depth") == 0
     finally:
         process.terminate()
     assert process.wait(PATIENCE) == 0
