@@ -292,12 +292,6 @@ class Conversation:
             chat.kv_note = chat.slot.restore(rows, model.context)
         return chat
 
-    def copy_kv(self, other: Conversation) -> None:
-        """Go on from the rows of another conversation of this model: they are copied when this one next runs, and those
-        of its own text are dropped. So a conversation can serve many texts, one after another. Raises BusyError."""
-        with self._free(wait=False):
-            self.slot.copy_from(other.slot)
-
     def drop_kv(self) -> None:
         """Free the rows; the next turn reads the text again. Raises BusyError."""
         with self._free(wait=False):

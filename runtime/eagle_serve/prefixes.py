@@ -88,7 +88,7 @@ class Prefixes:
                 return best
             state = self._other([state for _, state in idle if state is not best])
             if best is not None and count >= COPIED:
-                state.chat.copy_kv(best.chat)
+                state.chat.slot.copy_from(best.chat.slot)
             return state
 
     def _other(self, idle: Sequence[_State]) -> _State:
