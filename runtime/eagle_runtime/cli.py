@@ -21,6 +21,7 @@ from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle
 from eagle_runtime.result import Result
 
+WORKER = "--worker"
 SETTINGS = (  # of `EagleModel.stream` whose arguments have the same name
     "max_new_tokens", "method", "tree", "total_token", "depth", "draft_top_k", "stop_token_ids", "ignore_eos", "seed",
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
@@ -29,6 +30,11 @@ SETTINGS = (  # of `EagleModel.stream` whose arguments have the same name
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, or 2 after an error of the input."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    if WORKER in given:
+        from eagle_runtime import worker
+
+        return worker.main([argument for argument in given if argument != WORKER])
     return run_command(_parser(), argv, run, extra="cpu", interrupted="interrupted")
 
 
@@ -148,7 +154,11 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="eagle-run", description="Decode one prompt from a bundle.")
+    parser = Parser(
+        prog="eagle-run",
+        description="Decode one prompt from a bundle.",
+        epilog=f"eagle-run {WORKER} BUNDLE serves lines of JSON on standard input and output.",
+    )
     parser.add_argument("bundle", help="folder written by eagle-export")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", help="text")
