@@ -24,6 +24,7 @@ HEAVY = {"torch", "transformers", "onnx", "onnxscript", "onnx_ir"}
 BASE = {"numpy", "tokenizers", "jinja2", "safetensors"}  # what the distribution requires whatever its extras
 EXTRAS = {"runtime": {"llguidance"}, "calib": {"onnx", "rich", "filelock"}}  # of the lean parts: what their jobs bring
 OF_SERVE = {"starlette", "uvicorn"}
+HOOKS = "runtime/eagle_runtime/_pyinstaller/"  # files that PyInstaller runs, and nothing imports
 ENGINES = {  # engine library -> the one file that imports it
     "onnxruntime": "runtime/eagle_runtime/session/ort/library.py",
     "tensorrt_rtx": "runtime/eagle_runtime/session/trt/library.py",
@@ -59,10 +60,11 @@ def violations(root: Path) -> list[str]:
         for path in sorted((root / part).rglob("*.py")):
             where = path.relative_to(root).as_posix()
             own = OF_SERVE | {"eagle_serve"} if where.startswith(f"{SERVE}/") else set()
+            own |= {"PyInstaller"} if where.startswith(HOOKS) else set()
             for line, name in imported(ast.parse(path.read_text(encoding="utf-8"))):
                 top = name.split(".")[0]
                 wrong = top in above[part] or ENGINES.get(top, where) != where or (top == "eagle_serve" and not own)
-                wrong = wrong or (bool(own) and top == "eagle_runtime" and name not in OPEN)
+                wrong = wrong or (where.startswith(f"{SERVE}/") and top == "eagle_runtime" and name not in OPEN)
                 if wrong or (part in LEAN and top not in known | EXTRAS[part] | own):
                     violating.append(f"{where}:{line} imports {name}")
     return violating

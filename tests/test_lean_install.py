@@ -23,6 +23,7 @@ from eagle_runtime import EagleModel
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"eagle_runtime", "eagle_calib", "eagle_export", "eagle_train", "eagle_tools", "eagle_serve"}
 HEAVY = ("torch", "transformers", "onnx", "onnxscript", "onnx_ir")
+LEAN_BYTES = 70_000_000  # of all wheels together
 PROMPT = [5, 17, 3, 60, 41, 2, 33, 8]
 
 
@@ -83,6 +84,15 @@ def test_only_what_decoding_needs_is_installed(device: Path) -> None:
     for name in HEAVY:
         said = run(device / "python", "-c", f"import {name}", expect=1).stderr
         assert f"ModuleNotFoundError: No module named '{name}'" in said
+
+
+def test_its_wheels_are_small_and_need_no_compiler(wheel: Path, tmp_path: Path) -> None:
+    """All wheels of [cpu], ours included, and no source among them."""
+    options = ("--quiet", "--only-binary", ":all:", "--dest", tmp_path)
+    run(sys.executable, "-m", "pip", "download", *options, f"eagle-edge[cpu] @ {wheel.as_uri()}")
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    assert len(sizes) > 5 and all(name.endswith(".whl") for name in sizes)
+    assert sum(sizes.values()) <= LEAN_BYTES, sizes
 
 
 @pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
