@@ -28,6 +28,10 @@ def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[n
     return raw[start : start + nbytes].view(dtype).reshape(shape)
 
 
+def _nothing(_: int) -> None:
+    """Before a growth that nobody counts."""
+
+
 class Cache(ABC):
     """The number of rows of a cache, wherever they are stored.
 
@@ -36,12 +40,12 @@ class Cache(ABC):
     sessions write rows."""
 
     in_place: ClassVar[bool] = True
+    before_growth: Callable[[int], None] = staticmethod(_nothing)  # called with the bytes that are allocated next
 
     def __init__(self, capacity: int) -> None:
         """capacity: rows at most; caches in host memory are allocated for fewer, and grow."""
         self.capacity = capacity
         self.length = 0
-        self.before_growth: Callable[[int], None] = _nothing  # called with bytes before so many more are allocated
 
     @property
     def nbytes(self) -> int:
@@ -102,10 +106,6 @@ class Cache(ABC):
         """Treat `length` rows as committed, whatever they hold, so that forward passes after them can be timed."""
         assert 0 <= length <= self.capacity
         self.length = length
-
-
-def _nothing(_: int) -> None:
-    """Before a growth that nobody counts."""
 
 
 def _checked(arrays: Sequence[npt.NDArray[np.generic]], kinds: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> int:

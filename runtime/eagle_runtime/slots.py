@@ -113,6 +113,9 @@ class Slot:
         """Free the rows for good; does nothing where the engines are closed."""
         if not self._slots.engines.closed:
             self.drop("closed")
+        if not self._shared:
+            for cache in self.state.caches:
+                vars(cache).pop("before_growth", None)  # it refers to this slot: both would wait for the collector
         self._slots.remove(self)
 
     def _before_growth(self, nbytes: int) -> None:

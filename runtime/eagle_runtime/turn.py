@@ -35,10 +35,18 @@ class TurnState:
     def end(self, output: Output) -> None:
         """The answer is over; a second call does nothing."""
         if self._ending.acquire(blocking=False):
+            on_end, self._on_end = (
+                self._on_end,
+                _nothing,
+            )  # which refers to this state: else both wait for the collector
             try:
-                self._on_end(output)
+                on_end(output)
             finally:
                 self.ended.set()
+
+
+def _nothing(_: Output) -> None:
+    """After the end."""
 
 
 class Turn(Iterator[Piece]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import shutil
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -450,3 +451,20 @@ def test_where_engines_have_one_pair_of_caches_conversations_share_it(
     assert loaded.kv_note == "this engine's caches are shared, so rows are read again"
     for chat in shared:
         chat.close()
+
+
+def test_what_has_ended_is_freed_without_the_collector(model: EagleModel) -> None:
+    """A turn at temperature 1 holds random numbers for the whole vocabulary, a conversation its rows."""
+    gc.collect()
+    gc.disable()
+    try:
+        chat = model.conversation()
+        turn = chat.send("what is", max_new_tokens=4, temperature=1.0)
+        for _ in turn:
+            pass
+        chat.close()
+        kept = [weakref.ref(thing) for thing in (turn, turn._state, chat, chat.slot, chat.slot.state)]
+        del turn, chat
+        assert [ref() for ref in kept] == [None] * 5
+    finally:
+        gc.enable()
