@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -102,7 +103,7 @@ def test_without_equal_rows_drafts_are_off(bundle_of: Callable[..., Path], promp
     with EagleModel.load(bundle, threads=1) as model:
         vanilla = model.generate(prompts[0], method="vanilla", max_new_tokens=12)
         assert model.generate(prompts[0], method="eagle", max_new_tokens=12).usage.tau > 1
-        model.row_check = RowCheck(None)
+        model.bundle = dataclasses.replace(model.bundle, row_check=RowCheck(None))
         drafted = model.generate(prompts[0], method="eagle", max_new_tokens=12)
         assert drafted.token_ids == vanilla.token_ids and drafted.usage.tau == 1
 
