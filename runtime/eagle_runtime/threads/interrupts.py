@@ -91,7 +91,8 @@ def _watch(reader: socket.socket, numbers: frozenset[int], others: frozenset[int
     """Read the numbers of signals until the other end is closed."""
     if hasattr(signal, "pthread_sigmask"):  # or the system may deliver to this thread what should wake the main one
         signal.pthread_sigmask(signal.SIG_BLOCK, numbers | others)
-    first = resent = None
+    first: float | None = None
+    resent: list[int] = []  # signals that this thread has sent, whose bytes are still to come
     again: int | None = None
     while data := _received(reader):
         if data[0] in others and hasattr(signal, "pthread_kill"):
@@ -103,11 +104,15 @@ def _watch(reader: socket.socket, numbers: frozenset[int], others: frozenset[int
         now = time.monotonic()
         if first is None:
             first = now
-            if hasattr(signal, "pthread_kill"):  # an engine's thread may have got it, which does not wake the main one
-                resent = data[0]
-                signal.pthread_kill(threading.main_thread().ident or 0, resent)
-        elif data[0] == resent:
-            resent = None
+            if hasattr(signal, "pthread_kill"):
+                # An engine's thread may have got it, which does not wake the main one; and the main one may just then
+                # begin to wait for a line, which only a signal that comes later ends.
+                for pause in (0.0, AGAIN_S):
+                    if not done.wait(pause):
+                        resent.append(data[0])
+                        signal.pthread_kill(threading.main_thread().ident or 0, data[0])
+        elif data[0] in resent:
+            resent.remove(data[0])
         elif now > first + SAME_S:
             if not done.wait(max(0.0, first + CLEANUP_S - now)):
                 os._exit(128 + data[0])
