@@ -50,8 +50,9 @@ class Identity:
 
     def difference(self, other: Identity) -> str | None:
         """Why rows of `other` cannot be taken; None if they can."""
-        names = {"bundle": "bundle", "engine": "engine", "processor": "processor"}
-        return next((f"made with another {names[n]}" for n in names if getattr(self, n) != getattr(other, n)), None)
+        parts = ("bundle", "engine", "processor")
+        differing = [part for part in parts if getattr(self, part) != getattr(other, part)]
+        return f"made with another {differing[0]}" if differing else None
 
 
 @dataclass(frozen=True, slots=True)
