@@ -8,6 +8,7 @@ signatures are TensorRT's (tests/test_gpu_names.py).
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import json
 from collections.abc import Mapping
@@ -34,6 +35,7 @@ from eagle_runtime.session.trt.engine_file import (
 )
 
 VERSION = "1.0"
+Sizes = tuple[tuple[str, int], ...]
 DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
 
 
@@ -153,23 +155,25 @@ class FakeConfig:
 
 
 class FakeRuntimeCache:
-    """Contains the number of times that it was saved."""
+    """The shapes for which kernels are compiled."""
 
     def __init__(self) -> None:
-        self.starts = 0
+        self.shapes: set[Sizes] = set()
 
     def deserialize(self, blob: bytes) -> bool:
-        if not bytes(blob).isdigit():
+        try:
+            shapes = json.loads(bytes(blob))
+        except ValueError:
             return False
-        self.starts = int(blob)
+        self.shapes = {tuple((str(name), int(size)) for name, size in shape) for shape in shapes}
         return True
 
     def reset(self) -> bool:
-        self.starts = 0
+        self.shapes.clear()
         return True
 
     def serialize(self) -> bytes:
-        return str(self.starts + 1).encode()
+        return json.dumps(sorted(self.shapes)).encode()
 
 
 class FakeContext:
@@ -182,6 +186,8 @@ class FakeContext:
         self.addresses: dict[str, int] = {}
         self.scratch: tuple[int, int] | None = None
         self.passes: list[dict[str, int]] = []  # sizes of each forward pass queued, captured ones included
+        self.compiled: list[dict[str, int]] = []  # sizes that kernels were compiled for here, in no earlier run
+        self._kernels = config.cache or FakeRuntimeCache()
         self.calls: list[tuple[Any, ...]] = []
 
     def set_device_memory(self, memory: int, size: int) -> None:
@@ -198,7 +204,7 @@ class FakeContext:
         self.calls.append(("shape", name, shape))
         declared = self.engine.inputs[name].shape
         profile = self.engine.profiles[self.profile]
-        limits = {"T": profile.T, "P": profile.P, "L": profile.L, "R": profile.R}
+        limits = profile.sizes
         for wanted, size in zip(declared, shape, strict=True):
             fits = limits[wanted][0] <= size <= limits[wanted][2] if isinstance(wanted, str) else size == wanted
             if not fits:
@@ -233,6 +239,12 @@ class FakeContext:
             for wanted, size in zip(engine.inputs[name].shape, shape, strict=True):
                 assert not isinstance(wanted, str) or sizes.setdefault(wanted, size) == size, f"{wanted} is two sizes"
         assert sizes["T"] <= sizes["L"] <= sizes["P"] + sizes["T"]
+        key: Sizes = tuple(sorted(sizes.items()))
+        specialising = self.config.dynamic_shapes_kernel_specialization_strategy is not Specialization.NONE
+        if specialising and key not in self._kernels.shapes:
+            assert self.driver.capturing is None, "compiled while captured"
+            self._kernels.shapes.add(key)
+            self.compiled.append(sizes)
         if self.driver.capturing is not None:
             assert self.passes and self.passes[-1] == sizes, "captured before a forward pass of this shape has run"
         self.passes.append(sizes)
@@ -282,10 +294,9 @@ def _write_engine(
     folder: Path, bundle: Path, manifest: Manifest, name: str, profiles: tuple[Profile, ...]
 ) -> EngineSpec:
     file = folder / f"{name}.engine"
-    fields = ("name", "T", "P", "L", "R")
     content = {
         "onnx": str(bundle / name / "model.onnx"),
-        "profiles": [{field: getattr(profile, field) for field in fields} for profile in profiles],
+        "profiles": [dataclasses.asdict(profile) for profile in profiles],
     }
     file.write_text(json.dumps(content), encoding="utf-8")
     return EngineSpec(

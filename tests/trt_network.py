@@ -31,8 +31,7 @@ class Network:
     def __init__(self, model: Path, sizes: Mapping[str, tuple[int, int]]) -> None:
         self._network = network.Network(trt, model)
         assert not self.errors
-        limits = (tuple(sizes[name][end] for end in (0, 1, 1)) if name in sizes else () for name in "TPLR")
-        self._profile = Profile("tree", *limits)
+        self._profile = Profile("tree", {name: (least, most, most) for name, (least, most) in sizes.items()})
 
     @property
     def errors(self) -> list[str]:

@@ -13,8 +13,8 @@ from eagle_calib.folder import WORK, clear_leftovers
 from eagle_export.errors import ExportError
 from eagle_runtime.bundle.manifest import MANIFEST_NAME
 from eagle_runtime.errors import BundleError
-from eagle_runtime.files import MANIFEST_BYTES, read_plain
-from eagle_runtime.session.trt.engine_file import ENGINES, SIDECAR, read_sidecar
+from eagle_runtime.files import MANIFEST_BYTES, SIDECAR_BYTES, read_json, read_plain
+from eagle_runtime.session.trt.engine_file import ENGINES, SIDECAR
 
 TIMING = "timing.cache"  # TensorRT's measurements of the GPU, in a bundle's folder of engines
 
@@ -42,10 +42,11 @@ def check_older(older: Path, bundle: Path) -> None:
         raise ExportError(f"{bundle} exists and holds other files; choose another name")
     ours = {MANIFEST_NAME, f"{ENGINES}/{TIMING}", *_listed(older / MANIFEST_NAME, bundle / MANIFEST_NAME)}
     for sidecar in older.glob(f"{ENGINES}/*/{SIDECAR}"):
-        with contextlib.suppress(BundleError):  # its files then belong to no bundle
-            specs = read_sidecar(sidecar, "").specs.values()
+        with contextlib.suppress(BundleError, KeyError, TypeError):  # its files then belong to no bundle
+            data = read_json(sidecar, SIDECAR_BYTES, BundleError, "")  # of any version
             folder = sidecar.parent.relative_to(older).as_posix()
-            ours |= {f"{folder}/{name}" for name in (SIDECAR, *(spec.file for spec in specs))}
+            specs = [data[name] for name in ("target", "draft") if data[name] is not None]
+            ours |= {f"{folder}/{name}" for name in (SIDECAR, *(str(spec["file"]) for spec in specs))}
     folders = {parent.as_posix() for name in ours for parent in PurePosixPath(name).parents}
     for path in sorted(older.rglob("*")):
         name = path.relative_to(older).as_posix()

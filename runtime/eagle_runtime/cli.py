@@ -19,6 +19,7 @@ from eagle_runtime.drafting.choose import Method
 from eagle_runtime.eagle_model import EagleModel
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle
+from eagle_runtime.loading_line import LoadingLine
 from eagle_runtime.result import Result
 
 WORKER = "--worker"
@@ -42,7 +43,13 @@ def run(args: argparse.Namespace) -> None:
     """Decode with the parsed arguments and print the text as it comes, or one JSON object at the end."""
     with output_errors(), contextlib.ExitStack() as stack:
         model = stack.enter_context(
-            EagleModel.load(args.bundle, backend=args.backend or AUTO, context=args.context, threads=args.threads)
+            EagleModel.load(
+                args.bundle,
+                backend=args.backend or AUTO,
+                context=args.context,
+                threads=args.threads,
+                on_progress=LoadingLine(sys.stderr),
+            )
         )
         if args.backend == AUTO:
             over = f" ({reasons_text(model.passed_over)})" if model.passed_over else ""

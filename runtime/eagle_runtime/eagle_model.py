@@ -94,8 +94,9 @@ class EagleModel:
         forward pass on the CPU; None takes the number of physical cores. check_hashes: compare the SHA-256 of every
         file (about a second per gigabyte); "once" leaves out files that did not change since an earlier comparison on
         this machine. on_progress: called with a stage ("hash", "load", "warm"), what is done of it, and all of it; it
-        may raise to give up. kv_budget: bytes for the keys and values of all conversations on the CPU;
-        None takes a quarter of the memory that is free, and one full context at least.
+        may raise to give up. "warm" takes longest in the first start on an NVIDIA GPU, which compiles kernels.
+        kv_budget: bytes for the keys and values of all conversations on the CPU; None takes a quarter of the memory
+        that is free, and one full context at least.
 
         On the CPU the rows of a quantised target are checked once per machine (exact_rows; some 170 rows):
         `model.row_check`. Raises BundleError, BackendError, RequestError; gives a FidelityWarning for a bundle that

@@ -25,7 +25,7 @@ from eagle_runtime.drafting.head import Head
 from eagle_runtime.errors import RequestError
 from eagle_runtime.exact_rows import PaddedSession, RowCheck, check_rows
 from eagle_runtime.machine.host import free_memory
-from eagle_runtime.session.protocol import Session
+from eagle_runtime.session.protocol import Session, WarmedSession
 from eagle_runtime.target import EXACT_CHUNK, PREFILL_CHUNK, Target
 from eagle_runtime.text.tokenizer import Text
 from eagle_runtime.threads.engines import Engines
@@ -110,6 +110,11 @@ def open_bundle(
         opened = bundle_of_sessions(folder, manifest, sessions, context, backend=name, threads=threads)
         progress("load", 1, 1)
         progress("warm", 0, 1)
+        try:
+            _warm(opened, partial(progress, "warm"))
+        except BaseException:
+            opened.engines.close()
+            raise
         if name != "cpu":
             return opened
         return dataclasses.replace(opened, row_check=check_rows(cast(PaddedSession, sessions[0]), manifest, threads))
@@ -130,6 +135,14 @@ def open_bundle(
         passed_over=chosen.passed_over,
         notice=warning,
     )
+
+
+def _warm(bundle: OpenBundle, report: Callable[[int, int], None]) -> None:
+    """Let sessions prepare their forward passes. report: called with what is done, and all of it."""
+    caches = [bundle.target.cache, *([] if bundle.head is None else [bundle.head.cache])]
+    for part, (session, cache) in enumerate(zip(bundle.engines.sessions, caches, strict=True)):
+        if isinstance(session, WarmedSession):
+            session.warm(cache, lambda done, total, part=part: report(part * total + done, len(caches) * total))  # type: ignore[misc]
 
 
 def _default_budget(bundle: OpenBundle) -> int:

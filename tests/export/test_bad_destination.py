@@ -14,7 +14,7 @@ import eagle_export.bundle
 from eagle_export.cli import main
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
-from eagle_runtime.session.trt.engine_file import SIDECAR_VERSION, EngineSet, EngineSpec, Profile
+from eagle_runtime.session.trt.engine_file import EngineSet, EngineSpec, Profile
 from export_workplace import Workplace, early_refusal, edit, spoil, workplace
 
 NORM = "model.norm.weight"
@@ -49,12 +49,12 @@ def test_an_older_bundle_is_replaced(
 
 
 def fake_engines(bundle: Path) -> Path:
-    """A folder of engines with their sidecar; no test loads them."""
+    """A folder of engines with their sidecar, of an older version; no test loads them."""
     folder = bundle / "engines" / "tensorrt-rtx-sm89"
     folder.mkdir(parents=True)
-    profile = Profile("tree", (1, 1, 1), (1, 1, 1), (1, 1, 1), (1, 1, 1))
+    profile = Profile("tree", dict.fromkeys("TPLR", (1, 1, 1)))
     spec = EngineSpec("target.engine", "0" * 64, 6, {}, (profile,), True, None, None)
-    sidecar = EngineSet(SIDECAR_VERSION, "tensorrt-rtx", "1.7", ("8.9",), None, None, 64, False, spec, None)
+    sidecar = EngineSet(1, "tensorrt-rtx", "1.7", ("8.9",), None, None, 64, False, spec, None)
     (folder / "engine.json").write_text(sidecar.to_json())
     (folder / "target.engine").write_bytes(b"engine")
     (folder.parent / "timing.cache").write_bytes(b"timings")

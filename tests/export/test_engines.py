@@ -28,10 +28,20 @@ from eagle_runtime import BackendError
 from eagle_runtime.bundle.listed_files import verify_hashes
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.files import file_sha256
+from eagle_runtime.loading import HEAD_SCRATCH
 from eagle_runtime.machine.nvidia import DeviceInfo
 from eagle_runtime.session.trt import library as trt_library
 from eagle_runtime.session.trt.engine_file import find_engines
-from eagle_runtime.session.trt.padding import PAST_STEP, pass_shape
+from eagle_runtime.session.trt.padding import (
+    HEAD_ROWS,
+    PAST_STEP,
+    TARGET_ROWS,
+    Steps,
+    pass_shape,
+    past_steps,
+    rows_up_to,
+    shapes_of,
+)
 from eagle_tools.demo import PAIR
 from eagle_tools.grow.shape import Shape
 from grow import grow
@@ -109,22 +119,24 @@ def test_the_library_reads_the_engine_file(built: tuple[Path, module.Built]) -> 
 @pytest.mark.parametrize("kind", sorted(HEADS))
 @pytest.mark.parametrize("context", [2, 100, 1000, 2048])
 def test_profiles_serve_every_forward_pass_of_decoding(kind: str, context: int, bundle_of: Callable[..., Path]) -> None:
-    """Padded forward passes fit one of the two profiles at any past; trees and levels of the default size fit the
-    first."""
+    """Padded forward passes, steady and exact, fit one of the two profiles at any past; trees and levels of up to 64
+    rows fit the first."""
     profiles = profiles_of(read_manifest(bundle_of(kind)), context)
-    for past in {0, 1, context // 2, context - 1}:
-        for rows in {1, 2, 60, 128, 512} & set(range(1, context - past + 1)):
-            for step in (1, PAST_STEP):
-                shape = pass_shape(rows, past, rows, min(rows, 128), step).sizes
-                serving = [index for index, profile in enumerate(profiles["target"]) if profile.serves(shape)]
-                assert serving and (serving[0] == 0) == (rows <= 64)
-                observed = pass_shape(rows, past, rows, 1, step).sizes
-                assert any(profile.serves(observed) for profile in profiles["draft"])
-        for scratch in (0, 10, 50, 502):
-            shape = pass_shape(10, past + scratch, scratch + 10, 10, PAST_STEP).sizes
-            assert profiles["draft"][0].serves(shape), "levels of a default tree"
+    capacity = {"target": context, "draft": context + HEAD_SCRATCH}
+    for name, rows_of in (("target", TARGET_ROWS), ("draft", HEAD_ROWS)):
+        widest = profiles[name][-1].sizes
+        rows = rows_up_to(rows_of, widest["T"][-1])
+        steady = Steps(rows, past_steps(capacity[name]), widest["R"][-1])
+        for steps in (steady, Steps(rows, (), widest["R"][-1])):
+            for past in {0, 1, context // 2, capacity[name] - 1}:
+                for count in {1, 2, 16, 17, 48, 60, 64, 65, 128, 256, 512} & set(range(1, min(rows[-1], context) + 1)):
+                    for wanted in {1, min(count, 128)}:
+                        shape = pass_shape(steps, count, past, count, wanted).sizes
+                        serving = [index for index, profile in enumerate(profiles[name]) if profile.serves(shape)]
+                        assert serving and (serving[0] == 0) == (count <= 64), (count, past, wanted)
+        assert all(any(profile.serves(shape.sizes) for profile in profiles[name]) for shape in shapes_of(steady))
     assert not profiles["target"][-1].serves({"T": 1, "P": context + PAST_STEP, "L": 1, "R": 1})
-    tuned = [limit for part in profiles.values() for item in part for limit in (item.T, item.P, item.L, item.R)]
+    tuned = [limit for part in profiles.values() for item in part for limit in item.sizes.values()]
     assert all(least <= 1 and middle == most for least, middle, most in tuned)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -12,7 +14,20 @@ from cuda_fake import FakeDriver
 from eagle_runtime.cache import KVCache
 from eagle_runtime.errors import BackendError
 from eagle_runtime.session.trt.device import Device, DeviceCache, DeviceRows, empty_rows, in_place, joined_rows, runs
-from eagle_runtime.session.trt.padding import PAST_STEP, PassShape, bucket, pass_shape, round_up, write_ids, write_mask
+from eagle_runtime.session.trt.padding import (
+    HEAD_ROWS,
+    PAST_STEP,
+    TARGET_ROWS,
+    TREE_ROWS,
+    PassShape,
+    Steps,
+    pass_shape,
+    past_steps,
+    round_up,
+    shapes_of,
+    write_ids,
+    write_mask,
+)
 from eagle_runtime.tree import Bool, additive_mask
 
 WIDTH = 3
@@ -141,51 +156,61 @@ def test_the_memory_of_a_cache_is_freed_with_it() -> None:
 # Padding.
 
 
-@given(st.integers(1, 2000))
-def test_buckets_are_large_enough_and_limited(rows: int) -> None:
-    assert rows <= bucket(rows) < max(2 * rows, 2) and bucket(rows) - rows < 64
-    assert bucket(bucket(rows)) == bucket(rows) <= bucket(rows + 1)
+@given(st.integers(1, 40_000))
+def test_padded_pasts_double(capacity: int) -> None:
+    steps = past_steps(capacity)
+    assert steps[0] == PAST_STEP and steps[-1] == round_up(capacity, PAST_STEP)
+    assert all(2 * short == long for short, long in itertools.pairwise(steps[:-1]))
+    assert len(steps) == 1 or steps[-2] < steps[-1] <= 2 * steps[-2]
 
 
 @given(
     rows=st.integers(1, 40),
     past=st.integers(0, 700),
     seen=st.integers(0, 60),
-    step=st.sampled_from([1, 8, PAST_STEP]),
+    steady=st.booleans(),
     data=st.data(),
 )
 def test_padding_changes_nothing_that_a_row_sees(
-    rows: int, past: int, seen: int, step: int, data: st.DataObject
+    rows: int, past: int, seen: int, steady: bool, data: st.DataObject
 ) -> None:
     """A mask covers the last columns of all keys; every row sees those before."""
     seen = min(seen, past)
     rng = np.random.default_rng(data.draw(st.integers(0, 9)))
     visible = rng.random((rows, seen + rows)) < 0.5
     visible[np.arange(rows), seen + np.arange(rows)] = True
-    shape = pass_shape(rows, past, seen + rows, rows, step)
-    assert shape.rows == bucket(rows) <= shape.columns <= shape.past + shape.rows and shape.past % step == 0
-    mask = np.empty((shape.rows, shape.columns), np.float16)
+    shape = pass_shape(Steps(TARGET_ROWS, past_steps(700) if steady else (), 128), rows, past, seen + rows, rows)
+    padded, padded_past, columns = shape["T"], shape["P"], shape["L"]
+    assert padded in TARGET_ROWS and rows <= padded <= columns <= padded_past + padded and padded_past >= max(past, 1)
+    mask = np.empty((padded, columns), np.float16)
     write_mask(additive_mask(visible, np.float16), past, shape, mask)
     sees = visibility(mask, shape)
-    expected = np.zeros((rows, shape.past + shape.rows), np.bool_)
+    expected = np.zeros((rows, padded_past + padded), np.bool_)
     expected[:, : past - seen] = True
     expected[:, past - seen : past] = visible[:, :seen]
-    expected[:, shape.past : shape.past + rows] = visible[:, seen:]
+    expected[:, padded_past : padded_past + rows] = visible[:, seen:]
     assert np.array_equal(sees[:rows], expected)
-    padded = np.arange(rows, shape.rows)
-    assert sees[padded, shape.past + padded].all() and sees[rows:, shape.past :].sum() == len(padded)
+    spare = np.arange(rows, padded)
+    assert sees[spare, padded_past + spare].all() and sees[rows:, padded_past:].sum() == len(spare)
 
 
 def visibility(mask: npt.NDArray[np.floating], shape: PassShape) -> Bool:
     """Returns which keys each row sees [T, P + T], from mask [T, L]."""
-    return np.concatenate([np.ones((shape.rows, shape.past + shape.rows - shape.columns)), mask == 0], axis=1) > 0
+    return np.concatenate([np.ones((shape["T"], shape["P"] + shape["T"] - shape["L"])), mask == 0], axis=1) > 0
 
 
 def test_shapes_repeat_while_the_past_grows() -> None:
-    verifying = {pass_shape(60, past, 60, 60, PAST_STEP) for past in range(1, 2049)}
-    growing = {pass_shape(10, past + 10 * i, 10 * i + 10, 10, PAST_STEP) for past in range(1, 2049) for i in range(5)}
-    assert len(verifying) == 2048 // PAST_STEP
-    assert len(growing) <= 2 * (2048 // PAST_STEP + 1)
+    """All shapes of a generation up to a context of 4096 tokens are among those that are specialised at load."""
+    target, head = Steps(TARGET_ROWS, past_steps(4096), 128), Steps(HEAD_ROWS, past_steps(4096 + 512), 128)
+    pasts = range(4096 - 64)
+    verifying = {pass_shape(target, rows, past, rows, rows) for past in pasts for rows in (1, 16, 30, 60)}
+    reading = {pass_shape(target, rows, past, rows, 1) for past in range(0, 4096, 512) for rows in (7, 60, 100, 512)}
+    growing = {pass_shape(head, 10, past + 10 * i, 10 * i + 10, 10) for past in pasts for i in range(20)}
+    catching_up = {pass_shape(head, rows, past, rows, 1) for past in range(4352) for rows in (1, 60, 256)}
+    assert verifying | reading == set(shapes_of(target)) and len(shapes_of(target)) == 25
+    assert growing | catching_up == set(shapes_of(head)) and len(shapes_of(head)) == 18
+    wide = pass_shape(target, TREE_ROWS + 1, 300, TREE_ROWS + 1, TREE_ROWS + 1)
+    assert wide.sizes == {"T": 512, "P": 512, "L": 1024, "R": 128} and wide not in shapes_of(target)
 
 
 def test_ids_are_padded_with_zeros() -> None:

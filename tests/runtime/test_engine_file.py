@@ -128,13 +128,13 @@ def test_a_damaged_engine_is_refused(bundle: Path, damage: Callable[[Path], None
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data: data.update(schema_version=2), "schema_version is 2, this runtime reads 1"),
+        (lambda data: data.update(schema_version=1), "schema_version is 1, this runtime reads 2"),
         (lambda data: data.pop("context"), "key 'context' is missing"),
         (lambda data: data.update(more=1), "unknown key 'more'"),
         (lambda data: data["target"].update(size="big"), "target: size is 'big'"),
         (lambda data: data["draft"].update(profiles=[]), "draft: profiles need three sizes each"),
-        (lambda data: data["draft"]["profiles"][0].update(T=[1, 2]), "profiles need three sizes each"),
-        (lambda data: data["draft"]["profiles"][0].update(P=[9, 2, 3]), "profiles need three sizes each"),
+        (lambda data: data["draft"]["profiles"][0]["sizes"].update(T=[1, 2]), "profiles need three sizes each"),
+        (lambda data: data["draft"]["profiles"][0]["sizes"].update(P=[9, 2, 3]), "profiles need three sizes each"),
         (lambda data: data["target"].update(file="../target.engine"), "target.engine is missing"),
     ],
 )

@@ -3,6 +3,8 @@ is asked of the driver and the library on the way."""
 
 from __future__ import annotations
 
+import io
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,8 +18,11 @@ from cuda_fake import FakeDriver
 from eagle_runtime import BackendError, BundleError, EagleModel, RequestError
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.loading import HEAD_SCRATCH, bundle_of_sessions
+from eagle_runtime.loading_line import CLEARED, LoadingLine
+from eagle_runtime.session.trt import execution
 from eagle_runtime.session.trt import session as tensorrt
 from eagle_runtime.session.trt.library import LIBRARIES
+from eagle_runtime.session.trt.padding import HEAD_ROWS, TARGET_ROWS, Steps, past_steps, shapes_of
 from eagle_runtime.session.trt.session import start_sessions
 from trt_fake import GraphStrategy, Specialization, Strategy, fake_library, write_fake_engines
 
@@ -109,7 +114,8 @@ def test_long_prompts_are_read_in_chunks(
         reference = EagleModel.load(machine.bundle, backend="cpu", context=CONTEXT)
         for method in ("eagle", "vanilla"):
             assert generation(model, prompt, method=method) == generation(reference, prompt, method=method)
-    assert [sizes["T"] for sizes in machine.target_passes[:2]] == [512, 192]
+    read = [(sizes["T"], sizes["R"]) for sizes in machine.target_passes[:2]]
+    assert read == [(512, 1), (512, 1)]
 
 
 def test_exact_passes_write_rows_in_place(
@@ -126,8 +132,9 @@ def test_exact_passes_write_rows_in_place(
     with machine.model(steady=False) as model:
         for prompt in prompts[:3]:
             assert generation(model, prompt) == generation(model_of("eagle3"), prompt)
-    widths = {call[4] for call in machine.driver.named("copy_2d")}
-    assert widths == {128}, "only rows of accepted paths are moved"
+    moved = [call for call in machine.driver.named("copy_2d") if call[4] > 128]
+    assert {call[4] for call in moved} <= {len(prompt) * 128 for prompt in prompts[:3]}
+    assert len(moved) == 2 * 3, "only what is read into an empty cache, and rows of accepted paths"
 
 
 def test_scores_equal_those_of_onnxruntime(
@@ -218,8 +225,8 @@ def test_exact_passes_do_not_pad_the_past(machine_of: Callable[..., Machine], pr
     with machine.model(steady=False) as model:
         model.generate(prompts[0], max_new_tokens=8, ignore_eos=True, method="vanilla")
     lengths = [sizes["P"] for sizes in machine.target_passes]
-    assert lengths == [0, *range(len(prompts[0]), len(prompts[0]) + 7)]
-    assert all(sizes["L"] == sizes["T"] for sizes in machine.target_passes)
+    assert lengths == [256, *range(len(prompts[0]), len(prompts[0]) + 7)], "no attention over an empty past"
+    assert all(sizes["L"] == sizes["T"] for sizes in machine.target_passes[1:])
 
 
 @pytest.mark.parametrize("capturable", [True, False])
@@ -260,9 +267,120 @@ def test_tensorrt_for_rtx_captures_graphs_itself(machine_of: Callable[..., Machi
         for config in (context.config for context in machine.library.contexts):
             assert config.strategy is Strategy.USER_MANAGED
             assert (config.cuda_graph_strategy is GraphStrategy.WHOLE_GRAPH_CAPTURE) == steady
-            lazy = config.dynamic_shapes_kernel_specialization_strategy is Specialization.LAZY
-            assert lazy == steady, "kernels are not compiled for shapes that never repeat"
+            eager = config.dynamic_shapes_kernel_specialization_strategy is Specialization.EAGER
+            assert eager == steady, "kernels are not compiled for shapes that never repeat"
     assert not machine.driver.named("capture")
+
+
+# Few shapes, prepared while a bundle is loaded.
+
+
+def load(machine: Machine, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> EagleModel:
+    """Returns the model as programs load it."""
+    library = machine.library.__name__.replace("_", "-")
+    monkeypatch.setattr(tensorrt, "load_library", lambda name: machine.library)
+    monkeypatch.setattr(tensorrt, "CudaDriver", lambda: machine.driver)
+    return EagleModel.load(machine.bundle, backend=library, context=CONTEXT, **settings)
+
+
+def test_loading_compiles_all_kernels_and_keeps_them(
+    machine_of: Callable[..., Machine], prompts: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And reports each shape. Then no generation compiles any, but for trees of more than 64 nodes, whose kernels are
+    kept at once. A second start compiles none."""
+    monkeypatch.setenv("EAGLE_CACHE", str(tmp_path / "cache"))
+    machine = machine_of()
+    seen: list[tuple[str, int, int]] = []
+    with load(machine, monkeypatch, on_progress=lambda *step: seen.append(step)) as model:
+        target, head = machine.library.contexts
+        shapes = [{tuple(sorted(sizes.items())) for sizes in context.compiled} for context in (target, head)]
+        steps = [
+            Steps(TARGET_ROWS, past_steps(CONTEXT), 128),
+            Steps(HEAD_ROWS, past_steps(CONTEXT + HEAD_SCRATCH), 128),
+        ]
+        assert shapes == [{shape.pairs for shape in shapes_of(one)} for one in steps]
+        kept = {path: path.stat().st_size for path in (tmp_path / "cache").glob("kernels-*")}
+        assert len(kept) == 2
+        shares = [done / total for stage, done, total in seen if stage == "warm"]
+        assert shares == sorted(shares) and shares[0] == 0 and shares[-1] == 1
+        assert len(shares) == 2 + len(target.compiled) + len(head.compiled)
+        for prompt in (prompts[0], (np.arange(CONTEXT - 40) * 37 % 250).tolist()):
+            for settings in ({}, {"method": "vanilla"}, {"tree": "static"}, {"temperature": 1.0, "seed": 1}):
+                generation(model, prompt, **settings)
+        assert [len(context.compiled) for context in (target, head)] == [len(part) for part in shapes]
+        generation(model, prompts[0], total_token=100, depth=8, draft_top_k=14)
+        assert target.compiled[-1] == {"T": 512, "P": 256, "L": 768, "R": 128}
+        assert {path: path.stat().st_size > size for path, size in kept.items()} == {
+            path: path.name.startswith(f"kernels-{machine.folder.engines.target.sha256[:24]}") for path in kept
+        }
+    machine.library.contexts.clear()
+    with load(machine, monkeypatch):
+        assert all(not context.compiled for context in machine.library.contexts)
+
+
+def test_a_terminal_shows_a_bar_while_kernels_are_compiled() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    steps = [("hash", 5, 5), ("load", 1, 1), ("warm", 0, 1), ("warm", 1, 4), ("warm", 3, 4), ("warm", 1, 1)]
+    terminal, file = Terminal(), io.StringIO()
+    for stream in (terminal, file):
+        line = LoadingLine(stream)
+        for step in steps:
+            line(*step)
+    shown = terminal.getvalue().split(CLEARED)
+    assert [text.count("#") for text in shown] == [0, 7, 22, 0] and shown[-1] == "" and file.getvalue() == ""
+    assert shown[1].startswith("compiling kernels for this GPU [#######...")
+
+
+def test_loading_captures_all_graphs(
+    machine_of: Callable[..., Machine], prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = machine_of("eagle1", "tensorrt")
+    with load(machine, monkeypatch) as model:
+        captured = len(machine.driver.named("capture"))
+        assert captured == sum(len(context.passes) for context in machine.library.contexts) / 2
+        passes = [len(context.passes) for context in machine.library.contexts]
+        for _ in range(2):
+            generation(model, prompts[0])
+        assert [len(context.passes) for context in machine.library.contexts] == passes, "all are replayed"
+        assert len(machine.driver.named("launch")) > captured == len(machine.driver.named("capture"))
+        assert not machine.driver.named("destroy_graph")
+    assert len(machine.driver.named("destroy_graph")) == captured and not machine.driver.graphs
+
+
+def test_the_graph_that_was_used_longest_ago_gives_way(
+    machine_of: Callable[..., Machine],
+    model_of: Callable[..., EagleModel],
+    prompts: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A destroyed graph is never launched, which the driver would refuse."""
+    monkeypatch.setattr(execution, "SPARE_GRAPHS", 1)
+    machine = machine_of("eagle1", "tensorrt")
+    with machine.model() as model:
+        for settings in ({}, {"method": "vanilla"}, {"total_token": 30}, {"method": "vanilla"}, {}):
+            expected = generation(model_of("eagle1"), prompts[0], **settings)
+            assert generation(model, prompts[0], **settings) == expected
+        assert len(machine.driver.graphs) <= 2 and len(machine.driver.named("destroy_graph")) >= 3
+
+
+def test_an_interrupted_start_keeps_what_was_compiled_and_frees_all_memory(
+    machine_of: Callable[..., Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EAGLE_CACHE", str(tmp_path / "cache"))
+    machine = machine_of()
+
+    def give_up(stage: str, done: int, total: int) -> None:
+        if stage == "warm" and done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        load(machine, monkeypatch, on_progress=give_up)
+    (kept,) = (tmp_path / "cache").glob("kernels-*")
+    assert len(json.loads(kept.read_bytes())) == 3
+    assert machine.driver.used == machine.driver.pinned == 0 and not machine.driver.streams
 
 
 # Memory.
@@ -328,7 +446,7 @@ def test_streamed_weights_leave_room_for_buffers(machine_of: Callable[..., Machi
 
 
 def test_compiled_kernels_are_kept_in_the_users_cache(
-    machine_of: Callable[..., Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machine_of: Callable[..., Machine], prompts: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kernels are code, and a bundle's maker could put any there: none is read from or written to the bundle."""
     monkeypatch.setenv("EAGLE_CACHE", str(tmp_path / "cache"))
@@ -336,20 +454,29 @@ def test_compiled_kernels_are_kept_in_the_users_cache(
     engines = machine.folder.engines.specs.values()
     files = [tmp_path / "cache" / f"kernels-{engine.sha256[:24]}-8.9" for engine in engines]
     before = sorted(machine.bundle.rglob("*"))
-    for starts in (b"1", b"2"):
-        with machine.model():
-            pass
-        assert [file.read_bytes() for file in files] == [starts] * 2
-    files[0].write_bytes(b"\xff damaged")
-    with machine.model():
-        pass
-    assert [file.read_bytes() for file in files] == [b"1", b"3"]
+    with machine.model() as model:
+        assert not (tmp_path / "cache").exists()
+        generation(model, prompts[0])
+        kept = [file.read_bytes() for file in files]  # at once
+        target, head = machine.library.contexts
+        assert (
+            len(target.compiled) == len(json.loads(kept[0])) > 0 and len(head.compiled) == len(json.loads(kept[1])) > 0
+        )
+    for damaged in (False, True):
+        machine.library.contexts.clear()
+        if damaged:
+            files[0].write_bytes(b"\xff damaged")
+        with machine.model() as model:
+            generation(model, prompts[0])
+        target, head = machine.library.contexts
+        assert [len(context.compiled) > 0 for context in (target, head)] == [damaged, False]
+        assert [file.read_bytes() for file in files] == kept
     assert sorted(machine.bundle.rglob("*")) == before
     assert sorted((tmp_path / "cache").iterdir()) == sorted(files)
 
 
 def test_a_cache_folder_that_cannot_be_written_is_ignored(
-    machine_of: Callable[..., Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machine_of: Callable[..., Machine], prompts: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EAGLE_CACHE", str(tmp_path / "cache"))
     machine = machine_of()
@@ -357,8 +484,9 @@ def test_a_cache_folder_that_cannot_be_written_is_ignored(
     def refuse(path: Path, *_: object) -> None:
         raise PermissionError(30, "Read-only file system")
 
-    with machine.model():
+    with machine.model() as model:
         monkeypatch.setattr(Path, "write_bytes", refuse)
+        generation(model, prompts[0])
     assert not list((tmp_path / "cache").iterdir())
 
 
@@ -394,7 +522,7 @@ def test_an_engine_of_another_graph_is_refused(machine_of: Callable[..., Machine
 def test_a_tree_with_more_rows_of_logits_than_the_engine_serves_is_refused(machine_of: Callable[..., Machine]) -> None:
     settings = {"total_token": 200, "depth": 8, "draft_top_k": 10}
     with machine_of().model() as model:
-        with pytest.raises(RequestError, match=r"256 of them with logits.*lower total_token") as error:
+        with pytest.raises(RequestError, match=r"200 of them with logits.*lower total_token") as error:
             model.generate([1, 2, 3], max_new_tokens=300, ignore_eos=True, **settings)
         assert "\n" not in str(error.value)
         assert model.generate([1, 2, 3], max_new_tokens=3).token_ids, "the model can be used again"

@@ -33,7 +33,14 @@ from eagle_runtime.session.trt.engine_file import (
     host_platform,
 )
 from eagle_runtime.session.trt.library import LIBRARIES, load_library
-from eagle_runtime.session.trt.padding import PAST_STEP, bucket, round_up
+from eagle_runtime.session.trt.padding import (
+    HEAD_ROWS,
+    PAST_STEP,
+    TARGET_ROWS,
+    TREE_ROWS,
+    next_step,
+    round_up,
+)
 from eagle_runtime.target import PREFILL_CHUNK
 
 CAPABILITIES = ("8.6", "8.9", "12.0")  # GeForce RTX 30, 40 and 50; several add little to an engine's size
@@ -143,30 +150,26 @@ def check_older_engines(older: Path, folder: Path) -> None:
 
 
 def profiles_of(manifest: Manifest, context: int) -> dict[str, tuple[Profile, ...]]:
-    """Returns the profiles of every model of Manifest.models: one for trees, then one for chunks of a prompt.
-
-    Profiles are tuned for their largest sizes, since trees are padded. Both begin at one row. A third profile for
-    exactly one row would double an engine's weights."""
+    """Returns the profiles of every model of Manifest.models: one for trees of up to TREE_ROWS nodes, then one for
+    chunks of a prompt and for wider trees. Profiles are tuned for their largest sizes, since trees are padded."""
     defaults = manifest.tree_defaults
-    chunk = bucket(min(PREFILL_CHUNK, context))
-    nodes = bucket(defaults.total_token)
-    level = bucket(max(defaults.draft_top_k, defaults.depth + 2))  # a level, or an accepted path with its root
-    past, scratch = round_up(context, PAST_STEP), round_up(HEAD_SCRATCH + PAST_STEP - 1, PAST_STEP)
-    head_past = round_up(context + HEAD_SCRATCH, PAST_STEP)
 
-    def profile(name: str, rows: int, most_past: int, covered: int, logit_rows: int) -> Profile:
-        columns = rows + covered
-        logits = (1, logit_rows, logit_rows)
-        return Profile(name, (1, rows, rows), (0, most_past, most_past), (1, columns, columns), logits)
+    def profile(name: str, rows: int, past: int, logit_rows: int) -> Profile:
+        most = {"T": rows, "P": past, "L": past + rows, "R": logit_rows}
+        return Profile(name, {dimension: (1, size, size) for dimension, size in most.items()})
 
-    def both(tree: int, most_past: int, covered: int) -> tuple[Profile, Profile]:
-        wide = max(chunk, tree)
+    def both(steps: tuple[int, ...], tree: int, capacity: int) -> tuple[Profile, Profile]:
+        past = round_up(capacity, PAST_STEP)
+        chunk = next_step(steps, max(TREE_ROWS, tree, min(PREFILL_CHUNK, steps[-1], context)))
         return (
-            profile("tree", tree, most_past, covered, tree),
-            profile("prefill", wide, most_past, covered, min(wide, max(LOGIT_ROWS, tree))),
+            profile("tree", TREE_ROWS, past, TREE_ROWS),
+            profile("prefill", chunk, past, min(chunk, max(LOGIT_ROWS, tree))),
         )
 
-    profiles = {"target": both(nodes, past, PAST_STEP), "draft": both(level, head_past, scratch)}
+    profiles = {
+        "target": both(TARGET_ROWS, defaults.total_token, context),
+        "draft": both(HEAD_ROWS, max(defaults.draft_top_k, defaults.depth + 2), context + HEAD_SCRATCH),
+    }
     return {name: profiles[name] for name in manifest.models}
 
 

@@ -72,9 +72,8 @@ class Network:
             timing.write_bytes(memoryview(config.get_timing_cache().serialize()))
         return memoryview(engine)
 
-    def _profile(self, sizes: Profile) -> Any:
-        profile = self._builder.create_optimization_profile()
-        limits = {"T": sizes.T, "P": sizes.P, "L": sizes.L, "R": sizes.R}
+    def _profile(self, wanted: Profile) -> Any:
+        profile, limits = self._builder.create_optimization_profile(), wanted.sizes
         for tensor in (self._network.get_input(index) for index in range(self._network.num_inputs)):
             names = [tensor.get_dimension_name(axis) for axis in range(len(tensor.shape))]
             least, tuned, most = (

@@ -15,6 +15,7 @@ from eagle_runtime.chat.talk import Talk
 from eagle_runtime.command import Parser, output_errors, run_command
 from eagle_runtime.eagle_model import EagleModel
 from eagle_runtime.errors import RequestError
+from eagle_runtime.loading_line import LoadingLine
 from eagle_runtime.threads.interrupts import Interrupted
 
 
@@ -31,7 +32,13 @@ def run(args: argparse.Namespace) -> None:
     settings = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature}
     with output_errors(), interrupt.handled() if screen.interactive else contextlib.nullcontext():
         try:
-            model = EagleModel.load(args.bundle, backend=args.backend, context=args.context, threads=args.threads)
+            model = EagleModel.load(
+                args.bundle,
+                backend=args.backend,
+                context=args.context,
+                threads=args.threads,
+                on_progress=LoadingLine(sys.stderr),
+            )
         except KeyboardInterrupt:
             raise Interrupted(signal.SIGINT) from None
         with model:

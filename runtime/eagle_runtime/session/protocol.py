@@ -6,9 +6,9 @@ A new backend derives a class from Session for one graph, which a GraphSpec desc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,15 @@ class Session(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@runtime_checkable
+class WarmedSession(Protocol):
+    """A session whose first forward passes would take long: what they prepare is prepared when a bundle is opened."""
+
+    def warm(self, cache: Any, report: Callable[[int, int], None]) -> None:
+        """Compile kernels and capture graphs for the forward passes to come. cache: an empty one of this session.
+        report: called with the steps done and all of them, after each. Raises BackendError."""
 
 
 class Rows(Protocol):

@@ -25,23 +25,19 @@ from eagle_runtime.session.trt.padding import PAST_STEP, round_up
 
 ENGINES = "engines"  # folder inside a bundle
 SIDECAR = "engine.json"
-SIDECAR_VERSION = 1
+SIDECAR_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The sizes (smallest, tuned for, largest) of the graph's dimensions that one set of kernels serves."""
+    """The sizes that one set of kernels serves: dimension of the graph -> smallest, tuned for, largest."""
 
     name: str
-    T: tuple[int, ...]
-    P: tuple[int, ...]
-    L: tuple[int, ...]
-    R: tuple[int, ...]
+    sizes: dict[str, tuple[int, ...]]
 
     def serves(self, sizes: typing.Mapping[str, int]) -> bool:
-        """Returns whether all sizes of T, P, L, R are within the limits."""
-        limits = {"T": self.T, "P": self.P, "L": self.L, "R": self.R}
-        return all(limit[0] <= sizes[name] <= limit[-1] for name, limit in limits.items())
+        """Returns whether every dimension's size is within its limits."""
+        return all(limit[0] <= sizes[name] <= limit[-1] for name, limit in self.sizes.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +150,9 @@ def read_sidecar(path: Path, command: str) -> EngineSet:
         what, _, _ = str(error).partition(";")
         raise BundleError(f"{what}; {again}") from None
     for name, spec in engines.specs.items():
-        limits = [limit for item in spec.profiles for limit in (item.T, item.P, item.L, item.R)]
-        if not limits or any(len(limit) != 3 or list(limit) != sorted(limit) for limit in limits):
+        limits = [limit for item in spec.profiles for limit in item.sizes.values()]
+        whole = all(len(limit) == 3 and list(limit) == sorted(limit) for limit in limits)
+        if not (whole and limits and all("P" in item.sizes for item in spec.profiles)):
             raise BundleError(f"{path}: {name}: profiles need three sizes each; {again}")
     return engines
 
@@ -195,7 +192,7 @@ def _differences(
     caches = {"target": context, "draft": context + head_scratch}
     for name, spec in engines.specs.items():
         rows = caches[name]
-        most = min(profile.P[-1] for profile in spec.profiles)
+        most = min(profile.sizes["P"][-1] for profile in spec.profiles)
         short = most < round_up(rows, PAST_STEP)
         too_small = f"{spec.file} serves {most} rows, but a context of {context} needs {rows}"
         yield f"{too_small} (a context of {engines.context} needs no new engines)" if short else None

@@ -1,9 +1,11 @@
-"""Runs one TensorRT engine: sets shapes, addresses and profiles, captures and replays graphs, reports errors."""
+"""Runs one TensorRT engine: sets shapes, addresses and profiles, captures and replays graphs, keeps compiled kernels,
+reports errors."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from eagle_runtime.session.trt.engine_file import Profile
 from eagle_runtime.session.trt.library import Messages
 from eagle_runtime.session.trt.padding import PassShape
 
-GRAPHS = 64  # most captured graphs per engine; a generation of 4096 tokens has about fifty shapes
+SPARE_GRAPHS = 4  # captured graphs kept in addition to those of the shapes that were specialised
 
 
 class Execution:
@@ -45,7 +47,10 @@ class Execution:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._addresses: dict[str, int] = {}
         self._last: PassShape | None = None  # shape of the last forward pass that ran without a graph
-        self._graphs: dict[PassShape, int | None] = {}  # None for a shape that cannot be captured
+        self._graphs: OrderedDict[PassShape, int | None] = OrderedDict()  # latest last; None cannot be captured
+        self._room = SPARE_GRAPHS
+        self._seen: set[PassShape] = set()  # whose kernels are compiled
+        self._saved = b""  # content of the file of compiled kernels
         names = {self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)}
         if wrong := sorted(names ^ (spec.inputs.keys() | spec.outputs.keys())):
             raise BackendError(
@@ -73,11 +78,13 @@ class Execution:
             config = engine.create_runtime_config()
             config.set_execution_context_allocation_strategy(managed)
             graphs, kernels = trt.CudaGraphStrategy, trt.DynamicShapesKernelSpecializationStrategy
-            # It compiles kernels per shape in the background, which never ends if every forward pass has another shape.
             config.cuda_graph_strategy = graphs.WHOLE_GRAPH_CAPTURE if steady else graphs.DISABLED
-            config.dynamic_shapes_kernel_specialization_strategy = kernels.LAZY if steady else kernels.NONE
+            # EAGER compiles a shape's kernels in its first forward pass, which waits for them; LAZY would run slower
+            # ones until a thread in the background has compiled them. NONE serves shapes that never repeat.
+            config.dynamic_shapes_kernel_specialization_strategy = kernels.EAGER if steady else kernels.NONE
             self._cache_file = cache_file
-            self._runtime_cache = None if cache_file is None else _read_runtime_cache(config, cache_file)
+            if cache_file is not None:
+                self._runtime_cache, self._saved = _read_runtime_cache(config, cache_file)
             self._context = engine.create_execution_context(config)
         else:
             self._context = engine.create_execution_context(managed)
@@ -102,16 +109,40 @@ class Execution:
                 return index
         widest = self._profiles[-1]
         raise RequestError(
-            f"a forward pass of {shape.rows} rows, {shape.logit_rows} of them with logits, after {shape.past} is "
-            f"more than the engine of {self._spec.file} serves ({widest.T[-1]} rows, {widest.R[-1]} with logits, after "
-            f"{widest.P[-1]}); lower total_token or context"
+            f"a forward pass of {_in_words(shape.sizes)} is more than the engine of {self._spec.file} serves "
+            f"({_in_words({name: limit[-1] for name, limit in widest.sizes.items()})}); lower total_token or context"
         )
 
+    def specialise(self, shapes: Sequence[PassShape], report: Callable[[int, int], None]) -> None:
+        """Run a forward pass of every shape, so that all kernels are compiled and all graphs captured; what was
+        compiled is saved, also when this is interrupted.
+
+        Every tensor is bound, and inputs hold numbers that the graph can compute with; what is at the outputs'
+        addresses is lost. report: called with the shapes done and all of them, after each. Raises BackendError,
+        RequestError."""
+        self._room = max(self._room, len(shapes) + SPARE_GRAPHS)
+        try:
+            for done, shape in enumerate(shapes, 1):
+                self._queue_pass(shape)
+                self._queue_pass(shape)  # as a graph
+                self._device.wait()  # one shape's work at a time, so that what is reported is done
+                report(done, len(shapes))
+        finally:
+            self._save_kernels()
+
     def run(self, shape: PassShape) -> None:
-        """Queue one forward pass over the bound tensors. Raises BackendError, RequestError."""
+        """Queue one forward pass over the bound tensors. Kernels that are compiled for a new shape are saved at once.
+        Raises BackendError, RequestError."""
+        new = shape not in self._seen
+        self._queue_pass(shape)
+        if new:
+            self._save_kernels()
+
+    def _queue_pass(self, shape: PassShape) -> None:
         index = self.check(shape)
         self._messages.errors.clear()
         if (graph := self._graphs.get(shape)) is not None:
+            self._graphs.move_to_end(shape)
             self._device.driver.launch(graph, self._device.stream)
             return
         if index != self._profile:
@@ -125,25 +156,45 @@ class Execution:
                 if not self._context.set_input_shape(name, wanted):
                     raise self._failure(f"does not take {name} of shape {list(wanted)}")
                 self._shapes[name] = wanted
-        if self._own_graphs and shape == self._last and shape not in self._graphs and len(self._graphs) < GRAPHS:
+        if self._own_graphs and shape == self._last and shape not in self._graphs:
             # The library prepared this shape in the last forward pass: now it queues only kernels.
             graph = self._device.driver.capture(self._device.stream, self._queue)
-            self._graphs[shape] = graph
+            self._keep_graph(shape, graph)
             if graph is not None:
                 self._device.driver.launch(graph, self._device.stream)
                 return
         self._last = shape
         if not self._queue():
             raise self._failure("failed")
+        self._seen.add(shape)
 
     def close(self) -> None:
         """Free the engine. The stream must be idle."""
         if self._engine is None:
             return
         self._drop_graphs()
-        if self._runtime_cache is not None and self._cache_file is not None:
-            _write_runtime_cache(self._runtime_cache, self._cache_file)
         self._context = self._runtime_cache = self._engine = None
+
+    def _keep_graph(self, shape: PassShape, graph: int | None) -> None:
+        """Keep a captured graph in place of the one whose last use is longest ago, if there is no room for it."""
+        self._graphs[shape] = graph
+        if len(self._graphs) > self._room:
+            _, oldest = self._graphs.popitem(last=False)
+            if oldest is not None:
+                self._device.driver.destroy_graph(oldest)
+
+    def _save_kernels(self) -> None:
+        """Write the compiled kernels if they are other than those in the file. Ignores a folder that cannot be
+        written, which only makes the next start slower."""
+        if self._runtime_cache is None or self._cache_file is None:
+            return
+        with contextlib.suppress(OSError, TypeError):  # a read-only folder; nothing to serialise
+            content = bytes(memoryview(self._runtime_cache.serialize()))
+            if content != self._saved:
+                self._cache_file.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(self._cache_file) as new:
+                    new.write_bytes(content)
+                self._saved = content
 
     def _drop_graphs(self) -> None:
         for graph in self._graphs.values():
@@ -162,14 +213,18 @@ class Execution:
         )
 
 
+def _in_words(sizes: Mapping[str, int]) -> str:
+    return f"{sizes['T']} rows, {sizes['R']} of them with logits, after {sizes['P']}"
+
+
 def concrete(shape: Sequence[int | str], sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Returns a graph's shape with sizes in place of its symbolic dimensions."""
     return tuple(sizes[size] if isinstance(size, str) else size for size in shape)
 
 
-def _read_runtime_cache(config: Any, path: Path) -> Any:
-    """Returns the kernels compiled by earlier runs, empty if the file is missing, damaged or from another machine; None
-    if the library takes no cache."""
+def _read_runtime_cache(config: Any, path: Path) -> tuple[Any, bytes]:
+    """Returns the kernels compiled by earlier runs, empty if the file is missing, damaged or from another machine, and
+    the bytes they were read from; None if the library takes no cache."""
     cache = config.create_runtime_cache()
     try:
         content = read_plain(path, LARGEST)
@@ -177,13 +232,5 @@ def _read_runtime_cache(config: Any, path: Path) -> Any:
         content = b""
     if content and not cache.deserialize(content):
         cache.reset()
-    return cache if config.set_runtime_cache(cache) else None
-
-
-def _write_runtime_cache(cache: Any, path: Path) -> None:
-    """Write the compiled kernels. Ignores a folder that cannot be written, which only makes the next start slower."""
-    content = cache.serialize()
-    with contextlib.suppress(OSError, TypeError):  # a read-only folder; nothing to serialise
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as new:
-            new.write_bytes(memoryview(content))
+        content = b""
+    return (cache if config.set_runtime_cache(cache) else None), content

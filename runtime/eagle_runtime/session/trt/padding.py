@@ -1,12 +1,13 @@
-"""Pads forward passes to few shapes, so that the kernels compiled and the graphs captured for one serve the next ones.
+"""Pads forward passes to few shapes, which are all known in advance: TensorRT for RTX compiles kernels for every one of
+them, and graphs are captured for it, before the first token is generated.
 
-Shapes: T rows fed, P past rows, L columns of the mask, R rows with logits, each padded. Padding rows of T come last and
-see themselves. Padding rows of P lie between the past and the new rows, and no row sees them.
+Dimensions: T rows fed, P past rows, L columns of the mask, R rows with logits. Padding rows of T come last and see
+themselves. Padding rows of P lie between the past and the new rows, and no row sees them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,22 +15,46 @@ import numpy.typing as npt
 
 from eagle_runtime.tree import Int
 
-PAST_STEP = 256  # rows; a generation's padded P grows only every so many tokens
+PAST_STEP = 256  # rows: the shortest padded past, and the step of the longest
+TREE_ROWS = 64  # T up to which every row has logits; beyond are chunks of a prompt, whose last row alone has them
+TARGET_ROWS = (1, 16, 32, TREE_ROWS, 512)  # T of the target: one token, trees, chunks of a prompt
+HEAD_ROWS = (16, TREE_ROWS, 256)  # T of a head: levels of a tree and accepted paths, what it reads of a prompt
 
 
 @dataclass(frozen=True, slots=True)
 class PassShape:
-    """The padded sizes of one forward pass. Captured graphs are kept by it."""
+    """The padded sizes of one forward pass: (name of a dimension of the graph, size), by name."""
 
-    rows: int
-    past: int
-    columns: int
+    pairs: tuple[tuple[str, int], ...]
+
+    @staticmethod
+    def of(**sizes: int) -> PassShape:
+        """Returns the shape of these sizes."""
+        return PassShape(tuple(sorted(sizes.items())))
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes by the names of the graph's dimensions."""
+        return dict(self.pairs)
+
+    def __getitem__(self, name: str) -> int:
+        return self.sizes[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The sizes that the forward passes of one engine are padded to. rows: T, ascending. past: P, ascending; empty for
+    exact passes, whose past is as long as it is. logit_rows: R of a pass of more than TREE_ROWS rows, if it wants more
+    than one."""
+
+    rows: tuple[int, ...]
+    past: tuple[int, ...]
     logit_rows: int
 
     @property
-    def sizes(self) -> Mapping[str, int]:
-        """The sizes by the names of the graphs' dimensions."""
-        return {"T": self.rows, "P": self.past, "L": self.columns, "R": self.logit_rows}
+    def steady(self) -> bool:
+        """Whether the past is padded, so that shapes repeat while it grows."""
+        return bool(self.past)
 
 
 def round_up(count: int, step: int) -> int:
@@ -37,36 +62,59 @@ def round_up(count: int, step: int) -> int:
     return -(-count // step) * step
 
 
-def bucket(rows: int) -> int:
-    """Returns the padded number of rows for `rows` >= 1: one of 1, 2, 4, 8, 16, 32, 48, 64, 128, 192, ..."""
-    if rows <= 16:
-        return 1 << (rows - 1).bit_length()
-    return round_up(rows, 16 if rows <= 64 else 64)
+def next_step(steps: Sequence[int], count: int) -> int:
+    """Returns the first of these ascending sizes that is at least `count`; `count` itself if none is."""
+    return next((step for step in steps if step >= count), count)
 
 
-def pass_shape(rows: int, past: int, columns: int, logit_rows: int, past_step: int) -> PassShape:
+def past_steps(capacity: int) -> tuple[int, ...]:
+    """Returns the padded lengths of a past of up to `capacity` rows: PAST_STEP, doubled again and again, and last the
+    capacity, rounded up to PAST_STEP."""
+    last, steps = round_up(max(1, capacity), PAST_STEP), [PAST_STEP]
+    while steps[-1] < last:
+        steps.append(min(2 * steps[-1], last))
+    return tuple(steps)
+
+
+def rows_up_to(rows: Sequence[int], most: int) -> tuple[int, ...]:
+    """Returns the steps of `rows` that passes of up to `most` rows are padded to."""
+    return tuple(step for step in rows if step <= next_step(rows, most))
+
+
+def pass_shape(steps: Steps, rows: int, past: int, columns: int, logit_rows: int) -> PassShape:
     """Returns the shape of a forward pass over `rows` rows after `past` rows, whose mask has `columns` columns (rows <=
-    columns <= past + rows). past_step: P is padded to a multiple of it; 1 leaves P as it is."""
-    padded, padded_past = bucket(rows), round_up(past, past_step)
-    free = past - (columns - rows)  # past rows before the mask's first column, which every row sees
-    covered = round_up(padded_past - free, past_step)
-    if past_step > 1:  # also where no row is padded, so that the shape is the usual one
-        covered = min(padded_past, max(covered, past_step))
-    return PassShape(padded, padded_past, covered + padded, bucket(logit_rows))
+    columns <= past + rows), with logits of `logit_rows` rows. An empty past is padded in exact passes too: TensorRT's
+    kernels for attention get at least one row of it."""
+    padded = next_step(steps.rows, rows)
+    wanted = padded if padded <= TREE_ROWS else next_step((1, min(padded, steps.logit_rows)), logit_rows)
+    if steps.steady or past == 0:
+        padded_past = next_step(steps.past or (PAST_STEP,), past)
+        return PassShape.of(T=padded, P=padded_past, L=padded_past + padded, R=wanted)
+    return PassShape.of(T=padded, P=past, L=columns - rows + padded, R=wanted)
+
+
+def shapes_of(steps: Steps) -> tuple[PassShape, ...]:
+    """Returns every shape of steady passes but that of trees of more than TREE_ROWS nodes, which are rare: smaller
+    pasts first."""
+    return tuple(
+        pass_shape(steps, rows, past, past + rows, rows if rows <= TREE_ROWS else 1)
+        for past in steps.past
+        for rows in steps.rows
+    )
 
 
 def write_mask(mask: npt.NDArray[np.floating], past: int, shape: PassShape, out: npt.NDArray[np.floating]) -> None:
-    """Write the padded mask to out [shape.rows, shape.columns]. mask [T, L]: additive, of a forward pass after `past`
+    """Write the padded mask to out [T, L] of the shape. mask [rows, columns]: additive, of a forward pass after `past`
     rows."""
     rows, columns = mask.shape
-    covered = shape.columns - shape.rows  # past rows with a column in `out`, padding included
+    covered = shape["L"] - shape["T"]  # past rows with a column in `out`, padding included
     seen = columns - rows  # past rows with a column in `mask`
-    first = covered - (shape.past - past) - seen
+    first = covered - (shape["P"] - past) - seen
     out[:] = np.finfo(mask.dtype).min
     out[:, :first] = 0
     out[:rows, first : first + seen] = mask[:, :seen]
     out[:rows, covered : covered + rows] = mask[:, seen:]
-    padded = np.arange(rows, shape.rows)
+    padded = np.arange(rows, shape["T"])
     out[padded, covered + padded] = 0
 
 

@@ -2,7 +2,7 @@
 code.
 
 Key/value rows, features and hidden states stay on the GPU; token ids, masks and logits are copied. There are two kinds
-of forward passes. *Steady*: past rows are padded to a multiple of PAST_STEP, and new rows are written to a fixed place
+of forward passes. *Steady*: past rows are padded to one of a few lengths, and new rows are written to a fixed place
 and copied to the cache, so that shapes and addresses repeat and whole forward passes can be replayed as graphs.
 *Exact*: no past row is padded, and new rows are written to the cache directly if their size allows it. Exact passes
 serve weights that are streamed from the host, which graphs cannot hold.
@@ -11,7 +11,7 @@ serve weights that are streamed from the host, which graphs cannot hold.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,24 @@ from eagle_runtime.bundle.manifest import GraphSpec, Manifest, TensorSpec
 from eagle_runtime.cache import ALIGNMENT
 from eagle_runtime.machine.user_cache import cache_folder
 from eagle_runtime.session.protocol import Array, Session
-from eagle_runtime.session.trt.device import Device, DeviceCache, DeviceRows, cache_rows, in_place, joined_rows
+from eagle_runtime.session.trt.device import SLACK, Device, DeviceCache, DeviceRows, cache_rows, in_place, joined_rows
 from eagle_runtime.session.trt.driver import CudaDriver, out_of_memory
 from eagle_runtime.session.trt.engine_file import EngineFolder, EngineSpec, find_engines
 from eagle_runtime.session.trt.execution import Execution, concrete
 from eagle_runtime.session.trt.library import listen, load_library
-from eagle_runtime.session.trt.padding import PAST_STEP, PassShape, pass_shape, round_up, write_ids, write_mask
+from eagle_runtime.session.trt.padding import (
+    HEAD_ROWS,
+    TARGET_ROWS,
+    PassShape,
+    Steps,
+    pass_shape,
+    past_steps,
+    round_up,
+    rows_up_to,
+    shapes_of,
+    write_ids,
+    write_mask,
+)
 
 KEPT = ("features", "hidden")  # outputs that stay on the GPU
 MARGIN = 256 << 20  # bytes of GPU memory left to the driver and to kernels that are compiled here
@@ -86,8 +98,7 @@ def start_sessions(
             kernels = _kernel_file(part.engine, info.compute_capability)
             repeats = steady and not part.streamed
             execution.start(device, scratch, nbytes, repeats, kernels)
-            past_step = PAST_STEP if repeats else 1
-            sessions.append(TensorRTSession(device, execution, part.graph, part.engine, past_step))
+            sessions.append(TensorRTSession(device, execution, part.graph, part.engine, part.steps(repeats)))
     except BaseException:
         for _ in parts:
             device.release()
@@ -114,6 +125,12 @@ class _Part:
     capacity: int
     streamed: bool
 
+    def steps(self, steady: bool) -> Steps:
+        """Returns the sizes that forward passes are padded to."""
+        largest, rows = _most(self.engine), HEAD_ROWS if "features" in self.graph.inputs else TARGET_ROWS
+        past = past_steps(self.capacity) if steady else ()
+        return Steps(rows_up_to(rows, largest["T"]), past, largest["R"])
+
     @property
     def buffer_bytes(self) -> int:
         """Bytes of GPU memory for the cache and for the inputs and outputs of the largest forward pass."""
@@ -127,17 +144,16 @@ class TensorRTSession(Session):
     """A graph as an engine on the GPU (protocol.Session)."""
 
     def __init__(
-        self, device: Device, execution: Execution, graph: GraphSpec, engine: EngineSpec, past_step: int
+        self, device: Device, execution: Execution, graph: GraphSpec, engine: EngineSpec, steps: Steps
     ) -> None:
-        """past_step: past rows are padded to a multiple of it; 1 for exact passes."""
         self._device = device
         self._execution: Execution | None = execution
-        self._past_step = past_step
+        self._steps = steps
         self._past_names, self._new_names, self._row_bytes = graph.past, graph.present, graph.kv_row_bytes
         self.inputs: Mapping[str, TensorSpec] = {n: s for n, s in graph.inputs.items() if n not in self._past_names}
         self.outputs: Mapping[str, TensorSpec] = {n: s for n, s in graph.outputs.items() if n not in self._new_names}
         largest = _most(engine)
-        self._in_place = past_step == 1 and in_place(self._row_bytes)
+        self._in_place = not steps.steady and in_place(self._row_bytes)
         self._feeds = _Feeds(device, {n: s for n, s in self.inputs.items() if n != "features"}, largest)
         self._places = {n: device.reserve(_nbytes(s, largest)) for n, s in self.outputs.items()}
         self._host = {n: device.reserve_host(_nbytes(s, largest)) for n, s in self.outputs.items() if n not in KEPT}
@@ -147,10 +163,10 @@ class TensorRTSession(Session):
             self._features = addresses["features"] = device.reserve(nbytes)
             # Padding rows read what is here, which must not be NaN.
             device.driver.clear(self._features, nbytes, device.stream)
-        if not self._in_place:
-            self._new_pitch = round_up(largest["T"] * self._row_bytes, ALIGNMENT)
-            self._new = device.reserve(len(self._new_names) * self._new_pitch)
-            addresses |= {name: self._new + index * self._new_pitch for index, name in enumerate(self._new_names)}
+        self._new_pitch = round_up(largest["T"] * self._row_bytes, ALIGNMENT)
+        self._new = device.reserve(len(self._new_names) * self._new_pitch)
+        self._new_places = {name: self._new + index * self._new_pitch for index, name in enumerate(self._new_names)}
+        addresses |= self._new_places
         for name, address in addresses.items():
             execution.bind(name, address)
 
@@ -163,22 +179,27 @@ class TensorRTSession(Session):
         rows, columns = feeds["tree_mask"].shape
         assert rows <= cache.room, "the caller checks the capacity before a forward pass"
         wanted = len(feeds["logit_rows"])
-        shape = pass_shape(rows, cache.length, columns, wanted, self._past_step)
+        shape = pass_shape(self._steps, rows, cache.length, columns, wanted)
         execution.check(shape)
         self._feeds.upload(feeds, cache.length, shape)
         if "features" in feeds:
             self._copy_features(feeds["features"])
-        for index, name in enumerate(self._past_names):
-            execution.bind(name, cache.address(index))
-        if self._in_place:
-            for index, name in enumerate(self._new_names):
-                execution.bind(name, cache.address(index, cache.length))
+        self._bind_past(cache)
+        # An empty past is padded by rows that the engine reads while it writes the new ones.
+        written = self._in_place and cache.length > 0 and shape["T"] - rows <= SLACK
+        for index, name in enumerate(self._new_names):
+            execution.bind(name, cache.address(index, cache.length) if written else self._new_places[name])
         execution.run(shape)
-        if not self._in_place:
+        if not written:
             cache.append(self._new, self._new_pitch, rows)
         results = self._results({"T": rows, "R": wanted})
         self._device.wait()
         return results
+
+    def warm(self, cache: DeviceCache, report: Callable[[int, int], None]) -> None:
+        assert self._execution is not None, "the session is closed"
+        self._bind_past(cache)
+        self._execution.specialise(shapes_of(self._steps), report)
 
     def joined(self, parts: Sequence[DeviceRows]) -> DeviceRows:
         return joined_rows(self._device, parts)
@@ -189,6 +210,11 @@ class TensorRTSession(Session):
             self._execution.close()
             self._execution = None
             self._device.release()
+
+    def _bind_past(self, cache: DeviceCache) -> None:
+        assert self._execution is not None
+        for index, name in enumerate(self._past_names):
+            self._execution.bind(name, cache.address(index))
 
     def _copy_features(self, rows: DeviceRows | Array) -> None:
         """Copy features to where the engine reads them. Waits for rows on the host, whose memory the caller may
@@ -229,6 +255,7 @@ class _Feeds:
             end += round_up(_nbytes(specs[name], largest), ALIGNMENT)
         self._host = device.reserve_host(end)
         self._place = device.reserve(end)
+        device.driver.clear(self._place, end, device.stream)  # what `warm` computes with: ids that exist, no mask
         self.addresses = {name: self._place + offset for name, offset in self._offsets.items()}
 
     def upload(self, feeds: Mapping[str, Any], past: int, shape: PassShape) -> None:
@@ -250,7 +277,7 @@ class _Feeds:
 
 def _most(engine: EngineSpec) -> dict[str, int]:
     """Returns the largest size of each dimension in any profile."""
-    limits = [{"T": item.T, "P": item.P, "L": item.L, "R": item.R} for item in engine.profiles]
+    limits = [profile.sizes for profile in engine.profiles]
     return {name: max(limit[name][-1] for limit in limits) for name in limits[0]}
 
 
