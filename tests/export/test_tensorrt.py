@@ -20,44 +20,13 @@ from eagle_export.tensorrt.build import Built
 from eagle_export.tensorrt.kernels import Kernel, read_kernels
 from eagle_export.trace import OPSET
 from eagle_runtime.bundle.manifest import read_manifest
+from trt_graphs import faults
 from trt_network import CAPABILITIES, DRAFT_SIZES, TARGET_SIZES, Network
 
 pytest_plugins = ("trt_bundles",)
 
 # A Llama of about a billion parameters, but for its number of layers and its vocabulary.
 HIDDEN, INTERMEDIATE, HEAD_COUNT, KV_HEADS, VOCAB = 2048, 8192, 32, 8, 4096
-
-
-def faults(model: ir.Model) -> set[str]:
-    """Returns what TensorRT rejects, ignores or builds in fp32 without a warning, in an fp16 graph."""
-    problems = {f"operator domain {node.domain!r}" for node in model.graph if node.domain}
-    problems |= {f"opset domain {domain!r}" for domain in model.opset_imports if domain}
-    problems |= {
-        f"{value.dtype} weight {name}"
-        for name, value in model.graph.initializers.items()
-        # Frequencies are multiplied by positions of thousands, for which fp16 has too few digits.
-        if value.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.BFLOAT16)
-        and not name.endswith("rotary_emb.inv_freq")
-    }
-    for node in model.graph:
-        if node.op_type in ("Attention", "MatMul"):
-            types = {value.dtype for value in node.inputs if value is not None}
-            problems |= {f"{kind} input of {node.op_type}" for kind in types - {ir.DataType.FLOAT16}}
-        if node.op_type == "Attention":
-            problems |= _attention_faults(node)
-    return problems
-
-
-def _attention_faults(node: ir.Node) -> set[str]:
-    neutral = {"is_causal": 0, "softcap": 0.0, "qk_matmul_output_mode": 0, "scale": 1.0}
-    problems = {f"attribute {name}" for name, item in node.attributes.items() if item.value != neutral.get(name)}
-    if len(node.outputs) != 1:
-        problems.add(f"{len(node.outputs)} outputs of Attention")
-    mask, *more = [*node.inputs[3:], None]
-    if mask is None:
-        problems.add("no mask")
-    slots = ("past_key", "past_value", "nonpad_kv_seqlen", "")
-    return problems | {f"input {slot}" for slot, value in zip(slots, more, strict=False) if value is not None}
 
 
 @dataclass(frozen=True, slots=True)

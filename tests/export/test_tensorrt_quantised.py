@@ -3,6 +3,7 @@ and attention stays one kernel."""
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +11,13 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 
-from conftest import HEADS
-from eagle_export.tensorrt.build import Built
+from conftest import HEADS, put_listed
+from eagle_export.errors import ExportError
+from eagle_export.tensorrt.build import Built, build_engines
 from eagle_export.tensorrt.kernels import Kernel
+from eagle_export.tensorrt.precision import check_sums
 from eagle_runtime.bundle.manifest import read_manifest
+from trt_graphs import bytes_in_fp32, faults, scaled_in_fp16
 from trt_network import DRAFT_SIZES, TARGET_SIZES, Network
 
 pytest_plugins = ("trt_bundles",)
@@ -22,9 +26,8 @@ PRECISIONS = ("int8", "int8-weight", "int4", "int4-int8")
 
 
 def products(kernels: list[Kernel]) -> list[Kernel]:
-    """Returns the matrix products outside of attention. TensorRT calls them gemm, or Fc where it fuses a weight's
-    unpacking."""
-    return [kernel for kernel in kernels if kernel.kind == "gemm" or "Fc" in kernel.name]
+    """Returns the matrix products outside of attention."""
+    return [kernel for kernel in kernels if kernel.is_product]
 
 
 def kind(kernel: Kernel) -> str:
@@ -65,6 +68,45 @@ def test_every_product_is_quantised(head: str, precision: str, quantised_bundle_
         kernels = Network(bundle / file, sizes).build()
         assert Counter(map(kind, products(kernels))) == counts, (file, products(kernels))
         assert sum(kernel.is_fused_attention for kernel in kernels) == attentions
+        assert not [kernel for kernel in kernels if kernel.stores_sums_in_fp16]
+
+
+@pytest.mark.parametrize(("graph", "sizes"), [("target", TARGET_SIZES), ("draft", DRAFT_SIZES)])
+def test_sums_of_bytes_that_are_stored_in_fp16_are_noticed(
+    graph: str, sizes: dict[str, tuple[int, int]], quantised_bundle_of: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    """Control: the same graph with scales in fp16, as older exports wrote it, has as many kernels, and those of its
+    products of bytes write sums in fp16."""
+    bundle = quantised_bundle_of("eagle3", "int8")
+    wide = Network(bundle / graph / "model.onnx", sizes).build()
+    model = ir.load(bundle / graph / "model.onnx")
+    assert scaled_in_fp16(model) > 0
+    ir.save(model, tmp_path / "model.onnx", external_data="model.onnx.data")
+    narrow = Network(tmp_path / "model.onnx", sizes).build()
+    assert len(narrow) == len(wide) > 0
+    counted = Counter(map(kind, products(wide)))
+    assert counted == Counter(map(kind, products(narrow)))
+    assert sum(kernel.stores_sums_in_fp16 for kernel in narrow) == counted["int8"] > 0
+
+
+def test_a_bundle_whose_sums_would_overflow_is_refused(
+    quantised_bundle_of: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    """Before a build."""
+    bundle = Path(shutil.copytree(quantised_bundle_of("eagle3", "int8"), tmp_path / "bundle"))
+    manifest = read_manifest(bundle)
+    check_sums(bundle, manifest)
+    model = ir.load(bundle / "draft/model.onnx")
+    scaled_in_fp16(model)
+    ir.save(model, bundle / "draft/older.onnx", external_data="older.onnx.data")
+    (bundle / "draft/older.onnx").replace(bundle / "draft/model.onnx")
+    put_listed(bundle, "draft/model.onnx", (bundle / "draft/model.onnx").read_bytes())
+    put_listed(bundle, "draft/older.onnx.data", (bundle / "draft/older.onnx.data").read_bytes())
+    with pytest.raises(
+        ExportError, match=r"draft/model\.onnx scales products of bytes in fp16.*export the bundle again"
+    ):
+        build_engines(bundle, "tensorrt-rtx")
+    assert not (bundle / "engines").exists()
 
 
 def test_fp16_products_are_counted_as_such(engines_of: Callable[[str], tuple[Path, Built]]) -> None:
@@ -76,15 +118,17 @@ def test_fp16_products_are_counted_as_such(engines_of: Callable[[str], tuple[Pat
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_initializers_have_types_that_tensorrt_takes(
+def test_graphs_have_nothing_that_tensorrt_rejects_or_builds_in_fp32(
     precision: str, quantised_bundle_of: Callable[[str, str], Path]
 ) -> None:
-    """TensorRT would build an fp32 product for an fp32 weight, without a warning."""
+    """But for products of bytes, which are scaled in fp32 and cast to fp16."""
     for file in ("target/model.onnx", "draft/model.onnx"):
         model = ir.load(quantised_bundle_of("eagle3", precision) / file)
-        types = {
-            value.dtype for name, value in model.graph.initializers.items() if not name.endswith("rotary_emb.inv_freq")
-        }
-        allowed = {ir.DataType.FLOAT16, ir.DataType.INT64, ir.DataType.INT8}
-        assert types <= allowed | ({ir.DataType.INT4} if precision.startswith("int4") else set())
-        assert not any(node.domain for node in model.graph)
+        assert faults(model) == set()
+        scaled = [node for node in model.graph if node.op_type == "MatMul" and bytes_in_fp32(node)]
+        assert bool(scaled) == (precision == "int8")
+        for node in scaled:  # control: one that is not cast to fp16 is reported
+            cast = next(iter(node.outputs[0].uses())).node
+            cast.attributes.add(ir.AttrInt64("to", ir.DataType.FLOAT))
+            assert "FLOAT input of MatMul" in faults(model)
+            cast.attributes.add(ir.AttrInt64("to", ir.DataType.FLOAT16))

@@ -64,13 +64,16 @@ class Int8Static(Pass[Linear]):
             key = x, name.rpartition(".experts.")[2].partition(".")[0] if is_expert(name) else ""
             if key not in inputs:
                 limit = best_range(*inputs_of(linear, self.observed))
-                scale = _scalar(model, f"{name}.input_scale", limit / LEVELS, x)
-                inputs[key] = insert(node, "QuantizeLinear", [x, scale, middle]), scale, limit
+                scale = constant(model, f"{name}.input_scale", np.array(limit / LEVELS, np.float32))
+                inputs[key] = insert(node, "QuantizeLinear", [_in_fp32(node, x), scale, middle]), scale, limit
             quantised, scale, limit = inputs[key]
             values = insert(node, "DequantizeLinear", [quantised, scale, middle])
             smoothed = ", smoothed" if factors_of(linear) is not None else ""
             changed[name] = f"int8 per column, activations int8 within {limit:.4g}{smoothed}"
-            replace(node, insert(node, "MatMul", [values, _weight(model, linear)]))
+            product = insert(node, "MatMul", [values, _weight(model, linear, ir.DataType.FLOAT)])
+            replace(
+                node, product if _type(x) == ir.DataType.FLOAT else insert(node, "Cast", [product], to=int(_type(x)))
+            )
         return changed
 
 
@@ -82,7 +85,8 @@ class Int8Weights(LayerPass):
 
     def rewrite(self, model: ir.Model, matches: list[Linear]) -> dict[str, str]:
         for linear in matches:
-            replace(linear.node, insert(linear.node, "MatMul", [linear.x, _weight(model, linear)]))
+            weight = _weight(model, linear, _type(linear.x))
+            replace(linear.node, insert(linear.node, "MatMul", [linear.x, weight]))
         return {linear.name: "int8 per column" for linear in matches}
 
 
@@ -94,12 +98,11 @@ def best_range(x: Array, absmax: Array) -> float:
     return largest * float(CLIPS[int(np.argmin(errors))])
 
 
-def _weight(model: ir.Model, linear: Linear) -> ir.Value:
-    """Returns the dequantised weight. Its zero points are given though they are all 0: where one is left out and byte
-    products saturate, ONNX Runtime (1.32, QDQ::ConvertS8WeightToU8) puts in a single 128 for all columns, which its
-    DequantizeLinear then refuses."""
-    name, (k, n), dtype = linear.name, linear.shape, linear.x.dtype
-    assert dtype is not None
+def _weight(model: ir.Model, linear: Linear, dtype: ir.DataType) -> ir.Value:
+    """Returns the weight, dequantised to a type. Its zero points are given though they are all 0: where one is left out
+    and byte products saturate, ONNX Runtime (1.32, QDQ::ConvertS8WeightToU8) puts in a single 128 for all columns,
+    which its DequantizeLinear then refuses."""
+    name, (k, n) = linear.name, linear.shape
     values, columns = pieces(partial(_columns, linear.columns(), (k, n), dtype), 2)
     weight = lazy_weight(model, f"{name}.int8", ir.DataType.INT8, (k, n), values)
     scale = lazy_weight(model, f"{name}.scale", dtype, (n,), columns)
@@ -112,9 +115,13 @@ def _columns(columns: Callable[[slice], Array], shape: tuple[int, int], dtype: i
     return values, scale.astype(dtype.numpy())
 
 
-def _scalar(model: ir.Model, name: str, value: float, like: ir.Value) -> ir.Value:
-    assert like.dtype is not None
-    return constant(model, name, np.array(value, like.dtype.numpy()))
+def _in_fp32(before: ir.Node, x: ir.Value) -> ir.Value:
+    return x if _type(x) == ir.DataType.FLOAT else insert(before, "Cast", [x], to=int(ir.DataType.FLOAT))
+
+
+def _type(value: ir.Value) -> ir.DataType:
+    assert value.dtype is not None
+    return value.dtype
 
 
 def simulated_static(x: Array, weight: Array) -> Array:

@@ -16,6 +16,7 @@ from eagle_export.destination import TIMING, check_space, disk_errors
 from eagle_export.errors import ExportError
 from eagle_export.tensorrt.kernels import Kernel, read_kernels
 from eagle_export.tensorrt.network import Network, Report, capability_of
+from eagle_export.tensorrt.precision import check_precision, check_sums
 from eagle_runtime.bundle.listed_files import read_graph, verify_hashes
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from eagle_runtime.files import file_sha256
@@ -100,6 +101,7 @@ def build_engines(
     verify_hashes(bundle, manifest)
     for model in manifest.models.values():
         read_graph(bundle, manifest, model.graph)  # raises if the graph reads a file that was not hashed
+    check_sums(bundle, manifest)
     target = "-".join(f"sm{capability.replace('.', '')}" for capability in capabilities)
     folder = bundle.absolute() / ENGINES / f"{library}-{target}"
     with _parent_of(folder):
@@ -128,18 +130,6 @@ def build_engines(
             )
             (new / SIDECAR).write_text(engines.to_json(), encoding="utf-8")
     return Built(folder, engines, tuple(built))
-
-
-def check_precision(bundle: Path, manifest: Manifest) -> None:
-    """Raises ExportError unless both graphs compute in fp16. TensorRT would build fp32 kernels for others without a
-    warning, or fail for want of an fp32 attention kernel."""
-    for model in manifest.models.values():
-        dtype = model.graph.inputs["tree_mask"].dtype
-        if dtype != "float16":
-            raise ExportError(
-                f"{bundle} computes in {dtype}, but engines need a bundle in fp16; export it with "
-                "fp16 (or int8, int8-weight, int4) for the backend tensorrt-rtx"
-            )
 
 
 def check_older_engines(older: Path, folder: Path) -> None:

@@ -42,6 +42,18 @@ class Kernel:
         """Whether the kernel computes scores, mask, softmax and weighted sum without storing the score matrix."""
         return "_mha_" in self.name
 
+    @property
+    def is_product(self) -> bool:
+        """Whether the kernel is a matrix product outside of attention. TensorRT calls it gemm, or Fc where it fuses the
+        unpacking of a weight or the operators after it."""
+        return self.kind == "gemm" or "Fc" in self.name
+
+    @property
+    def stores_sums_in_fp16(self) -> bool:
+        """Whether the kernel multiplies bytes and writes the sums before they are scaled, in fp16, where those beyond
+        65504 become infinite."""
+        return self.is_product and bool(self.reads & {"Int8", "FP8"}) and "Half" in self.writes
+
 
 def read_kernels(messages: Iterable[str]) -> list[Kernel]:
     """Returns the kernels listed in the messages of one build, in order. Raises ValueError unless there is exactly one
