@@ -29,6 +29,8 @@ HELDOUT = DEMO / "heldout.jsonl"
 HEADS = ("eagle1", "eagle3")
 SHAPE = "--layers 16 --hidden 2048 --heads 32 --kv-heads 8 --head-dim 64 --intermediate 8192 --vocab 32000"
 RTX_CARDS = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")  # compute capabilities that TensorRT for RTX builds for
+TENSORRT_PRECISIONS = ("int8", "int8-weight", "int4")  # beside fp16, of TensorRT and TensorRT for RTX
+CALIBRATED = ("int8", "int4")  # with recorded inputs, of one calibration
 TIMED = "eager,compiled"  # ways of running PyTorch
 NEW_TOKENS = 128
 
@@ -112,10 +114,15 @@ def _pair_steps(
         calibrate = ("-m", "eagle_calib.cli", str(plain), "-o", str(calibration))
         yield Step(f"calibrate-{name}", calibrate, (plain,), calibration)
     for library in libraries:
-        int8 = out / f"{name}-int8-{library}"
-        calibrated = ("-o", str(int8), "-p", "int8", "--backend", library, "--calibration", str(calibration))
-        yield Step(f"export-{int8.name}", (*source, *calibrated), (*needs, calibration), int8)
-        bundles[library] = [fp16, int8]
+        bundles[library] = [fp16]
+        for precision in TENSORRT_PRECISIONS:
+            bundle = out / f"{name}-{precision}-{library}"
+            options = ("-o", str(bundle), "-p", precision, "--backend", library)
+            needed = precision in CALIBRATED
+            given = ("--calibration", str(calibration)) if needed else ()
+            reads = (*needs, calibration) if needed else needs
+            yield Step(f"export-{bundle.name}", (*source, *options, *given), reads, bundle)
+            bundles[library].append(bundle)
         for bundle in bundles[library]:
             build = ("-m", "eagle_export.cli", "engines", str(bundle), "--backend", library)
             capability = ("--compute-capability", gpu.compute_capability) if library == "tensorrt-rtx" else ()

@@ -17,6 +17,7 @@ import gpu_check
 from eagle_calib.cli import _parser as calib_parser
 from eagle_export.cli import _engines_parser
 from eagle_export.cli import _parser as export_parser
+from eagle_export.recipes.plan import RECIPES
 from eagle_runtime.command import Parser
 from eagle_runtime.machine.nvidia import DeviceInfo
 from eagle_tools.bench.cli import _parser as bench_parser
@@ -138,6 +139,24 @@ def test_which_engines_are_checked() -> None:
     assert engines(RTX, ("cpu",)) == {"cuda"}  # which then fails, and is seen to
     compared = [step for step in steps(HOPPER, ("cuda",)) if "--vs-pytorch" in step.argv]
     assert [step.name for step in compared] == ["bench-demo-eagle3-cuda", "bench-grown-eagle3-cuda"]
+
+
+@pytest.mark.parametrize("library", ["tensorrt-rtx", "tensorrt"])
+def test_every_precision_of_the_tensorrt_libraries_is_exported_built_checked_and_timed(library: str) -> None:
+    """As their recipes have it; those that take recorded inputs get the calibration."""
+    listed = steps(RTX, ALL, ("demo",))
+    recipes = RECIPES[library]
+    assert {"fp16", *gpu_check.TENSORRT_PRECISIONS} == set(recipes) - {"int4-int8"}
+    for precision in gpu_check.TENSORRT_PRECISIONS:
+        bundle = f"/out/demo-eagle3-{precision}-{library}"
+        named = {step.name: step.argv for step in listed if bundle in step.argv}
+        name = Path(bundle).name
+        bench = f"bench-demo-eagle3-{library}"
+        assert list(named) == [f"export-{name}", f"engines-{name}-{library}", f"doctor-{name}-{library}", bench]
+        export = named[f"export-{name}"]
+        assert export[export.index("-p") + 1] == precision
+        recorded = recipes[precision].calibrated or recipes[precision].self_calibrated
+        assert ("--calibration" in export) == recorded
 
 
 def test_failed_steps_are_noted_and_those_that_need_them_left_out(tmp_path: Path) -> None:
