@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
@@ -28,6 +29,7 @@ from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head, TapReader
 from eagle_export.heads.layers import Rows
 from eagle_export.heads.mtp import PredictionHead
+from eagle_runtime.tree import hiding
 
 ATTENTION = "eagle_edge"  # name of our attention function in transformers's registry
 
@@ -136,7 +138,9 @@ def windowed(mask: Tensor, position_ids: Tensor, width: int | None) -> Tensor:
         return mask
     rows = position_ids[0]
     keys = torch.cat([torch.arange(mask.shape[3] - mask.shape[2]), rows])
-    return mask.masked_fill(keys[None, :] <= rows[:, None] - width, torch.finfo(mask.dtype).min)
+    return mask.masked_fill(
+        keys[None, :] <= rows[:, None] - width, hiding(np.float16 if mask.dtype == torch.float16 else np.float32)
+    )
 
 
 def build_head(config: HeadConfig) -> Eagle1Head | Eagle3Head:

@@ -67,11 +67,16 @@ def ancestor_mask(parents: Int) -> Bool:
 
 
 def additive_mask(visible: Bool, dtype: npt.DTypeLike) -> npt.NDArray[np.floating]:
-    """visible [T, L] -> tree_mask [T, L] of the graphs: 0 where a row may see a column, else the lowest
-    finite value of `dtype` (an infinity would turn a padded row into NaN)."""
+    """visible [T, L] -> tree_mask [T, L] of the graphs: 0 where a row may see a column, else `hiding(dtype)`."""
     mask = np.zeros(visible.shape, dtype)
-    mask[~visible] = np.finfo(mask.dtype).min
+    mask[~visible] = hiding(mask.dtype)
     return mask
+
+
+def hiding(dtype: npt.DTypeLike) -> float:
+    """Returns what a mask of this type adds to a score to hide it. It is finite, because an infinity would turn a row
+    that sees nothing into NaN. In fp16 two such masks and a score have a finite sum too."""
+    return -3e4 if np.dtype(dtype) == np.float16 else float(np.finfo(dtype).min)
 
 
 def best_first(scores: Float, count: int) -> Int:

@@ -22,6 +22,7 @@ from eagle_runtime.tree import (
     additive_mask,
     best_first,
     choice_parents,
+    hiding,
     node_depths,
     rerank,
     root_only,
@@ -133,12 +134,25 @@ def test_root_only_and_plain_draft_nothing() -> None:
     assert tree.tokens.tolist() == root_only(ROOT).tokens.tolist() == [ROOT]
 
 
-def test_additive_mask_hides_with_the_lowest_finite_value() -> None:
+def test_additive_mask_hides_with_a_finite_value_of_its_type() -> None:
     visible = np.array([[True, False], [True, True]])
     for dtype in (np.float32, np.float16):
         mask = additive_mask(visible, dtype)
         assert mask.shape == (2, 2) and mask.dtype == dtype
-        assert mask.tolist() == [[0.0, float(np.finfo(dtype).min)], [0.0, 0.0]]
+        assert mask.tolist() == [[0.0, hiding(dtype)], [0.0, 0.0]]
+
+
+def test_two_masks_and_a_score_are_finite_in_fp16() -> None:
+    """And still hide: the share of a hidden key is 0."""
+    mask = additive_mask(np.array([[True, False], [False, False]]), np.float16)
+    scores = np.array([[-5e3, 5e3], [-5e3, 5e3]], np.float16)
+    total = mask + mask + scores
+    assert np.isfinite(total).all() and total.dtype == np.float16
+    shares = np.exp(total[0].astype(np.float64) - total[0].max())
+    assert shares.tolist() == [1.0, 0.0]
+    lowest = np.full(2, np.finfo(np.float16).min)  # control: the lowest finite value does not bear being added
+    with np.errstate(over="ignore"):
+        assert np.isinf(lowest + lowest).all()
 
 
 # Growth.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_export.heads.layers import rotary
 from eagle_export.pair import HeadPart
+from eagle_runtime.tree import hiding
 
 TABLE = "embed_tokens.weight"  # of a head
 Hidden = Sequence[Tensor] | Mapping[int, Tensor]  # the target's hidden states by tap; -1: the last
@@ -95,7 +97,7 @@ def read_rows(head: Eagle1Head | Eagle3Head, config: HeadConfig, tokens: Tensor,
     each row sees the rows before it, and no other past."""
     rows = len(tokens)
     empty = torch.zeros(1, 0, config.num_kv_heads, config.head_dim)
-    mask = torch.full((1, 1, rows, rows), torch.finfo(torch.float32).min).triu(1)
+    mask = torch.full((1, 1, rows, rows), hiding(np.float32)).triu(1)
     past = [(empty, empty)] * config.num_layers
     hidden: Tensor = head(tokens[None], features, torch.arange(rows)[None], mask, past)[0]
     return hidden

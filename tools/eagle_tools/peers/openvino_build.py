@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_runtime.errors import RequestError
+from eagle_runtime.tree import hiding
 from eagle_tools.peers.source import Source, open_source
 
 FORMATS = {"int8": "INT8_ASYM", "int4": "INT4_ASYM"}  # names of nncf.CompressWeightsMode
@@ -108,7 +109,7 @@ def traced(folder: Path) -> Any:
             angles = torch.cat((angles, angles), -1)
             cos, sin = angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)
             columns = torch.arange(mask.shape[1])
-            hidden = torch.where(columns[None, None, None, :] <= positions[:, None, :, None], 0.0, -65504.0)
+            hidden = torch.where(columns[None, None, None, :] <= positions[:, None, :, None], 0.0, hiding("float16"))
             for index, layer in enumerate(model.model.layers):
                 attention, mlp = layer.self_attn, layer.mlp
                 h = normed(x, layer.input_layernorm)

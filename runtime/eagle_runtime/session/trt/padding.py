@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from eagle_runtime.tree import Int
+from eagle_runtime.tree import Int, hiding
 
 PAST_STEP = 256  # rows: the shortest padded past, and the step of the longest
 TREE_ROWS = 64  # T up to which every row has logits; beyond are chunks of a prompt, whose last row alone has them
@@ -110,7 +110,7 @@ def write_mask(mask: npt.NDArray[np.floating], past: int, shape: PassShape, out:
     covered = shape["L"] - shape["T"]  # past rows with a column in `out`, padding included
     seen = columns - rows  # past rows with a column in `mask`
     first = covered - (shape["P"] - past) - seen
-    out[:] = np.finfo(mask.dtype).min
+    out[:] = hiding(mask.dtype)
     out[:, :first] = 0
     out[:rows, first : first + seen] = mask[:, :seen]
     out[:rows, covered : covered + rows] = mask[:, seen:]
