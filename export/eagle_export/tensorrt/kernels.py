@@ -84,5 +84,5 @@ def read_kernels(messages: Iterable[str]) -> list[Kernel]:
 
 def _constant_bytes(constants: str) -> int:
     """Returns the bytes of the constants in their part of a line."""
-    found = _SIZES.findall(constants)
-    return sum(math.prod(map(int, filter(None, sizes.split(",")))) * _BITS.get(kind, 64) for sizes, kind in found) // 8
+    listed = _SIZES.findall(constants)
+    return sum(math.prod(map(int, filter(None, sizes.split(",")))) * _BITS.get(kind, 64) for sizes, kind in listed) // 8

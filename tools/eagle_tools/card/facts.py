@@ -124,7 +124,8 @@ def _nbytes(graph: GraphSpec, name: str) -> int:
 @dataclass(frozen=True, slots=True)
 class Stored:
     """How a precision stores a weight [K, N]. bits: of a number. scale_bits, zero_bits: per column, or per block of
-    `block` rows of a column. kind: as in Product; weight_only: parts of the names of layers that are "weight-only"."""
+    `block` rows of a column. kind: as in Product. weight_only: parts of the names of layers that are stored as int8
+    weights for fp16 rows."""
 
     bits: int
     kind: str
@@ -135,19 +136,19 @@ class Stored:
 
     def product(self, name: str, inputs: int, outputs: int) -> Product:
         """Returns the product of a layer [inputs, outputs]."""
-        groups = outputs * (1 if self.block is None else -(-inputs // self.block))
-        bits = inputs * outputs * self.bits + groups * (self.scale_bits + self.zero_bits)
-        kind = WEIGHT_ONLY if any(part in name for part in self.weight_only) else self.kind
-        return Product(inputs, outputs, bits // 8, kind, logits="lm_head" in name)
+        stored = PRECISIONS["int8-weight"] if any(part in name for part in self.weight_only) else self
+        groups = outputs * (1 if stored.block is None else -(-inputs // stored.block))
+        bits = inputs * outputs * stored.bits + groups * (stored.scale_bits + stored.zero_bits)
+        return Product(inputs, outputs, bits // 8, stored.kind, logits="lm_head" in name)
 
 
 # As eagle-export stores linear layers for TensorRT.
 PRECISIONS = {
     "fp16": Stored(16, "fp16"),
-    "int8": Stored(8, "int8", scale_bits=16, zero_bits=8, weight_only=("down_proj", "lm_head")),
+    "int8": Stored(8, "int8", scale_bits=32, zero_bits=8, weight_only=("down_proj", "lm_head")),
     "int8-weight": Stored(8, WEIGHT_ONLY, scale_bits=16, zero_bits=8),
     "int4": Stored(4, WEIGHT_ONLY, scale_bits=16, block=32),
-    "fp8": Stored(8, "fp8", scale_bits=16, zero_bits=8),
+    "fp8": Stored(8, "fp8", scale_bits=32, zero_bits=8),
 }
 
 
