@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from eagle_runtime.candidates import LogitRows
 from eagle_runtime.sampling import Sampler
-from eagle_runtime.tree import Int, Tree
+from eagle_runtime.tree import Float, Int, Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,12 @@ class Step:
         return len(self.path) - 1
 
 
-def accept(tree: Tree, logits: npt.NDArray[np.float32], sampler: Sampler) -> Step:
+def accept(tree: Tree, logits: Float | LogitRows, sampler: Sampler) -> Step:
     """Draw at the root from the target's distribution; while the sample is a child, and not the output's last token
     for the sampler, descend and draw there.
 
-    logits [N, V]: the target's, one row per node. Lossless for any tree: every token emitted is literally a
-    sample of the target given its own prefix, whatever the drafter proposed."""
+    logits [N, V]: the target's, one row per node, on the host or where the engine keeps them. Lossless for any tree:
+    every token emitted is literally a sample of the target given its own prefix, whatever the drafter proposed."""
     edges = list(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
     children = {edge: node for node, edge in reversed(list(enumerate(edges)))}  # of equal siblings the first
     path, tokens = [0], []

@@ -17,10 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.arguments import checked_finite, checked_float, checked_int, short_repr
+from eagle_runtime.candidates import Candidates, LogitRow
 from eagle_runtime.constraints.matcher import Matcher
 from eagle_runtime.errors import EagleError, RequestError
+from eagle_runtime.filters import Row, apply_repetition_penalty, keep_min_p, keep_top_k, keep_top_p
+from eagle_runtime.race import Known, contains, decide, highest, lowest, rest_of_mass
+from eagle_runtime.tree import Bool, Int
 
-Row = npt.NDArray[np.float64]
 TINY = np.finfo(np.float64).tiny
 LogProbs = tuple[float, tuple[tuple[int, float], ...]]  # of the token drawn, and of the likeliest ones
 KEPT = 16  # positions whose random numbers are kept: a drafter reads them some passes before they are used
@@ -83,47 +86,6 @@ def _checked_bias(bias: object) -> dict[int, float]:
     return checked
 
 
-def apply_repetition_penalty(scores: Row, seen: npt.NDArray[np.bool_], penalty: float) -> Row:
-    """Divide positive and multiply negative scores of tokens already seen (CTRL, arXiv 1909.05858; HF)."""
-    return np.where(seen, np.where(scores < 0, scores * penalty, scores / penalty), scores)
-
-
-def keep_top_k(scores: Row, k: int) -> Row:
-    """Drop scores below the k-th best; tokens tied with it stay, as in HF."""
-    if k >= len(scores):
-        return scores
-    threshold = np.partition(scores, len(scores) - k)[len(scores) - k]
-    return np.where(scores < threshold, -np.inf, scores)
-
-
-def keep_top_p(scores: Row, p: float) -> Row:
-    """Drop the least likely tokens as long as their joint mass is at most 1 - p; the best one always stays."""
-    probs = softmax(scores)
-    # Tokens below (1 - p) / V weigh at most 1 - p together, so they go without being sorted.
-    ranked = np.flatnonzero(probs > (1 - p) / len(probs))
-    ranked = ranked[np.argsort(probs[ranked], kind="stable")]
-    below = max(0.0, 1.0 - float(probs[ranked].sum()))
-    dropped = below + np.cumsum(probs[ranked]) <= 1 - p
-    dropped[-1] = False
-    kept = ranked[~dropped]
-    out = np.full_like(scores, -np.inf)
-    out[kept] = scores[kept]
-    return out
-
-
-def keep_min_p(scores: Row, min_p: float) -> Row:
-    """Drop tokens less likely than min_p times the best (arXiv 2407.01082)."""
-    # p_i < min_p * p_max  <=>  s_i - s_max < log(min_p): no normaliser needed
-    return np.where(scores - scores.max() < math.log(min_p), -np.inf, scores)
-
-
-def softmax(scores: Row) -> Row:
-    """Returns the probabilities [V] of scores [V] that have at least one finite entry."""
-    weights = np.exp(scores - scores.max())
-    out: Row = weights / weights.sum()
-    return out
-
-
 def exponential_noise(seed: int, position: int, count: int) -> Row:
     """Returns [count] exponential random numbers of an absolute position, one per token, all above 0, of Philox, a
     counter-based generator (Salmon et al. 2011)."""
@@ -183,15 +145,39 @@ class Sampler:
         self._bias = np.array(list(params.logit_bias.values()), np.float64)
         # An absolute position -> its random numbers [V]; those of the last KEPT positions are kept.
         self.exponential_noise = lru_cache(maxsize=KEPT)(partial(exponential_noise, params.seed, count=vocab_size))
+        self._lowest = lru_cache(maxsize=KEPT)(self._lowest_of)
+        repeats_cost = params.repetition_penalty != 1
+        self._history_counts = repeats_cost or params.presence_penalty != 0 or params.frequency_penalty != 0
+        # The tokens that are not scored as others are, as ids and marks [V], and what is added to each logit before
+        # the rest, first while `late` tokens cannot come, then later.
+        raised = [token for token, value in params.logit_bias.items() if value > 0]
+        self._raised = np.array(sorted(raised, key=params.logit_bias.__getitem__, reverse=True), np.int64)
+        special = {*params.logit_bias, *self._late.tolist(), *(prompt if repeats_cost else ())}
+        self._special = np.array(sorted(special), np.int64)
+        self._is_special = np.zeros(vocab_size, np.bool_)
+        self._is_special[self._special] = True
+        self._added = self._added_early = np.zeros(vocab_size if len(special) else 0)
+        if len(special):
+            self._added[self._bias_ids] = self._bias
+            self._added_early = self._added.copy()
+            self._added_early[self._late] = -np.inf
         self._raw_scores = (
             matcher is None
             and len(self._bias_ids) == 0
             and (least == 0 or len(self._late) == 0)
-            and (params.repetition_penalty == 1 and params.presence_penalty == 0 and params.frequency_penalty == 0)
+            and not self._history_counts
         )
 
-    def next(self, logits: npt.NDArray[np.float32]) -> int:
-        """Draw the token of the next position from the target's logits [V] and add it to the history."""
+    def next(self, logits: npt.NDArray[np.float32] | LogitRow) -> int:
+        """Draw the token of the next position from the target's logits and add it to the history. logits: [V], or a row
+        that is not on the host, which is fetched only where its candidates do not decide."""
+        token = None if isinstance(logits, np.ndarray) else self._decided(logits.candidates)
+        if token is None:
+            token = self._drawn(logits if isinstance(logits, np.ndarray) else logits.whole())
+        self._add(token)
+        return token
+
+    def _drawn(self, logits: npt.NDArray[np.float32]) -> int:
         likeliest = int(logits.argmax())
         if not math.isfinite(logits[likeliest]):  # NaN wins every maximum
             raise EagleError(
@@ -201,12 +187,17 @@ class Sampler:
         token = likeliest if self._raw_scores and self.params.temperature == 0 else self._draw(logits)
         if self._num_log_probs is not None:
             self._log_probs.append(log_probs_of(logits, token, self._num_log_probs))
+        return token
+
+    def _add(self, token: int) -> None:
         self._seen[token] = True
         self._counts[token] += 1
+        if self._history_counts and not self._is_special[token]:
+            self._is_special[token] = True
+            self._special = np.append(self._special, token)
         self.position += 1
         if self.matcher is not None:
             self.matcher.consume(token)
-        return token
 
     @property
     def finished(self) -> bool:
@@ -240,12 +231,7 @@ class Sampler:
             scores[~self.matcher.mask()] = -np.inf
         if self.position < self._late_until:
             scores[self._late] = -np.inf
-        if params.repetition_penalty != 1:
-            scores = apply_repetition_penalty(scores, self._seen, params.repetition_penalty)
-        if params.presence_penalty or params.frequency_penalty:
-            scores -= params.presence_penalty * (self._counts > 0) + params.frequency_penalty * self._counts
-        if params.temperature > 0:
-            scores /= params.temperature
+        scores = self._penalised(scores, slice(None))
         if not np.isfinite(scores.max()):
             raise RequestError(
                 f"no token is left to draw at position {self.position}; loosen logit_bias, penalties or temperature"
@@ -259,3 +245,88 @@ class Sampler:
         if params.min_p > 0:
             scores = keep_min_p(scores, params.min_p)
         return scores
+
+    def _penalised(self, scores: Row, tokens: Int | slice) -> Row:
+        """Scores of tokens -> with penalties and temperature. A higher score of a token never gets a lower one."""
+        params = self.params
+        if params.repetition_penalty != 1:
+            scores = apply_repetition_penalty(scores, self._seen[tokens], params.repetition_penalty)
+        if params.presence_penalty or params.frequency_penalty:
+            counts = self._counts[tokens]
+            scores -= params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
+        if params.temperature > 0:
+            scores /= params.temperature
+        return scores
+
+    @property
+    def inverse_temperature(self) -> float:
+        """What logits are multiplied by for `Candidates.log_sum_exp`; 1 at temperature 0."""
+        return 1 / self.params.temperature if self.params.temperature > 0 else 1.0
+
+    def watched(self, positions: Int, count: int) -> Int:
+        """Returns the tokens [n, count] to be watched where tokens of absolute positions [n] are drawn: those that a
+        bias raises, and those that win without being likely, as their random numbers are smallest. Zeros fill up."""
+        out = np.zeros((len(positions), count), np.int64)
+        raised = self._raised[: count // 2]
+        out[:, : len(raised)] = raised
+        if self.params.temperature > 0:
+            for position in set(positions.tolist()):
+                least = self._lowest(position, count + 1)[: count - len(raised)]
+                out[positions == position, len(raised) : len(raised) + len(least)] = least
+        return out
+
+    def _lowest_of(self, position: int, count: int) -> Int:
+        return lowest(self.exponential_noise(position), count)
+
+    def _decided(self, row: Candidates) -> int | None:
+        """Returns the token that a whole row draws, or None where its candidates do not tell."""
+        params = self.params
+        if self._num_log_probs is not None or not math.isfinite(row.log_sum_exp):
+            return None
+        if params.temperature == 0 and self._raw_scores:
+            best = row.logits.max()
+            decided = len(row.ids) == len(self._seen) or best > row.logits.min()
+            return int(row.ids[row.logits == best].min()) if decided else None
+        known = self._known(row)
+        if params.temperature == 0:
+            return highest(known)
+        return decide(known, params.top_k, params.top_p, params.min_p)
+
+    @np.errstate(over="ignore", invalid="ignore")  # what overflows decides nothing
+    def _known(self, row: Candidates) -> Known:
+        """What a row's candidates say of its scores."""
+        tokens, first = np.unique(np.concatenate([row.ids, row.watched_ids]), return_index=True)
+        logits = np.concatenate([row.logits, row.watched_logits])[first].astype(np.float64)
+        floor = float(row.logits.min())  # no other logit is higher
+        mask = None if self.matcher is None else self.matcher.mask()
+        special = self._special
+        if len(special):
+            special = special[~contains(tokens, special)]
+        rest = len(self._seen) - len(tokens) - len(special)
+        temperature = self.params.temperature
+        plain = floor / temperature if temperature > 0 else floor
+        scores = self._scores_of(tokens, logits, mask)
+        bounds = np.append(plain if rest else -math.inf, self._scores_of(special, np.full(len(special), floor), mask))
+        if temperature == 0:
+            return Known(tokens, scores, scores, bounds, bounds, rest)
+        noise = self.exponential_noise(self.position)
+        least = self._lowest(self.position, len(row.watched_ids) + 1)
+        free = ~contains(tokens, least) & ~self._is_special[least]
+        if mask is not None:
+            free &= mask[least]
+        smallest = noise[least[free.argmax()] if free.any() else least[-1]]
+        mass = (0.0, math.inf)
+        if self.params.top_p < 1:
+            best = scores.max()
+            excluded = len(special) * np.exp(plain - best) if mask is None else math.inf
+            mass = rest_of_mass(row.log_sum_exp, logits / temperature, best, excluded)
+        return Known(tokens, scores, noise[tokens], bounds, np.append(smallest, noise[special]), rest, mass)
+
+    def _scores_of(self, tokens: Int, logits: Row, mask: Bool | None) -> Row:
+        """As `process` before its filters, for some tokens with their logits."""
+        scores = logits.copy()
+        if len(self._added):
+            scores += (self._added_early if self.position < self._late_until else self._added)[tokens]
+        if mask is not None:
+            scores[~mask[tokens]] = -np.inf
+        return self._penalised(scores, tokens)

@@ -15,6 +15,7 @@ import pytest
 
 from eagle_calib.replay import forced_logits
 from eagle_runtime import BackendError, BundleError, EagleModel, SamplingParams
+from eagle_runtime.candidates import LogitRow
 from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.drafter import Drafter, NoDraft
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter
@@ -107,8 +108,8 @@ class RecordingSampler(Sampler):
         super().__init__(params, prompt, vocab_size)
         self.rows: Rows = []
 
-    def next(self, logits: npt.NDArray[np.float32]) -> int:
-        self.rows.append(logits.copy())
+    def next(self, logits: npt.NDArray[np.float32] | LogitRow) -> int:
+        self.rows.append((logits if isinstance(logits, np.ndarray) else logits.whole()).copy())
         return super().next(logits)
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from conftest import HEADS, load_trace
 from eagle_runtime import EagleModel, SamplingParams
+from eagle_runtime.candidates import LogitRow
 from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
@@ -61,8 +62,8 @@ class RecordingSampler(Sampler):
         super().__init__(params, prompt, vocab_size)
         self.rows: list[npt.NDArray[np.float32]] = []
 
-    def next(self, logits: npt.NDArray[np.float32]) -> int:
-        self.rows.append(logits.copy())
+    def next(self, logits: npt.NDArray[np.float32] | LogitRow) -> int:
+        self.rows.append((logits if isinstance(logits, np.ndarray) else logits.whole()).copy())
         return super().next(logits)
 
 

@@ -25,7 +25,8 @@ from typing import Protocol
 import numpy as np
 
 from eagle_runtime.drafting.head import NEVER, DraftHead, Proposal
-from eagle_runtime.sampling import Row, Sampler
+from eagle_runtime.filters import Row
+from eagle_runtime.sampling import Sampler
 from eagle_runtime.target import Features
 from eagle_runtime.tree import Float, Int
 

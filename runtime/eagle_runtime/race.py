@@ -1,0 +1,197 @@
+"""Which token a row of logits draws, decided by a few of its scores and bounds of all others.
+
+A sampler that has the whole row computes a score for every token, filters them, and takes the token with the highest
+exp(score) / number (see sampling.py). Here most scores are unknown, but none is above a bound, so the filters sort the
+tokens in three: those that are surely kept, surely dropped, or undecided. The winner among the known tokens is the
+row's if it is surely kept and no token that may be kept can reach it; otherwise there is no answer, and the caller
+fetches the row. Comparisons that rounding could turn are left undecided, so an answer is always the whole row's.
+
+Shapes: V vocabulary, n known tokens, b bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from eagle_runtime.filters import Row
+from eagle_runtime.tree import Bool, Int
+
+ROUNDING = 1e-9  # of a share of the probability, and of a race's values against each other
+NEAR = 1e-12  # scores closer than this, but not equal, may have probabilities in either order
+SUM_ERROR = 2e-4  # relative, of the sum that a log-sum-exp stands for: twice what Candidates promises
+FP32_ERROR = 2.0**-21  # of a log-sum-exp by its own size: its terms and itself are rounded to fp32
+LOG_VOCABULARY = 16.0  # at least the logarithm of any V
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of the scores [V] of a row, before filters.
+
+    tokens [n]: each once, ascending. scores, numbers [n]: theirs, exactly; numbers are the position's exponential
+    random numbers, all above 0. bounds [b]: upper bounds of the scores of all other tokens: the last b - 1 are of one
+    token each, the first is of all that are left. bound_numbers [b]: lower bounds of their numbers. rest: how many
+    tokens the first bound stands for. mass: bounds of the sum of exp(score - the highest of `scores`) over these."""
+
+    tokens: Int
+    scores: Row
+    numbers: Row
+    bounds: Row
+    bound_numbers: Row
+    rest: int
+    mass: tuple[float, float] = (0.0, math.inf)
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return len(self.tokens) + len(self.bounds) - 1 + self.rest
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What filters have left. sure [n]: known tokens that are surely kept. possible [n]: those that may be. others [b]:
+    whether tokens of a bound may be."""
+
+    sure: Bool
+    possible: Bool
+    others: Bool
+
+
+def highest(known: Known) -> int | None:
+    """Returns the token with the highest score, the lowest id on a tie; None where it is not known."""
+    best = known.scores.max()
+    if not (math.isfinite(best) and best > known.bounds.max(initial=-math.inf)):  # NaN compares false
+        return None
+    return int(known.tokens[known.scores == best].min())
+
+
+@np.errstate(over="ignore", invalid="ignore")  # infinite bounds decide nothing, and NaN compares false
+def decide(known: Known, top_k: int, top_p: float, min_p: float) -> int | None:
+    """Returns the token that wins the race of exp(score) / number after the filters (as in SamplingParams), or None
+    where what is known does not tell."""
+    best = known.scores.max()
+    if not math.isfinite(best) or np.isnan(known.bounds).any():
+        return None
+    everything = np.ones(len(known.scores), np.bool_)
+    kept = Kept(everything, everything, known.bounds > -math.inf)
+    filtered = 0 < top_k < known.vocab_size
+    if filtered:
+        kept = after_top_k(known, kept, top_k)
+    if top_p < 1:
+        narrowed = after_top_p(known, kept, top_p, 0.0 if filtered else known.mass[0])
+        if narrowed is None:
+            return None
+        kept = narrowed
+    if min_p > 0:
+        kept = after_min_p(known, kept, min_p)
+    return winner(known, kept)
+
+
+def winner(known: Known, kept: Kept) -> int | None:
+    """Returns the token that wins the race of what is kept, or None."""
+    best = known.scores.max()
+    values = np.where(kept.possible, np.exp(known.scores - best) / known.numbers, 0.0)
+    first = int(values.argmax())
+    value, values[first] = values[first], 0.0
+    others = np.exp(known.bounds[kept.others] - best) / known.bound_numbers[kept.others]
+    rival = max(values.max(), others.max(initial=0.0))
+    return int(known.tokens[first]) if kept.sure[first] and value * (1 - ROUNDING) > rival else None
+
+
+def after_top_k(known: Known, kept: Kept, k: int) -> Kept:
+    """A token is kept where fewer than k have a higher score."""
+    ones, counts = np.ones(len(known.scores)), np.ones(len(known.bounds))
+    counts[0] = known.rest
+    higher = sum_above(known.scores, ones, known.scores)
+    sure = higher + sum_above(known.bounds, counts, known.scores) < k
+    others = sum_above(known.scores, ones, known.bounds) < k
+    return Kept(kept.sure & sure, kept.possible & (higher < k), kept.others & others)
+
+
+def after_top_p(known: Known, kept: Kept, p: float, least_rest: float) -> Kept | None:
+    """A token is kept where the tokens before it weigh less than p of all; of equal scores the higher id comes first.
+    least_rest: what the first bound's tokens that are kept so far weigh at least, in the unit of `mass`. Returns None
+    where scores are too close to be put in an order."""
+    order = np.argsort(known.scores, kind="stable")  # as the whole row is ordered, since ids ascend
+    scores, sure, possible = known.scores[order], kept.sure[order], kept.possible[order]
+    gaps = np.diff(scores[possible])
+    if ((gaps > 0) & (gaps < NEAR)).any():
+        return None
+    best = scores[-1]
+    weights = np.exp(scores - best)
+    least, most = weights * sure, weights * possible  # that each known token may weigh
+    rest = np.where(kept.others, np.exp(known.bounds - best), 0.0)  # that each bound's tokens may weigh at most
+    if kept.others[0]:
+        rest[0] = min(rest[0] * known.rest, known.mass[1])
+    below_least, below_most = np.cumsum(least), np.cumsum(most)  # up to a token, with its own
+    above_least, above_most = below_least[-1] - below_least, below_most[-1] - below_most
+    above_least[-1] = above_most[-1] = 0.0
+    above_most += sum_above(known.bounds, rest, np.nextafter(scores - NEAR, -math.inf))
+    below_least += np.where(known.bounds[0] < scores - NEAR, least_rest, 0.0)
+    # The share of what comes before a token rises with that and falls with the others' weight.
+    surely = (above_most == 0) | (above_most < (p - ROUNDING) * (above_most + below_least))
+    never = above_least >= (p + ROUNDING) * (above_least + below_most + rest.sum())
+    above_bound = sum_above(scores, least, known.bounds + NEAR)
+    below_bound = below_most[-1] - sum_above(scores, most, known.bounds + NEAR) + rest.sum()
+    never_other = above_bound >= (p + ROUNDING) * (above_bound + below_bound)
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order))
+    return Kept((sure & surely)[back], (possible & ~never)[back], kept.others & ~never_other)
+
+
+def after_min_p(known: Known, kept: Kept, min_p: float) -> Kept:
+    """A token is kept where its score is at most -log(min_p) below the best that is kept."""
+    best = known.scores.max()
+    highest_best = max(best, known.bounds[kept.others].max(initial=-math.inf))
+    # Of tokens nearly as good as the best, top-p may have kept another.
+    lowest_best = best - NEAR
+    least = math.log(min_p)
+    return Kept(
+        kept.sure & (known.scores - highest_best >= least),
+        kept.possible & ~(known.scores - lowest_best < least),
+        kept.others & ~(known.bounds - lowest_best < least),
+    )
+
+
+def sum_above(scores: Row, weights: Row, at: Row) -> Row:
+    """Returns, for each number of `at`, the sum of the weights of scores above it."""
+    if len(scores) == 1:
+        return np.where(scores > at, weights, 0.0)
+    order = np.argsort(scores)
+    sums = np.append(0.0, np.cumsum(weights[order][::-1]))
+    out: Row = sums[len(scores) - np.searchsorted(scores[order], at, "right")]
+    return out
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def rest_of_mass(log_sum_exp: float, scores: Row, best: float, excluded: float) -> tuple[float, float]:
+    """Bounds of the sum of exp(score - best) over tokens of a row without some that are known.
+
+    log_sum_exp: of all scores of the row, in fp32 (see Candidates). scores: of the known tokens. excluded: at most the
+    sum of others that shall not count."""
+    error = SUM_ERROR + FP32_ERROR * (abs(log_sum_exp) + LOG_VOCABULARY)
+    known = float(np.exp(scores - best).sum())
+    slack = ROUNDING * known
+    least = float(np.exp(log_sum_exp - error - best)) - known - slack - excluded
+    most = float(np.exp(log_sum_exp + error - best)) - known + slack
+    # Where the second argument is NaN, as infinity less infinity is, max and min return the first.
+    return max(0.0, least), max(0.0, min(math.inf, most))
+
+
+def lowest(numbers: Row, count: int) -> Int:
+    """Returns the ids [count] of the smallest of exponential random numbers [V], smallest first."""
+    # Numbers below x are about 1 - exp(-x) of all: a threshold that a few more than `count` pass spares a partition.
+    share = (count + 6 * math.sqrt(count) + 8) / len(numbers)
+    few = np.flatnonzero(numbers < -math.log1p(-share)) if share < 1 else np.arange(len(numbers))
+    if len(few) < count:
+        few = np.arange(len(numbers))
+    return few[np.argsort(numbers[few])[:count]].astype(np.int64, copy=False)
+
+
+def contains(ascending: Int, ids: Int) -> Bool:
+    """Returns which of `ids` are among ids in ascending order, of which there is one at least."""
+    places = np.minimum(np.searchsorted(ascending, ids), len(ascending) - 1)
+    out: Bool = ascending[places] == ids
+    return out
