@@ -21,6 +21,7 @@ from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle
 from eagle_runtime.loading_line import LoadingLine
 from eagle_runtime.result import Result
+from eagle_runtime.session.counters import Counters
 
 WORKER = "--worker"
 SETTINGS = (  # of `EagleModel.stream` whose arguments have the same name
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
             print(f"eagle-run: on {model.backend}{over}", file=sys.stderr)
         if model.notice is not None:
             print(f"eagle-run: {model.notice}", file=sys.stderr)
-        tracer = _Tracer()
+        tracer, before = _Tracer(), model.counters()
         pieces = model.stream(
             _prompt(args),
             on_cycle=tracer if args.trace is not None else None,
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
                 ids = " ".join(map(str, piece.token_ids)) + " "
                 print(piece.text if model.text.available else ids, end="", flush=True)
             if piece.result is not None:
-                _report(piece.result, args.json)
+                _report(piece.result, args.json, None if before is None else _counted(model, before))
 
 
 class _Tracer:
@@ -102,9 +103,16 @@ class _Tracer:
         self._count += 1
 
 
-def _report(result: Result, as_json: bool) -> None:
+def _counted(model: EagleModel, before: Counters) -> dict[str, int]:
+    """What was counted of the GPU's work since `before`."""
+    now = model.counters()
+    assert now is not None, "one model counts all the time"
+    return dataclasses.asdict(now.since(before))
+
+
+def _report(result: Result, as_json: bool, counters: dict[str, int] | None) -> None:
     if as_json:
-        print(json.dumps(dataclasses.asdict(result)), flush=True)
+        print(json.dumps(dataclasses.asdict(result) | ({} if counters is None else {"counters": counters})), flush=True)
         return
     stats = result.usage
     print(flush=True)

@@ -25,6 +25,7 @@ from eagle_runtime.output import Output
 from eagle_runtime.request import Request, request_of
 from eagle_runtime.result import Result
 from eagle_runtime.sampling import Sampler, SamplingParams
+from eagle_runtime.session.counters import CountedSession, Counters
 from eagle_runtime.session.protocol import Session
 from eagle_runtime.slots import Memory, Slot, Slots
 from eagle_runtime.text.tokenizer import Message
@@ -116,6 +117,12 @@ class EagleModel:
         """The session of the target and, if there is one, of the head, for tools that compare engines. Sessions take no
         part in scheduling: use them only while no other code uses the model."""
         return self._engines.sessions
+
+    def counters(self) -> Counters | None:
+        """Returns what was counted of the GPU's work since the bundle was loaded: copies, forward passes, waits. None
+        where it is not counted: on the backends cpu and cuda."""
+        session = self._engines.sessions[0]
+        return session.counters() if isinstance(session, CountedSession) else None
 
     @property
     def head(self) -> Head:

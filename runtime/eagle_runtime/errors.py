@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 
@@ -88,3 +89,15 @@ def is_panic(error: BaseException) -> bool:
     """Returns whether an error is the panic of a library written in Rust. Its class cannot be imported and is no
     subclass of Exception."""
     return type(error).__name__ == "PanicException"
+
+
+def call_all(steps: Iterable[Callable[[], object]]) -> None:
+    """Call every one of the steps that free something, then raise the first error of any of them."""
+    first: BaseException | None = None
+    for step in steps:
+        try:
+            step()
+        except BaseException as error:
+            first = first or error
+    if first is not None:
+        raise first

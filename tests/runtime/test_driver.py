@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from cuda_fake import FakeDriver
 from eagle_runtime.errors import BackendError
+from eagle_runtime.session.counters import Counters
 from eagle_runtime.session.trt.driver import CudaDriver, no_driver
 
 Error = enum.IntEnum(
@@ -32,6 +34,8 @@ class Bindings(ModuleType):
         self.cudaError_t = Error
         self.cudaStreamNonBlocking = 1
         self.cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeThreadLocal=1)
+        kinds = ("HostToDevice", "DeviceToHost", "DeviceToDevice")
+        self.cudaMemcpyKind = SimpleNamespace(**{f"cudaMemcpy{kind}": kind for kind in kinds})
         self.calls: list[tuple[Any, ...]] = []
         properties = SimpleNamespace(name=b"Card\0\0", major=8, minor=9)
         self.answers = {
@@ -144,3 +148,35 @@ def test_a_capture_that_fails_leaves_the_stream_usable(monkeypatch: pytest.Monke
     assert driver.capture(7, lambda: True) is None
     bindings.answers["cudaStreamEndCapture"] = (Error.cudaErrorIllegalAddress, None)
     assert driver.capture(7, lambda: True) is None
+
+
+def work_of(driver: CudaDriver) -> Counters:
+    """Every kind of work once, but for two uploads. Returns what was counted of it."""
+    stream, host = driver.create_stream(), driver.allocate_host(64)
+    first, second = driver.allocate(64), driver.allocate(64)
+    begun = driver.tally.now
+    driver.upload(first, host, 40, stream)
+    driver.upload(second, host, 24, stream)
+    driver.download(host, first, 16, stream)
+    driver.copy(second, first, 8, stream)
+    driver.copy_2d(second, 32, first, 32, 8, 2, stream)
+    driver.clear(first, 64, stream)
+    graph = driver.capture(stream, lambda: True)
+    assert graph is not None
+    driver.launch(graph, stream)
+    driver.tally.engine_call("one")
+    driver.tally.engine_call("one")
+    driver.synchronize(stream)
+    assert begun == Counters(allocations=3)
+    return driver.tally.now.since(begun)
+
+
+def test_work_is_counted_alike_on_a_gpu_and_on_the_fake_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = Error.cudaSuccess
+    answers = {"cudaStreamEndCapture": (done, 3), "cudaGraphInstantiate": (done, 4), "cudaMallocHost": (done, 1 << 20)}
+    bind(monkeypatch, **answers, cudaMalloc=(done, 512), cudaStreamCreateWithFlags=(done, 7))
+    counted = work_of(CudaDriver())
+    assert counted == work_of(FakeDriver()) == Counters(
+        engine_calls=2, graph_launches=1, shapes=1, uploads=2, bytes_up=64, downloads=1, bytes_down=16,
+        device_copies=3, synchronisations=1,
+    )  # fmt: skip

@@ -3,6 +3,8 @@ is asked of the driver and the library on the way."""
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import io
 import json
 import shutil
@@ -14,8 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import trt_fake
 from cuda_fake import FakeDriver
-from eagle_runtime import BackendError, BundleError, EagleModel, RequestError
+from eagle_runtime import BackendError, BundleError, EagleModel, RequestError, cli
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.loading import HEAD_SCRATCH, bundle_of_sessions
 from eagle_runtime.loading_line import CLEARED, LoadingLine
@@ -24,7 +27,7 @@ from eagle_runtime.session.trt import session as tensorrt
 from eagle_runtime.session.trt.library import LIBRARIES
 from eagle_runtime.session.trt.padding import HEAD_ROWS, TARGET_ROWS, Steps, past_steps, shapes_of
 from eagle_runtime.session.trt.session import start_sessions
-from trt_fake import GraphStrategy, Specialization, Strategy, fake_library, write_fake_engines
+from trt_fake import FakeContext, GraphStrategy, Specialization, Strategy, fake_library, write_fake_engines
 
 CONTEXT = 700
 FORMS = pytest.mark.parametrize("steady", [True, False], ids=["steady", "exact"])
@@ -202,6 +205,43 @@ def test_only_logits_and_proposals_are_downloaded(machine_of: Callable[..., Mach
         assert downloaded == (1 + nodes) * target.vocab_size * 4 + rows * proposals
         passes = 1 + (1 + levels) * len(cycles)
         assert sum(call[0] == "upload" for call in calls) == passes, "one copy of all small inputs per forward pass"
+
+
+def test_the_work_of_a_generation_is_counted(
+    machine_of: Callable[..., Machine],
+    prompts: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As the model counts it, and in the output of eagle-run; the same as the driver's calls."""
+    machine = machine_of("eagle1", "tensorrt")
+    with load(machine, monkeypatch) as model:
+        settings: dict[str, Any] = {"tree": "dynamic", "max_new_tokens": 24, "ignore_eos": True}
+        model.generate(prompts[0], **settings)  # takes memory for rows, which later ones use again
+        before, first = model.counters(), len(machine.driver.calls)
+        assert before is not None
+        cycles: list[Any] = []
+        model.generate(prompts[0], on_cycle=cycles.append, **settings)
+        now, calls = model.counters(), machine.driver.calls[first:]
+        assert now is not None
+        counted = now.since(before)
+    named = {name: [call for call in calls if call[0] == name] for name in {call[0] for call in calls}}
+    assert counted.engine_calls == counted.uploads == 1 + 7 * len(cycles), "one upload and one call per forward pass"
+    assert counted.graph_launches == counted.engine_calls and counted.shapes == 0 == counted.allocations
+    assert counted.synchronisations == len(named["synchronize"]) and counted.downloads == len(named["download"])
+    assert counted.bytes_up == sum(call[3] for call in named["upload"])
+    assert counted.bytes_down == sum(call[3] for call in named["download"])
+    assert counted.device_copies == len(named["copy"]) + len(named["copy_2d"])
+    arguments = ["--backend", "tensorrt", "--context", str(CONTEXT), "--json", "--max-new-tokens", "24", "--ignore-eos"]
+    prompt = ",".join(map(str, prompts[0]))
+    assert cli.main([str(machine.bundle), "--prompt-ids", prompt, "--tree", "dynamic", *arguments]) == 0
+    printed = json.loads(capsys.readouterr().out)["counters"]
+    assert printed.pop("allocations") > 0
+    assert printed == {name: count for name, count in dataclasses.asdict(counted).items() if name != "allocations"}
+    with EagleModel.load(machine.bundle, backend="cpu") as model:
+        assert model.counters() is None
+    assert cli.main([str(machine.bundle), "--prompt-ids", prompt, "--backend", "cpu", "--json"]) == 0
+    assert "counters" not in json.loads(capsys.readouterr().out)
 
 
 def test_steady_passes_repeat_shapes_and_addresses(
@@ -491,6 +531,64 @@ def test_a_cache_folder_that_cannot_be_written_is_ignored(
 
 
 # Errors.
+
+
+def test_an_error_of_closing_is_raised_once_all_is_freed(
+    machine_of: Callable[..., Machine], prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = machine_of("eagle1", "tensorrt")
+    driver, destroy = machine.driver, machine.driver.destroy_graph
+    failing = iter([True])
+
+    def fail_once(graph: int) -> None:
+        destroy(graph)
+        if next(failing, False):
+            raise BackendError("the GPU failed in cudaGraphExecDestroy")
+
+    monkeypatch.setattr(driver, "destroy_graph", fail_once)
+    model = load(machine, monkeypatch)
+    assert driver.graphs
+    with pytest.raises(BackendError, match="cudaGraphExecDestroy"):
+        model.close()
+    assert driver.used == driver.pinned == 0 and not driver.streams and not driver.graphs
+    assert all(context.freed for context in machine.library.contexts)
+    model.close()
+
+
+def test_a_profile_that_is_not_taken_is_an_error(
+    machine_of: Callable[..., Machine], prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library raises an exception of its own."""
+    machine = machine_of()
+
+    def refuse(self: Any, profile_index: int, stream_handle: int) -> bool:
+        raise RuntimeError("Error in set optimization profile async.")
+
+    with machine.model() as model:
+        monkeypatch.setattr(FakeContext, "set_optimization_profile_async", refuse)
+        with pytest.raises(BackendError, match=r"^the engine of target/model.onnx does not take its profile"):
+            model.generate(prompts[0])
+
+
+def test_what_reports_errors_is_in_c_while_engines_run(
+    machine_of: Callable[..., Machine], prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A logger in Python waits for the interpreter's lock, which a thread that closes an engine holds; an error
+    recorder does too, so there is none any more when objects are freed."""
+    machine = machine_of()
+    seen: list[Any] = []
+    end = FakeContext.__del__
+
+    class Watched(FakeContext):
+        def __del__(self) -> None:
+            seen.append((type(self.engine.runtime.logger), self.error_recorder, self.engine.error_recorder))
+            end(self)
+
+    monkeypatch.setattr(trt_fake, "FakeContext", Watched)
+    with machine.model() as model:
+        generation(model, prompts[0])
+    gc.collect()
+    assert seen == [(machine.library.Logger, None, None)] * 2
 
 
 def test_the_error_of_a_failed_pass_names_the_first_cause(machine_of: Callable[..., Machine]) -> None:

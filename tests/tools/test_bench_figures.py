@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec
+from cuda_fake import FakeDriver
+from eagle_runtime import EagleModel
+from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec, read_manifest
 from eagle_runtime.drafting.costs.model import pass_bytes
 from eagle_runtime.errors import RequestError
+from eagle_runtime.loading import HEAD_SCRATCH, bundle_of_sessions
+from eagle_runtime.session.trt.session import start_sessions
 from eagle_tools.bench.charts import ticks
+from eagle_tools.bench.contenders import BundleContender
 from eagle_tools.bench.estimate import median_of, paired_ratio
 from eagle_tools.bench.identity import agreement, difference_sentence, differing_rows, shared_start
 from eagle_tools.bench.machine import physical_cores, read_bandwidth
 from eagle_tools.bench.memory import Peak
 from eagle_tools.bench.methods import check_names, offered, settings_of, sweep
 from eagle_tools.bench.peers import Stored
-from eagle_tools.bench.rows import Row, RowFile, Setup, by_setup, read_rows
+from eagle_tools.bench.rows import Asked, Row, RowFile, Setup, by_setup, read_rows
 from eagle_tools.bench.summary import alphas, markdown, memory_key, ratio_text, summarise
+from eagle_tools.turns import by_turns
+from trt_fake import fake_library, write_fake_engines
 
 
 def row(method: str, prompt: int, tok_s: float, **changes: object) -> Row:
@@ -254,3 +263,34 @@ def test_ticks_are_few_round_and_within(top: float) -> None:
     assert top == 0 or 3 <= len(positions) <= 12
     steps = np.diff(positions)
     assert len(steps) == 0 or np.allclose(steps, steps[0])
+
+
+def test_counters_are_given_per_forward_pass_of_the_target(tmp_path: Path) -> None:
+    """Where every row of a setup has them; rows keep them in their file."""
+    rows = [row("eagle", number, 10.0, counters={"bytes_up": 400 * number, "uploads": 40}) for number in (1, 2)]
+    (summary,) = summarise(rows, {}, {}, {})
+    assert summary.counters == {"bytes_up": 30.0, "uploads": 2.0}
+    (summary,) = summarise([*rows, row("eagle", 3, 10.0)], {}, {}, {})
+    assert summary.counters is None
+    file = RowFile(tmp_path / "rows.jsonl")
+    for one in rows:
+        file.add(one)
+    assert read_rows(tmp_path / "rows.jsonl") == rows
+
+
+def test_a_bench_on_a_gpu_counts_its_work(
+    bundle_of: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a fake one."""
+    bundle = Path(shutil.copytree(bundle_of("eagle1"), tmp_path / "bundle"))
+    folder = write_fake_engines(bundle, "tensorrt", 300)
+    driver, manifest = FakeDriver(), read_manifest(bundle)
+    sessions = start_sessions(fake_library(driver, "tensorrt"), driver, folder, manifest, 300, HEAD_SCRATCH)
+    with EagleModel(bundle_of_sessions(bundle, manifest, sessions, 300, backend="tensorrt")) as model:
+        setup = Setup("eagle", "fp32", "tensorrt", "bundle", 0.0)
+        contender = BundleContender(model, setup, {"method": "eagle"}, 0, ignore_eos=True)
+        asked, before = Asked(1, "", (5, 6, 7)), model.counters()
+        ((_, made),) = by_turns([contender.run(asked, 8)])
+        now = model.counters()
+    assert before is not None and now is not None
+    assert made.counters == dataclasses.asdict(now.since(before)) and made.counters["engine_calls"] > made.target_passes

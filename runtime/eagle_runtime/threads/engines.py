@@ -15,10 +15,10 @@ import atexit
 import ctypes
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from eagle_runtime.errors import BusyError, ClosedError
+from eagle_runtime.errors import BusyError, ClosedError, call_all
 from eagle_runtime.session.protocol import Session
 from eagle_runtime.threads.ticket_queue import Ticket, TicketQueue, this_thread, wait
 
@@ -104,12 +104,14 @@ class Engines:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))
 
     def _free(self) -> None:
+        call_all(session.close for session in self._taken())
+
+    def _taken(self) -> Iterator[Session]:
         while self._sessions:
             try:
-                session = self._sessions.pop()
+                yield self._sessions.pop()
             except IndexError:  # another thread has popped the last one
                 return
-            session.close()
 
 
 _open: weakref.WeakSet[Engines] = weakref.WeakSet()

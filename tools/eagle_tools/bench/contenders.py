@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import zip_longest
 from typing import Protocol
@@ -61,8 +62,14 @@ class BundleContender:
     def run(self, asked: Asked, max_new_tokens: int, place: int = 0) -> Generator[int, None, Row]:
         on_cycle = None if self._watch is None else self._watch(self.setup, asked)
         settings = {**self._settings, "max_new_tokens": max_new_tokens, "on_cycle": on_cycle}
-        result = yield from generation(self._model_at(place), asked.token_ids, **settings)
-        return row_of(self.setup, asked, result)
+        model = self._model_at(place)
+        before = model.counters()
+        result = yield from generation(model, asked.token_ids, **settings)
+        now = model.counters()
+        row = row_of(self.setup, asked, result)
+        if now is None or before is None:
+            return row
+        return dataclasses.replace(row, counters=dataclasses.asdict(now.since(before)))
 
     def _model_at(self, place: int) -> EagleModel:
         """Returns a twin of the model that only this place uses; on other backends than the CPU the model itself."""

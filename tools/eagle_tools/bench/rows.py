@@ -39,7 +39,7 @@ class Asked:
 class Row:
     """One generation; times are in seconds. tok_s: tokens after the first forward pass per second after it.
     accepted_per_depth[d]: number of passes that accepted d + 1 drafted tokens or more. Depths and draft_s, verify_s,
-    host_s are None if they are unknown."""
+    host_s are None if they are unknown. counters: of the GPU's work (session.counters); None where none are kept."""
 
     method: str
     precision: str
@@ -60,6 +60,7 @@ class Row:
     verify_s: float | None
     host_s: float | None
     token_ids: tuple[int, ...]
+    counters: dict[str, int] | None = None
 
     @property
     def setup(self) -> Setup:
@@ -67,7 +68,7 @@ class Row:
 
 
 def row_of(setup: Setup, asked: Asked, result: Result) -> Row:
-    """Returns the row of a generation with a bundle."""
+    """Returns the row of a generation with a bundle, without counters."""
     stats = result.usage
     return Row(
         **setup._asdict(),

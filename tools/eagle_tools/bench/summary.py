@@ -28,7 +28,8 @@ class Summary:
     another. ttft_s: median seconds to the first token. draft, verify, host: shares of the decoding time; host is the
     rest. roofline: bytes of the target's weights read per second of decoding, over the memory's bandwidth. same: number
     of prompts whose tokens equal vanilla's (PyTorch: those of the first bundle's vanilla), and number compared. shared:
-    share of the tokens before the first that differs from PyTorch's eager mode. stored: size of the target."""
+    share of the tokens before the first that differs from PyTorch's eager mode. stored: size of the target. counters:
+    the GPU's work per forward pass of the target, that of reading prompts included."""
 
     setup: Setup
     tok_s: Estimate
@@ -45,6 +46,7 @@ class Summary:
     same: tuple[int, int] | None
     shared: float | None = None
     stored: Stored | None = None
+    counters: dict[str, float] | None = None
 
 
 def summarise(
@@ -88,6 +90,7 @@ def summarise(
                 same=agreement(mine, vanilla) if vanilla else None,
                 shared=None if theirs is None else shared_start(mine, theirs),
                 stored=(sizes or {}).get(memory_key(setup)),
+                counters=per_pass(mine),
             )
         )
     return summaries
@@ -106,6 +109,15 @@ def alphas(rows: Sequence[Row]) -> tuple[float, ...] | None:
     for depth in range(ALPHAS):
         counts.append(sum((*(row.accepted_per_depth or ()), *[0] * ALPHAS)[depth] for row in rows))
     return tuple(after / before for before, after in pairwise(counts) if before and counts[1])
+
+
+def per_pass(rows: Sequence[Row]) -> dict[str, float] | None:
+    """Returns the counters of all rows per forward pass of the target; None if a row has none, or no passes."""
+    passes = sum(row.target_passes for row in rows)
+    counted = [row.counters for row in rows if row.counters is not None]
+    if len(counted) < len(rows) or not passes:
+        return None
+    return {name: round(sum(counters[name] for counters in counted) / passes, 2) for name in counted[0]}
 
 
 def by_category(rows: Sequence[Row]) -> dict[str, dict[Setup, tuple[float, Estimate | None]]]:

@@ -12,12 +12,14 @@ import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.cache import ALIGNMENT, Cache
+from eagle_runtime.errors import call_all
 from eagle_runtime.session.trt.driver import CudaDriver
 from eagle_runtime.session.trt.padding import PAST_STEP, round_up
 from eagle_runtime.tree import Int
@@ -71,15 +73,18 @@ class Device:
         self.driver.synchronize(self.stream)
 
     def release(self) -> None:
-        """Called by each session as it closes; the last call frees all memory."""
+        """Called by each session as it closes; the last call frees all memory, and then raises the first error."""
         self._users -= 1
         if self._users == 0:
-            self.wait()
-            for address in self._addresses:
-                self.driver.free(address)
-            for address in self._pinned:
-                self.driver.free_host(address)
-            self.driver.destroy_stream(self.stream)
+            driver = self.driver
+            call_all(
+                [
+                    self.wait,
+                    *(partial(driver.free, address) for address in self._addresses),
+                    *(partial(driver.free_host, address) for address in self._pinned),
+                    partial(driver.destroy_stream, self.stream),
+                ]
+            )
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """CUDA calls on the first GPU: memory, copies, one stream, graphs. The only file that imports cuda (cuda-bindings).
 
 Addresses, streams and graphs are integers. Copies and launches are queued on a stream and return at once; `synchronize`
-waits for them. Every failure raises a BackendError.
+waits for them. Every failure raises a BackendError. All work is counted (`tally`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 from eagle_runtime.errors import BackendError
 from eagle_runtime.machine.nvidia import DeviceInfo, cuda_version
+from eagle_runtime.session.counters import Tally
 
 OLDEST_DRIVER = {12: "525", 13: "580"}  # CUDA major version -> the first driver release that supports it
 
@@ -26,6 +27,7 @@ class CudaDriver:
             raise BackendError(
                 f"cuda-bindings is not installed or does not load ({error}); pip install 'cuda-bindings>=13'"
             ) from None
+        self.tally = Tally()
         self._cuda: Any = runtime
         self._graphs: dict[int, Any] = {}
         if self._answer("cudaGetDeviceCount") == 0:
@@ -46,6 +48,7 @@ class CudaDriver:
 
     def allocate(self, nbytes: int) -> int:
         """Returns the address of device memory, 256-byte aligned, with undefined content."""
+        self.tally.add(allocations=1)
         error, address = self._cuda.cudaMalloc(nbytes)
         if error == self._cuda.cudaError_t.cudaErrorMemoryAllocation:
             self._cuda.cudaGetLastError()  # or the next call would report the error again
@@ -59,6 +62,7 @@ class CudaDriver:
 
     def allocate_host(self, nbytes: int) -> int:
         """Returns the address of page-locked host memory, which the GPU can copy from and to directly."""
+        self.tally.add(allocations=1)
         return int(self._answer("cudaMallocHost", nbytes))
 
     def free_host(self, address: int) -> None:
@@ -73,20 +77,24 @@ class CudaDriver:
 
     def synchronize(self, stream: int) -> None:
         """Wait until all queued work is done."""
+        self.tally.add(synchronisations=1)
         self._call("cudaStreamSynchronize", stream)
 
     def upload(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Copy from the host. The source must not change until the stream is synchronised."""
+        self.tally.add(uploads=1, bytes_up=nbytes)
         kind = self._cuda.cudaMemcpyKind.cudaMemcpyHostToDevice
         self._call("cudaMemcpyAsync", target, source, nbytes, kind, stream)
 
     def download(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Copy to the host. The target is valid once the stream is synchronised."""
+        self.tally.add(downloads=1, bytes_down=nbytes)
         kind = self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
         self._call("cudaMemcpyAsync", target, source, nbytes, kind, stream)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Copy inside the device. Target and source must not overlap."""
+        self.tally.add(device_copies=1)
         kind = self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToDevice
         self._call("cudaMemcpyAsync", target, source, nbytes, kind, stream)
 
@@ -94,11 +102,13 @@ class CudaDriver:
         self, target: int, target_pitch: int, source: int, source_pitch: int, width: int, height: int, stream: int
     ) -> None:
         """Copy inside the device `height` pieces of `width` bytes, which begin a pitch apart."""
+        self.tally.add(device_copies=1)
         kind = self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToDevice
         self._call("cudaMemcpy2DAsync", target, target_pitch, source, source_pitch, width, height, kind, stream)
 
     def clear(self, target: int, nbytes: int, stream: int) -> None:
         """Fill with zero bytes."""
+        self.tally.add(device_copies=1)
         self._call("cudaMemsetAsync", target, 0, nbytes, stream)
 
     def capture(self, stream: int, queue: Callable[[], bool]) -> int | None:
@@ -123,6 +133,7 @@ class CudaDriver:
         return int(runnable)
 
     def launch(self, graph: int, stream: int) -> None:
+        self.tally.add(graph_launches=1)
         self._call("cudaGraphLaunch", self._graphs[graph], stream)
 
     def destroy_graph(self, graph: int) -> None:

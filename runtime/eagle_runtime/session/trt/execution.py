@@ -6,17 +6,18 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from eagle_runtime.bundle.manifest import GraphSpec
-from eagle_runtime.errors import BackendError, BundleError, RequestError
+from eagle_runtime.errors import BackendError, BundleError, RequestError, call_all
 from eagle_runtime.files import LARGEST, read_plain, replacing
 from eagle_runtime.session.trt.device import Device
 from eagle_runtime.session.trt.engine_file import Profile
-from eagle_runtime.session.trt.library import Messages
+from eagle_runtime.session.trt.library import Messages, release
 from eagle_runtime.session.trt.padding import PassShape
 
 SPARE_GRAPHS = 4  # captured graphs kept in addition to those of the shapes that were specialised
@@ -143,11 +144,13 @@ class Execution:
         self._messages.errors.clear()
         if (graph := self._graphs.get(shape)) is not None:
             self._graphs.move_to_end(shape)
-            self._device.driver.launch(graph, self._device.stream)
+            self._launch(graph, shape)
             return
         if index != self._profile:
-            if not self._context.set_optimization_profile_async(index, self._device.stream):
-                raise self._failure("does not take its profile")
+            try:
+                self._context.set_optimization_profile_async(index, self._device.stream)
+            except RuntimeError:  # instead of returning False
+                raise self._failure("does not take its profile") from None
             self._shapes.clear()  # changing the profile resets them
             self._profile = index
         for name, tensor in self._spec.inputs.items():
@@ -161,19 +164,31 @@ class Execution:
             graph = self._device.driver.capture(self._device.stream, self._queue)
             self._keep_graph(shape, graph)
             if graph is not None:
-                self._device.driver.launch(graph, self._device.stream)
+                self._launch(graph, shape)
                 return
         self._last = shape
+        self._count(shape)
         if not self._queue():
             raise self._failure("failed")
         self._seen.add(shape)
 
+    @property
+    def capturable(self) -> bool | None:
+        """Whether forward passes of the shape and profile set last can be captured as graphs; None where the library
+        does not tell."""
+        ask = getattr(self._context, "is_stream_capturable", None)
+        return None if ask is None else bool(self._context.is_stream_capturable(self._device.stream))
+
     def close(self) -> None:
-        """Free the engine. The stream must be idle."""
+        """Free the engine. The stream must be idle. Raises BackendError once that is done, if a graph could not be
+        destroyed."""
         if self._engine is None:
             return
-        self._drop_graphs()
-        self._context = self._runtime_cache = self._engine = None
+        release(self._context, self._engine, self._runtime)
+        try:
+            self._drop_graphs()
+        finally:
+            self._context = self._runtime_cache = self._engine = None
 
     def _keep_graph(self, shape: PassShape, graph: int | None) -> None:
         """Keep a captured graph in place of the one whose last use is longest ago, if there is no room for it."""
@@ -197,11 +212,17 @@ class Execution:
                 self._saved = content
 
     def _drop_graphs(self) -> None:
-        for graph in self._graphs.values():
-            if graph is not None:
-                self._device.driver.destroy_graph(graph)
+        graphs = [graph for graph in self._graphs.values() if graph is not None]
         self._graphs.clear()
         self._last = None
+        call_all(partial(self._device.driver.destroy_graph, graph) for graph in graphs)
+
+    def _launch(self, graph: int, shape: PassShape) -> None:
+        self._count(shape)
+        self._device.driver.launch(graph, self._device.stream)
+
+    def _count(self, shape: PassShape) -> None:
+        self._device.driver.tally.engine_call((self._spec.file, shape))
 
     def _queue(self) -> bool:
         return bool(self._context.execute_async_v3(self._device.stream))

@@ -1,4 +1,11 @@
-"""Loads TensorRT for RTX or TensorRT, two libraries with one API, and collects the messages they log.
+"""Loads TensorRT for RTX or TensorRT, two libraries with one API, and collects the messages they report.
+
+A logger or an error recorder in Python runs under the interpreter's lock. A thread of the library that reports waits
+for the lock, and would wait for ever if the caller held it while waiting for that thread. So engines are run with the
+library's own logger, silent but for failures of the library itself (it writes to stdout). The recorder stays, because
+the calls in which other threads work release the lock (deserialize_cuda_engine, create_execution_context,
+execute_async_v3); `release` takes it away before objects are freed, which keeps the lock. Only builds, which happen in
+a thread of their own, have a logger in Python: the log has the list of kernels.
 
 The only file that imports either; other code gets the module as an argument `trt`.
 """
@@ -15,7 +22,8 @@ LIBRARIES = ("tensorrt-rtx", "tensorrt")
 
 @dataclass(slots=True)
 class Messages:
-    """Messages of a library. errors: in order. layers: the lists of compiled kernels, which a verbose build logs.
+    """Messages of a library. errors: in order. layers: the lists of compiled kernels, and memory: the lines on memory,
+    which a verbose build logs.
 
     logger, recorder: the library's objects that receive them; they must outlive every object that they are given to."""
 
@@ -23,6 +31,7 @@ class Messages:
     recorder: Any = None
     errors: list[str] = field(default_factory=list)
     layers: list[str] = field(default_factory=list)
+    memory: list[str] = field(default_factory=list)
 
     @property
     def cause(self) -> str:
@@ -46,9 +55,8 @@ def load_library(library: str) -> Any:
 
 
 def listen(trt: Any) -> Messages:
-    """Returns Messages with a logger and an error recorder of this library."""
-    messages = Messages()
-    reports: list[tuple[Any, str]] = []  # codes and descriptions, until the library clears them
+    """Returns Messages with a logger and an error recorder of this library, for builds."""
+    messages = record(trt)
 
     class Logger(trt.ILogger):  # type: ignore[misc]
         def log(self, severity: Any, message: str) -> None:
@@ -56,6 +64,23 @@ def listen(trt: Any) -> Messages:
                 messages.errors.append(message)
             elif message.startswith("Layers:\n"):
                 messages.layers.append(message)
+
+    messages.logger = Logger()
+    return messages
+
+
+def release(*objects: Any) -> None:
+    """Let these objects of the library report no more errors, so that they can be freed under the interpreter's
+    lock."""
+    for one in objects:
+        if one is not None:
+            one.error_recorder = None
+
+
+def record(trt: Any) -> Messages:
+    """Returns Messages with the library's own logger and an error recorder, for running engines."""
+    messages = Messages(trt.Logger(trt.ILogger.Severity.INTERNAL_ERROR))
+    reports: list[tuple[Any, str]] = []  # codes and descriptions, until the library clears them
 
     class Recorder(trt.IErrorRecorder):  # type: ignore[misc]
         def report_error(self, code: Any, description: str) -> bool:
@@ -78,5 +103,5 @@ def listen(trt: Any) -> Messages:
         def clear(self) -> None:
             reports.clear()
 
-    messages.logger, messages.recorder = Logger(), Recorder()
+    messages.recorder = Recorder()
     return messages

@@ -21,13 +21,15 @@ import numpy.typing as npt
 
 from eagle_runtime.bundle.manifest import GraphSpec, Manifest, TensorSpec
 from eagle_runtime.cache import ALIGNMENT
+from eagle_runtime.errors import call_all
 from eagle_runtime.machine.user_cache import cache_folder
+from eagle_runtime.session.counters import Counters
 from eagle_runtime.session.protocol import Array, Session
 from eagle_runtime.session.trt.device import SLACK, Device, DeviceCache, DeviceRows, cache_rows, in_place, joined_rows
 from eagle_runtime.session.trt.driver import CudaDriver, out_of_memory
 from eagle_runtime.session.trt.engine_file import EngineFolder, EngineSpec, find_engines
 from eagle_runtime.session.trt.execution import Execution, concrete
-from eagle_runtime.session.trt.library import listen, load_library
+from eagle_runtime.session.trt.library import load_library, record
 from eagle_runtime.session.trt.padding import (
     HEAD_ROWS,
     TARGET_ROWS,
@@ -78,7 +80,7 @@ def start_sessions(
     resident = sum(part.engine.size for part in parts if not part.streamed)
     if info.available < buffers + resident:
         raise out_of_memory(buffers + resident, info.available, info.total)
-    messages = listen(trt)
+    messages = record(trt)
     runtime = trt.Runtime(messages.logger)
     runtime.error_recorder = messages.recorder
     device = Device(driver, users=len(parts))
@@ -205,11 +207,20 @@ class TensorRTSession(Session):
         return joined_rows(self._device, parts)
 
     def close(self) -> None:
+        """As in protocol.Session. Raises the first BackendError of freeing, once all is freed."""
         if self._execution is not None:
-            self._device.wait()
-            self._execution.close()
-            self._execution = None
-            self._device.release()
+            execution, self._execution = self._execution, None
+            call_all([self._device.wait, execution.close, self._device.release])
+
+    @property
+    def capturable(self) -> bool | None:
+        """As in Execution."""
+        assert self._execution is not None, "the session is closed"
+        return self._execution.capturable
+
+    def counters(self) -> Counters:
+        """As in CountedSession."""
+        return self._device.driver.tally.now
 
     def _bind_past(self, cache: DeviceCache) -> None:
         assert self._execution is not None
