@@ -180,16 +180,6 @@ def rest_of_mass(log_sum_exp: float, scores: Row, best: float, excluded: float) 
     return max(0.0, least), max(0.0, min(math.inf, most))
 
 
-def lowest(numbers: Row, count: int) -> Int:
-    """Returns the ids [count] of the smallest of exponential random numbers [V], smallest first."""
-    # Numbers below x are about 1 - exp(-x) of all: a threshold that a few more than `count` pass spares a partition.
-    share = (count + 6 * math.sqrt(count) + 8) / len(numbers)
-    few = np.flatnonzero(numbers < -math.log1p(-share)) if share < 1 else np.arange(len(numbers))
-    if len(few) < count:
-        few = np.arange(len(numbers))
-    return few[np.argsort(numbers[few])[:count]].astype(np.int64, copy=False)
-
-
 def contains(ascending: Int, ids: Int) -> Bool:
     """Returns which of `ids` are among ids in ascending order, of which there is one at least."""
     places = np.minimum(np.searchsorted(ascending, ids), len(ascending) - 1)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +20,12 @@ from eagle_runtime.candidates import Candidates, LogitRow
 from eagle_runtime.constraints.matcher import Matcher
 from eagle_runtime.errors import EagleError, RequestError
 from eagle_runtime.filters import Row, apply_repetition_penalty, keep_min_p, keep_top_k, keep_top_p
-from eagle_runtime.race import Known, contains, decide, highest, lowest, rest_of_mass
+from eagle_runtime.noise import Noise
+from eagle_runtime.race import Known, contains, decide, highest, rest_of_mass
 from eagle_runtime.tree import Bool, Int
 
-TINY = np.finfo(np.float64).tiny
 LogProbs = tuple[float, tuple[tuple[int, float], ...]]  # of the token drawn, and of the likeliest ones
-KEPT = 16  # positions whose random numbers are kept: a drafter reads them some passes before they are used
+AHEAD = 8  # positions whose random numbers are made while the target's forward pass runs, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +85,6 @@ def _checked_bias(bias: object) -> dict[int, float]:
     return checked
 
 
-def exponential_noise(seed: int, position: int, count: int) -> Row:
-    """Returns [count] exponential random numbers of an absolute position, one per token, all above 0, of Philox, a
-    counter-based generator (Salmon et al. 2011)."""
-    generator = np.random.Generator(np.random.Philox(counter=[0, 0, 0, position], key=seed))
-    numbers: Row = generator.standard_exponential(count)
-    return np.maximum(numbers, TINY)
-
-
 def log_probs_of(logits: npt.NDArray[np.float32], token: int, count: int) -> LogProbs:
     """Returns the logarithm of a token's probability by logits [V], and the `count` likeliest tokens with theirs, best
     first, ties to the lower id. Sums are of fp64."""
@@ -143,9 +134,8 @@ class Sampler:
                 )
         self._bias_ids = np.array(list(params.logit_bias), np.int64)
         self._bias = np.array(list(params.logit_bias.values()), np.float64)
-        # An absolute position -> its random numbers [V]; those of the last KEPT positions are kept.
-        self.exponential_noise = lru_cache(maxsize=KEPT)(partial(exponential_noise, params.seed, count=vocab_size))
-        self._lowest = lru_cache(maxsize=KEPT)(self._lowest_of)
+        self._noise = Noise(params.seed, vocab_size)
+        self.exponential_noise = self._noise.at  # an absolute position -> its random numbers [V]
         repeats_cost = params.repetition_penalty != 1
         self._history_counts = repeats_cost or params.presence_penalty != 0 or params.frequency_penalty != 0
         # The tokens that are not scored as others are, as ids and marks [V], and what is added to each logit before
@@ -196,6 +186,7 @@ class Sampler:
             self._is_special[token] = True
             self._special = np.append(self._special, token)
         self.position += 1
+        self._noise.forget(self.position)
         if self.matcher is not None:
             self.matcher.consume(token)
 
@@ -265,18 +256,19 @@ class Sampler:
 
     def watched(self, positions: Int, count: int) -> Int:
         """Returns the tokens [n, count] to be watched where tokens of absolute positions [n] are drawn: those that a
-        bias raises, and those that win without being likely, as their random numbers are smallest. Zeros fill up."""
+        bias raises, and those that win without being likely, as their random numbers are smallest; zeros fill up.
+        Numbers of positions that follow are made from now on, on another thread."""
         out = np.zeros((len(positions), count), np.int64)
         raised = self._raised[: count // 2]
         out[:, : len(raised)] = raised
-        if self.params.temperature > 0:
-            for position in set(positions.tolist()):
-                least = self._lowest(position, count + 1)[: count - len(raised)]
-                out[positions == position, len(raised) : len(raised) + len(least)] = least
+        drawn = sorted(set(positions.tolist())) if self.params.temperature > 0 else []
+        for position in drawn:
+            least = self._noise.lowest(position, count + 1)[: count - len(raised)]
+            out[positions == position, len(raised) : len(raised) + len(least)] = least
+        if drawn:
+            after = drawn[-1] + 1
+            self._noise.prepare(range(after, after + min(AHEAD, after - drawn[0])))
         return out
-
-    def _lowest_of(self, position: int, count: int) -> Int:
-        return lowest(self.exponential_noise(position), count)
 
     def _decided(self, row: Candidates) -> int | None:
         """Returns the token that a whole row draws, or None where its candidates do not tell."""
@@ -310,7 +302,7 @@ class Sampler:
         if temperature == 0:
             return Known(tokens, scores, scores, bounds, bounds, rest)
         noise = self.exponential_noise(self.position)
-        least = self._lowest(self.position, len(row.watched_ids) + 1)
+        least = self._noise.lowest(self.position, len(row.watched_ids) + 1)
         free = ~contains(tokens, least) & ~self._is_special[least]
         if mask is not None:
             free &= mask[least]

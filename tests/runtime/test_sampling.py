@@ -23,7 +23,8 @@ from transformers.generation.logits_process import (
 
 from eagle_runtime.errors import EagleError, RequestError
 from eagle_runtime.filters import Row
-from eagle_runtime.sampling import Sampler, SamplingParams, exponential_noise
+from eagle_runtime.noise import exponential_noise
+from eagle_runtime.sampling import Sampler, SamplingParams
 
 VOCAB = 40
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from eagle_calib.replay import forced_logits
 from eagle_runtime import EagleModel
-from eagle_runtime.sampling import exponential_noise
+from eagle_runtime.noise import exponential_noise
 
 NEAR = {"float32": 1e-5, "float16": 2**-8}  # maximum difference by rounding, as a share of the largest logit
 

@@ -1,0 +1,77 @@
+"""Random numbers that are made ahead, kept and forgotten."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from eagle_runtime import noise
+from eagle_runtime.filters import Row
+from eagle_runtime.noise import KEPT, Noise, exponential_noise, lowest, workers
+from eagle_runtime.sampling import Sampler, SamplingParams
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, 1), (10, 3), (10, 10), (10, 20), (3000, 1), (3000, 64), (3000, 2999)])
+def test_the_lowest_numbers(size: int, count: int) -> None:
+    for seed in range(50):
+        numbers = exponential_noise(seed, 0, size)
+        assert np.array_equal(lowest(numbers, count), np.argsort(numbers)[:count])
+    crowded = np.full(size, 9.0)  # fewer small ones than exponential numbers have
+    assert len(set(lowest(crowded, count).tolist())) == min(size, count)
+
+
+class Made:
+    """Counts the positions whose numbers are made."""
+
+    def __init__(self) -> None:
+        self.positions: list[int] = []
+
+    def __call__(self, seed: int, position: int, count: int) -> Row:
+        self.positions.append(position)
+        return exponential_noise(seed, position, count)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Made:
+    counter = Made()
+    monkeypatch.setattr(noise, "exponential_noise", counter)
+    return counter
+
+
+def test_numbers_are_made_once_wherever_they_are_made(made: Made) -> None:
+    numbers = Noise(3, 1000)
+    numbers.prepare(range(5, 9))
+    for position in (7, 8, 9, 5, 6, 5, 7):
+        assert np.array_equal(numbers.at(position), exponential_noise(3, position, 1000))
+    numbers.prepare(range(5, 9))
+    assert np.array_equal(numbers.lowest(8, 4), np.argsort(numbers.at(8))[:4])
+    assert sorted(made.positions) == [5, 6, 7, 8, 9]
+
+
+def test_numbers_are_ready_before_they_are_asked_for(made: Made) -> None:
+    sampler = Sampler(SamplingParams(temperature=1.0), [0] * 10, 1000)
+    sampler.watched(np.array([10, 11, 11, 12]), 4)
+    both_idle = threading.Barrier(3)
+    for _ in range(2):
+        workers().submit(both_idle.wait)
+    both_idle.wait(60)
+    assert sorted(made.positions) == [10, 11, 12, 13, 14, 15]
+
+
+def test_numbers_of_drawn_positions_are_forgotten(made: Made) -> None:
+    sampler = Sampler(SamplingParams(temperature=1.0), [0] * 4, 100)
+    sampler.exponential_noise(4), sampler.exponential_noise(5)
+    sampler.next(np.zeros(100, np.float32))
+    sampler.exponential_noise(5)
+    assert made.positions == [4, 5]
+    sampler.exponential_noise(4)
+    assert made.positions == [4, 5, 4]
+
+
+def test_no_more_is_kept_than_a_tree_needs(made: Made) -> None:
+    numbers = Noise(3, 4)
+    for position in (*range(KEPT + 1), 0, KEPT):
+        numbers.at(position)
+    assert made.positions == [*range(KEPT + 1), 0], "the one that was read first was dropped"
