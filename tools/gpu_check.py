@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from eagle_export.tensorrt.precision import LEAST_FOR_FP8
 from eagle_runtime.command import Parser, run_command
 from eagle_runtime.machine.nvidia import DeviceInfo, first_gpu
 from eagle_tools.engines import find_engines
@@ -30,7 +31,7 @@ HEADS = ("eagle1", "eagle3")
 SHAPE = "--layers 16 --hidden 2048 --heads 32 --kv-heads 8 --head-dim 64 --intermediate 8192 --vocab 32000"
 RTX_CARDS = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")  # compute capabilities that TensorRT for RTX builds for
 TENSORRT_PRECISIONS = ("int8", "int8-weight", "int4")  # besides fp16, of TensorRT and TensorRT for RTX
-CALIBRATED = ("int8", "int4")  # with recorded inputs, of one calibration
+CALIBRATED = ("int8", "int4", "fp8")  # with recorded inputs, of one calibration
 TIMED = "eager,compiled"  # ways of running PyTorch
 NEW_TOKENS = 128
 
@@ -96,6 +97,12 @@ def plan(out: Path, gpu: DeviceInfo, works: Sequence[str], pairs: Sequence[str],
             yield from _pair_steps(out, f"{pair}-{head}", folder, head, libraries, count, gpu)
 
 
+def tensorrt_precisions(gpu: DeviceInfo) -> tuple[str, ...]:
+    """The precisions besides fp16 in which the TensorRT libraries are checked on a card."""
+    has_fp8 = tuple(map(int, gpu.compute_capability.split("."))) >= LEAST_FOR_FP8
+    return (*TENSORRT_PRECISIONS, "fp8") if has_fp8 else TENSORRT_PRECISIONS
+
+
 def _pair_steps(
     out: Path, name: str, folder: Path, head: str, libraries: Sequence[str], count: int, gpu: DeviceInfo
 ) -> Iterator[Step]:
@@ -115,7 +122,7 @@ def _pair_steps(
         yield Step(f"calibrate-{name}", calibrate, (plain,), calibration)
     for library in libraries:
         bundles[library] = [fp16]
-        for precision in TENSORRT_PRECISIONS:
+        for precision in tensorrt_precisions(gpu):
             bundle = out / f"{name}-{precision}-{library}"
             options = ("-o", str(bundle), "-p", precision, "--backend", library)
             needed = precision in CALIBRATED

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # The keys of recipes.plan.RECIPES and of its tables, without heavy imports; a test compares them.
 BACKENDS = ("cpu", "tensorrt-rtx", "tensorrt", "cuda")
 LIBRARIES = ("tensorrt-rtx", "tensorrt")
-PRECISIONS = ("fp32", "fp16", "int8", "int8-token", "int8-static", "int8-weight", "int4", "int4-int8", "auto")
+PRECISIONS = ("fp32", "fp16", "int8", "int8-token", "int8-static", "int8-weight", "fp8", "int4", "int4-int8", "auto")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -287,7 +287,7 @@ def _engines_parser() -> Parser:
         "--compute-capability",
         nargs="+",
         metavar="X.Y",
-        help="GPUs to build for with tensorrt-rtx, which needs none of them here (default 8.6 8.9 12.0)",
+        help="GPUs to build for with tensorrt-rtx, which needs none of them here (default 8.6 8.9 12.0; fp8: 8.9 12.0)",
     )
     parser.add_argument(
         "--context", type=int, metavar="N", help="tokens of prompt and output (default: the model's own, at most 4096)"

@@ -25,6 +25,7 @@ LIMITS = {
     "int8-token": Limits(0.82, 0.04),
     "int8-static": Limits(0.82, 0.04),
     "int8-weight": Limits(0.91, 0.005),
+    "fp8": Limits(0.82, 0.04),
     "int4": Limits(0.74, 0.1),
     "int4-int8": Limits(0.82, 0.04),
     "auto": Limits(0.74, 0.1),
@@ -38,6 +39,7 @@ WIDER = {
     "int8-static": ("int8", "fp32"),
     "int8": ("int8-weight", "fp32", "fp16"),
     "int8-weight": ("fp32", "fp16"),
+    "fp8": ("int8", "int8-weight", "fp16"),
     "fp16": ("fp32",),
 }
 CALIBRATION_OPTIONAL = (

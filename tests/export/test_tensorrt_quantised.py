@@ -8,21 +8,25 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
 from conftest import HEADS, put_listed
+from eagle_export.cli import main
 from eagle_export.errors import ExportError
 from eagle_export.tensorrt.build import Built, build_engines
 from eagle_export.tensorrt.kernels import Kernel
-from eagle_export.tensorrt.precision import check_sums
+from eagle_export.tensorrt.precision import check_capabilities, check_sums, default_capabilities
 from eagle_runtime.bundle.manifest import read_manifest
+from eagle_runtime.session.ort.session import OrtSession
+from eagle_runtime.tree import Float, additive_mask
 from trt_graphs import bytes_in_fp32, faults, scaled_in_fp16
-from trt_network import DRAFT_SIZES, TARGET_SIZES, Network
+from trt_network import CAPABILITIES, DRAFT_SIZES, TARGET_SIZES, Network
 
 pytest_plugins = ("trt_bundles",)
 
-PRECISIONS = ("int8", "int8-weight", "int4", "int4-int8")
+PRECISIONS = ("int8", "int8-weight", "fp8", "int4", "int4-int8")
 
 
 def products(kernels: list[Kernel]) -> list[Kernel]:
@@ -32,8 +36,9 @@ def products(kernels: list[Kernel]) -> list[Kernel]:
 
 def kind(kernel: Kernel) -> str:
     """Returns how a product is quantised."""
-    if kernel.reads == {"Int8"} and "Int8" in kernel.holds:
-        return "int8"
+    for name in ("Int8", "FP8"):
+        if kernel.reads == {name} and name in kernel.holds:
+            return name.lower()
     if kernel.reads == {"Half"} and kernel.holds & {"Int4", "Int8"}:
         return "int4 weights" if "Int4" in kernel.holds else "int8 weights"
     return "fp16"
@@ -47,6 +52,8 @@ def expected(precision: str, layers: int, fc: int, draft: bool) -> dict[str, int
     A target's q, k and v read a norm's output: there int4-int8 takes q, and k and v stay int8."""
     if precision == "int8":  # down and the LM head in weights only
         return {"int8": 3 * layers + fc + draft, "int8 weights": layers + 1}
+    if precision == "fp8":  # the LM head in weights only
+        return {"fp8": 4 * layers + fc + draft, "int8 weights": 1}
     if precision in ("int8-weight", "int4"):
         return {f"{precision.removesuffix('-weight')} weights": 4 * layers + fc + draft + 1}
     return {"int4 weights": (1 + (not draft)) * layers, "int8 weights": 3 * layers + fc + draft + 1}
@@ -55,7 +62,7 @@ def expected(precision: str, layers: int, fc: int, draft: bool) -> dict[str, int
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("head", sorted(HEADS))
 def test_every_product_is_quantised(head: str, precision: str, quantised_bundle_of: Callable[[str, str], Path]) -> None:
-    """For the three compute capabilities at once."""
+    """For the three compute capabilities at once, and fp8 for 8.9."""
     bundle = quantised_bundle_of(head, precision)
     manifest = read_manifest(bundle)
     assert manifest.head is not None
@@ -65,28 +72,47 @@ def test_every_product_is_quantised(head: str, precision: str, quantised_bundle_
         (manifest.head.graph.file, 1, expected(precision, 1, int(not eagle3), True), DRAFT_SIZES),
     )
     for file, attentions, counts, sizes in graphs:
-        kernels = Network(bundle / file, sizes).build()
+        kernels = Network(bundle / file, sizes).build(["8.9"] if precision == "fp8" else CAPABILITIES)
         assert Counter(map(kind, products(kernels))) == counts, (file, products(kernels))
         assert sum(kernel.is_fused_attention for kernel in kernels) == attentions
         assert not [kernel for kernel in kernels if kernel.stores_sums_in_fp16]
 
 
+@pytest.mark.parametrize("head", sorted(HEADS))
+def test_fp8_for_compute_capability_12_0(head: str, quantised_bundle_of: Callable[[str, str], Path]) -> None:
+    """There TensorRT for RTX multiplies every weight on its own, q, k and v and gate and up too."""
+    bundle = quantised_bundle_of(head, "fp8")
+    for model, sizes in zip(read_manifest(bundle).models.values(), (TARGET_SIZES, DRAFT_SIZES), strict=True):
+        weights = [name for name, weight in model.graph.weights.items() if weight.dtype == "float8_e4m3fn"]
+        matrices = [name for name in weights if name.endswith(".fp8")]
+        for capabilities in (["12.0"], ["8.9", "12.0"]):
+            kernels = Network(bundle / model.graph.file, sizes).build(capabilities)
+            assert Counter(map(kind, products(kernels))) == {"fp8": len(matrices), "int8 weights": 1}
+            assert not [kernel for kernel in kernels if kernel.stores_sums_in_fp16]
+            assert sum(kernel.is_fused_attention for kernel in kernels) == model.num_layers
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
 @pytest.mark.parametrize(("graph", "sizes"), [("target", TARGET_SIZES), ("draft", DRAFT_SIZES)])
 def test_sums_of_bytes_that_are_stored_in_fp16_are_noticed(
-    graph: str, sizes: dict[str, tuple[int, int]], quantised_bundle_of: Callable[[str, str], Path], tmp_path: Path
+    graph: str,
+    sizes: dict[str, tuple[int, int]],
+    precision: str,
+    quantised_bundle_of: Callable[[str, str], Path],
+    tmp_path: Path,
 ) -> None:
     """Control: the same graph with scales in fp16, as older exports wrote it, has as many kernels, and those of its
     products of bytes write sums in fp16."""
-    bundle = quantised_bundle_of("eagle3", "int8")
-    wide = Network(bundle / graph / "model.onnx", sizes).build()
+    bundle = quantised_bundle_of("eagle3", precision)
+    wide = Network(bundle / graph / "model.onnx", sizes).build(["8.9"])
     model = ir.load(bundle / graph / "model.onnx")
     assert scaled_in_fp16(model) > 0
     ir.save(model, tmp_path / "model.onnx", external_data="model.onnx.data")
-    narrow = Network(tmp_path / "model.onnx", sizes).build()
+    narrow = Network(tmp_path / "model.onnx", sizes).build(["8.9"])
     assert len(narrow) == len(wide) > 0
     counted = Counter(map(kind, products(wide)))
     assert counted == Counter(map(kind, products(narrow)))
-    assert sum(kernel.stores_sums_in_fp16 for kernel in narrow) == counted["int8"] > 0
+    assert sum(kernel.stores_sums_in_fp16 for kernel in narrow) == counted[precision] > 0
 
 
 def test_a_bundle_whose_sums_would_overflow_is_refused(
@@ -126,9 +152,43 @@ def test_graphs_have_nothing_that_tensorrt_rejects_or_builds_in_fp32(
         model = ir.load(quantised_bundle_of("eagle3", precision) / file)
         assert faults(model) == set()
         scaled = [node for node in model.graph if node.op_type == "MatMul" and bytes_in_fp32(node)]
-        assert bool(scaled) == (precision == "int8")
+        assert bool(scaled) == (precision in ("int8", "fp8"))
         for node in scaled:  # control: one that is not cast to fp16 is reported
             cast = next(iter(node.outputs[0].uses())).node
             cast.attributes.add(ir.AttrInt64("to", ir.DataType.FLOAT))
             assert "FLOAT input of MatMul" in faults(model)
             cast.attributes.add(ir.AttrInt64("to", ir.DataType.FLOAT16))
+
+
+def test_fp8_is_refused_for_cards_that_lack_it(
+    quantised_bundle_of: Callable[[str, str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a line, before a build; by default engines are for the others."""
+    bundle = quantised_bundle_of("eagle1", "fp8")
+    engines = ["engines", str(bundle), "--backend", "tensorrt-rtx", "--compute-capability"]
+    assert main([*engines, "8.9", "8.6", "8.0"]) == 2
+    assert capsys.readouterr().err == (
+        f"eagle-export engines: {bundle} multiplies in fp8, which cards of compute capability 8.0 and 8.6 lack; build "
+        "for 8.9 and 12.0, or export it in int8\n"
+    )
+    assert not (bundle / "engines").exists()
+    manifest = read_manifest(bundle)
+    assert default_capabilities(manifest) == ("8.9", "12.0")
+    assert default_capabilities(read_manifest(quantised_bundle_of("eagle1", "int8"))) == CAPABILITIES
+    check_capabilities(bundle, manifest, ["8.9", "9.0", "12.0"])
+
+
+def test_fp8_runs_on_a_cpu_close_to_fp32(
+    quantised_bundle_of: Callable[[str, str], Path], bundle_of: Callable[..., Path]
+) -> None:
+    """As the certificate runs it: ONNX Runtime dequantises fp8."""
+    rows = np.arange(16)
+    feeds = {"input_ids": rows + 60, "position_ids": rows, "logit_rows": rows}
+    logits: list[Float] = []
+    for bundle in (bundle_of("eagle1"), quantised_bundle_of("eagle1", "fp8")):
+        graph = read_manifest(bundle).target.graph
+        mask = additive_mask(np.tri(16, dtype=np.bool_), graph.inputs["tree_mask"].dtype)
+        with OrtSession(bundle / graph.file, graph, 1) as session:
+            logits.append(session.run({**feeds, "tree_mask": mask}, session.new_cache(16))["logits"].copy())
+    error = np.linalg.norm(logits[1] - logits[0]) / np.linalg.norm(logits[0])
+    assert 0 < error < 0.1

@@ -146,8 +146,11 @@ def test_every_precision_of_the_tensorrt_libraries_is_exported_built_checked_and
     """As their recipes have it; those that take recorded inputs get the calibration."""
     listed = steps(RTX, ALL, ("demo",))
     recipes = RECIPES[library]
-    assert {"fp16", *gpu_check.TENSORRT_PRECISIONS} == set(recipes) - {"int4-int8"}
-    for precision in gpu_check.TENSORRT_PRECISIONS:
+    precisions = gpu_check.tensorrt_precisions(RTX)
+    assert {"fp16", *precisions} == set(recipes) - {"int4-int8"}
+    older = dataclasses.replace(RTX, compute_capability="8.6")
+    assert {*gpu_check.tensorrt_precisions(older), "fp8"} == set(precisions) > set(gpu_check.tensorrt_precisions(older))
+    for precision in precisions:
         bundle = f"/out/demo-eagle3-{precision}-{library}"
         named = {step.name: step.argv for step in listed if bundle in step.argv}
         name = Path(bundle).name

@@ -15,10 +15,9 @@ from typing import Any, Literal
 import onnx_ir as ir
 
 from eagle_export.recipes.attention import ExactAttention
-from eagle_export.recipes.graph import Linear, fed_by_product, is_lm_head
 from eagle_export.recipes.graph_pass import Pass
 from eagle_export.recipes.plan import AUTO, RECIPES, Passes, Recipe, routes_experts
-from eagle_export.recipes.qdq import Int8Static, Int8Weights
+from eagle_export.recipes.qdq import Int8Weights, StaticProducts
 from eagle_export.recipes.smooth import Smooth
 
 Before = Literal[
@@ -101,20 +100,16 @@ def graph_bytes(shapes: GraphShapes, backend: str, precision: str, graph: str) -
 
 
 def _storing(recipe: Recipe, graph: str) -> Passes:
-    """The passes of a recipe that decide how weights are stored. Static int8 stores them as int8 of weights alone."""
+    """The passes of a recipe that decide how weights are stored. Static products store
+    them in as many bytes as int8 of weights alone."""
     make = recipe.draft if graph == "draft" and recipe.draft is not None else recipe.target
     passes: list[Pass[Any]] = []
     for step in make(None):
-        if isinstance(step, Int8Static):
-            passes.append(Int8Weights(wanted=_static))
+        if isinstance(step, StaticProducts):
+            passes.append(Int8Weights(wanted=step.takes))
         elif not isinstance(step, ExactAttention | Smooth):
             passes.append(step)
     return tuple(passes)
-
-
-def _static(linear: Linear) -> bool:
-    """Whether Int8Static takes a layer."""
-    return not (fed_by_product(linear) or is_lm_head(linear))
 
 
 def _only_looked_up(value: ir.Value) -> bool:

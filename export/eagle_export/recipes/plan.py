@@ -28,7 +28,7 @@ from eagle_export.recipes.graph_pass import Pass
 from eagle_export.recipes.int8 import Int8PerToken, simulated_tokens
 from eagle_export.recipes.int8_cache import Int8Cache
 from eagle_export.recipes.keep import KeepLayers
-from eagle_export.recipes.qdq import Int8Static, Int8Weights, simulated_static
+from eagle_export.recipes.qdq import Fp8Static, Int8Static, Int8Weights, simulated_static
 from eagle_export.recipes.smooth import Simulate, Smooth
 from eagle_export.recipes.vocabulary import TrimVocabulary
 from eagle_export.recipes.weight_blocks import Int4Dequantized, WeightBlocks, simulated_blocks
@@ -87,6 +87,7 @@ PLACES: dict[type[Pass[Any]], str] = {
     KeepLayers: "first: it hides layers from all passes after it",
     TrimVocabulary: "before the passes that quantise a head, so that they see only the columns that stay",
     EmbeddingFp16: "anywhere: no other pass looks at the lookup of input_ids",
+    Fp8Static: "before Int8Weights, which takes the LM head",
     Int8Static: "before Int8PerToken and Int8Weights, which take all layers that are left",
     ExactAttention: "after Smooth, else anywhere: no other pass looks at attention",
     Smooth: "before ExactAttention: it follows o_proj's input back through the Attention node to v_proj; before the "
@@ -210,6 +211,7 @@ TENSORRT = {
         calibrated=True,
     ),
     "int8-weight": Recipe("fp16", target=lambda _: (Int8Weights(),)),
+    "fp8": Recipe("fp16", target=lambda seen: (Fp8Static(seen), Int8Weights()), calibrated=True),
     "int4": Recipe("fp16", target=lambda seen: (Int4Dequantized(MIXED.size, seen),), self_calibrated=True),
     "int4-int8": Recipe(
         "fp16",

@@ -1,4 +1,4 @@
-"""int8 as QuantizeLinear and DequantizeLinear nodes, which TensorRT and ONNX Runtime fuse into int8 products.
+"""int8 and fp8 as QuantizeLinear and DequantizeLinear nodes, which TensorRT and ONNX Runtime fuse into byte products.
 
 Int8Static (W8A8): one scale for the whole input of a layer, from the calibration, and one per column of its weight;
 symmetric, as TensorRT demands. Each MatMul gets its own DequantizeLinear, else ONNX Runtime does not fuse it. down and
@@ -10,14 +10,18 @@ Int8Weights: weights only; products stay in floats.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
 from eagle_calib.calibration import Observed, is_expert
+from eagle_export import parted
 from eagle_export.recipes.graph import (
     Array,
     Linear,
@@ -34,24 +38,40 @@ from eagle_export.recipes.graph_pass import LayerPass, Pass
 from eagle_export.recipes.int8 import LEVELS, per_column, per_column_by_parts
 from eagle_export.recipes.smooth import factors_of, few_rows, inputs_of
 
+FP8, LARGEST_FP8 = ml_dtypes.float8_e4m3fn, 448.0
+FP8_HEADROOM = 2.0  # inputs up to so many times the largest recorded one are in range; it costs the smallest a bit
 CLIPS = np.linspace(0.3, 1.0, 15, dtype=np.float32)  # shares of the largest input that are tried as range
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Static(Pass[Linear]):
-    """Quantises weights per column and inputs per tensor, of all linear layers but down, the LM head and experts that
-    saw few rows. Raises ExportError for any other layer that the calibration lacks.
+class StaticProducts(Pass[Linear]):
+    """Quantises weights per column and inputs per tensor, of the linear layers that it takes, but of experts that saw
+    few rows. Raises ExportError for any other layer that the calibration lacks.
 
-    observed: inputs of the layers by weight name. zero: the zero point of the inputs. TensorRT takes int8 0 alone; ONNX
-    Runtime's CPU provider fuses products of uint8 inputs around 128, but none of an int8 input that several layers
-    read."""
+    observed: inputs of the layers by weight name."""
 
     observed: Mapping[str, Observed] | None
-    zero: np.int8 | np.uint8
-    name = "int8 static"
+    form: ClassVar[str]  # of the numbers that are multiplied, as the manifest names it
+    largest: ClassVar[float]  # of them
+
+    @abstractmethod
+    def takes(self, linear: Linear) -> bool:
+        """Whether the pass changes a layer."""
+
+    @abstractmethod
+    def middle(self, model: ir.Model) -> ir.Value:
+        """The zero point of inputs."""
+
+    @abstractmethod
+    def range(self, linear: Linear) -> float:
+        """The magnitude of an input that becomes the largest number."""
+
+    @abstractmethod
+    def weight(self, model: ir.Model, linear: Linear) -> ir.Value:
+        """The weight, dequantised to fp32."""
 
     def pattern(self, model: ir.Model) -> list[Linear]:
-        layers = [linear for linear in linears(model) if not (fed_by_product(linear) or is_lm_head(linear))]
+        layers = [linear for linear in linears(model) if self.takes(linear)]
         return [linear for linear in layers if self.observed is None or not few_rows(linear, self.observed)]
 
     def rewrite(self, model: ir.Model, matches: list[Linear]) -> dict[str, str]:
@@ -59,22 +79,73 @@ class Int8Static(Pass[Linear]):
         changed = {}
         inputs: dict[tuple[ir.Value, str], tuple[ir.Value, ir.Value, float]] = {}  # of x, and of an expert's rows of it
         for linear in matches:
-            node, x, name = linear.node, linear.x, linear.name
-            middle = constant(model, f"{self.zero.dtype}_zero", np.array(self.zero))
+            node, x, name, middle = linear.node, linear.x, linear.name, self.middle(model)
             key = x, name.rpartition(".experts.")[2].partition(".")[0] if is_expert(name) else ""
             if key not in inputs:
-                limit = best_range(*inputs_of(linear, self.observed))
-                scale = constant(model, f"{name}.input_scale", np.array(limit / LEVELS, np.float32))
+                limit = self.range(linear)
+                scale = constant(model, f"{name}.input_scale", np.array(limit / self.largest, np.float32))
                 inputs[key] = insert(node, "QuantizeLinear", [_in_fp32(node, x), scale, middle]), scale, limit
             quantised, scale, limit = inputs[key]
             values = insert(node, "DequantizeLinear", [quantised, scale, middle])
             smoothed = ", smoothed" if factors_of(linear) is not None else ""
-            changed[name] = f"int8 per column, activations int8 within {limit:.4g}{smoothed}"
-            product = insert(node, "MatMul", [values, _weight(model, linear, ir.DataType.FLOAT)])
-            replace(
-                node, product if _type(x) == ir.DataType.FLOAT else insert(node, "Cast", [product], to=int(_type(x)))
-            )
+            changed[name] = f"{self.form} per column, activations {self.form} within {limit:.4g}{smoothed}"
+            product = insert(node, "MatMul", [values, self.weight(model, linear)])
+            narrow = _type(x) != ir.DataType.FLOAT
+            replace(node, insert(node, "Cast", [product], to=int(_type(x))) if narrow else product)
         return changed
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Static(StaticProducts):
+    """Products of int8, of all layers but down and the LM head.
+
+    zero: the zero point of the inputs. TensorRT takes int8 0 alone; ONNX Runtime's CPU provider fuses products of uint8
+    inputs around 128, but none of an int8 input that several layers read."""
+
+    zero: np.int8 | np.uint8
+    name = "int8 static"
+    form, largest = "int8", LEVELS
+
+    def takes(self, linear: Linear) -> bool:
+        return not (fed_by_product(linear) or is_lm_head(linear))
+
+    def middle(self, model: ir.Model) -> ir.Value:
+        return constant(model, f"{self.zero.dtype}_zero", np.array(self.zero))
+
+    def range(self, linear: Linear) -> float:
+        assert self.observed is not None
+        return best_range(*inputs_of(linear, self.observed))
+
+    def weight(self, model: ir.Model, linear: Linear) -> ir.Value:
+        return _weight(model, linear, ir.DataType.FLOAT)
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Static(StaticProducts):
+    """Products of fp8 (E4M3: 4 bits of exponent and 3 of mantissa), of all layers but the LM head: a number's error is
+    a share of itself, so that down's few large inputs cost the others nothing."""
+
+    name = "fp8 static"
+    form, largest = "fp8", LARGEST_FP8
+
+    def takes(self, linear: Linear) -> bool:
+        return not is_lm_head(linear)
+
+    def middle(self, model: ir.Model) -> ir.Value:
+        return constant(model, "fp8_zero", np.zeros((), FP8))
+
+    def range(self, linear: Linear) -> float:
+        assert self.observed is not None
+        _, absmax = inputs_of(linear, self.observed)
+        return FP8_HEADROOM * max(float(absmax.max()), 1e-20)
+
+    def weight(self, model: ir.Model, linear: Linear) -> ir.Value:
+        name, (k, n) = linear.name, linear.shape
+        values, columns = pieces(partial(_fp8_columns, linear.columns(), (k, n)), 2)
+        weight = lazy_weight(model, f"{name}.fp8", ir.DataType.FLOAT8E4M3FN, (k, n), values)
+        scale = lazy_weight(model, f"{name}.scale", ir.DataType.FLOAT, (n,), columns)
+        zeros = lazy_weight(model, f"{name}.zero", ir.DataType.FLOAT8E4M3FN, (n,), lambda: np.zeros(n, FP8))
+        return insert(linear.node, "DequantizeLinear", [weight, scale, zeros], axis=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +184,18 @@ def _weight(model: ir.Model, linear: Linear, dtype: ir.DataType) -> ir.Value:
 def _columns(columns: Callable[[slice], Array], shape: tuple[int, int], dtype: ir.DataType) -> tuple[Array, Array]:
     values, scale = per_column_by_parts(columns, shape)
     return values, scale.astype(dtype.numpy())
+
+
+def _fp8_columns(columns: Callable[[slice], Array], shape: tuple[int, int]) -> tuple[Array, Array]:
+    """Returns a weight [K, N] as fp8, and its scales [N]."""
+    values, scales = np.empty(shape, FP8), np.empty(shape[1], np.float32)
+    for piece in parted.parts(shape, 1):
+        part = columns(piece)
+        scale = np.abs(part).max(0) / np.float32(LARGEST_FP8)
+        scale[scale == 0] = 1
+        values[:, piece] = np.clip(part / scale, -LARGEST_FP8, LARGEST_FP8).astype(FP8)
+        scales[piece] = scale
+    return values, scales
 
 
 def _in_fp32(before: ir.Node, x: ir.Value) -> ir.Value:

@@ -16,7 +16,7 @@ from eagle_export.destination import TIMING, check_space, disk_errors
 from eagle_export.errors import ExportError
 from eagle_export.tensorrt.kernels import Kernel, read_kernels
 from eagle_export.tensorrt.network import Network, Report, capability_of
-from eagle_export.tensorrt.precision import check_precision, check_sums
+from eagle_export.tensorrt.precision import check_capabilities, check_precision, check_sums, default_capabilities
 from eagle_runtime.bundle.listed_files import read_graph, verify_hashes
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from eagle_runtime.files import file_sha256
@@ -44,7 +44,6 @@ from eagle_runtime.session.trt.padding import (
 )
 from eagle_runtime.target import PREFILL_CHUNK
 
-CAPABILITIES = ("8.6", "8.9", "12.0")  # GeForce RTX 30, 40 and 50; several add little to an engine's size
 LOGIT_ROWS = 128  # rows with logits in the prefill profile: 128 rows of a vocabulary of 128 k are 65 MB in fp32
 
 
@@ -80,10 +79,10 @@ def build_engines(
     """Build the target's engine, and the head's if there is one, into bundle/engines/<library>-<compute capabilities>.
 
     library: "tensorrt-rtx", which needs no GPU, or "tensorrt", which builds for the GPU present. compute_capabilities:
-    the ones to build for, None for CAPABILITIES; only TensorRT for RTX takes any. context: tokens of prompt and output;
-    None takes the model's own, at most DEFAULT_CONTEXT. weight_streaming: keep the part of the target's weights on the
-    host that does not fit on the GPU. An older folder of the same name is replaced once the build is complete. Raises
-    ExportError, BundleError, BackendError; then, as when interrupted, no file of the build is left."""
+    the ones to build for, None for `default_capabilities`; only TensorRT for RTX takes any. context: tokens of prompt
+    and output; None takes the model's own, at most DEFAULT_CONTEXT. weight_streaming: keep the part of the target's
+    weights on the host that does not fit on the GPU. An older folder of the same name is replaced once the build is
+    complete. Raises ExportError, BundleError, BackendError; then, as when interrupted, no file of the build is left."""
     assert library in LIBRARIES, library
     manifest = read_manifest(bundle)
     check_precision(bundle, manifest)
@@ -97,7 +96,9 @@ def build_engines(
         )
     trt = load_library(library)
     gpu = CudaDriver().describe() if library == "tensorrt" else None
-    capabilities = _checked(trt, compute_capabilities or CAPABILITIES) if gpu is None else (gpu.compute_capability,)
+    asked = compute_capabilities or default_capabilities(manifest)
+    capabilities = _checked(trt, asked) if gpu is None else (gpu.compute_capability,)
+    check_capabilities(bundle, manifest, capabilities)
     verify_hashes(bundle, manifest)
     for model in manifest.models.values():
         read_graph(bundle, manifest, model.graph)  # raises if the graph reads a file that was not hashed

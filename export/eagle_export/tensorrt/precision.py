@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx_ir as ir
 
 from eagle_export.errors import ExportError
 from eagle_runtime.bundle.manifest import Manifest
+
+CAPABILITIES = ("8.6", "8.9", "12.0")  # GeForce RTX 30, 40 and 50; several add little to an engine's size
+FP8, LEAST_FOR_FP8 = "float8_e4m3fn", (8, 9)
+
+
+def default_capabilities(manifest: Manifest) -> tuple[str, ...]:
+    """The compute capabilities that engines are built for if none are named: those that multiply in the bundle's
+    types."""
+    return tuple(each for each in CAPABILITIES if not _in_fp8(manifest) or _has_fp8(each))
+
+
+def check_capabilities(bundle: Path, manifest: Manifest, capabilities: Sequence[str]) -> None:
+    """Raises ExportError for a compute capability that lacks a type in which the bundle multiplies."""
+    lacking = [each for each in capabilities if not _has_fp8(each)]
+    if lacking and _in_fp8(manifest):
+        raise ExportError(
+            f"{bundle} multiplies in fp8, which cards of compute capability {' and '.join(lacking)} lack; build for "
+            f"{' and '.join(default_capabilities(manifest))}, or export it in int8"
+        )
+
+
+def _in_fp8(manifest: Manifest) -> bool:
+    return any(FP8 in {weight.dtype for weight in model.graph.weights.values()} for model in manifest.models.values())
+
+
+def _has_fp8(capability: str) -> bool:
+    return tuple(map(int, capability.split("."))) >= LEAST_FOR_FP8
 
 
 def check_precision(bundle: Path, manifest: Manifest) -> None:
@@ -18,7 +46,7 @@ def check_precision(bundle: Path, manifest: Manifest) -> None:
         if dtype != "float16":
             raise ExportError(
                 f"{bundle} computes in {dtype}, but engines need a bundle in fp16; export it with "
-                "fp16 (or int8, int8-weight, int4) for the backend tensorrt-rtx"
+                "fp16 (or int8, int8-weight, fp8, int4) for the backend tensorrt-rtx"
             )
 
 

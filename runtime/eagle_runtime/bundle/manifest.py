@@ -41,7 +41,7 @@ MODEL_RANGES = {
     "top_k": (1, 1 << 16),
 }
 # Types of tensors that a graph may hold, and the bits of one number.
-DTYPE_BITS = {"bool": 8, "int4": 4, "uint4": 4, "int8": 8, "uint8": 8, "int32": 32, "int64": 64}
+DTYPE_BITS = {"bool": 8, "float8_e4m3fn": 8, "int4": 4, "uint4": 4, "int8": 8, "uint8": 8, "int32": 32, "int64": 64}
 DTYPE_BITS |= {"float16": 16, "bfloat16": 16, "float32": 32, "float64": 64}
 TREE_RANGES = {"total_token": (2, MAX_NODES), "depth": (0, MAX_DEPTH - 1), "draft_top_k": (1, MAX_NODES)}
 
