@@ -7,8 +7,10 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 import pytest
 
@@ -20,7 +22,7 @@ from eagle_export.tensorrt.kernels import Kernel
 from eagle_export.tensorrt.precision import check_capabilities, check_sums, default_capabilities
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.session.ort.session import OrtSession
-from eagle_runtime.tree import Float, additive_mask
+from eagle_runtime.tree import additive_mask
 from trt_graphs import bytes_in_fp32, faults, scaled_in_fp16
 from trt_network import CAPABILITIES, DRAFT_SIZES, TARGET_SIZES, Network
 
@@ -184,7 +186,7 @@ def test_fp8_runs_on_a_cpu_close_to_fp32(
     """As the certificate runs it: ONNX Runtime dequantises fp8."""
     rows = np.arange(16)
     feeds = {"input_ids": rows + 60, "position_ids": rows, "logit_rows": rows}
-    logits: list[Float] = []
+    logits: list[npt.NDArray[Any]] = []
     for bundle in (bundle_of("eagle1"), quantised_bundle_of("eagle1", "fp8")):
         graph = read_manifest(bundle).target.graph
         mask = additive_mask(np.tri(16, dtype=np.bool_), graph.inputs["tree_mask"].dtype)
