@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Generic, TypeVar
 
 from eagle_runtime.bundle.listed_files import read_graph
@@ -105,6 +105,14 @@ def open_sessions(
         OrtSession(bundle / graph.file, graph, threads, content)
         for graph, content in zip(graphs, contents, strict=True)
     )
+
+
+def files_read(backend: str, manifest: Manifest) -> set[str]:
+    """Returns the listed files of a bundle that a backend reads. TensorRT reads engines instead of the graphs and their
+    weights; their SHA-256 is in the sidecar, and always compared."""
+    folders = {PurePosixPath(model.graph.file).parent for model in manifest.models.values()}
+    with_graphs = not backend.startswith("tensorrt")
+    return {name for name in manifest.files if with_graphs or PurePosixPath(name).parent not in folders}
 
 
 def check_host_memory(manifest: Manifest, context: int, head_scratch: int) -> None:

@@ -93,9 +93,10 @@ class EagleModel:
         it, and `model.notice` is a warning, also logged, if "auto" runs engine files of the bundle. context: tokens of
         prompt and output together that the caches hold; None takes the model's own limit, at most 4096. threads: of a
         forward pass on the CPU; None takes the number of physical cores. check_hashes: compare the SHA-256 of every
-        file (about a second per gigabyte); "once" leaves out files that did not change since an earlier comparison on
-        this machine. on_progress: called with a stage ("hash", "load", "warm"), what is done of it, and all of it; it
-        may raise to give up. "warm" takes longest in the first start on an NVIDIA GPU, which compiles kernels.
+        file that the backend reads (about a second per gigabyte); "once" leaves out files that did not change since an
+        earlier comparison on this machine. on_progress: called with a stage ("hash", "load", "warm"), what is done of
+        it, and all of it; it may raise to give up. "warm" takes longest in the first start on an NVIDIA GPU, which
+        compiles kernels.
         kv_budget: bytes for the keys and values of all conversations on the CPU; None takes a quarter of the memory
         that is free, and one full context at least.
 

@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import Literal, cast
 
 from eagle_runtime.arguments import checked_int, short_repr
-from eagle_runtime.backends import AUTO, PassedOver, check_name, choose, library_version, notice, open_sessions
+from eagle_runtime.backends import (
+    AUTO,
+    BACKENDS,
+    PassedOver,
+    check_name,
+    choose,
+    files_read,
+    library_version,
+    notice,
+    open_sessions,
+)
 from eagle_runtime.bundle.fidelity import FidelityWarning, shortfall
 from eagle_runtime.bundle.listed_files import read_text_file, verify_hashes
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
@@ -22,7 +32,7 @@ from eagle_runtime.drafting.build import Acceptance
 from eagle_runtime.drafting.costs.model import prior_costs, unknown
 from eagle_runtime.drafting.costs.storage import LearnedCosts, file_name, open_costs
 from eagle_runtime.drafting.head import Head
-from eagle_runtime.errors import RequestError
+from eagle_runtime.errors import BackendError, BundleError, RequestError
 from eagle_runtime.exact_rows import PaddedSession, RowCheck, check_rows
 from eagle_runtime.machine.host import free_memory
 from eagle_runtime.session.protocol import Session, WarmedSession
@@ -101,11 +111,25 @@ def open_bundle(
     if check_hashes not in (True, False, "once"):
         raise RequestError(f"check_hashes is {short_repr(check_hashes)}, but must be True, False or 'once'")
     progress = on_progress or (lambda stage, done, total: None)
-    if check_hashes:
-        verify_hashes(folder, manifest, partial(progress, "hash"), once=check_hashes == "once")
-    progress("load", 0, 1)
+    verified: set[str] = set()
+    damage: list[BundleError] = []
+
+    def verify(name: str, report: Callable[[int, int], None] | None) -> None:
+        wanted = files_read(name, manifest) - verified if check_hashes else set()
+        try:
+            if wanted:
+                verify_hashes(folder, manifest, report, once=check_hashes == "once", names=wanted)
+        except BundleError as error:
+            damage.append(error)
+            raise
+        verified.update(wanted)
+
+    verify(BACKENDS[0], None)  # small files, which all backends read: where one differs, no backend is tried
 
     def open_on(name: str) -> OpenBundle:
+        verify(name, partial(progress, "hash"))
+        progress("hash", 1, 1)
+        progress("load", 0, 1)
         sessions = open_sessions(name, folder, manifest, context, HEAD_SCRATCH, threads)
         opened = bundle_of_sessions(folder, manifest, sessions, context, backend=name, threads=threads)
         progress("load", 1, 1)
@@ -119,7 +143,10 @@ def open_bundle(
             return opened
         return dataclasses.replace(opened, row_check=check_rows(cast(PaddedSession, sessions[0]), manifest, threads))
 
-    chosen = choose(backend, folder, manifest, open_on)
+    try:
+        chosen = choose(backend, folder, manifest, open_on)
+    except BackendError as error:
+        raise (damage[0] if damage else error) from None  # a damaged file is the reason, whatever else was tried
     facts = [*manifest.files.values(), chosen.backend, library_version(chosen.backend), str(threads), str(context)]
     if (problem := shortfall(manifest)) is not None:
         warnings.warn(f"{folder}: {problem}", FidelityWarning, stacklevel=3)

@@ -19,7 +19,9 @@ import pytest
 import trt_fake
 from cuda_fake import FakeDriver
 from eagle_runtime import BackendError, BundleError, EagleModel, RequestError, cli
+from eagle_runtime.bundle import listed_files
 from eagle_runtime.bundle.manifest import read_manifest
+from eagle_runtime.files import file_sha256
 from eagle_runtime.loading import HEAD_SCRATCH, bundle_of_sessions
 from eagle_runtime.loading_line import CLEARED, LoadingLine
 from eagle_runtime.session.trt import execution
@@ -181,6 +183,40 @@ def test_a_backend_name_loads_the_engines(
     with pytest.raises(BundleError, match="a context of 700 needs no new engines"):
         EagleModel.load(machine.bundle, backend=library, context=2000)
     assert machine.library.contexts == [] and machine.driver.used == 0
+
+
+def test_only_files_that_are_read_are_hashed(
+    machine_of: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorRT reads neither graphs nor weights; a backend that "auto" falls back to does, and finds the damage."""
+    machine = machine_of()
+    manifest, hashed = read_manifest(machine.bundle), list[Path]()
+
+    def counted(path: Path) -> str:
+        hashed.append(path)
+        return file_sha256(path)
+
+    monkeypatch.setattr(listed_files, "file_sha256", counted)
+    weights = machine.bundle / "target/model.onnx.data"
+    of_graphs = {machine.bundle / name for name in manifest.files if "model.onnx" in name}
+    seen: list[tuple[str, int, int]] = []
+    with load(machine, monkeypatch, on_progress=lambda *stage: seen.append(stage)):
+        assert not of_graphs & set(hashed)
+        assert {path.name for path in hashed} == {Path(name).name for name in manifest.files} - {
+            path.name for path in of_graphs
+        }
+    assert list(dict.fromkeys(stage for stage, _, _ in seen)) == ["hash", "load", "warm"]
+    machine.driver.compute_capability = "12.0"  # for which there are no engines
+    hashed.clear()
+    with EagleModel.load(machine.bundle, context=CONTEXT) as model:
+        assert model.backend == "cpu" and of_graphs <= set(hashed) and len(hashed) == len(set(hashed))
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    machine.driver.compute_capability = "8.9"
+    with load(machine, monkeypatch):
+        pass
+    machine.driver.compute_capability = "12.0"
+    with pytest.raises(BundleError, match=r"target/model\.onnx\.data does not match its SHA-256"):
+        EagleModel.load(machine.bundle, context=CONTEXT)
 
 
 # Copies between host and GPU, and calls of the library.

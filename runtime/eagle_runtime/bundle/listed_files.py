@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, GraphSpec, Manifest
@@ -34,22 +34,30 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types; groups (3, 4) do not
 
 
 def verify_hashes(
-    bundle: Path, manifest: Manifest, on_progress: Callable[[int, int], None] | None = None, *, once: bool = False
+    bundle: Path,
+    manifest: Manifest,
+    on_progress: Callable[[int, int], None] | None = None,
+    *,
+    once: bool = False,
+    names: Collection[str] | None = None,
 ) -> None:
-    """Compare every listed file with its SHA-256; raises BundleError naming the first that differs.
+    """Compare listed files with their SHA-256; raises BundleError naming the first that differs.
 
     on_progress: called with the bytes that are compared, and all of them, after each file. once: do not read a file
     again whose path, size, time of change and number on the disk are those of an earlier comparison on this machine;
-    these are kept in the user's cache folder."""
+    these are kept in the user's cache folder. names: the files to compare; None for every one. A file that is missing
+    or leaves the bundle is an error whether it is compared or not."""
     paths = {name: bundle_file(bundle, name) for name in manifest.files}
-    sizes = {name: path.stat().st_size for name, path in paths.items()}
+    compared = {name: digest for name, digest in manifest.files.items() if names is None or name in names}
+    sizes = {name: paths[name].stat().st_size for name in compared}
     record = f"hashes-{hashlib.sha256(str(bundle.resolve()).encode()).hexdigest()[:32]}.json"
-    known = read_cached(record) if once else None
-    seen: dict[str, list[object]] = {}
+    kept = read_cached(record) if once else None
+    known: dict[str, object] = kept if isinstance(kept, dict) else {}
+    seen = {name: facts for name, facts in known.items() if name in manifest.files}
     done = 0
-    for name, expected in manifest.files.items():
+    for name, expected in compared.items():
         before = _facts(paths[name], expected)
-        if not isinstance(known, dict) or known.get(name) != before:
+        if known.get(name) != before:
             _check_digest(bundle, name, file_sha256(paths[name]), expected)
         seen[name] = before
         done += sizes[name]
