@@ -186,7 +186,8 @@ class Sampler:
             self._is_special[token] = True
             self._special = np.append(self._special, token)
         self.position += 1
-        self._noise.forget(self.position)
+        if self.params.temperature > 0:
+            self._noise.forget(self.position)
         if self.matcher is not None:
             self.matcher.consume(token)
 

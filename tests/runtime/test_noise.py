@@ -9,7 +9,7 @@ import pytest
 
 from eagle_runtime import noise
 from eagle_runtime.filters import Row
-from eagle_runtime.noise import KEPT, Noise, exponential_noise, lowest, workers
+from eagle_runtime.noise import KEPT, KEPT_DRAWN, Noise, exponential_noise, lowest, workers
 from eagle_runtime.sampling import Sampler, SamplingParams
 
 
@@ -61,13 +61,28 @@ def test_numbers_are_ready_before_they_are_asked_for(made: Made) -> None:
 
 
 def test_numbers_of_drawn_positions_are_forgotten(made: Made) -> None:
+    """Before those that are to be drawn."""
+    numbers = Noise(3, 4)
+    for position in range(2 * KEPT_DRAWN):
+        numbers.at(position)
+    numbers.forget(2 * KEPT_DRAWN - 2)
+    for position in (2 * KEPT_DRAWN - 1, KEPT_DRAWN, KEPT_DRAWN - 1):
+        numbers.at(position)
+    assert made.positions == [*range(2 * KEPT_DRAWN), KEPT_DRAWN - 1]
+    numbers.forget(5)
+    numbers.at(KEPT_DRAWN)
+    assert made.positions == [*range(2 * KEPT_DRAWN), KEPT_DRAWN - 1], "nothing that is to be drawn is dropped"
+
+
+def test_a_sampler_keeps_few(made: Made) -> None:
     sampler = Sampler(SamplingParams(temperature=1.0), [0] * 4, 100)
-    sampler.exponential_noise(4), sampler.exponential_noise(5)
-    sampler.next(np.zeros(100, np.float32))
+    for _ in range(KEPT_DRAWN + 1):
+        sampler.next(np.zeros(100, np.float32))
+    before = list(made.positions)
     sampler.exponential_noise(5)
-    assert made.positions == [4, 5]
+    assert made.positions == before
     sampler.exponential_noise(4)
-    assert made.positions == [4, 5, 4]
+    assert made.positions == [*before, 4]
 
 
 def test_no_more_is_kept_than_a_tree_needs(made: Made) -> None:
