@@ -49,7 +49,7 @@ def shape_of(pair: str) -> Shape:
     )
 
 
-@pytest.mark.parametrize("precision", ["fp16", "int8", "int8-weight", "int4"])
+@pytest.mark.parametrize("precision", list(PRECISIONS))
 def test_a_shape_has_the_bytes_of_its_bundle(
     precision: str, bundle_of: Callable[..., Path], quantised_bundle_of: Callable[[str, str], Path]
 ) -> None:

@@ -55,6 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, 1 if machine or bundle cannot be used, 2 for wrong input."""
 
     def check(args: argparse.Namespace) -> bool:
+        if args.card is not None:
+            from eagle_tools.card.command import report_card
+
+            return report_card(args)
         return report_machine(args.json) if args.bundle is None else report_bundle(args)
 
     return run_check(_parser(), argv, check, extra="cpu", interrupted="interrupted")
@@ -242,6 +246,9 @@ def _parser() -> Parser:
     parser.add_argument("bundle", nargs="?", metavar="BUNDLE", help="folder written by eagle-export")
     parser.add_argument("--backend", metavar="B", help="engine to run the bundle on (default: each that can)")
     parser.add_argument("--context", type=int, metavar="N", help="tokens of prompt and output to make room for")
+    parser.add_argument("--card", metavar="KIT", help="check this machine's card with a kit (docs/card.md)")
+    parser.add_argument("--output", metavar="FILE", help="the report of --card (default card.json)")
+    parser.add_argument("--bandwidth", type=float, metavar="GB/S", help="of the card's memory, for --card's prediction")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     return parser
 

@@ -148,7 +148,7 @@ PRECISIONS = {
     "int8": Stored(8, "int8", scale_bits=32, zero_bits=8, weight_only=("down_proj", "lm_head")),
     "int8-weight": Stored(8, WEIGHT_ONLY, scale_bits=16, zero_bits=8),
     "int4": Stored(4, WEIGHT_ONLY, scale_bits=16, block=32),
-    "fp8": Stored(8, "fp8", scale_bits=32, zero_bits=8),
+    "fp8": Stored(8, "fp8", scale_bits=32, zero_bits=8, weight_only=("lm_head",)),
 }
 
 

@@ -1,0 +1,238 @@
+"""Checks a card with a kit, step by step: a step that fails is recorded with its error, and the others run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from eagle_calib.replay import forced_logits
+from eagle_runtime import BackendError, BundleError, EagleError, EagleModel, Result
+from eagle_runtime.machine.nvidia import DeviceInfo
+from eagle_tools.card.cards import Assumed, Card
+from eagle_tools.card.facts import pair_of_bundle
+from eagle_tools.card.kernels import recorded
+from eagle_tools.card.kit import Kit, Reference, changed_files, read_references
+from eagle_tools.card.model import Tree, predict
+from eagle_tools.ties import is_tie
+
+BACKEND = "tensorrt-rtx"
+CONTEXT = 512  # tokens that the kit's engines serve
+FAR = 0.05  # largest difference by rounding, as a share of the largest logit
+NEW_TOKENS = 64  # decoded from each prompt
+NODES = (16, 32, 60)  # of the trees that are timed
+TEMPERATURES = (0.0, 1.0)
+RUNS = 3  # of each timed generation; the median counts
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The outcome of one step. ok: None if it could not be done here, for the reason in `says`."""
+
+    name: str
+    ok: bool | None
+    says: str
+    seconds: float = 0.0
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the check uses of a machine. gpu: returns its card; card: the figures to predict with. open: loads a bundle
+    on a backend; build: builds engines for the card into a bundle. All raise EagleError."""
+
+    gpu: Callable[[], DeviceInfo]
+    card: Callable[[DeviceInfo], Card]
+    open: Callable[[Path, str], EagleModel]
+    build: Callable[[Path, str], None]
+
+
+def check_card(folder: Path, kit: Kit, machine: Machine) -> Iterator[Step]:
+    """Yields the steps' outcomes. Without a card, those that need one are left out."""
+    gpu: DeviceInfo | None = None
+    try:
+        gpu = machine.gpu()
+        yield Step("card", True, str(gpu), figures=dataclasses.asdict(gpu))
+    except BackendError as error:
+        yield Step("card", None, str(error))
+    yield _step("kit", lambda: _files(folder, kit))
+    for precision in kit.precisions:
+        yield from _on_backend(folder, precision, "cpu", machine, None)
+    if gpu is not None:
+        known = {capability for served in kit.precisions.values() for capability in served}
+        for precision, served in kit.precisions.items():
+            if gpu.compute_capability in known and gpu.compute_capability not in served:
+                lacks = f"cards of compute capability {gpu.compute_capability} have no kernels for {precision}"
+                yield Step(f"load {precision} on {BACKEND}", None, lacks)
+            else:
+                yield from _on_backend(folder, precision, BACKEND, machine, gpu)
+
+
+def _step(name: str, work: Callable[[], Step]) -> Step:
+    """Returns the outcome of `work` with its time, or the error that it raised."""
+    started = time.perf_counter()
+    try:
+        step = dataclasses.replace(work(), name=name)
+    except EagleError as error:
+        step = Step(name, False, str(error))
+    except Exception as error:  # a report of a card that does what no one expects is what the check is for
+        step = Step(name, False, f"{type(error).__name__}: {error}")
+    return dataclasses.replace(step, seconds=round(time.perf_counter() - started, 3))
+
+
+def _files(folder: Path, kit: Kit) -> Step:
+    changed = changed_files(folder, kit)
+    if changed:
+        return Step("", False, f"{len(changed)} of {len(kit.files)} files are not the kit's, the first is {changed[0]}")
+    return Step("", True, f"{len(kit.files)} files have their SHA-256")
+
+
+def _on_backend(folder: Path, precision: str, backend: str, machine: Machine, gpu: DeviceInfo | None) -> Iterator[Step]:
+    """Yields the steps of one bundle. gpu: None on the CPU, which only computes the reference again."""
+    bundle, of = folder / precision, f"{precision} on {backend}"
+    with contextlib.ExitStack() as stack:
+        opened: list[EagleModel] = []
+
+        def load() -> Step:
+            model, built = _open(bundle, backend, machine, gpu)
+            opened.append(stack.enter_context(model))
+            return Step("", True, "engines built and loaded" if built else "loaded", figures={"built_here": built})
+
+        step = _step(f"load {of}", load)
+        if gpu is None and not step.ok:
+            step = dataclasses.replace(step, ok=None)  # the CPU's library may be missing where a card is
+        yield step
+        if not opened:
+            return
+        model, references = opened[0], read_references(folder / f"{precision}.npz")
+        yield _step(f"logits {of}", lambda: _logits(model, references))
+        if gpu is None:
+            return
+        for temperature in TEMPERATURES:
+            yield _step(f"identity {of} T={temperature:g}", partial(_identity, model, references, temperature))
+        yield _step(f"cycle {of}", lambda: _cycle(model, references, machine.card(gpu)))
+
+
+def _open(bundle: Path, backend: str, machine: Machine, gpu: DeviceInfo | None) -> tuple[EagleModel, bool]:
+    """Returns the loaded model, and whether its engines were built here, where those of the kit do not serve."""
+    try:
+        return machine.open(bundle, backend), False
+    except (BackendError, BundleError) as error:  # engines of another version of the library, or for other cards
+        if gpu is None:
+            raise
+        try:
+            machine.build(bundle, gpu.compute_capability)
+        except (EagleError, ModuleNotFoundError) as failed:
+            raise BackendError(f"{error}; building engines here failed too: {failed}") from None
+        return machine.open(bundle, backend), True
+
+
+def _logits(model: EagleModel, references: Sequence[Reference]) -> Step:
+    """Compares the logits of every recorded row, given the same tokens before it."""
+    largest, scale, same = 0.0, 0.0, []
+    for reference in references:
+        logits = forced_logits(model, reference.prompt.tolist(), reference.continuation.tolist())
+        difference = np.abs(logits.astype(np.float64) - reference.logits)
+        largest = max(largest, float(np.where(np.isnan(difference), np.inf, difference).max()))
+        scale = max(scale, float(np.abs(reference.logits).max()))
+        same += (logits.argmax(-1) == reference.logits.argmax(-1)).tolist()
+    agreement = float(np.mean(same))
+    says = f"differ from the reference by up to {largest:.3g} of {scale:.3g}, {agreement:.1%} rank the same token first"
+    finite = bool(np.isfinite(largest))
+    figures = {"largest_difference": largest if finite else None, "scale": scale, "same_first": agreement}
+    return Step("", finite and largest <= FAR * scale, says, figures=figures)
+
+
+def _identity(model: EagleModel, references: Sequence[Reference], temperature: float) -> Step:
+    """Compares decoding with drafts and without, from every prompt with a seed of its own."""
+    equal = ties = 0
+    for seed, reference in enumerate(references):
+        prompt = reference.prompt.tolist()
+        plain, drafted = (_decode(model, prompt, method, temperature, seed) for method in ("vanilla", "eagle"))
+        if plain.token_ids == drafted.token_ids:
+            equal += 1
+        elif is_tie(model, prompt, plain.token_ids, drafted.token_ids, temperature=temperature, seed=seed):
+            ties += 1
+    says = f"{equal} of {len(references)} texts have the same tokens with drafts and without"
+    says += f", {ties} with tokens whose logits are equal up to rounding" if ties else ""
+    figures = {"texts": len(references), "equal": equal, "ties": ties, "temperature": temperature}
+    return Step("", equal + ties == len(references), says, figures=figures)
+
+
+def _decode(model: EagleModel, prompt: list[int], method: str, temperature: float, seed: int, **tree: Any) -> Result:
+    if method == "eagle":
+        tree = {"tree": "dynamic", **tree}
+    return model.generate(
+        prompt,
+        method=method,
+        temperature=temperature,
+        seed=seed,
+        max_new_tokens=NEW_TOKENS,
+        ignore_eos=True,
+        **tree,
+    )
+
+
+def _cycle(model: EagleModel, references: Sequence[Reference], card: Card) -> Step:
+    """Times tokens without drafts and cycles with trees of NODES nodes, next to what is predicted for this card."""
+    prompt = references[0].prompt.tolist()
+    _decode(model, prompt, "vanilla", 0.0, 0)  # compiles what is left to compile
+    tokens = [_decode(model, prompt, "vanilla", 0.0, 0).usage for _ in range(RUNS)]
+    token = median(usage.decode_s / max(1, usage.target_passes) for usage in tokens)
+    pair = pair_of_bundle("kit", model.manifest)
+    defaults, past = model.manifest.tree_defaults, len(prompt) + NEW_TOKENS
+    rows = []
+    for nodes in NODES:
+        _decode(model, prompt, "eagle", 0.0, 0, total_token=nodes)
+        before = _counters(model)
+        usages = [_decode(model, prompt, "eagle", 0.0, 0, total_token=nodes).usage for _ in range(RUNS)]
+        cycles = sum(usage.target_passes for usage in usages)
+        tree = Tree(nodes, defaults.depth, defaults.draft_top_k)
+        expected = predict(pair, recorded(pair.precision, pair.target.layers, tree), card, tree, past, Assumed())
+        rows.append(
+            {
+                "nodes": nodes,
+                "tau": usages[0].tau,
+                "measured_ms": {
+                    "verify": 1e3 * median(usage.verify_s / max(1, usage.target_passes) for usage in usages),
+                    "draft": 1e3 * median(usage.draft_s / max(1, usage.target_passes) for usage in usages),
+                    "host": 1e3 * median(usage.host_s / max(1, usage.target_passes) for usage in usages),
+                    "cycle": 1e3 * median(usage.decode_s / max(1, usage.target_passes) for usage in usages),
+                },
+                "predicted_ms": {
+                    "verify": 1e3 * expected.verify,
+                    "draft": 1e3 * expected.draft,
+                    "cycle": 1e3 * expected.cycle,
+                },
+                "counted_per_cycle": _per_cycle(before, _counters(model), cycles),
+            }
+        )
+    figures = {
+        "card": dataclasses.asdict(card),
+        "assumed": dataclasses.asdict(Assumed()),
+        "token_ms": {"measured": 1e3 * token, "predicted": 1e3 * expected.token},
+        "trees": rows,
+    }
+    says = f"{1e3 * token:.2f} ms per token without drafts (predicted {1e3 * expected.token:.2f})"
+    for row in rows:
+        measured, predicted = row["measured_ms"]["cycle"], row["predicted_ms"]["cycle"]  # type: ignore[index]
+        says += f"; {row['nodes']} nodes {measured:.2f} ms per cycle (predicted {predicted:.2f})"
+    return Step("", True, says, figures=figures)
+
+
+def _counters(model: EagleModel) -> dict[str, int]:
+    """Returns what the engines were given up to now; nothing where sessions do not count."""
+    counters = model.counters()
+    return {} if counters is None else dataclasses.asdict(counters)
+
+
+def _per_cycle(before: dict[str, int], after: dict[str, int], cycles: int) -> dict[str, float]:
+    return {name: (after[name] - before[name]) / max(1, cycles) for name in after}
