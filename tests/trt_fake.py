@@ -406,4 +406,6 @@ def _write_engine(
         in_place=in_place(manifest.models[name].graph.kv_row_bytes),
         kernels=None,
         fused_attention=None,
+        weights=sum(path.stat().st_size for path in (bundle / name).iterdir()),
+        scratch=4096,
     )

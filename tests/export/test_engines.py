@@ -23,6 +23,7 @@ from eagle_export.bundle import export
 from eagle_export.cli import LIBRARIES, main
 from eagle_export.errors import ExportError
 from eagle_export.tensorrt import build as module
+from eagle_export.tensorrt import memory
 from eagle_export.tensorrt.build import build_engines, profiles_of
 from eagle_runtime import BackendError
 from eagle_runtime.bundle.listed_files import verify_hashes
@@ -85,6 +86,9 @@ def test_engines_and_sidecar(built: tuple[Path, module.Built]) -> None:
         assert file_sha256(done.folder / spec.file) == spec.sha256
         assert spec.graph == {file: digest for file, digest in manifest.files.items() if file.startswith(f"{name}/")}
         assert len(spec.graph) == 2 and not spec.in_place, "rows of 64 bytes"
+        stored = (bundle / name / "model.onnx.data").stat().st_size
+        assert spec.weights is not None and 0.9 * stored < spec.weights < 1.2 * stored, "GPU memory of the weights"
+        assert spec.scratch is not None and 0 < spec.scratch < 100e6
 
 
 def test_attention_is_fused_in_every_layer(built: tuple[Path, module.Built]) -> None:
@@ -141,6 +145,32 @@ def test_profiles_serve_every_forward_pass_of_decoding(kind: str, context: int, 
 
 
 # Errors.
+
+
+def test_a_build_that_needs_more_memory_than_is_free_is_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any work. An unknown amount is no reason."""
+    files = [path.stat().st_size for path in (bundle / "target").iterdir()]
+    needed = int(memory.PER_BYTE_OF_WEIGHTS * sum(files)) + memory.PROCESS_BYTES
+    monkeypatch.setattr(memory, "free_memory", lambda: needed - 1)
+    with pytest.raises(ExportError, match=r"building the engine of .*target/model\.onnx takes about 0\.\d GB") as error:
+        build_engines(bundle, "tensorrt-rtx")
+    assert "GB are free; end other programs, export in int8 or int4" in str(error.value) and "\n" not in str(
+        error.value
+    )
+    assert not (bundle / "engines").exists()
+    for free in (needed, None):
+        monkeypatch.setattr(memory, "free_memory", lambda free=free: free)
+        memory.check_memory(bundle / "target/model.onnx")
+
+
+def test_the_memory_of_an_engine_is_read_from_the_log() -> None:
+    lines = [
+        "Total Activation Memory: 100 bytes",
+        "Total Activation Memory: 300 bytes",
+        "Total Weights Memory: 7 bytes",
+    ]
+    assert memory.read_memory(lines) == memory.EngineMemory(7, 300)
+    assert memory.read_memory(["Total Host Persistent Memory: 80 bytes"]) == memory.EngineMemory(None, None)
 
 
 def test_fp32_is_refused(bundle_of: Callable[..., Path], tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from eagle_calib.folder import clear_leftovers, written
 from eagle_export.destination import TIMING, check_space, disk_errors
 from eagle_export.errors import ExportError
 from eagle_export.tensorrt.kernels import Kernel, read_kernels
+from eagle_export.tensorrt.memory import check_memory, read_memory
 from eagle_export.tensorrt.network import Network, Report, capability_of
 from eagle_export.tensorrt.precision import check_capabilities, check_precision, check_sums, default_capabilities
 from eagle_runtime.bundle.listed_files import read_graph, verify_hashes
@@ -102,6 +103,7 @@ def build_engines(
     verify_hashes(bundle, manifest)
     for model in manifest.models.values():
         read_graph(bundle, manifest, model.graph)  # raises if the graph reads a file that was not hashed
+        check_memory(bundle / model.graph.file)
     check_sums(bundle, manifest)
     target = "-".join(f"sm{capability.replace('.', '')}" for capability in capabilities)
     folder = bundle.absolute() / ENGINES / f"{library}-{target}"
@@ -194,7 +196,7 @@ def _build_one(
     except ValueError:  # a release with another format of its log, which says nothing about the engine
         kernels = ()
     of_trees = [kernel for kernel in kernels if kernel.profile == 0]
-    graph_folder = Path(part.graph.file).parent
+    graph_folder, memory = Path(part.graph.file).parent, read_memory(network.messages.memory)
     spec = EngineSpec(
         file=path.name,
         sha256=file_sha256(path),
@@ -204,6 +206,8 @@ def _build_one(
         in_place=in_place(part.graph.kv_row_bytes),
         kernels=len(of_trees) or None,
         fused_attention=sum(kernel.is_fused_attention for kernel in of_trees) if of_trees else None,
+        weights=memory.weights,
+        scratch=memory.scratch,
     )
     return BuiltEngine(name, spec, part.num_layers, kernels, time.perf_counter() - started)
 

@@ -48,6 +48,7 @@ class Network:
         trt = self._trt
         self.messages.errors.clear()
         self.messages.layers.clear()
+        self.messages.memory.clear()
         config = self._builder.create_builder_config()
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
         config.max_aux_streams = 0  # layers depend on each other, so further streams would only add waiting

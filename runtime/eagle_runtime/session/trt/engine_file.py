@@ -44,8 +44,9 @@ class Profile:
 class EngineSpec:
     """One engine. graph: the files it was built from, path in the bundle -> SHA-256. in_place: whether a key/value row
     is a multiple of 256 bytes, so that new rows can be written to a cache directly. kernels, fused_attention: numbers
-    of kernels and fused attention kernels in a forward pass over a tree, for the first compute capability; None where
-    the library does not report them."""
+    of kernels and fused attention kernels in a forward pass over a tree, for the first compute capability. weights,
+    scratch: bytes of GPU memory of its weights, and of a forward pass of its largest profile. None where the library
+    does not report them."""
 
     file: str
     sha256: str
@@ -55,6 +56,8 @@ class EngineSpec:
     in_place: bool
     kernels: int | None
     fused_attention: int | None
+    weights: int | None
+    scratch: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,9 +58,12 @@ class Execution:
                 f"the engine of {spec.file} has other inputs or outputs than the graph ({wrong[0]}); build it again"
             )
 
-    def keep_on_gpu(self, nbytes: int) -> None:
-        """Set how many bytes of streamed weights stay on the GPU."""
-        self._engine.weight_streaming_budget_v2 = max(0, min(nbytes, int(self._engine.streamable_weights_size)))
+    def keep_on_gpu(self, nbytes: int) -> int:
+        """Set how many bytes of streamed weights stay on the GPU, which changes the scratch memory; returns them, at
+        most all."""
+        kept = max(0, min(nbytes, int(self._engine.streamable_weights_size)))
+        self._engine.weight_streaming_budget_v2 = kept
+        return kept
 
     @property
     def scratch_bytes(self) -> int:

@@ -22,7 +22,7 @@ LIBRARIES = ("tensorrt-rtx", "tensorrt")
 
 @dataclass(slots=True)
 class Messages:
-    """Messages of a library. errors: in order. layers: the lists of compiled kernels, and memory: the lines on memory,
+    """Messages of a library. errors: in order. layers: the lists of compiled kernels, and memory: totals of memory,
     which a verbose build logs.
 
     logger, recorder: the library's objects that receive them; they must outlive every object that they are given to."""
@@ -64,6 +64,8 @@ def listen(trt: Any) -> Messages:
                 messages.errors.append(message)
             elif message.startswith("Layers:\n"):
                 messages.layers.append(message)
+            elif message.startswith("Total "):
+                messages.memory.append(message)
 
     messages.logger = Logger()
     return messages

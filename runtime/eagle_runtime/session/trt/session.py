@@ -26,10 +26,11 @@ from eagle_runtime.machine.user_cache import cache_folder
 from eagle_runtime.session.counters import Counters
 from eagle_runtime.session.protocol import Array, Session
 from eagle_runtime.session.trt.device import SLACK, Device, DeviceCache, DeviceRows, cache_rows, in_place, joined_rows
-from eagle_runtime.session.trt.driver import CudaDriver, out_of_memory
+from eagle_runtime.session.trt.driver import CudaDriver
 from eagle_runtime.session.trt.engine_file import EngineFolder, EngineSpec, find_engines
 from eagle_runtime.session.trt.execution import Execution, concrete
 from eagle_runtime.session.trt.library import load_library, record
+from eagle_runtime.session.trt.memory import MARGIN, Needs, check_room, fit_streamed
 from eagle_runtime.session.trt.padding import (
     HEAD_ROWS,
     TARGET_ROWS,
@@ -45,7 +46,6 @@ from eagle_runtime.session.trt.padding import (
 )
 
 KEPT = ("features", "hidden")  # outputs that stay on the GPU
-MARGIN = 256 << 20  # bytes of GPU memory left to the driver and to kernels that are compiled here
 
 
 def open_sessions(
@@ -76,10 +76,9 @@ def start_sessions(
     if manifest.head is not None:
         assert engines.draft is not None, "the engines were checked against this manifest"
         parts.append(_Part(manifest.head.graph, engines.draft, context + head_scratch, streamed=False))
-    buffers = sum(part.buffer_bytes for part in parts)
-    resident = sum(part.engine.size for part in parts if not part.streamed)
-    if info.available < buffers + resident:
-        raise out_of_memory(buffers + resident, info.available, info.total)
+    needs = [part.needs for part in parts]
+    check_room(needs, info, context)
+    room = info.available - MARGIN - sum(one.weights + one.cache + one.buffers for one in needs)
     messages = record(trt)
     runtime = trt.Runtime(messages.logger)
     runtime.error_recorder = messages.recorder
@@ -89,11 +88,7 @@ def start_sessions(
             Execution(trt, runtime, folder.folder / part.engine.file, part.graph, part.engine.profiles, messages)
             for part in parts
         ]
-        working = max(execution.scratch_bytes for execution in executions)
-        for part, execution in zip(parts, executions, strict=True):
-            if part.streamed:
-                execution.keep_on_gpu(info.available - buffers - resident - working - MARGIN)
-        nbytes = max(execution.scratch_bytes for execution in executions)
+        nbytes = fit_streamed(executions, [part.streamed for part in parts], room)
         scratch = device.reserve(nbytes)  # shared, since the two never run at once
         sessions = []
         for part, execution in zip(parts, executions, strict=True):
@@ -134,12 +129,18 @@ class _Part:
         return Steps(rows_up_to(rows, largest["T"]), past, largest["R"])
 
     @property
-    def buffer_bytes(self) -> int:
-        """Bytes of GPU memory for the cache and for the inputs and outputs of the largest forward pass."""
-        graph, largest = self.graph, _most(self.engine)
+    def needs(self) -> Needs:
+        """The GPU memory that it takes, with the inputs and outputs of the largest forward pass."""
+        graph, engine, largest = self.graph, self.engine, _most(self.engine)
         buffers = [spec for name, spec in {**graph.inputs, **graph.outputs}.items() if name not in graph.past]
-        cache = len(graph.past) * cache_rows(self.capacity) * graph.kv_row_bytes
-        return cache + sum(_nbytes(spec, largest) for spec in buffers)
+        token = len(graph.past) * graph.kv_row_bytes
+        return Needs(
+            weights=0 if self.streamed else engine.size if engine.weights is None else engine.weights,
+            cache=cache_rows(self.capacity) * token,
+            token=token,
+            buffers=sum(_nbytes(spec, largest) for spec in buffers),
+            scratch=engine.scratch or 0,
+        )
 
 
 class TensorRTSession(Session):
