@@ -12,12 +12,16 @@ import numpy.typing as npt
 import pytest
 
 from eagle_runtime import BackendError, EagleModel
+from eagle_runtime.accept import accept
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec, read_manifest
 from eagle_runtime.cache import KVCache
+from eagle_runtime.errors import EagleError
 from eagle_runtime.loading import bundle_of_sessions
+from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.session.ort.device_session import KEYS, OrtDeviceSession, check_rows
 from eagle_runtime.session.ort.library import open_graph
-from eagle_runtime.session.ort.memory import SPARE, OrtCache, OrtMemory, OrtRows
+from eagle_runtime.session.ort.logits import COUNT, LogitMemory, OrtLogits
+from eagle_runtime.session.ort.memory import SPARE, Block, OrtCache, OrtMemory, OrtRows
 from eagle_runtime.session.row_padding import pad_rows
 from eagle_runtime.target import Target
 from eagle_runtime.tree import Tree, hiding
@@ -267,3 +271,61 @@ def test_closing_frees_the_rows(bundle_of: Callable[..., Path]) -> None:
     assert len(caches) == 2
     model.close()
     assert [cache._value for cache in caches] == [None, None]
+
+
+def logits_of(target: Target, tree: Tree, asked: dict[str, Any]) -> Any:
+    """The logits of a forward pass over a tree, with more inputs than Target feeds."""
+    session = target._session
+    run = session.run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "run", lambda feeds, cache: run({**feeds, **asked}, cache))
+        return target.verify(tree)[0]
+
+
+@pytest.mark.parametrize("nodes", [1, 6, 11])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_logits_stay_on_the_device(
+    nodes: int, temperature: float, bundle_of: Callable[..., Path], prompts: list[list[int]]
+) -> None:
+    """Candidates are those of the rows on the host, and rows are fetched as they are."""
+    rng = np.random.default_rng(nodes)
+    tree = Tree(rng.integers(0, 256, nodes), np.arange(-1, nodes - 1), np.zeros(nodes, np.float32))
+    with device_model(bundle_of("eagle1"), 128) as model:
+        target = Target(model.sessions[0], 128)
+        target.prefill(prompts[0][:40])
+        params = SamplingParams(temperature=temperature, seed=3)
+        sampler, on_host = (Sampler(params, prompts[0][:41], 256) for _ in range(2))
+        positions = sampler.position + np.arange(nodes)
+        asked: dict[str, Any] = {
+            "watched_ids": sampler.watched(positions, COUNT),
+            "inverse_temperature": np.array([sampler.inverse_temperature], np.float32),
+        }
+        assert {*asked} <= {*model.sessions[0].inputs}
+        first, wanted = target.verify(tree)[0].copy(), logits_of(target, tree, asked)
+        again = target.verify(tree)[0]
+        np.testing.assert_array_equal(first, again)
+        assert isinstance(wanted, OrtLogits) and len(wanted) == nodes
+        np.testing.assert_array_equal(np.array(wanted), first)
+        step = accept(tree, wanted, sampler)
+        assert step.tokens.tolist() == accept(tree, first, on_host).tokens.tolist()
+        for row in range(nodes):
+            known = wanted[row].candidates
+            np.testing.assert_array_equal(wanted[row].whole(), first[row])
+            np.testing.assert_array_equal(known.logits, np.sort(first[row])[::-1][:COUNT])
+            np.testing.assert_array_equal(known.logits, first[row][known.ids])
+            np.testing.assert_array_equal(known.watched_logits, first[row][asked["watched_ids"][row]])
+            scores = first[row].astype(np.float64) * sampler.inverse_temperature
+            assert known.log_sum_exp == pytest.approx(np.log(np.exp(scores).sum()), abs=5e-5)
+
+
+@pytest.mark.parametrize("row", [[0.0, np.nan], [0.0, np.inf], [-np.inf, -np.inf]])
+def test_a_row_that_is_not_finite_is_seen(row: list[float]) -> None:
+    logits = np.full((2, 300), -3, np.float32)
+    logits[1] = np.resize(np.array(row, np.float32), 300)
+    block = Block(logits.ctypes.data, logits.shape)
+    watched = np.zeros((2, 4), np.int64)
+    read = LogitMemory(OrtMemory(), 300).read(block, watched, np.ones(1, np.float32))
+    assert np.isfinite(read[0].candidates.log_sum_exp)
+    assert not np.isfinite(read[1].candidates.log_sum_exp)
+    with pytest.raises(EagleError, match="not finite"):
+        Sampler(SamplingParams(), [0], 300).next(read[1])

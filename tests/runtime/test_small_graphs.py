@@ -12,7 +12,9 @@ from onnx.reference import ReferenceEvaluator
 from eagle_runtime.session.ort import small_graphs
 
 
-@pytest.mark.parametrize("graph", [small_graphs.allocate, small_graphs.pick, small_graphs.move])
+@pytest.mark.parametrize(
+    "graph", [small_graphs.allocate, small_graphs.pick, small_graphs.move, small_graphs.candidates]
+)
 def test_graphs_are_bytes_as_onnx_writes_them(graph: Any) -> None:
     model = onnx.load_model_from_string(graph())
     onnx.checker.check_model(model, full_check=True)
@@ -39,6 +41,6 @@ def test_graphs_compute_what_they_should() -> None:
 
 def test_fields_longer_than_seven_bits() -> None:
     names = [f"{'x' * 200}{i}" for i in range(3)]
-    model = small_graphs.model([small_graphs.node("Sum", names, "y")], dict.fromkeys(names, (1, 1)), {"y": (1, 1)})
+    model = small_graphs.model([small_graphs.node("Sum", names, ["y"])], dict.fromkeys(names, (1, 1)), {"y": (1, 1)})
     parsed = onnx.load_model_from_string(model)
     assert [value.name for value in parsed.graph.input] == names and parsed.SerializeToString() == model

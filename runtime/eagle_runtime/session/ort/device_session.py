@@ -1,5 +1,5 @@
 """ONNX Runtime with the cache, features and hidden states in device memory. A forward pass copies to the host only the
-target's logits, or the head's proposals."""
+head's proposals, or the target's logits, or of these the candidates alone."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from eagle_runtime.bundle.manifest import GraphSpec
+from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec
 from eagle_runtime.errors import BackendError
 from eagle_runtime.session.ort.library import run_graph
-from eagle_runtime.session.ort.memory import OrtCache, OrtMemory, OrtRows
+from eagle_runtime.session.ort.logits import COUNT, LogitMemory
+from eagle_runtime.session.ort.memory import Block, OrtCache, OrtMemory, OrtRows
 from eagle_runtime.session.ort.session import BoundSession
 from eagle_runtime.session.row_padding import pad_rows
 
@@ -22,7 +23,8 @@ ROWS = ("features", "hidden")  # inputs and outputs that stay on the device
 
 
 class OrtDeviceSession(BoundSession):
-    """A graph on a device. Features are fed as OrtRows or host arrays and returned as OrtRows.
+    """A graph on a device. Features are fed as OrtRows or host arrays and returned as OrtRows. Where `watched_ids` and
+    `inverse_temperature` are fed too, the target's logits stay on the device and are returned as OrtLogits.
 
     A forward pass of several rows is padded (row_padding) until past and new rows are a multiple of KEYS. The key/value
     rows of padding are never committed. A single row is not padded: its attention is small either way, and 4-bit
@@ -33,7 +35,16 @@ class OrtDeviceSession(BoundSession):
         super().__init__(session, path, spec)
         self._memory = memory
         self._caches: list[OrtCache] = []
+        self._graph_inputs = tuple(self.inputs)
+        self._logits: LogitMemory | None = None
         check_rows(path, spec)
+        if "logits" in self.outputs:
+            self._logits = LogitMemory(memory, int(self.outputs["logits"].shape[2]))
+            asked = {
+                "watched_ids": TensorSpec("int64", ("R", COUNT)),
+                "inverse_temperature": TensorSpec("float32", (1,)),
+            }
+            self.inputs = {**self.inputs, **asked}
 
     def new_cache(self, capacity: int) -> OrtCache:
         cache = OrtCache(self._memory, self._layers, capacity, *self._row_shape, self._row.dtype)
@@ -45,7 +56,7 @@ class OrtDeviceSession(BoundSession):
         assert count <= cache.room, "the caller checks the capacity before a forward pass"
         padded = pad_rows(feeds, -(cache.length + count) % KEYS if count > 1 else 0)
         sizes: dict[str, int] = {}
-        for name in self.inputs:  # input_ids come first, which determine T
+        for name in self._graph_inputs:  # input_ids come first, which determine T
             if isinstance(padded[name], OrtRows):
                 self._bind_rows(name, padded[name], sizes["T"])
             else:
@@ -54,8 +65,12 @@ class OrtDeviceSession(BoundSession):
         kept = next(name for name in self.outputs if name in ROWS)
         self._binding.bind_output(kept, device)  # into new memory in every forward pass
         self._bind_cache(device, cache.addresses, cache.length, total)
-        results: dict[str, Any] = {name: self._bind_output(name, sizes) for name in self.outputs if name != kept}
+        block = self._bind_logits(sizes["R"]) if "watched_ids" in feeds else None
+        on_host = [name for name in self.outputs if name != kept and not (name == "logits" and block)]
+        results: dict[str, Any] = {name: self._bind_output(name, sizes) for name in on_host}
         run_graph(self._session, self._binding)
+        if self._logits is not None and block is not None:
+            results["logits"] = self._logits.read(block, feeds["watched_ids"], feeds["inverse_temperature"])
         value = self._binding.get_outputs()[0]  # outputs come in the order in which they were bound first
         spec = self.outputs[kept]
         wanted = count if spec.shape[1] == "T" else sizes["R"]  # R counts no padding rows
@@ -69,7 +84,16 @@ class OrtDeviceSession(BoundSession):
     def close(self) -> None:
         for cache in self._caches:
             cache.close()
+        if self._logits is not None:
+            self._logits.close()
         super().close()
+
+    def _bind_logits(self, rows: int) -> Block:
+        assert self._logits is not None
+        block = self._logits.reserve(rows)
+        self._bound_outputs.pop("logits", None)
+        self._binding.bind_output("logits", self._memory.device, 0, np.float32, (1, *block.shape), block.address)
+        return block
 
     def _bind_rows(self, name: str, rows: OrtRows, total: int) -> None:
         spec = self.inputs[name]

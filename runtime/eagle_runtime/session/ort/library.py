@@ -68,7 +68,7 @@ def byte_products_saturate() -> bool:
     """Returns whether products of unsigned by signed bytes are wrong on this processor: x86 processors without VNNI add
     pairs of them in 16 bits. Tries one product of the largest values."""
     matrices = {"a": (small_graphs.UINT8, 2), "b": (small_graphs.INT8, 2)}
-    node = small_graphs.node("MatMulInteger", ["a", "b"], "y")
+    node = small_graphs.node("MatMulInteger", ["a", "b"], ["y"])
     product = small_graphs.model([node], matrices, {"y": (small_graphs.INT32, 2)})
     feeds = {"a": np.full((4, 64), 255, np.uint8), "b": np.full((64, 16), 127, np.int8)}
     (sums,) = open_graph(Path("byte_product"), threads=1, model=product).run(None, feeds)

@@ -33,7 +33,7 @@ class OrtMemory:
     """Allocates and copies on one device, by small graphs. Its memory is freed with the last value allocated in it."""
 
     def __init__(self, device: str = "cpu", providers: Providers = CPU) -> None:
-        self.device = device
+        self.device, self.providers = device, providers
         self._allocate, self._pick, self._move = (
             open_graph(Path(graph.__name__), providers, 1, graph())
             for graph in (small_graphs.allocate, small_graphs.pick, small_graphs.move)

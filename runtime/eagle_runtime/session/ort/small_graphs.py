@@ -1,5 +1,5 @@
-"""Writes small ONNX graphs as bytes, without a dependency on the onnx package, and those that allocate, select and move
-rows in device memory. Rows are moved as words of four bytes, whatever their type."""
+"""Writes small ONNX graphs as bytes, without a dependency on the onnx package: those that allocate, select and move
+rows in device memory, as words of four bytes, whatever their type, and the one that finds the candidates of logits."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def model(nodes: list[bytes], inputs: dict[str, tuple[int, int]], outputs: dict[
     return _field(MODEL_IR, IR_VERSION) + _field(MODEL_GRAPH, graph) + _field(MODEL_OPSET, opset)
 
 
-def node(op: str, inputs: list[str], output: str, **attributes: int) -> bytes:
+def node(op: str, inputs: list[str], outputs: list[str], **attributes: int) -> bytes:
     """Returns the bytes of one node; attributes are integers."""
     node = b"".join(_field(NODE_INPUT, name.encode()) for name in inputs)
-    node += _field(NODE_OUTPUT, output.encode()) + _field(NODE_OP, op.encode())
+    node += b"".join(_field(NODE_OUTPUT, name.encode()) for name in outputs) + _field(NODE_OP, op.encode())
     for name, value in attributes.items():
         attribute = _field(ATTRIBUTE_NAME, name.encode()) + _field(ATTRIBUTE_INT, value)
         node += _field(NODE_ATTRIBUTE, attribute + _field(ATTRIBUTE_TYPE, ATTRIBUTE_IS_INT))
@@ -35,12 +35,12 @@ def node(op: str, inputs: list[str], output: str, **attributes: int) -> bytes:
 
 def allocate() -> bytes:
     """Returns a graph: shape [1] int64 -> words, zeros of that shape, in memory that the engine allocates."""
-    return model([node("ConstantOfShape", ["shape"], "words")], {"shape": (INT64, 1)}, {"words": (FLOAT, 1)})
+    return model([node("ConstantOfShape", ["shape"], ["words"])], {"shape": (INT64, 1)}, {"words": (FLOAT, 1)})
 
 
 def pick() -> bytes:
     """Returns a graph: rows [n, W], index [m] int64 -> picked [m, W]."""
-    gather = node("Gather", ["rows", "index"], "picked", axis=0)
+    gather = node("Gather", ["rows", "index"], ["picked"], axis=0)
     return model([gather], {"rows": (FLOAT, 2), "index": (INT64, 1)}, {"picked": (FLOAT, 2)})
 
 
@@ -49,11 +49,26 @@ def move() -> bytes:
     cache[:, index] written at places. With committed bound to the address of the cache it works in place, since all
     rows are read before one is written."""
     nodes = [
-        node("Gather", ["cache", "index"], "picked", axis=1),
-        node("ScatterND", ["cache", "places", "picked"], "committed"),
+        node("Gather", ["cache", "index"], ["picked"], axis=1),
+        node("ScatterND", ["cache", "places", "picked"], ["committed"]),
     ]
     inputs = {"cache": (FLOAT, 3), "index": (INT64, 1), "places": (INT64, 3)}
     return model(nodes, inputs, {"committed": (FLOAT, 3)})
+
+
+def candidates() -> bytes:
+    """Returns a graph: logits [R, V], count [1] int64, watched [R, M] int64, inverse_temperature [1] -> top_logits and
+    top_ids [R, count], best first; top_log_probs [R, count], of them at that temperature; watched_logits [R, M]."""
+    nodes = [
+        node("TopK", ["logits", "count"], ["top_logits", "top_ids"], axis=1),
+        node("Mul", ["logits", "inverse_temperature"], ["scores"]),
+        node("LogSoftmax", ["scores"], ["log_probs"], axis=1),
+        node("GatherElements", ["log_probs", "top_ids"], ["top_log_probs"], axis=1),
+        node("GatherElements", ["logits", "watched"], ["watched_logits"], axis=1),
+    ]
+    inputs = {"logits": (FLOAT, 2), "count": (INT64, 1), "watched": (INT64, 2), "inverse_temperature": (FLOAT, 1)}
+    outputs = {"top_logits": (FLOAT, 2), "top_ids": (INT64, 2), "top_log_probs": (FLOAT, 2)}
+    return model(nodes, inputs, outputs | {"watched_logits": (FLOAT, 2)})
 
 
 def _value(name: str, element: int, rank: int) -> bytes:
