@@ -207,6 +207,35 @@ def test_a_failing_step_leaves_the_others(kit: Path) -> None:
     assert steps[on_card("cycle")].says == "ZeroDivisionError: a clock of zero"
 
 
+def test_logits_that_cannot_be_read_leave_the_others(kit: Path) -> None:
+    shutil.copytree(kit / "fp16", kit / "other")
+    (kit / "other.npz").write_bytes(b"no archive")
+    made = read_kit(kit)
+    served = {"other": made.precisions["fp16"], **made.precisions}
+    steps = {
+        step.name: step for step in check_card(kit, dataclasses.replace(made, precisions=served), FakeMachine().machine)
+    }
+    assert steps[f"load other on {BACKEND}"].ok is False
+    assert "cannot be read as reference logits" in steps[f"load other on {BACKEND}"].says
+    assert all(steps[on_card(name)].ok for name in STEPS)
+
+
+def test_a_model_that_does_not_close(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = FakeMachine()
+
+    def fail() -> None:
+        raise BackendError("the GPU failed: unspecified launch failure")
+
+    def opened(bundle: Path, backend: str) -> EagleModel:
+        model = machine.open(bundle, backend)
+        if backend == BACKEND:
+            monkeypatch.setattr(model, "close", fail)
+        return model
+
+    steps = list(check_card(kit, read_kit(kit), dataclasses.replace(machine.machine, open=opened)))
+    assert steps[-1].name == on_card("close") and steps[-1].ok is False and "launch failure" in steps[-1].says
+
+
 def test_engines_that_neither_load_nor_build(kit: Path) -> None:
     shutil.rmtree(kit / "fp16" / "engines")
     machine = FakeMachine()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -98,27 +97,33 @@ def _files(folder: Path, kit: Kit) -> Step:
 def _on_backend(folder: Path, precision: str, backend: str, machine: Machine, gpu: DeviceInfo | None) -> Iterator[Step]:
     """Yields the steps of one bundle. gpu: None on the CPU, which only computes the reference again."""
     bundle, of = folder / precision, f"{precision} on {backend}"
-    with contextlib.ExitStack() as stack:
-        opened: list[EagleModel] = []
+    opened: list[tuple[EagleModel, list[Reference]]] = []
 
-        def load() -> Step:
-            model, built = _open(bundle, backend, machine, gpu)
-            opened.append(stack.enter_context(model))
-            return Step("", True, "engines built and loaded" if built else "loaded", figures={"built_here": built})
+    def load() -> Step:
+        references = read_references(folder / f"{precision}.npz")
+        model, built = _open(bundle, backend, machine, gpu)
+        opened.append((model, references))
+        return Step("", True, "engines built and loaded" if built else "loaded", figures={"built_here": built})
 
-        step = _step(f"load {of}", load)
-        if gpu is None and not step.ok:
-            step = dataclasses.replace(step, ok=None)  # the CPU's library may be missing where a card is
-        yield step
-        if not opened:
-            return
-        model, references = opened[0], read_references(folder / f"{precision}.npz")
-        yield _step(f"logits {of}", lambda: _logits(model, references))
-        if gpu is None:
-            return
+    step = _step(f"load {of}", load)
+    if gpu is None and not step.ok:
+        step = dataclasses.replace(step, ok=None)  # the CPU's library may be missing where a card is
+    yield step
+    if not opened:
+        return
+    model, references = opened[0]
+    yield _step(f"logits {of}", lambda: _logits(model, references))
+    if gpu is not None:
         for temperature in TEMPERATURES:
             yield _step(f"identity {of} T={temperature:g}", partial(_identity, model, references, temperature))
         yield _step(f"cycle {of}", lambda: _cycle(model, references, machine.card(gpu)))
+    if not (closed := _step(f"close {of}", lambda: _close(model))).ok:
+        yield closed
+
+
+def _close(model: EagleModel) -> Step:
+    model.close()
+    return Step("", True, "closed")
 
 
 def _open(bundle: Path, backend: str, machine: Machine, gpu: DeviceInfo | None) -> tuple[EagleModel, bool]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from eagle_runtime.session.trt import padding
 from eagle_tools.card.cards import Assumed, Card
 from eagle_tools.card.facts import WEIGHT_ONLY, Facts, Pair
 
-ROWS = (1, 16, 32, 64)  # of a padded forward pass of the target
-HEAD_ROWS = 16  # of a padded forward pass of the head: a level, or an accepted path
-PAST = 256  # the past is padded to this, twice this, four times this ...
+ROWS = tuple(rows for rows in padding.TARGET_ROWS if rows <= padding.TREE_ROWS)  # of a padded verification
+HEAD_ROWS = padding.HEAD_ROWS[0]  # of a padded forward pass of the head: a level, or an accepted path
 CONTEXT = 4096  # tokens that the cache is made for, where memory is counted
 BEST, WATCHED = 64, 64  # likeliest tokens of a row that come to the host for sampling, and chosen ones
 PROPOSALS = 64  # tokens that the head names after the root, or for each node when all levels came to the host
@@ -97,10 +97,7 @@ def padded_rows(rows: int) -> int:
 
 def padded_past(past: int) -> int:
     """Returns the smallest of 256, 512, 1024, ... that holds `past` rows."""
-    size = PAST
-    while size < past:
-        size *= 2
-    return size
+    return padding.next_step(padding.past_steps(max(CONTEXT, past)), past)
 
 
 def body(facts: Facts, rows: int, past: int, card: Card, assumed: Assumed) -> float:
