@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Generic, TypeVar
@@ -12,7 +12,8 @@ from eagle_runtime.bundle.listed_files import read_graph
 from eagle_runtime.bundle.manifest import Manifest
 from eagle_runtime.errors import BackendError, EagleError
 from eagle_runtime.machine.host import total_memory
-from eagle_runtime.session.protocol import Session
+from eagle_runtime.machine.nvidia import first_gpu
+from eagle_runtime.session.protocol import Session, SessionOfAMachine
 
 BACKENDS = ("tensorrt-rtx", "tensorrt", "cuda", "cpu")  # in the order in which "auto" tries them: faster ones first
 AUTO = "auto"
@@ -127,6 +128,16 @@ def check_host_memory(manifest: Manifest, context: int, head_scratch: int) -> No
             f"a context of {context} tokens takes {needed / 1e9:.1f} GB for keys and values, but this machine has "
             f"{total / 1e9:.1f} GB of memory and swap; load with a smaller context"
         )
+
+
+def facts_of_times(backend: str, sessions: Sequence[Session]) -> list[str]:
+    """Returns what the times of forward passes depend on, other than the bundle: the library, the GPU, the engines.
+    Times of one GPU say nothing about another one in the same machine."""
+    facts = [library_version(backend)]
+    if backend == "cuda":
+        gpu = first_gpu()
+        facts += [gpu.name, gpu.compute_capability]
+    return facts + [fact for one in sessions if isinstance(one, SessionOfAMachine) for fact in one.facts]
 
 
 def library_version(backend: str) -> str:

@@ -18,8 +18,8 @@ from eagle_runtime.backends import (
     PassedOver,
     check_name,
     choose,
+    facts_of_times,
     files_read,
-    library_version,
     notice,
     open_sessions,
 )
@@ -147,7 +147,8 @@ def open_bundle(
         chosen = choose(backend, folder, manifest, open_on)
     except BackendError as error:
         raise (damage[0] if damage else error) from None  # a damaged file is the reason, whatever else was tried
-    facts = [*manifest.files.values(), chosen.backend, library_version(chosen.backend), str(threads), str(context)]
+    times = facts_of_times(chosen.backend, chosen.opened.engines.sessions)
+    facts = [*manifest.files.values(), chosen.backend, *times, str(threads), str(context)]
     if (problem := shortfall(manifest)) is not None:
         warnings.warn(f"{folder}: {problem}", FidelityWarning, stacklevel=3)
     progress("warm", 1, 1)

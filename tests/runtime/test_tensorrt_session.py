@@ -8,9 +8,11 @@ import gc
 import io
 import json
 import shutil
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,9 +20,10 @@ import pytest
 
 import trt_fake
 from cuda_fake import FakeDriver
-from eagle_runtime import BackendError, BundleError, EagleModel, RequestError, cli
+from eagle_runtime import BackendError, BundleError, EagleModel, RequestError, cli, loading
 from eagle_runtime.bundle import listed_files
 from eagle_runtime.bundle.manifest import read_manifest
+from eagle_runtime.drafting.costs.storage import file_name
 from eagle_runtime.files import file_sha256
 from eagle_runtime.loading import HEAD_SCRATCH, bundle_of_sessions
 from eagle_runtime.loading_line import CLEARED, LoadingLine
@@ -392,6 +395,32 @@ def test_loading_compiles_all_kernels_and_keeps_them(
     machine.library.contexts.clear()
     with load(machine, monkeypatch):
         assert all(not context.compiled for context in machine.library.contexts)
+
+
+def test_costs_are_of_one_card_its_engines_and_its_library(
+    machine_of: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are learned after kernels are specialised, and used by no other card, engine or library."""
+    seen: list[frozenset[str]] = []
+
+    def noted(facts: Iterable[str]) -> str:
+        seen.append(frozenset(facts))
+        return file_name(seen[-1])
+
+    monkeypatch.setattr(loading, "file_name", noted)
+    machine = machine_of()
+    engines = machine.folder.engines
+    for name, capability in (("Fake RTX", "8.9"), ("Fake RTX", "8.9"), ("Another RTX", "8.9")):
+        machine.driver.name, machine.driver.compute_capability = name, capability
+        with load(machine, monkeypatch):
+            pass
+        assert seen[-1] >= {name, capability, engines.target.sha256, "steady"}
+        assert engines.draft is not None and engines.draft.sha256 in seen[-1]
+    assert seen[0] == seen[1] != seen[2]
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", SimpleNamespace(__version__="9.9"))
+    with load(machine, monkeypatch):
+        pass
+    assert seen[-1] - seen[-2] == {"tensorrt_rtx 9.9"}
 
 
 def test_a_terminal_shows_a_bar_while_kernels_are_compiled() -> None:

@@ -65,6 +65,15 @@ class WarmedSession(Protocol):
         report: called with the steps done and all of them, after each. Raises BackendError."""
 
 
+@runtime_checkable
+class SessionOfAMachine(Protocol):
+    """A session whose forward passes take times that depend on more than the bundle and the library.
+
+    facts: what they depend on: the GPU's name and compute capability, the engine's SHA-256, the kind of passes."""
+
+    facts: tuple[str, ...]
+
+
 class Rows(Protocol):
     """An array [n, width] of features or hidden states that may stay in device memory: decoding only selects rows and
     feeds them back. An engine on the host returns NumPy arrays."""

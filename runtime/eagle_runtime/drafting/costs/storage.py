@@ -125,7 +125,8 @@ def _moved(corrections: Array, before: Array) -> float:
 
 
 def file_name(facts: Iterable[str]) -> str:
-    """Returns the name of the file that costs are kept in: equal for equal facts on a machine that looks the same."""
+    """Returns the name of the file that costs are kept in: equal for equal facts on a machine that looks the same.
+    facts: on the bundle, and on all that the times of its forward passes depend on (backends.facts_of_times)."""
     return f"costs-{machine_key([TIMED, *facts])}.json"
 
 

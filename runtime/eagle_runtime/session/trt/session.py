@@ -152,6 +152,8 @@ class TensorRTSession(Session):
         self._device = device
         self._execution: Execution | None = execution
         self._steps = steps
+        gpu = device.driver.describe()
+        self.facts = (gpu.name, gpu.compute_capability, engine.sha256, "steady" if steps.steady else "exact")
         self._past_names, self._new_names, self._row_bytes = graph.past, graph.present, graph.kv_row_bytes
         self.inputs: Mapping[str, TensorSpec] = {n: s for n, s in graph.inputs.items() if n not in self._past_names}
         self.outputs: Mapping[str, TensorSpec] = {n: s for n, s in graph.outputs.items() if n not in self._new_names}
