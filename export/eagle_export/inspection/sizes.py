@@ -15,6 +15,7 @@ from typing import Any, Literal
 import onnx_ir as ir
 
 from eagle_export.recipes.attention import ExactAttention
+from eagle_export.recipes.fp16_sums import Fp16Sums
 from eagle_export.recipes.graph_pass import Pass
 from eagle_export.recipes.plan import AUTO, RECIPES, Passes, Recipe, routes_experts
 from eagle_export.recipes.qdq import Int8Weights, StaticProducts
@@ -100,14 +101,14 @@ def graph_bytes(shapes: GraphShapes, backend: str, precision: str, graph: str) -
 
 
 def _storing(recipe: Recipe, graph: str) -> Passes:
-    """The passes of a recipe that decide how weights are stored. Static products store
-    them in as many bytes as int8 of weights alone."""
+    """The passes of a recipe that decide how weights are stored. Static products store them in as many bytes as int8 of
+    weights alone."""
     make = recipe.draft if graph == "draft" and recipe.draft is not None else recipe.target
     passes: list[Pass[Any]] = []
     for step in make(None):
         if isinstance(step, StaticProducts):
             passes.append(Int8Weights(wanted=step.takes))
-        elif not isinstance(step, ExactAttention | Smooth):
+        elif not isinstance(step, ExactAttention | Smooth | Fp16Sums):
             passes.append(step)
     return tuple(passes)
 

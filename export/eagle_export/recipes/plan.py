@@ -23,6 +23,7 @@ from eagle_export.errors import ExportError
 from eagle_export.recipes.attention import ExactAttention
 from eagle_export.recipes.blocks import Grid
 from eagle_export.recipes.embedding import EmbeddingBlocks, EmbeddingFp16
+from eagle_export.recipes.fp16_sums import Fp16Sums
 from eagle_export.recipes.graph import Linear, fed_by_norm, is_lm_head, narrows
 from eagle_export.recipes.graph_pass import Pass
 from eagle_export.recipes.int8 import Int8PerToken, simulated_tokens
@@ -95,6 +96,7 @@ PLACES: dict[type[Pass[Any]], str] = {
     Int8Cache: "in the place of ExactAttention, if the cache is to be int8",
     WeightBlocks: "before Int8PerToken, which takes all layers that are left",
     EmbeddingBlocks: "after WeightBlocks: an embedding that is also the LM head is stored once, as rounded there",
+    Fp16Sums: "after Int8Static and Fp8Static, whose sums are not in fp16; before the passes that round weights",
     Int4Dequantized: "in any order with Int8Weights: each names its own layers",
     Int8PerToken: "last: it takes all layers that are left",
     Int8Weights: "last: it takes all layers that are left, or those that int4 does not",
@@ -207,15 +209,26 @@ TENSORRT = {
     "fp16": Recipe("fp16"),
     "int8": Recipe(
         "fp16",
-        target=lambda seen: (*smoothed(seen, simulated_static), Int8Static(seen, SIGNED), Int8Weights()),
+        target=lambda seen: (
+            *smoothed(seen, simulated_static),
+            Int8Static(seen, SIGNED),
+            Fp16Sums(seen),
+            Int8Weights(),
+        ),
         calibrated=True,
     ),
-    "int8-weight": Recipe("fp16", target=lambda _: (Int8Weights(),)),
-    "fp8": Recipe("fp16", target=lambda seen: (Fp8Static(seen), Int8Weights()), calibrated=True),
-    "int4": Recipe("fp16", target=lambda seen: (Int4Dequantized(MIXED.size, seen),), self_calibrated=True),
+    "int8-weight": Recipe("fp16", target=lambda seen: (Fp16Sums(seen), Int8Weights())),
+    "fp8": Recipe("fp16", target=lambda seen: (Fp8Static(seen), Fp16Sums(seen), Int8Weights()), calibrated=True),
+    "int4": Recipe(
+        "fp16", target=lambda seen: (Fp16Sums(seen), Int4Dequantized(MIXED.size, seen)), self_calibrated=True
+    ),
     "int4-int8": Recipe(
         "fp16",
-        target=lambda seen: (Int4Dequantized(MIXED.size, seen, wanted=in_int4), Int8Weights(wanted=not_in_int4)),
+        target=lambda seen: (
+            Fp16Sums(seen),
+            Int4Dequantized(MIXED.size, seen, wanted=in_int4),
+            Int8Weights(wanted=not_in_int4),
+        ),
         self_calibrated=True,
     ),
 }
