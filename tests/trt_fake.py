@@ -151,7 +151,8 @@ class FakeEngine:
         return FakeConfig()
 
     def create_execution_context(self, strategy: Any = Strategy.STATIC) -> FakeContext:
-        return FakeContext(self, strategy if isinstance(strategy, FakeConfig) else FakeConfig(strategy))
+        kind = FakeRtxContext if hasattr(self.runtime.module, "CudaGraphStrategy") else FakeContext
+        return kind(self, strategy if isinstance(strategy, FakeConfig) else FakeConfig(strategy))
 
 
 @dataclass
@@ -297,9 +298,6 @@ class FakeContext:
         self._addresses[name] = memory
         return True
 
-    def is_stream_capturable(self, stream: int) -> bool:
-        return self._driver.capturable
-
     def execute_async_v3(self, stream_handle: int) -> bool:
         runtime, engine, record = self.engine.runtime, self.engine, self.record
         if runtime.module.refuse == "execute_async_v3":
@@ -359,6 +357,11 @@ class FakeContext:
                 both = {name, other} & self.engine.graph.outputs.keys()
                 if name != other and both and start < other_end and other_start < end:
                     raise BackendError(f"the GPU failed: {name} and {other} overlap, and a kernel writes one of them")
+
+
+class FakeRtxContext(FakeContext):
+    def is_stream_capturable(self, stream: int) -> bool:
+        return self._driver.capturable
 
 
 def write_fake_engines(

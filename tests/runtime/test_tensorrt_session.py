@@ -645,12 +645,12 @@ def test_what_reports_errors_is_in_c_while_engines_run(
     seen: list[Any] = []
     end = FakeContext.__del__
 
-    class Watched(FakeContext):
+    class Watched(trt_fake.FakeRtxContext):
         def __del__(self) -> None:
             seen.append((type(self.engine.runtime.logger), self.error_recorder, self.engine.error_recorder))
             end(self)
 
-    monkeypatch.setattr(trt_fake, "FakeContext", Watched)
+    monkeypatch.setattr(trt_fake, "FakeRtxContext", Watched)
     with machine.model() as model:
         generation(model, prompts[0])
     gc.collect()

@@ -17,18 +17,22 @@ import numpy as np
 import pytest
 
 from conftest import GOLDEN, put_tokenizer
+from cuda_fake import FakeDriver
 from eagle_calib.replay import replay
 from eagle_export.certificate import make_certificate
 from eagle_export.checkpoint import open_checkpoint
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, Manifest, read_manifest
+from eagle_runtime.loading import HEAD_SCRATCH, bundle_of_sessions
 from eagle_runtime.session.ort.device_session import OrtDeviceSession
 from eagle_runtime.session.ort.library import open_graph
 from eagle_runtime.session.ort.memory import OrtMemory
 from eagle_runtime.session.protocol import Session
-from eagle_tools.doctor import _lossless, _ties, main
+from eagle_runtime.session.trt.session import start_sessions
+from eagle_tools.doctor import _graphs, _lossless, _ties, main
 from eagle_tools.engines import Finding, _imported, find_engines, nvidia_gpu
 from eagle_tools.ties import NEAR
+from trt_fake import fake_library, write_fake_engines
 
 
 def write(bundle: Path, **changes: Any) -> None:
@@ -353,3 +357,20 @@ def test_it_needs_no_more_than_decoding_does() -> None:
         "matplotlib",
         "eagle_export",
     }
+
+
+@pytest.mark.parametrize("library", ["tensorrt-rtx", "tensorrt"])
+def test_graphs_that_cannot_be_captured_are_reported_but_usable(
+    library: str, bundle_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Only TensorRT for RTX tells; on a fake GPU here."""
+    bundle = Path(shutil.copytree(bundle_of("eagle1"), tmp_path / "bundle"))
+    driver, manifest = FakeDriver(), read_manifest(bundle)
+    folder = write_fake_engines(bundle, library, 300)
+    sessions = start_sessions(fake_library(driver, library), driver, folder, manifest, 300, HEAD_SCRATCH)
+    with EagleModel(bundle_of_sessions(bundle, manifest, sessions, 300, backend=library)) as model:
+        for capturable in (True, False):
+            driver.capturable = capturable
+            graphs = list(_graphs(model))
+            expected = [] if library == "tensorrt" else [(capturable, False, name) for name in ("target", "draft")]
+            assert [(check.ok, check.fatal, check.says.split("'")[0].split()[1]) for check in graphs] == expected

@@ -159,6 +159,7 @@ def _check_model(model: EagleModel, manifest: Manifest, reference: EagleModel | 
         yield from _as_certified(model, certificate)
     yield _tau(mean_tau(eagle), certificate)
     yield _speed(plain, eagle)
+    yield from _graphs(model)
     if reference is not None and reference is not model:
         vocab_size = manifest.target.vocab_size
         yield from map(_compared_with_cpu, compare_sessions(reference.sessions, model.sessions, vocab_size, prompts))
@@ -225,6 +226,15 @@ def _speed(plain: Sequence[Result], eagle: Sequence[Result]) -> Check:
     speeds = [median(result.usage.tokens_per_s for result in results) for results in (plain, eagle)]
     says = f"{speeds[1]:.1f} tokens per second with drafts, {speeds[0]:.1f} without"
     return Check("speed", None, says, speeds[1])
+
+
+def _graphs(model: EagleModel) -> Iterator[Check]:
+    """A check per engine of a library that tells whether forward passes can be captured as CUDA graphs."""
+    for name, session in zip(model.manifest.models, model.sessions, strict=True):
+        capturable = getattr(session, "capturable", None)
+        if capturable is not None:
+            says = "are replayed as CUDA graphs" if capturable else "cannot be captured as CUDA graphs, so kernels wait"
+            yield Check("graphs", capturable, f"the {name}'s forward passes {says}", fatal=False, wrong="slower")
 
 
 def _compared_with_cpu(difference: Difference) -> Check:
