@@ -29,8 +29,8 @@ def keep_top_k(scores: Row, k: int) -> Row:
 def keep_top_p(scores: Row, p: float) -> Row:
     """Drop the least likely tokens as long as their joint mass is at most 1 - p; the best one always stays."""
     probs = softmax(scores)
-    # Tokens below (1 - p) / V weigh at most 1 - p together, so they go without being sorted.
-    ranked = np.flatnonzero(probs > (1 - p) / len(probs))
+    # Tokens below (1 - p) / V weigh less than 1 - p together, so they go without being sorted.
+    ranked = np.flatnonzero(probs >= (1 - p) / len(probs))
     ranked = ranked[np.argsort(probs[ranked], kind="stable")]
     below = max(0.0, 1.0 - float(probs[ranked].sum()))
     dropped = below + np.cumsum(probs[ranked]) <= 1 - p

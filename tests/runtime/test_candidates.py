@@ -87,7 +87,7 @@ def settings_of(rng: np.random.Generator, size: int, count: int) -> dict[str, An
     params: dict[str, Any] = {"temperature": rng.choice([0.0, 1e-3, 0.05, 0.5, 0.7, 1.0, 1.0, 1.3, 4.0])}
     choices: dict[str, list[Any]] = {
         "top_k": [1, 2, 5, 20, count - 1, count, count + 1, size, 2 * size],
-        "top_p": [0.999, 0.95, 0.9, 0.5, 0.1, 1e-3],
+        "top_p": [0.999, 0.95, 0.9, 0.5, 0.1, 1e-3, 1e-17],
         "min_p": [0.001, 0.05, 0.3, 1.0],
         "repetition_penalty": [1.1, 1.5, 0.8, 3.0],
         "presence_penalty": [0.3, 2.0, -0.5, -3.0],

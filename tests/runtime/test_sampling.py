@@ -84,6 +84,13 @@ def test_greedy_takes_the_lowest_id_of_a_tie() -> None:
     assert penalised.next(np.array([0, 2, 2, 1], np.float32)) == 1
 
 
+def test_the_smallest_top_p_keeps_one_token() -> None:
+    """Also where all are equally likely: the highest id, as other small values keep."""
+    for top_p in (5e-324, 1e-17, 1e-3):
+        assert Sampler(SamplingParams(1.0, top_p=top_p), [0], 8).next(np.zeros(8, np.float32)) == 7
+        assert Sampler(SamplingParams(1.0, top_p=top_p), [0], 8).next(np.eye(8, dtype=np.float32)[2]) == 2
+
+
 def test_draw_depends_on_seed_and_position_only() -> None:
     logits = np.random.default_rng(0).normal(size=VOCAB).astype(np.float32)
     params = SamplingParams(temperature=1.0, seed=5)
