@@ -23,10 +23,10 @@ import onnxruntime as ort
 
 from cuda_fake import FakeDriver
 from eagle_export.tensorrt.build import profiles_of
+from eagle_export.tensorrt.engine_graphs import EngineGraph, engine_graphs, files_of, write_tables
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from eagle_runtime.errors import BackendError
 from eagle_runtime.files import file_sha256
-from eagle_runtime.session.trt.device import in_place
 from eagle_runtime.session.trt.engine_file import (
     ENGINES,
     SIDECAR,
@@ -39,7 +39,12 @@ from eagle_runtime.session.trt.engine_file import (
 
 VERSION = "1.0"
 Sizes = tuple[tuple[str, int], ...]
-DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
+DTYPES = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+}
 
 
 class Strategy(enum.Enum):
@@ -184,7 +189,9 @@ class Graph:
         self.profiles = [Profile(**profile) for profile in content["profiles"]]
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
-        self._session = ort.InferenceSession(content["onnx"], options, providers=["CPUExecutionProvider"])
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", content["folder"])
+        graph = Path(content["onnx"]).read_bytes()
+        self._session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
         self.inputs = {value.name: value for value in self._session.get_inputs()}
         self.outputs = {value.name: value for value in self._session.get_outputs()}
         self.tensors = {**self.inputs, **self.outputs}
@@ -371,10 +378,9 @@ def write_fake_engines(
     manifest = read_manifest(bundle)
     folder = bundle / ENGINES / f"{library}-sm{capability.replace('.', '')}"
     folder.mkdir(parents=True, exist_ok=True)
-    specs = {
-        name: _write_engine(folder, bundle, manifest, name, profiles)
-        for name, profiles in profiles_of(manifest, context).items()
-    }
+    profiles = profiles_of(manifest, context)
+    graphs = engine_graphs(bundle, manifest, profiles["target"][-1].sizes["T"][-1])
+    specs = {graph.name: _write_engine(folder, bundle, manifest, graph, profiles[graph.name]) for graph in graphs}
     engines = EngineSet(
         schema_version=SIDECAR_VERSION,
         library=library,
@@ -386,17 +392,21 @@ def write_fake_engines(
         weight_streaming=streamed,
         target=specs["target"],
         draft=specs.get("draft"),
+        keep=specs.get("keep"),
     )
     (folder / SIDECAR).write_text(engines.to_json(), encoding="utf-8")
     return EngineFolder(folder, engines)
 
 
 def _write_engine(
-    folder: Path, bundle: Path, manifest: Manifest, name: str, profiles: tuple[Profile, ...]
+    folder: Path, bundle: Path, manifest: Manifest, graph: EngineGraph, profiles: tuple[Profile, ...]
 ) -> EngineSpec:
-    file = folder / f"{name}.engine"
+    file = folder / f"{graph.name}.engine"
+    onnx = folder / f"{graph.name}.onnx"
+    onnx.write_bytes(graph.content)
     content = {
-        "onnx": str(bundle / name / "model.onnx"),
+        "onnx": str(onnx),
+        "folder": str(graph.source.parent),
         "profiles": [dataclasses.asdict(profile) for profile in profiles],
     }
     file.write_text(json.dumps(content), encoding="utf-8")
@@ -404,11 +414,13 @@ def _write_engine(
         file=file.name,
         sha256=file_sha256(file),
         size=file.stat().st_size,
-        graph={path: digest for path, digest in manifest.files.items() if path.startswith(f"{name}/")},
+        graph=files_of(bundle, manifest, graph),
+        inputs=graph.inputs,
+        outputs=graph.outputs,
+        tables=write_tables(graph, folder),
         profiles=profiles,
-        in_place=in_place(manifest.models[name].graph.kv_row_bytes),
         kernels=None,
         fused_attention=None,
-        weights=sum(path.stat().st_size for path in (bundle / name).iterdir()),
+        weights=sum((bundle / path).stat().st_size for path in files_of(bundle, manifest, graph)),
         scratch=4096,
     )

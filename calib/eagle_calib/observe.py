@@ -81,7 +81,7 @@ class ExpertSession(OrtSession):
         return np.empty(0, np.dtype(spec.dtype))
 
 
-class ObservingSession:
+class ObservingSession(Session):
     """A Session of a bundle's graph that records the inputs of its linear layers. An expert's are the rows that are
     routed to it."""
 

@@ -134,7 +134,9 @@ def run_inspect(args: argparse.Namespace) -> None:
 def _engine_line(engine: BuiltEngine) -> str:
     spec = engine.spec
     line = f"{engine.seconds:.1f} s, {spec.size / 1e6:.1f} MB"
-    if spec.kernels is not None:
+    if spec.kernels is not None and engine.layers == 0:
+        line += f", {spec.kernels} kernels"
+    elif spec.kernels is not None:
         line += (
             f", {spec.kernels} kernels for {engine.layers} decoder layer{'s' if engine.layers > 1 else ''}, "
             f"attention fused in {spec.fused_attention}"
@@ -151,7 +153,6 @@ def _engines_report(done: Built) -> dict[str, object]:
             "layers": engine.layers,
             "kernels": engine.spec.kernels,
             "fused_attention": engine.spec.fused_attention,
-            "in_place": engine.spec.in_place,
         }
         for engine in done.built
     }

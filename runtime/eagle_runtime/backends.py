@@ -93,7 +93,7 @@ def open_sessions(
     if backend.startswith("tensorrt"):
         from eagle_runtime.session.trt import session as tensorrt
 
-        return tensorrt.open_sessions(bundle, manifest, backend, context, head_scratch)
+        return tensorrt.open_sessions(bundle, manifest, backend, context)
     graphs = [model.graph for model in manifest.models.values()]
     contents = [read_graph(bundle, manifest, graph) for graph in graphs]
     if backend == "cuda":

@@ -104,16 +104,16 @@ def equal_rows(target: Target) -> bool:
     alone = []
     for token in chain.tolist():
         logits, features = target.verify(root_only(token))
-        alone.append((logits[0].copy(), np.array(features[:1])[0]))
+        alone.append((np.array(logits)[0], np.array(features[:1])[0]))
         target.cache.keep(np.zeros(1, np.int64))
     target.cache.truncate(PAST)
     for nodes in CHECKED:
         tree = repeated_chain(chain, nodes)
         logits, features = target.verify(tree)
-        rows = np.asarray(features)
+        scores, rows = np.asarray(logits), np.asarray(features)
         for node, depth in enumerate(node_depths(tree.parents).tolist()):
             one, feature = alone[depth]
-            if not (np.array_equal(logits[node], one) and np.array_equal(rows[node], feature)):
+            if not (np.array_equal(scores[node], one) and np.array_equal(rows[node], feature)):
                 return False
     return True
 

@@ -70,11 +70,10 @@ def steps(
         room = target.cache.room  # a tree never needs more rows than are left: it shrinks, in the end to its root
         tree = drafter.grow(tokens, features, room) if room > 1 else root_only(tokens[-1])
         grown = clock()
-        logits, features = target.verify(tree)
+        logits, features = target.verify(tree, sampler)
         verified = clock()
         step = accept(tree, logits, sampler)
-        target.cache.keep(step.path)
-        features = features[step.path]
+        features = target.keep(step.path, features)
         state.emit(step.tokens.tolist(), features)
         drafter.learn(step)
         yield Cycle(tree, step, grown - started, verified - grown, clock() - verified)

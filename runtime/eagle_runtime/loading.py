@@ -32,10 +32,11 @@ from eagle_runtime.drafting.build import Acceptance
 from eagle_runtime.drafting.costs.model import prior_costs, unknown
 from eagle_runtime.drafting.costs.storage import LearnedCosts, file_name, open_costs
 from eagle_runtime.drafting.head import Head
+from eagle_runtime.drafting.one_call import OneCallHead
 from eagle_runtime.errors import BackendError, BundleError, RequestError
 from eagle_runtime.exact_rows import PaddedSession, RowCheck, check_rows
 from eagle_runtime.machine.host import free_memory
-from eagle_runtime.session.protocol import Session, WarmedSession
+from eagle_runtime.session.protocol import OneCallSession, Session, WarmedSession
 from eagle_runtime.target import EXACT_CHUNK, PREFILL_CHUNK, Target
 from eagle_runtime.text.tokenizer import Text
 from eagle_runtime.threads.engines import Engines
@@ -209,4 +210,9 @@ def bundle_of_sessions(
 def _models(sessions: tuple[Session, ...], manifest: Manifest, context: int) -> tuple[Target, Head | None]:
     session, *heads = sessions
     target = Target(session, context, EXACT_CHUNK if getattr(session, "exact", False) else PREFILL_CHUNK)
-    return target, Head(heads[0], context, HEAD_SCRATCH, manifest.target.vocab_size) if heads else None
+    if not heads:
+        return target, None
+    vocab = manifest.target.vocab_size
+    if isinstance(heads[0], OneCallSession):
+        return target, OneCallHead(heads[0], context, vocab)
+    return target, Head(heads[0], context, HEAD_SCRATCH, vocab)

@@ -5,13 +5,14 @@ Shapes: T rows of one forward pass, N tree nodes, V vocabulary, Hd width of feat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.errors import RequestError
+from eagle_runtime.sampling import Sampler
 from eagle_runtime.session.protocol import Array, Rows, Session
 from eagle_runtime.tree import MAX_DEPTH, MAX_NODES, Bool, Float, Int, Tree, additive_mask, ancestor_mask, node_depths
 
@@ -62,19 +63,20 @@ class Target:
         positions = self.cache.length + row_numbers(count)
         out = self._run(np.array(tokens, np.int64), positions, causal(count), rows)
         self.cache.advance(count)
-        return out["logits"][0].copy(), self.joined([out["features"]])
+        return np.array(out["logits"][0]), self.joined([out["features"]])
 
     def joined(self, parts: Sequence[Features]) -> Features:
         """Returns a copy of rows of features [n, Hd], the parts one after the other."""
         rows: Features = self._session.joined(parts)
         return rows
 
-    def verify(self, tree: Tree) -> tuple[Float, Features]:
-        """One forward pass over all nodes; returns logits [N, V] and features [N, Hd], valid until the next pass.
+    def verify(self, tree: Tree, sampler: Sampler | None = None) -> tuple[Any, Features]:
+        """One forward pass over all nodes; returns logits [N, V], or a GPU's LogitRows, and features [N, Hd], valid
+        until the next pass.
 
-        The tree's rows follow the committed ones in the cache until `cache.keep(path)` commits the accepted ones.
-        Raises RequestError for a tree of more than MAX_NODES nodes or MAX_DEPTH levels, in which rows would not be
-        exact."""
+        The tree's rows follow the committed ones in the cache until `keep` commits the accepted ones. sampler: will
+        draw from the logits; where they stay on a GPU, it says which of them it may need. Raises RequestError for a
+        tree of more than MAX_NODES nodes or MAX_DEPTH levels, in which rows would not be exact."""
         depths = node_depths(tree.parents)
         if tree.num_nodes > MAX_NODES or depths.max() > MAX_DEPTH:
             raise RequestError(
@@ -83,8 +85,21 @@ class Target:
             )
         positions = self.cache.length + depths
         rows = row_numbers(tree.num_nodes)
-        out = self._run(tree.tokens, positions, ancestor_mask(tree.parents), rows)
+        asked: dict[str, Array] = {}
+        if sampler is not None and sampler.params.temperature > 0 and "watched_ids" in self._session.inputs:
+            count = int(self._session.inputs["watched_ids"].shape[1])
+            asked = {
+                "watched_ids": sampler.watched(1 + positions, count),
+                "inverse_temperature": np.full(1, sampler.inverse_temperature, np.float32),
+            }
+        out = self._run(tree.tokens, positions, ancestor_mask(tree.parents), rows, asked)
         return out["logits"], out["features"]
+
+    def keep(self, path: Int, features: Features) -> Features:
+        """Commit the rows of an accepted path of the last verification; returns their features. path: see
+        Cache.keep."""
+        kept: Features = self._session.keep(self.cache, path, features)
+        return kept
 
     def score(self, tokens: Sequence[int], first: int = 0) -> Iterator[Float]:
         """Forget everything, read a text; yields the logits of the rows tokens[first], tokens[first + 1], ... in
@@ -97,13 +112,16 @@ class Target:
             out = self._run(chunk, start + rows, causal(len(chunk)), wanted if len(wanted) else rows[-1:])
             self.cache.advance(len(chunk))
             if len(wanted):
-                yield out["logits"].copy()  # others may run passes while the caller looks at it
+                yield np.array(out["logits"])  # others may run passes while the caller looks at it
 
-    def _run(self, tokens: Int, positions: Int, visible: Bool, logit_rows: Int) -> dict[str, Any]:
+    def _run(
+        self, tokens: Int, positions: Int, visible: Bool, logit_rows: Int, asked: Mapping[str, Array] | None = None
+    ) -> dict[str, Any]:
         feeds: dict[str, Array] = {
             "input_ids": tokens,
             "position_ids": positions,
             "tree_mask": additive_mask(visible, self._mask_dtype),
             "logit_rows": logit_rows,
+            **(asked or {}),
         }
         return self._session.run(feeds, self.cache)

@@ -27,7 +27,7 @@ from eagle_runtime.bundle.manifest import MANIFEST_NAME, GraphSpec, read_manifes
 from eagle_runtime.cache import Cache, KVCache
 from eagle_runtime.files import file_sha256
 from eagle_runtime.session.ort.session import OrtSession
-from eagle_runtime.session.protocol import Array
+from eagle_runtime.session.protocol import Array, Session
 from eagle_runtime.text.tokenizer import Text
 from fakes import rows_of
 
@@ -56,7 +56,7 @@ def calibrations(bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFact
     return {kind: base / kind for kind in bundles}
 
 
-class Recorder:
+class Recorder(Session):
     """A Session that runs the bundle's own graph, and keeps the inputs of its linear layers from a plain engine."""
 
     def __init__(self, path: Path, spec: GraphSpec) -> None:

@@ -52,9 +52,9 @@ def fake_engines(bundle: Path) -> Path:
     """A folder of engines with their sidecar, of an older version; no test loads them."""
     folder = bundle / "engines" / "tensorrt-rtx-sm89"
     folder.mkdir(parents=True)
-    profile = Profile("tree", dict.fromkeys("TPLR", (1, 1, 1)))
-    spec = EngineSpec("target.engine", "0" * 64, 6, {}, (profile,), True, None, None, None, None)
-    sidecar = EngineSet(1, "tensorrt-rtx", "1.7", ("8.9",), None, None, 64, False, spec, None)
+    profile = Profile("tree", dict.fromkeys("TPR", (1, 1, 1)))
+    spec = EngineSpec("target.engine", "0" * 64, 6, {}, {}, {}, {}, (profile,), None, None, None, None)
+    sidecar = EngineSet(1, "tensorrt-rtx", "1.7", ("8.9",), None, None, 64, False, spec, None, None)
     (folder / "engine.json").write_text(sidecar.to_json())
     (folder / "target.engine").write_bytes(b"engine")
     (folder.parent / "timing.cache").write_bytes(b"timings")

@@ -150,12 +150,14 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def test_golden_pair(kind: str, engines_of: Callable[[str], tuple[Path, Built]]) -> None:
     bundle, built = engines_of(kind)
     manifest = read_manifest(bundle)
-    assert [engine.name for engine in built.built] == list(manifest.models)
-    for engine in built.built:
-        model = manifest.models[engine.name]
+    target, draft, keep = built.built
+    assert [target.name, draft.name, keep.name] == ["target", "draft", "keep"]
+    for model in manifest.models.values():
         assert faults(ir.load(bundle / model.graph.file)) == set()
-        assert {kernel.profile for kernel in engine.kernels} == {0, 1}
-        check_attention(engine.kernels, model.num_layers)
+    assert {kernel.profile for kernel in target.kernels} == {0, 1}
+    check_attention(target.kernels, manifest.target.num_layers)
+    check_attention(draft.kernels, 1 + manifest.tree_defaults.depth)  # what is read, and the levels
+    assert not any(kernel.is_fused_attention for kernel in keep.kernels)
 
 
 def test_multi_token_prediction(folder: Path) -> None:

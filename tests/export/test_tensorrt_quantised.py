@@ -142,7 +142,7 @@ def test_fp16_products_are_counted_as_such(engines_of: Callable[[str], tuple[Pat
     _, built = engines_of("eagle1")
     draft = next(engine for engine in built.built if engine.name == "draft")
     of_trees = [kernel for kernel in draft.kernels if kernel.profile == 0]
-    assert Counter(map(kind, products(of_trees))) == {"fp16": 7}
+    assert set(map(kind, products(of_trees))) == {"fp16"} and len(products(of_trees)) >= 7 * 5
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

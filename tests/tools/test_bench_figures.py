@@ -19,7 +19,7 @@ from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec, read_manifest
 from eagle_runtime.drafting.costs.model import pass_bytes
 from eagle_runtime.errors import RequestError
-from eagle_runtime.loading import HEAD_SCRATCH, bundle_of_sessions
+from eagle_runtime.loading import bundle_of_sessions
 from eagle_runtime.session.trt.session import start_sessions
 from eagle_tools.bench.charts import ticks
 from eagle_tools.bench.contenders import BundleContender
@@ -285,7 +285,7 @@ def test_a_bench_on_a_gpu_counts_its_work(
     bundle = Path(shutil.copytree(bundle_of("eagle1"), tmp_path / "bundle"))
     folder = write_fake_engines(bundle, "tensorrt", 300)
     driver, manifest = FakeDriver(), read_manifest(bundle)
-    sessions = start_sessions(fake_library(driver, "tensorrt"), driver, folder, manifest, 300, HEAD_SCRATCH)
+    sessions = start_sessions(fake_library(driver, "tensorrt"), driver, folder, manifest, 300)
     with EagleModel(bundle_of_sessions(bundle, manifest, sessions, 300, backend="tensorrt")) as model:
         setup = Setup("eagle", "fp32", "tensorrt", "bundle", 0.0)
         contender = BundleContender(model, setup, {"method": "eagle"}, 0, ignore_eos=True)

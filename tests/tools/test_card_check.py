@@ -22,7 +22,7 @@ from conftest import GOLDEN, HEADS
 from cuda_fake import FakeDriver
 from eagle_runtime import BackendError, EagleModel, RequestError
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.loading import HEAD_SCRATCH, bundle_of_sessions
+from eagle_runtime.loading import bundle_of_sessions
 from eagle_runtime.machine.nvidia import DeviceInfo
 from eagle_runtime.session.trt.engine_file import find_engines
 from eagle_runtime.session.trt.session import start_sessions
@@ -95,10 +95,8 @@ class FakeMachine:
             return EagleModel.load(bundle, backend="cpu", context=CONTEXT)
         manifest = read_manifest(bundle)
         card = self.driver.describe()
-        folder = find_engines(bundle, manifest, BACKEND, VERSION, card, CONTEXT, HEAD_SCRATCH)
-        sessions = start_sessions(
-            fake_library(self.driver, BACKEND), self.driver, folder, manifest, CONTEXT, HEAD_SCRATCH
-        )
+        folder = find_engines(bundle, manifest, BACKEND, VERSION, card, CONTEXT)
+        sessions = start_sessions(fake_library(self.driver, BACKEND), self.driver, folder, manifest, CONTEXT)
         return EagleModel(bundle_of_sessions(bundle, manifest, sessions, CONTEXT, backend=BACKEND))
 
     def build(self, bundle: Path, capability: str) -> None:

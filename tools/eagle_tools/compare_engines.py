@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.drafting.head import Head, Scratch
-from eagle_runtime.session.protocol import Session
+from eagle_runtime.drafting.one_call import UNWEIGHTED
+from eagle_runtime.session.protocol import OneCallSession, Session
 from eagle_runtime.target import Features, Target
 from eagle_runtime.tree import Int, Tree
 
@@ -58,19 +59,65 @@ def compare_sessions(
     rng = np.random.default_rng(seed)
     capacity = max(map(len, prompts)) + 2 * NODES
     targets = [Target(sessions[0], capacity) for sessions in (reference, other)]
-    sessions = [_Recorded(session) for pair in (reference, other) for session in pair[1:]]
-    heads = [(session, Head(cast(Session, session), capacity, 2 * CHILDREN)) for session in sessions]
+    sessions = [session for pair in (reference, other) for session in pair[1:]]
+    heads = [_OneCall(one) if isinstance(one, OneCallSession) else _ByLevels(one, capacity) for one in sessions]
+    depth = min((head.levels for head in heads), default=0)
     tallies: dict[tuple[str, str], _Tally] = {}
     for prompt in prompts:
         trees = [_random_tree(rng, vocab_size) for _ in range(2)]
         levels = rng.integers(0, vocab_size, (2, CHILDREN))
         ours, theirs = (_target_rows(target, prompt, trees) for target in targets)
         features = ours[1].values
-        for (session, head), rows in zip(heads, (ours, theirs), strict=False):  # none without a head
-            rows.extend(_head_rows(session, head, prompt, features, levels))
+        for head, rows in zip(heads, (ours, theirs), strict=False):  # none without a head
+            rows.extend(head.rows(prompt, features, levels[:depth]))
         for one, two in zip(ours, theirs, strict=True):
             tallies.setdefault((one.graph, one.output), _Tally()).add(one, two)
     return [tally.difference(*key) for key, tally in tallies.items()]
+
+
+class _OneCall:
+    """The head of a session that drafts whole trees: what it proposes after a prompt can be compared, and no levels."""
+
+    levels = 0
+
+    def __init__(self, session: OneCallSession) -> None:
+        self._session = session
+
+    def rows(self, prompt: Sequence[int], features: Array, levels: Int) -> list[_Rows]:
+        """As in _ByLevels."""
+        session = self._session
+        tokens = np.array([*prompt[1:], int(prompt[0])], np.int64)
+        cache = session.new_cache(len(prompt) + session.most_rows)
+        for start in range(0, len(tokens), session.most_rows):
+            piece = slice(start, start + session.most_rows)
+            drafted = session.draft(tokens[piece], features[piece], UNWEIGHTED, cache)
+            cache.advance(len(tokens[piece]))
+        return [_Rows("draft", "log_probs", drafted.root_log_probs[None], drafted.root_tokens[:1])]
+
+
+class _ByLevels:
+    """The head of a session that computes level by level."""
+
+    levels = 2
+
+    def __init__(self, session: Session, capacity: int) -> None:
+        self._session = _Recorded(session)
+        self._head = Head(cast(Session, self._session), capacity, 2 * CHILDREN)
+
+    def rows(self, prompt: Sequence[int], features: Array, levels: Int) -> list[_Rows]:
+        """Returns the head's outputs. features [n, Hd]: of the prompt. levels [n, CHILDREN]: tokens of the tree's
+        levels, two or none; of none, only what is proposed after the prompt."""
+        head, session = self._head, self._session
+        head.cache.truncate(0)
+        head.observe([*prompt[1:], int(prompt[0])], features)
+        rows = session.rows()
+        hidden = np.repeat(features[-1:], CHILDREN, 0)
+        nested = np.arange(CHILDREN)[::-1] // 2  # two children for each of the last two nodes of the first level
+        with Scratch(head) as scratch:
+            for tokens, parents in zip(levels, (np.full(CHILDREN, -1), nested), strict=False):
+                scratch.feed(tokens, hidden, parents)
+                rows += session.rows()
+        return rows if len(levels) else rows[:1]
 
 
 class _Recorded:
@@ -114,10 +161,11 @@ class _Tally:
 
 
 def _target_rows(target: Target, prompt: Sequence[int], trees: Sequence[Tree]) -> list[_Rows]:
-    logits, features = target.prefill(prompt)
-    rows = _verified(logits[None], features)
+    last, features = target.prefill(prompt)
+    rows = _verified(last[None], features)
     for tree in trees:
-        rows += _verified(*target.verify(tree))
+        logits, features = target.verify(tree)
+        rows += _verified(np.asarray(logits), features)
         target.cache.keep(_path(tree))
     return rows
 
@@ -125,21 +173,6 @@ def _target_rows(target: Target, prompt: Sequence[int], trees: Sequence[Tree]) -
 def _verified(logits: Array, features: Features) -> list[_Rows]:
     best = logits.argmax(-1).astype(np.int64)
     return [_Rows("target", "logits", logits.copy(), best), _Rows("target", "features", np.array(features))]
-
-
-def _head_rows(session: _Recorded, head: Head, prompt: Sequence[int], features: Array, levels: Int) -> list[_Rows]:
-    """Returns the head's outputs. features [n, Hd]: of the prompt. levels [2, CHILDREN]: tokens of the tree's
-    levels."""
-    head.cache.truncate(0)
-    head.observe([*prompt[1:], int(levels[0, 0])], features)
-    rows = session.rows()
-    hidden = np.repeat(features[-1:], CHILDREN, 0)
-    nested = np.arange(CHILDREN)[::-1] // 2  # two children for each of the last two nodes of the first level
-    with Scratch(head) as scratch:
-        for tokens, parents in zip(levels, (np.full(CHILDREN, -1), nested), strict=True):
-            scratch.feed(tokens, hidden, parents)
-            rows += session.rows()
-    return rows
 
 
 def _random_tree(rng: np.random.Generator, vocab_size: int) -> Tree:

@@ -14,6 +14,7 @@ from typing import Any
 from eagle_calib.folder import clear_leftovers, written
 from eagle_export.destination import TIMING, check_space, disk_errors
 from eagle_export.errors import ExportError
+from eagle_export.tensorrt.engine_graphs import EngineGraph, engine_graphs, files_of, write_tables
 from eagle_export.tensorrt.kernels import Kernel, read_kernels
 from eagle_export.tensorrt.memory import check_memory, read_memory
 from eagle_export.tensorrt.network import Network, Report, capability_of
@@ -21,9 +22,7 @@ from eagle_export.tensorrt.precision import check_capabilities, check_precision,
 from eagle_runtime.bundle.listed_files import read_graph, verify_hashes
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from eagle_runtime.files import file_sha256
-from eagle_runtime.loading import DEFAULT_CONTEXT, HEAD_SCRATCH
-from eagle_runtime.machine.nvidia import DeviceInfo
-from eagle_runtime.session.trt.device import in_place
+from eagle_runtime.loading import DEFAULT_CONTEXT
 from eagle_runtime.session.trt.driver import CudaDriver
 from eagle_runtime.session.trt.engine_file import (
     ENGINES,
@@ -45,6 +44,7 @@ from eagle_runtime.session.trt.padding import (
 )
 from eagle_runtime.target import PREFILL_CHUNK
 
+SUFFIXES = (".engine", ".table")  # of the files of engines
 LOGIT_ROWS = 128  # rows with logits in the prefill profile: 128 rows of a vocabulary of 128 k are 65 MB in fp32
 
 
@@ -111,12 +111,19 @@ def build_engines(
         check_space(folder.parent, sum(path.stat().st_size for path in bundle.glob("*/*.data")))
         clear_leftovers(folder.parent)
         with disk_errors(folder), written(folder, lambda older: check_older_engines(older, folder)) as new:
-            streamed = {"target": weight_streaming, "draft": False}
+            profiles = profiles_of(manifest, context)
             built = [
                 _build_one(
-                    trt, bundle, manifest, name, new / f"{name}.engine", capabilities, context, streamed[name], gpu
+                    trt,
+                    bundle,
+                    manifest,
+                    graph,
+                    profiles[graph.name],
+                    new,
+                    () if gpu else capabilities,
+                    weight_streaming and graph.name == "target",
                 )
-                for name in manifest.models
+                for graph in engine_graphs(bundle, manifest, profiles["target"][-1].sizes["T"][-1])
             ]
             specs = {engine.name: engine.spec for engine in built}
             engines = EngineSet(
@@ -130,6 +137,7 @@ def build_engines(
                 weight_streaming=weight_streaming,
                 target=specs["target"],
                 draft=specs.get("draft"),
+                keep=specs.get("keep"),
             )
             (new / SIDECAR).write_text(engines.to_json(), encoding="utf-8")
     return Built(folder, engines, tuple(built))
@@ -138,56 +146,52 @@ def build_engines(
 def check_older_engines(older: Path, folder: Path) -> None:
     """Raises ExportError if `older`, the folder to replace, holds anything but engines and their sidecar. folder: its
     name in the message."""
-    if foreign := sorted(path.name for path in older.iterdir() if path.name != SIDECAR and path.suffix != ".engine"):
+    if foreign := sorted(path.name for path in older.iterdir() if path.name != SIDECAR and path.suffix not in SUFFIXES):
         raise ExportError(f"{folder / foreign[0]} is not a file of the engines; remove it")
 
 
 def profiles_of(manifest: Manifest, context: int) -> dict[str, tuple[Profile, ...]]:
-    """Returns the profiles of every model of Manifest.models: one for trees of up to TREE_ROWS nodes, then one for
-    chunks of a prompt and for wider trees. Profiles are tuned for their largest sizes, since trees are padded."""
-    defaults = manifest.tree_defaults
+    """Returns the profiles of every engine: the target's one for trees of up to TREE_ROWS nodes, then one for chunks of
+    a prompt and for wider trees; one for the head's calls; one without sizes for the gathering of rows. Profiles are
+    tuned for their largest sizes, since trees are padded."""
+    past, nodes = round_up(context, PAST_STEP), manifest.tree_defaults.total_token
+    chunk = next_step(TARGET_ROWS, max(TREE_ROWS, nodes, min(PREFILL_CHUNK, context)))
 
-    def profile(name: str, rows: int, past: int, logit_rows: int) -> Profile:
-        most = {"T": rows, "P": past, "L": past + rows, "R": logit_rows}
+    def profile(name: str, **most: int) -> Profile:
         return Profile(name, {dimension: (1, size, size) for dimension, size in most.items()})
 
-    def both(steps: tuple[int, ...], tree: int, capacity: int) -> tuple[Profile, Profile]:
-        past = round_up(capacity, PAST_STEP)
-        chunk = next_step(steps, max(TREE_ROWS, tree, min(PREFILL_CHUNK, steps[-1], context)))
-        return (
-            profile("tree", TREE_ROWS, past, TREE_ROWS),
-            profile("prefill", chunk, past, min(chunk, max(LOGIT_ROWS, tree))),
+    profiles: dict[str, tuple[Profile, ...]] = {
+        "target": (
+            profile("tree", T=TREE_ROWS, P=past, R=TREE_ROWS),
+            profile("prefill", T=chunk, P=past, R=min(chunk, max(LOGIT_ROWS, nodes))),
         )
-
-    profiles = {
-        "target": both(TARGET_ROWS, defaults.total_token, context),
-        "draft": both(HEAD_ROWS, max(defaults.draft_top_k, defaults.depth + 2), context + HEAD_SCRATCH),
     }
-    return {name: profiles[name] for name in manifest.models}
+    if manifest.head is not None:
+        profiles |= {"draft": (profile("draft", T=HEAD_ROWS[-1], P=past),), "keep": (Profile("keep", {}),)}
+    return profiles
 
 
 def _build_one(
     trt: Any,
     bundle: Path,
     manifest: Manifest,
-    name: str,
-    path: Path,
+    graph: EngineGraph,
+    profiles: tuple[Profile, ...],
+    folder: Path,
     capabilities: tuple[str, ...],
-    context: int,
     streamed: bool,
-    gpu: DeviceInfo | None,
 ) -> BuiltEngine:
+    """Build into `folder`. capabilities: none for the GPU present."""
     started = time.perf_counter()
-    part = manifest.models[name]
-    profiles = profiles_of(manifest, context)[name]
+    path = folder / f"{graph.name}.engine"
     with _progress(path.name) as report:
         report("reading the graph", 0, 1)
-        network = Network(trt, bundle / part.graph.file)
+        network = Network(trt, graph.source, graph.content)
         engine = network.build(
             profiles,
-            () if gpu else capabilities,
+            capabilities,
             stream_weights=streamed,
-            timing=bundle / ENGINES / TIMING if gpu else None,
+            timing=None if capabilities else bundle / ENGINES / TIMING,
             report=report,
         )
         path.write_bytes(engine)
@@ -196,20 +200,22 @@ def _build_one(
     except ValueError:  # a release with another format of its log, which says nothing about the engine
         kernels = ()
     of_trees = [kernel for kernel in kernels if kernel.profile == 0]
-    graph_folder, memory = Path(part.graph.file).parent, read_memory(network.messages.memory)
+    memory = read_memory(network.messages.memory)
     spec = EngineSpec(
         file=path.name,
         sha256=file_sha256(path),
         size=path.stat().st_size,
-        graph={file: digest for file, digest in manifest.files.items() if Path(file).parent == graph_folder},
+        graph=files_of(bundle, manifest, graph),
+        inputs=graph.inputs,
+        outputs=graph.outputs,
+        tables=write_tables(graph, folder),
         profiles=profiles,
-        in_place=in_place(part.graph.kv_row_bytes),
         kernels=len(of_trees) or None,
         fused_attention=sum(kernel.is_fused_attention for kernel in of_trees) if of_trees else None,
         weights=memory.weights,
         scratch=memory.scratch,
     )
-    return BuiltEngine(name, spec, part.num_layers, kernels, time.perf_counter() - started)
+    return BuiltEngine(graph.name, spec, graph.layers, kernels, time.perf_counter() - started)
 
 
 def _checked(trt: Any, capabilities: Sequence[str]) -> tuple[str, ...]:

@@ -18,15 +18,18 @@ Report = Callable[[str, int, int], None]  # (phase, steps done, steps in all)
 class Network:
     """A parsed graph. The parser owns the weights, so it lives as long as the network."""
 
-    def __init__(self, trt: Any, model: Path) -> None:
-        """Parse the ONNX file. Raises ExportError naming a node that TensorRT does not support."""
+    def __init__(self, trt: Any, model: Path, content: bytes | None = None) -> None:
+        """Parse an ONNX file. content: of another one, with weights in files next to it; None reads the file. Raises
+        ExportError naming a node that TensorRT does not support."""
         self.messages: Messages = listen(trt)
         self._trt = trt
         self._model = model
         self._builder = trt.Builder(self.messages.logger)
         self._network = self._builder.create_network(0)
         self._parser = trt.OnnxParser(self._network, self.messages.logger)
-        if not self._parser.parse_from_file(str(model)):
+        parser = self._parser
+        read = parser.parse_from_file(str(model)) if content is None else parser.parse(content, str(model))
+        if not read:
             faults = [self._parser.get_error(index) for index in range(self._parser.num_errors)]
             at = f"node {faults[0].node_name()} ({faults[0].node_operator()}): {faults[0].desc()}" if faults else ""
             raise ExportError(f"{model} cannot be read by {trt.__name__} ({at or self.messages.cause})")

@@ -15,7 +15,7 @@ import numpy as np
 from eagle_runtime.accept import Step
 from eagle_runtime.constraints.lookahead import Lookahead
 from eagle_runtime.drafting.drafter import Drafter
-from eagle_runtime.drafting.head import NEVER, DraftHead, Proposal
+from eagle_runtime.drafting.head import NEVER, DraftHead, Proposal, States, Weigher
 from eagle_runtime.drafting.lookup import chain_of
 from eagle_runtime.target import Features
 from eagle_runtime.tree import MAX_DEPTH, Float, Int, Tree, subtree
@@ -39,12 +39,12 @@ class ConstrainedHead:
         """As in DraftHead."""
         return self._head.unread
 
-    def catch_up(self, tokens: Sequence[int]) -> Proposal:
+    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None) -> Proposal:
         """As in DraftHead."""
         self._paths = []
-        return self._masked(self._head.catch_up(tokens), [()])
+        return self._masked(self._head.catch_up(tokens, weigher), [()])
 
-    def feed(self, tokens: Int, hidden: Features, parents: Int, committed: int, depth: int) -> Proposal:
+    def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:
         """As in DraftHead."""
         paths = [
             (*(self._paths[parent] if parent >= 0 else ()), token)

@@ -137,7 +137,8 @@ class CostAwareDrafter:
         self._costs = costs
         self._timer = CycleTimer(costs, clock)
         self._acceptance = acceptance
-        self._top_k = 0 if head is None else min(top_k, head.top_k, head.scratch // MAX_LEVELS)
+        self._top_k = 0 if head is None else min(top_k, head.top_k, head.scratch)
+        self._levels = 0 if head is None else min(MAX_LEVELS, 1 + head.scratch // self._top_k)
         self._index = NgramIndex() if lookup else None
         self._predicted = predicted
         self._lookahead = lookahead
@@ -213,7 +214,7 @@ class CostAwareDrafter:
                 best = best_first(values, k)
                 timed, count = count, self._worth_growing(pool, chain, values[best], verify, spent, seconds)
                 self._timer.end_lap(timed, context)
-                if count == 0 or len(pool.values) == MAX_LEVELS:
+                if count == 0 or len(pool.values) == self._levels:
                     return spent
                 context = head.cache.length
                 best = best[:count]

@@ -24,9 +24,10 @@ from typing import Protocol
 
 import numpy as np
 
-from eagle_runtime.drafting.head import NEVER, DraftHead, Proposal
+from eagle_runtime.drafting.head import NEVER, DraftHead, Proposal, States, Weigher
 from eagle_runtime.filters import Row
 from eagle_runtime.sampling import Sampler
+from eagle_runtime.session.protocol import Weights
 from eagle_runtime.target import Features
 from eagle_runtime.tree import Float, Int
 
@@ -42,7 +43,7 @@ ROUNDING = 1e-5  # of the sum of a row's probabilities
 FADE = 0.98  # per verification: a text changes as it goes on
 
 
-class Ranker(Protocol):
+class Ranker(Weigher, Protocol):
     """Turns a head's probabilities into chances to be emitted."""
 
     def rank(self, tokens: Int, log_probs: Float, position: int, *, root: bool = False) -> tuple[Int, Float]:
@@ -72,11 +73,11 @@ class RankedHead:
         """As in DraftHead."""
         return self._head.unread
 
-    def catch_up(self, tokens: Sequence[int]) -> Proposal:
-        """As in DraftHead."""
-        return self._ranked(self._head.catch_up(tokens), root=True)
+    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None) -> Proposal:
+        """As in DraftHead; the ranker is the weigher."""
+        return self._ranked(self._head.catch_up(tokens, self._ranker), root=True)
 
-    def feed(self, tokens: Int, hidden: Features, parents: Int, committed: int, depth: int) -> Proposal:
+    def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:
         """As in DraftHead."""
         return self._ranked(self._head.feed(tokens, hidden, parents, committed, depth))
 
@@ -102,6 +103,10 @@ class GreedyRanker:
         total = (probs ** (1 / HEAD_NOISE)).sum(1, keepdims=True) + others
         log_chances = wide / HEAD_NOISE - np.log(total)
         return tokens, np.minimum(np.maximum(log_chances, NEVER), 0).astype(np.float32)
+
+    def weights(self, position: int, levels: int, known: Int | None) -> Weights:
+        """As in Weigher."""
+        return Weights(np.array([1 / HEAD_NOISE, 1, 1 / HEAD_NOISE - 1, 0, 1], np.float32))
 
     def learn(self, token: int) -> None:
         """The ranking does not depend on the text."""
@@ -147,6 +152,15 @@ class GumbelRanker:
         order = np.argsort(-log_chances, axis=1, kind="stable")
         log_chances = np.maximum(np.take_along_axis(log_chances, order, 1), NEVER)
         return np.take_along_axis(tokens, order, 1), np.minimum(log_chances, 0).astype(np.float32)
+
+    def weights(self, position: int, levels: int, known: Int | None) -> Weights:
+        """As in Weigher, without the filters, which an engine does not know."""
+        temperature, weight = self._sampler.params.temperature, self._weight.value
+        scale = min(1.0, temperature / HEAD_NOISE)
+        numbers = [scale / temperature, scale, (1 / temperature - 1) * scale, EULER * scale * weight, 1]
+        clocks = np.stack([self._sampler.exponential_noise(position + level) for level in range(levels)])
+        clocks = np.asarray(clocks if known is None else clocks[:, known], np.float32)
+        return Weights(np.array(numbers, np.float32), np.log(clocks) * np.float32(-scale * weight))
 
     def learn(self, token: int) -> None:
         """As in Ranker."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from eagle_runtime.cache import Cache
 from eagle_runtime.errors import EagleWarning
-from eagle_runtime.session.protocol import Session
+from eagle_runtime.session.protocol import Session, Weights
 from eagle_runtime.target import Features, Floating, causal, row_numbers
 from eagle_runtime.tree import Float, Int, additive_mask
 
@@ -23,6 +23,7 @@ from eagle_runtime.tree import Float, Int, additive_mask
 # reading thousands of rows would cost as much as many drafts (as in MagicDec, arXiv 2408.11049). On the pair of
 # tools/demo_pair after 3000 tokens, greedy tau is 4.4 with a window of 256, 4.2 to 4.4 with 64 to 1024, 3.9 without.
 WINDOW = 256
+States = Features | Int  # hidden states, or what stands for them where they never leave an engine
 NEVER = -60.0  # log-probability of a token that cannot come; finite, so that sums and differences stay numbers
 
 
@@ -35,8 +36,16 @@ class Proposal:
 
     tokens: Int
     log_probs: Float
-    hidden: Features
+    hidden: States
     position: int
+
+
+class Weigher(Protocol):
+    """Ranks candidates where an engine grows the levels of a tree: a coupling.Ranker."""
+
+    def weights(self, position: int, levels: int, known: Int | None) -> Weights:
+        """Returns the ranking of tokens for `levels` positions from `position` on. known: the target's ids of the
+        tokens that the head knows; None for all."""
 
 
 class DraftHead(Protocol):
@@ -60,11 +69,12 @@ class DraftHead(Protocol):
     def unread(self) -> int:
         """Verified rows that the head has not read yet."""
 
-    def catch_up(self, tokens: Sequence[int]) -> Proposal:
+    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None) -> Proposal:
         """Read these rows, one or more, or the last WINDOW of them, and commit them; returns the proposal for the last
-        one (R = 1): the children of the root. tokens: the text, the root last."""
+        one (R = 1): the children of the root. tokens: the text, the root last. weigher: ranks the candidates of a head
+        that grows the levels itself (one_call.py); None for their log-probabilities."""
 
-    def feed(self, tokens: Int, hidden: Features, parents: Int, committed: int, depth: int) -> Proposal:
+    def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:
         """Add scratch rows for one level of a tree; returns a proposal for each (see Scratch.feed).
 
         committed: rows of the cache before the tree's; depth: of the level, 0 for the root's children."""
@@ -153,18 +163,27 @@ class Head:
         self._noted = list(snapshot.pending)
         self._unread = sum(map(len, snapshot.pending))
 
-    def catch_up(self, tokens: Sequence[int]) -> Proposal:
+    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None) -> Proposal:
         """As in DraftHead."""
+        ids, features = self._to_read(tokens)
+        numbers = row_numbers(len(ids))
+        positions, mask = self.cache.length + numbers, self._causal[: len(ids), : len(ids)]
+        proposal = self._run(ids, features, positions, mask, numbers[-1:])
+        self._have_read()
+        return proposal
+
+    def _to_read(self, tokens: Sequence[int]) -> tuple[Int, Features]:
+        """Returns the tokens [n] and features [n, Hd] of the rows to read next, after those in the cache."""
         count, end = min(self._unread, WINDOW), self._noted_from + self._unread
         features = self._noted[0] if len(self._noted) == 1 else self.joined(self._noted)
         if self._first + self.cache.length != end - count:
             self.cache.truncate(0)
             self._first = end - count
-        ids, numbers = np.array(tokens[len(tokens) - count :], np.int64), row_numbers(count)
-        positions, mask = self.cache.length + numbers, self._causal[:count, :count]
-        proposal = self._run(ids, features[len(features) - count :], positions, mask, numbers[-1:])
-        self._noted, self._unread, self._noted_from = [], 0, end
-        return proposal
+        return np.array(tokens[len(tokens) - count :], np.int64), features[len(features) - count :]
+
+    def _have_read(self) -> None:
+        """The rows are in the cache."""
+        self._noted, self._unread, self._noted_from = [], 0, self._noted_from + self._unread
 
     def observe(self, tokens: Sequence[int], features: Features) -> Proposal:
         """Note features [n, Hd], and read all that were noted. tokens [n]: the token after each, the root last."""
@@ -172,7 +191,7 @@ class Head:
         self.note(features)
         return self.catch_up(tokens)
 
-    def feed(self, tokens: Int, hidden: Features, parents: Int, committed: int, depth: int) -> Proposal:
+    def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:
         """As in DraftHead."""
         # The root's children are fed at the position right after the committed rows, each level one further.
         positions = np.full(len(tokens), committed + depth, np.int64)
@@ -191,7 +210,7 @@ class Head:
         self._scratch_masks[rows, rows] = 0
         return self._scratch_masks[fed:end, :end]
 
-    def _run(self, tokens: Int, features: Features, positions: Int, mask: Floating, wanted: Int) -> Proposal:
+    def _run(self, tokens: Int, features: States, positions: Int, mask: Floating, wanted: Int) -> Proposal:
         """One forward pass over T rows, which stay in the cache. mask [T, L], additive, says which of the last L rows
         (these T included) each may see; wanted [R]: the rows whose proposals are returned."""
         if isinstance(features, np.ndarray):
@@ -262,7 +281,7 @@ class Scratch:
         self._committed = head.cache.length
         self._depth = -1
 
-    def feed(self, tokens: Int, hidden: Features, parents: Int) -> Proposal:
+    def feed(self, tokens: Int, hidden: States, parents: Int) -> Proposal:
         """Feed one level of the tree; returns a proposal for each of its nodes (R = T).
 
         tokens [T]; hidden [T, Hd]: the state that proposed each; parents [T]: the scratch row of each one's parent, -1

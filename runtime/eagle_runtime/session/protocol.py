@@ -7,6 +7,7 @@ A new backend derives a class from Session for one graph, which a GraphSpec desc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -41,6 +42,12 @@ class Session(Protocol):
         feeds: a value for every input. cache: made by this session. Its rows below cache.length are the past; the pass
         writes the T new rows after them, and the caller commits those it keeps. Raises BackendError."""
 
+    def keep(self, cache: Any, path: npt.NDArray[np.int64], features: Any) -> Any:
+        """Commit the rows of an accepted path of the last run; returns their features as Rows, which later runs may
+        overwrite. path, features: as in Cache.keep, and as `run` returned them."""
+        cache.keep(path)
+        return features[path]
+
     def joined(self, parts: Sequence[Any]) -> Any:
         """Returns Rows of earlier runs, concatenated. They are a copy, which later runs leave alone."""
 
@@ -69,9 +76,46 @@ class WarmedSession(Protocol):
 class SessionOfAMachine(Protocol):
     """A session whose forward passes take times that depend on more than the bundle and the library.
 
-    facts: what they depend on: the GPU's name and compute capability, the engine's SHA-256, the kind of passes."""
+    facts: what they depend on: the GPU's name and compute capability, the engine's SHA-256."""
 
     facts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """How an engine that grows levels ranks candidates. numbers [5]: see eagle_export.tensorrt.draft_graph; noise
+    [levels, known tokens] float32: what each token's score gets in addition, None for nothing."""
+
+    numbers: npt.NDArray[np.float32]
+    noise: npt.NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """What one call returns. tokens, log_probs [N]: by level, the children of a node next to each other, best first;
+    frontier [D - 1, k]: which of the second level, the third, ... grew children; root_tokens, root_log_probs [C]."""
+
+    tokens: npt.NDArray[np.int64]
+    log_probs: npt.NDArray[np.float32]
+    frontier: npt.NDArray[np.int64]
+    root_tokens: npt.NDArray[np.int64]
+    root_log_probs: npt.NDArray[np.float32]
+
+
+@runtime_checkable
+class OneCallSession(Session, Protocol):
+    """A head's engine that grows a tree of `depth` levels below the root's children, with top_k children per node.
+
+    most_rows: rows that one call reads. known: the target's ids of the tokens that the head knows; None for all."""
+
+    depth: int
+    top_k: int
+    most_rows: int
+    known: npt.NDArray[np.int64] | None
+
+    def draft(self, tokens: npt.NDArray[np.int64], features: Any, weights: Weights, cache: Any) -> Drafted:
+        """Read rows, which follow the committed ones, and grow a tree after the last. The caller commits the rows.
+        Raises BackendError."""
 
 
 class Rows(Protocol):

@@ -168,14 +168,36 @@ def runs(index: Int) -> list[tuple[int, int, int]]:
     return [(start, int(index[start]), stop - start) for start, stop in itertools.pairwise(starts) if start < stop]
 
 
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Where an engine writes new keys and values: arrays of the same order as a cache's, `pitch` bytes apart."""
+
+    address: int
+    pitch: int
+
+    @staticmethod
+    def reserve(device: Device, arrays: int, rows: int, row_bytes: int) -> Staged:
+        """Returns a place for `rows` rows of every array."""
+        pitch = round_up(rows * row_bytes, ALIGNMENT)
+        return Staged(device.reserve(arrays * pitch), pitch)
+
+    def of(self, array: int) -> int:
+        """Returns the address of an array's first row."""
+        return self.address + array * self.pitch
+
+
 class DeviceCache(Cache):
-    """Key/value rows on the device: [2 * layers, rows, row_bytes], keys of layer i at 2i, values at 2i + 1.
+    """Key/value rows on the device: [2 * layers, rows, row_bytes], keys of layer i at 2i, values at 2i + 1. `staged`
+    holds the rows of the last forward pass, from where the accepted ones are copied.
 
     There are at least SLACK rows more than `capacity`, in all a multiple of PAST_STEP. All are zero at first: a padded
     pass reads rows that were never written, and NaN there would spread even from masked columns (0 * NaN is NaN)."""
 
+    in_place = False
+
     def __init__(self, device: Device, layers: int, capacity: int, row_bytes: int) -> None:
         super().__init__(capacity)
+        self.staged = Staged(0, 0)
         self.arrays = 2 * layers
         self.row_bytes = row_bytes
         self.pitch = cache_rows(capacity) * row_bytes  # bytes from one array to the next
@@ -196,18 +218,11 @@ class DeviceCache(Cache):
         self._device.driver.copy_2d(target, self.pitch, source, pitch, nbytes, self.arrays, stream)
 
     def gather(self, path: Int) -> None:
-        """One copy per moved row, for all layers, in ascending order, so that no row is overwritten before it is
-        read."""
-        for place, row in enumerate(path.tolist()):
-            if place != row:
-                self.append(self.address(0, self.length + row), self.pitch, 1, place)
+        """One copy per run of adjacent rows, for all layers."""
+        for place, row, rows in runs(path):
+            self.append(self.staged.address + row * self.row_bytes, self.staged.pitch, rows, place)
 
 
 def cache_rows(capacity: int) -> int:
     """Returns the number of rows in memory of a cache of this capacity."""
     return round_up(capacity + SLACK, PAST_STEP)
-
-
-def in_place(row_bytes: int) -> bool:
-    """Returns whether every row of a cache begins where TensorRT can write. Rows of other sizes are copied in."""
-    return row_bytes % ALIGNMENT == 0

@@ -16,7 +16,7 @@ import typing
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from eagle_runtime.bundle.manifest import Manifest
+from eagle_runtime.bundle.manifest import Manifest, TensorSpec
 from eagle_runtime.bundle.typed_json import from_json
 from eagle_runtime.errors import BackendError, BundleError
 from eagle_runtime.files import SIDECAR_BYTES, file_sha256, inside, read_json
@@ -41,19 +41,32 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
+class TableSpec:
+    """A table that the runtime looks up on the host: the bytes of an array, row by row."""
+
+    file: str
+    sha256: str
+    size: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """One engine. graph: the files it was built from, path in the bundle -> SHA-256. in_place: whether a key/value row
-    is a multiple of 256 bytes, so that new rows can be written to a cache directly. kernels, fused_attention: numbers
-    of kernels and fused attention kernels in a forward pass over a tree, for the first compute capability. weights,
-    scratch: bytes of GPU memory of its weights, and of a forward pass of its largest profile. None where the library
-    does not report them."""
+    """One engine. graph: the files it was built from, path in the bundle -> SHA-256. inputs, outputs: of the graph that
+    was made of them. tables: "embedding", and "known" for a head that knows some tokens alone. kernels,
+    fused_attention: numbers of kernels and fused attention kernels in a forward pass over a tree, for the first compute
+    capability. weights, scratch: bytes of GPU memory of its weights, and of a forward pass of its largest profile. None
+    where the library does not report them."""
 
     file: str
     sha256: str
     size: int
     graph: dict[str, str]
+    inputs: dict[str, TensorSpec]
+    outputs: dict[str, TensorSpec]
+    tables: dict[str, TableSpec]
     profiles: tuple[Profile, ...]
-    in_place: bool
     kernels: int | None
     fused_attention: int | None
     weights: int | None
@@ -62,7 +75,7 @@ class EngineSpec:
 
 @dataclass(frozen=True, slots=True)
 class EngineSet:
-    """A sidecar: the engines of a bundle. draft: None for a bundle without a head.
+    """A sidecar: the engines of a bundle. draft, keep: None for a bundle without a head; keep gathers accepted rows.
 
     compute_capabilities: of the GPUs that they run on. gpu, platform: the only model and system that they run on; None
     for any. context: tokens of prompt and output. weight_streaming: whether the target's weights can stay on the
@@ -78,11 +91,18 @@ class EngineSet:
     weight_streaming: bool
     target: EngineSpec
     draft: EngineSpec | None
+    keep: EngineSpec | None
 
     @property
     def specs(self) -> dict[str, EngineSpec]:
+        """ "target" and, where there is a head, "draft" and "keep"."""
+        parts = {"target": self.target, "draft": self.draft, "keep": self.keep}
+        return {name: spec for name, spec in parts.items() if spec is not None}
+
+    @property
+    def models(self) -> dict[str, EngineSpec]:
         """ "target" and, where there is a head, "draft"."""
-        return {"target": self.target} if self.draft is None else {"target": self.target, "draft": self.draft}
+        return {name: spec for name, spec in self.specs.items() if name != "keep"}
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
@@ -103,12 +123,11 @@ def find_engines(
     version: str,
     device: DeviceInfo,
     context: int,
-    head_scratch: int = 0,
 ) -> EngineFolder:
     """Returns the engines of a bundle that this library version runs on this GPU, with their SHA-256 verified.
 
-    manifest: the bundle's, with its hashes verified. context: rows of the target's cache; head_scratch: additional rows
-    of the head's. Raises BackendError if there are none, or BundleError about the engines that pass most checks."""
+    manifest: the bundle's, with its hashes verified. context: rows of the caches. Raises BackendError if there are
+    none, or BundleError about the engines that pass most checks."""
     sidecars = sorted((bundle / ENGINES).glob(f"{library}-sm*/{SIDECAR}"))
     command = build_command(bundle, library, device.compute_capability, context)
     if not sidecars:
@@ -120,7 +139,7 @@ def find_engines(
         except BundleError as error:
             problems.append((0, error))
             continue
-        checks = _differences(path.parent, engines, manifest, version, device, context, head_scratch)
+        checks = _differences(path.parent, engines, manifest, version, device, context)
         failed = next(((rank, difference) for rank, difference in enumerate(checks) if difference is not None), None)
         if failed is None:
             return EngineFolder(path.parent, engines)
@@ -155,7 +174,7 @@ def read_sidecar(path: Path, command: str) -> EngineSet:
     for name, spec in engines.specs.items():
         limits = [limit for item in spec.profiles for limit in item.sizes.values()]
         whole = all(len(limit) == 3 and list(limit) == sorted(limit) for limit in limits)
-        if not (whole and limits and all("P" in item.sizes for item in spec.profiles)):
+        if not (whole and (name == "keep" or (limits and all("P" in item.sizes for item in spec.profiles)))):
             raise BundleError(f"{path}: {name}: profiles need three sizes each; {again}")
     return engines
 
@@ -172,7 +191,6 @@ def _differences(
     version: str,
     device: DeviceInfo,
     context: int,
-    head_scratch: int,
 ) -> typing.Iterator[str | None]:
     """Yields per check what differs, or None; cheap checks come first, the files' hashes last."""
     built = "the engines were built for {}, but this is {}"
@@ -185,25 +203,26 @@ def _differences(
     yield None if engines.platform in (None, here) else built.format(engines.platform, here)
     same = engines.library_version == version
     yield None if same else f"built by {engines.library} {engines.library_version}, but {version} is installed"
-    same = set(engines.specs) == set(manifest.models)
+    same = set(engines.models) == set(manifest.models) and (engines.draft is None) == (engines.keep is None)
     yield None if same else "the engines are of a bundle with another draft head, or of none"
-    for name, spec in engines.specs.items():
+    for name, spec in engines.models.items():
         folder_of = PurePosixPath(manifest.models[name].graph.file).parent
-        files = {file: digest for file, digest in manifest.files.items() if PurePosixPath(file).parent == folder_of}
-        stale = sorted(file for file in {*files, *spec.graph} if files.get(file) != spec.graph.get(file))
+        graph = {file: digest for file, digest in manifest.files.items() if PurePosixPath(file).parent == folder_of}
+        stale = sorted(file for file in {*graph, *spec.graph} if graph.get(file) != spec.graph.get(file))
         yield f"{spec.file} was built from another {stale[0]} than the bundle now has" if stale else None
-    caches = {"target": context, "draft": context + head_scratch}
-    for name, spec in engines.specs.items():
-        rows = caches[name]
+    for spec in engines.models.values():
         most = min(profile.sizes["P"][-1] for profile in spec.profiles)
-        short = most < round_up(rows, PAST_STEP)
-        too_small = f"{spec.file} serves {most} rows, but a context of {context} needs {rows}"
+        short = most < round_up(context, PAST_STEP)
+        too_small = f"{spec.file} serves {most} rows, but the context needs {context}"
         yield f"{too_small} (a context of {engines.context} needs no new engines)" if short else None
+    files: dict[str, EngineSpec | TableSpec] = {}
     for spec in engines.specs.values():
-        yield _damage(folder, spec)
+        files |= {spec.file: spec, **{table.file: table for table in spec.tables.values()}}
+    for each in files.values():
+        yield _damage(folder, each)
 
 
-def _damage(folder: Path, spec: EngineSpec) -> str | None:
+def _damage(folder: Path, spec: EngineSpec | TableSpec) -> str | None:
     path = folder / spec.file
     if Path(spec.file).name != spec.file or not path.is_file():
         return f"{spec.file} is missing"

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from eagle_runtime.bundle.manifest import GraphSpec
 from eagle_runtime.errors import BackendError, BundleError, RequestError, call_all
 from eagle_runtime.files import LARGEST, read_plain, replacing
 from eagle_runtime.session.trt.device import Device
-from eagle_runtime.session.trt.engine_file import Profile
+from eagle_runtime.session.trt.engine_file import EngineSpec
 from eagle_runtime.session.trt.library import Messages, release
 from eagle_runtime.session.trt.padding import PassShape
 
@@ -26,15 +25,13 @@ SPARE_GRAPHS = 4  # captured graphs kept in addition to those of the shapes that
 class Execution:
     """An engine in memory. `start` it before the first run."""
 
-    def __init__(
-        self, trt: Any, runtime: Any, path: Path, spec: GraphSpec, profiles: Sequence[Profile], messages: Messages
-    ) -> None:
-        """path: an engine whose sidecar was checked. runtime: the library's Runtime, which logs to `messages`. Raises
-        BackendError if the engine does not load or was built from another graph."""
+    def __init__(self, trt: Any, runtime: Any, path: Path, spec: EngineSpec, messages: Messages) -> None:
+        """path: an engine whose sidecar, spec, was checked. runtime: the library's Runtime, which logs to `messages`.
+        Raises BackendError if the engine does not load or was built from another graph."""
         self._trt = trt
         self._runtime = runtime  # must outlive its engines
-        self._spec = spec
-        self._profiles = profiles
+        self.graph = spec
+        self._profiles = spec.profiles
         self._messages = messages
         messages.errors.clear()
         content = np.memmap(path, np.uint8, "r")  # mapped, to save a copy on the host
@@ -54,9 +51,7 @@ class Execution:
         self._saved = b""  # content of the file of compiled kernels
         names = {self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)}
         if wrong := sorted(names ^ (spec.inputs.keys() | spec.outputs.keys())):
-            raise BackendError(
-                f"the engine of {spec.file} has other inputs or outputs than the graph ({wrong[0]}); build it again"
-            )
+            raise BackendError(f"{spec.file} has other inputs or outputs than the graph ({wrong[0]}); build it again")
 
     def keep_on_gpu(self, nbytes: int) -> int:
         """Set how many bytes of streamed weights stay on the GPU, which changes the scratch memory; returns them, at
@@ -113,7 +108,7 @@ class Execution:
                 return index
         widest = self._profiles[-1]
         raise RequestError(
-            f"a forward pass of {_in_words(shape.sizes)} is more than the engine of {self._spec.file} serves "
+            f"a forward pass of {_in_words(shape.sizes)} is more than {self.graph.file} serves "
             f"({_in_words({name: limit[-1] for name, limit in widest.sizes.items()})}); lower total_token or context"
         )
 
@@ -156,7 +151,7 @@ class Execution:
                 raise self._failure("does not take its profile") from None
             self._shapes.clear()  # changing the profile resets them
             self._profile = index
-        for name, tensor in self._spec.inputs.items():
+        for name, tensor in self.graph.inputs.items():
             wanted = concrete(tensor.shape, shape.sizes)
             if self._shapes.get(name) != wanted:
                 if not self._context.set_input_shape(name, wanted):
@@ -225,20 +220,19 @@ class Execution:
         self._device.driver.launch(graph, self._device.stream)
 
     def _count(self, shape: PassShape) -> None:
-        self._device.driver.tally.engine_call((self._spec.file, shape))
+        self._device.driver.tally.engine_call((self.graph.file, shape))
 
     def _queue(self) -> bool:
         return bool(self._context.execute_async_v3(self._device.stream))
 
     def _failure(self, action: str) -> BackendError:
         """Returns the error for a failed action ("does not load ..."), with the cause that TensorRT gives."""
-        return BackendError(
-            f"the engine of {self._spec.file} {action} ({self._messages.cause}); build it again, or free GPU memory"
-        )
+        return BackendError(f"{self.graph.file} {action} ({self._messages.cause}); build it again, or free GPU memory")
 
 
 def _in_words(sizes: Mapping[str, int]) -> str:
-    return f"{sizes['T']} rows, {sizes['R']} of them with logits, after {sizes['P']}"
+    words = {"T": "{} rows", "R": "{} of them with logits", "P": "after {} others"}
+    return ", ".join(text.format(sizes[name]) for name, text in words.items() if name in sizes)
 
 
 def concrete(shape: Sequence[int | str], sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
 """Pads forward passes to few shapes, which are all known in advance: TensorRT for RTX compiles kernels for every one of
 them, and graphs are captured for it, before the first token is generated.
 
-Dimensions: T rows fed, P past rows, L columns of the mask, R rows with logits. Padding rows of T come last and see
-themselves. Padding rows of P lie between the past and the new rows, and no row sees them.
+Dimensions: T rows fed, P past rows, R rows with logits. Padding rows of T come last and see themselves. Padding rows of
+P lie between the past and the new rows, and no row sees them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ import numpy.typing as npt
 
 from eagle_runtime.tree import Int, hiding
 
+Mask = npt.NDArray[np.floating]
+
 PAST_STEP = 256  # rows: the shortest padded past, and the step of the longest
 TREE_ROWS = 64  # T up to which every row has logits; beyond are chunks of a prompt, whose last row alone has them
 TARGET_ROWS = (1, 16, 32, TREE_ROWS, 512)  # T of the target: one token, trees, chunks of a prompt
-HEAD_ROWS = (16, TREE_ROWS, 256)  # T of a head: levels of a tree and accepted paths, what it reads of a prompt
+HEAD_ROWS = (16, 64)  # T of a head: an accepted path, what it reads of a prompt
+KEPT_ROWS = 32  # rows of an accepted path that one call gathers; longer ones are copied row by row
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +46,12 @@ class PassShape:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The sizes that the forward passes of one engine are padded to. rows: T, ascending. past: P, ascending; empty for
-    exact passes, whose past is as long as it is. logit_rows: R of a pass of more than TREE_ROWS rows, if it wants more
-    than one."""
+    """The sizes that the forward passes of one engine are padded to. rows: T, ascending; past: P, ascending;
+    logit_rows: R of a pass of more than TREE_ROWS rows, if it wants more than one; 0 for a graph without R."""
 
     rows: tuple[int, ...]
     past: tuple[int, ...]
-    logit_rows: int
-
-    @property
-    def steady(self) -> bool:
-        """Whether the past is padded, so that shapes repeat while it grows."""
-        return bool(self.past)
+    logit_rows: int = 0
 
 
 def round_up(count: int, step: int) -> int:
@@ -81,41 +78,44 @@ def rows_up_to(rows: Sequence[int], most: int) -> tuple[int, ...]:
     return tuple(step for step in rows if step <= next_step(rows, most))
 
 
-def pass_shape(steps: Steps, rows: int, past: int, columns: int, logit_rows: int) -> PassShape:
-    """Returns the shape of a forward pass over `rows` rows after `past` rows, whose mask has `columns` columns (rows <=
-    columns <= past + rows), with logits of `logit_rows` rows. An empty past is padded in exact passes too: TensorRT's
-    kernels for attention get at least one row of it."""
+def pass_shape(steps: Steps, rows: int, past: int, logit_rows: int = 0) -> PassShape:
+    """Returns the shape of a forward pass over `rows` rows after `past` rows, with logits of `logit_rows` rows. An
+    empty past is padded too: TensorRT's kernels for attention get at least one row of it."""
     padded = next_step(steps.rows, rows)
-    wanted = padded if padded <= TREE_ROWS else next_step((1, min(padded, steps.logit_rows)), logit_rows)
-    if steps.steady or past == 0:
-        padded_past = next_step(steps.past or (PAST_STEP,), past)
-        return PassShape.of(T=padded, P=padded_past, L=padded_past + padded, R=wanted)
-    return PassShape.of(T=padded, P=past, L=columns - rows + padded, R=wanted)
+    sizes = {"T": padded, "P": next_step(steps.past, past)}
+    if steps.logit_rows:
+        wide = next_step((1, min(padded, steps.logit_rows)), logit_rows)
+        sizes["R"] = padded if padded <= TREE_ROWS else wide
+    return PassShape.of(**sizes)
 
 
 def shapes_of(steps: Steps) -> tuple[PassShape, ...]:
-    """Returns every shape of steady passes but that of trees of more than TREE_ROWS nodes, which are rare: smaller
-    pasts first."""
+    """Returns every shape but that of trees of more than TREE_ROWS nodes, which are rare: smaller pasts first."""
     return tuple(
-        pass_shape(steps, rows, past, past + rows, rows if rows <= TREE_ROWS else 1)
-        for past in steps.past
-        for rows in steps.rows
+        pass_shape(steps, rows, past, rows if rows <= TREE_ROWS else 1) for past in steps.past for rows in steps.rows
     )
 
 
-def write_mask(mask: npt.NDArray[np.floating], past: int, shape: PassShape, out: npt.NDArray[np.floating]) -> None:
-    """Write the padded mask to out [T, L] of the shape. mask [rows, columns]: additive, of a forward pass after `past`
-    rows."""
-    rows, columns = mask.shape
-    covered = shape["L"] - shape["T"]  # past rows with a column in `out`, padding included
-    seen = columns - rows  # past rows with a column in `mask`
-    first = covered - (shape["P"] - past) - seen
-    out[:] = hiding(mask.dtype)
-    out[:, :first] = 0
-    out[:rows, first : first + seen] = mask[:, :seen]
-    out[:rows, covered : covered + rows] = mask[:, seen:]
-    padded = np.arange(rows, shape["T"])
-    out[padded, covered + padded] = 0
+def write_masks(visible: Mask | None, past: int, out: Mask, past_out: Mask) -> None:
+    """Write the masks of a forward pass after `past` rows. visible [n, n]: additive, of its rows; None for rows of
+    which each sees those before it. out [T, T]: of the padded rows; past_out [P]: of the padded past."""
+    hidden = hiding(out.dtype)
+    past_out[:past] = 0
+    past_out[past:] = hidden
+    if visible is None:
+        out[:] = np.where(np.tri(len(out), dtype=np.bool_), 0, hidden)
+        return
+    rows = len(visible)
+    out[:] = hidden
+    out[:rows, :rows] = visible
+    padded = np.arange(rows, len(out))
+    out[padded, padded] = 0
+
+
+def write_seen(rows: int, out: Mask) -> None:
+    """Write to out [T] which of the padded rows are rows."""
+    out[:rows] = 0
+    out[rows:] = hiding(out.dtype)
 
 
 def write_ids(ids: Int, out: Int) -> None:

@@ -1,0 +1,67 @@
+"""What the sessions of target and head have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec
+from eagle_runtime.errors import call_all
+from eagle_runtime.session.counters import Counters
+from eagle_runtime.session.protocol import Session
+from eagle_runtime.session.trt.device import Device, DeviceCache, DeviceRows, Staged, joined_rows
+from eagle_runtime.session.trt.execution import Execution
+from eagle_runtime.session.trt.padding import Steps, shapes_of
+
+
+class EngineSession(Session):
+    """An engine with the inputs and outputs of a bundle's graph, and the place where it writes new keys and values."""
+
+    def __init__(
+        self, device: Device, execution: Execution, graph: GraphSpec, largest: Mapping[str, int], steps: Steps
+    ) -> None:
+        """graph: of the bundle. largest: sizes of the engine's largest forward pass."""
+        self._device, self._execution, self._steps = device, execution, steps
+        self._closed = False
+        gpu = device.driver.describe()
+        self.facts = (gpu.name, gpu.compute_capability, execution.graph.sha256)
+        self._past, self._row_bytes = graph.past, graph.kv_row_bytes
+        self.inputs: Mapping[str, TensorSpec] = {n: s for n, s in graph.inputs.items() if n not in graph.past}
+        self.outputs: Mapping[str, TensorSpec] = {n: s for n, s in graph.outputs.items() if n not in graph.present}
+        self._staged = Staged.reserve(device, len(graph.present), largest["T"], self._row_bytes)
+        for index, name in enumerate(graph.present):
+            execution.bind(name, self._staged.of(index))
+
+    def new_cache(self, capacity: int) -> DeviceCache:
+        return DeviceCache(self._device, len(self._past) // 2, capacity, self._row_bytes)
+
+    def joined(self, parts: Sequence[DeviceRows]) -> DeviceRows:
+        return joined_rows(self._device, parts)
+
+    def warm(self, cache: DeviceCache, report: Callable[[int, int], None]) -> None:
+        """As in WarmedSession."""
+        self._bind_past(cache)
+        self._execution.specialise(shapes_of(self._steps), report)
+
+    def close(self) -> None:
+        """As in protocol.Session. Raises the first BackendError of freeing, once all is freed."""
+        if not self._closed:
+            self._closed = True
+            call_all([self._device.wait, *self._closing(), self._device.release])
+
+    def _closing(self) -> list[Callable[[], None]]:
+        """What frees the engines."""
+        return [self._execution.close]
+
+    @property
+    def capturable(self) -> bool | None:
+        """As in Execution."""
+        assert not self._closed, "the session is closed"
+        return self._execution.capturable
+
+    def counters(self) -> Counters:
+        """As in CountedSession."""
+        return self._device.driver.tally.now
+
+    def _bind_past(self, cache: DeviceCache) -> None:
+        for index, name in enumerate(self._past):
+            self._execution.bind(name, cache.address(index))
