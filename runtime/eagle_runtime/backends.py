@@ -13,7 +13,6 @@ from eagle_runtime.bundle.listed_files import read_graph
 from eagle_runtime.bundle.manifest import Manifest
 from eagle_runtime.errors import BackendError, EagleError
 from eagle_runtime.machine.host import total_memory
-from eagle_runtime.machine.nvidia import first_gpu
 from eagle_runtime.session.protocol import Session, SessionOfAMachine
 
 BACKENDS = ("tensorrt-rtx", "tensorrt", "cuda", "cpu")  # in the order in which "auto" tries them: faster ones first
@@ -136,6 +135,8 @@ def facts_of_times(backend: str, sessions: Sequence[Session]) -> list[str]:
     Times of one GPU say nothing about another one in the same machine."""
     facts = [library_version(backend)]
     if backend == "cuda":
+        from eagle_runtime.machine.nvidia import first_gpu
+
         with contextlib.suppress(BackendError):  # the session runs, whatever the driver says
             gpu = first_gpu()
             facts += [gpu.name, gpu.compute_capability]

@@ -23,7 +23,7 @@ from eagle_export.certificate import make_certificate
 from eagle_export.checkpoint import open_checkpoint
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, Manifest, read_manifest
-from eagle_runtime.loading import HEAD_SCRATCH, bundle_of_sessions
+from eagle_runtime.loading import bundle_of_sessions
 from eagle_runtime.session.ort.device_session import OrtDeviceSession
 from eagle_runtime.session.ort.library import open_graph
 from eagle_runtime.session.ort.memory import OrtMemory
@@ -367,7 +367,7 @@ def test_graphs_that_cannot_be_captured_are_reported_but_usable(
     bundle = Path(shutil.copytree(bundle_of("eagle1"), tmp_path / "bundle"))
     driver, manifest = FakeDriver(), read_manifest(bundle)
     folder = write_fake_engines(bundle, library, 300)
-    sessions = start_sessions(fake_library(driver, library), driver, folder, manifest, 300, HEAD_SCRATCH)
+    sessions = start_sessions(fake_library(driver, library), driver, folder, manifest, 300)
     with EagleModel(bundle_of_sessions(bundle, manifest, sessions, 300, backend=library)) as model:
         for capturable in (True, False):
             driver.capturable = capturable
