@@ -1,5 +1,5 @@
-"""ONNX Runtime with the cache, features and hidden states in device memory. A forward pass copies to the host only the
-head's proposals, or the target's logits, or of these the candidates alone."""
+"""ONNX Runtime with the cache, features, hidden states and logits in device memory. A forward pass copies to the host
+only the head's proposals, or the candidates of the target's logits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec
 from eagle_runtime.errors import BackendError
 from eagle_runtime.session.ort.library import run_graph
 from eagle_runtime.session.ort.logits import COUNT, LogitMemory
-from eagle_runtime.session.ort.memory import Block, OrtCache, OrtMemory, OrtRows
+from eagle_runtime.session.ort.memory import OrtCache, OrtMemory, OrtRows
 from eagle_runtime.session.ort.session import BoundSession
 from eagle_runtime.session.row_padding import pad_rows
 
@@ -23,8 +23,8 @@ ROWS = ("features", "hidden")  # inputs and outputs that stay on the device
 
 
 class OrtDeviceSession(BoundSession):
-    """A graph on a device. Features are fed as OrtRows or host arrays and returned as OrtRows. Where `watched_ids` and
-    `inverse_temperature` are fed too, the target's logits stay on the device and are returned as OrtLogits.
+    """A graph on a device. Features are fed as OrtRows or host arrays and returned as OrtRows, the target's logits
+    as OrtLogits. Of the inputs `watched_ids` and `inverse_temperature` are needed for temperatures above 0 alone.
 
     A forward pass of several rows is padded (row_padding) until past and new rows are a multiple of KEYS. The key/value
     rows of padding are never committed. A single row is not padded: its attention is small either way, and 4-bit
@@ -65,12 +65,16 @@ class OrtDeviceSession(BoundSession):
         kept = next(name for name in self.outputs if name in ROWS)
         self._binding.bind_output(kept, device)  # into new memory in every forward pass
         self._bind_cache(device, cache.addresses, cache.length, total)
-        block = self._bind_logits(sizes["R"]) if "watched_ids" in feeds else None
-        on_host = [name for name in self.outputs if name != kept and not (name == "logits" and block)]
+        on_host = [name for name in self.outputs if name not in (kept, "logits")]
         results: dict[str, Any] = {name: self._bind_output(name, sizes) for name in on_host}
-        run_graph(self._session, self._binding)
-        if self._logits is not None and block is not None:
-            results["logits"] = self._logits.read(block, feeds["watched_ids"], feeds["inverse_temperature"])
+        if self._logits is None:
+            run_graph(self._session, self._binding)
+        else:
+            block = self._logits.reserve(sizes["R"])
+            self._binding.bind_output("logits", device, 0, np.float32, (1, *block.shape), block.address)
+            run_graph(self._session, self._binding)
+            inverse_temperature = feeds.get("inverse_temperature", np.ones(1, np.float32))
+            results["logits"] = self._logits.read(block, feeds.get("watched_ids"), inverse_temperature)
         value = self._binding.get_outputs()[0]  # outputs come in the order in which they were bound first
         spec = self.outputs[kept]
         wanted = count if spec.shape[1] == "T" else sizes["R"]  # R counts no padding rows
@@ -87,13 +91,6 @@ class OrtDeviceSession(BoundSession):
         if self._logits is not None:
             self._logits.close()
         super().close()
-
-    def _bind_logits(self, rows: int) -> Block:
-        assert self._logits is not None
-        block = self._logits.reserve(rows)
-        self._bound_outputs.pop("logits", None)
-        self._binding.bind_output("logits", self._memory.device, 0, np.float32, (1, *block.shape), block.address)
-        return block
 
     def _bind_rows(self, name: str, rows: OrtRows, total: int) -> None:
         spec = self.inputs[name]

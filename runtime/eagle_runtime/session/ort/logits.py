@@ -16,6 +16,7 @@ from eagle_runtime.session.ort.memory import WORD, Block, OrtMemory
 from eagle_runtime.tree import Float, Int
 
 COUNT = 64  # candidates of a row, and watched tokens
+GREEDY_COUNT = 8  # candidates where no tokens are watched, at temperature 0
 
 
 class OrtLogits:
@@ -32,7 +33,7 @@ class OrtLogits:
         assert 0 <= row < len(self)
         known = self._known
         candidates = Candidates(
-            ids=known["top_ids"][row],
+            ids=known["top_ids"][row].astype(np.int64),
             logits=known["top_logits"][row],
             log_sum_exp=float(known["log_sum_exp"][row]),
             watched_ids=self._watched[row],
@@ -83,18 +84,20 @@ class LogitMemory:
             self._value, self._rows = self._memory.allocate(rows * self._vocab_size * WORD), rows
         return Block(int(self._value.data_ptr()), (rows, self._vocab_size))
 
-    def read(self, block: Block, watched: Int, inverse_temperature: npt.NDArray[np.float32]) -> OrtLogits:
-        """Returns the logits of a block with their candidates. watched [R, M]: ids."""
-        rows, count = block.shape[0], min(COUNT, self._vocab_size)
-        feeds = {"count": np.array([count]), "watched": np.ascontiguousarray(watched, np.int64)}
+    def read(self, block: Block, watched: Int | None, inverse_temperature: npt.NDArray[np.float32]) -> OrtLogits:
+        """Returns the logits of a block with their candidates. watched [R, M]: ids; None for temperature 0."""
+        rows = block.shape[0]
+        count = min(GREEDY_COUNT if watched is None else COUNT, self._vocab_size)
+        watched = np.zeros((rows, 1), np.int64) if watched is None else np.ascontiguousarray(watched, np.int64)
+        feeds = {"count": np.array([count]), "first": np.zeros(1, np.int64), "watched": watched}
         binding = self._graph.io_binding()
         binding.bind_input("logits", self._memory.device, 0, np.float32, block.shape, block.address)
         for name, value in {**feeds, "inverse_temperature": inverse_temperature}.items():
             binding.bind_input(name, "cpu", 0, value.dtype.type, value.shape, value.ctypes.data)
         known: dict[str, npt.NDArray[Any]] = {
             "top_logits": np.empty((rows, count), np.float32),
-            "top_ids": np.empty((rows, count), np.int64),
-            "top_log_probs": np.empty((rows, count), np.float32),
+            "top_ids": np.empty((rows, count), np.int32),
+            "best_log_prob": np.empty((rows, 1), np.float32),
             "watched_logits": np.empty(watched.shape, np.float32),
         }
         for name, value in known.items():
@@ -102,7 +105,7 @@ class LogitMemory:
         run_graph(self._graph, binding)
         with np.errstate(invalid="ignore", over="ignore"):
             best = known["top_logits"][:, 0] * inverse_temperature.astype(np.float64)
-            known["log_sum_exp"] = best - known["top_log_probs"][:, 0]
+            known["log_sum_exp"] = best - known["best_log_prob"][:, 0]
         return OrtLogits(self._memory, block, known, watched)
 
     def close(self) -> None:

@@ -57,18 +57,21 @@ def move() -> bytes:
 
 
 def candidates() -> bytes:
-    """Returns a graph: logits [R, V], count [1] int64, watched [R, M] int64, inverse_temperature [1] -> top_logits and
-    top_ids [R, count], best first; top_log_probs [R, count], of them at that temperature; watched_logits [R, M]."""
+    """Returns a graph: logits [R, V], count [1] int64, first [1] int64 (0), watched [R, M] int64,
+    inverse_temperature [1] -> top_logits [R, count], top_ids [R, count] int32, best first; best_log_prob [R, 1], of the
+    best at that temperature; watched_logits [R, M]."""
     nodes = [
-        node("TopK", ["logits", "count"], ["top_logits", "top_ids"], axis=1),
+        node("TopK", ["logits", "count"], ["top_logits", "wide_ids"], axis=1),
+        node("Cast", ["wide_ids"], ["top_ids"], to=INT32),
+        node("Gather", ["wide_ids", "first"], ["best_id"], axis=1),
         node("Mul", ["logits", "inverse_temperature"], ["scores"]),
         node("LogSoftmax", ["scores"], ["log_probs"], axis=1),
-        node("GatherElements", ["log_probs", "top_ids"], ["top_log_probs"], axis=1),
+        node("GatherElements", ["log_probs", "best_id"], ["best_log_prob"], axis=1),
         node("GatherElements", ["logits", "watched"], ["watched_logits"], axis=1),
     ]
-    inputs = {"logits": (FLOAT, 2), "count": (INT64, 1), "watched": (INT64, 2), "inverse_temperature": (FLOAT, 1)}
-    outputs = {"top_logits": (FLOAT, 2), "top_ids": (INT64, 2), "top_log_probs": (FLOAT, 2)}
-    return model(nodes, inputs, outputs | {"watched_logits": (FLOAT, 2)})
+    inputs = {"logits": (FLOAT, 2), "count": (INT64, 1), "first": (INT64, 1), "watched": (INT64, 2)}
+    outputs = {"top_logits": (FLOAT, 2), "top_ids": (INT32, 2), "best_log_prob": (FLOAT, 2)}
+    return model(nodes, inputs | {"inverse_temperature": (FLOAT, 1)}, outputs | {"watched_logits": (FLOAT, 2)})
 
 
 def _value(name: str, element: int, rank: int) -> bytes:
