@@ -101,9 +101,15 @@ def _on_backend(folder: Path, precision: str, backend: str, machine: Machine, gp
 
     def load() -> Step:
         references = read_references(folder / f"{precision}.npz")
+        before = None if gpu is None else machine.gpu().free
         model, built = _open(bundle, backend, machine, gpu)
         opened.append((model, references))
-        return Step("", True, "engines built and loaded" if built else "loaded", figures={"built_here": built})
+        says = "engines built and loaded" if built else "loaded"
+        figures: dict[str, Any] = {"built_here": built, "gpu_bytes": None}
+        if gpu is not None and before is not None and (after := machine.gpu().free) is not None:
+            figures["gpu_bytes"] = before - after
+            says += f", {(before - after) / 1e6:.0f} MB of GPU memory"
+        return Step("", True, says, figures=figures)
 
     step = _step(f"load {of}", load)
     if gpu is None and not step.ok:
