@@ -194,3 +194,17 @@ def test_fp8_runs_on_a_cpu_close_to_fp32(
             logits.append(session.run({**feeds, "tree_mask": mask}, session.new_cache(16))["logits"].copy())
     error = np.linalg.norm(logits[1] - logits[0]) / np.linalg.norm(logits[0])
     assert 0 < error < 0.1
+
+
+@pytest.mark.parametrize("precision", ["int8-weight", "int4"])
+def test_heads_with_small_weights_draft_in_one_call(
+    precision: str, quantised_bundle_of: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    """TensorRT for RTX 1.7 fails where the levels' products share a weight of int8 or int4 (compose.Writer.copy). Each
+    has a name of its own there, and none is stored twice in the graph's files."""
+    bundle = tmp_path / "bundle"
+    shutil.copytree(quantised_bundle_of("eagle3", precision), bundle)
+    built = {engine.name: engine for engine in build_engines(bundle, "tensorrt-rtx", ["8.9"], context=512).built}
+    depth = read_manifest(bundle).tree_defaults.depth
+    assert built["draft"].spec.fused_attention == depth + 1
+    assert not list(bundle.glob("engines/*/*.data"))

@@ -87,7 +87,7 @@ def test_more_layers_and_levels_are_more_kernels() -> None:
     assert Count(12, 5).of(8) == 101
     one, other = recorded("int8", 8, TREE), recorded("int8", 9, Tree(depth=6))
     assert one.target < other.target and one.tree < other.tree and one.head == other.head
-    assert recorded("fp8", 8, TREE) == recorded("int8", 8, TREE)
+    assert recorded("int4-int8", 8, TREE) == recorded("int8", 8, TREE)
 
 
 def test_a_pass_computed_by_hand() -> None:
@@ -111,7 +111,7 @@ def test_a_cycle_computed_by_hand() -> None:
     greedy = traffic(pair.target, pair.head, TREE, 1024, sampled=False)
     sampled = traffic(pair.target, pair.head, TREE, 1024, sampled=True)
     assert TREE.candidates == 510
-    assert greedy.down == 64 * 4 + 510 * 16 + 40 * 8 + 64 * 12 < 16_000 < sampled.down < 64_000
+    assert greedy.down == 64 * 68 + 574 * 8 + 40 * 4 < 16_000 < sampled.down < 64_000
     assert (greedy.calls, greedy.syncs) == (3, 2)
     old = old_traffic(pair.target, TREE)
     assert (old.calls, old.syncs, old.down) == (7, 7, 60 * 128256 * 4 + 6 * 10 * 64 * 12)

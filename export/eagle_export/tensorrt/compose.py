@@ -64,7 +64,8 @@ class Writer:
         it has one.
 
         feeds: a value for every input, but EMBEDS for input_ids, and as tree_mask [1, 1, T, P + T] the mask over all
-        columns. Copies share the weights, so each is stored once. prefix: to the names of its nodes."""
+        columns. prefix: to the names of its nodes. Copies share the weights, so each is stored once; quantised ones by
+        their place in the file, since TensorRT for RTX 1.7 fails on products that share one of int8 or int4."""
         model = ir.load(source)
         graph = model.graph
         embedding, mask = embedding_of(graph), mask_of(graph)
@@ -78,8 +79,10 @@ class Writer:
         for value in graph.inputs:
             if value.name in feeds:
                 ir.convenience.replace_all_uses_with(value, feeds[str(value.name)])
-        for name, weight in graph.initializers.items():
-            shared = self.weights.setdefault(name, weight)
+        for name, weight in [*graph.initializers.items()]:
+            if any(node.op_type == "DequantizeLinear" for node, _ in weight.uses()):
+                weight.name = f"{prefix}{name}"
+            shared = self.weights.setdefault(str(weight.name), weight)
             if shared is not weight:
                 ir.convenience.replace_all_uses_with(weight, shared)
         graph.initializers.clear()

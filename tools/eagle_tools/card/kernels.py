@@ -50,13 +50,12 @@ def count(kernels: Sequence[Kernel]) -> Count:
 
 def recorded(precision: str, layers: int, tree: Tree) -> Kernels:
     """Returns the kernels of a pair whose target has `layers` layers. A precision without a record takes int8's, whose
-    graphs have the same form; where the head's one call has none, a level takes as many kernels as in fp16."""
+    graphs have the same form; an engine without one has as many kernels as in fp16."""
     data = json.loads(RECORD.read_text(encoding="utf-8"))["precisions"]
     counts, plain = data.get(precision, data["int8"]), data["fp16"]
-    target, head = Count(**counts["target"]).of(layers), int(counts["head"])
-    whole = counts if counts["tree"] else plain
-    per_level = (whole["tree"] - whole["head"]) / whole["levels"]
-    return Kernels(target, head, round(head + per_level * tree.depth))
+    head = int(counts["head"] or plain["head"])
+    per_level = ((counts["tree"] or plain["tree"]) - head) / counts["levels"]
+    return Kernels(Count(**counts["target"]).of(layers), head, round(head + per_level * tree.depth))
 
 
 def renewed(bundle: Path, record: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -17,6 +17,7 @@ ROWS = tuple(rows for rows in padding.TARGET_ROWS if rows <= padding.TREE_ROWS) 
 HEAD_ROWS = padding.HEAD_ROWS[0]  # of a padded forward pass of the head: a level, or an accepted path
 CONTEXT = 4096  # tokens that the cache is made for, where memory is counted
 BEST, WATCHED = 64, 64  # likeliest tokens of a row that come to the host for sampling, and chosen ones
+GREEDY = 8  # likeliest tokens that come for greedy decoding
 PROPOSALS = 64  # tokens that the head names after the root, or for each node when all levels came to the host
 ID, SHORT, FLOAT, HALF = 8, 4, 4, 2  # bytes
 LOGIT_READS = 3
@@ -168,10 +169,10 @@ def predict(
 def traffic(target: Facts, head: Facts, tree: Tree, past: int, *, sampled: bool) -> Traffic:
     """Returns what a cycle with one call of the head moves: two calls, and one that keeps the accepted rows."""
     rows = padded_rows(tree.nodes)
-    noise = FLOAT * (tree.depth + 1) * target.vocab if sampled else 0  # for every token, one for each level
+    noise = FLOAT * (tree.depth + 1) * head.vocab if sampled else 0  # for every token, one for each level
     up = _feeds(target, rows, past, sampled) + _feeds(head, HEAD_ROWS, past, False) + noise
-    pool = tree.candidates * (ID + 2 * FLOAT) + (tree.depth - 1) * tree.top_k * ID + PROPOSALS * (ID + FLOAT)
-    return Traffic(calls=3, syncs=2, copies=4, up=up, down=_answers(rows, sampled) + pool)
+    pool = (tree.candidates + PROPOSALS) * (SHORT + FLOAT) + (tree.depth - 1) * tree.top_k * SHORT
+    return Traffic(calls=3, syncs=2, copies=14, up=up, down=_answers(rows, sampled) + pool)
 
 
 def old_traffic(target: Facts, tree: Tree) -> Traffic:
@@ -189,9 +190,9 @@ def _feeds(facts: Facts, rows: int, past: int, sampled: bool) -> int:
 
 
 def _answers(rows: int, sampled: bool) -> int:
-    """Bytes down: the likeliest token of every row; for sampling the likeliest ones with their logits, the logarithm of
-    the sum, and the logits asked for."""
-    return rows * (BEST * (SHORT + FLOAT) + FLOAT + WATCHED * FLOAT if sampled else SHORT)
+    """Bytes down: the likeliest tokens of every row with their logits, the logarithm of the sum; for sampling more of
+    them, and the logits asked for."""
+    return rows * ((BEST if sampled else GREEDY) * (SHORT + FLOAT) + FLOAT + WATCHED * FLOAT * sampled)
 
 
 def _moving(moves: Traffic, card: Card, assumed: Assumed) -> float:
