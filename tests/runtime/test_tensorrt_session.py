@@ -489,7 +489,7 @@ def test_streamed_weights_leave_room_for_buffers(machine_of: Callable[..., Machi
         assert target.engine.weight_streaming_budget_v2 == 1000, "all fit"
         assert target.config.cuda_graph_strategy is GraphStrategy.DISABLED
         assert head.config.cuda_graph_strategy is GraphStrategy.WHOLE_GRAPH_CAPTURE
-        assert target.compiled == [] and head.compiled != []
+        assert target.compiled and head.compiled, "shapes repeat, also where no graph holds them"
     machine.library.contexts.clear()
     tight = Machine(machine.bundle, "tensorrt-rtx", streamed=True, total=machine.driver.total)
     tight.driver.total = 200 << 20  # room for the buffers and the margin alone

@@ -65,22 +65,22 @@ class Execution:
         """Bytes of scratch memory that running any profile takes."""
         return int(self._engine.device_memory_size_v2)
 
-    def start(self, device: Device, scratch: int, nbytes: int, steady: bool, cache_file: Path | None) -> None:
+    def start(self, device: Device, scratch: int, nbytes: int, replayed: bool, cache_file: Path | None) -> None:
         """Create the execution context. scratch, nbytes: address and size of scratch memory, which other engines on the
-        stream may share. steady: whether shapes and addresses repeat, so that graphs and kernels made for them pay off.
+        stream may share. replayed: whether graphs can hold forward passes; none can while weights are streamed.
         cache_file: where TensorRT for RTX keeps the kernels that it compiles; None for nowhere."""
         self._device = device
         trt, engine = self._trt, self._engine
         managed = trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        self._own_graphs = steady and not hasattr(trt, "CudaGraphStrategy")
+        self._own_graphs = replayed and not hasattr(trt, "CudaGraphStrategy")
         if hasattr(trt, "CudaGraphStrategy"):  # TensorRT for RTX
             config = engine.create_runtime_config()
             config.set_execution_context_allocation_strategy(managed)
             graphs, kernels = trt.CudaGraphStrategy, trt.DynamicShapesKernelSpecializationStrategy
-            config.cuda_graph_strategy = graphs.WHOLE_GRAPH_CAPTURE if steady else graphs.DISABLED
-            # EAGER compiles a shape's kernels in its first forward pass, which waits for them; LAZY would run slower
-            # ones until a thread in the background has compiled them. NONE serves shapes that never repeat.
-            config.dynamic_shapes_kernel_specialization_strategy = kernels.EAGER if steady else kernels.NONE
+            config.cuda_graph_strategy = graphs.WHOLE_GRAPH_CAPTURE if replayed else graphs.DISABLED
+            # This compiles a shape's kernels in its first forward pass, which waits for them; LAZY would run slower
+            # ones until a thread in the background has compiled them.
+            config.dynamic_shapes_kernel_specialization_strategy = kernels.EAGER
             self._cache_file = cache_file
             if cache_file is not None:
                 self._runtime_cache, self._saved = _read_runtime_cache(config, cache_file)
