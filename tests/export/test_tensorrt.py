@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from conftest import HEADS
 from eagle_export.bundle import export
-from eagle_export.tensorrt.build import Built
+from eagle_export.tensorrt.build import Built, build_engines
 from eagle_export.tensorrt.kernels import Kernel, read_kernels
 from eagle_export.trace import OPSET
 from eagle_runtime.bundle.manifest import read_manifest
@@ -186,6 +186,25 @@ def test_real_shape_eagle3(folder: Path) -> None:
     target_folder = llama.write(folder / "target", llama.target())
     head_folder = head.write(folder / "head", head.eagle3(draft_vocab=VOCAB // 2))
     check_bundle(export(target_folder, head_folder, folder / "bundle", precision="fp16", certify=False).bundle)
+
+
+@pytest.mark.slow
+def test_engines_keep_every_weight_once(folder: Path) -> None:
+    """Of a head of real width, whose engine holds the embedding of the tokens that it knows and no other."""
+    llama, head = Llama(7, 8, 2, 128, 256), Llama(1, HEAD_COUNT, KV_HEADS, 128, INTERMEDIATE)
+    target_folder = llama.write(folder / "target", llama.target())
+    head_folder = head.write(folder / "head", head.eagle3(draft_vocab=VOCAB // 2))
+    bundle, table = folder / "bundle", VOCAB * HIDDEN * 2
+    export(target_folder, head_folder, bundle, precision="fp16", certify=False)
+    specs = {engine.name: engine.spec for engine in build_engines(bundle, "tensorrt-rtx", ["8.9"], context=1024).built}
+    kept = {name: (bundle / name / "model.onnx.data").stat().st_size - table for name in ("target", "draft")}
+    kept["draft"] += table // 2
+    for name, nbytes in kept.items():
+        weights, size = specs[name].weights, specs[name].size
+        assert weights is not None
+        print(f"{name}: {nbytes / 1e6:.1f} MB, {weights / 1e6:.1f} MB in GPU memory, {size / 1e6:.1f} MB with kernels")
+        assert weights <= 1.06 * nbytes and size <= 1.06 * nbytes + 12e6
+    assert specs["keep"].size < 1e6
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])

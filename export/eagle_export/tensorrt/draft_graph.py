@@ -90,7 +90,12 @@ def draft_graph(source: Path, depth: int, top_k: int) -> ir.Model:
     }
     write = Writer()
     mask = mask_over_all(write, inputs["past_mask"], inputs["tree_mask"])
-    read = write.copy(source, "read.", {**inputs, "tree_mask": mask, "logit_rows": inputs["last_row"]})
+    # Proposals for k rows, all the last one, as many as a level has: for a single row TensorRT would take other
+    # kernels, and keep the weights a second time in the order that those read.
+    last_rows = write.op("Expand", inputs["last_row"], write.ints(top_k))
+    read = write.copy(source, "read.", {**inputs, "tree_mask": mask, "logit_rows": last_rows})
+    for name in ("token_ids", "log_probs", "draft_ids"):
+        read[name] = write.op("Slice", read[name], write.ints(0), write.ints(1), write.ints(1))
     pool = _grow(write, source, inputs, read, depth, top_k)
     count = top_k + depth * top_k**2
     outputs = [
