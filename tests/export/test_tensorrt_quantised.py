@@ -196,7 +196,7 @@ def test_fp8_runs_on_a_cpu_close_to_fp32(
     assert 0 < error < 0.1
 
 
-@pytest.mark.parametrize("precision", ["int8-weight", "int4"])
+@pytest.mark.parametrize("precision", ["int8", "fp8", "int4", pytest.param("int8-weight", marks=pytest.mark.slow)])
 def test_heads_with_small_weights_draft_in_one_call(
     precision: str, quantised_bundle_of: Callable[[str, str], Path], tmp_path: Path
 ) -> None:
@@ -207,4 +207,6 @@ def test_heads_with_small_weights_draft_in_one_call(
     built = {engine.name: engine for engine in build_engines(bundle, "tensorrt-rtx", ["8.9"], context=512).built}
     depth = read_manifest(bundle).tree_defaults.depth
     assert built["draft"].spec.fused_attention == depth + 1
+    for engine in built.values():
+        assert engine.kernels and not [kernel for kernel in engine.kernels if kernel.stores_sums_in_fp16]
     assert not list(bundle.glob("engines/*/*.data"))
