@@ -95,7 +95,8 @@ def test_engines_and_sidecar(built: tuple[Path, module.Built]) -> None:
     assert (done.folder / tables[0].file).stat().st_size == 2 * 256 * 64
     for name, spec in done.engines.models.items():
         stored = (bundle / name / "model.onnx.data").stat().st_size
-        assert spec.weights is not None and 0.6 * stored < spec.weights < 1.2 * stored, "GPU memory of the weights"
+        most = 1.2 * stored + 200_000  # with the masks and indices of unrolled levels, which weigh in a graph of 0.2 MB
+        assert spec.weights is not None and 0.6 * stored < spec.weights < most, "GPU memory of the weights"
 
 
 def test_attention_is_fused_in_every_layer(built: tuple[Path, module.Built]) -> None:
