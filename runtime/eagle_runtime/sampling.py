@@ -174,7 +174,7 @@ class Sampler:
                 f"the target's logits at position {self.position} are not finite; the model's weights or its "
                 "precision do not fit (try fp32)"
             )
-        token = likeliest if self._raw_scores and self.params.temperature == 0 else self._draw(logits)
+        token = likeliest if self.takes_highest else self._draw(logits)
         if self._num_log_probs is not None:
             self._log_probs.append(log_probs_of(logits, token, self._num_log_probs))
         return token
@@ -255,6 +255,11 @@ class Sampler:
         """What logits are multiplied by for `Candidates.log_sum_exp`; 1 at temperature 0."""
         return 1 / self.params.temperature if self.params.temperature > 0 else 1.0
 
+    @property
+    def takes_highest(self) -> bool:
+        """Whether every token is the one with the highest logit, whatever came before."""
+        return self._raw_scores and self.params.temperature == 0
+
     def watched(self, positions: Int, count: int) -> Int:
         """Returns the tokens [n, count] to be watched where tokens of absolute positions [n] are drawn: those that a
         bias raises, and those that win without being likely, as their random numbers are smallest; zeros fill up.
@@ -276,7 +281,7 @@ class Sampler:
         params = self.params
         if self._num_log_probs is not None or not math.isfinite(row.log_sum_exp):
             return None
-        if params.temperature == 0 and self._raw_scores:
+        if self.takes_highest:
             best = row.logits.max()
             decided = len(row.ids) == len(self._seen) or best > row.logits.min()
             return int(row.ids[row.logits == best].min()) if decided else None

@@ -86,7 +86,7 @@ class Target:
         positions = self.cache.length + depths
         rows = row_numbers(tree.num_nodes)
         asked: dict[str, Array] = {}
-        if sampler is not None and sampler.params.temperature > 0 and "watched_ids" in self._session.inputs:
+        if sampler is not None and not sampler.takes_highest and "watched_ids" in self._session.inputs:
             count = int(self._session.inputs["watched_ids"].shape[1])
             asked = {
                 "watched_ids": sampler.watched(1 + positions, count),

@@ -81,3 +81,17 @@ def test_plain_decoding_takes_one_call_a_token(
     work = after.since(before)
     assert work.engine_calls == len(tokens) and work.synchronisations == 1 + len(tokens)
     assert work.bytes_down < 2_000 * len(tokens)
+
+
+def test_penalties_at_temperature_0_fetch_no_rows(
+    model_on_gpu: Callable[[str], EagleModel], prompts: list[list[int]]
+) -> None:
+    """Where the highest logit may not be the token, more candidates are copied, as at a temperature above 0."""
+    settings: dict[str, Any] = {"repetition_penalty": 1.3, "logit_bias": {7: 2.0}, "max_new_tokens": 40}
+    with model_on_gpu("eagle1") as model:
+        before = model.counters()
+        cycles: list[Cycle] = []
+        model.generate(prompts[0], ignore_eos=True, **settings, **DYNAMIC, on_cycle=cycles.append)
+        after = model.counters()
+    assert before is not None and after is not None
+    assert after.since(before).synchronisations == 2 + 2 * len(cycles)

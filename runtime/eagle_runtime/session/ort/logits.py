@@ -16,7 +16,7 @@ from eagle_runtime.session.ort.memory import WORD, Block, OrtMemory
 from eagle_runtime.tree import Float, Int
 
 COUNT = 64  # candidates of a row, and watched tokens
-GREEDY_COUNT = 8  # candidates where no tokens are watched, at temperature 0
+GREEDY_COUNT = 8  # candidates where no tokens are watched, since the highest logit is the token
 
 
 class OrtLogits:
@@ -85,7 +85,8 @@ class LogitMemory:
         return Block(int(self._value.data_ptr()), (rows, self._vocab_size))
 
     def read(self, block: Block, watched: Int | None, inverse_temperature: npt.NDArray[np.float32]) -> OrtLogits:
-        """Returns the logits of a block with their candidates. watched [R, M]: ids; None for temperature 0."""
+        """Returns the logits of a block with their candidates. watched [R, M]: ids; None where the highest logit is the
+        token."""
         rows = block.shape[0]
         count = min(GREEDY_COUNT if watched is None else COUNT, self._vocab_size)
         watched = np.zeros((rows, 1), np.int64) if watched is None else np.ascontiguousarray(watched, np.int64)

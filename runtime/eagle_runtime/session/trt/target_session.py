@@ -22,7 +22,7 @@ from eagle_runtime.session.trt.logits import DeviceLogits
 from eagle_runtime.session.trt.padding import KEPT_ROWS, PassShape, Steps, pass_shape, write_ids, write_masks
 from eagle_runtime.tree import Int
 
-GREEDY_TOP = 8  # candidates per row that are downloaded at temperature 0
+GREEDY_TOP = 8  # candidates per row that are downloaded where the highest logit is the token
 SMALL = ("top_ids", "top_logits", "log_sum_exp", "watched_logits")
 
 
