@@ -18,9 +18,10 @@ from eagle_runtime.cache import KVCache
 from eagle_runtime.errors import EagleError
 from eagle_runtime.loading import bundle_of_sessions
 from eagle_runtime.sampling import Sampler, SamplingParams
+from eagle_runtime.session.device_logits import DeviceLogits
 from eagle_runtime.session.ort.device_session import KEYS, OrtDeviceSession, check_rows
 from eagle_runtime.session.ort.library import open_graph
-from eagle_runtime.session.ort.logits import COUNT, GREEDY_COUNT, LogitMemory, OrtLogits
+from eagle_runtime.session.ort.logits import COUNT, GREEDY_COUNT, LogitMemory
 from eagle_runtime.session.ort.memory import SPARE, Block, OrtCache, OrtMemory, OrtRows
 from eagle_runtime.session.row_padding import pad_rows
 from eagle_runtime.target import Target
@@ -289,7 +290,7 @@ def test_logits_stay_on_the_device(
         params = SamplingParams(temperature=temperature, seed=3)
         sampler, on_host = (Sampler(params, prompts[0], 256) for _ in range(2))
         first, wanted = np.array(target.verify(tree)[0]), target.verify(tree, sampler)[0]
-        assert isinstance(wanted, OrtLogits) and len(wanted) == nodes
+        assert isinstance(wanted, DeviceLogits) and len(wanted) == nodes
         np.testing.assert_array_equal(np.array(wanted), first)
         watched = sampler.watched(sampler.position + np.arange(nodes), COUNT)
         count = COUNT if temperature else GREEDY_COUNT

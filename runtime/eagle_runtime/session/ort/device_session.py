@@ -24,7 +24,7 @@ ROWS = ("features", "hidden")  # inputs and outputs that stay on the device
 
 class OrtDeviceSession(BoundSession):
     """A graph on a device. Features are fed as OrtRows or host arrays and returned as OrtRows, the target's logits
-    as OrtLogits. Of the inputs `watched_ids` and `inverse_temperature` are
+    as DeviceLogits. Of the inputs `watched_ids` and `inverse_temperature` are
     needed where another token than that of the highest logit may be drawn.
 
     A forward pass of several rows is padded (row_padding) until past and new rows are a multiple of KEYS. The key/value

@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.bundle.manifest import GraphSpec
+from eagle_runtime.session.device_logits import DeviceLogits
 from eagle_runtime.session.trt.device import Device, DeviceCache, DeviceRows, empty_rows
 from eagle_runtime.session.trt.engine_session import EngineSession
 from eagle_runtime.session.trt.execution import Execution
 from eagle_runtime.session.trt.inputs import Inputs, nbytes_of
-from eagle_runtime.session.trt.logits import DeviceLogits
 from eagle_runtime.session.trt.padding import KEPT_ROWS, PassShape, Steps, pass_shape, write_ids, write_masks
-from eagle_runtime.tree import Int
+from eagle_runtime.tree import Float, Int
 
 GREEDY_TOP = 8  # candidates per row that are downloaded where the highest logit is the token
 SMALL = ("top_ids", "top_logits", "log_sum_exp", "watched_logits")
@@ -51,7 +51,6 @@ class TargetSession(EngineSession):
         self._outputs = {n: s for n, s in engine.outputs.items() if n not in graph.present}
         self._places = {name: device.reserve(nbytes_of(spec, largest)) for name, spec in self._outputs.items()}
         self._host = {name: device.reserve_host(nbytes_of(self._outputs[name], largest)) for name in SMALL}
-        self._watched = np.zeros((0, 0), np.int64)
         if keep is not None:
             keep.bind(self._staged.address, self._places["features"])
         for name, address in {**self._from_host.addresses, **self._places}.items():
@@ -71,12 +70,12 @@ class TargetSession(EngineSession):
         watched = feeds.get("watched_ids")
         known = self._download(shape, None if watched is not None else GREEDY_TOP)
         self._device.wait()
-        self._watched = np.zeros((wanted, 0), np.int64) if watched is None else watched
-        vocab = int(self.outputs["logits"].shape[2])
         width = int(self.outputs["features"].shape[2])
         address, dtype = self._places["features"], self.outputs["features"].dtype
         return {
-            "logits": DeviceLogits(self._device, self._places["logits"], (wanted, vocab), known, self._watched),
+            "logits": DeviceLogits(
+                wanted, self._fetch, known, np.zeros((wanted, 0), np.int64) if watched is None else watched
+            ),
             "features": DeviceRows(self._device, address, len(ids), width, dtype),
         }
 
@@ -95,6 +94,14 @@ class TargetSession(EngineSession):
 
     def _closing(self) -> list[Callable[[], None]]:
         return super()._closing() if self._keep is None else [*super()._closing(), self._keep.close]
+
+    def _fetch(self, first: int, count: int) -> Float:
+        """Returns a copy of some rows of logits [count, V] on the host. Waits for the GPU."""
+        host = np.empty((count, int(self.outputs["logits"].shape[2])), np.float32)
+        address = self._places["logits"] + first * host.strides[0]
+        self._device.driver.download(host.ctypes.data, address, host.nbytes, self._device.stream)
+        self._device.wait()
+        return host
 
     def _write(self, feeds: Mapping[str, Any], past: int, shape: PassShape) -> None:
         out, sizes, ids = self._from_host.out, shape.sizes, feeds["input_ids"]
@@ -122,7 +129,8 @@ class TargetSession(EngineSession):
                 continue
             nbytes = int(np.prod(sizes)) * np.dtype(spec.dtype).itemsize
             self._device.driver.download(self._host[name].ctypes.data, self._places[name], nbytes, self._device.stream)
-            known[name] = self._host[name][:nbytes].view(spec.dtype).reshape(sizes)
+            array = self._host[name][:nbytes].view(spec.dtype).reshape(sizes)
+            known[name] = array.T if name.startswith("top_") else array
         return known
 
 
