@@ -13,16 +13,13 @@ class LoadingLine:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._shown = False
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        if stage != "warm" or not self._stream.isatty():
+        if stage != "warm" or not self._stream.isatty() or not (self._shown or 0 < done < total):
             return
-        if done == total:
-            text = CLEARED
-        elif done > 0:
-            filled = WIDTH * done // total
-            text = f"{CLEARED}compiling kernels for this GPU [{'#' * filled}{'.' * (WIDTH - filled)}]"
-        else:
-            return
-        self._stream.write(text)
+        filled = WIDTH * done // total
+        bar = f"compiling kernels for this GPU [{'#' * filled}{'.' * (WIDTH - filled)}]"
+        self._shown = 0 < done < total
+        self._stream.write(CLEARED + bar if self._shown else CLEARED)
         self._stream.flush()

@@ -487,9 +487,9 @@ def test_close_waits_for_the_running_step(
     gate, verify = Gate(), Target.verify
     freed: list[bool] = []
 
-    def verify_late(self: Target, tree: Tree) -> Any:
+    def verify_late(self: Target, tree: Tree, *sampler: Any) -> Any:
         gate()
-        return verify(self, tree)
+        return verify(self, tree, *sampler)
 
     def close_noted(close: Callable[[], None]) -> None:
         freed.append(gate.opened.is_set())
@@ -534,9 +534,9 @@ def test_a_signal_handler_in_the_middle_of_a_step(
     """It may close the model; it cannot decode."""
     verify, refused = Target.verify, list[type[Exception]]()
 
-    def verify_interrupted(self: Target, tree: Any) -> Any:
+    def verify_interrupted(self: Target, tree: Any, *sampler: Any) -> Any:
         signal.raise_signal(signal.SIGUSR1)
-        return verify(self, tree)
+        return verify(self, tree, *sampler)
 
     def handler(*_: object) -> None:
         try:

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort
 
 from eagle_export.tensorrt.compose import table_of
 from eagle_export.tensorrt.draft_graph import draft_graph, known_tokens
@@ -30,6 +29,7 @@ from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.one_call import OneCallHead
 from eagle_runtime.drafting.shapes import DynamicTree
 from eagle_runtime.errors import RequestError
+from eagle_runtime.session.ort.library import open_graph
 from eagle_runtime.session.ort.session import OrtSession
 from eagle_runtime.session.protocol import Drafted, Session, Weights
 from eagle_runtime.tree import Int, hiding
@@ -101,11 +101,8 @@ class OrtOneCall(Session):
         self._known = len(self._table) if self.known is None else len(self.known)
         self._graph, self._past, self._rows = graph, past, rows
         self._dtype = np.dtype(graph.inputs["tree_mask"].dtype)
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(source.parent))
         content = ir.to_proto(draft_graph(source, depth, top_k)).SerializeToString()
-        self._session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        self._session = open_graph(source, threads=threads, model=content)
 
     def new_cache(self, capacity: int) -> KVCache:
         _, _, heads, width = self._graph.inputs[self._graph.past[0]].shape
