@@ -2,7 +2,7 @@
 
 It is made of copies of the bundle's draft graph, one for the rows and one for each level. Between two copies stands
 what drafting/shapes.py does on the host for trees that grow level by level: children are ranked, the best of a level go
-on, and their hidden states and masks are gathered. The host keeps the best of all candidates (drafting/beam.py).
+on, and their hidden states and masks are gathered. The host walks the candidates (drafting/one_call.py).
 
 Shapes: T rows that are read, P past rows, D levels below the root's children, k children per node, Vd tokens
 that the head knows, C tokens that it proposes per row, H width of the embedding. There are N = k + D k^2 candidates.
@@ -96,7 +96,7 @@ def draft_graph(source: Path, depth: int, top_k: int) -> ir.Model:
     read = write.copy(source, "read.", {**inputs, "tree_mask": mask, "logit_rows": last_rows})
     for name in ("token_ids", "log_probs", "draft_ids"):
         read[name] = write.op("Slice", read[name], write.ints(0), write.ints(1), write.ints(1))
-    pool = _grow(write, source, inputs, read, depth, top_k)
+    pool = _grow(write, source, graph, inputs, read, depth, top_k)
     count = top_k + depth * top_k**2
     outputs = [
         named(write.narrow(write.op("Concat", *pool.tokens, axis=0)), "pool_tokens", I32, [count]),
@@ -124,13 +124,13 @@ class _Pool:
 def _grow(
     write: Writer,
     source: Path,
+    graph: ir.Graph,
     inputs: Mapping[str, ir.Value],
     read: Mapping[str, ir.Value],
     depth: int,
     top_k: int,
 ) -> _Pool:
-    """Adds the levels. read: outputs of the copy that reads the rows."""
-    graph = ir.load(source).graph
+    """Adds the levels. graph: that of `source`; read: outputs of the copy that reads the rows."""
     table, dtype = _level_table(write, graph), dtype_of(graph)
     past = [name for name in inputs if name.startswith("past_key_values.")]
     keys = {name: [inputs[name], read[new]] for name, new in zip(past, present_names(len(past) // 2), strict=True)}

@@ -23,9 +23,9 @@ ROWS = ("features", "hidden")  # inputs and outputs that stay on the device
 
 
 class OrtDeviceSession(BoundSession):
-    """A graph on a device. Features are fed as OrtRows or host arrays and returned as OrtRows, the target's logits
-    as DeviceLogits. Of the inputs `watched_ids` and `inverse_temperature` are
-    needed where another token than that of the highest logit may be drawn.
+    """A graph on a device. Features are fed as OrtRows or host arrays and returned as OrtRows, the target's logits as
+    DeviceLogits. The inputs `watched_ids` and `inverse_temperature` are needed where another token than that of the
+    highest logit may be drawn.
 
     A forward pass of several rows is padded (row_padding) until past and new rows are a multiple of KEYS. The key/value
     rows of padding are never committed. A single row is not padded: its attention is small either way, and 4-bit

@@ -24,7 +24,7 @@ from eagle_runtime.session.trt.driver import CudaDriver
 from eagle_runtime.session.trt.padding import PAST_STEP, round_up
 from eagle_runtime.tree import Int
 
-SLACK = 64  # rows after a cache's capacity, for the padding rows of a forward pass
+SLACK = 64  # rows after a cache's capacity: an accepted path comes with up to padding.KEPT_ROWS rows that are no rows
 SMALLEST = 1 << 12  # bytes; blocks for rows have sizes of powers of two, at least this
 
 

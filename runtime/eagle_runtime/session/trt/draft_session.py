@@ -15,7 +15,7 @@ from eagle_runtime.session.protocol import Drafted, Weights
 from eagle_runtime.session.trt.device import Device, DeviceCache, DeviceRows
 from eagle_runtime.session.trt.engine_session import EngineSession
 from eagle_runtime.session.trt.execution import Execution
-from eagle_runtime.session.trt.inputs import Inputs, nbytes_of
+from eagle_runtime.session.trt.inputs import nbytes_of
 from eagle_runtime.session.trt.padding import (
     PassShape,
     Steps,
@@ -43,18 +43,14 @@ class DraftSession(EngineSession):
         table: npt.NDArray[Any],
         known: Int | None,
     ) -> None:
-        """graph: of the bundle; execution: of an engine of draft_graph.draft_graph. largest: sizes of its largest call.
-        table [V, H]: the embedding, memory-mapped. known: as in OneCallSession."""
-        super().__init__(device, execution, graph, largest, steps)
-        self._table = table
+        """As EngineSession; the engine's graph is draft_graph.draft_graph. known: as in OneCallSession."""
+        super().__init__(device, execution, graph, largest, steps, table)
         self.known = known
         self.most_rows = largest["T"]
         engine = execution.graph
         self.depth = int(engine.inputs["level_positions"].shape[0])
         count = int(engine.outputs["pool_tokens"].shape[0])
         self.top_k = next(k for k in range(1, count + 1) if k + self.depth * k * k == count)
-        hosted = {n: s for n, s in engine.inputs.items() if n not in (*graph.past, "features")}
-        self._from_host = Inputs(device, hosted, largest)
         self._quiet = True  # whether the noise on the GPU is zero
         self._features = device.reserve(nbytes_of(engine.inputs["features"], largest))
         device.driver.clear(self._features, nbytes_of(engine.inputs["features"], largest), device.stream)
@@ -65,7 +61,7 @@ class DraftSession(EngineSession):
         self._block, self._host = device.reserve(end), device.reserve_host(end)
         self._offsets = offsets
         places = {name: self._block + offset for name, offset in offsets.items()}
-        for name, address in {**self._from_host.addresses, **places, "features": self._features}.items():
+        for name, address in {**places, "features": self._features}.items():
             execution.bind(name, address)
 
     def draft(self, tokens: Int, features: Any, weights: Weights, cache: DeviceCache) -> Drafted:
@@ -75,11 +71,8 @@ class DraftSession(EngineSession):
         shape = pass_shape(self._steps, len(tokens), cache.length)
         self._execution.check(shape)
         self._write(tokens, cache.length, weights, shape)
-        self._from_host.send()
         self._copy_features(features)
-        self._bind_past(cache)
-        self._execution.run(shape)
-        cache.staged = self._staged
+        self._queue(shape, cache)
         driver, stream = self._device.driver, self._device.stream
         driver.download(self._host.ctypes.data, self._block, self._host.nbytes, stream)
         self._device.wait()
@@ -93,7 +86,7 @@ class DraftSession(EngineSession):
 
     def _write(self, tokens: Int, past: int, weights: Weights, shape: PassShape) -> None:
         out, sizes, count = self._from_host.out, shape.sizes, len(tokens)
-        np.take(self._table, tokens, axis=0, out=out("embeds", sizes)[0, :count], mode="clip")
+        self._embed(tokens, sizes)
         write_ids(past + np.arange(count), out("position_ids", sizes)[0])
         write_masks(None, past, out("tree_mask", sizes)[0, 0], out("past_mask", sizes)[0, 0, 0])
         write_seen(count, out("row_mask", sizes)[0, 0, 0])

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec
 from eagle_runtime.errors import call_all
@@ -10,17 +14,27 @@ from eagle_runtime.session.counters import Counters
 from eagle_runtime.session.protocol import Session
 from eagle_runtime.session.trt.device import Device, DeviceCache, DeviceRows, Staged, joined_rows
 from eagle_runtime.session.trt.execution import Execution
-from eagle_runtime.session.trt.padding import Steps, shapes_of
+from eagle_runtime.session.trt.inputs import Inputs
+from eagle_runtime.session.trt.padding import PassShape, Steps, shapes_of
+from eagle_runtime.tree import Int
 
 
 class EngineSession(Session):
-    """An engine with the inputs and outputs of a bundle's graph, and the place where it writes new keys and values."""
+    """An engine with the inputs and outputs of a bundle's graph, what it gets from the host, and the place where it
+    writes new keys and values."""
 
     def __init__(
-        self, device: Device, execution: Execution, graph: GraphSpec, largest: Mapping[str, int], steps: Steps
+        self,
+        device: Device,
+        execution: Execution,
+        graph: GraphSpec,
+        largest: Mapping[str, int],
+        steps: Steps,
+        table: npt.NDArray[Any],
     ) -> None:
-        """graph: of the bundle. largest: sizes of the engine's largest forward pass."""
-        self._device, self._execution, self._steps = device, execution, steps
+        """graph: of the bundle; execution: of an engine that was made of it. largest: sizes of its largest forward
+        pass. table [V, H]: the embedding, memory-mapped."""
+        self._device, self._execution, self._steps, self._table = device, execution, steps, table
         self._closed = False
         gpu = device.driver.describe()
         self.facts = (gpu.name, gpu.compute_capability, execution.graph.sha256)
@@ -30,6 +44,10 @@ class EngineSession(Session):
         self._staged = Staged.reserve(device, len(graph.present), largest["T"], self._row_bytes)
         for index, name in enumerate(graph.present):
             execution.bind(name, self._staged.of(index))
+        hosted = {n: s for n, s in execution.graph.inputs.items() if n not in (*graph.past, "features")}
+        self._from_host = Inputs(device, hosted, largest)
+        for name, address in self._from_host.addresses.items():
+            execution.bind(name, address)
 
     def new_cache(self, capacity: int) -> DeviceCache:
         return DeviceCache(self._device, len(self._past) // 2, capacity, self._row_bytes)
@@ -61,6 +79,17 @@ class EngineSession(Session):
     def counters(self) -> Counters:
         """As in CountedSession."""
         return self._device.driver.tally.now
+
+    def _embed(self, tokens: Int, sizes: Mapping[str, int]) -> None:
+        """Write the embeddings of a forward pass's tokens."""
+        np.take(self._table, tokens, axis=0, out=self._from_host.out("embeds", sizes)[0, : len(tokens)], mode="clip")
+
+    def _queue(self, shape: PassShape, cache: DeviceCache) -> None:
+        """Queue a forward pass over the inputs that were written."""
+        self._from_host.send()
+        self._bind_past(cache)
+        self._execution.run(shape)
+        cache.staged = self._staged
 
     def _bind_past(self, cache: DeviceCache) -> None:
         for index, name in enumerate(self._past):

@@ -39,21 +39,19 @@ class TargetSession(EngineSession):
         table: npt.NDArray[Any],
         keep: RowKeeper | None,
     ) -> None:
-        """graph: of the bundle; execution: of an engine of target_graph.target_graph. largest: sizes of its largest
-        forward pass. table [V, H]: the embedding, memory-mapped. keep: gathers accepted rows; None copies them one by
-        one."""
-        super().__init__(device, execution, graph, largest, steps)
-        self._table, self._keep = table, keep
+        """As EngineSession; the engine's graph is target_graph.target_graph. keep: gathers accepted rows; None copies
+        them one by one."""
+        super().__init__(device, execution, graph, largest, steps, table)
+        self._keep = keep
         engine = execution.graph
         asked = ("watched_ids", "inverse_temperature")
         self.inputs = {**self.inputs, **{name: engine.inputs[name] for name in asked}}
-        self._from_host = Inputs(device, {n: s for n, s in engine.inputs.items() if n not in graph.past}, largest)
         self._outputs = {n: s for n, s in engine.outputs.items() if n not in graph.present}
         self._places = {name: device.reserve(nbytes_of(spec, largest)) for name, spec in self._outputs.items()}
         self._host = {name: device.reserve_host(nbytes_of(self._outputs[name], largest)) for name in SMALL}
         if keep is not None:
             keep.bind(self._staged.address, self._places["features"])
-        for name, address in {**self._from_host.addresses, **self._places}.items():
+        for name, address in self._places.items():
             execution.bind(name, address)
 
     def run(self, feeds: Mapping[str, Any], cache: DeviceCache) -> dict[str, Any]:
@@ -63,10 +61,7 @@ class TargetSession(EngineSession):
         shape = pass_shape(self._steps, len(ids), cache.length, wanted)
         self._execution.check(shape)
         self._write(feeds, cache.length, shape)
-        self._from_host.send()
-        self._bind_past(cache)
-        self._execution.run(shape)
-        cache.staged = self._staged
+        self._queue(shape, cache)
         watched = feeds.get("watched_ids")
         known = self._download(shape, None if watched is not None else GREEDY_TOP)
         self._device.wait()
@@ -104,8 +99,8 @@ class TargetSession(EngineSession):
         return host
 
     def _write(self, feeds: Mapping[str, Any], past: int, shape: PassShape) -> None:
-        out, sizes, ids = self._from_host.out, shape.sizes, feeds["input_ids"]
-        np.take(self._table, ids, axis=0, out=out("embeds", sizes)[0, : len(ids)], mode="clip")
+        out, sizes = self._from_host.out, shape.sizes
+        self._embed(feeds["input_ids"], sizes)
         for name in ("position_ids", "logit_rows"):
             write_ids(feeds[name], out(name, sizes).reshape(-1))
         write_masks(feeds["tree_mask"], past, out("tree_mask", sizes)[0, 0], out("past_mask", sizes)[0, 0, 0])
