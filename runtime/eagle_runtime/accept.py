@@ -14,10 +14,12 @@ from eagle_runtime.tree import Float, Int, Tree
 @dataclass(frozen=True, slots=True)
 class Step:
     """The outcome of one verification. path [a + 1]: accepted nodes, the root first. tokens [a + 1]: the tokens
-    emitted: those of path[1:], then the target's sample at the last of them, which roots the next tree."""
+    emitted: those of path[1:], then the target's sample at the last of them, which roots the next tree. logits [N, V]:
+    the target's of all nodes, as `accept` got them; valid until the next forward pass, and None for the prompt."""
 
     path: Int
     tokens: Int
+    logits: Float | LogitRows | None = None
 
     @property
     def num_accepted(self) -> int:
@@ -39,5 +41,5 @@ def accept(tree: Tree, logits: Float | LogitRows, sampler: Sampler) -> Step:
         tokens.append(token)
         child = children.get((path[-1], token))
         if child is None or sampler.finished:
-            return Step(np.array(path, np.int64), np.array(tokens, np.int64))
+            return Step(np.array(path, np.int64), np.array(tokens, np.int64), logits)
         path.append(child)

@@ -102,9 +102,9 @@ def test_without_equal_rows_drafts_are_off(bundle_of: Callable[..., Path], promp
     bundle = bundle_of("eagle1", "int8")
     with EagleModel.load(bundle, threads=1) as model:
         vanilla = model.generate(prompts[0], method="vanilla", max_new_tokens=12)
-        assert model.generate(prompts[0], method="eagle", max_new_tokens=12).usage.tau > 1
+        assert model.generate(prompts[0], tree="dynamic", max_new_tokens=12).usage.tau > 1
         model.bundle = dataclasses.replace(model.bundle, row_check=RowCheck(None))
-        drafted = model.generate(prompts[0], method="eagle", max_new_tokens=12)
+        drafted = model.generate(prompts[0], tree="dynamic", max_new_tokens=12)
         assert drafted.token_ids == vanilla.token_ids and drafted.usage.tau == 1
 
 

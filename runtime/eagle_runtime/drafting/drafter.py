@@ -31,7 +31,7 @@ class Drafter(Protocol):
         or more, if it has so many)."""
 
     def learn(self, step: Step) -> None:
-        """Called after every verification with what was accepted of the tree."""
+        """Called after every verification with what was accepted of the tree, and the logits of all its nodes."""
 
 
 class NoDraft:
