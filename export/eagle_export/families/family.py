@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from eagle_export.checkpoint import Checkpoint
 from eagle_export.errors import ExportError
 from eagle_export.families.experts import Experts
-from eagle_export.heads.config import rope_settings
+from eagle_export.heads.rope import rope_settings
 
 if TYPE_CHECKING:
     from torch import Tensor  # imported with the class that a family names: configs are read without it

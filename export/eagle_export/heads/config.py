@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from eagle_export.checkpoint import Checkpoint, StoredTensor
 from eagle_export.errors import ExportError
+from eagle_export.heads.block_config import Block
 from eagle_export.heads.layouts import HeadLayout, OutputNorm
+from eagle_export.heads.rope import rope_settings
 from eagle_runtime.bundle.manifest import HeadKind
 
 if TYPE_CHECKING:
@@ -54,11 +55,27 @@ class HeadConfig:
     output_norm: OutputNorm = "logits"
     hidden_first: bool = False
     masks_first: bool = False
+    block: Block | None = None
 
     @property
     def borrows(self) -> bool:
         """Whether the head has the target's LM head, and reads the target's last hidden state."""
-        return self.kind != "eagle3"
+        return self.kind not in ("eagle3", "block")
+
+    @property
+    def feature_size(self) -> int:
+        """Width of a feature, as the target's graph returns them."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim if self.kind == "block" else self.hidden_size
+
+    @property
+    def own_mask(self) -> bool:
+        """Whether a block head has an embedding of its own for masked rows."""
+        return self.block is not None and self.block.mask_id is None
+
+    @property
+    def markov_rank(self) -> int:
+        """Rank of a block head's transitions; 0 without them."""
+        return 0 if self.block is None else self.block.markov_rank
 
     def llama(self) -> LlamaConfig:
         """The config with which transformers builds this head's norm, MLP and rotary tables."""
@@ -166,29 +183,6 @@ def head_problems(
     if not problems:
         try_to(lambda: read_head_config(head, layout, target_hidden, target_layers, vocab))
     return list(dict.fromkeys(problems))
-
-
-def rope_settings(config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """rope_theta (default 10000, for any target) and scaling of a Llama-like config, as arguments of LlamaConfig.
-
-    Raises ExportError for scalings whose table depends on the length of the current call: rows that are cached already
-    would have been rotated with another table."""
-    for key in ("rope_parameters", "rope_scaling"):
-        if not isinstance(config.get(key) or {}, Mapping):
-            raise ExportError(f"{where}: {key} is {config[key]!r}, but must be an object")
-    parameters = dict(config.get("rope_parameters") or {})
-    scaling = dict(config.get("rope_scaling") or {})
-    kind = scaling.get("rope_type", scaling.get("type", parameters.get("rope_type", "default")))
-    if kind not in ("default", "linear", "llama3", "yarn"):
-        raise ExportError(f"{where}: rope scaling {kind!r} depends on the text's length; it is not supported")
-    theta = config.get("rope_theta", parameters.get("rope_theta", 10000.0))
-    if type(theta) not in (int, float) or not 0 < theta < math.inf:
-        raise ExportError(f"{where}: rope_theta is {theta!r}, but must be a number above 0")
-    merged = {**parameters, **{k: v for k, v in scaling.items() if k != "type"}}
-    settings: dict[str, Any] = {"rope_parameters": {**merged, "rope_type": kind, "rope_theta": float(theta)}}
-    if config.get("max_position_embeddings") is not None:
-        settings["max_position_embeddings"] = config["max_position_embeddings"]
-    return settings
 
 
 def _setting(head: Checkpoint, key: str) -> Any:

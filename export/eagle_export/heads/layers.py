@@ -60,6 +60,28 @@ class Attention(nn.Module):
         return self.o_proj(out.transpose(1, 2).flatten(2)), new
 
 
+class KeyValues(nn.Module):
+    """The part of an Attention that makes keys and values."""
+
+    def __init__(self, config: HeadConfig, width: int) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        kv = config.num_kv_heads * config.head_dim
+        self.k_proj = nn.Linear(width, kv, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(width, kv, bias=config.qkv_bias)
+        self.qk_norm = config.qk_norm
+        if config.qk_norm:
+            self.k_norm = norm_of(config.head_dim, config.rms_norm_eps)
+
+
+def new_rows(attention: KeyValues | Attention, x: Tensor, rope: tuple[Tensor, Tensor]) -> Rows:
+    """Returns keys, normalised and rotated, and values of x [1, T, X], each [1, T, Hkv, D]."""
+    k, v = (project(x).unflatten(-1, (-1, attention.head_dim)) for project in (attention.k_proj, attention.v_proj))
+    k = (attention.k_norm(k) if attention.qk_norm else k).transpose(1, 2)
+    # The function rotates two tensors; the unused result is not traced.
+    return modeling_llama.apply_rotary_pos_emb(k, k, *rope)[1].transpose(1, 2), v
+
+
 def wanted(x: Tensor, rows: Tensor | None, axis: int = 1) -> Tensor:
     """Selects the rows [R] of x whose output is wanted; None: all T. The last layer needs only keys and values of the
     other rows."""

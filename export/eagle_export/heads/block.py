@@ -1,0 +1,136 @@
+"""Block heads (DFlash, DSpark, JetSpec): one forward pass drafts a position in each of B rows.
+
+    taps [1,T,n H] -> fc -> hidden_norm -> k_proj, k_norm, rotation | v_proj   per layer: keys, values of verified rows
+    [root, mask, mask, ...] -> embedding -> layers -> norm -> LM head          rows at the root's position and after it
+
+Row r of the block stands at the root's position + r and sees all verified rows before the root, and the block's other
+rows (or, in causal blocks, those before it). With an anchor (DSpark) row r drafts the token at the position after its
+own; without (DFlash, JetSpec) rows from 1 on draft the token at their own position, which the mask stands for.
+
+The upper line reads the target alone, so it is part of the target's graph: its output is what the head calls features,
+the keys and values of all layers next to each other. Drafted tokens never enter the cache.
+
+Transitions (DSpark's vanilla Markov head) add W2 W1[a] to the logits of a row whose predecessor is token a.
+
+Sources: z-lab/dflash dflash/model.py; deepseek-ai/DeepSpec deepspec/modeling/dspark; JetSpec models/draft_head.py.
+Shapes: B rows of a block, T verified rows, P past rows, H width, L layers, Hkv key/value heads, D head_dim, r rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from eagle_export.heads.config import HeadConfig
+from eagle_export.heads.layers import Attention, KeyValues, Rows, mlp, new_rows, norm_of, rms_norm, rotary
+
+
+class _Reading(nn.Module):
+    """A layer's part in reading the target."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.self_attn = KeyValues(config, config.hidden_size)
+
+
+class BlockReader(nn.Module):
+    """What turns the target's taps into the head's features."""
+
+    def __init__(self, config: HeadConfig, layers: Sequence[nn.Module] | None = None) -> None:
+        """layers: the head's own; None for layers that do no more than read."""
+        super().__init__()
+        self.fc = nn.Linear(len(config.taps) * config.target_hidden_size, config.hidden_size, bias=config.fc_bias)
+        self.hidden_norm = norm_of(config.hidden_size, config.rms_norm_eps)
+        own = [_Reading(config) for _ in range(config.num_layers)] if layers is None else layers
+        self.layers = nn.ModuleList(own)
+        self.rotary_emb = rotary(config)
+
+    def key_values(self, taps: Sequence[Tensor], position_ids: Tensor) -> list[Rows]:
+        """taps: the target's hidden states [1,T,H], in order. Returns keys and values per layer, each [1,T,Hkv,D]."""
+        read = self.hidden_norm(self.fc(torch.cat(list(taps), -1)))
+        rope = self.rotary_emb(read, position_ids)
+        return [new_rows(cast(_Reading, layer).self_attn, read, rope) for layer in self.layers]
+
+    def features(self, taps: Sequence[Tensor], position_ids: Tensor) -> Tensor:
+        """As key_values. Returns features [1,T,2 L Hkv D]: keys and values of the first layer, of the second, ..."""
+        return torch.cat([rows.flatten(2) for pair in self.key_values(taps, position_ids) for rows in pair], -1)
+
+
+class BlockLayer(nn.Module):
+    """A Llama decoder layer, with keys and queries normalised per head if the config says so."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.self_attn = Attention(config, config.hidden_size)
+        self.mlp = mlp(config)
+        self.input_layernorm = rms_norm(config)
+        self.post_attention_layernorm = rms_norm(config)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor, past: Rows) -> Tensor:
+        """x [1,B,H]; mask [1,1,B,P + B]; past: keys and values of verified rows."""
+        attended, _ = self.self_attn(self.input_layernorm(x), rope, mask, past)
+        x = x + attended
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class MarkovHead(nn.Module):
+    """Transitions: what a token adds to the logits of the one after it."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.markov_w1 = nn.Embedding(config.vocab_size, config.markov_rank)
+        self.markov_w2 = nn.Linear(config.markov_rank, config.draft_vocab_size, bias=False)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """token_ids [...]: the target's ids. Returns [..., Vd] to be added to the logits of the next token."""
+        out: Tensor = self.markov_w2(self.markov_w1(token_ids))
+        return out
+
+
+class BlockHead(BlockReader):
+    """The head; embed_tokens holds the target's weight, and lm_head too unless the head has its own."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__(config, [BlockLayer(config) for _ in range(config.num_layers)])
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        if config.own_mask:
+            self.mask_embedding = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
+        self.own_mask = config.own_mask
+        self.norm = rms_norm(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+        self.markov_head = MarkovHead(config) if config.markov_rank else None
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor, mask: Tensor, past: Sequence[Rows]) -> Tensor:
+        """input_ids [1,B]: the root, then mask tokens; position_ids [1,B]; mask [1,1,B,P + B], additive; past: keys and
+        values of verified rows per layer. Returns hidden [1,B,H], after the last norm."""
+        x = self.embedded(input_ids)
+        rope = self.rotary_emb(x, position_ids)
+        for layer, rows in zip(self.layers, past, strict=True):
+            x = layer(x, rope, mask, rows)
+        out: Tensor = self.norm(x)
+        return out
+
+    def embedded(self, input_ids: Tensor) -> Tensor:
+        """Returns [1,B,H]: the root's embedding, and the mask's for all other rows."""
+        if not self.own_mask:
+            out: Tensor = self.embed_tokens(input_ids)
+            return out
+        root = self.embed_tokens(input_ids[:, :1])
+        return torch.cat([root, self.mask_embedding.expand(-1, input_ids.shape[1] - 1, -1)], 1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Returns logits [..., Vd] of hidden [..., H], without transitions."""
+        out: Tensor = self.lm_head(hidden)
+        return out
+
+
+def split_features(features: Tensor, config: HeadConfig) -> list[Rows]:
+    """features [1,T,2 L Hkv D], as BlockReader.features returns them. Returns keys and values per layer."""
+    width = config.num_kv_heads * config.head_dim
+    shape = (*features.shape[:2], config.num_kv_heads, config.head_dim)
+    parts = [part.reshape(shape) for part in torch.split(features, width, -1)]
+    return list(zip(parts[::2], parts[1::2], strict=True))
