@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> None:
                 backend=args.backend or AUTO,
                 context=args.context,
                 threads=args.threads,
+                draft_bundle=args.draft_bundle,
                 on_progress=LoadingLine(sys.stderr),
             )
         )
@@ -183,7 +184,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--method",
         choices=typing.get_args(Method),
-        help="default: eagle+lookup; eagle where a tree is named; lookup without a head",
+        help="default: eagle+lookup; eagle where a tree is named; lookup without a head; draft-model if there is one",
     )
     parser.add_argument(
         "--backend",
@@ -192,6 +193,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--context", type=int, metavar="N", help="tokens of prompt and output to make room for")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of a forward pass (default: physical cores)")
+    parser.add_argument("--draft-bundle", metavar="FOLDER", help="bundle of a smaller model that drafts")
     parser.add_argument("--ignore-eos", action="store_true", help="decode past end-of-sequence tokens")
     parser.add_argument("--stop-token-ids", type=_ids, default=[], metavar="1,2", help="more tokens that end the text")
     parser.add_argument("--trace", metavar="FILE", help="write one JSON line per cycle")

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.cache import Cache
+from eagle_runtime.drafting.draft_model import DraftModelHead
 from eagle_runtime.drafting.head import Head, HeadSnapshot
 from eagle_runtime.target import Features, Target
 from eagle_runtime.tree import Float
@@ -43,11 +44,14 @@ class Snapshot:
 
 
 class DecodingState:
-    """One text. tokens: its ids; the caches of target and head hold rows of no other. head: None for a target alone."""
+    """One text. tokens: its ids; the caches of target and head hold rows of no other. head: None for a target alone.
+    draft_model: a small model that drafts, if one was loaded; what it lacks of a text it reads before it drafts."""
 
-    def __init__(self, target: Target, head: Head | None) -> None:
+    def __init__(self, target: Target, head: Head | None, draft_model: DraftModelHead | None = None) -> None:
         self.target = target
         self.head = head
+        self.draft_model = draft_model
+        self._drafting = [one for one in (head, draft_model) if one is not None]
         self.tokens: list[int] = []
         self.reused = 0  # rows that were there when the latest text was read
 
@@ -57,8 +61,8 @@ class DecodingState:
         same = common_prefix(self.tokens, ids)
         kept = min(max(0, min(same, len(ids)) - 1), self.target.cache.length)
         self.target.cache.truncate(kept)
-        if self.head is not None:
-            self.head.truncate(kept)
+        for one in self._drafting:
+            one.truncate(kept)
         del self.tokens[same:]
         return kept
 
@@ -69,15 +73,15 @@ class DecodingState:
             chunk = ids[start : start + self.target.chunk]
             logits, features = self.target.read(chunk)
             self.tokens[start:] = chunk
-            if self.head is not None:
-                self.head.note(features)
+            for one in self._drafting:
+                one.note(features)
             yield Chunk(len(self.tokens), logits, features)
 
     def emit(self, tokens: Sequence[int], features: Features) -> None:
         """Add the tokens of a verification, whose rows the target has kept. features [n, Hd]: of these rows."""
         self.tokens.extend(tokens)
-        if self.head is not None:
-            self.head.note(features)
+        for one in self._drafting:
+            one.note(features)
 
     def forget(self) -> None:
         """Drop the text."""
@@ -91,21 +95,21 @@ class DecodingState:
 
     @property
     def caches(self) -> tuple[Cache, ...]:
-        """The caches of target and head."""
-        return (self.target.cache,) if self.head is None else (self.target.cache, self.head.cache)
+        """The caches of all models."""
+        return (self.target.cache, *(one.cache for one in self._drafting))
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the rows that both models hold."""
+        """Bytes of the rows that all models hold."""
         return sum(cache.length * cache.token_bytes for cache in self.caches)
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of a token's keys and values in both models."""
+        """Bytes of a token's keys and values in all models."""
         return sum(cache.token_bytes for cache in self.caches)
 
     def snapshot(self) -> Snapshot:
-        """Returns a copy of all that is held."""
+        """Returns a copy of all that is held, but for the draft model's rows."""
         head = None if self.head is None else self.head.snapshot()
         return Snapshot(tuple(self.tokens), tuple(self.target.cache.read()), head)
 
@@ -116,6 +120,8 @@ class DecodingState:
             self.target.cache.write(snapshot.target)
             if self.head is not None and snapshot.head is not None:
                 self.head.restore(snapshot.head)
+            if self.draft_model is not None:
+                self.draft_model.truncate(self.target.cache.length)
         except BaseException:
             self.release()
             raise

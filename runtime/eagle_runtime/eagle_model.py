@@ -12,6 +12,7 @@ from typing import Any, Literal
 from eagle_runtime.arguments import checked_int, short_repr
 from eagle_runtime.conversation import Conversation, OnEnd
 from eagle_runtime.decoding_state import DecodingState
+from eagle_runtime.draft_bundle import with_draft_bundle
 from eagle_runtime.drafting.choose import NO_HEAD, Method, default_method
 from eagle_runtime.drafting.costs.measurement import measure
 from eagle_runtime.drafting.costs.model import Costs
@@ -65,7 +66,7 @@ class EagleModel:
         self._engines.users.add(self)
         self._target = bundle.target
         self._head = bundle.head
-        self._state = DecodingState(bundle.target, bundle.head)
+        self._state = bundle.state()
         self._costs = bundle.costs
         self._acceptance = bundle.acceptance
         self._scheduler = Scheduler(self._engines)
@@ -84,6 +85,7 @@ class EagleModel:
         threads: int | None = None,
         check_hashes: bool | Literal["once"] = True,
         kv_budget: int | None = None,
+        draft_bundle: str | Path | None = None,
         on_progress: Progress | None = None,
     ) -> EagleModel:
         """Load a bundle folder.
@@ -98,12 +100,14 @@ class EagleModel:
         it, and all of it; it may raise to give up. "warm" takes longest in the first start on an NVIDIA GPU, which
         compiles kernels.
         kv_budget: bytes for the keys and values of all conversations on the CPU; None takes a quarter of the memory
-        that is free, and one full context at least.
+        that is free, and one full context at least. draft_bundle: a bundle of the same vocabulary whose target drafts
+        with method "draft-model", which is then the default.
 
         On the CPU the rows of a quantised target are checked once per machine (exact_rows; some 170 rows):
         `model.row_check`. Raises BundleError, BackendError, RequestError; gives a FidelityWarning for a bundle that
         differs more from its source model than its precision should."""
-        return cls(open_bundle(Path(bundle), backend, context, threads, check_hashes, kv_budget, on_progress))
+        opened = open_bundle(Path(bundle), backend, context, threads, check_hashes, kv_budget, on_progress)
+        return cls(with_draft_bundle(opened, draft_bundle, check_hashes, kv_budget))
 
     def twin(self) -> EagleModel:
         """Returns a model on the same engines with caches of its own, so that two generations may alternate step by
@@ -136,7 +140,7 @@ class EagleModel:
     @property
     def default_method(self) -> Method:
         """The method of a request that names neither method nor tree."""
-        return default_method(self.manifest.tree_defaults, self._head is not None)
+        return default_method(self.manifest.tree_defaults, self._head is not None, self.bundle.draft is not None)
 
     def generate(self, prompt: Prompt, **settings: Any) -> Result:
         """Decode to the end and return the result; settings as in `stream`."""
@@ -167,10 +171,11 @@ class EagleModel:
           that are read so far, and all of them, after each chunk but the last.
 
         What drafts changes the speed, not the output. method: "vanilla" (no drafts), "lookup" (n-gram matches),
-        "eagle" (the head) or "eagle+lookup" (both); None takes `default_method`, or "eagle" if the tree asked for is
-        one that only a head grows. tree, total_token, depth, draft_top_k: see manifest.TreeDefaults; None takes the
-        bundle's, and a dynamic tree if total_token or depth is given. A cost-aware tree is sized by measured costs (see
-        `costs`). tree may also be a TreeShape, drafter a drafting.drafter.Drafter of your own, new for each call.
+        "eagle" (the head), "eagle+lookup" (both) or "draft-model" (of `draft_bundle`); None takes `default_method`, or
+        "eagle" if the tree asked for is one that only a head grows. tree, total_token, depth, draft_top_k: see
+        manifest.TreeDefaults; None takes the bundle's, and a dynamic tree if total_token or depth is given. A
+        cost-aware tree is sized by measured costs (see `costs`). tree may also be a TreeShape, drafter a
+        drafting.drafter.Drafter of your own, new for each call.
 
         How tokens are sampled: sampling, a SamplingParams, or its fields as keyword settings, as temperature=0.7; a
         field may be set in one of the two. seed: None takes that of `sampling`, or a random one, which the figures
@@ -179,7 +184,7 @@ class EagleModel:
         Raises RequestError and ClosedError at once; pieces raise these too, and BusyError."""
         self._engines.check()
         ids = self.checked_prompt(prompt)
-        request = request_of(self.bundle, self._head, ids, self.context, **settings)
+        request = request_of(self.bundle, self._state, ids, self.context, **settings)
         state = self._state
 
         def work() -> Work:
@@ -218,7 +223,7 @@ class EagleModel:
         self._engines.check()
         self.slots.check(len(prompt), self.context)
         context = self.slots.most_rows(self.context)
-        request = request_of(self.bundle, slot.state.head, prompt, context, **settings)
+        request = request_of(self.bundle, slot.state, prompt, context, **settings)
 
         def work() -> Work:
             slot.busy = 1
@@ -280,7 +285,8 @@ class EagleModel:
         signal handler, a forked process (where it frees nothing)."""
         with contextlib.suppress(ClosedError):
             self._engines.check()
-            self._costs.save()
+            for costs in self.bundle.all_costs:
+                costs.save()
         self._engines.close()
         if self._executor is not None:
             self._executor.shutdown(wait=False)
@@ -303,7 +309,8 @@ class EagleModel:
         def ended(output: Output) -> None:
             on_end(output, control)
             if control.result is not None:
-                self._costs.save(NOTABLE)
+                for costs in self.bundle.all_costs:
+                    costs.save(NOTABLE)
 
         lease, control = Lease(streamed=True), TurnState(ended)
         output = Output(self.text.stream(request.prompt), request.end)
@@ -311,8 +318,7 @@ class EagleModel:
         return Turn(control, output, pieces, lease, self._worker)
 
     def _new_state(self) -> tuple[DecodingState, Scheduler]:
-        bundle = self.bundle.with_new_caches()
-        return DecodingState(bundle.target, bundle.head), Scheduler(self._engines)
+        return self.bundle.with_new_caches().state(), Scheduler(self._engines)
 
     def _worker(self) -> Executor:
         """The thread in which pieces are computed for event loops; it is started when first needed."""

@@ -31,6 +31,7 @@ from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.build import Acceptance
 from eagle_runtime.drafting.costs.model import prior_costs, unknown
 from eagle_runtime.drafting.costs.storage import LearnedCosts, file_name, open_costs
+from eagle_runtime.drafting.draft_model import DraftModelHead
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.one_call import OneCallHead
 from eagle_runtime.errors import BackendError, BundleError, RequestError
@@ -53,7 +54,8 @@ class OpenBundle:
 
     context: tokens of prompt and output that the caches hold. head: None for a bundle without one. grammars: of
     constraints. acceptance: how drafts were accepted so far. kv_budget: bytes for the keys and values of conversations.
-    weight_bytes: of the files of graphs and weights. passed_over, notice, row_check: see `open_bundle`."""
+    weight_bytes: of the files of graphs and weights. draft: a second bundle whose target drafts (draft_bundle.py); its
+    costs are those of this bundle's target with it. passed_over, notice, row_check: see `open_bundle`."""
 
     manifest: Manifest
     context: int
@@ -71,16 +73,28 @@ class OpenBundle:
     notice: str | None = None
     kv_budget: int = 2**62
     weight_bytes: int = 0
+    draft: OpenBundle | None = None
 
     @property
     def drafts_are_off(self) -> bool:
         """Whether drafts would change the output, since rows differ by which others share their forward pass."""
         return self.row_check is not None and self.row_check.padding is None
 
+    @property
+    def all_costs(self) -> list[LearnedCosts]:
+        """What passes cost, and what they do with the draft model."""
+        return [self.costs, *([] if self.draft is None else [self.draft.costs])]
+
     def with_new_caches(self) -> OpenBundle:
         """Returns the same bundle with a target and a head whose caches are empty."""
         target, head = _models(self.engines.sessions, self.manifest, self.context)
-        return dataclasses.replace(self, target=target, head=head)
+        draft = None if self.draft is None else self.draft.with_new_caches()
+        return dataclasses.replace(self, target=target, head=head, draft=draft)
+
+    def state(self) -> DecodingState:
+        """Returns a state without a text, in the caches of this bundle."""
+        draft = None if self.draft is None else DraftModelHead(self.draft.target)
+        return DecodingState(self.target, self.head, draft)
 
 
 def open_bundle(
@@ -159,7 +173,7 @@ def open_bundle(
     return dataclasses.replace(
         chosen.opened,
         weight_bytes=sum(path.stat().st_size for name in manifest.files if (path := folder / name).suffix != ".json"),
-        kv_budget=_default_budget(chosen.opened) if kv_budget is None else kv_budget,
+        kv_budget=default_budget(chosen.opened) if kv_budget is None else kv_budget,
         costs=open_costs(file_name(facts), partial(prior_costs, manifest, chosen.backend)),
         passed_over=chosen.passed_over,
         notice=warning,
@@ -174,10 +188,9 @@ def _warm(bundle: OpenBundle, report: Callable[[int, int], None]) -> None:
             session.warm(cache, lambda done, total, part=part: report(part * total + done, len(caches) * total))  # type: ignore[misc]
 
 
-def _default_budget(bundle: OpenBundle) -> int:
+def default_budget(bundle: OpenBundle) -> int:
     """A quarter of the memory that is free, and one full context at least."""
-    caches = DecodingState(bundle.target, bundle.head)
-    return max((free_memory() or 0) // 4, (bundle.context + HEAD_SCRATCH) * caches.token_bytes)
+    return max((free_memory() or 0) // 4, (bundle.context + HEAD_SCRATCH) * bundle.state().token_bytes)
 
 
 def bundle_of_sessions(

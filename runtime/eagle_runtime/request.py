@@ -12,10 +12,11 @@ from eagle_runtime.arguments import checked_ids, checked_int, short_repr
 from eagle_runtime.bundle.manifest import TreeKind
 from eagle_runtime.constraints.constraint import Constraint
 from eagle_runtime.constraints.lookahead import Lookahead
+from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.build import build_drafter
 from eagle_runtime.drafting.choose import Choice, Method, Sizes, Vanilla, choose_drafter
 from eagle_runtime.drafting.drafter import CheckedDrafter, Drafter, NoDraft
-from eagle_runtime.drafting.head import Head
+from eagle_runtime.drafting.head import DraftHead
 from eagle_runtime.drafting.predicted import PredictedText
 from eagle_runtime.drafting.shapes import TreeShape
 from eagle_runtime.errors import RequestError
@@ -48,7 +49,7 @@ class Request:
 
 def request_of(
     bundle: OpenBundle,
-    head: Head | None,
+    state: DecodingState,
     prompt: list[int],
     context: int,
     *,
@@ -71,7 +72,7 @@ def request_of(
     sampling: SamplingParams | None = None,
     **settings: Any,
 ) -> Request:
-    """The settings of `EagleModel.stream`, checked. head: the one that shall draft; prompt: ids that fit `context`,
+    """The settings of `EagleModel.stream`, checked. state: the one that shall answer; prompt: ids that fit `context`,
     which counts the answer too. Raises RequestError."""
     params = _sampling_params(sampling, settings)
     target = bundle.manifest.target
@@ -95,10 +96,13 @@ def request_of(
         params, prompt, target.vocab_size, late=eos | stop_ids, least=least, log_probs=logprobs, matcher=matcher
     )
     predicted = None if prediction is None else PredictedText(prompt, _predicted_ids(bundle, prediction))
-    sizes, top_k = Sizes(total_token, depth, draft_top_k), None if head is None else head.top_k
+    sizes, top_ks = (
+        Sizes(total_token, depth, draft_top_k),
+        [None if one is None else one.top_k for one in (state.head, state.draft_model)],
+    )
     if drafter is None:
-        method, choice = choose_drafter(method, tree, sizes, bundle.manifest.tree_defaults, top_k)
-        drafter = _drafter(bundle, head, choice, method, sampler, lookahead, predicted)
+        method, choice = choose_drafter(method, tree, sizes, bundle.manifest.tree_defaults, *top_ks)
+        drafter = _drafter(bundle, state, choice, method, sampler, lookahead, predicted)
     elif (method, tree, *sizes) != (None,) * 5:
         raise RequestError("a drafter of your own takes no method, tree or sizes of a tree; leave them out")
     else:
@@ -142,7 +146,7 @@ def _predicted_ids(bundle: OpenBundle, prediction: str | Sequence[int]) -> list[
 
 def _drafter(
     bundle: OpenBundle,
-    head: Head | None,
+    state: DecodingState,
     choice: Choice,
     method: Method,
     sampler: Sampler,
@@ -152,7 +156,12 @@ def _drafter(
     """Builds what was chosen, or NoDraft where the target's rows are not exact: drafts would change the output."""
     if isinstance(choice, Vanilla) or bundle.drafts_are_off:
         return NoDraft(bundle.costs)
-    return build_drafter(choice, method, sampler, head, bundle.costs, bundle.acceptance, lookahead, predicted)
+    head: DraftHead | None = state.head
+    costs = bundle.costs
+    if method == "draft-model":
+        assert bundle.draft is not None
+        head, costs = state.draft_model, bundle.draft.costs
+    return build_drafter(choice, method, sampler, head, costs, bundle.acceptance, lookahead, predicted)
 
 
 def _sampling_params(sampling: SamplingParams | None, settings: dict[str, Any]) -> SamplingParams:

@@ -101,6 +101,12 @@ class Target:
         kept: Features = self._session.keep(self.cache, path, features)
         return kept
 
+    def look_at(self, tokens: Int, depths: Int, visible: Bool, wanted: Int) -> Any:
+        """Read rows that follow the committed ones, and keep none of them; returns the logits [R, V] of the rows
+        `wanted` [R], valid until the next pass. depths [T]: positions after the committed rows; visible [T, T]: what
+        rows see of each other."""
+        return self._run(tokens, self.cache.length + depths, visible, wanted)["logits"]
+
     def score(self, tokens: Sequence[int], first: int = 0) -> Iterator[Float]:
         """Forget everything, read a text; yields the logits of the rows tokens[first], tokens[first + 1], ... in
         pieces [R, V] of at most SCORE_CHUNK rows."""

@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> None:
                 backend=args.backend,
                 context=args.context,
                 threads=args.threads,
+                draft_bundle=args.draft_bundle,
                 on_progress=LoadingLine(sys.stderr),
             )
         except KeyboardInterrupt:
@@ -71,6 +72,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--context", type=int, metavar="N", help="tokens of the whole conversation to make room for")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of a forward pass (default: physical cores)")
+    parser.add_argument("--draft-bundle", metavar="FOLDER", help="bundle of a smaller model that drafts")
     return parser
 
 

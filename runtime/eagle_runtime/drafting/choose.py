@@ -12,9 +12,10 @@ from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, TreeShape, ch
 from eagle_runtime.errors import RequestError
 from eagle_runtime.tree import EAGLE1_CHOICES
 
-Method = Literal["eagle", "eagle+lookup", "lookup", "vanilla"]
+Method = Literal["eagle", "eagle+lookup", "lookup", "draft-model", "vanilla"]
 
 NO_HEAD = "the bundle has no draft head; use method lookup or vanilla, or export the target with a head"
+NO_DRAFT_MODEL = "method draft-model takes a draft model; load the bundle with draft_bundle (--draft-bundle FOLDER)"
 
 
 class Sizes(NamedTuple):
@@ -56,9 +57,11 @@ class CostAware:
 Choice = Vanilla | FixedTree | LookupChain | CostAware
 
 
-def default_method(defaults: TreeDefaults, has_head: bool) -> Method:
-    """The method where neither method nor tree is given: the head's proposals with n-gram matches, or the head alone
-    where the bundle's default tree is one that only a head grows."""
+def default_method(defaults: TreeDefaults, has_head: bool, has_draft_model: bool = False) -> Method:
+    """The method where neither method nor tree is given: a draft model that was loaded; else the head's proposals with
+    n-gram matches, or the head alone where the bundle's default tree is one that only a head grows."""
+    if has_draft_model:
+        return "draft-model"
     if not has_head:
         return "lookup"
     return "eagle+lookup" if defaults.tree == "cost-aware" else "eagle"
@@ -70,11 +73,12 @@ def choose_drafter(
     sizes: Sizes,
     defaults: TreeDefaults,
     head_top_k: int | None,
+    model_top_k: int | None = None,
 ) -> tuple[Method, Choice]:
     """The method that is meant, and the drafter.
 
-    head_top_k: tokens that the bundle's head returns per row; None: it has no head. Raises RequestError for a
-    combination that no drafter serves and for sizes out of range."""
+    head_top_k: tokens that the bundle's head returns per row; None: it has no head. model_top_k: the same of a draft
+    model. Raises RequestError for a combination that no drafter serves and for sizes out of range."""
     total, depth, top_k = (
         value if value is None else checked_int(name, value, least)
         for (name, value), least in zip(sizes._asdict().items(), (2, 0, 1), strict=True)
@@ -82,19 +86,26 @@ def choose_drafter(
     sized = total is not None or depth is not None
     if method is None:
         fixed = tree not in (None, "cost-aware") or sized
-        method = "eagle" if fixed and head_top_k is not None else default_method(defaults, head_top_k is not None)
+        method = default_method(defaults, head_top_k is not None, model_top_k is not None)
+        if fixed and method == "eagle+lookup":
+            method = "eagle"
     if method == "vanilla":
         return method, Vanilla()
     if method not in typing.get_args(Method):
         raise RequestError(f"method is {short_repr(method)}, but must be one of {', '.join(typing.get_args(Method))}")
-    if method != "lookup" and head_top_k is None:
+    if method == "draft-model":
+        if model_top_k is None:
+            raise RequestError(NO_DRAFT_MODEL)
+        head_top_k = model_top_k
+    elif method != "lookup" and head_top_k is None:
         raise RequestError(NO_HEAD)
+    grown = method in ("eagle", "draft-model")  # by what proposes tokens level by level, without n-gram matches
     if tree is not None and not isinstance(tree, str):
         if not hasattr(tree, "grow"):
             raise RequestError(f"tree is {short_repr(tree)}, but must be one of {', '.join(typing.get_args(TreeKind))}")
         if head_top_k is None:
             raise RequestError(NO_HEAD)
-        if method != "eagle":
+        if not grown:
             raise RequestError(f"method {method} takes no tree shape of your own; leave tree out")
         return method, FixedTree(tree)
     total = defaults.total_token if total is None else total
@@ -106,14 +117,14 @@ def choose_drafter(
         check_children(limit, top_k)
     # Checked whatever the tree, so that a wrong number never passes unnoticed.
     dynamic, line = DynamicTree(total, depth, top_k), chain(min(depth + 1, total - 1))
-    kind = tree or ("cost-aware" if method != "eagle" else "dynamic" if sized else defaults.tree)
+    kind = tree or ("cost-aware" if not grown else "dynamic" if sized else defaults.tree)
     if kind not in typing.get_args(TreeKind):
         raise RequestError(f"tree is {short_repr(kind)}, but must be one of {', '.join(typing.get_args(TreeKind))}")
     if kind == "cost-aware":
-        return method, CostAware(method != "lookup", method != "eagle", top_k)
+        return method, CostAware(method != "lookup", not grown, top_k)
     if method == "lookup" and kind == "chain":
         return method, LookupChain(len(line.choices))
-    if method != "eagle":
+    if not grown:
         raise RequestError(f"method {method} does not draft a {kind} tree; leave the tree to it")
     shapes: dict[str, TreeShape] = {"dynamic": dynamic, "static": StaticTree(EAGLE1_CHOICES), "chain": line}
     return method, FixedTree(shapes[kind])

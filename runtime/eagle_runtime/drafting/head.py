@@ -117,7 +117,7 @@ class Head:
         self._noted: list[Features] = []  # that were not read yet
         self._noted_from = 0  # position of the first of them; past the last row's if some were dropped in between
         self._unread = 0  # rows of features in _noted
-        self._output_check = _OutputCheck(vocab_size)
+        self._output_check = OutputCheck(vocab_size)
 
     def joined(self, parts: Sequence[Features]) -> Features:
         """Returns rows of features [n, Hd], the parts one after the other."""
@@ -232,7 +232,7 @@ class Head:
         return Proposal(token_ids, log_probs, self._session.joined([out["hidden"]]), position)
 
 
-class _OutputCheck:
+class OutputCheck:
     """Makes a head's output fit for trees whatever the head computes: ids that exist, log-probabilities that are
     numbers, best first. A broken head costs drafts, never an error or another output."""
 

@@ -11,10 +11,20 @@ import numpy as np
 
 from eagle_runtime.accept import Step
 from eagle_runtime.arguments import checked_int
-from eagle_runtime.drafting.head import DraftHead, Proposal, Scratch
+from eagle_runtime.drafting.head import NEVER, DraftHead, Proposal, Scratch
 from eagle_runtime.errors import RequestError
 from eagle_runtime.target import Features
-from eagle_runtime.tree import MAX_DEPTH, MAX_NODES, Int, Tree, best_first, choice_parents, node_depths, rerank
+from eagle_runtime.tree import (
+    MAX_DEPTH,
+    MAX_NODES,
+    Int,
+    Tree,
+    best_first,
+    choice_parents,
+    node_depths,
+    rerank,
+    root_only,
+)
 
 
 class TreeShape(Protocol):
@@ -153,6 +163,8 @@ class EagleDrafter:
     def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
         """As in Drafter."""
         first = self._head.catch_up(tokens)
+        if first.log_probs[0, 0] <= NEVER / 2:  # nothing is proposed, whatever random numbers have added
+            return root_only(tokens[-1])
         return self._shape.grow(self._head, tokens[-1], first, max_nodes)
 
     def learn(self, step: Step) -> None:

@@ -55,6 +55,10 @@ class Text:
         """Returns the content of a tokenizer.json, without truncation and padding; None without a tokenizer."""
         return None if self._tokenizer is None else self._tokenizer.to_str()
 
+    def ids_of_tokens(self) -> dict[str, int] | None:
+        """Returns the id of every token, added ones too; None without a tokenizer."""
+        return None if self._tokenizer is None else self._tokenizer.get_vocab()
+
     def encode(self, prompt: str | Sequence[int] | Sequence[Message]) -> list[int]:
         """Text as it stands, chat messages through the chat template, or ids as given -> ids. Raises RequestError."""
         if isinstance(prompt, str):

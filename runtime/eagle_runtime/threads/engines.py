@@ -31,6 +31,7 @@ class Engines:
     def __init__(self, sessions: Sequence[Session]) -> None:
         self.users: weakref.WeakSet[object] = weakref.WeakSet()  # models with caches in the engines' memory
         self._sessions = list(sessions)
+        self._others: list[Session] = []  # that are used in steps of these engines too
         self._queue = TicketQueue()
         self._newest: Ticket | None = None  # of the step that began last, whether it has ended or not
         self._closed = False
@@ -43,6 +44,11 @@ class Engines:
         """The session of the target and, if there is one, of the head. Raises ClosedError."""
         self.check()
         return tuple(self._sessions)
+
+    def take(self, others: Engines) -> None:
+        """Use the sessions of other engines in steps of these, and free them with these; the others are not to be used
+        any more. Raises ClosedError."""
+        self._others += others.sessions
 
     @property
     def closed(self) -> bool:
@@ -107,9 +113,9 @@ class Engines:
         call_all(session.close for session in self._taken())
 
     def _taken(self) -> Iterator[Session]:
-        while self._sessions:
+        while sessions := self._sessions or self._others:
             try:
-                yield self._sessions.pop()
+                yield sessions.pop()
             except IndexError:  # another thread has popped the last one
                 return
 

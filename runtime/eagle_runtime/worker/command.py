@@ -25,7 +25,12 @@ def run(args: argparse.Namespace) -> None:
     end_with_parent()
     budget = None if args.memory_limit is None else _budget(Path(args.bundle), args.memory_limit)
     with EagleModel.load(
-        args.bundle, backend=args.backend, context=args.context, threads=args.threads, kv_budget=budget
+        args.bundle,
+        backend=args.backend,
+        context=args.context,
+        threads=args.threads,
+        kv_budget=budget,
+        draft_bundle=args.draft_bundle,
     ) as model:
         service = Service(model, Writer(sink), args.memory_limit)
         service.run(read_lines(source))
@@ -49,4 +54,5 @@ def _parser() -> Parser:
     parser.add_argument("--backend", default=AUTO, metavar="B", help="engine to run on (default: auto)")
     parser.add_argument("--context", type=int, metavar="N", help="tokens of prompt and output to make room for")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of a forward pass (default: physical cores)")
+    parser.add_argument("--draft-bundle", metavar="FOLDER", help="bundle of a smaller model that drafts")
     return parser

@@ -119,15 +119,17 @@ CPU = Assumed(45e9, (40e-6, 150e-6), {32: 5e-12, 16: 5e-12, 8: 1.6e-12, 4: 3.5e-
 GPU = Assumed(1e12, (30e-6, 50e-6), dict.fromkeys((32, 16, 8, 4), 3e-14), 2e-12, 6e-14, (3e-4, 3e-4))
 
 
-def prior_costs(manifest: Manifest, backend: str) -> Costs:
-    """Returns what forward passes of a bundle's graphs may cost on a backend, the host's work included."""
+def prior_costs(manifest: Manifest, backend: str, draft_model: TargetSpec | None = None) -> Costs:
+    """Returns what forward passes of a bundle's graphs may cost on a backend, the host's work included. draft_model:
+    drafts in place of the head."""
     machine = CPU if backend == "cpu" else GPU
     verifying, level = machine.host_s
     target = _timings(manifest.target, machine, TARGET_ROWS, verifying)
-    if manifest.head is None:
+    head = draft_model or manifest.head
+    if head is None:
         return Costs(target, None)
     plain = _timings(manifest.target, machine, (1,), verifying / 2)  # there is no tree to choose
-    return Costs(target, _timings(manifest.head, machine, HEAD_ROWS, level), plain)
+    return Costs(target, _timings(head, machine, HEAD_ROWS, level), plain)
 
 
 def pass_bytes(graph: GraphSpec) -> int:

@@ -1,0 +1,138 @@
+"""A small language model that drafts for a large one of the same vocabulary: speculative sampling (arXiv 2211.17192,
+2302.01318), with trees in place of chains.
+
+To a drafter it is a head like any other (head.DraftHead), but for two things: it needs no features of the large model,
+and it reads the whole text, since a language model that has read only the end of one proposes badly.
+
+Shapes: R rows that are proposed for, k proposed tokens per row, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from eagle_runtime.cache import Cache
+from eagle_runtime.drafting.head import NEVER, OutputCheck, Proposal, States, Weigher
+from eagle_runtime.target import Features, Target, row_numbers
+from eagle_runtime.tree import Float, Int
+
+CHILDREN = 16  # tokens proposed per row
+SCRATCH = 512  # rows that growing one tree may use
+
+
+class DraftModelHead:
+    """A DraftHead over the target of a second bundle, and what that has read of one text.
+
+    Its cache holds a row of every token that it has read, the root's too. Where the text, or the tree with it, needs
+    more rows than the cache has, it proposes nothing: NEVER."""
+
+    def __init__(self, model: Target) -> None:
+        """model: the small one; its cache is this head's."""
+        self._model = model
+        self.cache: Cache = model.cache
+        self.top_k = min(CHILDREN, model.vocab_size)
+        self.scratch = SCRATCH
+        self._read: list[int] = []  # tokens whose rows the cache holds, or held
+        self._noted = 0  # rows of the text that the large model has verified: all tokens but the root
+        self._tree = _Grown()
+        self._output_check = OutputCheck(model.vocab_size)
+
+    def note(self, features: Features) -> None:
+        """As in DraftHead; their number is all that counts."""
+        self._noted += len(features)
+
+    @property
+    def unread(self) -> int:
+        """As in DraftHead."""
+        return max(1, self._noted + 1 - self.cache.length)
+
+    def truncate(self, length: int) -> None:
+        """Forget the text from position `length` on; what is noted next is of that position."""
+        self._noted = length
+        self.cache.truncate(min(length, self.cache.length))
+        del self._read[self.cache.length :]
+
+    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None) -> Proposal:
+        """As in DraftHead, but reads the whole text."""
+        if len(tokens) > self.cache.capacity:
+            return self._nothing(1, len(tokens))
+        kept = min(_same(self._read, tokens), self.cache.length, len(tokens) - 1)
+        self.cache.truncate(kept)
+        del self._read[kept:]
+        for start in range(kept, len(tokens), self._model.chunk):
+            piece = tokens[start : start + self._model.chunk]
+            logits, _ = self._model.read(piece)
+            self._read += piece
+        return self._proposal(logits[None], len(tokens))
+
+    def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:
+        """As in DraftHead; `hidden` says nothing here. Each level is read together with those above it, in one pass:
+        graphs whose attention is exact to the bit take no rows of a tree from the cache."""
+        tree = self._tree if depth else _Grown()
+        self._tree = tree = tree.with_level(tokens, parents, depth)
+        if len(tree.tokens) > self.cache.room:
+            return self._nothing(len(tokens), committed + depth + 1)
+        new = row_numbers(len(tree.tokens))[-len(tokens) :]
+        logits = self._model.look_at(tree.tokens, tree.depths, tree.visible, new)
+        return self._proposal(logits, committed + depth + 1)
+
+    def learn(self, token: int) -> None:
+        """The model learns nothing."""
+
+    def _nothing(self, rows: int, position: int) -> Proposal:
+        shape = (rows, self.top_k)
+        return Proposal(np.zeros(shape, np.int64), np.full(shape, NEVER, np.float32), row_numbers(rows), position)
+
+    def _proposal(self, logits: Any, position: int) -> Proposal:
+        """logits [R, V], on the host or where the engine keeps them."""
+        rows = (
+            logits if isinstance(logits, np.ndarray) else np.stack([logits[row].whole() for row in range(len(logits))])
+        )
+        tokens, log_probs = self._output_check.checked(*likeliest(rows, self.top_k))
+        return Proposal(tokens, log_probs, row_numbers(len(tokens)), position)
+
+
+class _Grown:
+    """A tree under the root that grows level by level. tokens, depths [N]: of its nodes, the root's children having
+    depth 0; visible [N, N]: each node's row marks it and its ancestors."""
+
+    def __init__(self) -> None:
+        self.tokens = np.zeros(0, np.int64)
+        self.depths = np.zeros(0, np.int64)
+        self.visible = np.zeros((0, 0), np.bool_)
+
+    def with_level(self, tokens: Int, parents: Int, depth: int) -> _Grown:
+        """Returns the tree with one more level. parents [T]: nodes, -1 under the root."""
+        old, count = len(self.tokens), len(tokens)
+        grown = _Grown()
+        grown.tokens = np.concatenate([self.tokens, tokens])
+        grown.depths = np.concatenate([self.depths, np.full(count, depth, np.int64)])
+        grown.visible = np.eye(old + count, dtype=np.bool_)
+        grown.visible[:old, :old] = self.visible
+        below = parents >= 0
+        grown.visible[old:][below, :old] = self.visible[parents[below]]
+        return grown
+
+
+def likeliest(logits: Float, count: int) -> tuple[Int, Float]:
+    """logits [R, V] -> the `count` likeliest tokens of each row, best first, and their log-probabilities, both
+    [R, count]. Rows that hold NaN or infinities give what OutputCheck makes harmless."""
+    with np.errstate(all="ignore"):
+        shifted = logits - logits.max(1, keepdims=True)
+        log_sums = np.log(np.exp(shifted, dtype=np.float32).sum(1, keepdims=True))
+        best = np.argpartition(shifted, -count, axis=1)[:, -count:]
+        log_probs = np.take_along_axis(shifted, best, 1) - log_sums
+        order = np.argsort(-log_probs, axis=1, kind="stable")
+    return np.take_along_axis(best, order, 1).astype(np.int64), np.take_along_axis(log_probs, order, 1)
+
+
+def _same(known: list[int], tokens: Sequence[int]) -> int:
+    """Returns how many tokens both begin with; fast where the text only grew."""
+    if known == tokens[: len(known)]:
+        return len(known)
+    return next(
+        place for place, (one, other) in enumerate(zip([*known, -1], [*tokens, -2], strict=False)) if one != other
+    )
