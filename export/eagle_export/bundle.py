@@ -352,6 +352,7 @@ def _head_spec(config: HeadConfig, graph: GraphSpec, top_k: int, draft_vocab: in
         head_dim=config.head_dim,
         top_k=top_k,
         taps=config.taps,
+        block=None if config.block is None else config.block.spec,
         graph=graph,
     )
 

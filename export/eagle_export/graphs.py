@@ -24,6 +24,7 @@ from transformers.models.llama import modeling_llama
 
 from eagle_export.families.dense_experts import make_dense
 from eagle_export.families.family import Config, Family, Windows, cache_keyword
+from eagle_export.heads.block import BlockHead, BlockReader
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head, TapReader
@@ -35,11 +36,16 @@ ATTENTION = "eagle_edge"  # name of our attention function in transformers's reg
 
 
 class TargetGraph(nn.Module):
-    """The target, with features for the head: the final hidden state after the last norm, or EAGLE-3's reading of
-    the taps. windows: per layer the number of keys that a row sees, None for all."""
+    """The target, with features for the head: the final hidden state after the last norm, or an EAGLE-3 or block
+    head's reading of the taps. windows: per layer the number of keys that a row sees, None for all."""
 
     def __init__(
-        self, family: Family, config: Config, windows: Windows, taps: tuple[int, ...], reader: TapReader | None
+        self,
+        family: Family,
+        config: Config,
+        windows: Windows,
+        taps: tuple[int, ...],
+        reader: TapReader | BlockReader | None,
     ) -> None:
         super().__init__()
         config = copy.deepcopy(config)  # transformers writes into it
@@ -80,8 +86,14 @@ class TargetGraph(nn.Module):
             hook.remove()
         logits = self.lm_head(hidden.index_select(1, logit_rows)).float()
         logits = self.family.logits(self.config, logits)
-        features = self.head_reader.features(tapped) if self.head_reader is not None else hidden
-        return logits, features, cache.new
+        return logits, self._features(tapped, hidden, position_ids), cache.new
+
+    def _features(self, tapped: list[Tensor], hidden: Tensor, position_ids: Tensor) -> Tensor:
+        """tapped: hidden states at the taps; hidden: after the last norm."""
+        reader = self.head_reader
+        if isinstance(reader, BlockReader):
+            return reader.features(tapped, position_ids)
+        return hidden if reader is None else reader.features(tapped)
 
     def _by_layer_type(self, masks: dict[int | None, Tensor]) -> dict[str, Tensor]:
         """Returns the masks by the names that transformers gives to kinds of layers."""
@@ -143,8 +155,13 @@ def windowed(mask: Tensor, position_ids: Tensor, width: int | None) -> Tensor:
     )
 
 
-def build_head(config: HeadConfig) -> Eagle1Head | Eagle3Head:
+def build_any_head(config: HeadConfig) -> Eagle1Head | Eagle3Head | BlockHead:
     """An uninitialised head of the config's kind."""
+    return BlockHead(config) if config.kind == "block" else build_head(config)
+
+
+def build_head(config: HeadConfig) -> Eagle1Head | Eagle3Head:
+    """An uninitialised head of the config's kind, which is not a block head."""
     if config.kind == "mtp":
         return PredictionHead(config)
     return Eagle3Head(config) if config.kind == "eagle3" else Eagle1Head(config)

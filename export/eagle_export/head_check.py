@@ -18,8 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eagle_export.heads.block import BlockHead
 from eagle_export.heads.config import HeadConfig
-from eagle_export.heads.eager import Hidden, TokenRows, eager_head, eager_weights, features_of, read_rows
+from eagle_export.heads.eager import (
+    Hidden,
+    TokenRows,
+    eager_head,
+    eager_weights,
+    features_of,
+    read_block_rows,
+    read_rows,
+)
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_export.pair import HeadPart
@@ -150,15 +159,19 @@ def compare_readings(
 
 
 def _drafted(
-    head: Eagle1Head | Eagle3Head, part: HeadPart, config: HeadConfig, text: Continued, hidden: Hidden
+    head: Eagle1Head | Eagle3Head | BlockHead, part: HeadPart, config: HeadConfig, text: Continued, hidden: Hidden
 ) -> tuple[Tensor, Tensor]:
     """hidden: the target's hidden states [1, T, H], the embedding first and the last one after the last norm. Returns
     per generated token but the first, which no head drafts, whether the head drafts it, and its log-probability by the
     head (-inf outside the draft vocabulary)."""
-    tokens = torch.tensor([*text.start, *text.tokens])  # row i reads feature i and token i + 1, and drafts token i + 2
-    out = read_rows(head, config, tokens[1:-1], features_of(head, config.taps, hidden)[:, : len(tokens) - 2])
+    tokens = torch.tensor([*text.start, *text.tokens])
     first = len(text.start) - 1
-    scores, wanted = head.logits(out)[0, first:].log_softmax(-1), tokens[first + 2 :]
+    if isinstance(head, BlockHead):
+        logits = read_block_rows(head, config, tokens, hidden, torch.arange(first + 1, len(tokens) - 1))[:, 0]
+    else:  # row i reads feature i and token i + 1, and drafts token i + 2
+        features = features_of(head, config.taps, hidden)[:, : len(tokens) - 2]
+        logits = head.logits(read_rows(head, config, tokens[1:-1], features))[0, first:]
+    scores, wanted = logits.log_softmax(-1), tokens[first + 2 :]
     if part.d2t is not None:
         ids = part.d2t + torch.arange(len(part.d2t))
         scores = scores.new_full((len(scores), config.vocab_size), -math.inf).index_copy(1, ids, scores)
@@ -180,6 +193,9 @@ def _other_readings(config: HeadConfig, target: Any) -> Iterator[tuple[str, Head
     if config.kind == "eagle3":
         other = not config.normed_residual
         yield f"norm_before_residual {str(other).lower()}", replace(config, normed_residual=other)
+    if config.block is not None:
+        anchor = not config.block.anchor
+        yield f"sample_from_anchor {str(anchor).lower()}", replace(config, block=replace(config.block, anchor=anchor))
     if config.kind == "mtp":
         yield "its two inputs in the other order", replace(config, hidden_first=not config.hidden_first)
     rope = config.rope["rope_parameters"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from eagle_export.block_graph import BlockGraph
 from eagle_export.checkpoint import (
     EMBEDDING,
     LM_HEAD,
@@ -26,6 +28,7 @@ from eagle_export.families.family import Config, Family, Windows
 from eagle_export.families.registry import family_of
 from eagle_export.gguf.checkpoint import open_target
 from eagle_export.graphs import DraftGraph, TargetGraph, build_head
+from eagle_export.heads.block import BlockHead, BlockReader
 from eagle_export.heads.config import HeadConfig, read_head_config, stored_map
 from eagle_export.heads.eagle3 import TapReader
 from eagle_export.heads.layouts import HeadLayout, official
@@ -35,7 +38,9 @@ from eagle_export.recipes.routed_experts import RoutedExperts
 from eagle_export.trace import Expected, Layout, build_fake, trace_draft, trace_target
 from eagle_export.weights import Weight, attach, simplify
 
-READER = ("head.fc.", "head.fc_norm.", "head.input_norm.")  # tensors of an EAGLE-3 head in the target's graph
+# Tensors of an EAGLE-3 or block head in the target's graph, and those of a block head in both graphs.
+READER = ("head.fc.", "head.fc_norm.", "head.input_norm.", "head.hidden_norm.")
+SHARED = re.compile(r"head\.layers\.\d+\.self_attn\.(k_proj|v_proj|k_norm)\.")
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 STORED = ("F64", "F32", "F16", "BF16")  # other types are quantised, and useless without their scales
 
@@ -148,7 +153,7 @@ def build_graphs(pair: Pair, precision: str, top_k: int, routed: bool = True) ->
             Expected(
                 attention=layers,
                 rms_norm=pair.family.layer_norms * layers + 1 + _tap_norms(head),
-                rotary=2 * pair.family.rotary_layers(pair.config),
+                rotary=2 * pair.family.rotary_layers(pair.config) + _tap_rotations(head),
             ),
         )
     }
@@ -156,7 +161,7 @@ def build_graphs(pair: Pair, precision: str, top_k: int, routed: bool = True) ->
         config = head.config
         graphs["draft"] = trace_draft(
             modules["draft"],
-            config.hidden_size,
+            config,
             Layout(config.num_layers, config.num_kv_heads, config.head_dim, dtype),
             Expected(
                 attention=config.num_layers,
@@ -186,8 +191,9 @@ def weight_sources(pair: Pair) -> dict[str, dict[str, Weight]]:
     head = pair.head
     if head is None:
         return {"target": target}
-    elsewhere = _rotary_buffers(head.checkpoint) | ({"d2t", "t2d"} if head.config.kind == "eagle3" else {LM_HEAD})
+    elsewhere = _rotary_buffers(head.checkpoint) | ({LM_HEAD} if head.config.borrows else {"d2t", "t2d"})
     elsewhere |= {"norm.weight"} if head.config.output_norm == "none" else set()
+    elsewhere |= {LM_HEAD} if head.config.borrows_lm_head else set()
     draft = {
         f"head.{name}": Weight(f"head.{name}", tensor)
         for name, tensor in head.checkpoint.tensors.items()
@@ -195,11 +201,13 @@ def weight_sources(pair: Pair) -> dict[str, dict[str, Weight]]:
     }
     if not head.own_embedding:
         draft["head.embed_tokens.weight"] = target[EMBEDDING]
-    if head.config.borrows:
+    if head.config.borrows_lm_head:
         draft["head.lm_head.weight"] = target[LM_HEAD]
-    else:  # its reader reads taps, so it is part of the target's graph
+    if not head.config.borrows:  # its reader reads taps, so it is part of the target's graph
         for name in [name for name in draft if name.startswith(READER)]:
             target[f"head_reader.{name.removeprefix('head.')}"] = draft.pop(name)
+    if head.config.kind == "block":
+        target |= {f"head_reader.{name.removeprefix('head.')}": draft[name] for name in draft if SHARED.match(name)}
     return {"target": target, "draft": draft}
 
 
@@ -219,21 +227,30 @@ def _head_part(target: Checkpoint, config: Config, head: Checkpoint) -> HeadPart
     sizes = int(config.hidden_size), int(config.num_hidden_layers), int(config.vocab_size)
     layout, head = official(head)
     head_config = read_head_config(head, layout, *sizes)
-    if head_config.borrows:
+    if head_config.borrows_lm_head:
         _check_borrowed(target, head)
     d2t = _vocabulary_map(head, head_config)
     return HeadPart(head, layout, head_config, d2t, _own_embedding(target, head, head_config))
 
 
 def _tap_norms(head: HeadPart | None) -> int:
-    """Norms between the taps and fc, in the target's graph."""
+    """Norms of the head in the target's graph: between the taps and fc, or of a block head after fc and of its keys."""
+    if head is not None and head.config.kind == "block":
+        return 1 + head.config.num_layers * head.config.qk_norm
     kind = "none" if head is None else head.config.tap_norm
     return 0 if head is None or kind == "none" else 1 if kind == "all" else len(head.config.taps)
+
+
+def _tap_rotations(head: HeadPart | None) -> int:
+    """Rotations of a block head in the target's graph."""
+    return head.config.num_layers if head is not None and head.config.kind == "block" else 0
 
 
 def _draft_norms(config: HeadConfig) -> int:
     """Norms in the draft graph."""
     per_head = 2 * config.num_layers if config.qk_norm else 0
+    if config.kind == "block":
+        return per_head + 2 * config.num_layers + 1
     if config.borrows:
         return per_head + 2 * config.num_layers + (3 if config.kind == "mtp" else -1)
     return per_head + (3 if config.output_norm == "none" else 4)
@@ -259,19 +276,26 @@ def _target_module(pair: Pair, dtype: torch.dtype) -> torch.nn.Module:
     def build() -> TargetGraph:
         if head is None or head.borrows:
             return TargetGraph(pair.family, pair.config, pair.windows, (), None)
-        return TargetGraph(pair.family, pair.config, pair.windows, head.taps, TapReader(head))
+        reader = BlockReader(head) if head.kind == "block" else TapReader(head)
+        return TargetGraph(pair.family, pair.config, pair.windows, head.taps, reader)
 
     with accepted_by_transformers(pair.target):
         return build_fake(build, dtype)
 
 
 def _draft_module(pair: Pair, head: HeadPart, dtype: torch.dtype, top_k: int) -> torch.nn.Module:
-    def build() -> DraftGraph:
+    logits = partial(pair.family.logits, pair.config) if head.config.borrows_lm_head else None
+
+    def build() -> DraftGraph | BlockGraph:
+        if head.config.kind == "block":
+            block = BlockHead(head.config)
+            del block.fc, block.hidden_norm
+            return BlockGraph(block, head.config, top_k, logits)
         module = build_head(head.config)
         if head.config.kind == "eagle3":
             for name in ("fc", "fc_norm", "input_norm"):
                 module._modules.pop(name, None)
-        return DraftGraph(module, top_k, partial(pair.family.logits, pair.config) if head.config.borrows else None)
+        return DraftGraph(module, top_k, logits)
 
     with accepted_by_transformers(head.checkpoint):
         module = build_fake(build, dtype)

@@ -27,7 +27,8 @@ from eagle_export.continuations import first_line
 from eagle_export.errors import ExportError
 from eagle_export.families.fused_experts import expert_inputs, fused_experts
 from eagle_export.families.source import load_source
-from eagle_export.heads.eager import eager_head, eager_weights, features_of, read_rows
+from eagle_export.heads.block import BlockHead
+from eagle_export.heads.eager import eager_head, eager_weights, features_of, read_block_rows, read_rows
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_export.pair import HeadPart
@@ -38,6 +39,7 @@ from eagle_runtime.tree import Float
 SEQUENCES, START, LENGTH = 24, 8, 96  # generated texts, tokens that each starts with, and tokens in all
 KEPT = SEQUENCES * LENGTH  # rows of a layer's inputs that are kept: more lower an int4 target's KL, and take memory
 WINDOW, MAX_TOKENS = 256, 8192  # of a file: tokens per window, and in all
+BETWEEN_ROOTS = 4  # tokens of a text from one block of a head to the next
 PROBES = 2  # texts of which the logits are kept
 
 
@@ -174,14 +176,18 @@ class HeadInputs(LayerInputs):
     """What the layers of a head read over a text: with the target's features, and with its own hidden states in their
     place, as on the second level of a tree."""
 
-    def __init__(self, part: HeadPart, head: Eagle1Head | Eagle3Head) -> None:
+    def __init__(self, part: HeadPart, head: Eagle1Head | Eagle3Head | BlockHead) -> None:
         """head: as eager_head returns it."""
         self._config, self._head = part.config, head
-        borrowed = LM_HEAD if part.config.borrows else None  # has the target's name, and its inputs there
+        borrowed = LM_HEAD if part.config.borrows_lm_head else None  # has the target's name, and its inputs there
         super().__init__((f"head.{name}", layer) for name, layer in linears(self._head) if name != borrowed)
 
     def read(self, tokens: Tensor, hidden: Any) -> None:
         """tokens [T]; hidden: the target's hidden states for them, as `features_of` takes them."""
+        if isinstance(self._head, BlockHead):
+            roots = torch.arange(1, len(tokens), BETWEEN_ROOTS)
+            read_block_rows(self._head, self._config, tokens, hidden, roots)
+            return
         own = features_of(self._head, self._config.taps, hidden)
         for first in range(1, min(3, len(tokens))):  # the rows' tokens are those after their features
             own = read_rows(self._head, self._config, tokens[first:], own[:, : len(tokens) - first])

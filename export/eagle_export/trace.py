@@ -21,11 +21,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from eagle_export.errors import ExportError
 from eagle_export.graphs import native_operators, rotary_modules
+from eagle_export.heads.config import HeadConfig
 from eagle_runtime.bundle.graph import past_names, present_names
 
 OPSET = 24
 # Example sizes, all different and above 1: torch would merge equal dimensions, and make a size of 1 a constant.
-EXAMPLE = {"T": 7, "P": 5, "L": 9, "R": 3}
+EXAMPLE = {"T": 7, "P": 5, "L": 9, "R": 3, "B": 6}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +74,23 @@ def real_scales(module: nn.Module) -> None:
 def trace_target(module: nn.Module, layout: Layout, expected: Expected) -> ir.Model:
     """Traces a TargetGraph into ONNX, with the contract's names. Raises ExportError if the trace is not as expected."""
     names = ["input_ids", "position_ids", "tree_mask", "logit_rows"]
-    t, mask = EXAMPLE["T"], _example_mask(layout)
+    t, mask = EXAMPLE["T"], torch.zeros(1, 1, EXAMPLE["T"], EXAMPLE["L"], dtype=layout.dtype)
     args = (torch.zeros(1, t, dtype=torch.int64), torch.arange(t)[None], mask, torch.arange(EXAMPLE["R"]))
     dims = ({1: "T"}, {1: "T"}, {2: "T", 3: "L"}, {0: "R"})
     return _trace(module, names, args, dims, ["logits", "features"], layout, expected)
 
 
-def trace_draft(module: nn.Module, feature_size: int, layout: Layout, expected: Expected) -> ir.Model:
-    """Traces a DraftGraph into ONNX, with the contract's names. Raises ExportError if the trace is not as expected."""
+def trace_draft(module: nn.Module, config: HeadConfig, layout: Layout, expected: Expected) -> ir.Model:
+    """Traces a DraftGraph or BlockGraph into ONNX, with the contract's names. Raises ExportError if the trace is not as
+    expected."""
     names = ["input_ids", "features", "position_ids", "tree_mask", "logit_rows"]
-    t, mask = EXAMPLE["T"], _example_mask(layout)
-    features = torch.zeros(1, t, feature_size, dtype=layout.dtype)
-    args = (torch.zeros(1, t, dtype=torch.int64), features, torch.arange(t)[None], mask, torch.arange(EXAMPLE["R"]))
-    dims = ({1: "T"}, {1: "T"}, {1: "T"}, {2: "T", 3: "L"}, {0: "R"})
-    return _trace(module, names, args, dims, ["log_probs", "token_ids", "hidden"], layout, expected)
+    row = "T" if config.block is None else "B"
+    count, mask = EXAMPLE[row], torch.zeros(1, 1, EXAMPLE[row], EXAMPLE["L"], dtype=layout.dtype)
+    ids, features = torch.arange(count)[None], torch.zeros(1, EXAMPLE["T"], config.feature_size, dtype=layout.dtype)
+    args = (torch.zeros_like(ids), features, ids, mask, torch.arange(EXAMPLE["R"]))
+    dims = ({1: row}, {1: "T"}, {1: row}, {2: row, 3: "L"}, {0: "R"})
+    last = ["hidden"] if config.block is None else ["transitions"] if config.markov_rank else []
+    return _trace(module, names, args, dims, ["log_probs", "token_ids", *last], layout, expected, row)
 
 
 def _trace(
@@ -97,6 +101,7 @@ def _trace(
     output_names: list[str],
     layout: Layout,
     expected: Expected,
+    row: str = "T",
 ) -> ir.Model:
     symbols = {name: torch.export.Dim(name, min=0 if name == "P" else 1) for name in EXAMPLE}
     dynamic: list[Any] = [{axis: symbols[name] for axis, name in dim.items()} for dim in dims]
@@ -122,14 +127,14 @@ def _trace(
     assert program is not None
     model = program.model
     _clear_metadata(model)
-    check_contract(model, expected)
+    check_contract(model, expected, row)
     return model
 
 
-def check_contract(model: ir.Model, expected: Expected) -> None:
+def check_contract(model: ir.Model, expected: Expected, row: str = "T") -> None:
     """Raises ExportError unless each norm, rotation and attention is one standard node, and each dynamic dimension is
     symbolic. With a transformers release that renames a function, the graph would else be correct but slow, or fixed to
-    the example's sizes."""
+    the example's sizes. row: dimension of the rows of input_ids."""
     foreign = sorted({node.domain for node in model.graph if node.domain})
     counts = Counter(node.op_type for node in model.graph)
     traced = (counts["Attention"], counts["RMSNormalization"], counts["RotaryEmbedding"])
@@ -141,16 +146,12 @@ def check_contract(model: ir.Model, expected: Expected) -> None:
         )
     if unused := [value.name for value in model.graph.inputs if not value.uses()]:
         raise ExportError(f"the trace does not use its input {unused[0]}; report this as a bug")
-    symbolic = {"input_ids": {1: "T"}, "tree_mask": {2: "T", 3: "L"}, past_names(1)[0]: {1: "P"}}
+    symbolic = {"input_ids": {1: row}, "tree_mask": {2: row, 3: "L"}, past_names(1)[0]: {1: "P"}}
     for value in model.graph.inputs:
         for axis, name in symbolic.get(value.name or "", {}).items():
             dim = value.shape[axis] if value.shape is not None else None
             if not isinstance(dim, ir.SymbolicDim) or dim.value != name:
                 raise ExportError(f"the trace froze dimension {name} of {value.name} to {dim}; report this as a bug")
-
-
-def _example_mask(layout: Layout) -> Tensor:
-    return torch.zeros(1, 1, EXAMPLE["T"], EXAMPLE["L"], dtype=layout.dtype)
 
 
 def _clear_metadata(model: ir.Model) -> None:

@@ -28,6 +28,7 @@ from eagle_runtime.bundle.listed_files import read_text_file, verify_hashes
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from eagle_runtime.constraints.grammars import Grammars
 from eagle_runtime.decoding_state import DecodingState
+from eagle_runtime.drafting.block_head import BlockHead
 from eagle_runtime.drafting.build import Acceptance
 from eagle_runtime.drafting.costs.model import prior_costs, unknown
 from eagle_runtime.drafting.costs.storage import LearnedCosts, file_name, open_costs
@@ -228,4 +229,6 @@ def _models(sessions: tuple[Session, ...], manifest: Manifest, context: int) -> 
     vocab = manifest.target.vocab_size
     if isinstance(heads[0], OneCallSession):
         return target, OneCallHead(heads[0], context, vocab)
+    if manifest.head is not None and manifest.head.block is not None:
+        return target, BlockHead(heads[0], context, HEAD_SCRATCH, manifest.head.block, vocab)
     return target, Head(heads[0], context, HEAD_SCRATCH, vocab)

@@ -21,11 +21,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.layers import Attention, KeyValues, Rows, mlp, new_rows, norm_of, rms_norm, rotary
+from eagle_runtime.tree import hiding
 
 
 class _Reading(nn.Module):
@@ -116,11 +118,10 @@ class BlockHead(BlockReader):
 
     def embedded(self, input_ids: Tensor) -> Tensor:
         """Returns [1,B,H]: the root's embedding, and the mask's for all other rows."""
+        embedded: Tensor = self.embed_tokens(input_ids)
         if not self.own_mask:
-            out: Tensor = self.embed_tokens(input_ids)
-            return out
-        root = self.embed_tokens(input_ids[:, :1])
-        return torch.cat([root, self.mask_embedding.expand(-1, input_ids.shape[1] - 1, -1)], 1)
+            return embedded
+        return torch.cat([embedded[:, :1], self.mask_embedding.expand(-1, input_ids.shape[1] - 1, -1)], 1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns logits [..., Vd] of hidden [..., H], without transitions."""
@@ -134,3 +135,30 @@ def split_features(features: Tensor, config: HeadConfig) -> list[Rows]:
     shape = (*features.shape[:2], config.num_kv_heads, config.head_dim)
     parts = [part.reshape(shape) for part in torch.split(features, width, -1)]
     return list(zip(parts[::2], parts[1::2], strict=True))
+
+
+def read_blocks(head: BlockHead, config: HeadConfig, ids: Tensor, taps: Sequence[Tensor], roots: Tensor) -> Tensor:
+    """Drafts after many tokens of a text in one pass, as decoding drafts after one: a block sees what is known of the
+    target before its root.
+
+    ids [b,T]; taps: the target's hidden states [b,T,H], in order; roots [b,A]: positions. Returns hidden [b,A,B,H]."""
+    assert config.block is not None
+    batch, count, size, device = *roots.shape, config.block.size, ids.device
+    past = head.key_values(taps, torch.arange(ids.shape[1], device=device)[None])
+    offsets = torch.arange(size, device=device)
+    tokens = ids.new_full((batch, count, size), config.block.mask_id or 0)
+    tokens[:, :, 0] = ids.gather(1, roots)
+    embedded = head.embed_tokens(tokens)
+    if config.own_mask:
+        embedded = torch.cat([embedded[:, :, :1], head.mask_embedding[None].expand(batch, count, size - 1, -1)], 2)
+    before = torch.arange(ids.shape[1], device=device) < roots[..., None]  # [b,A,T]
+    own = torch.ones(size, size, dtype=torch.bool, device=device)
+    own = torch.kron(torch.eye(count, dtype=torch.bool, device=device), own.tril() if config.block.causal else own)
+    seen = torch.cat([before.repeat_interleave(size, 1), own.expand(batch, -1, -1)], -1)
+    mask = torch.zeros(seen.shape, device=device).masked_fill(~seen, hiding(np.float32))[:, None]
+    rope = head.rotary_emb(past[0][0], (roots[..., None] + offsets).flatten(1))
+    x = embedded.flatten(1, 2)
+    for layer, rows in zip(head.layers, past, strict=True):
+        x = layer(x, rope, mask, rows)
+    out: Tensor = head.norm(x).reshape(batch, count, size, -1)
+    return out

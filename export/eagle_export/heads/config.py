@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from eagle_export.checkpoint import Checkpoint, StoredTensor
 from eagle_export.errors import ExportError
-from eagle_export.heads.block_config import Block
+from eagle_export.heads.block_config import Block, read_block
 from eagle_export.heads.layouts import HeadLayout, OutputNorm
 from eagle_export.heads.rope import rope_settings
 from eagle_runtime.bundle.manifest import HeadKind
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from transformers import LlamaConfig
 
 TapNorm = Literal["none", "each", "all"]
+READS_TAPS = ("eagle3", "block")  # kinds of heads that read several hidden states of the target
 Result = TypeVar("Result")
 
 
@@ -61,6 +62,11 @@ class HeadConfig:
     def borrows(self) -> bool:
         """Whether the head has the target's LM head, and reads the target's last hidden state."""
         return self.kind not in ("eagle3", "block")
+
+    @property
+    def borrows_lm_head(self) -> bool:
+        """Whether the head has the target's LM head."""
+        return self.borrows or (self.block is not None and not self.block.own_lm_head)
 
     @property
     def feature_size(self) -> int:
@@ -117,6 +123,7 @@ def read_head_config(
     for problem in _unknown_settings(head, layout):
         raise ExportError(problem)
     layer = _first_layer(kind)
+    block = read_block(head, vocab) if kind == "block" else None
     hidden, fed = head.require("fc.weight", (None, None)).shape
     _check_fc(head, kind, hidden, fed, target_hidden)
     num_heads, kv_heads, head_dim = _attention_sizes(head, layer)
@@ -136,7 +143,7 @@ def read_head_config(
         rope=rope_settings(head.config, str(where)),
         qkv_bias=_stated(head, f"{layer}.self_attn.q_proj.bias", "qkv_bias", "attention_bias"),
         fc_bias=_fc_bias(head, layout),
-        taps=_taps(head, layout, fed // target_hidden, target_layers) if kind == "eagle3" else (),
+        taps=_taps(head, layout, fed // target_hidden, target_layers) if kind in READS_TAPS else (),
         o_bias=f"{layer}.self_attn.o_proj.bias" in head.tensors,
         qk_norm=f"{layer}.self_attn.q_norm.weight" in head.tensors,
         normed_residual=bool(_setting(head, "norm_before_residual") or layout.normed_residual),
@@ -144,6 +151,7 @@ def read_head_config(
         output_norm=_output_norm(head, layout),
         hidden_first=layout.hidden_first,
         masks_first=layout.masks_first,
+        block=block,
     )
 
 
@@ -173,7 +181,7 @@ def head_problems(
         before = len(problems)
         hidden, fed = fc
         try_to(lambda: _check_fc(head, kind, hidden, fed, target_hidden))
-        if kind == "eagle3" and len(problems) == before:
+        if kind in READS_TAPS and len(problems) == before:
             try_to(lambda: _taps(head, layout, fed // target_hidden, target_layers))
         size = try_to(lambda: _draft_vocabulary(head, kind, hidden, vocab))
         if size is not None:
@@ -247,15 +255,16 @@ def _attention_sizes(head: Checkpoint, layer: str) -> tuple[int, int, int]:
 
 def _draft_vocabulary(head: Checkpoint, kind: HeadKind, hidden: int, vocab: int) -> int:
     """Width of the head's logits."""
-    draft_vocab = head.require("lm_head.weight", (None, hidden)).shape[0] if kind == "eagle3" else vocab
-    _check_stated(head, {"hidden_size": hidden, "draft_vocab_size": draft_vocab if kind == "eagle3" else None})
+    own = kind == "eagle3" or (kind == "block" and "lm_head.weight" in head.tensors)
+    draft_vocab = head.require("lm_head.weight", (None, hidden)).shape[0] if own else vocab
+    _check_stated(head, {"hidden_size": hidden, "draft_vocab_size": draft_vocab if own else None})
     return draft_vocab
 
 
 def stored_map(head: Checkpoint, kind: HeadKind, size: int, vocab: int) -> StoredTensor | None:
     """Returns d2t [Vd], the offsets from draft to target ids, of a head of `size` draft tokens; None if the ids are the
     same. Raises ExportError."""
-    if kind != "eagle3":
+    if kind not in READS_TAPS:
         return None
     if "d2t" not in head.tensors:
         if size != vocab:
@@ -349,9 +358,9 @@ def _output_norm(head: Checkpoint, layout: HeadLayout) -> OutputNorm:
 
 
 def _check_fc(head: Checkpoint, kind: HeadKind, hidden: int, fed: int, target_hidden: int) -> None:
-    fits = fed % target_hidden == 0 if kind == "eagle3" else (hidden, fed) == (target_hidden, 2 * target_hidden)
+    fits = fed % target_hidden == 0 if kind in READS_TAPS else (hidden, fed) == (target_hidden, 2 * target_hidden)
     if not fits:
-        wanted = f"[any, 3 x {target_hidden}]" if kind == "eagle3" else f"[{target_hidden}, 2 x {target_hidden}]"
+        wanted = f"[any, 3 x {target_hidden}]" if kind in READS_TAPS else f"[{target_hidden}, 2 x {target_hidden}]"
         raise ExportError(
             f"{head.folder}: fc.weight has shape [{hidden}, {fed}], but a target of hidden size {target_hidden} "
             f"needs {wanted}; target and head do not belong together"
@@ -363,10 +372,8 @@ def _taps(head: Checkpoint, layout: HeadLayout, count: int, target_layers: int) 
     where, key = head.folder / "config.json", layout.id_key
     ids = _setting(head, key)
     if ids is None:
-        if count != 3:
-            raise ExportError(
-                f"{head.folder}: fc takes {count} taps, but config.json does not say which; add eagle_config.{key}"
-            )
+        if count != 3 or layout.kind == "block":
+            raise ExportError(f"{head.folder}: fc takes {count} taps, but config.json does not say which; add {key}")
         return default_taps(target_layers)
     if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
         raise ExportError(f"{where}: {key} is {ids!r}, but must be a list of layer ids")

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from eagle_export.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
-from eagle_export.graphs import build_head
+from eagle_export.graphs import build_any_head
+from eagle_export.heads.block import BlockHead, read_blocks
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head
@@ -39,11 +40,11 @@ class TokenRows(torch.nn.Module):
 
 def eager_head(
     config: HeadConfig, weights: Mapping[str, Tensor], embedding: TokenRows | None = None
-) -> Eagle1Head | Eagle3Head:
+) -> Eagle1Head | Eagle3Head | BlockHead:
     """Returns a head with the weights of `eager_weights`, which may be read as another config says. embedding: in place
     of the one among the weights."""
     with torch.device("meta"):
-        head = build_head(config)
+        head = build_any_head(config)
     if embedding is not None:
         head.set_submodule("embed_tokens", embedding)
         weights = {name: weight for name, weight in weights.items() if name != TABLE}
@@ -58,7 +59,7 @@ def eager_weights(part: HeadPart, model: Any) -> dict[str, Tensor]:
     weights = _stored_weights(part, without="" if part.own_embedding else TABLE)
     if not part.own_embedding:
         weights[TABLE] = model.get_input_embeddings().weight
-    if part.config.borrows:
+    if part.config.borrows_lm_head:
         weights[LM_HEAD] = model.get_output_embeddings().weight
     return weights
 
@@ -72,7 +73,7 @@ def weights_for_tokens(
     ids = sorted(set(tokens))
     table = part.checkpoint.tensors[TABLE] if part.own_embedding else target.tensors[EMBEDDING]
     rows = table.read()[ids].float()
-    if part.config.borrows:
+    if part.config.borrows_lm_head:
         borrowed = target.tensors.get(LM_HEAD, target.tensors[EMBEDDING])
         weights[LM_HEAD] = borrowed.read().float() if lm_head else rows[:1].expand(borrowed.shape)
     return weights, TokenRows(torch.tensor(ids), rows)
@@ -81,7 +82,7 @@ def weights_for_tokens(
 def _stored_weights(part: HeadPart, without: str) -> dict[str, Tensor]:
     """The head's own parameters in fp32, without one of them."""
     with torch.device("meta"):
-        names = build_head(part.config).state_dict()
+        names = build_any_head(part.config).state_dict()
     stored = part.checkpoint.tensors
     return {name: stored[name].read().float() for name in names if name in stored and name != without}
 
@@ -101,3 +102,20 @@ def read_rows(head: Eagle1Head | Eagle3Head, config: HeadConfig, tokens: Tensor,
     past = [(empty, empty)] * config.num_layers
     hidden: Tensor = head(tokens[None], features, torch.arange(rows)[None], mask, past)[0]
     return hidden
+
+
+def read_block_rows(head: BlockHead, config: HeadConfig, tokens: Tensor, hidden: Hidden, roots: Tensor) -> Tensor:
+    """Returns the logits [A, D, Vd] of the D drafted positions of blocks after the tokens at `roots` [A], with the
+    transitions of the tokens that do follow.
+
+    tokens [T]; hidden: the target's hidden states [1, T, H]. Positions after the text's end are drafted given its last
+    token."""
+    assert config.block is not None
+    taps = [hidden[tap] for tap in config.taps]
+    rows = read_blocks(head, config, tokens[None], taps, roots[None])[0]
+    first = 0 if config.block.anchor else 1
+    logits: Tensor = head.logits(rows[:, first:])
+    if head.markov_head is not None:
+        before = roots[:, None] + torch.arange(logits.shape[1])
+        logits = logits + head.markov_head(tokens[before.clamp(max=len(tokens) - 1)])
+    return logits

@@ -11,61 +11,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from eagle_export.checkpoint import Checkpoint, StoredTensor
 from eagle_export.errors import ExportError
-from eagle_export.heads.prediction import DEEPSEEK, MIMO, QWEN, SPECULATORS, LayerNames
-from eagle_runtime.bundle.manifest import HeadKind
-
-Ids = Literal["output", "input", "first"]
-OutputNorm = Literal["logits", "recurrent", "none"]
-
-
-@dataclass(frozen=True, slots=True)
-class HeadLayout:
-    """One producer's layout. source: repository and path of the code that writes or reads it.
-
-    architectures: of config.json, empty for any. keys: keys that config.json must have. tensors: what names of
-    tensors must begin with. nested: key of the object with the decoder layer's own settings. defaults: settings that
-    the producer leaves out of its config where they are the default of transformers' config class. layer: what the
-    first layer's tensors begin with. id_key: key of the list of layer ids. ids: what id i in it names: the output of
-    layer i (tap i + 1), its input (tap i), or outputs unless the first id is 2. norm_output: what that key means where
-    it is true and where it is false; None if this producer does not write it. normed_residual: what a config without
-    norm_before_residual means; None if two programs read it differently. default_fc_bias: whether a config without
-    `bias` stands for a head with one. names: of the tensors of a multi-token-prediction layer; for its hidden_first and
-    masks_first see HeadConfig."""
-
-    producer: str
-    kind: HeadKind
-    source: str
-    architectures: tuple[str, ...] = ()
-    keys: tuple[str, ...] = ()
-    tensors: tuple[str, ...] = ()
-    nested: str | None = None
-    defaults: tuple[tuple[str, Any], ...] = ()
-    layer: str = "layers.0."
-    id_key: str = "eagle_aux_hidden_state_layer_ids"
-    ids: Ids = "first"
-    norm_output: tuple[OutputNorm, OutputNorm] | None = None
-    normed_residual: bool | None = False
-    default_fc_bias: bool = False
-    names: LayerNames | None = None
-    hidden_first: bool = False
-    masks_first: bool = False
-
-    def fits(self, head: Checkpoint) -> bool:
-        """Whether a folder has this layout."""
-        named = head.config.get("architectures")
-        names = {name for name in named if isinstance(name, str)} if isinstance(named, list) else set()
-        return (
-            (not self.architectures or bool(names & set(self.architectures)))
-            and all(key in head.config for key in self.keys)
-            and all(any(name.startswith(start) for name in head.tensors) for start in self.tensors)
-            and (self.names is None or self.names.held_by(head))
-        )
-
+from eagle_export.heads.block_layouts import block_layout, official_block
+from eagle_export.heads.layout import HeadLayout as HeadLayout
+from eagle_export.heads.layout import OutputNorm as OutputNorm
+from eagle_export.heads.prediction import DEEPSEEK, MIMO, QWEN, SPECULATORS
 
 # Sizes that transformers' Llama and Qwen3 configs share as defaults, which a config written as a difference leaves out.
 TRANSFORMERS_DEFAULTS = (("num_attention_heads", 32), ("rms_norm_eps", 1e-6))
@@ -205,7 +159,7 @@ REFUSED_TENSORS = (
     (r"(^|\.)fusion_fc\.", "an EAGLE-1 head of early speculators (fusion_fc)"),
     (r"_scale(_2|_inv)?$|\.(input|weight)_scale", "a quantised head"),
 )
-BLOCK_HEADS = r"(DFlash|DSpark|Domino|DFly|DFlare|PEagle|Medusa|MTP|DeepseekV\d)"
+OTHER_HEADS = r"(DFlash2|Domino|DFly|DFlare|PEagle|Medusa|MTP|DeepseekV\d)"
 REFUSED_KEYS = (
     ("quantization_config", "the head is quantised already; export the original one"),
     ("dflash_config", "this is a head that drafts blocks of tokens; give an EAGLE head"),
@@ -224,6 +178,8 @@ def official(head: Checkpoint) -> tuple[HeadLayout, Checkpoint]:
     """Returns a head's layout, and the head with the official names and one flat config. Raises ExportError for a head
     of another kind, by its name if it is known."""
     head = replace(head, tensors=_without_prefix(head.tensors))
+    if (block := block_layout(head)) is not None:
+        return official_block(head, block)
     layout = next((each for each in LAYOUTS if each.fits(head)), None)
     if layout is not None and layout.names is not None:
         head = replace(head, tensors=layout.names.official(head))
@@ -280,7 +236,7 @@ def _refuse_known(head: Checkpoint) -> None:
     where = head.folder / "config.json"
     named = head.config.get("architectures")
     classes = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
-    if blocks := [name for name in classes if re.search(BLOCK_HEADS, name)]:
+    if blocks := [name for name in classes if re.search(OTHER_HEADS, name)]:
         raise ExportError(f"{where}: {blocks[0]} is not an EAGLE head; docs/heads.md lists the layouts that are read")
     kind = head.config.get("speculators_model_type", "eagle3")
     if kind != "eagle3":

@@ -91,14 +91,14 @@ def linears(model: ir.Model) -> list[Linear]:
 
 
 def is_lm_head(linear: Linear) -> bool:
-    """Whether the layer computes the target's logits or the head's. Families scale or bound them, and fp16 logits are
-    cast to fp32."""
+    """Whether the layer computes the target's logits or the head's. Families scale or bound them, block heads add
+    transitions, and fp16 logits are cast to fp32."""
     (out,) = linear.node.outputs
     while out.name != "logits":
         after = [use.node for use in out.uses()]
         if any(node.op_type == "LogSoftmax" for node in after):
             return True
-        if len(after) != 1 or after[0].op_type not in ("Cast", "Div", "Mul", "Tanh"):
+        if len(after) != 1 or after[0].op_type not in ("Add", "Cast", "Div", "Mul", "Tanh"):
             return False
         (out,) = after[0].outputs
     return True

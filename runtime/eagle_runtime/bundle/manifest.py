@@ -27,7 +27,7 @@ from eagle_runtime.files import MANIFEST_BYTES, bundle_file, read_json
 from eagle_runtime.files import MANIFEST_NAME as MANIFEST_NAME
 from eagle_runtime.tree import MAX_DEPTH, MAX_NODES
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 MAX_TAU = 32  # tokens per target pass in a certificate: no more are decoded from a prompt
 # Least and greatest values: a number outside is a mistake, or an attempt to exhaust the memory.
 MODEL_RANGES = {
@@ -40,6 +40,7 @@ MODEL_RANGES = {
     "draft_vocab_size": (1, 1 << 24),
     "top_k": (1, 1 << 16),
 }
+BLOCK_RANGES = {"size": (2, 64), "mask_id": (0, (1 << 24) - 1)}
 # Types of tensors that a graph may hold, and the bits of one number.
 DTYPE_BITS = {"bool": 8, "float8_e4m3fn": 8, "int4": 4, "uint4": 4, "int8": 8, "uint8": 8, "int32": 32, "int64": 64}
 DTYPE_BITS |= {"float16": 16, "bfloat16": 16, "float32": 32, "float64": 64}
@@ -67,9 +68,23 @@ class TargetSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockSpec:
+    """A block head's rows. size: of a block (B), the root's included. anchor: whether the root's row drafts, so that B
+    tokens are drafted and not B - 1. causal: whether a row sees no later row of the block. mask_id: what is fed for all
+    rows but the root's. transitions: whether a token's chances depend on the drafted token before it."""
+
+    size: int
+    anchor: bool
+    causal: bool
+    mask_id: int
+    transitions: bool
+
+
+@dataclass(frozen=True, slots=True)
 class HeadSpec:
-    """The draft head. hidden_size: width of its features and of its own hidden state. top_k: tokens that the
-    graph returns per row. taps: indices of the target's hidden_states that feed an EAGLE-3 head, else empty."""
+    """The draft head. hidden_size: its width; of its hidden states too and, unless it is a block head, of its features.
+    top_k: tokens that the graph returns per row. taps: indices of the target's hidden_states that feed an EAGLE-3 or
+    block head, else empty. block: of a block head, else None."""
 
     kind: HeadKind
     hidden_size: int
@@ -79,7 +94,13 @@ class HeadSpec:
     head_dim: int
     top_k: int
     taps: tuple[int, ...]
+    block: BlockSpec | None
     graph: GraphSpec
+
+    @property
+    def feature_size(self) -> int:
+        """Width of its features: a block head's are the keys and values of all its layers."""
+        return self.hidden_size if self.block is None else 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,16 +223,22 @@ def _check_graphs(manifest: Manifest, where: str) -> None:
             f"{' and '.join(manifest.models)}; export the bundle again"
         )
     target, head = manifest.target, manifest.head
-    features: Shape = (1, "T", target.hidden_size if head is None else head.hidden_size)
-    inputs: dict[str, Shape] = {"input_ids": (1, "T"), "position_ids": (1, "T"), "tree_mask": (1, 1, "T", "L")}
-    inputs["logit_rows"] = ("R",)
+    features: Shape = (1, "T", target.hidden_size if head is None else head.feature_size)
+    inputs = _inputs("T")
     tables: list[tuple[str, TargetSpec | HeadSpec, dict[str, Shape], dict[str, Shape]]] = [
         ("target", target, {}, {"logits": (1, "R", target.vocab_size), "features": features})
     ]
     if head is not None:
         proposals: Shape = (1, "R", head.top_k)
-        outputs_of_head = {"log_probs": proposals, "token_ids": proposals, "hidden": (1, "R", head.hidden_size)}
-        tables.append(("head", head, {"features": features}, outputs_of_head))
+        outputs_of_head: dict[str, Shape] = {"log_probs": proposals, "token_ids": proposals}
+        inputs_of_head: dict[str, Shape] = {"features": features}
+        if head.block is None:
+            outputs_of_head["hidden"] = (1, "R", head.hidden_size)
+        else:
+            inputs_of_head |= _inputs("B")
+            if head.block.transitions:
+                outputs_of_head["transitions"] = (1, "R", head.top_k, head.top_k)
+        tables.append(("head", head, inputs_of_head, outputs_of_head))
     for name, spec, more, outputs in tables:
         for key, tensor in spec.graph.weights.items():
             if tensor.dtype not in DTYPE_BITS or any(isinstance(n, str) or not 0 <= n < 1 << 32 for n in tensor.shape):
@@ -240,6 +267,16 @@ def _check_graphs(manifest: Manifest, where: str) -> None:
                     )
 
 
+def _inputs(row: str) -> dict[str, Shape]:
+    """Returns the inputs of a graph but the past. row: dimension of the rows of tokens."""
+    return {
+        "input_ids": (1, row),
+        "position_ids": (1, row),
+        "tree_mask": (1, 1, row, "L"),
+        "logit_rows": ("R",),
+    }
+
+
 def _check_numbers(manifest: Manifest, where: str) -> None:
     """Raises BundleError for a number that no model, tree or certificate has, before anything of that size is
     allocated."""
@@ -253,6 +290,8 @@ def _check_numbers(manifest: Manifest, where: str) -> None:
     numbers += [("target: eos_token_ids", token, 0, (1 << 31) - 1) for token in manifest.target.eos_token_ids]
     if manifest.head is not None:
         numbers += [("draft: taps", tap, 0, MODEL_RANGES["num_layers"][1]) for tap in manifest.head.taps]
+        if (block := manifest.head.block) is not None:
+            numbers += [(f"draft: block: {key}", getattr(block, key), *ends) for key, ends in BLOCK_RANGES.items()]
     if (certificate := manifest.certificate) is not None:  # from_json has checked that its figures are finite
         numbers += [
             ("certificate: agreement", certificate.agreement, 0, 1),

@@ -29,6 +29,7 @@ class ConstrainedHead:
         self._lookahead = lookahead
         self._paths: list[tuple[int, ...]] = []  # of the scratch rows of the tree that is growing
         self.cache, self.top_k, self.scratch = head.cache, head.top_k, head.scratch
+        self.free_levels, self.rows = head.free_levels, head.rows
 
     def note(self, features: Features) -> None:
         """As in DraftHead."""

@@ -201,22 +201,28 @@ class CostAwareDrafter:
         proposal = head.catch_up(tokens)
         # The prompt is read once, and that says nothing about the cost of drafts. Rows left unread in a pause do.
         charged, self._drafted = read if self._drafted else 1, True
-        spent = float(seconds[min(charged, LARGEST)]) * max(1.0, charged / LARGEST)
+        free = head.free_levels
+        spent = float(seconds[head.rows if free else min(charged, LARGEST)]) * (free or max(1.0, charged / LARGEST))
+        if free:
+            seconds = np.zeros_like(seconds)
         frontier = np.array([-1])
         above = np.zeros(1, np.float32)
         scratch_rows = np.array([-1])
         fed = 0
         count = read if context and read <= HEAD_ROWS[-1] else 0  # rows of the pass, 0 for one that is not learned from
+        whole = head.rows if free and count else 0  # of the only pass, timed with all levels
         with Scratch(head) as scratch:
             while True:
                 start = pool.size
                 values = self._add_level(pool, chain, proposal, frontier, above)
                 best = best_first(values, k)
                 timed, count = count, self._worth_growing(pool, chain, values[best], verify, spent, seconds)
-                self._timer.end_lap(timed, context)
-                if count == 0 or len(pool.values) == self._levels:
+                ended = count == 0 or len(pool.values) == self._levels
+                if ended or not free:
+                    self._timer.end_lap(whole if free else timed, context)
+                if ended:
                     return spent
-                context = head.cache.length
+                context = context if free else head.cache.length
                 best = best[:count]
                 frontier, above = start + best, values[best]
                 rows = best // k  # of the last proposal

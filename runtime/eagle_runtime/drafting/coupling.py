@@ -63,6 +63,7 @@ class RankedHead:
         self._head = head
         self._ranker = ranker
         self.cache, self.top_k, self.scratch = head.cache, head.top_k, head.scratch
+        self.free_levels, self.rows = head.free_levels, head.rows
 
     def note(self, features: Features) -> None:
         """As in DraftHead."""

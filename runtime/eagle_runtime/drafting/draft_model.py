@@ -29,6 +29,9 @@ class DraftModelHead:
     Its cache holds a row of every token that it has read, the root's too. Where the text, or the tree with it, needs
     more rows than the cache has, it proposes nothing: NEVER."""
 
+    free_levels = False
+    rows = 1
+
     def __init__(self, model: Target) -> None:
         """model: the small one; its cache is this head's."""
         self._model = model

@@ -62,6 +62,15 @@ class DraftHead(Protocol):
     def scratch(self) -> int:
         """Rows that growing one tree may use."""
 
+    @property
+    def free_levels(self) -> bool:
+        """Whether `feed` runs no forward pass: `catch_up` has computed all levels."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of the forward pass of `catch_up` that do not depend on how many verified rows it reads, and 1 at least;
+        more than 1 only with free levels."""
+
     def note(self, features: Features) -> None:
         """Keep features [n, Hd] of verified rows, which follow those that were noted before, until they are read."""
 
@@ -100,6 +109,9 @@ class Head:
     Committed rows of its cache hold verified tokens with target features only: row i pairs the target's feature at
     position first + i with the token after it. Scratch rows of a growing tree follow them for one draft. Features of
     verified rows wait until the head reads them, the last WINDOW of them: what was before is not read."""
+
+    free_levels = False
+    rows = 1
 
     def __init__(self, session: Session, capacity: int, scratch: int, vocab_size: int = 2**62) -> None:
         """capacity: verified tokens; scratch: rows that growing one tree may need beyond them; vocab_size: of the

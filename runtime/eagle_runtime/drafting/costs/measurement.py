@@ -92,6 +92,11 @@ def measure(target: Target, head: DraftHead | None) -> Costs:
 
     def level(rows: int) -> None:
         assert head is not None and first is not None
+        if head.free_levels:  # all passes have as many rows
+            head.note(features[:1])
+            head.catch_up([0])
+            head.cache.truncate(head.cache.length - 1)
+            return
         nodes = np.zeros(rows, np.int64)
         with Scratch(head) as scratch:
             scratch.feed(nodes, first.hidden[nodes], nodes - 1)

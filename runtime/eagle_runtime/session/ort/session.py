@@ -45,6 +45,7 @@ class BoundSession(Session):
         self._row = spec.outputs[self._new_names[0]]
         self._row_shape = int(self._row.shape[2]), int(self._row.shape[3])  # key/value heads, and the width of one
         self._row_bytes = spec.kv_row_bytes
+        self._rows_input = next(name for name, one in self.inputs.items() if one.shape[:2] == (1, "T"))
         self._buffers: dict[str, Array] = {}
         # Bound inputs, each with the sizes of the symbolic dimensions that its shape determines.
         self._bound_inputs: dict[str, tuple[Array, dict[str, int]]] = {}
@@ -132,7 +133,7 @@ class OrtSession(BoundSession):
         return HeadMajorCache(self._layers, capacity, *self._row_shape, self._pieces, self._row.dtype)
 
     def run(self, feeds: Mapping[str, Any], cache: KVCache | HeadMajorCache) -> dict[str, Array]:
-        count, wanted = len(feeds["input_ids"]), len(feeds["logit_rows"])
+        count, wanted = len(feeds[self._rows_input]), len(feeds["logit_rows"])
         assert count <= cache.room, "the caller checks the capacity before a forward pass"
         rows, logit_rows = self.padding.rows(count), self.padding.rows(wanted)
         padded = (rows, logit_rows) != (count, wanted)
