@@ -8,6 +8,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from conftest import GOLDEN
 from eagle_export.bundle import export
+from eagle_export.errors import ExportError
 from eagle_export.heads.block import BlockHead
 from eagle_export.heads.eager import eager_head, eager_weights, read_block_rows
 from eagle_export.pair import open_pair
@@ -145,6 +147,16 @@ def test_the_targets_logits_are_the_same_to_the_bit(
                 drafted = with_head.generate(prompts[0], method="eagle", tree=tree, **settings)
                 assert drafted.token_ids == vanilla, (temperature, tree)
             assert with_head.generate(prompts[0], **settings).token_ids == vanilla
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"backend": "cuda", "precision": "fp16"}, "backend cpu alone"), ({"draft_vocab": 100}, "keep all tokens")],
+)
+def test_what_a_block_head_does_not_do(head: Path, tmp_path: Path, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ExportError, match=f"{head} is a block head.*{said}"):
+        export(GOLDEN / "target", head, tmp_path / "bundle", **{"precision": "fp32", **settings})
+    assert not (tmp_path / "bundle").exists()
 
 
 @pytest.mark.parametrize("wrong", ["nan", "constant", "outside", "random"])
