@@ -26,7 +26,7 @@ from eagle_calib.folder import clear_leftovers, written
 from eagle_calib.observe import ObservingSession
 from eagle_calib.texts import read_windows
 from eagle_runtime.bundle.listed_files import read_graph, read_text_file, verify_hashes
-from eagle_runtime.bundle.manifest import MANIFEST_NAME, Manifest, read_manifest
+from eagle_runtime.bundle.manifest import AHEAD, MANIFEST_NAME, Manifest, read_manifest
 from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.drafter import Drafter
 from eagle_runtime.drafting.head import Head
@@ -70,6 +70,11 @@ def calibrate(
     for graph, precision in manifest.precision.items():
         if precision != "fp32":
             raise CalibrationError(f"{bundle}: the {graph} is {precision}; export it in fp32 first, calibrate that")
+    if manifest.head is not None and manifest.head.kind in AHEAD:
+        raise CalibrationError(
+            f"{bundle} has {manifest.head.kind.capitalize()} heads, whose inputs are not recorded; calibrate a "
+            "bundle of its target alone"
+        )
     folder = folder.absolute()
     check_place(folder, bundle)
     window = min(WINDOW, max(1, manifest.target.context // 2))

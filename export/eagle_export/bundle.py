@@ -31,7 +31,7 @@ from eagle_export.errors import ExportError
 from eagle_export.head_check import HeadCheck
 from eagle_export.heads.config import HeadConfig
 from eagle_export.limits import required_fidelity
-from eagle_export.pair import Pair, build_graphs, left_out_note, open_pair
+from eagle_export.pair import HeadPart, Pair, build_graphs, left_out_note, open_pair
 from eagle_export.preflight import NOTABLE, requirement_of
 from eagle_export.recipes.int8_cache import MOST
 from eagle_export.recipes.plan import (
@@ -183,6 +183,8 @@ def export(
             raise ExportError(f"{draft} is a block head, and block heads {what}; change that setting, or the head")
         if (left_out := left_out_note(pair)) is not None:
             warnings.append(left_out)
+        if pair.head is not None and pair.head.config.ahead is not None:
+            _check_ahead(pair.head, backend, draft_vocab)
         texts = _read_texts(pair.target)
         if "tokenizer.json" not in texts:
             warnings.append(f"{target} has no tokenizer.json; the bundle takes and returns token ids, no text")
@@ -244,6 +246,20 @@ def export(
             written_bytes = folder_bytes(folder)
     shared = shared_weights(manifest)
     return Exported(bundle, manifest, shared, written_bytes, tuple(warnings), tuple(layer_choice), head_check)
+
+
+def _check_ahead(head: HeadPart, backend: str, draft_vocab: int | None) -> None:
+    """Raises ExportError for what Medusa's and Hydra's heads cannot have."""
+    if backend in ("tensorrt", "tensorrt-rtx"):
+        raise ExportError(
+            f"{head.checkpoint.folder} holds {head.config.kind.capitalize()} heads, which run on ONNX Runtime alone; "
+            "export them for backend cpu or cuda"
+        )
+    if draft_vocab is not None:
+        raise ExportError(
+            f"{head.checkpoint.folder} holds {head.config.kind.capitalize()} heads, whose LM heads keep all tokens; "
+            "leave the draft vocabulary out"
+        )
 
 
 def _write(

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PYTORCH, PICKLED = "pytorch_model.bin", ".bin"
+# Names that Medusa's and Hydra's authors give to files of heads.
+HEAD_FILES = ("medusa_lm_head.safetensors", "hydra_lm_head.safetensors")
+PICKLED_FILES = (PYTORCH, "medusa_lm_head.pt", "hydra_lm_head.pt")
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"  # of a target
 COMPARED = 1 << 24  # numbers that are compared at a time
@@ -188,16 +191,22 @@ def same_values(first: StoredTensor, second: StoredTensor) -> bool:
 def open_checkpoint(folder: Path, *, pickled: bool = False) -> Checkpoint:
     """Opens a folder with config.json and model.safetensors, in one file or in shards. Raises ExportError.
 
-    pickled: whether pytorch_model.bin is read where there is no safetensors file, as old heads have it. torch's
+    pickled: whether one of PICKLED_FILES is read where there is no safetensors file, as old heads have it. torch's
     weights_only reader takes tensors and plain containers from it and runs no code that it names."""
     if not folder.is_dir():
         raise ExportError(
             f"{folder} is not a folder; give a downloaded Hugging Face model folder, or a target's .gguf file"
         )
     config = read_json(folder / "config.json")
-    if pickled and (folder / PYTORCH).is_file() and not any(folder.glob("*.safetensors")):
-        return Checkpoint(folder, config, _list_pickled(folder / PYTORCH))
+    if pickled and (file := pickled_weights(folder)) is not None:
+        return Checkpoint(folder, config, _list_pickled(file))
     return Checkpoint(folder, config, _index_tensors(folder))
+
+
+def pickled_weights(folder: Path) -> Path | None:
+    """Returns the file of pickled weights of a folder that has no safetensors file; None if there is none."""
+    files = (folder / name for name in PICKLED_FILES)
+    return None if any(folder.glob("*.safetensors")) else next((file for file in files if file.is_file()), None)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -206,8 +215,21 @@ def read_json(path: Path) -> dict[str, Any]:
     return read_json_file(path, TEXT_BYTES["tokenizer.json"], ExportError, "download it again", missing)
 
 
+def eos_ids(target: Checkpoint) -> tuple[int, ...]:
+    """The eos ids (one or a list) of generation_config.json, else of config.json."""
+    path = target.folder / "generation_config.json"
+    value: Any = read_json(path).get("eos_token_id") if path.is_file() else None
+    if value is None:
+        value = target.config.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(i) is int and i >= 0 for i in ids):
+        raise ExportError(f"{path}: eos_token_id is {value!r}, but must be an id or a list of ids")
+    return tuple(ids)
+
+
 def _index_tensors(folder: Path) -> dict[str, StoredTensor]:
     single, index = folder / SINGLE, folder / INDEX
+    heads = [file for name in HEAD_FILES if (file := folder / name).is_file()]
     if single.is_file():
         files = [single]
     elif index.is_file():
@@ -217,6 +239,8 @@ def _index_tensors(folder: Path) -> dict[str, StoredTensor]:
         if wrong := [name for name in weight_map.values() if not isinstance(name, str)]:
             raise ExportError(f"{index} names {wrong[0]!r}, which is no file name; download it again")
         files = [folder / name for name in sorted(set(weight_map.values()))]
+    elif heads:
+        files = heads[:1]
     elif files := sorted(folder.glob("*.gguf")):
         raise ExportError(f"{folder} holds GGUF files; give the file itself, such as {files[0]}")
     elif any(folder.glob("*.bin")):

@@ -24,6 +24,7 @@ from transformers.models.llama import modeling_llama
 
 from eagle_export.families.dense_experts import make_dense
 from eagle_export.families.family import Config, Family, Windows, cache_keyword
+from eagle_export.heads.ahead import HeadsAhead
 from eagle_export.heads.block import BlockHead, BlockReader
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
@@ -155,13 +156,15 @@ def windowed(mask: Tensor, position_ids: Tensor, width: int | None) -> Tensor:
     )
 
 
-def build_any_head(config: HeadConfig) -> Eagle1Head | Eagle3Head | BlockHead:
+def build_any_head(config: HeadConfig) -> Eagle1Head | Eagle3Head | BlockHead | HeadsAhead:
     """An uninitialised head of the config's kind."""
+    if config.ahead is not None:
+        return HeadsAhead(config)
     return BlockHead(config) if config.kind == "block" else build_head(config)
 
 
 def build_head(config: HeadConfig) -> Eagle1Head | Eagle3Head:
-    """An uninitialised head of the config's kind, which is not a block head."""
+    """An uninitialised head of the config's kind, one that drafts recurrently."""
     if config.kind == "mtp":
         return PredictionHead(config)
     return Eagle3Head(config) if config.kind == "eagle3" else Eagle1Head(config)

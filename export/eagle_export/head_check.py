@@ -18,9 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eagle_export.heads.ahead import HeadsAhead
 from eagle_export.heads.block import BlockHead
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eager import (
+    EagerHead,
     Hidden,
     TokenRows,
     eager_head,
@@ -29,8 +31,6 @@ from eagle_export.heads.eager import (
     read_block_rows,
     read_rows,
 )
-from eagle_export.heads.eagle1 import Eagle1Head
-from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_export.pair import HeadPart
 from eagle_export.source_text import continued
 
@@ -159,7 +159,7 @@ def compare_readings(
 
 
 def _drafted(
-    head: Eagle1Head | Eagle3Head | BlockHead, part: HeadPart, config: HeadConfig, text: Continued, hidden: Hidden
+    head: EagerHead, part: HeadPart, config: HeadConfig, text: Continued, hidden: Hidden
 ) -> tuple[Tensor, Tensor]:
     """hidden: the target's hidden states [1, T, H], the embedding first and the last one after the last norm. Returns
     per generated token but the first, which no head drafts, whether the head drafts it, and its log-probability by the
@@ -168,6 +168,8 @@ def _drafted(
     first = len(text.start) - 1
     if isinstance(head, BlockHead):
         logits = read_block_rows(head, config, tokens, hidden, torch.arange(first + 1, len(tokens) - 1))[:, 0]
+    elif isinstance(head, HeadsAhead):
+        logits = head.forced(0, hidden[-1], tokens[None])[0, first:-1]
     else:  # row i reads feature i and token i + 1, and drafts token i + 2
         features = features_of(head, config.taps, hidden)[:, : len(tokens) - 2]
         logits = head.logits(read_rows(head, config, tokens[1:-1], features))[0, first:]
@@ -198,6 +200,8 @@ def _other_readings(config: HeadConfig, target: Any) -> Iterator[tuple[str, Head
         yield f"sample_from_anchor {str(anchor).lower()}", replace(config, block=replace(config.block, anchor=anchor))
     if config.kind == "mtp":
         yield "its two inputs in the other order", replace(config, hidden_first=not config.hidden_first)
+    if config.ahead is not None:
+        return
     rope = config.rope["rope_parameters"]
     for theta in sorted({10000.0, _theta(target, 10000.0)} - {rope["rope_theta"]}):
         other_rope = {**config.rope, "rope_parameters": {**rope, "rope_theta": theta}}

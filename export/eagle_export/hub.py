@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagle_export.checkpoint import (
+    HEAD_FILES,
     INDEX,
-    PYTORCH,
+    PICKLED_FILES,
     SINGLE,
     TEXT_FILES,
     Checkpoint,
@@ -68,7 +69,7 @@ def hub_id(argument: str) -> HubId | None:
 
 def look_up(name: HubId, *, pickled: bool = False) -> HubModel:
     """Asks the hub for a model's commit and files; with HF_HUB_OFFLINE, takes what is in huggingface_hub's cache.
-    pickled: whether pytorch_model.bin is taken where there is no safetensors file. Raises ExportError."""
+    pickled: whether pickled weights are taken where there is no safetensors file. Raises ExportError."""
     api = _api()
     from huggingface_hub import constants
 
@@ -85,12 +86,17 @@ def look_up(name: HubId, *, pickled: bool = False) -> HubModel:
 
 def _cached(api: HfApi, name: HubId, pickled: bool) -> HubModel:
     with _errors(name):
-        patterns = ["config.json", "model*.safetensors", INDEX]  # what every download of this module has, if there
+        patterns = [
+            "config.json",
+            "model*.safetensors",
+            INDEX,
+            *HEAD_FILES,
+        ]  # what every download of this module has, if there
         folder = Path(
             api.snapshot_download(name.name, revision=name.revision, local_files_only=True, allow_patterns=patterns)
         )
     files = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
-    if "config.json" not in files or not any(each in files for each in (SINGLE, INDEX, PYTORCH)):
+    if "config.json" not in files or not any(each in files for each in (SINGLE, INDEX, *HEAD_FILES, *PICKLED_FILES)):
         raise ExportError(
             f"{name}: only a part of the model is in the cache, and HF_HUB_OFFLINE forbids asking the hub for the rest"
         )
@@ -105,17 +111,17 @@ def open_headers(model: HubModel) -> Checkpoint:
     from eagle_export.inspection.pickled import pickled_tensors
 
     api, where = _api(), Path(str(model.id))
-    if model.cached is not None and model.weights != (PYTORCH,):
+    if model.cached is not None and not set(model.weights) & set(PICKLED_FILES):
         return replace(open_checkpoint(model.cached), folder=where)
     config = read_json(_small_file(api, model.id, model.commit, "config.json"))
     tensors: dict[str, StoredTensor] = {}
     with _errors(model.id):
         for name in model.weights:
-            if name == PYTORCH and model.cached is not None:
+            if name in PICKLED_FILES and model.cached is not None:
                 with (model.cached / name).open("rb") as local:
                     tensors |= pickled_tensors(local, where / name)
                 continue
-            if name == PYTORCH:
+            if name in PICKLED_FILES:
                 system = HfFileSystem(endpoint=api.endpoint, token=api.token)
                 with system.open(f"{model.id.name}@{model.commit}/{name}", block_size=1 << 16) as file:
                     tensors |= pickled_tensors(file, where / name)
@@ -185,8 +191,8 @@ def _weights(api: HfApi, name: HubId, commit: str, files: Mapping[str, int], pic
         if lost := [each for each in wanted if each not in files]:
             raise ExportError(f"{name}: {lost[0]} is missing, which its index names; the model is incomplete")
         return wanted
-    if pickled and PYTORCH in files:
-        return (PYTORCH,)
+    if known := [each for each in (*HEAD_FILES, *(PICKLED_FILES if pickled else ())) if each in files]:
+        return (known[0],)
     if any(each.endswith((".bin", ".pt", ".pth")) for each in files):
         raise ExportError(
             f"{name} has no safetensors file, only pickled weights, which are not downloaded; give a model or a "

@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 import torch
 
+from eagle_export.ahead_graph import AheadGraph, ahead_graph, trace_ahead
 from eagle_export.block_graph import BlockGraph
 from eagle_export.checkpoint import (
     EMBEDDING,
     LM_HEAD,
     Checkpoint,
     StoredTensor,
+    eos_ids,
     open_checkpoint,
-    read_json,
     same_values,
 )
 from eagle_export.errors import ExportError
@@ -128,7 +128,7 @@ def open_pair(target_folder: Path, head_folder: Path | None) -> Pair:
     _check_ends(target, config)
     part = None if head is None else _head_part(target, config, head)
     drafting = part is not None and part.config.kind == "mtp" and target_folder.samefile(part.checkpoint.folder)
-    return Pair(target, family, config, _eos_ids(target), part, layers - drafting)
+    return Pair(target, family, config, eos_ids(target), part, layers - drafting)
 
 
 def build_graphs(pair: Pair, precision: str, top_k: int, routed: bool = True) -> dict[str, ir.Model]:
@@ -157,7 +157,9 @@ def build_graphs(pair: Pair, precision: str, top_k: int, routed: bool = True) ->
             ),
         )
     }
-    if head is not None:
+    if head is not None and isinstance(modules["draft"], AheadGraph):
+        graphs["draft"] = trace_ahead(modules["draft"], head.config.hidden_size, dtype)
+    elif head is not None:
         config = head.config
         graphs["draft"] = trace_draft(
             modules["draft"],
@@ -199,7 +201,7 @@ def weight_sources(pair: Pair) -> dict[str, dict[str, Weight]]:
         for name, tensor in head.checkpoint.tensors.items()
         if name not in elsewhere
     }
-    if not head.own_embedding:
+    if not head.own_embedding and head.config.embeds:
         draft["head.embed_tokens.weight"] = target[EMBEDDING]
     if head.config.borrows_lm_head:
         draft["head.lm_head.weight"] = target[LM_HEAD]
@@ -274,7 +276,7 @@ def _target_module(pair: Pair, dtype: torch.dtype) -> torch.nn.Module:
     head = None if pair.head is None else pair.head.config
 
     def build() -> TargetGraph:
-        if head is None or head.borrows:
+        if head is None or head.borrows or head.ahead is not None:
             return TargetGraph(pair.family, pair.config, pair.windows, (), None)
         reader = BlockReader(head) if head.kind == "block" else TapReader(head)
         return TargetGraph(pair.family, pair.config, pair.windows, head.taps, reader)
@@ -286,7 +288,9 @@ def _target_module(pair: Pair, dtype: torch.dtype) -> torch.nn.Module:
 def _draft_module(pair: Pair, head: HeadPart, dtype: torch.dtype, top_k: int) -> torch.nn.Module:
     logits = partial(pair.family.logits, pair.config) if head.config.borrows_lm_head else None
 
-    def build() -> DraftGraph | BlockGraph:
+    def build() -> DraftGraph | BlockGraph | AheadGraph:
+        if head.config.ahead is not None:
+            return ahead_graph(head.config, top_k, logits)
         if head.config.kind == "block":
             block = BlockHead(head.config)
             del block.fc, block.hidden_norm
@@ -350,18 +354,6 @@ def _check_ends(target: Checkpoint, config: Config) -> None:
     elif not config.tie_word_embeddings:
         raise ExportError(f"{target.folder}: tensor {LM_HEAD!r} is missing and the config does not tie it")
     target.require(f"model.layers.{config.num_hidden_layers - 1}.post_attention_layernorm.weight", (hidden,))
-
-
-def _eos_ids(target: Checkpoint) -> tuple[int, ...]:
-    """The eos ids (one or a list) of generation_config.json, else of config.json."""
-    path = target.folder / "generation_config.json"
-    value: Any = read_json(path).get("eos_token_id") if path.is_file() else None
-    if value is None:
-        value = target.config.get("eos_token_id")
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(type(i) is int and i >= 0 for i in ids):
-        raise ExportError(f"{path}: eos_token_id is {value!r}, but must be an id or a list of ids")
-    return tuple(ids)
 
 
 def _vocabulary_map(head: Checkpoint, config: HeadConfig) -> torch.Tensor | None:

@@ -27,10 +27,9 @@ from eagle_export.continuations import first_line
 from eagle_export.errors import ExportError
 from eagle_export.families.fused_experts import expert_inputs, fused_experts
 from eagle_export.families.source import load_source
+from eagle_export.heads.ahead import HeadsAhead
 from eagle_export.heads.block import BlockHead
-from eagle_export.heads.eager import eager_head, eager_weights, features_of, read_block_rows, read_rows
-from eagle_export.heads.eagle1 import Eagle1Head
-from eagle_export.heads.eagle3 import Eagle3Head
+from eagle_export.heads.eager import EagerHead, eager_head, eager_weights, features_of, read_block_rows, read_rows
 from eagle_export.pair import HeadPart
 from eagle_export.source_text import SEED, continued, text_starts
 from eagle_runtime.text.tokenizer import Text
@@ -174,9 +173,9 @@ class LayerInputs:
 
 class HeadInputs(LayerInputs):
     """What the layers of a head read over a text: with the target's features, and with its own hidden states in their
-    place, as on the second level of a tree."""
+    place, as on the second level of a tree. Medusa's and Hydra's heads read the target's features alone."""
 
-    def __init__(self, part: HeadPart, head: Eagle1Head | Eagle3Head | BlockHead) -> None:
+    def __init__(self, part: HeadPart, head: EagerHead) -> None:
         """head: as eager_head returns it."""
         self._config, self._head = part.config, head
         borrowed = LM_HEAD if part.config.borrows_lm_head else None  # has the target's name, and its inputs there
@@ -189,6 +188,10 @@ class HeadInputs(LayerInputs):
             read_block_rows(self._head, self._config, tokens, hidden, roots)
             return
         own = features_of(self._head, self._config.taps, hidden)
+        if isinstance(self._head, HeadsAhead):
+            for depth in range(min(len(self._head.heads), len(tokens) - 1)):
+                self._head.forced(depth, own, tokens[None])
+            return
         for first in range(1, min(3, len(tokens))):  # the rows' tokens are those after their features
             own = read_rows(self._head, self._config, tokens[first:], own[:, : len(tokens) - first])
             self._head.logits(own)

@@ -126,7 +126,7 @@ def _trace(
         )
     assert program is not None
     model = program.model
-    _clear_metadata(model)
+    clear_metadata(model)
     check_contract(model, expected, row)
     return model
 
@@ -154,7 +154,7 @@ def check_contract(model: ir.Model, expected: Expected, row: str = "T") -> None:
                 raise ExportError(f"the trace froze dimension {name} of {value.name} to {dim}; report this as a bug")
 
 
-def _clear_metadata(model: ir.Model) -> None:
+def clear_metadata(model: ir.Model) -> None:
     """Removes the absolute source paths and stack traces that torch's exporter attaches."""
     for item in (model, model.graph, *model.graph, *_values(model)):
         item.metadata_props.clear()

@@ -99,11 +99,14 @@ def open_sessions(
         from eagle_runtime.session.ort import cuda
 
         return cuda.open_sessions(bundle, manifest, context, head_scratch)
-    from eagle_runtime.session.ort.session import OrtSession
+    from eagle_runtime.session.ort.ahead_session import AheadSession
+    from eagle_runtime.session.ort.session import OrtSession, open_on_cpu
 
     check_host_memory(manifest, context, head_scratch)
     return tuple(
         OrtSession(bundle / graph.file, graph, threads, content)
+        if graph.past
+        else AheadSession(open_on_cpu(bundle / graph.file, graph, threads, content), bundle / graph.file, graph)
         for graph, content in zip(graphs, contents, strict=True)
     )
 

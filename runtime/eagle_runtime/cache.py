@@ -305,3 +305,18 @@ class HeadMajorCache(Cache):
                 for piece in reversed(range(pieces)):
                     new[:, head, piece, : self.length] = old[:, head, piece, : self.length]
                     new[:, head, piece, self.length :] = 0
+
+
+class NoRows(Cache):
+    """The cache of a graph that keeps no keys or values: a length and nothing else."""
+
+    def gather(self, path: Int) -> None:
+        """There is nothing to move."""
+
+    def read(self) -> list[npt.NDArray[np.generic]]:
+        return []
+
+    def write(self, arrays: Sequence[npt.NDArray[np.generic]]) -> None:
+        if arrays:
+            raise ValueError(f"{len(arrays)} arrays of rows do not fit a cache without rows")
+        self.length = 0

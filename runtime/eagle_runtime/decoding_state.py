@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from eagle_runtime.cache import Cache
 from eagle_runtime.drafting.draft_model import DraftModelHead
-from eagle_runtime.drafting.head import Head, HeadSnapshot
+from eagle_runtime.drafting.head import HeadOfText, HeadSnapshot
 from eagle_runtime.target import Features, Target
 from eagle_runtime.tree import Float
 
@@ -47,7 +47,7 @@ class DecodingState:
     """One text. tokens: its ids; the caches of target and head hold rows of no other. head: None for a target alone.
     draft_model: a small model that drafts, if one was loaded; what it lacks of a text it reads before it drafts."""
 
-    def __init__(self, target: Target, head: Head | None, draft_model: DraftModelHead | None = None) -> None:
+    def __init__(self, target: Target, head: HeadOfText | None, draft_model: DraftModelHead | None = None) -> None:
         self.target = target
         self.head = head
         self.draft_model = draft_model

@@ -18,7 +18,7 @@ from eagle_runtime.drafting.costs.measurement import measure
 from eagle_runtime.drafting.costs.model import Costs
 from eagle_runtime.drafting.costs.storage import NOTABLE
 from eagle_runtime.drafting.coupling import GumbelRanker, NoiseWeight, RankedHead
-from eagle_runtime.drafting.head import Head
+from eagle_runtime.drafting.head import HeadOfText
 from eagle_runtime.errors import ClosedError, ContextError, RequestError
 from eagle_runtime.generate import steps
 from eagle_runtime.loading import OpenBundle, Progress, open_bundle
@@ -130,7 +130,7 @@ class EagleModel:
         return session.counters() if isinstance(session, CountedSession) else None
 
     @property
-    def head(self) -> Head:
+    def head(self) -> HeadOfText:
         """The draft head. Raises RequestError for a bundle without one."""
         self._engines.check()
         if self._head is None:

@@ -25,15 +25,16 @@ from eagle_runtime.backends import (
 )
 from eagle_runtime.bundle.fidelity import FidelityWarning, shortfall
 from eagle_runtime.bundle.listed_files import read_text_file, verify_hashes
-from eagle_runtime.bundle.manifest import Manifest, read_manifest
+from eagle_runtime.bundle.manifest import AHEAD, Manifest, read_manifest
 from eagle_runtime.constraints.grammars import Grammars
 from eagle_runtime.decoding_state import DecodingState
+from eagle_runtime.drafting.ahead_heads import HydraHeads, MedusaHeads
 from eagle_runtime.drafting.block_head import BlockHead
 from eagle_runtime.drafting.build import Acceptance
 from eagle_runtime.drafting.costs.model import prior_costs, unknown
 from eagle_runtime.drafting.costs.storage import LearnedCosts, file_name, open_costs
 from eagle_runtime.drafting.draft_model import DraftModelHead
-from eagle_runtime.drafting.head import Head
+from eagle_runtime.drafting.head import Head, HeadOfText
 from eagle_runtime.drafting.one_call import OneCallHead
 from eagle_runtime.errors import BackendError, BundleError, RequestError
 from eagle_runtime.exact_rows import PaddedSession, RowCheck, check_rows
@@ -65,7 +66,7 @@ class OpenBundle:
     text: Text
     engines: Engines
     target: Target
-    head: Head | None
+    head: HeadOfText | None
     costs: LearnedCosts
     grammars: Grammars
     acceptance: Acceptance = dataclasses.field(default_factory=dict)
@@ -221,7 +222,7 @@ def bundle_of_sessions(
     )
 
 
-def _models(sessions: tuple[Session, ...], manifest: Manifest, context: int) -> tuple[Target, Head | None]:
+def _models(sessions: tuple[Session, ...], manifest: Manifest, context: int) -> tuple[Target, HeadOfText | None]:
     session, *heads = sessions
     target = Target(session, context, EXACT_CHUNK if getattr(session, "exact", False) else PREFILL_CHUNK)
     if not heads:
@@ -229,6 +230,9 @@ def _models(sessions: tuple[Session, ...], manifest: Manifest, context: int) -> 
     vocab = manifest.target.vocab_size
     if isinstance(heads[0], OneCallSession):
         return target, OneCallHead(heads[0], context, vocab)
+    if manifest.head is not None and manifest.head.kind in AHEAD:
+        ahead = HydraHeads if manifest.head.kind == "hydra" else MedusaHeads
+        return target, ahead(heads[0], context, HEAD_SCRATCH, vocab)
     if manifest.head is not None and manifest.head.block is not None:
         return target, BlockHead(heads[0], context, HEAD_SCRATCH, manifest.head.block, vocab)
     return target, Head(heads[0], context, HEAD_SCRATCH, vocab)

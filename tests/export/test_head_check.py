@@ -19,6 +19,8 @@ from eagle_export.cli import main
 from eagle_export.families.source import load_source
 from eagle_export.head_check import Continued, HeadCheck, check_head, own_text
 from eagle_export.heads.eager import eager_head, eager_weights
+from eagle_export.heads.eagle1 import Eagle1Head
+from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_export.pair import open_pair
 from eagle_export.source_text import text_starts
 from eagle_runtime.text.tokenizer import Text
@@ -107,6 +109,7 @@ def test_the_share_is_that_of_a_count_by_hand(target: str, source_of: Callable[[
     text = source.texts[3]
     check = check_head(part, source.model, [text])
     head, tokens = eager_head(part.config, eager_weights(part, source.model)), [*text.start, *text.tokens]
+    assert isinstance(head, Eagle1Head | Eagle3Head)
     right = 0
     for end in range(len(text.start) + 1, len(tokens)):  # tokens[end] is drafted from tokens[:end]
         with torch.inference_mode():

@@ -26,8 +26,8 @@ from eagle_export.errors import ExportError
 from eagle_export.families.source import load_source
 from eagle_export.graphs import build_head
 from eagle_export.head_check import Continued, HeadCheck, check_head, own_text
-from eagle_export.heads.block import BlockHead
 from eagle_export.heads.eager import eager_head, eager_weights, read_rows
+from eagle_export.heads.mtp import PredictionHead
 from eagle_export.inspection.report import inspect
 from eagle_export.pair import HeadPart, build_graphs, left_out_note, open_pair
 from eagle_export.source_text import text_starts
@@ -288,7 +288,7 @@ def eager_output(part: HeadPart, source: Path) -> Tensor:
     """Hidden states of six rows, the first row's token left out."""
     config = replace(part.config, masks_first=True)
     head = eager_head(config, eager_weights(part, load_source(source)))
-    assert not isinstance(head, BlockHead)
+    assert isinstance(head, PredictionHead)
     features = torch.randn(1, 6, 32, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         return read_rows(head, config, torch.arange(6) + 7, features)[0]

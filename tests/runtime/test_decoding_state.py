@@ -98,7 +98,7 @@ def test_any_walk_gives_what_new_states_give(walk: list[tuple[str, int, list[int
 def check_rows(state: DecodingState) -> None:
     """The rows of both caches are those of the text."""
     tokens, head = state.tokens, state.head
-    assert head is not None and state.target.cache.length == len(tokens) - 1
+    assert isinstance(head, Head) and state.target.cache.length == len(tokens) - 1
     assert rows_of(state.target.cache)[0, : len(tokens) - 1, 0, 0].tolist() == tokens[:-1]
     first, count = head._first, head.cache.length
     assert first + count <= len(tokens) - 1

@@ -288,6 +288,7 @@ def model(cache: Path, bundle_of: Callable[..., Path]) -> Iterator[EagleModel]:
 
 
 def test_the_first_token_of_a_first_generation_takes_vanillas_passes(model: EagleModel) -> None:
+    assert isinstance(model.head, Head)
     target, head = Counting(model._target._session), Counting(model.head._session)
     model._target._session, model.head._session = target, head
     next(model.stream([5, 6, 7], method="vanilla"))

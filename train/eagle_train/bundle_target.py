@@ -110,11 +110,11 @@ def check_bundle(bundle: Path, target: Checkpoint, kind: HeadKind, seq_len: int,
         raise TrainError(
             f"seq_len is {seq_len}, but {bundle} serves {manifest.target.context} tokens; give a smaller seq_len"
         )
-    if kind == "eagle1":
-        if head is not None and head.kind == "eagle3":
+    if kind != "eagle3":
+        if head is not None and head.kind in ("eagle3", "block"):
             raise TrainError(
-                f"the features of {bundle} are those of its eagle3 head, which no eagle1 head reads; give a bundle of "
-                "the target alone, or with an eagle1 head"
+                f"the features of {bundle} are those of its {head.kind} head, which no {kind} head reads; give a "
+                "bundle of the target alone, or with an eagle1 head"
             )
         return
     if head is None or head.kind != "eagle3":

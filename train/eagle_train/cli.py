@@ -8,12 +8,11 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
-from eagle_runtime.bundle.manifest import HeadKind
 from eagle_runtime.command import Parser, run_command
 from eagle_runtime.errors import EagleError
-from eagle_train.config import ALL_FILES, DRAFT_VOCAB, INPUTS, LAYOUTS, Job, Sampling, TrainConfig
+from eagle_train.config import ALL_FILES, DRAFT_VOCAB, INPUTS, KINDS, LAYOUTS, Job, Sampling, TrainConfig
 
 TARGET_HELP = "Hugging Face folder of the target (Llama architecture)"
 Settings = TypeVar("Settings", TrainConfig, Job, Sampling)
@@ -67,7 +66,7 @@ def _set_threads(threads: int | None) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="eagle-train", description="Train an EAGLE head for a frozen target.")
+    parser = Parser(prog="eagle-train", description="Train a draft head for a frozen target.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_head(commands.add_parser("head", help="train a head"))
     _add_generate(commands.add_parser("generate", help="let the target answer prompts, for a head to learn from"))
@@ -92,7 +91,7 @@ class _Options:
 def _add_head(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_head)
     parser.add_argument("target", type=Path, metavar="TARGET", help=TARGET_HELP)
-    parser.add_argument("--kind", required=True, choices=get_args(HeadKind))
+    parser.add_argument("--kind", required=True, choices=KINDS)
     parser.add_argument(
         "--data", type=Path, required=True, nargs="+", metavar="FILE", help="JSONL rows, text, or folders of them"
     )
@@ -119,6 +118,7 @@ def _add_head(parser: argparse.ArgumentParser) -> None:
     learning.add("--lr", "peak rate (default: 0.4 / width, 5e-5 to 6e-3)", type=float, metavar="X")
     learning.add("--warmup", "steps, at most a tenth of --steps", type=int, metavar="N")
     learning.add("--ttt-steps", "unrolled steps", type=int, metavar="J")
+    learning.add("--heads", "Medusa or Hydra heads, each for one position", type=int, metavar="N")
     learning.add("--draft-vocab", f"tokens an EAGLE-3 head knows (default {DRAFT_VOCAB})", type=int, metavar="N")
     learning.add("--noise", "noise on EAGLE-1's features", type=float, metavar="X")
     meaning = "weight of EAGLE-1's cross-entropy relative to the regression of features"

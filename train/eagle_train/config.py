@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from eagle_runtime.bundle.manifest import HeadKind
+from eagle_runtime.bundle.manifest import AHEAD, HeadKind
 from eagle_runtime.sampling import SamplingParams
 from eagle_train.errors import TrainError
 
@@ -15,6 +15,8 @@ from eagle_train.errors import TrainError
 # feature+shifted; "feature" and "token" heads have zero weights for the other input, so they can decode too.
 Inputs = Literal["feature+shifted", "feature+unshifted", "feature", "token"]
 INPUTS: tuple[Inputs, ...] = ("feature+shifted", "feature+unshifted", "feature", "token")
+
+KINDS: tuple[HeadKind, ...] = ("eagle1", "eagle3", "medusa", "hydra")  # that eagle-train head trains
 
 # How the folder of a trained head is written. speculators has no EAGLE-1 heads.
 Layout = Literal["safeailab", "speculators"]
@@ -33,10 +35,10 @@ class TrainConfig:
 
     steps, minutes: the budget; the run ends when one of them is used up. seq_len: maximum tokens of a window. lr: peak
     learning rate; None chooses it by the target's width. warmup: steps of rising rate. ttt_steps: unrolled steps,
-    trained for EAGLE-3 and measured for both kinds. draft_vocab: logits of an EAGLE-3 head; None takes DRAFT_VOCAB or
-    the target's vocabulary. noise: half width of the uniform noise on EAGLE-1's features. classification: weight of
-    EAGLE-1's cross-entropy relative to the regression (EAGLE: 0.1; 1 suits a head that predicts features well).
-    save_every, log_every: steps."""
+    trained for EAGLE-3 and measured for both EAGLE kinds. draft_vocab: logits of an EAGLE-3 head; None takes
+    DRAFT_VOCAB or the target's vocabulary. heads: how many Medusa or Hydra heads. noise: half width of the uniform
+    noise on EAGLE-1's features. classification: weight of EAGLE-1's cross-entropy relative to the regression (EAGLE:
+    0.1; 1 suits a head that predicts features well). save_every, log_every: steps."""
 
     kind: HeadKind
     steps: int | None = None
@@ -47,6 +49,7 @@ class TrainConfig:
     warmup: int = 100
     ttt_steps: int = 7
     draft_vocab: int | None = None
+    heads: int = 4
     seed: int = 0
     noise: float = 0.1
     classification: float = 0.1
@@ -60,20 +63,33 @@ class TrainConfig:
             raise TrainError("a run needs an end; give steps or minutes")
         if self.steps is not None and self.steps < 0:
             raise TrainError(f"steps is {self.steps}, but must be 0 or more")
-        for name, least in {"batch_size": 1, "seq_len": 4, "ttt_steps": 1, "save_every": 1, "log_every": 1}.items():
-            if getattr(self, name) < least:
-                raise TrainError(f"{name} is {getattr(self, name)}, but must be {least} or more")
+        least = {"batch_size": 1, "seq_len": 4, "ttt_steps": 1, "heads": 1, "save_every": 1, "log_every": 1}
+        for name, count in least.items():
+            if getattr(self, name) < count:
+                raise TrainError(f"{name} is {getattr(self, name)}, but must be {count} or more")
         for name in ("minutes", "lr", "draft_vocab"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise TrainError(f"{name} is {getattr(self, name)}, but must be above 0")
         if self.inputs not in INPUTS:
             raise TrainError(f"inputs is {self.inputs!r}, but must be one of {', '.join(INPUTS)}")
-        if self.kind == "eagle3" and self.inputs != "feature+shifted":
+        if self.kind not in KINDS:
+            raise TrainError(f"heads of kind {self.kind} are not trained here, only {', '.join(KINDS)}")
+        if self.kind != "eagle1" and self.inputs != "feature+shifted":
             raise TrainError(
                 "the input ablation is for EAGLE-1 heads; train an eagle1 head, or leave inputs at its default"
             )
         if self.warmup < 0 or self.noise < 0 or self.classification < 0 or self.seed < 0:
             raise TrainError("warmup, noise, classification and seed must be 0 or more")
+
+    @property
+    def measured_steps(self) -> int:
+        """Drafted tokens in a row of which the acceptance is measured."""
+        return self.heads if self.kind in AHEAD else self.ttt_steps
+
+    @property
+    def trained_steps(self) -> int:
+        """Those that training looks at."""
+        return 1 if self.kind == "eagle1" else self.measured_steps
 
     def fixed(self) -> dict[str, Any]:
         """Returns the settings that a resumed run must share; budget and intervals may change."""

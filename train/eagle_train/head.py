@@ -22,17 +22,21 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from eagle_export.graphs import build_head
+from eagle_export.heads.ahead import HeadsAhead
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.pair import HeadPart, open_pair
-from eagle_runtime.bundle.manifest import HeadKind
+from eagle_runtime.bundle.manifest import AHEAD, HeadKind
 from eagle_runtime.files import replacing
-from eagle_train.config import DRAFT_VOCAB, Inputs, Layout
+from eagle_train.ahead import FILES, ahead_json, ahead_shape, new_heads, stored_ahead
+from eagle_train.config import DRAFT_VOCAB, Inputs, Layout, TrainConfig
 from eagle_train.errors import TrainError
 from eagle_train.layouts import config_json, stored_name
 from eagle_train.objective import Vocabulary
 from eagle_train.target import FrozenTarget
 from eagle_train.ttt import Head
+
+AnyHead = Head | HeadsAhead
 
 
 def read_head(folder: Path, target: FrozenTarget, kind: HeadKind) -> HeadPart:
@@ -47,6 +51,8 @@ def read_head(folder: Path, target: FrozenTarget, kind: HeadKind) -> HeadPart:
         raise TrainError(
             f"{folder} holds a multi-token-prediction layer, which is not trained here; give an EAGLE head"
         )
+    if shape.ahead is not None:
+        raise TrainError(f"{folder} holds {shape.kind.capitalize()} heads, which start untrained; leave init out")
     if shape.kind != kind:
         raise TrainError(f"{folder} is an {shape.kind} head, not an {kind} one; train it as what it is")
     new = target.head_config(kind, shape.draft_vocab_size)
@@ -100,6 +106,14 @@ def coverage(counts: npt.NDArray[np.int64], vocabulary: Vocabulary | None) -> fl
     return 1.0 if vocabulary is None else float(counts[vocabulary.ids.numpy()].sum() / max(1, counts.sum()))
 
 
+def shape_of(config: TrainConfig, target: FrozenTarget, size: int) -> HeadConfig:
+    """Returns the shape of a new head of the config's kind. size: of its vocabulary. Raises ExportError for a target
+    that cannot have one."""
+    if config.kind in AHEAD:
+        return ahead_shape(config.kind, config.heads, target)
+    return target.head_config(config.kind, size)
+
+
 def new_head(
     shape: HeadConfig,
     target: FrozenTarget,
@@ -107,12 +121,14 @@ def new_head(
     inputs: Inputs,
     seed: int,
     given: HeadPart | None = None,
-) -> Head:
+) -> AnyHead:
     """Returns a head on the target's device with the target's frozen embedding (EAGLE-1: and LM head). It is untrained,
     or has the weights of `given`, as read_head returns it.
 
     The LM head and last norm of an untrained EAGLE-3 head start as the target's (its rows of the draft vocabulary). So
     do the rows of tokens that the given head does not know."""
+    if shape.ahead is not None:
+        return new_heads(shape, target)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = build_head(shape)
@@ -152,22 +168,27 @@ def stored(head: Head) -> dict[str, Tensor]:
     return {name: parameter for name, parameter in head.named_parameters() if name not in borrowed}
 
 
-def trained(head: Head) -> dict[str, Tensor]:
+def trained(head: AnyHead) -> dict[str, Tensor]:
     """Returns name -> parameter of all that is trained, in a fixed order."""
     return {name: parameter for name, parameter in head.named_parameters() if parameter.requires_grad}
 
 
 def save_head(
     folder: Path,
-    head: Head,
+    head: AnyHead,
     shape: HeadConfig,
     target: FrozenTarget,
     vocabulary: Vocabulary | None,
     layout: Layout = "safeailab",
 ) -> None:
-    """Write model.safetensors and config.json; each replaces its old file at once. Tensors get the type of the target's
+    """Write the weights and config.json; each replaces its old file at once. Tensors get the type of the target's
     checkpoint, which engines run them in. Raises TrainError on a full disk."""
     dtype = target.stored_dtype
+    if isinstance(head, HeadsAhead):
+        tensors = {name: value.detach().to("cpu", dtype).contiguous() for name, value in stored_ahead(head).items()}
+        write_tensors(folder / FILES[shape.kind], tensors, {"format": "pt"})
+        write_text(folder / "config.json", json.dumps(ahead_json(shape, target), indent=2) + "\n")
+        return
     own = {stored_name(layout, name): value for name, value in stored(head).items()}
     tensors = {name: value.detach().to("cpu", dtype).contiguous() for name, value in own.items()}
     if vocabulary is not None:

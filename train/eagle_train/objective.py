@@ -98,7 +98,7 @@ def eagle3_objective(
     kept = None if vocabulary is None else vocabulary.ids
     teacher, best = restricted_teacher(taught.logits, kept), taught.logits.argmax(-1)
     teachable = torch.ones_like(batch.loss_mask) if vocabulary is None else vocabulary.member[best]
-    run = _Run(batch, best, kept, tally)
+    run = Matches(batch, best, kept, tally)
 
     def step_loss(hidden: Tensor, wanted: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         logits = head.logits(hidden).float()
@@ -131,7 +131,7 @@ def measure(
 ) -> None:
     """Unroll a head of either kind over a batch without noise, as decoding does, and count the accepted tokens."""
     kept = None if vocabulary is None else vocabulary.ids
-    run = _Run(batch, taught.logits.argmax(-1), kept, tally)
+    run = Matches(batch, taught.logits.argmax(-1), kept, tally)
     steps, offset = min(config.ttt_steps, batch.ids.shape[1] - 1), token_offset(config.inputs)
     for step, hidden in enumerate(unroll(head, shape, taught.features, batch.ids, steps, offset=offset)):
         counted = batch.counted(step)
@@ -140,7 +140,7 @@ def measure(
         run.count(step, logits.argmax(-1), counted, shared)
 
 
-class _Run:
+class Matches:
     """Counts at each step the rows whose proposal is the target's token, and keeps those right at every step so far."""
 
     def __init__(self, batch: Batch, best: Tensor, kept: Tensor | None, tally: Tally) -> None:

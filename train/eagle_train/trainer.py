@@ -20,10 +20,12 @@ from accelerate.utils import reduce as reduce_over_processes  # type: ignore[imp
 from torch import Tensor
 
 from eagle_calib.folder import claimed
+from eagle_export.heads.ahead import HeadsAhead
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_export.pair import HeadPart
+from eagle_train.ahead import ahead_objective, measure_ahead
 from eagle_train.batches import OnlineTeacher, Order, Teacher, gather, step_generator
 from eagle_train.bundle_target import BundleTarget, check_bundle, opened_target
 from eagle_train.cache import CachedTeacher
@@ -31,7 +33,16 @@ from eagle_train.checkpoint import Progress, load_checkpoint, save_checkpoint
 from eagle_train.config import BETAS, CLIP, Job, TrainConfig
 from eagle_train.data import WINDOW_FILES, TextReader, Windows, open_windows, special_ids, write_windows
 from eagle_train.errors import TrainError
-from eagle_train.head import choose_vocabulary, coverage, new_head, read_head, save_head, trained, vocabulary_of
+from eagle_train.head import (
+    choose_vocabulary,
+    coverage,
+    new_head,
+    read_head,
+    save_head,
+    shape_of,
+    trained,
+    vocabulary_of,
+)
 from eagle_train.metrics import Acceptance, Tally
 from eagle_train.objective import Batch, Taught, Vocabulary, eagle1_objective, eagle3_objective, measure
 from eagle_train.target import FrozenTarget, fingerprint, open_llama
@@ -50,7 +61,7 @@ def train_head(job: Job, config: TrainConfig, clock: Callable[[], float] = time.
     the same folder. A checkpoint written before stays usable."""
     if job.layout == "speculators" and config.kind != "eagle3":
         raise TrainError(
-            "speculators has no layout for EAGLE-1 heads; write it in SafeAILab's, or train an eagle3 head"
+            "speculators has no layout for other heads than EAGLE-3's; leave layout out, or train an eagle3 head"
         )
     processes = PartialState(cpu=job.device == "cpu")
     device = torch.device("cpu") if job.device == "cpu" else processes.device
@@ -69,7 +80,7 @@ def _train(
     try:
         with _opened_bundle(job, config) as bundle:
             target = FrozenTarget(job.target, device)
-            target.head_config(config.kind, target.vocab_size)  # raises for an unsuitable target before any long work
+            shape_of(config, target, target.vocab_size)  # raises for an unsuitable target before any long work
             given = None if job.init is None else read_head(job.init, target, config.kind)
             if bundle is not None:
                 bundle.check_features(target, given)
@@ -123,7 +134,7 @@ def _prepare(
     windows = open_windows(work / "data")
     held_out = open_windows(work / "eval") if job.eval_data else None
     counts = windows.loss_counts(target.vocab_size)
-    if config.kind == "eagle1":
+    if config.kind != "eagle3":
         vocabulary = None
     elif given is not None and config.draft_vocab is None:
         vocabulary = vocabulary_of(given)
@@ -131,7 +142,7 @@ def _prepare(
         vocabulary = choose_vocabulary(counts, config.draft_vocab, (*target.eos, *special_ids(job.target)))
     size = target.vocab_size if vocabulary is None else len(vocabulary.ids)
     if given is None:
-        shape = target.head_config(config.kind, size)
+        shape = shape_of(config, target, size)
     else:
         shape = dataclasses.replace(given.config, draft_vocab_size=size)
     covered = coverage(counts, vocabulary)
@@ -272,6 +283,8 @@ class Run:
 
     def _objective(self, batch: Batch, taught: Taught, step: int, tally: Tally) -> tuple[Tensor, dict[str, Tensor]]:
         config, taught = self._config, self._as_read(taught)
+        if isinstance(self._head, HeadsAhead):
+            return ahead_objective(self._head, batch, taught, tally)
         if isinstance(self._head, Eagle1Head):
             generator = step_generator(config.seed, step, self._processes.process_index, self._device)
             noise = torch.rand(taught.features.shape, generator=generator, device=self._device)
@@ -289,14 +302,18 @@ class Run:
         """Returns the acceptance on the first EVAL_WINDOWS windows of the held-out data, if given."""
         if self._held_out is None:
             return None
-        tally = Tally(self._config.ttt_steps, self._device)
+        tally = Tally(self._config.measured_steps, self._device)
         for index in range(
             min(EVAL_WINDOWS, len(self._held_out))
         ):  # one at a time, since this unrolls further than training
             batch = gather(self._held_out, [index], self._device)
             taught = self._online.teach(self._held_out, [index], batch)
             with self._autocast(), torch.no_grad():
-                measure(self._head, self._shape, batch, self._as_read(taught), self._vocabulary, self._config, tally)
+                if isinstance(self._head, HeadsAhead):
+                    measure_ahead(self._head, batch, self._as_read(taught), tally)
+                else:
+                    taught = self._as_read(taught)
+                    measure(self._head, self._shape, batch, taught, self._vocabulary, self._config, tally)
         acceptance = tally.read()
         self.log({"event": "eval", "step": self._progress.step, **acceptance.to_json()})
         alphas = " ".join(f"{alpha:.3f}" for alpha in acceptance.n_alpha)
@@ -305,7 +322,7 @@ class Run:
 
     def _tally(self) -> Tally:
         """Returns an empty tally of the steps that training unrolls."""
-        return Tally(1 if self._config.kind == "eagle1" else self._config.ttt_steps, self._device)
+        return Tally(self._config.trained_steps, self._device)
 
     def _log_step(self, loss: Tensor, parts: dict[str, Tensor], acceptance: Acceptance) -> None:
         row = {

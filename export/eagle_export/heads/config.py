@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from eagle_export.checkpoint import Checkpoint, StoredTensor
 from eagle_export.errors import ExportError
+from eagle_export.heads.ahead_config import NO_ATTENTION, Ahead
+from eagle_export.heads.ahead_reader import read_ahead
 from eagle_export.heads.block_config import Block, read_block
 from eagle_export.heads.layouts import HeadLayout, OutputNorm
 from eagle_export.heads.rope import rope_settings
-from eagle_runtime.bundle.manifest import HeadKind
+from eagle_export.heads.taps import default_taps as default_taps
+from eagle_runtime.bundle.manifest import AHEAD, HeadKind
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig
@@ -57,16 +60,24 @@ class HeadConfig:
     hidden_first: bool = False
     masks_first: bool = False
     block: Block | None = None
+    ahead: Ahead | None = None
 
     @property
     def borrows(self) -> bool:
         """Whether the head has the target's LM head, and reads the target's last hidden state."""
-        return self.kind not in ("eagle3", "block")
+        return self.kind not in ("eagle3", "block", "medusa", "hydra")
 
     @property
     def borrows_lm_head(self) -> bool:
         """Whether the head has the target's LM head."""
+        if self.ahead is not None:
+            return not self.ahead.own_lm_heads
         return self.borrows or (self.block is not None and not self.block.own_lm_head)
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the head reads embeddings of tokens."""
+        return self.ahead is None or self.ahead.grounded
 
     @property
     def feature_size(self) -> int:
@@ -99,18 +110,6 @@ class HeadConfig:
         )
 
 
-def default_taps(num_layers: int) -> tuple[int, int, int]:
-    """EAGLE-3's default taps: the inputs of target layers 2, N//2 and N-3, as indices into hidden_states.
-
-    Raises ExportError below 7 layers, where they are not three ascending layers."""
-    taps = (2, num_layers // 2, num_layers - 3)
-    if not taps[0] < taps[1] < taps[2]:
-        raise ExportError(
-            f"the target has {num_layers} layers, but EAGLE-3's three taps need 7 or more; use an EAGLE-1 head"
-        )
-    return taps
-
-
 def read_head_config(
     head: Checkpoint, layout: HeadLayout, target_hidden: int, target_layers: int, vocab: int
 ) -> HeadConfig:
@@ -118,6 +117,9 @@ def read_head_config(
     official names, as layouts.official returns it. Raises ExportError where the two contradict each other or do not
     fit the target."""
     where, kind = head.folder / "config.json", layout.kind
+    if kind in AHEAD:
+        sizes = read_ahead(head, kind == "hydra", target_hidden, vocab)
+        return HeadConfig(kind, target_hidden, target_hidden, vocab, vocab, sizes.count, ahead=sizes, **NO_ATTENTION)
     _check_vocabulary(head, vocab)
     _check_target_width(head, target_hidden)
     for problem in _unknown_settings(head, layout):
@@ -169,6 +171,10 @@ def head_problems(
             problems.append(str(error))
             return None
 
+    if kind in AHEAD:
+        problems.clear()
+        try_to(lambda: read_head_config(head, layout, target_hidden, target_layers, vocab))
+        return problems
     try_to(lambda: _check_vocabulary(head, vocab))
     try_to(lambda: _check_target_width(head, target_hidden))
     try_to(lambda: _attention_sizes(head, layer))

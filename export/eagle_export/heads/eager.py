@@ -14,6 +14,7 @@ from torch import Tensor
 
 from eagle_export.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
 from eagle_export.graphs import build_any_head
+from eagle_export.heads.ahead import HeadsAhead
 from eagle_export.heads.block import BlockHead, read_blocks
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
@@ -23,6 +24,7 @@ from eagle_export.pair import HeadPart
 from eagle_runtime.tree import hiding
 
 TABLE = "embed_tokens.weight"  # of a head
+EagerHead = Eagle1Head | Eagle3Head | BlockHead | HeadsAhead
 Hidden = Sequence[Tensor] | Mapping[int, Tensor]  # the target's hidden states by tap; -1: the last
 
 
@@ -38,18 +40,17 @@ class TokenRows(torch.nn.Module):
         return self.rows[torch.searchsorted(self.ids, tokens)]
 
 
-def eager_head(
-    config: HeadConfig, weights: Mapping[str, Tensor], embedding: TokenRows | None = None
-) -> Eagle1Head | Eagle3Head | BlockHead:
+def eager_head(config: HeadConfig, weights: Mapping[str, Tensor], embedding: TokenRows | None = None) -> EagerHead:
     """Returns a head with the weights of `eager_weights`, which may be read as another config says. embedding: in place
     of the one among the weights."""
     with torch.device("meta"):
         head = build_any_head(config)
-    if embedding is not None:
+    if embedding is not None and config.embeds:
         head.set_submodule("embed_tokens", embedding)
         weights = {name: weight for name, weight in weights.items() if name != TABLE}
     head.load_state_dict(weights, assign=True, strict=embedding is None)
-    head.rotary_emb = rotary(config)  # its tables are in no file
+    if not isinstance(head, HeadsAhead):
+        head.rotary_emb = rotary(config)  # its tables are in no file
     return head.eval()
 
 
@@ -57,7 +58,7 @@ def eager_weights(part: HeadPart, model: Any) -> dict[str, Tensor]:
     """The head's parameters in fp32. model: its target in transformers, whose own weights are what the head borrows and
     are not copied."""
     weights = _stored_weights(part, without="" if part.own_embedding else TABLE)
-    if not part.own_embedding:
+    if not part.own_embedding and part.config.embeds:
         weights[TABLE] = model.get_input_embeddings().weight
     if part.config.borrows_lm_head:
         weights[LM_HEAD] = model.get_output_embeddings().weight
@@ -87,7 +88,7 @@ def _stored_weights(part: HeadPart, without: str) -> dict[str, Tensor]:
     return {name: stored[name].read().float() for name in names if name in stored and name != without}
 
 
-def features_of(head: Eagle1Head | Eagle3Head, taps: Sequence[int], hidden: Hidden) -> Tensor:
+def features_of(head: EagerHead, taps: Sequence[int], hidden: Hidden) -> Tensor:
     """Returns features [1, T, Hd] for the head. hidden: the target's hidden states [1, T, H], the embedding first and
     the last one after the last norm."""
     return head.features([hidden[tap] for tap in taps]) if isinstance(head, Eagle3Head) else hidden[-1]

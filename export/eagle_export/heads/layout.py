@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from eagle_export.checkpoint import Checkpoint
+from eagle_export.heads.ahead_layouts import AheadNames
 from eagle_export.heads.prediction import LayerNames
 from eagle_runtime.bundle.manifest import HeadKind
 
@@ -24,8 +25,8 @@ class HeadLayout:
     layer i (tap i + 1), its input (tap i), or outputs unless the first id is 2. norm_output: what that key means where
     it is true and where it is false; None if this producer does not write it. normed_residual: what a config without
     norm_before_residual means; None if two programs read it differently. default_fc_bias: whether a config without
-    `bias` stands for a head with one. names: of the tensors of a multi-token-prediction layer; for its hidden_first and
-    masks_first see HeadConfig."""
+    `bias` stands for a head with one. names: of the tensors of a multi-token-prediction layer, or of Medusa's or
+    Hydra's heads; for hidden_first and masks_first see HeadConfig."""
 
     producer: str
     kind: HeadKind
@@ -41,7 +42,7 @@ class HeadLayout:
     norm_output: tuple[OutputNorm, OutputNorm] | None = None
     normed_residual: bool | None = False
     default_fc_bias: bool = False
-    names: LayerNames | None = None
+    names: LayerNames | AheadNames | None = None
     hidden_first: bool = False
     masks_first: bool = False
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from eagle_export.checkpoint import Checkpoint, StoredTensor
 from eagle_export.errors import ExportError
+from eagle_export.heads.ahead_layouts import HYDRA, MEDUSA, MEDUSA_IN_TARGET, OTHER_PARTS, VLLM_MEDUSA, AheadNames
 from eagle_export.heads.block_layouts import block_layout, official_block
 from eagle_export.heads.layout import HeadLayout as HeadLayout
 from eagle_export.heads.layout import OutputNorm as OutputNorm
@@ -27,6 +28,31 @@ PLAIN = ("llama", "qwen2", "qwen3", "mimo")  # models with Llama's decoder layer
 PAIRED = "layers.0.hidden_norm.weight"  # the norm of the features: EAGLE-3's first layer has it, no other layer does
 
 LAYOUTS = (
+    HeadLayout(
+        "Medusa",
+        "medusa",
+        # TGI (server/text_generation_server/layers/medusa.py) reads the same names.
+        source="FasterDecoding/Medusa: medusa/model/medusa_model.py, medusa/train/train_legacy.py",
+        names=MEDUSA,
+    ),
+    HeadLayout(
+        "Medusa, in its target's checkpoint",
+        "medusa",
+        source="FasterDecoding/Medusa: medusa/model/medusa_model.py",
+        names=MEDUSA_IN_TARGET,
+    ),
+    HeadLayout(
+        "vLLM Medusa",
+        "medusa",
+        source="vllm-project/vllm: vllm/model_executor/models/medusa.py",
+        names=VLLM_MEDUSA,
+    ),
+    HeadLayout(
+        "Hydra",
+        "hydra",
+        source="zankner/Hydra: hydra/model/hydra_heads/mlp_head.py, hydra/model/hydra_model.py",
+        names=HYDRA,
+    ),
     # In all four the feature is the target's hidden state after its last norm, and what is fed back is the layer's
     # output after its own norm. (vLLM's deepseek_mtp.py feeds back what is before it, transformers' MtpLayer does not.)
     HeadLayout(
@@ -146,7 +172,7 @@ LAYOUTS = (
 REFUSED_TENSORS = (
     (r"mask_hidden$", "a P-EAGLE head, which drafts several tokens in one pass (mask_hidden)"),
     (r"parallel_draft_heads\.", "a ModelOpt head with parallel draft heads (parallel_draft_heads)"),
-    (r"medusa_|(^|\.)medusa_head", "a Medusa head"),
+    (r"medusa_|(^|\.)medusa_head", "a Medusa head of another layout"),
     (r"(^|\.)kv_a_proj_with_mqa\.", "a head with latent attention (kv_a_proj_with_mqa)"),
     (r"\.experts\.|\.mlp\.gate\.", "a layer with a mixture of experts"),
     (r"\.linear_attn\.", "a layer with linear attention"),
@@ -183,14 +209,14 @@ def official(head: Checkpoint) -> tuple[HeadLayout, Checkpoint]:
     layout = next((each for each in LAYOUTS if each.fits(head)), None)
     if layout is not None and layout.names is not None:
         head = replace(head, tensors=layout.names.official(head))
-        _refuse_layer(head, layout)
+        _refuse_heads(head) if isinstance(layout.names, AheadNames) else _refuse_layer(head, layout)
     else:
         _refuse_known(head)
     if layout is None:
         some = ", ".join(sorted(head.tensors)[:3]) or "nothing"
         raise ExportError(
             f"{head.folder} is neither an EAGLE-1/2 head (fc, layers.0) nor an EAGLE-3 head (fc, midlayer or layers.0 "
-            "with hidden_norm), and has no multi-token-prediction layer: "
+            "with hidden_norm), and has no multi-token-prediction layer and no Medusa or Hydra heads: "
             f"it holds {some}; docs/heads.md lists the layouts"
         )
     config = _flat_config(head, layout)
@@ -260,6 +286,16 @@ def _refuse_layer(head: Checkpoint, layout: HeadLayout) -> None:
             f"{head.folder / 'config.json'}: a multi-token-prediction layer of a model of type {kind!r} is not known, "
             f"only of {', '.join(PLAIN)}"
         )
+
+
+def _refuse_heads(head: Checkpoint) -> None:
+    """Raises ExportError for Hydra heads with more than small networks. head: with the official names."""
+    if others := sorted(name for name in head.tensors if name.startswith(OTHER_PARTS)):
+        raise ExportError(
+            f"{head.folder} holds {head.tensors[others[0]].name!r}: Hydra heads with a decoder layer (prefix-mlp, "
+            "cross-attn, eagle-attn) are not supported, only those of architecture 'mlp'"
+        )
+    _refuse_contents(head)
 
 
 def _refuse_contents(head: Checkpoint) -> None:

@@ -19,6 +19,7 @@ from eagle_export.errors import ExportError
 
 NAMED = re.compile(r"(?:^|\.)(?:mtp_layers|mtp(?:\.layers)?)\.(\d+)?")  # MiMo, speculators; Qwen3-Next
 APPENDED = re.compile(r"model\.layers\.(\d+)\.")  # DeepSeek: layers after the target's own
+MEDUSA_HEADS = "medusa_head."
 OFFICIAL = ("embed_norm.", "hidden_norm.", "fc.", "norm.")
 
 
@@ -97,6 +98,6 @@ def prediction_layers(target: Checkpoint) -> Mapping[str, int]:
 
 
 def without_prediction_layers(target: Checkpoint) -> Checkpoint:
-    """Returns the target that such layers were added to."""
-    left_out = prediction_layers(target)
+    """Returns the target that such layers, or Medusa's heads, were added to."""
+    left_out = {*prediction_layers(target), *(name for name in target.tensors if name.startswith(MEDUSA_HEADS))}
     return replace(target, tensors={name: each for name, each in target.tensors.items() if name not in left_out})

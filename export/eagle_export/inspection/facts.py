@@ -124,7 +124,7 @@ def head_facts(head: Checkpoint, target: TargetFacts, checkpoint: Checkpoint) ->
         problems += head_problems(read, layout, *sizes)
         if layout.kind != "eagle3":
             problems += _borrowed_problems(read, checkpoint)
-        if layout.kind == "mtp":
+        if layout.names is not None:
             head = replace(head, tensors=read.tensors)
         if not problems:
             config = read_head_config(read, layout, *sizes)
@@ -247,10 +247,10 @@ def _borrowed_problems(head: Checkpoint, target: Checkpoint) -> list[str]:
 
 
 def _stated_target(config: Mapping[str, Any]) -> str | None:
-    """The target that a head's config names: speculators and AngelSlim write one."""
+    """The target that a head's config names: speculators, AngelSlim, Medusa and Hydra write one."""
     settings = config.get("speculators_config")
     verifier = settings.get("verifier") if isinstance(settings, Mapping) else None
-    named = verifier.get("name_or_path") if isinstance(verifier, Mapping) else None
+    named = verifier.get("name_or_path") if isinstance(verifier, Mapping) else config.get("base_model_name_or_path")
     return named if isinstance(named, str) else None
 
 

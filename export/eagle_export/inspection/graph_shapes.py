@@ -49,21 +49,24 @@ def draft_shapes(target: Checkpoint, head: Checkpoint, config: HeadConfig) -> Gr
     tensors = {name: tensor for name, tensor in _used(head).items() if name not in (*MAPS, HEAD_EMBEDDING)}
     layers, numbers = [], 0
     for name, tensor in tensors.items():
-        if (name == LM_HEAD and config.borrows) or (not config.borrows and name.startswith(READER)):
+        if (name == LM_HEAD and config.borrows_lm_head) or (not config.borrows and name.startswith(READER)):
             continue
         if _is_layer(name, tensor):
-            joined = re.match(JOINED[config.kind == "mtp"], name) is not None
-            layers.append(_layer(f"head.{name}", tensor, "joined" if joined else _before(name)))
+            joined = config.ahead is not None or re.match(JOINED[config.kind == "mtp"], name) is not None
+            before: Before = "lm_head" if name.endswith(".lm_head.weight") else "joined" if joined else _before(name)
+            layers.append(_layer(f"head.{name}", tensor, before))
         else:
             numbers += prod(tensor.shape)
     borrowed = target.tensors.get(LM_HEAD)
-    if config.borrows and borrowed is not None:
+    if config.borrows_lm_head and borrowed is not None:
         layers.append(_layer(LM_HEAD, borrowed, "lm_head"))
     table = head.tensors.get(HEAD_EMBEDDING, target.tensors[EMBEDDING])
-    name = EMBEDDING if table is target.tensors[EMBEDDING] or config.borrows else f"head.{HEAD_EMBEDDING}"
+    copied = config.borrows or config.ahead is not None
+    name = EMBEDDING if table is target.tensors[EMBEDDING] or copied else f"head.{HEAD_EMBEDDING}"
     rest = MAP_BYTES * config.draft_vocab_size if "d2t" in head.tensors else 0
     rows, width = table.shape
-    return GraphShapes(alike(layers), (name, (rows, width)), config.borrows and borrowed is None, numbers, rest)
+    tied = config.borrows_lm_head and borrowed is None
+    return GraphShapes(alike(layers), (name, (rows if config.embeds else 0, width)), tied, numbers, rest)
 
 
 def _used(checkpoint: Checkpoint) -> Mapping[str, StoredTensor]:

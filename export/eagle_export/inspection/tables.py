@@ -55,15 +55,18 @@ def _head_lines(head: HeadFacts, commit: str | None) -> list[str]:
     lines = [f"head     {head.name}{_at(commit)}"]
     what = f"{_count(head.parameters)} parameters in {head.stored}, {_size(head.bytes)}"
     if head.layout is not None:
-        kind = {"eagle1": "EAGLE-1/2", "eagle3": "EAGLE-3", "mtp": "Multi-token prediction"}[head.layout.kind]
+        kind = {"eagle1": "EAGLE-1/2", "eagle3": "EAGLE-3", "mtp": "Multi-token prediction"}.get(
+            head.layout.kind, head.layout.kind.capitalize()
+        )
         lines.append(f"         {kind} in the layout of {head.layout.producer}, {what}")
     else:
         lines.append(f"         {what}")
     if head.config is not None:
         config = head.config
         taps = f", taps hidden_states {list(config.taps)}" if config.taps else ""
+        part = "layer" if config.ahead is None else "head"
         lines.append(
-            f"         {config.num_layers} layer{'s' if config.num_layers > 1 else ''} of width {config.hidden_size}, "
+            f"         {config.num_layers} {part}{'s' if config.num_layers > 1 else ''} of width {config.hidden_size}, "
             f"draft vocabulary {config.draft_vocab_size} of {config.vocab_size}{taps}"
         )
     if head.stated_target is not None:

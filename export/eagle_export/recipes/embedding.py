@@ -92,4 +92,5 @@ def _is_embedding(table: ir.Value | None, ids: ir.Value | None) -> bool:
     """Whether a Gather of these inputs reads rows of an fp32 table for the tokens that are fed."""
     if table is None or ids is None or not table.is_initializer():
         return False
-    return ids.name == "input_ids" and table.dtype == ir.DataType.FLOAT
+    tokens = ids.name == "input_ids" or str(ids.name).startswith("paths.")  # of Hydra's heads
+    return tokens and table.dtype == ir.DataType.FLOAT

@@ -340,6 +340,8 @@ def apply(passes: Passes, model: ir.Model) -> dict[str, str]:
     """Runs passes over a graph, in place. Returns weight or node name -> what was done to it. Raises ExportError."""
     done: dict[str, str] = {}
     for step in passes:
+        if isinstance(step, EmbeddingFp16) and [value.name for value in model.graph.inputs] == ["features"]:
+            continue  # Medusa's heads read no tokens
         changed = step.apply(model)
         if not changed and isinstance(passes[0], KeepLayers):
             raise ExportError(f"no layer is left for pass {step.name!r}; keep fewer, or choose a wider precision")

@@ -68,6 +68,25 @@ def present_names(num_layers: int, rows: Sequence[str] = ROWS) -> list[str]:
     return [f"present.{layer}.{row}" for layer in range(num_layers) for row in rows]
 
 
+def ahead_inputs(heads: int, grounded: bool) -> list[str]:
+    """Returns the names of the inputs of Medusa's (or, grounded, Hydra's) heads: see eagle_export.ahead_graph."""
+    return ["features", *(f"paths.{depth}" for depth in range(heads) if grounded)]
+
+
+def ahead_outputs(heads: int, grounded: bool) -> list[str]:
+    """Returns the names of their outputs."""
+    ends = [f".{depth}" for depth in range(heads)] if grounded else [""]
+    return [f"{name}{end}" for name in ("log_probs", "token_ids") for end in ends]
+
+
+def ahead_shapes(heads: int, grounded: bool, width: int, top_k: int) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    """Returns the shapes that their inputs and outputs must have."""
+    names, made = ahead_inputs(heads, grounded), ahead_outputs(heads, grounded)
+    inputs: list[Shape] = [(1, 1, width), *((1, f"T{depth}", depth + 1) for depth in range(len(names) - 1))]
+    outputs: list[Shape] = [(1, f"T{depth}", top_k) for depth in range(heads)] if grounded else [(1, heads, top_k)]
+    return dict(zip(names, inputs, strict=True)), dict(zip(made, 2 * outputs, strict=True))
+
+
 def cache_shapes(graph: GraphSpec, layers: int, heads: int, width: int) -> tuple[dict[str, Shape], dict[str, Shape]]:
     """Returns the shapes that the cache inputs must have, and that of the mask where it depends on them; and the shapes
     of the outputs with new rows."""

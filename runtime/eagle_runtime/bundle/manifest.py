@@ -19,7 +19,7 @@ from eagle_runtime.arguments import short_repr
 from eagle_runtime.bundle.graph import GraphSpec as GraphSpec
 from eagle_runtime.bundle.graph import Shape as Shape
 from eagle_runtime.bundle.graph import TensorSpec as TensorSpec
-from eagle_runtime.bundle.graph import cache_shapes, cache_types
+from eagle_runtime.bundle.graph import ahead_shapes, cache_shapes, cache_types
 from eagle_runtime.bundle.graph import pieces_of as pieces_of
 from eagle_runtime.bundle.typed_json import from_json
 from eagle_runtime.errors import BundleError
@@ -34,8 +34,8 @@ MODEL_RANGES = {
     "hidden_size": (1, 1 << 20),
     "vocab_size": (1, 1 << 24),
     "num_layers": (1, 1 << 10),
-    "num_kv_heads": (1, 1 << 16),
-    "head_dim": (1, 1 << 16),
+    "num_kv_heads": (0, 1 << 16),  # 0: a head without keys and values
+    "head_dim": (0, 1 << 16),
     "context": (1, 1 << 30),
     "draft_vocab_size": (1, 1 << 24),
     "top_k": (1, 1 << 16),
@@ -46,7 +46,8 @@ DTYPE_BITS = {"bool": 8, "float8_e4m3fn": 8, "int4": 4, "uint4": 4, "int8": 8, "
 DTYPE_BITS |= {"float16": 16, "bfloat16": 16, "float32": 32, "float64": 64}
 TREE_RANGES = {"total_token": (2, MAX_NODES), "depth": (0, MAX_DEPTH - 1), "draft_top_k": (1, MAX_NODES)}
 
-HeadKind = Literal["eagle1", "eagle3", "mtp", "block"]
+HeadKind = Literal["eagle1", "eagle3", "mtp", "block", "medusa", "hydra"]
+AHEAD: tuple[HeadKind, ...] = ("medusa", "hydra")  # heads that keep no keys or values
 TreeKind = Literal["dynamic", "static", "chain", "cost-aware"]
 
 
@@ -238,6 +239,9 @@ def _check_graphs(manifest: Manifest, where: str) -> None:
             inputs_of_head |= _inputs("B")
             if head.block.transitions:
                 outputs_of_head["transitions"] = (1, "R", head.top_k, head.top_k)
+        if head.kind in AHEAD:
+            shapes_of_head = ahead_shapes(head.num_layers, head.kind == "hydra", head.hidden_size, head.top_k)
+            inputs_of_head, outputs_of_head = shapes_of_head
         tables.append(("head", head, inputs_of_head, outputs_of_head))
     for name, spec, more, outputs in tables:
         for key, tensor in spec.graph.weights.items():
@@ -246,10 +250,11 @@ def _check_graphs(manifest: Manifest, where: str) -> None:
                     f"{where}: {name}: graph: {short_repr(key)} is {short_repr(tensor.dtype)} of "
                     f"{_listed(tensor.shape)}, which no tensor is; export the bundle again"
                 )
-        layers = min(spec.num_layers, len(spec.graph.inputs))  # one layer too many is enough to fail
+        keyless = name == "head" and head is not None and head.kind in AHEAD
+        layers = 0 if keyless else min(spec.num_layers, len(spec.graph.inputs))  # one too many is enough to fail
         past, new = cache_shapes(spec.graph, layers, spec.num_kv_heads, spec.head_dim)
         for part, wanted, specs in (
-            ("inputs", {**inputs, **more, **past}, spec.graph.inputs),
+            ("inputs", {**({} if keyless else inputs), **more, **past}, spec.graph.inputs),
             ("outputs", {**outputs, **new}, spec.graph.outputs),
         ):
             shapes = {key: tensor.shape for key, tensor in specs.items()}

@@ -92,6 +92,24 @@ class DraftHead(Protocol):
         """Called after each verification with the token that was emitted after the root."""
 
 
+class HeadOfText(DraftHead, Protocol):
+    """What a text asks of a head: it reads, forgets and remembers what belongs to the text. A Head, or Medusa's or
+    Hydra's heads (ahead_heads.py)."""
+
+    def truncate(self, length: int) -> None:
+        """Forget the features from position `length` on, and what was read with them; what is noted next is of that
+        position."""
+
+    def observe(self, tokens: Sequence[int], features: Features) -> Proposal:
+        """Note features [n, Hd], and read all that were noted. tokens [n]: the token after each, the root last."""
+
+    def snapshot(self) -> HeadSnapshot:
+        """Returns a copy of what it holds of the text."""
+
+    def restore(self, snapshot: HeadSnapshot) -> None:
+        """Hold what another head of the same graph held. Raises ValueError for rows of other shapes."""
+
+
 @dataclass(frozen=True, slots=True)
 class HeadSnapshot:
     """A copy of what a head holds of a text. rows: of its cache (Cache.read); first: position of the feature in the

@@ -13,6 +13,7 @@ from eagle_runtime.bundle.manifest import GraphSpec, HeadSpec, Manifest, TargetS
 from eagle_runtime.errors import BackendError
 from eagle_runtime.machine.nvidia import DeviceInfo, first_gpu
 from eagle_runtime.session.ort import library
+from eagle_runtime.session.ort.ahead_session import AheadSession
 from eagle_runtime.session.ort.device_session import OrtDeviceSession
 from eagle_runtime.session.ort.memory import SPARE, OrtMemory
 from eagle_runtime.session.protocol import Session
@@ -43,10 +44,12 @@ def open_sessions(bundle: Path, manifest: Manifest, context: int, head_scratch: 
         return tuple(_open(bundle, model.graph, memory) for model in manifest.models.values())
 
 
-def _open(bundle: Path, graph: GraphSpec, memory: OrtMemory) -> OrtDeviceSession:
+def _open(bundle: Path, graph: GraphSpec, memory: OrtMemory) -> Session:
     path = bundle / graph.file
     session = library.open_graph(path, PROVIDERS, threads=1)  # the host only computes shapes
     check_placed(path, session.get_providers(), library.operators(session))
+    if not graph.past:
+        return AheadSession(session, path, graph)
     return OrtDeviceSession(session, path, graph, memory)
 
 

@@ -30,7 +30,7 @@ class BoundSession(Session):
 
     def __init__(self, session: Any, path: Path, spec: GraphSpec) -> None:
         """session: an InferenceSession of the graph that `spec` describes; path: its file, for messages."""
-        if _specs(session.get_inputs()) != spec.inputs or _specs(session.get_outputs()) != spec.outputs:
+        if specs_of(session.get_inputs()) != spec.inputs or specs_of(session.get_outputs()) != spec.outputs:
             raise BackendError(
                 f"{path}: the manifest lists other inputs or outputs than the graph; export the bundle again"
             )
@@ -107,6 +107,15 @@ class BoundSession(Session):
         return buffer
 
 
+def open_on_cpu(path: Path, spec: GraphSpec, threads: int | None = None, model: bytes | None = None) -> Any:
+    """Returns an InferenceSession of the graph that `spec` describes on the CPU provider. threads, model: as in
+    open_graph."""
+    multiplies_bytes = any(weight.dtype == "int8" for weight in spec.weights.values())
+    config = {EXACT_BYTES: "1"} if multiplies_bytes and byte_products_saturate() else {}
+    with huge_pages():
+        return open_graph(path, CPU, threads, model, config)
+
+
 class OrtSession(BoundSession):
     """A graph on ONNX Runtime's CPU provider, with its cache in host memory.
 
@@ -115,11 +124,7 @@ class OrtSession(BoundSession):
 
     def __init__(self, path: Path, spec: GraphSpec, threads: int | None = None, model: bytes | None = None) -> None:
         """threads, model: as in open_graph."""
-        multiplies_bytes = any(weight.dtype == "int8" for weight in spec.weights.values())
-        config = {EXACT_BYTES: "1"} if multiplies_bytes and byte_products_saturate() else {}
-        with huge_pages():
-            graph = open_graph(path, CPU, threads, model, config)
-        super().__init__(graph, path, spec)
+        super().__init__(open_on_cpu(path, spec, threads, model), path, spec)
         self.padding = RowPadding()
         self._past_specs = [spec.inputs[name] for name in self._past_names]
         self._pieces = pieces_of(spec)
@@ -178,5 +183,6 @@ class OrtSession(BoundSession):
         return np.concatenate(parts)
 
 
-def _specs(values: list[Any]) -> dict[str, TensorSpec]:
+def specs_of(values: list[Any]) -> dict[str, TensorSpec]:
+    """Returns the inputs or outputs that a session of ONNX Runtime lists, as a manifest has them."""
     return {value.name: TensorSpec(DTYPES.get(value.type, value.type), tuple(value.shape)) for value in values}

@@ -1,0 +1,110 @@
+"""The sizes of Medusa's and Hydra's heads, read from their tensors and their shapes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from eagle_export.checkpoint import Checkpoint
+from eagle_export.errors import ExportError
+from eagle_export.heads.ahead_config import Ahead
+
+MOST = 32  # heads
+# Settings of config.json -> what the runtime does; other values are refused. Absent settings are not looked at.
+HYDRA_SETTINGS: dict[str, tuple[object, str]] = {
+    "hydra_head_arch": ("mlp", "only heads of architecture 'mlp' are read"),
+    "grounded_heads": (True, "only grounded heads are read; others are Medusa's"),
+    "hidden_state_offset": (0, "only heads that read the last hidden state are read"),
+}
+
+
+def read_ahead(head: Checkpoint, grounded: bool, hidden: int, vocab: int) -> Ahead:
+    """Returns the sizes of the heads of a folder with the official names, for a target of this hidden size and
+    vocabulary. grounded: whether they are Hydra's. Raises ExportError."""
+    _check_settings(head, grounded, vocab)
+    count = _count(head, r"heads\.(\d+)\.")
+    blocks = [_count(head, rf"heads\.{index}\.blocks\.(\d+)\.") for index in range(count)]
+    stated = ("hydra_num_heads", "hydra_num_layers") if grounded else ("medusa_num_heads", "medusa_num_layers")
+    if head.config.get("model_type") == "medusa" and not grounded:  # vLLM's config
+        stated = ("num_heads", "num_hidden_layers")
+    _check_counts(head, count, blocks, *stated)
+    sizes = Ahead(
+        count=count,
+        blocks=blocks[0],
+        bias="heads.0.blocks.0.linear.bias" in head.tensors,
+        own_lm_heads="heads.0.lm_head.weight" in head.tensors,
+        lm_bias="heads.0.lm_head.bias" in head.tensors,
+        grounded=grounded,
+    )
+    for name, shape in shapes_of(sizes, hidden, vocab).items():
+        head.require(name, shape)
+    return sizes
+
+
+def shapes_of(sizes: Ahead, hidden: int, vocab: int) -> dict[str, tuple[int, ...]]:
+    """Returns the official name and shape of every tensor of such heads."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for index in range(sizes.count):
+        for block in range(sizes.blocks):
+            inputs = index + 2 if sizes.grounded and block == 0 else 1
+            for layer in ("linear", "res_connection") if inputs > 1 else ("linear",):
+                name = f"heads.{index}.blocks.{block}.{layer}"
+                shapes[f"{name}.weight"] = (hidden, inputs * hidden)
+                if sizes.bias:
+                    shapes[f"{name}.bias"] = (hidden,)
+        if sizes.own_lm_heads:
+            shapes[f"heads.{index}.lm_head.weight"] = (vocab, hidden)
+            if sizes.lm_bias:
+                shapes[f"heads.{index}.lm_head.bias"] = (vocab,)
+    return shapes
+
+
+def _check_settings(head: Checkpoint, grounded: bool, vocab: int) -> None:
+    where, config = head.folder / "config.json", head.config
+    if head.integer("vocab_size", vocab) != vocab:
+        raise ExportError(
+            f"{where}: the heads' vocabulary has {config['vocab_size']} tokens, the target's {vocab}; target and heads "
+            "do not belong together"
+        )
+    for key, (read, why) in HYDRA_SETTINGS.items() if grounded else ():
+        if config.get(key, read) != read:
+            raise ExportError(f"{where}: {key} is {config[key]!r}, but {why}")
+    if config.get("truncated_vocab_size") not in (None, vocab) or "token_map" in head.tensors:
+        raise ExportError(f"{head.folder}: heads with a vocabulary of their own are not supported")
+    if config.get("original_lm_head"):
+        raise ExportError(f"{where}: original_lm_head is set: heads that share one LM head of their own are not read")
+
+
+def _count(head: Checkpoint, pattern: str) -> int:
+    """Returns how many heads, or blocks of a head, the names number from 0 on."""
+    numbers = {int(match[1]) for name in head.tensors if (match := re.match(pattern, name))}
+    if numbers != set(range(len(numbers))) or len(numbers) > MOST:
+        raise ExportError(
+            f"{head.folder}: its tensors are of heads or blocks {sorted(numbers)[:MOST]}, which must be numbered from "
+            f"0 on and be at most {MOST}; the checkpoint is incomplete"
+        )
+    return len(numbers)
+
+
+def _check_counts(head: Checkpoint, count: int, blocks: list[int], heads_key: str, blocks_key: str) -> None:
+    """Raises ExportError where heads have different numbers of blocks, or the config states more heads than there are,
+    or other blocks. Medusa's published configs state fewer heads than their files hold, and its code reads those."""
+    where, config = head.folder / "config.json", head.config
+    if len(set(blocks)) != 1:
+        raise ExportError(
+            f"{head.folder}: its heads have {blocks} blocks, but must have as many each; it is incomplete"
+        )
+    stated_heads, stated_blocks = _whole(config.get(heads_key), count), _whole(config.get(blocks_key), blocks[0])
+    if stated_heads > count:
+        raise ExportError(
+            f"{where}: {heads_key} is {stated_heads}, but the tensors are of {count} heads; it is incomplete"
+        )
+    if stated_blocks != blocks[0]:
+        raise ExportError(
+            f"{where}: {blocks_key} is {stated_blocks}, but the tensors are of {blocks[0]} blocks per head; config and "
+            "weights do not belong together"
+        )
+
+
+def _whole(value: Any, default: int) -> int:
+    return value if type(value) is int else default
