@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> None:
                 context=args.context,
                 threads=args.threads,
                 draft_bundle=args.draft_bundle,
+                datastore=args.datastore,
                 on_progress=LoadingLine(sys.stderr),
             )
         )
@@ -194,6 +195,7 @@ def _parser() -> Parser:
     parser.add_argument("--context", type=int, metavar="N", help="tokens of prompt and output to make room for")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of a forward pass (default: physical cores)")
     parser.add_argument("--draft-bundle", metavar="FOLDER", help="bundle of a smaller model that drafts")
+    parser.add_argument("--datastore", metavar="FILE", help="text or JSONL that is searched for n-gram matches too")
     parser.add_argument("--ignore-eos", action="store_true", help="decode past end-of-sequence tokens")
     parser.add_argument("--stop-token-ids", type=_ids, default=[], metavar="1,2", help="more tokens that end the text")
     parser.add_argument("--trace", metavar="FILE", help="write one JSON line per cycle")

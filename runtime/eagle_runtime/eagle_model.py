@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from eagle_runtime.arguments import checked_int, short_repr
 from eagle_runtime.conversation import Conversation, OnEnd
+from eagle_runtime.datastore_file import with_datastore
 from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.draft_bundle import with_draft_bundle
 from eagle_runtime.drafting.choose import NO_HEAD, Method, default_method
@@ -86,6 +87,7 @@ class EagleModel:
         check_hashes: bool | Literal["once"] = True,
         kv_budget: int | None = None,
         draft_bundle: str | Path | None = None,
+        datastore: str | Path | None = None,
         on_progress: Progress | None = None,
     ) -> EagleModel:
         """Load a bundle folder.
@@ -97,17 +99,18 @@ class EagleModel:
         forward pass on the CPU; None takes the number of physical cores. check_hashes: compare the SHA-256 of every
         file that the backend reads (about a second per gigabyte); "once" leaves out files that did not change since an
         earlier comparison on this machine. on_progress: called with a stage ("hash", "load", "warm"), what is done of
-        it, and all of it; it may raise to give up. "warm" takes longest in the first start on an NVIDIA GPU, which
-        compiles kernels.
-        kv_budget: bytes for the keys and values of all conversations on the CPU; None takes a quarter of the memory
-        that is free, and one full context at least. draft_bundle: a bundle of the same vocabulary whose target drafts
-        with method "draft-model", which is then the default.
+        it, and all of it; it may raise. "warm" takes longest in the first start on an NVIDIA GPU, which compiles
+        kernels. kv_budget: bytes for the keys and values of all conversations on the CPU; None takes a quarter of the
+        memory that is free, and one full context at least. draft_bundle: a bundle of the same vocabulary whose target
+        drafts with method "draft-model", which is then the default. datastore: a text, or JSONL, that is indexed (stage
+        "index"); "lookup" and "eagle+lookup" look for n-gram matches there too.
 
         On the CPU the rows of a quantised target are checked once per machine (exact_rows; some 170 rows):
         `model.row_check`. Raises BundleError, BackendError, RequestError; gives a FidelityWarning for a bundle that
         differs more from its source model than its precision should."""
         opened = open_bundle(Path(bundle), backend, context, threads, check_hashes, kv_budget, on_progress)
-        return cls(with_draft_bundle(opened, draft_bundle, check_hashes, kv_budget))
+        opened = with_draft_bundle(opened, draft_bundle, check_hashes, kv_budget)
+        return cls(with_datastore(opened, datastore, on_progress))
 
     def twin(self) -> EagleModel:
         """Returns a model on the same engines with caches of its own, so that two generations may alternate step by
@@ -170,12 +173,12 @@ class EagleModel:
         - on_cycle: called with each Cycle after its verification. on_prefill: called with the tokens of a long prompt
           that are read so far, and all of them, after each chunk but the last.
 
-        What drafts changes the speed, not the output. method: "vanilla" (no drafts), "lookup" (n-gram matches),
-        "eagle" (the head), "eagle+lookup" (both) or "draft-model" (of `draft_bundle`); None takes `default_method`, or
-        "eagle" if the tree asked for is one that only a head grows. tree, total_token, depth, draft_top_k: see
-        manifest.TreeDefaults; None takes the bundle's, and a dynamic tree if total_token or depth is given. A
-        cost-aware tree is sized by measured costs (see `costs`). tree may also be a TreeShape, drafter a
-        drafting.drafter.Drafter of your own, new for each call.
+        What drafts changes the speed, not the output. method: "vanilla" (no drafts), "lookup" (n-gram matches), "eagle"
+        (the head), "eagle+lookup" (both), "draft-model" (of `draft_bundle`) or "lookahead" (n-grams that the target
+        forecasts); None takes `default_method`, or "eagle" if the tree asked for is one that only a head grows. tree,
+        total_token, depth, draft_top_k: see manifest.TreeDefaults; None takes the bundle's, and a dynamic tree if
+        total_token or depth is given. A cost-aware tree is sized by measured costs (see `costs`). tree may also be a
+        TreeShape, drafter a drafting.drafter.Drafter of your own, new for each call.
 
         How tokens are sampled: sampling, a SamplingParams, or its fields as keyword settings, as temperature=0.7; a
         field may be set in one of the two. seed: None takes that of `sampling`, or a random one, which the figures
@@ -285,8 +288,7 @@ class EagleModel:
         signal handler, a forked process (where it frees nothing)."""
         with contextlib.suppress(ClosedError):
             self._engines.check()
-            for costs in self.bundle.all_costs:
-                costs.save()
+            self.bundle.save_costs()
         self._engines.close()
         if self._executor is not None:
             self._executor.shutdown(wait=False)
@@ -309,8 +311,7 @@ class EagleModel:
         def ended(output: Output) -> None:
             on_end(output, control)
             if control.result is not None:
-                for costs in self.bundle.all_costs:
-                    costs.save(NOTABLE)
+                self.bundle.save_costs(NOTABLE)
 
         lease, control = Lease(streamed=True), TurnState(ended)
         output = Output(self.text.stream(request.prompt), request.end)

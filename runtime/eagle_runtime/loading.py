@@ -32,7 +32,8 @@ from eagle_runtime.drafting.ahead_heads import HydraHeads, MedusaHeads
 from eagle_runtime.drafting.block_head import BlockHead
 from eagle_runtime.drafting.build import Acceptance
 from eagle_runtime.drafting.costs.model import prior_costs, unknown
-from eagle_runtime.drafting.costs.storage import LearnedCosts, file_name, open_costs
+from eagle_runtime.drafting.costs.storage import MOVED, LearnedCosts, file_name, open_costs
+from eagle_runtime.drafting.datastore import Datastore
 from eagle_runtime.drafting.draft_model import DraftModelHead
 from eagle_runtime.drafting.head import Head, HeadOfText
 from eagle_runtime.drafting.one_call import OneCallHead
@@ -57,7 +58,8 @@ class OpenBundle:
     context: tokens of prompt and output that the caches hold. head: None for a bundle without one. grammars: of
     constraints. acceptance: how drafts were accepted so far. kv_budget: bytes for the keys and values of conversations.
     weight_bytes: of the files of graphs and weights. draft: a second bundle whose target drafts (draft_bundle.py); its
-    costs are those of this bundle's target with it. passed_over, notice, row_check: see `open_bundle`."""
+    costs are those of this bundle's target with it. datastore: a text that is searched for matches.
+    passed_over, notice, row_check: see `open_bundle`."""
 
     manifest: Manifest
     context: int
@@ -76,16 +78,18 @@ class OpenBundle:
     kv_budget: int = 2**62
     weight_bytes: int = 0
     draft: OpenBundle | None = None
+    datastore: Datastore | None = None
 
     @property
     def drafts_are_off(self) -> bool:
         """Whether drafts would change the output, since rows differ by which others share their forward pass."""
         return self.row_check is not None and self.row_check.padding is None
 
-    @property
-    def all_costs(self) -> list[LearnedCosts]:
-        """What passes cost, and what they do with the draft model."""
-        return [self.costs, *([] if self.draft is None else [self.draft.costs])]
+    def save_costs(self, least: float = MOVED) -> None:
+        """Save what passes cost, and what they do with the draft model (LearnedCosts.save)."""
+        for one in (self, self.draft):
+            if one is not None:
+                one.costs.save(least)
 
     def with_new_caches(self) -> OpenBundle:
         """Returns the same bundle with a target and a head whose caches are empty."""

@@ -101,7 +101,9 @@ def request_of(
         [None if one is None else one.top_k for one in (state.head, state.draft_model)],
     )
     if drafter is None:
-        method, choice = choose_drafter(method, tree, sizes, bundle.manifest.tree_defaults, *top_ks)
+        method, choice = choose_drafter(
+            method, tree, sizes, bundle.manifest.tree_defaults, *top_ks, datastore=bundle.datastore is not None
+        )
         drafter = _drafter(bundle, state, choice, method, sampler, lookahead, predicted)
     elif (method, tree, *sizes) != (None,) * 5:
         raise RequestError("a drafter of your own takes no method, tree or sizes of a tree; leave them out")
@@ -161,7 +163,9 @@ def _drafter(
     if method == "draft-model":
         assert bundle.draft is not None
         head, costs = state.draft_model, bundle.draft.costs
-    return build_drafter(choice, method, sampler, head, costs, bundle.acceptance, lookahead, predicted)
+    return build_drafter(
+        choice, method, sampler, head, costs, bundle.acceptance, lookahead, predicted, bundle.datastore
+    )
 
 
 def _sampling_params(sampling: SamplingParams | None, settings: dict[str, Any]) -> SamplingParams:

@@ -9,6 +9,7 @@ import pytest
 from eagle_runtime.bundle.manifest import TreeDefaults
 from eagle_runtime.drafting.choose import (
     CostAware,
+    DatastoreTree,
     FixedTree,
     LookupChain,
     Sizes,
@@ -16,6 +17,7 @@ from eagle_runtime.drafting.choose import (
     choose_drafter,
     default_method,
 )
+from eagle_runtime.drafting.jacobi import Window
 from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, chain
 from eagle_runtime.errors import RequestError
 from eagle_runtime.tree import EAGLE1_CHOICES
@@ -29,6 +31,7 @@ HEAD, BOTH, LOOKUP = CostAware(True, False, 10), CostAware(True, True, 10), Cost
 NO_TREE = "does not draft a {} tree"
 NO_OWN = "takes no tree shape of your own"
 NO_HEAD = "has no draft head"
+NO_DRAFT_MODEL = "takes a draft model"
 NO_METHOD = "method is 'medusa', but must be one of eagle"
 NO_SUCH_TREE = "tree is 'bush', but must be one of dynamic"
 
@@ -57,6 +60,11 @@ TABLE: list[tuple[str, Any, Any, Any]] = [
     ("lookup", "chain", LookupChain(6), LookupChain(6)),
     ("lookup", OWN, NO_OWN, NO_HEAD),
     ("lookup", "bush", NO_SUCH_TREE, NO_SUCH_TREE),
+    ("lookahead", None, Window(), Window()),
+    ("lookahead", "cost-aware", NO_TREE.format("cost-aware"), NO_TREE.format("cost-aware")),
+    ("lookahead", "chain", NO_TREE.format("chain"), NO_TREE.format("chain")),
+    ("lookahead", OWN, NO_OWN, NO_HEAD),
+    ("draft-model", None, NO_DRAFT_MODEL, NO_DRAFT_MODEL),
     ("medusa", None, NO_METHOD, NO_METHOD),
 ]
 
@@ -118,3 +126,18 @@ def test_defaults_are_the_bundles() -> None:
     assert choose_drafter("eagle+lookup", None, Sizes(), defaults, HEAD_TOP_K)[1] == CostAware(True, True, 8)
     few = choose_drafter("eagle", "dynamic", Sizes(), TreeDefaults(), 4)[1]
     assert few == FixedTree(DynamicTree(top_k=4)), "a head that returns fewer tokens limits the default"
+
+
+@pytest.mark.parametrize("head_top_k", [HEAD_TOP_K, None])
+def test_a_draft_model_and_a_datastore(head_top_k: int | None) -> None:
+    table: list[tuple[Any, Any, Any]] = [
+        (None, None, ("draft-model", HEAD)),
+        (None, "chain", ("draft-model", CHAIN)),
+        ("draft-model", "dynamic", ("draft-model", DYNAMIC)),
+        ("draft-model", "static", ("draft-model", STATIC)),
+        ("draft-model", OWN, ("draft-model", FixedTree(OWN))),
+        ("lookup", "dynamic", ("lookup", DatastoreTree(60, 6))),
+        ("lookup", None, ("lookup", LOOKUP)),
+    ]
+    for method, tree, expected in table:
+        assert choose_drafter(method, tree, Sizes(), DEFAULTS, head_top_k, 16, datastore=True) == expected

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from eagle_runtime.constraints.lookahead import Lookahead
 from eagle_runtime.drafting.acceptance import AcceptanceStats
-from eagle_runtime.drafting.choose import CostAware, FixedTree, LookupChain, Method
+from eagle_runtime.drafting.choose import CostAware, DatastoreTree, FixedTree, LookupChain, Method
 from eagle_runtime.drafting.constrained import ConstrainedDrafter, ConstrainedHead, PrunedDrafter
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
 from eagle_runtime.drafting.costs.storage import LearnedCosts
 from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, NoiseWeight, RankedHead
+from eagle_runtime.drafting.datastore import Datastore, DatastoreDrafter
 from eagle_runtime.drafting.drafter import Drafter
 from eagle_runtime.drafting.head import DraftHead
+from eagle_runtime.drafting.jacobi import JacobiDrafter, Window
 from eagle_runtime.drafting.lookup import LookupDrafter
 from eagle_runtime.drafting.predicted import PredictedText
 from eagle_runtime.drafting.shapes import EagleDrafter
@@ -20,7 +22,7 @@ Acceptance = dict[tuple[str, bool, bool], AcceptanceStats]  # by (method, whethe
 
 
 def build_drafter(
-    choice: FixedTree | LookupChain | CostAware,
+    choice: FixedTree | LookupChain | DatastoreTree | Window | CostAware,
     method: Method,
     sampler: Sampler,
     head: DraftHead | None,
@@ -28,10 +30,11 @@ def build_drafter(
     acceptance: Acceptance,
     lookahead: Lookahead | None = None,
     predicted: PredictedText | None = None,
+    datastore: Datastore | None = None,
 ) -> Drafter:
     """Returns the drafter of one generation. sampler: draws its tokens. head: None only where the choice asks for none.
     acceptance: gets an entry for this kind of generation, if the drafter learns. lookahead: of the constraint.
-    predicted: a text that is searched for matches too."""
+    predicted: a text that is searched for matches too, as is the datastore, which a DatastoreTree needs."""
     greedy = sampler.params.temperature == 0
     if lookahead is not None and head is not None:
         head = ConstrainedHead(head, lookahead)
@@ -48,10 +51,16 @@ def build_drafter(
             lookup=choice.lookup,
             predicted=predicted,
             lookahead=lookahead,
+            datastore=datastore if choice.lookup else None,
         )
+    elif isinstance(choice, Window):
+        drafter = JacobiDrafter(choice, lookahead)
     else:
         if isinstance(choice, LookupChain):
             drafter = LookupDrafter(choice.length, predicted)
+        elif isinstance(choice, DatastoreTree):
+            assert datastore is not None
+            drafter = DatastoreDrafter(datastore, choice.nodes, choice.depth, predicted)
         else:
             assert head is not None
             drafter = EagleDrafter(

@@ -8,11 +8,12 @@ from typing import Literal, NamedTuple
 
 from eagle_runtime.arguments import checked_int, short_repr
 from eagle_runtime.bundle.manifest import TreeDefaults, TreeKind
+from eagle_runtime.drafting.jacobi import Window
 from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, TreeShape, chain, check_children
 from eagle_runtime.errors import RequestError
 from eagle_runtime.tree import EAGLE1_CHOICES
 
-Method = Literal["eagle", "eagle+lookup", "lookup", "draft-model", "vanilla"]
+Method = Literal["eagle", "eagle+lookup", "lookup", "draft-model", "lookahead", "vanilla"]
 
 NO_HEAD = "the bundle has no draft head; use method lookup or vanilla, or export the target with a head"
 NO_DRAFT_MODEL = "method draft-model takes a draft model; load the bundle with draft_bundle (--draft-bundle FOLDER)"
@@ -46,6 +47,14 @@ class LookupChain:
 
 
 @dataclass(frozen=True, slots=True)
+class DatastoreTree:
+    """A tree of the most frequent continuations in a datastore. nodes: the root included; depth: levels below it."""
+
+    nodes: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
 class CostAware:
     """A tree sized by what forward passes cost, of the head's proposals, of n-gram matches, or of both."""
 
@@ -54,7 +63,7 @@ class CostAware:
     top_k: int
 
 
-Choice = Vanilla | FixedTree | LookupChain | CostAware
+Choice = Vanilla | FixedTree | LookupChain | DatastoreTree | Window | CostAware
 
 
 def default_method(defaults: TreeDefaults, has_head: bool, has_draft_model: bool = False) -> Method:
@@ -74,11 +83,14 @@ def choose_drafter(
     defaults: TreeDefaults,
     head_top_k: int | None,
     model_top_k: int | None = None,
+    *,
+    datastore: bool = False,
 ) -> tuple[Method, Choice]:
     """The method that is meant, and the drafter.
 
     head_top_k: tokens that the bundle's head returns per row; None: it has no head. model_top_k: the same of a draft
-    model. Raises RequestError for a combination that no drafter serves and for sizes out of range."""
+    model. datastore: whether there is one. Raises RequestError for a combination that no drafter serves and for sizes
+    out of range."""
     total, depth, top_k = (
         value if value is None else checked_int(name, value, least)
         for (name, value), least in zip(sizes._asdict().items(), (2, 0, 1), strict=True)
@@ -97,7 +109,7 @@ def choose_drafter(
         if model_top_k is None:
             raise RequestError(NO_DRAFT_MODEL)
         head_top_k = model_top_k
-    elif method != "lookup" and head_top_k is None:
+    elif method not in ("lookup", "lookahead") and head_top_k is None:
         raise RequestError(NO_HEAD)
     grown = method in ("eagle", "draft-model")  # by what proposes tokens level by level, without n-gram matches
     if tree is not None and not isinstance(tree, str):
@@ -110,20 +122,24 @@ def choose_drafter(
         return method, FixedTree(tree)
     total = defaults.total_token if total is None else total
     depth = defaults.depth if depth is None else depth
-    limit = None if method == "lookup" else head_top_k
+    limit = None if method in ("lookup", "lookahead") else head_top_k
     if top_k is None:
         top_k = defaults.draft_top_k if limit is None else min(defaults.draft_top_k, limit)
     elif limit is not None:
         check_children(limit, top_k)
     # Checked whatever the tree, so that a wrong number never passes unnoticed.
     dynamic, line = DynamicTree(total, depth, top_k), chain(min(depth + 1, total - 1))
+    if method == "lookahead" and tree is None:
+        return method, Window()
     kind = tree or ("cost-aware" if not grown else "dynamic" if sized else defaults.tree)
     if kind not in typing.get_args(TreeKind):
         raise RequestError(f"tree is {short_repr(kind)}, but must be one of {', '.join(typing.get_args(TreeKind))}")
-    if kind == "cost-aware":
+    if kind == "cost-aware" and method != "lookahead":
         return method, CostAware(method != "lookup", not grown, top_k)
     if method == "lookup" and kind == "chain":
         return method, LookupChain(len(line.choices))
+    if method == "lookup" and kind == "dynamic" and datastore:
+        return method, DatastoreTree(dynamic.num_nodes, dynamic.depth + 1)
     if not grown:
         raise RequestError(f"method {method} does not draft a {kind} tree; leave the tree to it")
     shapes: dict[str, TreeShape] = {"dynamic": dynamic, "static": StaticTree(EAGLE1_CHOICES), "chain": line}

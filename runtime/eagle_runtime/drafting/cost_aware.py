@@ -26,6 +26,7 @@ from eagle_runtime.drafting.acceptance import AcceptanceStats, DraftRate, match_
 from eagle_runtime.drafting.costs.measurement import CycleTimer
 from eagle_runtime.drafting.costs.model import HEAD_ROWS, LARGEST, Costs, Seconds
 from eagle_runtime.drafting.costs.storage import LearnedCosts
+from eagle_runtime.drafting.datastore import NOTHING, Continuations, Datastore
 from eagle_runtime.drafting.head import WINDOW, DraftHead, Proposal, Scratch
 from eagle_runtime.drafting.lookup import NgramIndex, longest_match
 from eagle_runtime.drafting.predicted import PredictedText
@@ -69,15 +70,26 @@ class MatchedChain:
     """The tokens of an n-gram match, a chain under the root that may run along nodes of the head's tree.
 
     values [n]: log-chances; matches [n]: kinds (acceptance.match_kinds); in_pool: how many of its tokens are nodes of
-    the pool so far, `node` being the last of them, -1 for the root."""
+    the pool so far, `node` being the last of them, -1 for the root; nodes: all of them."""
 
-    def __init__(self, tokens: Sequence[int], length: int, acceptance: AcceptanceStats) -> None:
-        """length: tokens that match before the first."""
+    def __init__(
+        self,
+        tokens: Sequence[int],
+        length: int,
+        acceptance: AcceptanceStats,
+        shares: Float | None = None,
+        branches: Continuations = NOTHING,
+    ) -> None:
+        """length: tokens that match before the first. shares [n]: log-chances of each token in addition, if several
+        may follow. branches: a tree whose main path begins with these tokens."""
         self.tokens = np.array(tokens, np.int64)
         self.matches = match_kinds(length + np.arange(len(tokens)))
-        self.values: Float = np.cumsum(acceptance.matched(self.matches), dtype=np.float32)
+        chances = acceptance.matched(self.matches) + (0 if shares is None else shares)
+        self.values: Float = np.cumsum(chances, dtype=np.float32)
         self.in_pool = 0
         self.node = -1
+        self.nodes: list[int] = []
+        self._branches = branches
 
     @property
     def values_left(self) -> Float:
@@ -102,17 +114,36 @@ class MatchedChain:
         self.values[place:] += max(np.float32(0), values[node] - self.values[place])
         values[node] = self.values[place]
         self.node = first + int(node)
+        self.nodes.append(self.node)
         self.in_pool += 1
 
     def append_to(self, pool: Pool) -> None:
         """Add the tokens that are not in the pool, under the last node that is."""
         count = len(self.values_left)
-        if count == 0:
-            return
-        parents = np.arange(pool.size - 1, pool.size - 1 + count)
-        parents[0] = self.node
-        no_log_probs = np.full(count, np.nan, np.float32)
-        pool.add(self.tokens[self.in_pool :], parents, self.values_left, no_log_probs, self.matches[self.in_pool :])
+        if count > 0:
+            parents = np.arange(pool.size - 1, pool.size - 1 + count)
+            parents[0] = self.node
+            self.nodes += range(pool.size, pool.size + count)
+            no_log_probs = np.full(count, np.nan, np.float32)
+            pool.add(self.tokens[self.in_pool :], parents, self.values_left, no_log_probs, self.matches[self.in_pool :])
+        if len(self._branches.tokens) > len(self.tokens):
+            self._add_branches(pool)
+
+    def _add_branches(self, pool: Pool) -> None:
+        """Add the branches' nodes next to the main path. Nothing is learned from them: the counts of matches are of
+        single continuations."""
+        hits, main = self._branches, self._branches.main_path()
+        place = dict(zip(main, zip(self.nodes, self.values.tolist(), strict=True), strict=True))
+        place[-1] = (-1, 0.0)
+        others = [node for node in range(len(hits.tokens)) if node not in place]
+        shares = hits.shares()
+        for number, node in enumerate(others):
+            above = place[int(hits.parents[node])]
+            place[node] = (pool.size + number, above[1] + float(shares[node]))
+        parents = np.array([place[int(hits.parents[node])][0] for node in others], np.int64)
+        values = np.array([place[node][1] for node in others], np.float32)
+        none = np.full(len(others), np.nan, np.float32)
+        pool.add(hits.tokens[others], parents, values, none, np.zeros(len(others), np.int64))
 
 
 class CostAwareDrafter:
@@ -128,11 +159,13 @@ class CostAwareDrafter:
         lookup: bool = False,
         predicted: PredictedText | None = None,
         lookahead: Lookahead | None = None,
+        datastore: Datastore | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """head: None drafts from n-gram matches alone. costs: learn from each cycle's passes. top_k: beam, and children
         per node. lookup: whether n-gram matches are candidates too. predicted: a text that is searched for matches
-        before the text itself. lookahead: of a constraint, which cuts them."""
+        before the text itself. lookahead: of a constraint, which cuts them. datastore: is searched where the text
+        has no match as long."""
         self._head = head
         self._costs = costs
         self._timer = CycleTimer(costs, clock)
@@ -142,6 +175,7 @@ class CostAwareDrafter:
         self._index = NgramIndex() if lookup else None
         self._predicted = predicted
         self._lookahead = lookahead
+        self._datastore = datastore
         self._child_chances = np.array(CHILD_CHANCES)
         self._rate = DraftRate()
         self._last: _Draft | None = None  # None: the last tree was its root alone
@@ -184,6 +218,13 @@ class CostAwareDrafter:
         """The longest n-gram match's continuation of at most `most` tokens, if there is one."""
         most = min(most, MAX_MATCHED)
         matched, length = longest_match(self._index, self._predicted, tokens, most)
+        hits = NOTHING if self._datastore is None else self._datastore.continuations(tokens, most, MAX_MATCHED)
+        if hits.length > length:
+            path = hits.main_path()
+            tokens_of_path = hits.tokens[path].tolist()
+            if self._lookahead is None:
+                return MatchedChain(tokens_of_path, hits.length, self._acceptance, hits.shares()[path], hits)
+            matched, length = tokens_of_path, hits.length
         if self._lookahead is not None:
             matched = self._lookahead.cut(matched)
         return MatchedChain(matched, length, self._acceptance) if matched else None

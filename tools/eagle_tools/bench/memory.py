@@ -31,7 +31,8 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to load and run. method: a name of the bench, or a mode of PyTorch, which runs in `precision`."""
+    """What to load and run. method: a name of the bench, or a mode of PyTorch, which runs in `precision`. draft_bundle:
+    that drafts, if one does."""
 
     folder: str
     backend: str
@@ -39,6 +40,7 @@ class Job:
     method: str
     precision: str
     token_ids: tuple[int, ...]
+    draft_bundle: str | None = None
 
 
 class JobError(EagleError):
@@ -73,7 +75,13 @@ def run_job(job: Job) -> Peak:
         from eagle_runtime import EagleModel
         from eagle_tools.bench.methods import settings_of
 
-        loaded = EagleModel.load(job.folder, backend=job.backend, threads=job.threads, check_hashes=False)
+        loaded = EagleModel.load(
+            job.folder,
+            backend=job.backend,
+            threads=job.threads,
+            check_hashes=False,
+            draft_bundle=job.draft_bundle,
+        )
         settings = settings_of(job.method, loaded.manifest)
         loaded.generate(ids, max_new_tokens=TOKENS, ignore_eos=True, **settings)
     left = _device_free()

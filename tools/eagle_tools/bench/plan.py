@@ -26,7 +26,7 @@ class Plan:
     together: number of questions answered by turns at once. rows: file to write them to. record: whether to keep cycles
     for the page. peers: formats of other engines, in which the checkpoint runs too; of PyTorch's precisions only the
     first is compared then. peer_folder: where they are kept, None for the user's cache. peer_rows: whether
-    passes over several rows are timed too."""
+    passes over several rows are timed too. draft_bundle, datastore: as in EagleModel.load, for every bundle."""
 
     bundles: tuple[tuple[Path, tuple[str, ...]], ...]
     questions: tuple[Question, ...]
@@ -44,6 +44,8 @@ class Plan:
     peer_folder: Path | None = None
     peer_rows: bool = False
     together: int = 1
+    draft_bundle: Path | None = None
+    datastore: Path | None = None
     rows: Path | None = None
     record: bool = False
 

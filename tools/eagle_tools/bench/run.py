@@ -100,7 +100,14 @@ def _decode(plan: Plan, rows_file: RowFile | None, reporter: Reporter) -> Measur
         models = []
         for bundle, _ in plan.bundles:
             reporter.expect(f"loading {bundle}", 1)
-            load = EagleModel.load(bundle, backend=plan.backend, context=plan.context, threads=plan.threads)
+            load = EagleModel.load(
+                bundle,
+                backend=plan.backend,
+                context=plan.context,
+                threads=plan.threads,
+                draft_bundle=plan.draft_bundle,
+                datastore=plan.datastore,
+            )
             models.append(stack.enter_context(load))
         asked, longest = first_turns(models[0], plan.questions), check_length(plan, models)
         recorder = Recorder() if plan.record else None
@@ -236,9 +243,11 @@ def measure_peaks(
             continue  # measured in its own process already
         ours = backend != PYTORCH
         folder = folder_of[bundle] if ours else plan.pytorch
-        shared[key] = (precision, backend, bundle, ours and method != VANILLA)
+        second = method.split(":")[0] == "draft-model"
+        shared[key] = (precision, backend, bundle, ours and method != VANILLA, second)
         how = method if ours else "eager"
-        jobs.setdefault(shared[key], Job(str(folder), backend, plan.threads, how, precision, longest))
+        draft = str(plan.draft_bundle) if ours and second else None
+        jobs.setdefault(shared[key], Job(str(folder), backend, plan.threads, how, precision, longest, draft))
     reporter.expect("measuring memory", len(jobs))
     peaks = {}
     for group, job in jobs.items():
