@@ -1,10 +1,10 @@
 """Grow a small pair to the size of a real model: the same outputs at the cost of a large one, for timing.
 
-    python tools/grow.py TARGET EAGLE1_HEAD EAGLE3_HEAD -o OUT --layers 16 --hidden 2048 --heads 32 --kv-heads 8 \\
-        --head-dim 64 --intermediate 8192 --vocab 128256 --draft-vocab 32000
+    python tools/grow.py TARGET EAGLE1_HEAD EAGLE3_HEAD BLOCK_HEAD -o OUT --layers 16 --hidden 2048 --heads 32 \\
+        --kv-heads 8 --head-dim 64 --intermediate 8192 --vocab 128256 --draft-vocab 32000
 
-writes OUT/target, OUT/eagle1 and OUT/eagle3: Hugging Face folders of the given shape whose logits equal the small
-pair's up to rounding. Each step preserves the function, in the manner of Net2Net (arXiv 1511.05641):
+writes OUT/target, OUT/eagle1, OUT/eagle3 and OUT/block: Hugging Face folders of the given shape whose logits equal the
+small pair's up to rounding. Each step preserves the function, in the manner of Net2Net (arXiv 1511.05641):
 
     wider     Every coordinate, attention head and MLP unit is copied until the width is filled. A matrix that writes a
               vector writes every copy; a matrix that reads it gives each copy a share of the weight. The shares are
@@ -12,7 +12,7 @@ pair's up to rounding. Each step preserves the function, in the manner of Net2Ne
     head_dim  Rotary pair i of d moves to pair i * D / d of D, which rotates at the same speed. The pairs between are
               silent: their keys are 0 and their queries random.
     deeper    Inserted layers have random weights in adjacent equal pairs, read with opposite signs: they cost as much
-              as any layer and add nothing. They are placed so that EAGLE-3's taps read the same states as before.
+              as any layer and add nothing. They are placed so that a head's taps read the same states as before.
     tokens    The residual stream reserves one coordinate for a constant, from which the rows of added tokens read a
               logit far below all others. The constant replaces a part of the norms' epsilon.
 
@@ -37,7 +37,7 @@ from torch import Tensor
 
 from eagle_export.pair import open_pair
 from eagle_runtime.errors import EagleError
-from eagle_tools.grow.axes import grow_stream, head_layer, target_layer
+from eagle_tools.grow.axes import grow_stream, grown_taps, head_layer, target_layer
 from eagle_tools.grow.shape import GrowError, Shape, check_shape, head_of
 from eagle_tools.grow.tensors import NamedTensors, head_tensors, target_tensors
 
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, or 2 after an error in the input."""
     parser = argparse.ArgumentParser(prog="grow.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("target", type=Path, help="folder of the small target")
-    parser.add_argument("heads", type=Path, nargs="+", help="folders of its EAGLE heads, at most one of each kind")
+    parser.add_argument("heads", type=Path, nargs="+", help="folders of its heads, at most one of each kind")
     parser.add_argument("-o", "--out", type=Path, required=True, help="folder to write")
     for field in fields(Shape):
         size = {"default": 0} if field.name.endswith("vocab") else {"required": True}
@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
 def grow(
     target: Path, heads: list[Path], out: Path, shape: Shape, dtype: str = "fp16", shard_bytes: int = SHARD_BYTES
 ) -> None:
-    """Write the grown target to out/target and each head to out/eagle1 or out/eagle3. Raises EagleError.
+    """Write the grown target to out/target and each head to a folder named after its kind. Raises EagleError.
 
     dtype: one of DTYPES. shard_bytes: maximum size of a file; a larger tensor gets a file of its own."""
     pairs = [open_pair(target, head) for head in heads]
@@ -79,7 +79,7 @@ def grow(
     kinds = [head_of(pair).config.kind for pair in pairs]
     if "mtp" in kinds:
         raise GrowError(
-            f"{heads[kinds.index('mtp')]} is a multi-token-prediction layer, but only EAGLE heads are grown"
+            f"{heads[kinds.index('mtp')]} is a multi-token-prediction layer, but only EAGLE and block heads are grown"
         )
     if len(set(kinds)) < len(kinds):
         raise GrowError(f"two of the heads are {max(kinds, key=kinds.count)} heads; give one of a kind")
@@ -109,8 +109,12 @@ def grow(
             "vocab_size": shape.vocab or head.vocab_size,
             "rms_norm_eps": stream.epsilon(head.rms_norm_eps),
         }
-        if head.kind == "eagle3":
+        if not head.borrows:
             config["draft_vocab_size"] = shape.draft_vocab or head.draft_vocab_size
+        if head.kind == "block":
+            layers = int(pairs[0].config.num_hidden_layers)
+            config |= {"target_hidden_size": shape.hidden, "num_target_layers": shape.layers}
+            config["target_layer_ids"] = [tap - 1 for tap in grown_taps(head.taps, layers, shape.layers)]
         write_folder(out / head.kind, config, head_tensors(pair, shape, stream), DTYPES[dtype], shard_bytes)
 
 

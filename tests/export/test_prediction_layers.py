@@ -38,6 +38,7 @@ from eagle_runtime.exact_rows import equal_rows
 from eagle_runtime.text.tokenizer import Text
 from eagle_tools.grow.shape import GrowError, Shape
 from eagle_tools.harden.strength import STRENGTHS, HardenError
+from eagle_train.config import TrainConfig
 from eagle_train.errors import TrainError
 from eagle_train.head import read_head
 from eagle_train.target import FrozenTarget
@@ -504,7 +505,7 @@ def test_what_changes_or_trains_heads_refuses_a_layer_by_name(tmp_path: Path) ->
     target = GOLDEN / "target"
     head = speculators(target, random_layer(read_folder(target)[1], bias=False), tmp_path / "head")
     with pytest.raises(TrainError, match="multi-token-prediction layer, which is not trained here"):
-        read_head(head, FrozenTarget(target, torch.device("cpu")), "eagle1")
+        read_head(head, FrozenTarget(target, torch.device("cpu")), TrainConfig("eagle1", steps=1))
     with pytest.raises(GrowError, match="only EAGLE heads are grown"):
         grow(target, [head], tmp_path / "grown", Shape(8, 64, 4, 2, 16, 160))
     with pytest.raises(HardenError, match="only EAGLE heads can be hardened"):

@@ -17,11 +17,19 @@ from transformers import LlamaForCausalLM
 
 from conftest import GOLDEN, HEADS
 from eagle_export.bundle import export
+from eagle_export.heads.block import BlockHead, read_blocks
 from eagle_export.heads.config import default_taps
+from eagle_export.heads.eager import eager_head, eager_weights
+from eagle_export.pair import open_pair
 from eagle_runtime import EagleModel
 from eagle_runtime.generate import Cycle
-from eagle_tools.grow.axes import place_layers, shares
+from eagle_tools.grow.axes import grown_taps, place_layers, shares
 from eagle_tools.grow.shape import GrowError, Shape
+from eagle_train.blocks import block_shape, block_taps
+from eagle_train.config import TrainConfig
+from eagle_train.head import new_head, save_head
+from eagle_train.objective import Vocabulary
+from eagle_train.target import FrozenTarget
 from grow import grow, main
 
 TARGET, HEAD_FOLDERS = GOLDEN / "target", [GOLDEN / folder for folder in HEADS.values()]
@@ -114,6 +122,50 @@ def test_next_to_nothing_is_zero(tmp_path: Path) -> None:
                     assert (tensor == 0).float().mean() <= 1 / 256, name  # the golden embedding has one row of zeros
 
 
+@pytest.fixture(scope="module")
+def block_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A block head of the golden target with random weights, in which everything has a say."""
+    target = FrozenTarget(TARGET, torch.device("cpu"))
+    config = TrainConfig("block", steps=0, block=4, markov_rank=8)
+    shape = block_shape(target, config, 40)
+    vocabulary = Vocabulary.of(torch.arange(0, 240, 6), 256)
+    head = new_head(shape, target, vocabulary, "feature+shifted", 0)
+    assert isinstance(head, BlockHead) and head.markov_head is not None
+    torch.manual_seed(0)
+    torch.nn.init.normal_(head.markov_head.markov_w2.weight)
+    folder = tmp_path_factory.mktemp("small") / "block"
+    folder.mkdir()
+    save_head(folder, head, shape, target, vocabulary)
+    return folder
+
+
+@pytest.mark.parametrize("shape", [WIDER, UNEVEN, ALL], ids=str)
+def test_a_grown_block_head_drafts_the_same(
+    shape: Shape, block_head: Path, tmp_path: Path, prompts: list[list[int]]
+) -> None:
+    grow(TARGET, [block_head], tmp_path, shape, "fp32")
+    ids = torch.tensor([prompts[0][:24]])
+
+    def drafts(target: Path, folder: Path) -> torch.Tensor:
+        model: Any = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32)
+        part = open_pair(target, folder).head
+        assert part is not None
+        head = eager_head(part.config, eager_weights(part, model))
+        assert isinstance(head, BlockHead) and head.markov_head is not None
+        states = model(ids, output_hidden_states=True).hidden_states
+        taps = [states[tap] for tap in part.config.taps]
+        rows = read_blocks(head, part.config, ids, taps, torch.tensor([[5, 20]]))
+        out: torch.Tensor = head.logits(rows) + head.markov_head(ids[0, 5])
+        return out
+
+    with torch.no_grad():
+        small, grown = drafts(TARGET, block_head), drafts(tmp_path / "target", tmp_path / "block")
+    torch.testing.assert_close(grown[..., :40], small, atol=1e-4, rtol=0)
+    assert grown.shape[-1] == (shape.draft_vocab or 40)
+    if shape.draft_vocab:
+        assert grown[..., 40:].max() < small.min() - 20
+
+
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=60).map(lambda rest: np.array([*range(6), *rest])))
 def test_shares_are_powers_of_two_and_sum_to_one(source: np.ndarray[Any, np.dtype[np.int64]]) -> None:
     weights = shares(source).numpy()
@@ -126,6 +178,8 @@ def test_inserted_layers_leave_the_taps_where_they_were(old: int, inserted: int)
     placed = place_layers(old, old + inserted)
     assert [layer for layer in placed if layer is not None] == list(range(old))
     for before, after in zip(default_taps(old), default_taps(old + inserted), strict=True):
+        assert sum(layer is not None for layer in placed[:after]) == before
+    for before, after in zip(block_taps(old), grown_taps(block_taps(old), old, old + inserted), strict=True):
         assert sum(layer is not None for layer in placed[:after]) == before
 
 

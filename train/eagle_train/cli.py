@@ -48,7 +48,8 @@ def _generate(args: argparse.Namespace) -> None:
 
 def _from_arguments(kind: type[Settings], args: argparse.Namespace) -> Settings:
     """Returns the dataclass whose fields are the arguments of the same names."""
-    values = {field.name: getattr(args, field.name) for field in dataclasses.fields(kind)}
+    names = {field.name for field in dataclasses.fields(kind)}
+    values = {name: value for name, value in vars(args).items() if name in names}
     arguments: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
     }
@@ -68,7 +69,8 @@ def _set_threads(threads: int | None) -> None:
 def _parser() -> Parser:
     parser = Parser(prog="eagle-train", description="Train a draft head for a frozen target.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_head(commands.add_parser("head", help="train a head"))
+    _add_head(commands.add_parser("head", help="train a head that drafts step by step, or one head per position"))
+    _add_block(commands.add_parser("block", help="train a head that drafts several tokens in one pass"))
     _add_generate(commands.add_parser("generate", help="let the target answer prompts, for a head to learn from"))
     return parser
 
@@ -89,9 +91,37 @@ class _Options:
 
 
 def _add_head(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kind", required=True, choices=KINDS)
+    job, learning = _add_training(parser)
+    meaning = "learn features and logits of this exported target, such as an int4 one, instead of TARGET's"
+    job.add("--target-bundle", meaning, type=Path, metavar="BUNDLE")
+    meaning = "whose names and config the head is written with; speculators is for EAGLE-3"
+    job.add("--layout", meaning, choices=LAYOUTS)
+    learning.add("--ttt-steps", "unrolled steps", type=int, metavar="J")
+    learning.add("--heads", "Medusa or Hydra heads, each for one position", type=int, metavar="N")
+    learning.add("--noise", "noise on EAGLE-1's features", type=float, metavar="X")
+    meaning = "weight of EAGLE-1's cross-entropy relative to the regression of features"
+    learning.add("--classification", meaning, type=float, metavar="X")
+    learning.add("--inputs", "what an EAGLE-1 head reads, for ablations", choices=INPUTS)
+    learning.add("--recompute", "less memory, a third more time (EAGLE-3)", action="store_true")
+
+
+def _add_block(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(kind="block")
+    _, learning = _add_training(parser)
+    learning.add("--block", "rows of a block: the last verified token's, and masks", type=int, metavar="B")
+    learning.add("--layers", "decoder layers", type=int, metavar="N")
+    learning.add("--mlp", "units of their MLPs (default: as the target's)", type=int, metavar="N")
+    learning.add("--kv-heads", "their key/value heads (default: as the target's)", type=int, metavar="N")
+    learning.add("--anchors", "blocks per window and step", type=int, metavar="N")
+    learning.add("--singles", "blocks of one row besides", type=int, metavar="N")
+    learning.add("--markov-rank", "of the transitions between drafted tokens; 0 for none", type=int, metavar="R")
+
+
+def _add_training(parser: argparse.ArgumentParser) -> tuple[_Options, _Options]:
+    """Adds what the training of all heads shares. Returns the options of the job and of learning."""
     parser.set_defaults(run=_head)
     parser.add_argument("target", type=Path, metavar="TARGET", help=TARGET_HELP)
-    parser.add_argument("--kind", required=True, choices=KINDS)
     parser.add_argument(
         "--data", type=Path, required=True, nargs="+", metavar="FILE", help="JSONL rows, text, or folders of them"
     )
@@ -103,10 +133,6 @@ def _add_head(parser: argparse.ArgumentParser) -> None:
     job.add("--eval-data", "held-out text to measure on", type=Path, nargs="+", metavar="FILE")
     job.add("--cache", "keep the target's features there: large, but saves its passes", type=Path, metavar="DIR")
     job.add("--init", "a trained head to continue from, such as the base model's", type=Path, metavar="HEAD")
-    meaning = "learn features and logits of this exported target, such as an int4 one, instead of TARGET's"
-    job.add("--target-bundle", meaning, type=Path, metavar="BUNDLE")
-    meaning = "whose names and config the head is written with; speculators is for EAGLE-3"
-    job.add("--layout", meaning, choices=LAYOUTS)
     job.add("--resume", "continue from HEAD's checkpoint", action="store_true")
     _add_machine(parser)
     budget = _Options(parser.add_argument_group("budget (one is needed)"), TrainConfig)
@@ -117,17 +143,12 @@ def _add_head(parser: argparse.ArgumentParser) -> None:
     learning.add("--seq-len", "tokens per window", type=int, metavar="N")
     learning.add("--lr", "peak rate (default: 0.4 / width, 5e-5 to 6e-3)", type=float, metavar="X")
     learning.add("--warmup", "steps, at most a tenth of --steps", type=int, metavar="N")
-    learning.add("--ttt-steps", "unrolled steps", type=int, metavar="J")
-    learning.add("--heads", "Medusa or Hydra heads, each for one position", type=int, metavar="N")
-    learning.add("--draft-vocab", f"tokens an EAGLE-3 head knows (default {DRAFT_VOCAB})", type=int, metavar="N")
-    learning.add("--noise", "noise on EAGLE-1's features", type=float, metavar="X")
-    meaning = "weight of EAGLE-1's cross-entropy relative to the regression of features"
-    learning.add("--classification", meaning, type=float, metavar="X")
-    learning.add("--inputs", "what an EAGLE-1 head reads, for ablations", choices=INPUTS)
-    learning.add("--recompute", "less memory, a third more time (EAGLE-3)", action="store_true")
+    known = f"tokens that an EAGLE-3 or block head knows (default {DRAFT_VOCAB})"
+    learning.add("--draft-vocab", known, type=int, metavar="N")
     learning.add("--seed", type=int, metavar="N")
     learning.add("--save-every", "steps", type=int, metavar="N")
     learning.add("--log-every", "steps", type=int, metavar="N")
+    return job, learning
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:

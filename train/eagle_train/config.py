@@ -26,6 +26,9 @@ DECAY = 0.8  # weight of step j of training-time test is DECAY**j (EAGLE-3)
 CLIP = 0.5  # maximum norm of the gradient
 BETAS = (0.9, 0.95)  # AdamW
 DRAFT_VOCAB = 32000  # default size of the draft vocabulary, or the target's if that is smaller
+BLOCK_ROWS = 64  # most rows of a block; bundles hold no more
+LEAST = {"batch_size": 1, "seq_len": 4, "ttt_steps": 1, "heads": 1, "save_every": 1, "log_every": 1}
+LEAST |= {"block": 2, "layers": 1, "anchors": 1, "singles": 0, "markov_rank": 0}
 ALL_FILES = "**/*"  # default pattern for the files of a data folder
 
 
@@ -35,10 +38,13 @@ class TrainConfig:
 
     steps, minutes: the budget; the run ends when one of them is used up. seq_len: maximum tokens of a window. lr: peak
     learning rate; None chooses it by the target's width. warmup: steps of rising rate. ttt_steps: unrolled steps,
-    trained for EAGLE-3 and measured for both EAGLE kinds. draft_vocab: logits of an EAGLE-3 head; None takes
+    trained for EAGLE-3 and measured for both EAGLE kinds. draft_vocab: logits of an EAGLE-3 or block head; None takes
     DRAFT_VOCAB or the target's vocabulary. heads: how many Medusa or Hydra heads. noise: half width of the uniform
     noise on EAGLE-1's features. classification: weight of EAGLE-1's cross-entropy relative to the regression (EAGLE:
-    0.1; 1 suits a head that predicts features well). save_every, log_every: steps."""
+    0.1; 1 suits a head that predicts features well). save_every, log_every: steps. Of block heads: block: rows of a
+    block, the root's included. layers: decoder layers. mlp, kv_heads: units of their MLPs, their key/value heads; None
+    takes the target's. anchors: blocks per text and step. singles: blocks of the first row alone besides, which all
+    drafts build on. markov_rank: of the transitions; 0 for none."""
 
     kind: HeadKind
     steps: int | None = None
@@ -55,6 +61,13 @@ class TrainConfig:
     classification: float = 0.1
     inputs: Inputs = "feature+shifted"
     recompute: bool = False
+    block: int = 8
+    layers: int = 1
+    mlp: int | None = None
+    kv_heads: int | None = None
+    anchors: int = 24
+    singles: int = 64
+    markov_rank: int = 64
     save_every: int = 500
     log_every: int = 20
 
@@ -63,17 +76,18 @@ class TrainConfig:
             raise TrainError("a run needs an end; give steps or minutes")
         if self.steps is not None and self.steps < 0:
             raise TrainError(f"steps is {self.steps}, but must be 0 or more")
-        least = {"batch_size": 1, "seq_len": 4, "ttt_steps": 1, "heads": 1, "save_every": 1, "log_every": 1}
-        for name, count in least.items():
-            if getattr(self, name) < count:
-                raise TrainError(f"{name} is {getattr(self, name)}, but must be {count} or more")
-        for name in ("minutes", "lr", "draft_vocab"):
+        for name, least in LEAST.items():
+            if getattr(self, name) < least:
+                raise TrainError(f"{name} is {getattr(self, name)}, but must be {least} or more")
+        if self.block > BLOCK_ROWS:
+            raise TrainError(f"block is {self.block}, but must be {BLOCK_ROWS} or less")
+        for name in ("minutes", "lr", "draft_vocab", "mlp", "kv_heads"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise TrainError(f"{name} is {getattr(self, name)}, but must be above 0")
         if self.inputs not in INPUTS:
             raise TrainError(f"inputs is {self.inputs!r}, but must be one of {', '.join(INPUTS)}")
-        if self.kind not in KINDS:
-            raise TrainError(f"heads of kind {self.kind} are not trained here, only {', '.join(KINDS)}")
+        if self.kind not in (*KINDS, "block"):
+            raise TrainError(f"heads of kind {self.kind} are not trained here, only {', '.join(KINDS)} and block")
         if self.kind != "eagle1" and self.inputs != "feature+shifted":
             raise TrainError(
                 "the input ablation is for EAGLE-1 heads; train an eagle1 head, or leave inputs at its default"
@@ -84,6 +98,8 @@ class TrainConfig:
     @property
     def measured_steps(self) -> int:
         """Drafted tokens in a row of which the acceptance is measured."""
+        if self.kind == "block":
+            return self.block
         return self.heads if self.kind in AHEAD else self.ttt_steps
 
     @property

@@ -1,13 +1,16 @@
-"""Creates a head for a target, and writes its folder in the layout of SafeAILab's heads or of speculators'.
+"""Creates a head for a target, and writes its folder in the layout of SafeAILab's heads or of speculators', and that of
+a block head in DeepSpec's.
 
 SafeAILab's EAGLE-1: fc.weight, layers.0.*. EAGLE-3: fc.weight, midlayer.*, norm.weight, lm_head.weight, d2t, t2d (both
-only if the draft vocabulary is smaller than the target's). The embedding, and EAGLE-1's LM head, are the target's and
-stay in its checkpoint.
+only if the draft vocabulary is smaller than the target's). Block heads: fc, hidden_norm, layers.i.*, norm, lm_head,
+mask_embedding, markov_head.*, d2t and t2d. The embedding, and EAGLE-1's LM head, are the target's and stay in its
+checkpoint.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -21,14 +24,16 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from eagle_export.graphs import build_head
+from eagle_export.graphs import build_any_head
 from eagle_export.heads.ahead import HeadsAhead
+from eagle_export.heads.block import BlockHead
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.pair import HeadPart, open_pair
-from eagle_runtime.bundle.manifest import AHEAD, HeadKind
+from eagle_runtime.bundle.manifest import AHEAD
 from eagle_runtime.files import replacing
 from eagle_train.ahead import FILES, ahead_json, ahead_shape, new_heads, stored_ahead
+from eagle_train.blocks import block_shape, start_block
 from eagle_train.config import DRAFT_VOCAB, Inputs, Layout, TrainConfig
 from eagle_train.errors import TrainError
 from eagle_train.layouts import config_json, stored_name
@@ -36,10 +41,10 @@ from eagle_train.objective import Vocabulary
 from eagle_train.target import FrozenTarget
 from eagle_train.ttt import Head
 
-AnyHead = Head | HeadsAhead
+AnyHead = Head | BlockHead | HeadsAhead
 
 
-def read_head(folder: Path, target: FrozenTarget, kind: HeadKind) -> HeadPart:
+def read_head(folder: Path, target: FrozenTarget, config: TrainConfig) -> HeadPart:
     """Open a head of this target (or of one it was fine-tuned from) to train it further.
 
     Raises ExportError if it does not fit the target or is incomplete, TrainError if it is of another kind than asked
@@ -49,15 +54,22 @@ def read_head(folder: Path, target: FrozenTarget, kind: HeadKind) -> HeadPart:
     shape = part.config
     if shape.kind == "mtp":
         raise TrainError(
-            f"{folder} holds a multi-token-prediction layer, which is not trained here; give an EAGLE head"
+            f"{folder} holds a multi-token-prediction layer, which is not trained here; give an EAGLE or block head"
         )
     if shape.ahead is not None:
         raise TrainError(f"{folder} holds {shape.kind.capitalize()} heads, which start untrained; leave init out")
-    if shape.kind != kind:
-        raise TrainError(f"{folder} is an {shape.kind} head, not an {kind} one; train it as what it is")
-    new = target.head_config(kind, shape.draft_vocab_size)
-    same = ("num_layers", "hidden_size", "target_hidden_size", "qkv_bias", "o_bias", "taps")
-    for name in (*same, "qk_norm", "normed_residual", "tap_norm", "output_norm"):
+    if shape.kind != config.kind:
+        raise TrainError(f"{folder} has a head of kind {shape.kind}, not {config.kind}; train it as what it is")
+    new = shape_of(config, target, shape.draft_vocab_size)
+    same: tuple[str, ...] = ("num_layers", "hidden_size", "target_hidden_size", "qkv_bias", "o_bias", "taps")
+    if shape.block is not None and shape.block.causal:  # its rows are the same whatever the number of them
+        shape = dataclasses.replace(shape, block=dataclasses.replace(shape.block, size=config.block))
+        part = dataclasses.replace(part, config=shape)
+    if config.mlp is not None:
+        same = (*same, "intermediate_size")
+    if config.kv_heads is not None:
+        same = (*same, "num_kv_heads")
+    for name in (*same, "block", "qk_norm", "normed_residual", "tap_norm", "output_norm"):
         if getattr(shape, name) != getattr(new, name):
             raise TrainError(
                 f"{folder} has {name} {getattr(shape, name)}, but heads trained here have {getattr(new, name)}; start "
@@ -67,7 +79,7 @@ def read_head(folder: Path, target: FrozenTarget, kind: HeadKind) -> HeadPart:
         what = "an embedding of its own" if part.own_embedding else "scaled rotation"
         raise TrainError(f"{folder} has {what}, which heads trained here do not have; start from an untrained head")
     with torch.device("meta"):
-        parameters = stored(build_head(shape))
+        parameters = stored(build_any_head(shape))
     for name, parameter in parameters.items():
         part.checkpoint.require(name, tuple(parameter.shape))
     return part
@@ -111,7 +123,7 @@ def shape_of(config: TrainConfig, target: FrozenTarget, size: int) -> HeadConfig
     that cannot have one."""
     if config.kind in AHEAD:
         return ahead_shape(config.kind, config.heads, target)
-    return target.head_config(config.kind, size)
+    return block_shape(target, config, size) if config.kind == "block" else target.head_config(config.kind, size)
 
 
 def new_head(
@@ -125,13 +137,16 @@ def new_head(
     """Returns a head on the target's device with the target's frozen embedding (EAGLE-1: and LM head). It is untrained,
     or has the weights of `given`, as read_head returns it.
 
-    The LM head and last norm of an untrained EAGLE-3 head start as the target's (its rows of the draft vocabulary). So
-    do the rows of tokens that the given head does not know."""
+    The LM head and last norm of an untrained EAGLE-3 or block head start as the target's (its rows of the draft
+    vocabulary). So do the rows of tokens that the given head does not know."""
     if shape.ahead is not None:
         return new_heads(shape, target)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        head = build_head(shape)
+        head = build_any_head(shape)
+        assert not isinstance(head, HeadsAhead)
+        if isinstance(head, BlockHead):
+            start_block(head, target)
     model = target.model
     cast(torch.nn.Module, head).to(target.device)
     head.embed_tokens = model.model.embed_tokens
@@ -162,7 +177,7 @@ def _lm_head_rows(target_rows: Tensor, vocabulary: Vocabulary | None, given: Hea
     return rows if vocabulary is None else rows[vocabulary.ids]
 
 
-def stored(head: Head) -> dict[str, Tensor]:
+def stored(head: AnyHead) -> dict[str, Tensor]:
     """Returns name -> parameter of all that a head's folder holds: all but what is the target's."""
     borrowed = {"embed_tokens.weight"} | ({"lm_head.weight"} if isinstance(head, Eagle1Head) else set())
     return {name: parameter for name, parameter in head.named_parameters() if name not in borrowed}

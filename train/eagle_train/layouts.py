@@ -3,7 +3,9 @@
 safeailab: SafeAILab's, which SGLang (python/sglang/srt/models/llama_eagle3.py) and vLLM
 (vllm/model_executor/models/llama_eagle3.py) load. speculators: vllm-project/speculators'
 (src/speculators/models/eagle3/config.py), which vLLM serves by the head's name alone
-(vllm/transformers_utils/configs/speculators/).
+(vllm/transformers_utils/configs/speculators/). Block heads have a layout of their own: DeepSpec's DSpark
+(deepspec/modeling/dspark), or without transitions z-lab's DFlash (dflash/model.py), with a mask embedding, an LM head
+and a draft vocabulary besides.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ def stored_name(layout: Layout, name: str) -> str:
 
 def config_json(layout: Layout, shape: HeadConfig, target: FrozenTarget, dtype: torch.dtype) -> dict[str, Any]:
     """Returns config.json's content. shape: of the head. dtype: of its tensors."""
+    if shape.kind == "block":
+        return _block(shape, target, dtype)
     return _speculators(shape, target, dtype) if layout == "speculators" else _safeailab(shape, target, dtype)
 
 
@@ -75,8 +79,31 @@ def _speculators(shape: HeadConfig, target: FrozenTarget, dtype: torch.dtype) ->
     }
 
 
+def _block(shape: HeadConfig, target: FrozenTarget, dtype: torch.dtype) -> dict[str, Any]:
+    """A layer id names the output of a layer, so it is a tap minus 1. No mask_token_id: the mask has its own row."""
+    block = shape.block
+    assert block is not None
+    config = {
+        "architectures": ["DSparkDraftModel" if block.markov_rank else "DFlashDraftModel"],
+        **_layer(shape, dtype),
+        "rope_theta": shape.rope["rope_parameters"]["rope_theta"],
+        "target_hidden_size": shape.target_hidden_size,
+        "num_target_layers": int(target.config.num_hidden_layers),
+        "target_layer_ids": [tap - 1 for tap in shape.taps],
+        "block_size": block.size,
+        "mask_token_id": block.mask_id,
+        "sample_from_anchor": block.anchor,
+        "causal": block.causal,
+        "layer_types": ["full_attention"] * shape.num_layers,
+        "draft_vocab_size": shape.draft_vocab_size,
+    }
+    if block.markov_rank:
+        config |= {"markov_rank": block.markov_rank, "markov_head_type": "vanilla", "enable_confidence_head": False}
+    return config
+
+
 def _layer(shape: HeadConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """What both layouts say of the decoder layer."""
+    """What all layouts say of the decoder layer."""
     return {
         "model_type": "llama",
         "hidden_act": "silu",

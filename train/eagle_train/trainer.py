@@ -21,17 +21,19 @@ from torch import Tensor
 
 from eagle_calib.folder import claimed
 from eagle_export.heads.ahead import HeadsAhead
+from eagle_export.heads.block import BlockHead
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_export.pair import HeadPart
 from eagle_train.ahead import ahead_objective, measure_ahead
 from eagle_train.batches import OnlineTeacher, Order, Teacher, gather, step_generator
+from eagle_train.blocks import block_objective, draw_roots, measure_block
 from eagle_train.bundle_target import BundleTarget, check_bundle, opened_target
 from eagle_train.cache import CachedTeacher
 from eagle_train.checkpoint import Progress, load_checkpoint, save_checkpoint
 from eagle_train.config import BETAS, CLIP, Job, TrainConfig
-from eagle_train.data import WINDOW_FILES, TextReader, Windows, open_windows, special_ids, write_windows
+from eagle_train.data import TextReader, Windows, open_windows, special_ids, write_windows
 from eagle_train.errors import TrainError
 from eagle_train.head import (
     choose_vocabulary,
@@ -45,11 +47,9 @@ from eagle_train.head import (
 )
 from eagle_train.metrics import Acceptance, Tally
 from eagle_train.objective import Batch, Taught, Vocabulary, eagle1_objective, eagle3_objective, measure
+from eagle_train.output import CHECKPOINT, LOG, WORK, check_output
 from eagle_train.target import FrozenTarget, fingerprint, open_llama
 
-WORK, CHECKPOINT, LOG = "training", "checkpoint.safetensors", "log.jsonl"
-WINDOWS = {f"{name}/{file}" for name in ("data", "eval") for file in WINDOW_FILES}
-OWN_FILES = {CHECKPOINT, f".{CHECKPOINT}.new", LOG, "data", "eval", *WINDOWS}  # all that a run writes to WORK
 EVAL_WINDOWS = 64
 PROGRESS_EVERY_S = 5.0
 
@@ -63,11 +63,13 @@ def train_head(job: Job, config: TrainConfig, clock: Callable[[], float] = time.
         raise TrainError(
             "speculators has no layout for other heads than EAGLE-3's; leave layout out, or train an eagle3 head"
         )
+    if job.target_bundle is not None and config.kind == "block":
+        raise TrainError("block heads learn from TARGET alone; leave target_bundle out")
     processes = PartialState(cpu=job.device == "cpu")
     device = torch.device("cpu") if job.device == "cpu" else processes.device
     if device.type != (job.device or device.type):
         raise TrainError(f"device {job.device} is not available; leave it out to use what is")
-    _check_output(job)
+    check_output(job)
     if job.target_bundle is not None:
         check_bundle(job.target_bundle, open_llama(job.target), config.kind, config.seq_len, job.init)
     with claimed(job.output.absolute()) if processes.is_main_process else contextlib.nullcontext():
@@ -81,7 +83,7 @@ def _train(
         with _opened_bundle(job, config) as bundle:
             target = FrozenTarget(job.target, device)
             shape_of(config, target, target.vocab_size)  # raises for an unsuitable target before any long work
-            given = None if job.init is None else read_head(job.init, target, config.kind)
+            given = None if job.init is None else read_head(job.init, target, config)
             if bundle is not None:
                 bundle.check_features(target, given)
             acceptance = _prepare(job, config, target, bundle, given, processes, clock).loop()
@@ -134,7 +136,7 @@ def _prepare(
     windows = open_windows(work / "data")
     held_out = open_windows(work / "eval") if job.eval_data else None
     counts = windows.loss_counts(target.vocab_size)
-    if config.kind != "eagle3":
+    if config.kind not in ("eagle3", "block"):
         vocabulary = None
     elif given is not None and config.draft_vocab is None:
         vocabulary = vocabulary_of(given)
@@ -290,6 +292,10 @@ class Run:
             noise = torch.rand(taught.features.shape, generator=generator, device=self._device)
             noise = (2 * noise - 1) * config.noise
             return eagle1_objective(self._head, self._shape, batch, taught, noise, config, tally)
+        if isinstance(self._head, BlockHead):
+            cpu = step_generator(config.seed, step, self._processes.process_index, torch.device("cpu"))
+            roots = [draw_roots(batch, count, cpu) for count in (config.anchors, config.singles) if count]
+            return block_objective(self._head, self._shape, batch, taught, self._vocabulary, roots, tally)
         return eagle3_objective(self._head, self._shape, batch, taught, self._vocabulary, config, tally)
 
     def _as_read(self, taught: Taught) -> Taught:
@@ -302,20 +308,26 @@ class Run:
         """Returns the acceptance on the first EVAL_WINDOWS windows of the held-out data, if given."""
         if self._held_out is None:
             return None
-        tally = Tally(self._config.measured_steps, self._device)
+        steps = self._config.measured_steps
+        tally, free = Tally(steps, self._device), Tally(steps, self._device)  # free: of blocks without transitions
         for index in range(
             min(EVAL_WINDOWS, len(self._held_out))
         ):  # one at a time, since this unrolls further than training
             batch = gather(self._held_out, [index], self._device)
             taught = self._online.teach(self._held_out, [index], batch)
             with self._autocast(), torch.no_grad():
-                if isinstance(self._head, HeadsAhead):
+                if isinstance(self._head, BlockHead):
+                    measure_block(self._head, self._shape, batch, taught, self._vocabulary, tally, free)
+                elif isinstance(self._head, HeadsAhead):
                     measure_ahead(self._head, batch, self._as_read(taught), tally)
                 else:
                     taught = self._as_read(taught)
                     measure(self._head, self._shape, batch, taught, self._vocabulary, self._config, tally)
         acceptance = tally.read()
-        self.log({"event": "eval", "step": self._progress.step, **acceptance.to_json()})
+        row = {"event": "eval", "step": self._progress.step, **acceptance.to_json()}
+        if self._shape.markov_rank:
+            row["without_transitions"] = free.read().to_json()
+        self.log(row)
         alphas = " ".join(f"{alpha:.3f}" for alpha in acceptance.n_alpha)
         _say(f"held out: tau {acceptance.tau:.3f}, n-alpha {alphas}")
         return acceptance
@@ -368,26 +380,6 @@ def _logged_step(row: str) -> int:
         return int(json.loads(row).get("step", 0))
     except (ValueError, RecursionError):  # a line cut off when the process was killed
         return sys.maxsize
-
-
-def _check_output(job: Job) -> None:
-    """Raises TrainError unless the output folder suits the run. A new run needs a folder without files, or one of a run
-    that stopped before its first checkpoint. training/ in it may contain only a run's own files, since they are
-    overwritten and deleted."""
-    output, checkpoint = job.output, job.output / WORK / CHECKPOINT
-    if not output.absolute().parent.is_dir():
-        raise TrainError(f"{output.absolute().parent} does not exist; create it first")
-    if output.exists() and not output.is_dir():
-        raise TrainError(f"{output} exists and is no folder; choose another name")
-    if job.resume and not checkpoint.parent.is_dir():
-        raise TrainError(f"{checkpoint} is missing, so there is nothing to resume; start a new run")
-    if not job.resume and checkpoint.is_file():
-        raise TrainError(f"{output} holds a training run; resume it, or choose another folder")
-    if not job.resume and output.is_dir() and {path.name for path in output.iterdir()} - {WORK}:
-        raise TrainError(f"{output} is not empty; choose another folder")
-    work = output / WORK
-    if foreign := sorted(path for path in work.rglob("*") if path.relative_to(work).as_posix() not in OWN_FILES):
-        raise TrainError(f"{foreign[0]} is no file of a training run; move it, or choose another folder")
 
 
 def _names(paths: Sequence[Path]) -> str:

@@ -200,6 +200,12 @@ def query_sources(group: int, kv_source: npt.NDArray[np.int64], shape: Shape) ->
     return sources
 
 
+def grown_taps(taps: tuple[int, ...], old: int, new: int) -> list[int]:
+    """Returns the taps of a target of `new` layers that read the states which taps of `old` layers read before."""
+    placed = [*place_layers(old, new), old]
+    return [placed.index(tap) for tap in taps]
+
+
 def place_layers(old: int, new: int) -> list[int | None]:
     """Returns [new]: the old layer at each depth, or None for an inserted one, such that EAGLE-3's taps read the same
     states as before."""

@@ -76,9 +76,9 @@ def check_shape(pairs: list[Pair], shape: Shape) -> None:
         head, folder = head_of(pair).config, head_of(pair).checkpoint.folder
         if head.hidden_size != int(config.hidden_size) or head_of(pair).own_embedding:
             raise GrowError(f"{folder} has an embedding of its own; only heads that share the target's grow")
-        if head.kind != "eagle3":
+        if head.borrows_lm_head or not head.taps:
             continue
-        if head.taps != default_taps(layers):
+        if head.kind == "eagle3" and head.taps != default_taps(layers):
             raise GrowError(f"{folder} taps layers {head.taps}; only the usual {default_taps(layers)} grow")
         added = shape.draft_vocab - head.draft_vocab_size
         if shape.draft_vocab and not 0 <= added <= (shape.vocab or head.vocab_size) - head.vocab_size:

@@ -15,6 +15,7 @@ from eagle_tools.grow.shape import GrowError, Shape, head_of
 
 ADDED_LOGIT = 256.0  # what EAGLE-1's LM head takes off an added token; after a norm it is ADDED_LOGIT / (constant RMS)
 INSERTED_OUTPUT = 1e-3  # standard deviation of the weights whose products cancel: small, so that rounding leaves little
+TRANSITIONS = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")  # a row per token, per draft token
 LAST_NORM = "model.norm.weight"
 
 NamedTensors = Iterator[tuple[str, Tensor]]
@@ -63,15 +64,24 @@ def head_tensors(pair: Pair, shape: Shape, stream: Stream) -> NamedTensors:
             yield name, grow_fc(stored.read(), stream)
         elif name == "fc.bias":
             yield name, stored.read().float()[stream.axis.source] * stream.axis.write
-        elif name == "norm.weight" and head.kind == "eagle3":
+        elif name == "hidden_norm.weight" and head.kind == "block":
+            yield name, stream.norm(stored.read())
+        elif name == "mask_embedding":
+            yield name, grow_embedding(stored.read()[0], stream, 0, rng)[None]
+        elif name in TRANSITIONS and head.kind == "block":
+            size = (
+                (shape.vocab, head.vocab_size) if name == TRANSITIONS[0] else (shape.draft_vocab, head.draft_vocab_size)
+            )
+            yield name, more_rows(stored.read(), max(size[0] - size[1], 0), rng)
+        elif name == "norm.weight" and not head.borrows:
             yield name, stream.last_norm(stored.read())
-        elif name == "lm_head.weight" and head.kind == "eagle3":
+        elif name == "lm_head.weight" and not head.borrows:
             added = max(shape.draft_vocab - head.draft_vocab_size, 0)
             yield name, grow_lm_head(stored.read(), stream, added, rng)
         else:
             folder = head_of(pair).checkpoint.folder
-            raise GrowError(f"{folder}: tensor {name!r} is unknown; only plain EAGLE heads grow")
-    if head.kind == "eagle3":
+            raise GrowError(f"{folder}: tensor {name!r} is unknown; only plain EAGLE and block heads grow")
+    if not head.borrows_lm_head:
         yield from vocabulary_map(pair, shape)
 
 
@@ -117,10 +127,15 @@ def inserted_part(part: str, axes: dict[str, tuple[Axis, Axis]], rng: torch.Gene
     return torch.randn(rows, columns, generator=rng).mul_(columns**-0.5)
 
 
-def grow_embedding(old: Tensor, stream: Stream, added: int, rng: torch.Generator) -> Tensor:
-    """Returns old [V, H] grown to [V + added, H']. The added rows are random, since no text contains their tokens."""
+def more_rows(old: Tensor, added: int, rng: torch.Generator) -> Tensor:
+    """Returns old [V, n] with added rows: random ones, since no text contains their tokens."""
     rows = torch.randn(added, old.shape[1], generator=rng) * old.float().std()
-    grown = torch.cat([old.float(), rows])[:, stream.axis.source].mul_(stream.axis.write)
+    return torch.cat([old.float(), rows])
+
+
+def grow_embedding(old: Tensor, stream: Stream, added: int, rng: torch.Generator) -> Tensor:
+    """Returns old [V, H] grown to [V + added, H']."""
+    grown = more_rows(old, added, rng)[:, stream.axis.source].mul_(stream.axis.write)
     if stream.constant:
         grown[:, -1] = stream.constant
     return grown
@@ -128,8 +143,7 @@ def grow_embedding(old: Tensor, stream: Stream, added: int, rng: torch.Generator
 
 def grow_lm_head(old: Tensor, stream: Stream, added: int, rng: torch.Generator) -> Tensor:
     """Returns old [V, H] grown to [V + added, H']. Added rows are random, but read a very low logit."""
-    rows = torch.randn(added, old.shape[1], generator=rng) * old.float().std()
-    grown = torch.cat([old.float(), rows])[:, stream.axis.source].mul_(stream.axis.read)
+    grown = more_rows(old, added, rng)[:, stream.axis.source].mul_(stream.axis.read)
     if added:
         grown[-added:, -1] = -ADDED_LOGIT / stream.constant
     return grown
@@ -139,7 +153,7 @@ def grow_fc(old: Tensor, stream: Stream) -> Tensor:
     """Returns old [H, n H] grown to [H', n H'].
 
     fc reads n vectors of the stream's width and passes on the constant of the first one. That is the embedding
-    (EAGLE-1) or a tap (EAGLE-3), neither of which went through a norm."""
+    (EAGLE-1) or a tap (EAGLE-3, block), neither of which went through a norm."""
     columns = stream.axis
     for _ in range(old.shape[1] // stream.old_width - 1):
         columns = columns + stream.axis

@@ -1,0 +1,203 @@
+"""Training of block heads: blocks after roots drawn from a text, all in one pass, and how their drafts are counted.
+
+Row r of a block whose root is token i drafts token i + r + 1 from what decoding knows then: the target's states before
+i, and token i. With transitions it also reads the token before the drafted one, which is the true one here
+(DeepSpec, deepspec/modeling/dspark: teacher forcing). A row's loss is 0.1 cross-entropy + 0.9 total variation to the
+target's own distribution, as DeepSpec weighs them, times exp(-r / 4): a draft counts if all before it are right. Rows
+learn without their transitions too, with half of the weight: a drafter adds transitions to the likeliest tokens of a
+row alone, so these have to contain the right one.
+
+Shapes: b texts, T tokens, A blocks per text, B rows of a block, V vocabulary, Vd draft vocabulary, W width of all taps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from eagle_export.errors import ExportError
+from eagle_export.heads.block import BlockHead, BlockLayer, read_blocks
+from eagle_export.heads.block_config import Block
+from eagle_export.heads.config import HeadConfig
+from eagle_train.config import TrainConfig
+from eagle_train.errors import TrainError
+from eagle_train.losses import masked_mean, overlap, soft_cross_entropy
+from eagle_train.metrics import Tally
+from eagle_train.objective import Batch, Taught, Vocabulary
+from eagle_train.target import FrozenTarget
+
+CROSS_ENTROPY = 0.1  # weight of the cross-entropy; the rest is that of the total variation
+ROW_DECAY = 4.0  # row r has the weight exp(-r / ROW_DECAY)
+FREE = 0.5  # weight of the rows without their transitions
+MEASURED = 32  # blocks that are measured in one pass
+
+
+def block_taps(num_layers: int) -> tuple[int, ...]:
+    """Returns the taps of block heads trained here: EAGLE-3's three and the input of the last layer, as indices into
+    hidden_states. A block has no other way to the target's last states.
+
+    Raises ExportError below 7 layers, where they are not four ascending layers."""
+    if num_layers < 7:
+        raise ExportError(f"the target has {num_layers} layers, but a block head's four taps need 7 or more")
+    return (2, num_layers // 2, num_layers - 3, num_layers - 1)
+
+
+def block_shape(target: FrozenTarget, config: TrainConfig, draft_vocab_size: int) -> HeadConfig:
+    """Returns the shape of a new block head. Raises ExportError for a target with too few layers."""
+    plain = target.head_config("eagle1", draft_vocab_size)
+    kv_heads = config.kv_heads or plain.num_kv_heads
+    if plain.num_heads % kv_heads:
+        raise TrainError(f"kv_heads is {kv_heads}, which {plain.num_heads} heads cannot share; give a divisor of it")
+    return dataclasses.replace(
+        plain,
+        kind="block",
+        num_layers=config.layers,
+        num_kv_heads=kv_heads,
+        intermediate_size=config.mlp or plain.intermediate_size,
+        taps=block_taps(int(target.config.num_hidden_layers)),
+        block=Block(config.block, True, True, None, config.markov_rank, True),
+    )
+
+
+def start_block(head: BlockHead, target: FrozenTarget) -> None:
+    """Set an untrained head to what the target offers: MLPs of its last layers if they have the head's size, the last
+    tap as what is read, a mask as large as a token, and values that pass whole if there are as many key/value heads as
+    heads. Transitions add nothing at first."""
+    model = target.model.model
+    width, spread = target.hidden_size, float(target.model.model.embed_tokens.weight.float().std())
+    whole = torch.eye(width, device=target.device)
+    with torch.no_grad():
+        head.fc.weight.mul_(0.3)
+        head.fc.weight[:, -width:] += 0.5 * whole
+        head.mask_embedding.normal_(0, spread)
+        for attention in (cast(BlockLayer, layer).self_attn for layer in head.layers):
+            if attention.v_proj.weight.shape == attention.o_proj.weight.shape == whole.shape:
+                attention.v_proj.weight.mul_(0.3).add_(whole)
+                attention.o_proj.weight.mul_(0.3).add_(whole).mul_(spread)
+        if head.markov_head is not None:
+            head.markov_head.markov_w1.weight.normal_(0, head.markov_head.markov_w1.weight.shape[1] ** -0.5)
+            head.markov_head.markov_w2.weight.zero_()
+        for layer, source in zip(reversed(list(head.layers)), reversed(list(model.layers)), strict=False):
+            for name, value in layer.mlp.state_dict().items():  # type: ignore[union-attr]
+                given = source.mlp.state_dict()[name]
+                if given.shape == value.shape:
+                    value.copy_(given)
+
+
+def draw_roots(batch: Batch, count: int, generator: torch.Generator) -> Tensor:
+    """Returns [b, A]: positions of roots, drawn among those whose next token carries loss."""
+    follows = batch.loss_mask[:, 2:].to("cpu", torch.float32)
+    drawn = torch.multinomial(follows, count, replacement=True, generator=generator)
+    return (drawn + 1).to(batch.ids.device)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Drafted:
+    """Drafts of blocks. free [b, A, B, Vd]: logits without transitions. added: what the transitions of the true tokens
+    add, or None. wanted [b, A, B, V]: the target's logits. counted [b, A, B] bool: rows whose token carries loss, as
+    all tokens before it in the block do."""
+
+    free: Tensor
+    added: Tensor | None
+    wanted: Tensor
+    counted: Tensor
+
+    def logits(self, transitions: bool = True) -> Tensor:
+        """Returns the logits, with the transitions if asked for. The root is known, so its transition always counts."""
+        if self.added is None:
+            return self.free
+        if transitions:
+            return self.free + self.added
+        return torch.cat([self.free[:, :, :1] + self.added[:, :, :1], self.free[:, :, 1:]], 2)
+
+
+def draft_blocks(head: BlockHead, shape: HeadConfig, batch: Batch, taught: Taught, roots: Tensor) -> Drafted:
+    """Returns the drafts of blocks at roots [b, A]."""
+    assert shape.block is not None
+    taps = torch.split(taught.features, shape.target_hidden_size, -1)
+    free = head.logits(read_blocks(head, shape, batch.ids, taps, roots)).float()
+    places = roots[..., None] + torch.arange(shape.block.size, device=roots.device)
+    last = batch.ids.shape[1] - 1
+    known = places.clamp(max=last).flatten(1)
+    added = None
+    if head.markov_head is not None:
+        before = batch.ids.gather(1, known).reshape(places.shape)
+        added = head.markov_head(before).float()
+    wanted = taught.logits.gather(1, known[..., None].expand(-1, -1, taught.logits.shape[-1]))
+    drafted = (places + 1).clamp(max=last).flatten(1)
+    counted = batch.loss_mask.gather(1, drafted).reshape(places.shape) & (places < last)
+    return Drafted(free, added, wanted.reshape(*places.shape, -1), counted.cumprod(-1).bool())
+
+
+def block_objective(
+    head: BlockHead,
+    shape: HeadConfig,
+    batch: Batch,
+    taught: Taught,
+    vocabulary: Vocabulary | None,
+    roots: Sequence[Tensor],
+    tally: Tally,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Returns the loss and its two parts. roots: of whole blocks [b, A] and, if there are two, of blocks of which the
+    first row alone is drafted. The whole blocks are tallied."""
+    assert shape.block is not None
+    single = dataclasses.replace(shape, block=dataclasses.replace(shape.block, size=1))
+    kept = None if vocabulary is None else vocabulary.ids
+    entropies, variations, weights = [], [], []
+    for each, some in zip((shape, single), roots, strict=False):
+        drafted = draft_blocks(head, each, batch, taught, some)
+        logits, teacher = drafted.logits(), drafted.wanted.softmax(-1)
+        # Not renormalised: the probability of tokens that the head does not know cannot be shared.
+        teacher = teacher if kept is None else teacher.index_select(-1, kept)
+        decay = torch.exp(-torch.arange(logits.shape[2], device=logits.device) / ROW_DECAY)
+        weight = drafted.counted * decay
+        learned = [(logits, teacher, weight)]
+        if drafted.added is not None and logits.shape[2] > 1:  # the root's transition always counts
+            learned.append((drafted.free[:, :, 1:], teacher[:, :, 1:], FREE * weight[:, :, 1:]))
+        for draft, wanted, share in learned:
+            entropies.append(soft_cross_entropy(draft, wanted).flatten())
+            variations.append(1 - torch.minimum(wanted, draft.softmax(-1)).sum(-1).flatten())
+            weights.append(share.flatten())
+        if each is shape:
+            with torch.no_grad():
+                _count(drafted, logits, kept, tally)
+    every = torch.cat(weights)
+    entropy, variation = (masked_mean(torch.cat(values), every) for values in (entropies, variations))
+    parts = {"cross_entropy": entropy.detach(), "variation": variation.detach()}
+    return CROSS_ENTROPY * entropy + (1 - CROSS_ENTROPY) * variation, parts
+
+
+@torch.no_grad()
+def measure_block(
+    head: BlockHead,
+    shape: HeadConfig,
+    batch: Batch,
+    taught: Taught,
+    vocabulary: Vocabulary | None,
+    tally: Tally,
+    free: Tally,
+) -> None:
+    """Count the drafts of blocks at all roots of one text whose next token carries loss. tally: with transitions;
+    free: without."""
+    kept = None if vocabulary is None else vocabulary.ids
+    roots = torch.nonzero(batch.loss_mask[0, 2:]).flatten() + 1
+    for some in torch.split(roots, MEASURED):
+        drafted = draft_blocks(head, shape, batch, taught, some[None])
+        for each, transitions in ((tally, True), (free, False)):
+            logits = drafted.logits(transitions)
+            _count(drafted, logits, kept, each, overlap(logits, drafted.wanted, kept))
+
+
+def _count(drafted: Drafted, logits: Tensor, kept: Tensor | None, tally: Tally, shared: Tensor | None = None) -> None:
+    """shared [b, A, B]: probability that head and target have in common."""
+    proposal = logits.argmax(-1)
+    right = (proposal if kept is None else kept[proposal]) == drafted.wanted.argmax(-1)
+    earlier = torch.ones_like(right[..., 0])
+    for row in range(right.shape[-1]):
+        counted = drafted.counted[..., row]
+        tally.add(row, right[..., row], earlier, counted, None if shared is None else shared[..., row])
+        earlier = earlier & right[..., row] & counted
