@@ -204,11 +204,11 @@ def deepspec(target: str, ids: list[int]) -> tuple[Config, Shapes]:
 
 
 def speculators(kind: str, target: str, mlp: int, **more: Any) -> tuple[Config, Shapes]:
-    """vllm-project/speculators src/speculators/models/{eagle3,peagle,dflash}/config.py."""
+    """vllm-project/speculators src/speculators/models/{eagle3,peagle}/config.py."""
     flat, tensors = with_embedding(eagle3("", target, mlp, "layers.0."))
     layer = {key: flat[key] for key in flat if key not in ("architectures", "draft_vocab_size")}
     config = {
-        "architectures": [{"eagle3": "Eagle3Speculator", "peagle": "PEagleSpeculator"}.get(kind, "DFlashSpeculator")],
+        "architectures": [{"eagle3": "Eagle3Speculator", "peagle": "PEagleSpeculator"}[kind]],
         "speculators_model_type": kind,
         "speculators_config": {"algorithm": kind, "verifier": {"name_or_path": target}},
         "transformer_layer_config": layer,
@@ -218,6 +218,51 @@ def speculators(kind: str, target: str, mlp: int, **more: Any) -> tuple[Config, 
     if kind == "peagle":
         tensors["mask_hidden"] = ("BF16", (1, 1, 3 * flat["hidden_size"]))
     return config, tensors
+
+
+def block(name: str, ids: list[int], size: int, *, rank: int = 0, lm_head: bool = False) -> tuple[Config, Shapes]:
+    """A head of five layers for Qwen3-8B: sgl-project/SpecForge configs/qwen3-8b-dflash.json; with a rank
+    deepseek-ai/DeepSpec config/dspark/dspark_qwen3_8b.py. lm_head: whether it has that and an embedding."""
+    of = TARGETS["Qwen/Qwen3-8B"]
+    h, v, own = of["hidden_size"], of["vocab_size"], {"mask_token_id": 151669, "target_layer_ids": ids}
+    config = {**of, "num_hidden_layers": 5, "num_target_layers": 36, "block_size": size, "architectures": [name]}
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (h, len(ids) * h),
+        "hidden_norm.weight": (h,),
+        "norm.weight": (h,),
+    }
+    for at in (f"layers.{layer}." for layer in range(5)):
+        shapes |= layer_shapes(at, h, h, 128, config, dense=True)
+        shapes |= {f"{at}{norm}_layernorm.weight": (h,) for norm in ("input", "post_attention")}
+        shapes |= {f"{at}self_attn.{part}_norm.weight": (128,) for part in "qk"}
+    if rank:
+        shapes |= {f"markov_head.markov_w{number}.weight": (v, rank) for number in (1, 2)}
+        shapes |= {"confidence_head.proj.weight": (1, h + rank), "confidence_head.proj.bias": (1,)}
+        config |= {"markov_rank": rank, "markov_head_type": "vanilla", **own}
+    else:
+        config["dflash_config"] = own
+    if lm_head:
+        shapes |= {"embed_tokens.weight": (v, h), "lm_head.weight": (v, h)}
+    return config, {key: ("BF16", shape) for key, shape in shapes.items()}
+
+
+def speculators_dflash(taps: list[int]) -> tuple[Config, Shapes]:
+    """vllm-project/speculators src/speculators/models/dflash/{config,core}.py: with the layers that it takes by default
+    and a vocabulary of 32000."""
+    flat, tensors = block("", taps, 8, lm_head=True)
+    reduced = {"lm_head.weight": ("BF16", (32000, 4096)), "d2t": ("I64", (32000,)), "t2d": ("BOOL", (151936,))}
+    config = {
+        "architectures": ["DFlashSpeculator"],
+        "speculators_model_type": "dflash",
+        "speculators_config": {"algorithm": "dflash", "verifier": {"name_or_path": "Qwen/Qwen3-8B"}},
+        "transformer_layer_config": {key: flat[key] for key in [*TARGETS["Qwen/Qwen3-8B"], "num_hidden_layers"]},
+        "aux_hidden_state_layer_ids": taps,
+        "block_size": 8,
+        "mask_token_id": 151669,
+        "draft_vocab_size": 32000,
+        "sample_from_anchor": False,
+    }
+    return config, tensors | reduced
 
 
 LLAMA, QWEN = "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-8B"
@@ -246,8 +291,9 @@ HEADS: dict[str, tuple[Config, Shapes]] = {
     "deepseek-ai/eagle3_qwen3_14b_ttt7": deepspec("Qwen/Qwen3-14B", [1, 10, 19, 28, 37]),
     "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3": speculators("eagle3", LLAMA, 14336, norm_before_residual=False),
     "RedHatAI/Qwen3-8B-speculator.peagle": speculators("peagle", QWEN, 12288),
-    "RedHatAI/Qwen3-8B-speculator.dflash": speculators("dflash", QWEN, 12288),
-    "deepseek-ai/dspark_qwen3_8b_block7": ({"architectures": ["Qwen3DSparkModel"]}, {}),
+    "RedHatAI/Qwen3-8B-speculator.dflash": speculators_dflash([2, 18, 33]),
+    "z-lab/Qwen3-8B-DFlash-b16": block("DFlashDraftModel", [1, 9, 17, 25, 33], 16),
+    "deepseek-ai/dspark_qwen3_8b_block7": block("Qwen3DSparkModel", [1, 9, 17, 25, 33], 7, rank=256, lm_head=True),
     "lmsys/EAGLE3-gpt-oss-120b-bf16": with_embedding(
         eagle3(
             SPECFORGE,

@@ -25,6 +25,7 @@ PYTORCH, PICKLED = "pytorch_model.bin", ".bin"
 HEAD_FILES = ("medusa_lm_head.safetensors", "hydra_lm_head.safetensors")
 PICKLED_FILES = (PYTORCH, "medusa_lm_head.pt", "hydra_lm_head.pt")
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+MASK_FILE = "mask_embedding.pt"  # of a block head
 EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"  # of a target
 COMPARED = 1 << 24  # numbers that are compared at a time
 READ = 1 << 26  # bytes that are read at a time
@@ -114,6 +115,17 @@ class SafeTensor(StoredTensor):
         if done < len(room):
             raise ExportError(f"{self.file} ends inside tensor {self.name!r}; download it again")
         return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LoneTensor(StoredTensor):
+    """The one tensor of a pickled file, which was read already. value: as one row [1, 1, H]."""
+
+    value: torch.Tensor
+
+    def read(self) -> torch.Tensor:
+        """Returns the tensor."""
+        return self.value.clone()
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +269,25 @@ def _index_tensors(folder: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
+def lone_tensor(path: Path, name: str, keys: tuple[str, ...]) -> LoneTensor:
+    """Reads a vector [H] from a file that torch.save wrote: the vector alone, or a dict that has it under one of the
+    keys. name: what it is called. torch's weights_only reader runs no code of the file. Raises ExportError."""
+    import torch
+
+    loaded = _loaded(path)
+    if isinstance(loaded, dict):
+        loaded = next((loaded[key] for key in keys if key in loaded), None)
+    if (
+        not isinstance(loaded, torch.Tensor)
+        or not loaded.is_floating_point()
+        or loaded.numel() not in loaded.shape[-1:]
+    ):
+        raise ExportError(f"{path} does not hold one vector of numbers; download it again")
+    value = loaded.detach().clone().reshape(1, 1, -1)
+    dtype = str(value.dtype).removeprefix("torch.")
+    return LoneTensor(name, path, tuple(value.shape), DTYPE_NAMES.get(dtype, dtype), value)
+
+
 def _list_pickled(path: Path) -> dict[str, StoredTensor]:
     import torch
 
@@ -271,20 +302,24 @@ def _list_pickled(path: Path) -> dict[str, StoredTensor]:
 
 def _unpickled(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a pickled file, mapped where its format allows it. Raises ExportError."""
+    loaded = _loaded(path)
+    if not isinstance(loaded, dict):
+        raise ExportError(f"{path} holds a {type(loaded).__name__}, not named tensors; save the head as safetensors")
+    return loaded
+
+
+def _loaded(path: Path) -> Any:
     import torch
 
     try:
         try:
-            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except RuntimeError:  # files from before torch 1.6 cannot be mapped
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path, map_location="cpu", weights_only=True)
     except Exception:  # the unpickler raises many kinds, some of which advise to run the file's code
         raise ExportError(
             f"{path} is damaged, or holds more than tensors, which is not read; download it again or give safetensors"
         ) from None
-    if not isinstance(loaded, dict):
-        raise ExportError(f"{path} holds a {type(loaded).__name__}, not named tensors; save the head as safetensors")
-    return loaded
 
 
 def _listed(name: str, path: Path, entry: Mapping[str, Any], data: int) -> SafeTensor:

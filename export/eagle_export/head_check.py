@@ -3,7 +3,8 @@
 A head that reads the wrong taps, or lacks a norm or a bias, still drafts: the text stays right, and nothing but its
 speed tells. So the head is run eagerly, on the source's hidden states, over text that the source itself generated.
 Other ways to read the same folder are tried too: configs leave open which layers the taps are, whether the residual is
-normalised, the base of the rotation, and in which order a multi-token-prediction layer reads its two inputs.
+normalised, the base of the rotation, in which order a multi-token-prediction layer reads its two inputs, whether a
+block head drafts from the root's row, and whether its rows see later ones.
 
 Shapes: T tokens of a text, H width of the target, Vd draft vocabulary.
 """
@@ -196,8 +197,10 @@ def _other_readings(config: HeadConfig, target: Any) -> Iterator[tuple[str, Head
         other = not config.normed_residual
         yield f"norm_before_residual {str(other).lower()}", replace(config, normed_residual=other)
     if config.block is not None:
-        anchor = not config.block.anchor
-        yield f"sample_from_anchor {str(anchor).lower()}", replace(config, block=replace(config.block, anchor=anchor))
+        for key, field in (("sample_from_anchor", "anchor"), ("causal", "causal")):
+            turned = not getattr(config.block, field)
+            block = replace(config.block, **{field: turned})
+            yield f"{key} {str(turned).lower()}", replace(config, block=block)
     if config.kind == "mtp":
         yield "its two inputs in the other order", replace(config, hidden_first=not config.hidden_first)
     if config.ahead is not None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from eagle_export.checkpoint import (
     HEAD_FILES,
     INDEX,
+    MASK_FILE,
     PICKLED_FILES,
     SINGLE,
     TEXT_FILES,
@@ -140,7 +141,7 @@ def download(model: HubModel, *, texts: bool) -> Path:
     if model.cached is not None:
         return model.cached
     names = ["config.json", *model.weights, *([INDEX] if INDEX in model.files and SINGLE not in model.weights else [])]
-    names += [name for name in TEXT_FILES if texts and name in model.files]
+    names += [name for name in (*(TEXT_FILES if texts else ()), MASK_FILE) if name in model.files]
     missing = [
         name
         for name in names

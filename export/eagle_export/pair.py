@@ -29,6 +29,7 @@ from eagle_export.families.registry import family_of
 from eagle_export.gguf.checkpoint import open_target
 from eagle_export.graphs import DraftGraph, TargetGraph, build_head
 from eagle_export.heads.block import BlockHead, BlockReader
+from eagle_export.heads.block_layouts import fitted
 from eagle_export.heads.config import HeadConfig, read_head_config, stored_map
 from eagle_export.heads.eagle3 import TapReader
 from eagle_export.heads.layouts import HeadLayout, official
@@ -227,7 +228,7 @@ def _as_used(pair: Pair, tensor: StoredTensor) -> StoredTensor:
 
 def _head_part(target: Checkpoint, config: Config, head: Checkpoint) -> HeadPart:
     sizes = int(config.hidden_size), int(config.num_hidden_layers), int(config.vocab_size)
-    layout, head = official(head)
+    layout, head = fitted(official(head), target)
     head_config = read_head_config(head, layout, *sizes)
     if head_config.borrows_lm_head:
         _check_borrowed(target, head)

@@ -354,17 +354,17 @@ REFUSALS: dict[str, tuple[Callable[[Head], Head], str, Damage, str]] = {
         lambda h: h.tensors.update({"layers.0.self_attn.kv_a_proj_with_mqa.weight": torch.ones(2, 2)}),
         r"latent attention",
     ),
-    "DFlash": (
+    "a class of another kind": (
         specforge,
         "eagle3",
-        lambda h: h.config.update(architectures=["DFlashDraftModel"]),
-        r"DFlashDraftModel is not an EAGLE head",
+        lambda h: h.config.update(architectures=["Qwen3MTPModel"]),
+        r"Qwen3MTPModel is not an EAGLE head",
     ),
     "speculators of another kind": (
         speculators,
         "eagle3",
-        lambda h: h.config.update(speculators_model_type="dflash"),
-        r"speculators head of type 'dflash'",
+        lambda h: h.config.update(speculators_model_type="mlp_speculator"),
+        r"speculators head of type 'mlp_speculator'",
     ),
     "multi-token prediction": (
         lambda head: head,

@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from block_writers import jetspec, speculators_dspark
 from conftest import GOLDEN, HEADS
 from eagle_export import cli
 from eagle_export.checkpoint import Checkpoint, open_checkpoint
@@ -231,3 +232,30 @@ def test_any_value_in_a_config_gives_a_report_or_an_error_of_one_sentence(tmp_pa
             except ExportError as error:
                 said.append(str(error))
     assert len(said) > 40 and all("\n" not in each and len(each) > 20 for each in said)
+
+
+def test_of_a_block_head_it_says_how_it_drafts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = speculators_dspark().write(tmp_path / "head")
+    assert cli.main(["inspect", str(TARGET), str(folder)]) == 0
+    said = capsys.readouterr().out
+    for words in (
+        "Block head in the layout of speculators DSpark",
+        "draft vocabulary 44 of 256, taps hidden_states [1, 4, 7]",
+        "blocks of 4 rows draft 4 tokens, the first from the root's row; each row sees all rows",
+        "mask: token 2; transitions of rank 6",
+        "note: its confidence head is left out",
+        "fits the target",
+    ):
+        assert words in said
+    jetspec().write(tmp_path / "other")
+    assert cli.main(["inspect", "--json", str(TARGET), str(tmp_path / "other")]) == 0
+    head = json.loads(capsys.readouterr().out)["head"]
+    assert (head["kind"], head["producer"], head["taps"], head["notes"]) == ("block", "JetSpec", [2, 6], [])
+    assert head["block"] == {
+        "size": 5,
+        "anchor": False,
+        "causal": True,
+        "mask_id": 2,
+        "markov_rank": 0,
+        "own_lm_head": False,
+    }

@@ -160,5 +160,5 @@ def read_blocks(head: BlockHead, config: HeadConfig, ids: Tensor, taps: Sequence
     x = embedded.flatten(1, 2)
     for layer, rows in zip(head.layers, past, strict=True):
         x = layer(x, rope, mask, rows)
-    out: Tensor = head.norm(x).reshape(batch, count, size, -1)
+    out: Tensor = head.norm(x).reshape(batch, count, size, config.hidden_size)
     return out

@@ -125,7 +125,7 @@ def read_head_config(
     for problem in _unknown_settings(head, layout):
         raise ExportError(problem)
     layer = _first_layer(kind)
-    block = read_block(head, vocab) if kind == "block" else None
+    block = read_block(head, vocab, target_layers) if kind == "block" else None
     hidden, fed = head.require("fc.weight", (None, None)).shape
     _check_fc(head, kind, hidden, fed, target_hidden)
     num_heads, kv_heads, head_dim = _attention_sizes(head, layer)

@@ -18,13 +18,11 @@ from eagle_export.checkpoint import Checkpoint, StoredTensor
 from eagle_export.errors import ExportError
 from eagle_export.heads.ahead_layouts import HYDRA, MEDUSA, MEDUSA_IN_TARGET, OTHER_PARTS, VLLM_MEDUSA, AheadNames
 from eagle_export.heads.block_layouts import block_layout, official_block
+from eagle_export.heads.layout import PLAIN, TRANSFORMERS_DEFAULTS
 from eagle_export.heads.layout import HeadLayout as HeadLayout
 from eagle_export.heads.layout import OutputNorm as OutputNorm
 from eagle_export.heads.prediction import DEEPSEEK, MIMO, QWEN, SPECULATORS
 
-# Sizes that transformers' Llama and Qwen3 configs share as defaults, which a config written as a difference leaves out.
-TRANSFORMERS_DEFAULTS = (("num_attention_heads", 32), ("rms_norm_eps", 1e-6))
-PLAIN = ("llama", "qwen2", "qwen3", "mimo")  # models with Llama's decoder layer, with or without biases and q/k norms
 PAIRED = "layers.0.hidden_norm.weight"  # the norm of the features: EAGLE-3's first layer has it, no other layer does
 
 LAYOUTS = (

@@ -43,6 +43,7 @@ def as_json(report: Report, machine: Place | None) -> dict[str, Any]:
             "producer": head.layout and head.layout.producer,
             "source": head.layout and head.layout.source,
             "taps": head.config and list(head.config.taps),
+            "block": head.config and head.config.block and dataclasses.asdict(head.config.block),
             "matches": not head.problems,
             "commit": report.head_commit,
         },

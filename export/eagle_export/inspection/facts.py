@@ -13,7 +13,8 @@ from eagle_export.errors import ExportError
 from eagle_export.families.config import check_config
 from eagle_export.families.family import Family
 from eagle_export.families.registry import family_of
-from eagle_export.heads.config import HeadConfig, head_problems, read_head_config
+from eagle_export.heads.block_layouts import left_out, with_targets_rotation
+from eagle_export.heads.config import READS_TAPS, HeadConfig, head_problems, read_head_config
 from eagle_export.heads.layouts import HeadLayout, official
 from eagle_export.heads.prediction import prediction_layers, without_prediction_layers
 
@@ -48,7 +49,8 @@ class TargetFacts:
 @dataclass(frozen=True, slots=True)
 class HeadFacts:
     """A head. layout, config: None for one that is not known, or does not fit. problems: why it cannot be exported with
-    this target, a sentence each. stated_target: the model that its config names, if it does."""
+    this target, a sentence each. stated_target: the model that its config names, if it does. notes: what of it is left
+    out, a sentence each."""
 
     name: str
     layout: HeadLayout | None
@@ -60,6 +62,7 @@ class HeadFacts:
     hidden_size: int | None
     draft_vocab_size: int | None
     stated_target: str | None
+    notes: tuple[str, ...]
     official: Checkpoint | None = field(repr=False)
 
 
@@ -121,8 +124,9 @@ def head_facts(head: Checkpoint, target: TargetFacts, checkpoint: Checkpoint) ->
         problems.append(str(error))
     sizes = (target.hidden_size, target.num_layers, target.vocab_size)
     if layout is not None:
+        read = with_targets_rotation(read, layout, checkpoint.config)
         problems += head_problems(read, layout, *sizes)
-        if layout.kind != "eagle3":
+        if layout.kind not in READS_TAPS:
             problems += _borrowed_problems(read, checkpoint)
         if layout.names is not None:
             head = replace(head, tensors=read.tensors)
@@ -140,6 +144,7 @@ def head_facts(head: Checkpoint, target: TargetFacts, checkpoint: Checkpoint) ->
         hidden_size=None if fc is None or not fc.shape else fc.shape[0],
         draft_vocab_size=None if lm_head is None or not lm_head.shape else lm_head.shape[0],
         stated_target=_stated_target(head.config),
+        notes=() if layout is None or layout.kind != "block" or (note := left_out(head)) is None else (note,),
         official=None if layout is None else read,
     )
 

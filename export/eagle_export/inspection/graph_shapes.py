@@ -8,11 +8,12 @@ from math import prod
 
 from eagle_export.checkpoint import EMBEDDING, LM_HEAD, Checkpoint, StoredTensor
 from eagle_export.families.family import Family
-from eagle_export.heads.config import HeadConfig
+from eagle_export.heads.config import READS_TAPS, HeadConfig
 from eagle_export.inspection.sizes import Before, GraphShapes, Layers, alike
 
 HEAD_EMBEDDING = "embed_tokens.weight"
-READER = ("fc.", "fc_norm.", "input_norm.")  # of an EAGLE-3 head, in the target's graph
+READER = ("fc.", "fc_norm.", "input_norm.", "hidden_norm.")  # of a head that reads taps, in the target's graph
+BOTH = re.compile(r"layers\.\d+\.self_attn\.(k_proj|v_proj|k_norm)\.")  # of a block head, in both graphs
 MAPS = ("d2t", "t2d")
 # Layers that read what was joined; the decoder layer of multi-token prediction has a norm in front of it.
 JOINED = (r"fc\.|(midlayer|layers\.0)\.self_attn\.[qkv]_proj\.", r"fc\.")
@@ -22,7 +23,7 @@ MAP_BYTES = 8  # of a draft token's id in the graph
 def target_shapes(
     family: Family, target: Checkpoint, head: Checkpoint | None, config: HeadConfig | None
 ) -> GraphShapes:
-    """The target's graph, with the part of an EAGLE-3 head that reads its taps."""
+    """The target's graph, with the part of an EAGLE-3 or block head that reads its taps."""
     tensors = _used(target)
     layers, numbers = [], 0
     for name, tensor in tensors.items():
@@ -32,11 +33,13 @@ def target_shapes(
             layers.append(_layer(name, tensor, _before(name)))
         else:
             numbers += prod(tensor.shape)
-    if head is not None and config is not None and config.kind == "eagle3":
+    if head is not None and config is not None and config.kind in READS_TAPS:
         for name, tensor in head.tensors.items():
             if name == "fc.weight":
                 layers.append(_layer(f"head_reader.{name}", tensor, "norm" if config.tap_norm == "all" else "joined"))
-            elif name.startswith(READER):
+            elif config.kind == "block" and BOTH.match(name) and _is_layer(name, tensor):
+                layers.append(_layer(f"head_reader.{name}", tensor, "norm"))
+            elif name.startswith(READER) or (config.kind == "block" and BOTH.match(name)):
                 numbers += prod(tensor.shape)
     rows, width = tensors[EMBEDDING].shape
     return GraphShapes(
@@ -52,7 +55,7 @@ def draft_shapes(target: Checkpoint, head: Checkpoint, config: HeadConfig) -> Gr
         if (name == LM_HEAD and config.borrows_lm_head) or (not config.borrows and name.startswith(READER)):
             continue
         if _is_layer(name, tensor):
-            joined = config.ahead is not None or re.match(JOINED[config.kind == "mtp"], name) is not None
+            joined = config.ahead is not None or re.match(JOINED[config.kind in ("mtp", "block")], name) is not None
             before: Before = "lm_head" if name.endswith(".lm_head.weight") else "joined" if joined else _before(name)
             layers.append(_layer(f"head.{name}", tensor, before))
         else:

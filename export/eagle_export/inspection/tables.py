@@ -5,12 +5,14 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from eagle_export.heads.block_config import Block
 from eagle_export.inspection.facts import HeadFacts, TargetFacts
 from eagle_export.inspection.machine import GB, Place
 from eagle_export.inspection.needs import Need
 from eagle_export.inspection.report import Report, fits, least_class, places
 
 WIDTH = 120
+KINDS = {"eagle1": "EAGLE-1/2", "eagle3": "EAGLE-3", "mtp": "Multi-token prediction", "block": "Block head"}
 
 
 def show(report: Report, machine: Place | None) -> None:
@@ -55,9 +57,7 @@ def _head_lines(head: HeadFacts, commit: str | None) -> list[str]:
     lines = [f"head     {head.name}{_at(commit)}"]
     what = f"{_count(head.parameters)} parameters in {head.stored}, {_size(head.bytes)}"
     if head.layout is not None:
-        kind = {"eagle1": "EAGLE-1/2", "eagle3": "EAGLE-3", "mtp": "Multi-token prediction"}.get(
-            head.layout.kind, head.layout.kind.capitalize()
-        )
+        kind = KINDS.get(head.layout.kind, head.layout.kind.capitalize())
         lines.append(f"         {kind} in the layout of {head.layout.producer}, {what}")
     else:
         lines.append(f"         {what}")
@@ -69,9 +69,21 @@ def _head_lines(head: HeadFacts, commit: str | None) -> list[str]:
             f"         {config.num_layers} {part}{'s' if config.num_layers > 1 else ''} of width {config.hidden_size}, "
             f"draft vocabulary {config.draft_vocab_size} of {config.vocab_size}{taps}"
         )
+        if config.block is not None:
+            lines += [f"         {line}" for line in _block_lines(config.block)]
     if head.stated_target is not None:
         lines.append(f"         made for {head.stated_target}")
+    lines += [f"         note: {note}" for note in head.notes]
     return lines + _verdict(head.problems, "fits the target", "does not fit the target")
+
+
+def _block_lines(block: Block) -> tuple[str, str]:
+    """What a block head drafts, and how."""
+    drafts = f"{block.size} tokens, the first from the root's row" if block.anchor else f"{block.size - 1} tokens"
+    mask = "an embedding of its own" if block.mask_id is None else f"token {block.mask_id}"
+    follows = f"transitions of rank {block.markov_rank}" if block.markov_rank else "no transitions"
+    sees = "the rows before it" if block.causal else "all rows"
+    return f"blocks of {block.size} rows draft {drafts}; each row sees {sees}", f"mask: {mask}; {follows}"
 
 
 def _verdict(problems: tuple[str, ...], good: str, bad: str) -> list[str]:
