@@ -28,9 +28,9 @@ from eagle_runtime.tree import Tree
 class Window:
     """columns: W in the paper; size: N, of n-grams, 2 or more; ngrams: G, those that are drafted at most."""
 
-    columns: int = 4
-    size: int = 4
-    ngrams: int = 4
+    columns: int = 3
+    size: int = 3
+    ngrams: int = 3
 
 
 class JacobiDrafter:

@@ -33,6 +33,7 @@ def run(args: argparse.Namespace) -> bool:
     from eagle_tools.bench.peer_rows import passes_table
     from eagle_tools.bench.plan import Plan
     from eagle_tools.bench.run import execute
+    from eagle_tools.bench.seeds import seeds_table
     from eagle_tools.bench.summary import as_json, markdown
     from eagle_tools.questions import read_questions
 
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> bool:
     plan = Plan(
         bundles=tuple((Path(bundle), must) for bundle in args.bundles),
         questions=tuple(read_questions(Path(args.prompts), args.count)),
-        temperatures=tuple(args.temperature or ((0.0, 1.0) if args.ablate else (0.0,))),
+        temperatures=tuple(args.temperature or ((0.0, 1.0) if args.ablate or args.table else (0.0,))),
         max_new_tokens=args.max_new_tokens,
         wanted=wanted,
         backend=args.backend,
@@ -69,6 +70,7 @@ def run(args: argparse.Namespace) -> bool:
     facts = [*outcome.facts, f"prompts of {Path(args.prompts).name}"]
     text = "".join(f"- {line}\n" for line in (*facts, *outcome.notes))
     text += "\n" + markdown(outcome.summaries, outcome.rows)
+    text += "\n" + seeds_table(outcome.summaries) if args.table else ""
     text += "\n" + passes_table(outcome.passes) if outcome.passes else ""
     if not args.json:
         print(text, end="")
@@ -162,15 +164,18 @@ def _methods(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]
     from eagle_runtime.bundle.manifest import TreeKind
     from eagle_runtime.drafting.choose import Method
     from eagle_tools.bench.methods import ABLATED, VANILLA, offered, sweep
+    from eagle_tools.bench.seeds import seed_methods
 
     must = tuple(args.methods.split(",")) if args.methods is not None else (VANILLA,)
     wanted: list[str] = []
-    if args.methods is None and not (args.ablate or args.sweep):
+    if args.methods is None and not (args.ablate or args.sweep or args.table):
         wanted += [name for name in offered() if name in typing.get_args(Method)]
     if args.ablate:
         wanted += [*typing.get_args(TreeKind), *ABLATED]
     if args.sweep:
         wanted += sweep()
+    if args.table:
+        wanted += seed_methods()
     return must, tuple(name for name in dict.fromkeys(wanted) if name not in must)
 
 
@@ -200,10 +205,13 @@ def _parser() -> Parser:
     parser.add_argument(
         "--methods", metavar="A,B", help="vanilla, eagle, dynamic, 32/4/8, ... (default: all that need no tree named)"
     )
-    parser.add_argument("--temperature", type=float, nargs="+", metavar="T", help="default 0; with --ablate 0 and 1")
+    parser.add_argument(
+        "--temperature", type=float, nargs="+", metavar="T", help="default 0; with --ablate, --table 0 and 1"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--ablate", action="store_true", help="add all tree kinds, and EAGLE-2's without value, rerank")
     parser.add_argument("--sweep", action="store_true", help="add dynamic trees of many sizes")
+    parser.add_argument("--table", choices=["seeds"], help="add the methods that EAGLE's papers compare, in one table")
     parser.add_argument("--tune", action="store_true", help="only measure the time of forward passes, and keep it")
     engine = parser.add_argument_group("engine")
     engine.add_argument("--backend", default="auto", help="engine to run on (default auto: the best that is here)")
