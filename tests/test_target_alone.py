@@ -104,7 +104,7 @@ def test_it_has_no_part_of_a_head(bundle: Path, model_of: Callable[..., EagleMod
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"method": "eagle"}, "the bundle has no draft head; use method lookup or vanilla, or export"),
+        ({"method": "eagle"}, "the bundle has no draft head; use method recycling, lookup or vanilla, or"),
         ({"method": "eagle+lookup"}, "the bundle has no draft head"),
         ({"tree": DynamicTree()}, "the bundle has no draft head"),
         ({"tree": "dynamic"}, "method lookup does not draft a dynamic tree"),

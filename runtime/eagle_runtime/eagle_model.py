@@ -174,11 +174,11 @@ class EagleModel:
           that are read so far, and all of them, after each chunk but the last.
 
         What drafts changes the speed, not the output. method: "vanilla" (no drafts), "lookup" (n-gram matches), "eagle"
-        (the head), "eagle+lookup" (both), "draft-model" (of `draft_bundle`) or "lookahead" (n-grams that the target
-        forecasts); None takes `default_method`, or "eagle" if the tree asked for is one that only a head grows. tree,
-        total_token, depth, draft_top_k: see manifest.TreeDefaults; None takes the bundle's, and a dynamic tree if
-        total_token or depth is given. A cost-aware tree is sized by measured costs (see `costs`). tree may also be a
-        TreeShape, drafter a drafting.drafter.Drafter of your own, new for each call.
+        (the head), "eagle+lookup" (both), "draft-model" (of `draft_bundle`) or "lookahead" (n-grams it forecasts),
+        "recycling" (its own likely tokens); None takes `default_method`, or "eagle" if the tree asked for is one that
+        only a head grows. tree, total_token, depth, draft_top_k: see manifest.TreeDefaults; None takes the bundle's,
+        and a dynamic tree if total_token or depth is given. A cost-aware tree is sized by measured costs (see `costs`).
+        tree may also be a TreeShape, drafter a drafting.drafter.Drafter of your own, new per call.
 
         How tokens are sampled: sampling, a SamplingParams, or its fields as keyword settings, as temperature=0.7; a
         field may be set in one of the two. seed: None takes that of `sampling`, or a random one, which the figures

@@ -35,6 +35,7 @@ from eagle_runtime.drafting.costs.model import prior_costs, unknown
 from eagle_runtime.drafting.costs.storage import MOVED, LearnedCosts, file_name, open_costs
 from eagle_runtime.drafting.datastore import Datastore
 from eagle_runtime.drafting.draft_model import DraftModelHead
+from eagle_runtime.drafting.habits import Habits
 from eagle_runtime.drafting.head import Head, HeadOfText
 from eagle_runtime.drafting.one_call import OneCallHead
 from eagle_runtime.errors import BackendError, BundleError, RequestError
@@ -56,9 +57,10 @@ class OpenBundle:
     """An opened bundle. target and head own the caches; a model and its twins share everything else.
 
     context: tokens of prompt and output that the caches hold. head: None for a bundle without one. grammars: of
-    constraints. acceptance: how drafts were accepted so far. kv_budget: bytes for the keys and values of conversations.
-    weight_bytes: of the files of graphs and weights. draft: a second bundle whose target drafts (draft_bundle.py); its
-    costs are those of this bundle's target with it. datastore: a text that is searched for matches.
+    constraints. habits: of the target, for method recycling. acceptance: how drafts were accepted so far.
+    kv_budget: bytes for the keys and values of conversations. weight_bytes: of the files of graphs and weights.
+    draft: a second bundle whose target drafts (draft_bundle.py); its costs are those of this bundle's target with it.
+    datastore: a text that is searched for matches.
     passed_over, notice, row_check: see `open_bundle`."""
 
     manifest: Manifest
@@ -71,6 +73,7 @@ class OpenBundle:
     head: HeadOfText | None
     costs: LearnedCosts
     grammars: Grammars
+    habits: Habits
     acceptance: Acceptance = dataclasses.field(default_factory=dict)
     row_check: RowCheck | None = None
     passed_over: PassedOver = ()
@@ -222,6 +225,7 @@ def bundle_of_sessions(
         target=target,
         head=head,
         costs=LearnedCosts(unknown(prior_costs(manifest, backend))),
+        habits=Habits(manifest.target.vocab_size),
         grammars=Grammars(text.tokenizer_json, manifest.target.vocab_size, manifest.target.eos_token_ids),
     )
 

@@ -16,8 +16,10 @@ from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.build import build_drafter
 from eagle_runtime.drafting.choose import Choice, Method, Sizes, Vanilla, choose_drafter
 from eagle_runtime.drafting.drafter import CheckedDrafter, Drafter, NoDraft
+from eagle_runtime.drafting.habits import Habits
 from eagle_runtime.drafting.head import DraftHead
 from eagle_runtime.drafting.predicted import PredictedText
+from eagle_runtime.drafting.recycling import RecyclingHead
 from eagle_runtime.drafting.shapes import TreeShape
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle
@@ -159,12 +161,16 @@ def _drafter(
     if isinstance(choice, Vanilla) or bundle.drafts_are_off:
         return NoDraft(bundle.costs)
     head: DraftHead | None = state.head
-    costs = bundle.costs
+    habits: Habits | None
+    costs, habits = bundle.costs, None
+    if method == "recycling":
+        habits = bundle.habits
+        head = RecyclingHead(habits, state.target.cache)
     if method == "draft-model":
         assert bundle.draft is not None
         head, costs = state.draft_model, bundle.draft.costs
     return build_drafter(
-        choice, method, sampler, head, costs, bundle.acceptance, lookahead, predicted, bundle.datastore
+        choice, method, sampler, head, costs, bundle.acceptance, lookahead, predicted, bundle.datastore, habits
     )
 
 

@@ -15,7 +15,7 @@ from eagle_serve.refused import NEUTRAL, refuse
 
 Endpoint = Literal["chat", "completions"]
 MOST_TOKENS = 2**31 - 1
-METHODS = ("vanilla", "lookup", "eagle", "eagle+lookup")
+METHODS = ("vanilla", "lookup", "recycling", "eagle", "eagle+lookup")
 TREES = ("cost-aware", "dynamic", "static", "chain")
 MOST_LOGPROBS = 20
 COMPLETION_TOKENS = 16  # OpenAI's default of its older endpoint

@@ -28,6 +28,7 @@ OWN = DynamicTree(8, 2, 2)
 
 DYNAMIC, STATIC, CHAIN = FixedTree(DynamicTree()), FixedTree(StaticTree(EAGLE1_CHOICES)), FixedTree(chain(6))
 HEAD, BOTH, LOOKUP = CostAware(True, False, 10), CostAware(True, True, 10), CostAware(False, True, 10)
+HABITS = CostAware(True, True, 8)
 NO_TREE = "does not draft a {} tree"
 NO_OWN = "takes no tree shape of your own"
 NO_HEAD = "has no draft head"
@@ -65,6 +66,9 @@ TABLE: list[tuple[str, Any, Any, Any]] = [
     ("lookahead", "chain", NO_TREE.format("chain"), NO_TREE.format("chain")),
     ("lookahead", OWN, NO_OWN, NO_HEAD),
     ("draft-model", None, NO_DRAFT_MODEL, NO_DRAFT_MODEL),
+    ("recycling", None, HABITS, HABITS),
+    ("recycling", "chain", NO_TREE.format("chain"), NO_TREE.format("chain")),
+    ("recycling", OWN, NO_OWN, NO_OWN),
     ("medusa", None, NO_METHOD, NO_METHOD),
 ]
 

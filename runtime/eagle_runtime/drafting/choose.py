@@ -8,14 +8,15 @@ from typing import Literal, NamedTuple
 
 from eagle_runtime.arguments import checked_int, short_repr
 from eagle_runtime.bundle.manifest import TreeDefaults, TreeKind
+from eagle_runtime.drafting.habits import SUCCESSORS
 from eagle_runtime.drafting.jacobi import Window
 from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, TreeShape, chain, check_children
 from eagle_runtime.errors import RequestError
 from eagle_runtime.tree import EAGLE1_CHOICES
 
-Method = Literal["eagle", "eagle+lookup", "lookup", "draft-model", "lookahead", "vanilla"]
+Method = Literal["eagle", "eagle+lookup", "lookup", "recycling", "draft-model", "lookahead", "vanilla"]
 
-NO_HEAD = "the bundle has no draft head; use method lookup or vanilla, or export the target with a head"
+NO_HEAD = "the bundle has no draft head; use method recycling, lookup or vanilla, or export the target with a head"
 NO_DRAFT_MODEL = "method draft-model takes a draft model; load the bundle with draft_bundle (--draft-bundle FOLDER)"
 
 
@@ -109,6 +110,8 @@ def choose_drafter(
         if model_top_k is None:
             raise RequestError(NO_DRAFT_MODEL)
         head_top_k = model_top_k
+    elif method == "recycling":
+        head_top_k = SUCCESSORS
     elif method not in ("lookup", "lookahead") and head_top_k is None:
         raise RequestError(NO_HEAD)
     grown = method in ("eagle", "draft-model")  # by what proposes tokens level by level, without n-gram matches

@@ -25,10 +25,10 @@ from eagle_runtime.constraints.lookahead import Lookahead
 from eagle_runtime.drafting.acceptance import AcceptanceStats, DraftRate, match_kinds
 from eagle_runtime.drafting.costs.measurement import CycleTimer
 from eagle_runtime.drafting.costs.model import HEAD_ROWS, LARGEST, Costs, Seconds
-from eagle_runtime.drafting.costs.storage import LearnedCosts
+from eagle_runtime.drafting.costs.storage import CostSource
 from eagle_runtime.drafting.datastore import NOTHING, Continuations, Datastore
 from eagle_runtime.drafting.head import WINDOW, DraftHead, Proposal, Scratch
-from eagle_runtime.drafting.lookup import NgramIndex, longest_match
+from eagle_runtime.drafting.lookup import EarlierText, NgramIndex, longest_match
 from eagle_runtime.drafting.predicted import PredictedText
 from eagle_runtime.target import Features
 from eagle_runtime.tree import Float, Int, Tree, best_first, root_only, subtree
@@ -152,27 +152,28 @@ class CostAwareDrafter:
     def __init__(
         self,
         head: DraftHead | None,
-        costs: LearnedCosts,
+        costs: CostSource,
         acceptance: AcceptanceStats,
         *,
         top_k: int = 10,
         lookup: bool = False,
+        index: EarlierText | None = None,
         predicted: PredictedText | None = None,
         lookahead: Lookahead | None = None,
         datastore: Datastore | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """head: None drafts from n-gram matches alone. costs: learn from each cycle's passes. top_k: beam, and children
-        per node. lookup: whether n-gram matches are candidates too. predicted: a text that is searched for matches
-        before the text itself. lookahead: of a constraint, which cuts them. datastore: is searched where the text
-        has no match as long."""
+        per node. lookup: whether n-gram matches are candidates too; index: what finds them, None for an NgramIndex.
+        predicted: a text that is searched for matches before the text itself. lookahead: of a constraint, which cuts
+        them. datastore: is searched where the text has no match as long."""
         self._head = head
         self._costs = costs
         self._timer = CycleTimer(costs, clock)
         self._acceptance = acceptance
         self._top_k = 0 if head is None else min(top_k, head.top_k, head.scratch)
         self._levels = 0 if head is None else min(MAX_LEVELS, 1 + head.scratch // self._top_k)
-        self._index = NgramIndex() if lookup else None
+        self._index = index if index is not None else NgramIndex() if lookup else None
         self._predicted = predicted
         self._lookahead = lookahead
         self._datastore = datastore

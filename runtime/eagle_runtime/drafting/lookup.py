@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -14,6 +15,19 @@ from eagle_runtime.target import Features
 from eagle_runtime.tree import MAX_DEPTH, Tree, root_only
 
 PLACES = 8  # latest places of a pair of tokens that are searched
+
+
+class EarlierText(Protocol):
+    """Finds where the end of a growing text occurred before: an NgramIndex, or a suffix.SuffixAutomaton."""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Add new tokens. tokens: the whole text so far, which begins with the text that was added before."""
+
+    def match(self) -> tuple[int, int]:
+        """Returns the position after an earlier match of the text's end, and its length; (0, 0) if there is none."""
+
+    def continuation(self, place: int, count: int) -> list[int]:
+        """Returns at most `count` tokens from a position on."""
 
 
 class NgramIndex:
@@ -54,7 +68,7 @@ class NgramIndex:
 
 
 def longest_match(
-    index: NgramIndex | None, predicted: PredictedText | None, tokens: Sequence[int], count: int
+    index: EarlierText | None, predicted: PredictedText | None, tokens: Sequence[int], count: int
 ) -> tuple[list[int], int]:
     """Returns at most `count` tokens after the longest match of the last tokens, and its length: in the predicted text,
     or where the match is longer in the text itself. tokens: the text. No tokens and 0 where nothing matches."""

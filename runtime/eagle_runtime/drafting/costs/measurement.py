@@ -20,7 +20,7 @@ from eagle_runtime.drafting.costs.model import (
     Seconds,
     Timings,
 )
-from eagle_runtime.drafting.costs.storage import LearnedCosts
+from eagle_runtime.drafting.costs.storage import CostSource
 from eagle_runtime.drafting.head import DraftHead, Scratch
 from eagle_runtime.target import Target
 from eagle_runtime.tree import Tree
@@ -37,7 +37,7 @@ class CycleTimer:
 
     Of a cycle, the seconds that are not those of the head's forward passes are the verification's."""
 
-    def __init__(self, costs: LearnedCosts | None, clock: Callable[[], float]) -> None:
+    def __init__(self, costs: CostSource | None, clock: Callable[[], float]) -> None:
         """costs: gets the passes of every cycle; None: nothing does."""
         self._costs = costs
         self._clock = clock

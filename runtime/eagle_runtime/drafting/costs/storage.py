@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -38,6 +38,21 @@ ROUNDING = 1e-9  # of a covariance's least eigenvalue
 FAR = 1 << 30  # rows before a pass
 SLOWEST_S = 1e6  # seconds of a pass
 TIMED = "cycles, all levels of the head alike"  # to be changed with what is timed
+
+
+class CostSource(Protocol):
+    """What a drafter asks of costs: LearnedCosts, or those with another way to draft."""
+
+    @property
+    def now(self) -> Costs:
+        """The table to size trees by."""
+
+    @property
+    def asks_for_plain(self) -> bool:
+        """Whether the next verification should be one of a single token."""
+
+    def learn(self, passes: Sequence[Pass]) -> None:
+        """Learn from the timed passes of a cycle, the verification last."""
 
 
 class LearnedCosts:
