@@ -113,11 +113,9 @@ def test_drafts_are_those_of_the_torch_module(head: Path, model: EagleModel, pro
             assert proposal.tokens[0, :5].tolist() == order[:5]
             np.testing.assert_allclose(proposal.log_probs[0, :5], scores[order[:5]], atol=2e-4)
         else:
-            shared = [token for token in proposal.tokens[0, :5].tolist() if token in order[:16]]
-            assert len(shared) == 5
-            ids = proposal.tokens[0, :16].tolist()
-            offset = proposal.log_probs[0, :16] - scores[ids].numpy()
-            assert np.ptp(offset) < 2e-3 and abs(offset.mean()) < 0.6
+            assert proposal.tokens[0, :5].tolist() == order[:5]
+            offset = proposal.log_probs[0, :16] - scores[proposal.tokens[0, :16].tolist()].numpy()
+            assert np.ptp(offset) < 5e-3 and abs(offset.mean()) < 0.6
         drafted.append(int(proposal.tokens[0, 0]))
         assert proposal.position == len(text) + depth
         proposal = runtime.feed(np.array(drafted[-1:]), proposal.hidden, np.array([depth - 1]), 0, depth)
@@ -169,7 +167,7 @@ def test_a_broken_head_costs_drafts_alone(
 
         def run(self, feeds: dict[str, object], cache: object) -> dict[str, np.ndarray]:
             out = dict(session.run(feeds, cache))
-            for name in ("log_probs", "transitions"):
+            for name in ("log_probs", "scores"):
                 if name in out and wrong == "nan":
                     out[name] = np.full_like(out[name], np.nan)
                 elif name in out and wrong == "random":
@@ -199,6 +197,6 @@ def test_the_manifest_describes_the_block(head: Path, model: EagleModel) -> None
     spec = model.manifest.head
     assert spec is not None and spec.block is not None and spec.kind == "block"
     rank = VARIANTS["dspark" if spec.block.transitions else "dflash"][1]
-    assert (spec.block.size, spec.block.transitions) == (ROWS, rank > 0)
+    assert (spec.block.size, spec.block.transitions is not None) == (ROWS, rank > 0)
     assert spec.feature_size == 2 * 2 * 2 * 16
     assert dataclasses.asdict(spec)["taps"] == (2, 4, 5)

@@ -1,7 +1,7 @@
 """The draft graph of a block head: reads the features of verified rows, and drafts all positions of a block at once.
 
 Shapes: B rows of the block, T verified rows that are new to the head's cache, P rows in it, R drafted positions in
-order, k tokens per position, L masked columns.
+order, k tokens per position, L masked columns, Vd draft vocabulary.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from eagle_export.heads.block import BlockHead, MarkovHead, split_features
+from eagle_export.heads.block import BlockHead, split_features
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.layers import Rows
 
-LEAST_LEFT = 1e-6  # probability of all tokens but a position's candidates, at least: a sum of 1 rounds
-
 
 class BlockGraph(nn.Module):
-    """A block head that returns the top k tokens of the rows in logit_rows. With transitions, `log_probs` of the first
-    position are given the root, and `transitions` of the others given each candidate of the position before."""
+    """A block head that returns the top k tokens of the rows in logit_rows. With transitions, those of the first
+    position are given the root, and `scores` lets the runtime add the others: which token comes before is known only
+    there."""
 
     d2t: Tensor | None  # [Vd, 1], offset from draft to target id; None if both are the same
 
@@ -45,9 +44,9 @@ class BlockGraph(nn.Module):
         past: list[Rows],
     ) -> tuple[Tensor, ...]:
         """input_ids, position_ids [1,B]: of the block; features [1,T,2 L Hkv D]; tree_mask [1,1,B,L] over the last L of
-        the P + T + B columns. Returns log_probs [1,R,k] fp32, token_ids [1,R,k] (target ids), with transitions
-        [1,R,k,k] fp32, and per layer the T new rows: [1,j,a,b] is the log-probability of candidate b of position j if
-        position j - 1 holds its candidate a (j = 0 repeats the row of log_probs)."""
+        the P + T + B columns. Returns log_probs [1,R,k] fp32, token_ids [1,R,k] (target ids), with transitions scores
+        [1,R,Vd] fp32 (log-probabilities before transitions, but for the first position), and per layer the T new
+        rows."""
         new = split_features(features, self.config)
         context = [(torch.cat([k, nk], 1), torch.cat([v, nv], 1)) for (k, v), (nk, nv) in zip(past, new, strict=True)]
         before = context[0][0].shape[1] + tree_mask.shape[2] - tree_mask.shape[3]
@@ -61,28 +60,14 @@ class BlockGraph(nn.Module):
             root = markov.markov_w1(input_ids[:, :1]).transpose(1, 2)
             added = (markov.markov_w2.weight @ root).transpose(1, 2).float()  # so that no weight is transposed
             scores = scores + added * first_alone(logit_rows)
-        log_probs, ids = scores.log_softmax(-1).topk(self.top_k)
+        scores = scores.log_softmax(-1)
+        log_probs, ids = scores.topk(self.top_k)
         token_ids = ids if self.d2t is None else ids + nn.functional.embedding(ids, self.d2t).squeeze(-1)
         if markov is None:
             return log_probs, token_ids, new  # type: ignore[return-value]
-        return log_probs, token_ids, transitions(markov, log_probs, ids, token_ids), new  # type: ignore[return-value]
+        return log_probs, token_ids, scores, new  # type: ignore[return-value]
 
 
 def first_alone(rows: Tensor) -> Tensor:
     """rows [R]: any. Returns [1,R,1] fp32: 1 for the first, 0 for the others."""
     return (torch.arange(rows.shape[0]) == 0).float()[None, :, None]
-
-
-def transitions(markov: MarkovHead, log_probs: Tensor, ids: Tensor, token_ids: Tensor) -> Tensor:
-    """log_probs, ids (of the draft vocabulary), token_ids (the target's) [1,R,k]. Returns [1,R,k,k], see BlockGraph.
-
-    Tokens that are no candidates of a position keep their share of its probability: a transition is taken to leave
-    them alone."""
-    before = nn.functional.embedding(torch.cat([token_ids[:, :1], token_ids[:, :-1]], 1), markov.markov_w1.weight)
-    after = nn.functional.embedding(ids, markov.markov_w2.weight)
-    added = (before @ after.transpose(2, 3)).float()  # [1,R,k,k]
-    others = 1 - first_alone(token_ids[0, :, 0])[..., None]
-    scores = log_probs[:, :, None, :] + added * others  # the root's transition is in log_probs
-    left = (1 - log_probs.exp().sum(-1)).clamp(min=LEAST_LEFT)[:, :, None, None].log()
-    total = torch.cat([scores, left.expand(-1, -1, scores.shape[2], -1)], -1).logsumexp(-1, keepdim=True)
-    return scores - total

@@ -29,6 +29,7 @@ from eagle_export.destination import (
 )
 from eagle_export.errors import ExportError
 from eagle_export.head_check import HeadCheck
+from eagle_export.heads.block_config import TRANSITIONS
 from eagle_export.heads.config import HeadConfig
 from eagle_export.limits import required_fidelity
 from eagle_export.pair import HeadPart, Pair, build_graphs, left_out_note, open_pair
@@ -44,6 +45,7 @@ from eagle_export.recipes.plan import (
 )
 from eagle_export.recording import how_to_record, recorded_inputs
 from eagle_export.resume import fingerprint, kept
+from eagle_export.transitions import write_transitions
 from eagle_export.weights import DATA_SUFFIX, graph_spec, num_bytes, save
 from eagle_export.worst_layers import layers_of
 from eagle_runtime.bundle.manifest import (
@@ -236,6 +238,8 @@ def export(
             check_space(bundle.parent, total - folder_bytes(finished))
             progress.update(task, total=total, completed=0)
             hashes = _write(folder, texts, graphs, finished, partial(_show_tensor, progress, task))
+            if pair.head is not None and pair.head.config.markov_rank:
+                write_transitions(folder / TRANSITIONS, pair.head)
             manifest = _manifest(folder, pair, graphs, precisions, decisions, top_k, draft_vocab, hashes, sources or {})
             (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
             del graphs  # frees their weights before the source's are loaded

@@ -89,7 +89,7 @@ def trace_draft(module: nn.Module, config: HeadConfig, layout: Layout, expected:
     ids, features = torch.arange(count)[None], torch.zeros(1, EXAMPLE["T"], config.feature_size, dtype=layout.dtype)
     args = (torch.zeros_like(ids), features, ids, mask, torch.arange(EXAMPLE["R"]))
     dims = ({1: row}, {1: "T"}, {1: row}, {2: row, 3: "L"}, {0: "R"})
-    last = ["hidden"] if config.block is None else ["transitions"] if config.markov_rank else []
+    last = ["hidden"] if config.block is None else ["scores"] if config.markov_rank else []
     return _trace(module, names, args, dims, ["log_probs", "token_ids", *last], layout, expected, row)
 
 

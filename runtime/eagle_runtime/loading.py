@@ -24,7 +24,7 @@ from eagle_runtime.backends import (
     open_sessions,
 )
 from eagle_runtime.bundle.fidelity import FidelityWarning, shortfall
-from eagle_runtime.bundle.listed_files import read_text_file, verify_hashes
+from eagle_runtime.bundle.listed_files import read_listed, read_text_file, verify_hashes
 from eagle_runtime.bundle.manifest import AHEAD, Manifest, read_manifest
 from eagle_runtime.constraints.grammars import Grammars
 from eagle_runtime.decoding_state import DecodingState
@@ -38,6 +38,7 @@ from eagle_runtime.drafting.draft_model import DraftModelHead
 from eagle_runtime.drafting.habits import Habits
 from eagle_runtime.drafting.head import Head, HeadOfText
 from eagle_runtime.drafting.one_call import OneCallHead
+from eagle_runtime.drafting.transitions import Transitions, read_transitions
 from eagle_runtime.errors import BackendError, BundleError, RequestError
 from eagle_runtime.exact_rows import PaddedSession, RowCheck, check_rows
 from eagle_runtime.machine.host import free_memory
@@ -47,6 +48,7 @@ from eagle_runtime.text.tokenizer import Text
 from eagle_runtime.threads.engines import Engines
 
 DEFAULT_CONTEXT = 4096  # tokens; a model trained on 128k would otherwise reserve tens of gigabytes of cache
+TRANSITIONS_BYTES = 1 << 31
 HEAD_SCRATCH = 512  # rows the head may use to grow one tree
 Progress = Callable[[str, int, int], None]  # stage ("hash", "load", "warm"), done, total
 MAX_THREADS = 256  # beyond the cores they only wait for each other; thousands take minutes to start
@@ -60,7 +62,7 @@ class OpenBundle:
     constraints. habits: of the target, for method recycling. acceptance: how drafts were accepted so far.
     kv_budget: bytes for the keys and values of conversations. weight_bytes: of the files of graphs and weights.
     draft: a second bundle whose target drafts (draft_bundle.py); its costs are those of this bundle's target with it.
-    datastore: a text that is searched for matches.
+    datastore: a text that is searched for matches. transitions: of a block head.
     passed_over, notice, row_check: see `open_bundle`."""
 
     manifest: Manifest
@@ -75,6 +77,7 @@ class OpenBundle:
     grammars: Grammars
     habits: Habits
     acceptance: Acceptance = dataclasses.field(default_factory=dict)
+    transitions: Transitions | None = None
     row_check: RowCheck | None = None
     passed_over: PassedOver = ()
     notice: str | None = None
@@ -96,7 +99,7 @@ class OpenBundle:
 
     def with_new_caches(self) -> OpenBundle:
         """Returns the same bundle with a target and a head whose caches are empty."""
-        target, head = _models(self.engines.sessions, self.manifest, self.context)
+        target, head = _models(self.engines.sessions, self.manifest, self.context, self.transitions)
         draft = None if self.draft is None else self.draft.with_new_caches()
         return dataclasses.replace(self, target=target, head=head, draft=draft)
 
@@ -213,7 +216,8 @@ def bundle_of_sessions(
 ) -> OpenBundle:
     """Make an OpenBundle of sessions that are open: of the target and, if the bundle has one, of the head. Its costs
     are estimates that are kept in no file. Raises BundleError for a broken tokenizer."""
-    target, head = _models(sessions, manifest, context)
+    transitions = _transitions(folder, manifest)
+    target, head = _models(sessions, manifest, context, transitions)
     text = Text(folder, partial(read_text_file, folder, manifest))
     return OpenBundle(
         manifest=manifest,
@@ -224,13 +228,26 @@ def bundle_of_sessions(
         engines=Engines(sessions),
         target=target,
         head=head,
+        transitions=transitions,
         costs=LearnedCosts(unknown(prior_costs(manifest, backend))),
         habits=Habits(manifest.target.vocab_size),
         grammars=Grammars(text.tokenizer_json, manifest.target.vocab_size, manifest.target.eos_token_ids),
     )
 
 
-def _models(sessions: tuple[Session, ...], manifest: Manifest, context: int) -> tuple[Target, HeadOfText | None]:
+def _transitions(folder: Path, manifest: Manifest) -> Transitions | None:
+    """Reads those of a block head that has some. Raises BundleError."""
+    head = manifest.head
+    if head is None or head.block is None or head.block.transitions is None:
+        return None
+    file = head.block.transitions
+    content = read_listed(folder, manifest, file, TRANSITIONS_BYTES)
+    return read_transitions(content, manifest.target.vocab_size, head.draft_vocab_size, str(folder / file))
+
+
+def _models(
+    sessions: tuple[Session, ...], manifest: Manifest, context: int, transitions: Transitions | None
+) -> tuple[Target, HeadOfText | None]:
     session, *heads = sessions
     target = Target(session, context, EXACT_CHUNK if getattr(session, "exact", False) else PREFILL_CHUNK)
     if not heads:
@@ -242,5 +259,5 @@ def _models(sessions: tuple[Session, ...], manifest: Manifest, context: int) -> 
         ahead = HydraHeads if manifest.head.kind == "hydra" else MedusaHeads
         return target, ahead(heads[0], context, HEAD_SCRATCH, vocab)
     if manifest.head is not None and manifest.head.block is not None:
-        return target, BlockHead(heads[0], context, HEAD_SCRATCH, manifest.head.block, vocab)
+        return target, BlockHead(heads[0], context, HEAD_SCRATCH, manifest.head.block, transitions, vocab)
     return target, Head(heads[0], context, HEAD_SCRATCH, vocab)

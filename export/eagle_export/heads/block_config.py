@@ -9,6 +9,7 @@ from eagle_export.errors import ExportError
 from eagle_runtime.bundle.manifest import BLOCK_RANGES, BlockSpec
 
 MARKOV_TABLE = "markov_head.markov_w1.weight"
+TRANSITIONS = "draft/transitions.safetensors"  # in a bundle
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,9 @@ class Block:
     @property
     def spec(self) -> BlockSpec:
         """What the runtime needs of it."""
-        return BlockSpec(self.size, self.anchor, self.causal, self.mask_id or 0, self.markov_rank > 0)
+        return BlockSpec(
+            self.size, self.anchor, self.causal, self.mask_id or 0, TRANSITIONS if self.markov_rank else None
+        )
 
 
 def read_block(head: Checkpoint, vocab: int, target_layers: int) -> Block:

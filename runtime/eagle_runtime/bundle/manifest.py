@@ -72,13 +72,13 @@ class TargetSpec:
 class BlockSpec:
     """A block head's rows. size: of a block (B), the root's included. anchor: whether the root's row drafts, so that B
     tokens are drafted and not B - 1. causal: whether a row sees no later row of the block. mask_id: what is fed for all
-    rows but the root's. transitions: whether a token's chances depend on the drafted token before it."""
+    rows but the root's. transitions: file of what a drafted token adds to the chances of the next, None without."""
 
     size: int
     anchor: bool
     causal: bool
     mask_id: int
-    transitions: bool
+    transitions: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,12 +205,14 @@ def read_manifest(bundle: Path) -> Manifest:
     _check_graphs(manifest, str(path))
     _check_numbers(manifest, str(path))
     _check_certificate(manifest, str(path))
-    graphs = [model.graph.file for model in manifest.models.values()]
-    for file in (*graphs, *manifest.files):
+    used = [model.graph.file for model in manifest.models.values()]
+    if manifest.head is not None and manifest.head.block is not None and manifest.head.block.transitions is not None:
+        used.append(manifest.head.block.transitions)
+    for file in (*used, *manifest.files):
         bundle_file(bundle, file)
-    if unlisted := [file for file in graphs if file not in manifest.files]:
+    if unlisted := [file for file in used if file not in manifest.files]:
         raise BundleError(
-            f"{path}: graph file {short_repr(unlisted[0])} is not listed under 'files'; export the bundle again"
+            f"{path}: file {short_repr(unlisted[0])} is not listed under 'files'; export the bundle again"
         )
     return manifest
 
@@ -237,8 +239,8 @@ def _check_graphs(manifest: Manifest, where: str) -> None:
             outputs_of_head["hidden"] = (1, "R", head.hidden_size)
         else:
             inputs_of_head |= _inputs("B")
-            if head.block.transitions:
-                outputs_of_head["transitions"] = (1, "R", head.top_k, head.top_k)
+            if head.block.transitions is not None:
+                outputs_of_head["scores"] = (1, "R", head.draft_vocab_size)
         if head.kind in AHEAD:
             shapes_of_head = ahead_shapes(head.num_layers, head.kind == "hydra", head.hidden_size, head.top_k)
             inputs_of_head, outputs_of_head = shapes_of_head

@@ -19,6 +19,7 @@ import numpy as np
 
 from eagle_runtime.bundle.manifest import BlockSpec
 from eagle_runtime.drafting.head import NEVER, Head, Proposal, States, Weigher
+from eagle_runtime.drafting.transitions import LOWEST, Transitions
 from eagle_runtime.session.protocol import Session
 from eagle_runtime.target import causal, row_numbers
 from eagle_runtime.tree import Float, Int, additive_mask
@@ -29,7 +30,15 @@ class BlockHead(Head):
 
     free_levels = True
 
-    def __init__(self, session: Session, capacity: int, scratch: int, block: BlockSpec, vocab_size: int) -> None:
+    def __init__(
+        self,
+        session: Session,
+        capacity: int,
+        scratch: int,
+        block: BlockSpec,
+        transitions: Transitions | None,
+        vocab_size: int,
+    ) -> None:
         """As in Head. scratch: rows that a tree may be grown with; they take no room in the cache."""
         super().__init__(session, capacity, scratch, vocab_size)
         rows, first = row_numbers(block.size), 0 if block.anchor else 1
@@ -40,7 +49,9 @@ class BlockHead(Head):
         visible = causal(block.size) if block.causal else np.ones((block.size, block.size), np.bool_)
         self._mask = additive_mask(visible, session.inputs["tree_mask"].dtype)
         self._tokens: Int = np.empty((0, self.top_k), np.int64)  # [D, k] of the last pass
-        self._log_probs: Float = np.empty((0, 1, self.top_k), np.float32)  # [D, k or 1, k]: given the token before
+        self._log_probs: Float = np.empty((0, self.top_k), np.float32)  # [D, k], without transitions
+        self._scores: Float = np.empty((0, 0), np.float32)  # [D, Vd]: the same of all tokens, where there are some
+        self._transitions = transitions
         self._position = 0  # that the root's children are for
 
     def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None) -> Proposal:
@@ -63,11 +74,10 @@ class BlockHead(Head):
         self.cache.advance(len(features))
         self._have_read()
         self._position = root + 1
-        token_ids, log_probs = out["token_ids"], out["log_probs"]
-        given = out["transitions"] if "transitions" in out else log_probs[:, None]
-        self._tokens, self._log_probs = token_ids.copy(), given.copy()
-        first = self._output_check.checked(token_ids[:1], log_probs[:1])
-        return Proposal(*first, np.zeros(1, np.int64), self._position)
+        self._tokens, self._log_probs = self._output_check.checked(out["token_ids"], out["log_probs"])
+        if self._transitions is not None:
+            self._scores = np.clip(out["scores"], LOWEST, 0)  # a copy
+        return Proposal(self._tokens[:1], self._log_probs[:1], np.zeros(1, np.int64), self._position)
 
     def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:
         """As in DraftHead, without a forward pass. hidden: not looked at."""
@@ -77,13 +87,8 @@ class BlockHead(Head):
         if place >= len(self._tokens):
             never = np.full((count, self.top_k), NEVER, np.float32)
             return Proposal(np.zeros((count, self.top_k), np.int64), never, states, position)
-        candidates, given = self._tokens[place], self._log_probs[place]
-        if len(given) == 1:
-            row, chances = self._output_check.checked(candidates[None], given)
-            return Proposal(np.repeat(row, count, 0), np.repeat(chances, count, 0), states, position)
-        matches = tokens[:, None] == self._tokens[depth]
-        rows = matches.argmax(1)
-        chances = np.where(matches.any(1)[:, None], given[rows], np.float32(NEVER))
-        order = np.argsort(-chances, axis=1, kind="stable")
-        ranked = self._output_check.checked(candidates[order], np.take_along_axis(chances, order, 1))
-        return Proposal(*ranked, states, position)
+        if self._transitions is None:
+            rows = np.full(count, place)
+            return Proposal(self._tokens[rows], self._log_probs[rows], states, position)
+        children = self._transitions.given(tokens, self._scores[place], self._tokens[place])
+        return Proposal(*self._output_check.checked(*children), states, position)
