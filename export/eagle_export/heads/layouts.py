@@ -29,7 +29,6 @@ LAYOUTS = (
     HeadLayout(
         "Medusa",
         "medusa",
-        # TGI (server/text_generation_server/layers/medusa.py) reads the same names.
         source="FasterDecoding/Medusa: medusa/model/medusa_model.py, medusa/train/train_legacy.py",
         names=MEDUSA,
     ),
