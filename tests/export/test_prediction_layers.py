@@ -506,7 +506,7 @@ def test_what_changes_or_trains_heads_refuses_a_layer_by_name(tmp_path: Path) ->
     head = speculators(target, random_layer(read_folder(target)[1], bias=False), tmp_path / "head")
     with pytest.raises(TrainError, match="multi-token-prediction layer, which is not trained here"):
         read_head(head, FrozenTarget(target, torch.device("cpu")), TrainConfig("eagle1", steps=1))
-    with pytest.raises(GrowError, match="only EAGLE heads are grown"):
+    with pytest.raises(GrowError, match="only EAGLE and block heads are grown"):
         grow(target, [head], tmp_path / "grown", Shape(8, 64, 4, 2, 16, 160))
     with pytest.raises(HardenError, match="only EAGLE heads can be hardened"):
         harden(target, [head], tmp_path / "hardened", STRENGTHS["middle"])

@@ -343,7 +343,7 @@ def test_what_is_refused(answers: Path, tmp_path: Path, capsys: pytest.CaptureFi
     both = [str(TARGET), "--kind", "eagle1"]
     assert "steps or minutes" in refused(*both, *data, "-o", new)
     init = ["--init", str(HEADS["eagle3"]), *data, "-o", new, *one]
-    assert "is an eagle3 head" in refused(*both, *init)
+    assert "has a head of kind eagle3, not eagle1" in refused(*both, *init)
     assert "is not a folder" in refused(*both, "--init", str(tmp_path / "nowhere"), *data, "-o", new, *one)
     torn = tmp_path / "torn"
     shutil.copytree(HEADS["eagle1"], torn)
