@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from eagle_export.graphs import full_mask
 from eagle_export.heads.block import BlockHead, split_features
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.layers import Rows
@@ -49,9 +50,7 @@ class BlockGraph(nn.Module):
         rows."""
         new = split_features(features, self.config)
         context = [(torch.cat([k, nk], 1), torch.cat([v, nv], 1)) for (k, v), (nk, nv) in zip(past, new, strict=True)]
-        before = context[0][0].shape[1] + tree_mask.shape[2] - tree_mask.shape[3]
-        mask = torch.cat([tree_mask.new_zeros(1, 1, tree_mask.shape[2], before), tree_mask], -1)
-        hidden = self.head(input_ids, position_ids, mask, context).index_select(1, logit_rows)
+        hidden = self.head(input_ids, position_ids, full_mask(tree_mask, context), context).index_select(1, logit_rows)
         scores = self.head.logits(hidden).float()
         if self.target_logits is not None:
             scores = self.target_logits(scores)

@@ -13,8 +13,8 @@ import pytest
 from conftest import put_tokenizer
 from eagle_runtime import Constraint, EagleModel
 from eagle_runtime.accept import Step
-from eagle_runtime.drafting.habits import NEVER, Habits, successors
-from eagle_runtime.drafting.head import Scratch
+from eagle_runtime.drafting.habits import Habits, successors
+from eagle_runtime.drafting.head import NEVER, Scratch
 from eagle_runtime.drafting.recycling import HostCosts, RecyclingHead
 from eagle_runtime.drafting.suffix import SuffixAutomaton
 from eagle_runtime.target import Target

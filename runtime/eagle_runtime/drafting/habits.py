@@ -17,13 +17,13 @@ import numpy as np
 
 from eagle_runtime.accept import Step
 from eagle_runtime.candidates import LogitRow, LogitRows
+from eagle_runtime.drafting.head import NEVER
 from eagle_runtime.tree import Float, Int, Tree
 
 SUCCESSORS = 8  # kept per context (k)
 ORDER = 3  # tokens of the longest context
 MOST = 1 << 17  # contexts that are kept: 10 MB of them at most; then the oldest makes room
 NEAR = 10.0  # logits further below the highest one are not looked at: they add little to a row's sum
-NEVER = -60.0  # log-probability where a context has fewer successors
 
 Context = tuple[int, ...]
 

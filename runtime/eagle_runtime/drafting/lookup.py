@@ -27,7 +27,16 @@ class EarlierText(Protocol):
         """Returns the position after an earlier match of the text's end, and its length; (0, 0) if there is none."""
 
     def continuation(self, place: int, count: int) -> list[int]:
-        """Returns at most `count` tokens from a position on."""
+        """Returns at most `count` tokens from a position on, as following_tokens does."""
+
+
+def following_tokens(tokens: list[int], place: int, count: int) -> list[int]:
+    """Returns at most `count` tokens of a text from a position on. Where they reach the text's end they go on from the
+    position again: the text may be a loop."""
+    following = tokens[place : place + count]
+    while following and len(following) < count:
+        following += following[: count - len(following)]
+    return following
 
 
 class NgramIndex:
@@ -59,12 +68,8 @@ class NgramIndex:
         return best
 
     def continuation(self, place: int, count: int) -> list[int]:
-        """Returns at most `count` tokens from a position on. Where they reach the text's end they go on from the
-        position again: the text may be a loop."""
-        following = self._tokens[place : place + count]
-        while following and len(following) < count:
-            following += following[: count - len(following)]
-        return following
+        """As in EarlierText."""
+        return following_tokens(self._tokens, place, count)
 
 
 def longest_match(

@@ -16,8 +16,8 @@ from eagle_runtime.cache import Cache
 from eagle_runtime.drafting.costs.model import HEAD_ROWS, Costs, Pass, Timings
 from eagle_runtime.drafting.costs.storage import LearnedCosts
 from eagle_runtime.drafting.drafter import Drafter
-from eagle_runtime.drafting.habits import NEVER, SUCCESSORS, Context, Habits
-from eagle_runtime.drafting.head import OutputCheck, Proposal, States, Weigher
+from eagle_runtime.drafting.habits import SUCCESSORS, Context, Habits
+from eagle_runtime.drafting.head import NEVER, OutputCheck, Proposal, States, Weigher
 from eagle_runtime.target import Features, row_numbers
 from eagle_runtime.tree import Int, Tree
 

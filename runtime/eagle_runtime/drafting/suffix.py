@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from eagle_runtime.drafting.lookup import following_tokens
+
 HOPS = 16  # links of a new token's state whose latest place is brought up to date
 
 
@@ -35,12 +37,8 @@ class SuffixAutomaton:
         return self._match
 
     def continuation(self, place: int, count: int) -> list[int]:
-        """Returns at most `count` tokens from a position on. Where they reach the text's end they go on from the
-        position again: the text may be a loop."""
-        following = self._tokens[place : place + count]
-        while following and len(following) < count:
-            following += following[: count - len(following)]
-        return following
+        """As in EarlierText."""
+        return following_tokens(self._tokens, place, count)
 
     def _add(self, token: int) -> None:
         self._tokens.append(token)
