@@ -43,6 +43,7 @@ CONFIG = {
 }
 VARIANTS: dict[str, tuple[dict[str, object], int]] = {  # settings, rank of the transitions
     "dspark": ({}, 8),
+    "state": ({}, 8),  # as dspark, but all rows read the target's last state too
     "dflash": ({"architectures": ["DFlashDraftModel"], "sample_from_anchor": False, "causal": False}, 0),
 }
 
@@ -52,11 +53,13 @@ def head(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """The folder of a block head with random weights that says something of the target: its LM head is the target's."""
     folder = tmp_path_factory.mktemp(request.param)
     settings, rank = VARIANTS[request.param]
-    write_head(folder, settings, rank, torch.Generator().manual_seed(3))
+    write_head(folder, settings, rank, torch.Generator().manual_seed(3), reads_state=request.param == "state")
     return folder
 
 
-def write_head(folder: Path, settings: dict[str, object], rank: int, rng: torch.Generator) -> None:
+def write_head(
+    folder: Path, settings: dict[str, object], rank: int, rng: torch.Generator, *, reads_state: bool = False
+) -> None:
     own = rank > 0  # a mask and an LM head of its own
     shapes = {"fc.weight": (64, 192), "hidden_norm.weight": (64,), "norm.weight": (64,)}
     for layer in range(2):
@@ -68,6 +71,7 @@ def write_head(folder: Path, settings: dict[str, object], rank: int, rng: torch.
         shapes[f"{at}.mlp.down_proj.weight"] = (64, 96)
     if own:
         shapes |= {"mask_embedding": (1, 1, 64), "lm_head.weight": (256, 64)}
+        shapes |= {"input_fc.weight": (64, 128)} if reads_state else {}
         shapes |= {f"markov_head.markov_w{number}.weight": (256, rank) for number in (1, 2)}
     tensors = {name: torch.randn(shape, generator=rng) / shape[-1] ** 0.5 for name, shape in shapes.items()}
     tensors |= {name: 1 + 0.1 * value for name, value in tensors.items() if "norm" in name}
@@ -198,5 +202,6 @@ def test_the_manifest_describes_the_block(head: Path, model: EagleModel) -> None
     assert spec is not None and spec.block is not None and spec.kind == "block"
     rank = VARIANTS["dspark" if spec.block.transitions else "dflash"][1]
     assert (spec.block.size, spec.block.transitions is not None) == (ROWS, rank > 0)
-    assert spec.feature_size == 2 * 2 * 2 * 16
+    assert spec.block.state_size == (64 if head.name.startswith("state") else 0)
+    assert spec.feature_size == 2 * 2 * 2 * 16 + spec.block.state_size
     assert dataclasses.asdict(spec)["taps"] == (2, 4, 5)

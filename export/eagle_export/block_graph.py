@@ -44,13 +44,16 @@ class BlockGraph(nn.Module):
         logit_rows: Tensor,
         past: list[Rows],
     ) -> tuple[Tensor, ...]:
-        """input_ids, position_ids [1,B]: of the block; features [1,T,2 L Hkv D]; tree_mask [1,1,B,L] over the last L of
-        the P + T + B columns. Returns log_probs [1,R,k] fp32, token_ids [1,R,k] (target ids), with transitions scores
-        [1,R,Vd] fp32 (log-probabilities before transitions, but for the first position), and per layer the T new
-        rows."""
-        new = split_features(features, self.config)
+        """input_ids, position_ids [1,B]: of the block; features [1,T,2 L Hkv D + S], the last with the state before the
+        root; tree_mask [1,1,B,L] over the last L of the P + T + B columns. Returns log_probs [1,R,k] fp32, token_ids
+        [1,R,k] (target ids), with transitions scores [1,R,Vd] fp32 (log-probabilities before transitions, but for the
+        first position), and per layer the T new rows."""
+        new, states = split_features(features, self.config)
+        state = None if states is None else states[:, -1:]
         context = [(torch.cat([k, nk], 1), torch.cat([v, nv], 1)) for (k, v), (nk, nv) in zip(past, new, strict=True)]
-        hidden = self.head(input_ids, position_ids, full_mask(tree_mask, context), context).index_select(1, logit_rows)
+        hidden = self.head(input_ids, position_ids, full_mask(tree_mask, context), context, state).index_select(
+            1, logit_rows
+        )
         scores = self.head.logits(hidden).float()
         if self.target_logits is not None:
             scores = self.target_logits(scores)

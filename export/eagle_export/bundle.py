@@ -375,7 +375,7 @@ def _head_spec(config: HeadConfig, graph: GraphSpec, top_k: int, draft_vocab: in
         head_dim=config.head_dim,
         top_k=top_k,
         taps=config.taps,
-        block=None if config.block is None else config.block.spec,
+        block=None if config.block is None else config.block.spec(config.state_size),
         graph=graph,
     )
 

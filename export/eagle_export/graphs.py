@@ -93,7 +93,7 @@ class TargetGraph(nn.Module):
         """tapped: hidden states at the taps; hidden: after the last norm."""
         reader = self.head_reader
         if isinstance(reader, BlockReader):
-            return reader.features(tapped, position_ids)
+            return reader.features(tapped, hidden, position_ids)
         return hidden if reader is None else reader.features(tapped)
 
     def _by_layer_type(self, masks: dict[int | None, Tensor]) -> dict[str, Tensor]:

@@ -41,7 +41,7 @@ def drafted_texts(folder: Path, model: Any) -> list[Continued]:
     for _ in range(TOKENS):
         states: tuple[Tensor, ...] = model(input_ids=ids, output_hidden_states=True).hidden_states
         roots = ids.new_full((len(ids), 1), ids.shape[1] - 1)
-        hidden = read_blocks(head, part.config, ids, [states[tap] for tap in part.config.taps], roots)
+        hidden = read_blocks(head, part.config, ids, [states[tap] for tap in part.config.taps], states[-1], roots)
         logits = head.logits(hidden[:, 0, row])
         if head.markov_head is not None:
             logits = logits + head.markov_head(ids[:, -1])

@@ -109,7 +109,8 @@ def test_a_head_computes_what_its_producers_module_computed(
     assert part.config.block is not None
     tokens = RECORDED["tokens"]
     with torch.inference_mode():
-        hidden = read_blocks(head, part.config, tokens, [states[tap] for tap in part.config.taps], ROOTS)[0]
+        taps = [states[tap] for tap in part.config.taps]
+        hidden = read_blocks(head, part.config, tokens, taps, states[-1], ROOTS)[0]
         logits = head.logits(hidden[:, 0 if part.config.block.anchor else 1 :])
         if head.markov_head is not None:
             roots = tokens[0, ROOTS[0], None]

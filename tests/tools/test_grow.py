@@ -154,7 +154,7 @@ def test_a_grown_block_head_drafts_the_same(
         assert isinstance(head, BlockHead) and head.markov_head is not None
         states = model(ids, output_hidden_states=True).hidden_states
         taps = [states[tap] for tap in part.config.taps]
-        rows = read_blocks(head, part.config, ids, taps, torch.tensor([[5, 20]]))
+        rows = read_blocks(head, part.config, ids, taps, states[-1], torch.tensor([[5, 20]]))
         out: torch.Tensor = head.logits(rows) + head.markov_head(ids[0, 5])
         return out
 

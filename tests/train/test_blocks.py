@@ -37,6 +37,7 @@ from eagle_train.target import FrozenTarget
 
 TARGET = GOLDEN / "target"
 QUICK = ["--threads", "1", "--device", "cpu", "--batch-size", "8", "--seq-len", "48", "--draft-vocab", "64"]
+DEMO = Path(__file__).parents[2] / "tools" / "demo_pair"
 QUICK += ["--block", "4", "--anchors", "8", "--singles", "16", "--markov-rank", "16"]
 VOCABULARY = Vocabulary.of(torch.arange(0, 256, 4), 256)
 
@@ -66,7 +67,7 @@ def text_of(target: FrozenTarget, texts: int, length: int, prompt: int) -> tuple
     mask = torch.zeros(texts, length, dtype=torch.bool)
     mask[:, prompt:] = True
     states = target.states(ids, block_taps(8))
-    return Batch(ids, mask), Taught(states.features, target.logits(states.last))
+    return Batch(ids, mask), Taught(states.features, target.logits(states.last), states.last)
 
 
 def drafts(head: BlockHead, shape: HeadConfig, batch: Batch, taught: Taught, root: int, text: int = 0) -> Tensor:
@@ -81,7 +82,13 @@ def test_a_block_sees_its_root_and_the_target_before_it(target: FrozenTarget) ->
     for position, changes in ((8, True), (9, False), (12, False)):
         features = taught.features.clone()
         features[:, position] += 1
-        other = drafts(head, shape, batch, Taught(features, taught.logits), 9)
+        other = drafts(head, shape, batch, Taught(features, taught.logits, taught.last), 9)
+        assert torch.equal(other, usual) is not changes, position
+    for position, changes in ((7, False), (8, True), (9, False)):
+        assert taught.last is not None
+        last = taught.last.clone()
+        last[:, position] += 1
+        other = drafts(head, shape, batch, Taught(taught.features, taught.logits, last), 9)
         assert torch.equal(other, usual) is not changes, position
     for position, changes in ((8, False), (9, True), (10, False)):
         ids = batch.ids.clone()
@@ -193,6 +200,56 @@ def test_a_head_without_transitions_is_a_dflash_head(answers: Path, tmp_path: Pa
     part = open_pair(TARGET, tmp_path / "head").head
     assert part is not None and part.config.markov_rank == 0 and part.config.block is not None
     assert part.config.block.anchor
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Held-out code, continued by the demo pair's target."""
+    folder = tmp_path_factory.mktemp("code")
+    arguments = ["generate", str(DEMO / "target"), "--data", str(DEMO / "heldout.jsonl"), "--max-new-tokens", "24"]
+    assert main([*arguments, "-o", str(folder / "code.jsonl"), "--threads", "1", "--device", "cpu"]) == 0
+    return folder / "code.jsonl"
+
+
+def held_out(folder: Path, *arguments: str) -> list[float]:
+    """n-alpha as a command of eagle-train measures it."""
+    assert main([*arguments, "--steps", "0", "-o", str(folder), "--threads", "1", "--device", "cpu"]) == 0
+    last = (folder / "training/log.jsonl").read_text("utf-8").splitlines()[-1]
+    alphas: list[float] = json.loads(last)["n_alpha"]
+    return alphas
+
+
+def test_a_block_head_begins_where_an_eagle1_head_is(code: Path, tmp_path: Path) -> None:
+    data = ["--data", str(code), "--eval-data", str(code), "--init", str(DEMO / "eagle1")]
+    eagle1 = held_out(tmp_path / "eagle1", "head", str(DEMO / "target"), "--kind", "eagle1", *data)
+    for layers in ("1", "2"):
+        block = ["block", str(DEMO / "target"), *data, "--layers", layers, "--block", "4"]
+        assert abs(held_out(tmp_path / layers, *block)[0] - eagle1[0]) < 0.03, layers
+    folder = open_pair(DEMO / "target", tmp_path / "2").head
+    assert folder is not None and folder.config.state_size == folder.config.hidden_size == 256
+
+
+@pytest.mark.parametrize(
+    ("head", "options", "words"),
+    [
+        (DEMO / "eagle1", ("--kv-heads", "4"), "num_kv_heads 2, but the block head 4"),
+        (DEMO / "eagle3", (), "kind eagle3, not block"),
+    ],
+    ids=["other sizes", "eagle3"],
+)
+def test_heads_that_no_block_head_can_begin_from(
+    head: Path, options: tuple[str, ...], words: str, code: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["block", str(DEMO / "target"), "--data", str(code), "--steps", "1", "--init", str(head), *options]
+    assert main([*command, "-o", str(tmp_path / "head"), "--threads", "1", "--device", "cpu"]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_head_whose_fc_has_a_bias_is_refused(
+    answers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(answers, tmp_path / "head", "--steps", "1", "--init", str(GOLDEN / "head_eagle1")) == 2
+    assert "fc_bias True, but the block head False" in capsys.readouterr().err
 
 
 def test_settings_that_no_block_head_has_are_refused(

@@ -34,7 +34,7 @@ class OnlineTeacher:
 
     def teach(self, windows: Windows, indices: Sequence[int], batch: Batch) -> Taught:
         states = self._target.states(batch.ids, self._taps)
-        return Taught(states.features, self._target.logits(states.last))
+        return Taught(states.features, self._target.logits(states.last), states.last)
 
 
 def gather(windows: Windows, indices: Sequence[int], device: torch.device) -> Batch:

@@ -2,8 +2,8 @@
 
 Row r of a block whose root is token i drafts token i + r + 1 from what decoding knows then: the target's states before
 i, and token i. With transitions it also reads the token before the drafted one, which is the true one here
-(DeepSpec, deepspec/modeling/dspark: teacher forcing). A row's loss is 0.1 cross-entropy + 0.9 total variation to the
-target's own distribution, as DeepSpec weighs them, times exp(-r / 4): a draft counts if all before it are right. Rows
+(DeepSpec, deepspec/modeling/dspark: teacher forcing). A row's loss is 0.3 cross-entropy + 0.7 total variation to the
+target's own distribution (DeepSpec: 0.1 and 0.9), times exp(-r / 4): a draft counts if all before it are right. Rows
 learn without their transitions too, with half of the weight: a drafter adds transitions to the likeliest tokens of a
 row alone, so these have to contain the right one.
 
@@ -30,7 +30,7 @@ from eagle_train.metrics import Tally
 from eagle_train.objective import Batch, Taught, Vocabulary
 from eagle_train.target import FrozenTarget
 
-CROSS_ENTROPY = 0.1  # weight of the cross-entropy; the rest is that of the total variation
+CROSS_ENTROPY = 0.3  # weight of the cross-entropy; the rest is that of the total variation
 ROW_DECAY = 4.0  # row r has the weight exp(-r / ROW_DECAY)
 FREE = 0.5  # weight of the rows without their transitions
 MEASURED = 32  # blocks that are measured in one pass
@@ -59,7 +59,7 @@ def block_shape(target: FrozenTarget, config: TrainConfig, draft_vocab_size: int
         num_kv_heads=kv_heads,
         intermediate_size=config.mlp or plain.intermediate_size,
         taps=block_taps(int(target.config.num_hidden_layers)),
-        block=Block(config.block, True, True, None, config.markov_rank, True),
+        block=Block(config.block, True, True, None, config.markov_rank, True, reads_state=True),
     )
 
 
@@ -73,6 +73,9 @@ def start_block(head: BlockHead, target: FrozenTarget) -> None:
     with torch.no_grad():
         head.fc.weight.mul_(0.3)
         head.fc.weight[:, -width:] += 0.5 * whole
+        head.input_fc.weight.mul_(0.3)
+        head.input_fc.weight[:, -width:] += 0.5 * spread * whole  # the state is larger than an embedding
+        head.input_fc.weight[:, :width] += whole
         head.mask_embedding.normal_(0, spread)
         for attention in (cast(BlockLayer, layer).self_attn for layer in head.layers):
             if attention.v_proj.weight.shape == attention.o_proj.weight.shape == whole.shape:
@@ -117,9 +120,9 @@ class Drafted:
 
 def draft_blocks(head: BlockHead, shape: HeadConfig, batch: Batch, taught: Taught, roots: Tensor) -> Drafted:
     """Returns the drafts of blocks at roots [b, A]."""
-    assert shape.block is not None
+    assert shape.block is not None and taught.last is not None
     taps = torch.split(taught.features, shape.target_hidden_size, -1)
-    free = head.logits(read_blocks(head, shape, batch.ids, taps, roots)).float()
+    free = head.logits(read_blocks(head, shape, batch.ids, taps, taught.last, roots)).float()
     places = roots[..., None] + torch.arange(shape.block.size, device=roots.device)
     last = batch.ids.shape[1] - 1
     known = places.clamp(max=last).flatten(1)

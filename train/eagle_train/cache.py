@@ -47,7 +47,7 @@ class CachedTeacher:
     def teach(self, windows: Windows, indices: Sequence[int], batch: Batch) -> Taught:
         last = self._rows(self._last, windows, indices, batch)
         features = last if self._taps is None else self._rows(self._taps, windows, indices, batch)
-        return Taught(features, self._target.logits(last))
+        return Taught(features, self._target.logits(last), last)
 
     def _rows(self, stored: npt.NDArray[np.generic], windows: Windows, indices: Sequence[int], batch: Batch) -> Tensor:
         rows = np.zeros((*batch.ids.shape, stored.shape[1]), stored.dtype)

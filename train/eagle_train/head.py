@@ -52,6 +52,8 @@ def read_head(folder: Path, target: FrozenTarget, config: TrainConfig) -> HeadPa
     part = open_pair(target.checkpoint.folder, folder).head
     assert part is not None
     shape = part.config
+    if shape.kind == "eagle1" and config.kind == "block":
+        return part  # from_eagle.py compares the sizes
     if shape.kind == "mtp":
         raise TrainError(
             f"{folder} holds a multi-token-prediction layer, which is not trained here; give an EAGLE or block head"
@@ -135,7 +137,7 @@ def new_head(
     given: HeadPart | None = None,
 ) -> AnyHead:
     """Returns a head on the target's device with the target's frozen embedding (EAGLE-1: and LM head). It is untrained,
-    or has the weights of `given`, as read_head returns it.
+    or has the weights of `given`, as read_head returns it, if that is of its kind.
 
     The LM head and last norm of an untrained EAGLE-3 or block head start as the target's (its rows of the draft
     vocabulary). So do the rows of tokens that the given head does not know."""
@@ -156,7 +158,7 @@ def new_head(
         with torch.no_grad():
             head.lm_head.weight.copy_(_lm_head_rows(model.lm_head.weight, vocabulary, given))
             cast(Tensor, head.norm.weight).copy_(model.model.norm.weight)
-    if given is not None:
+    if given is not None and given.config.kind == shape.kind:
         with torch.no_grad():
             for name, parameter in stored(head).items():
                 if name != "lm_head.weight":
@@ -170,7 +172,7 @@ def _lm_head_rows(target_rows: Tensor, vocabulary: Vocabulary | None, given: Hea
     """Returns the LM head's rows [V', H] of the draft vocabulary: the given head's where it has them, else the
     target's."""
     rows = target_rows.clone()
-    if given is not None:
+    if given is not None and not given.config.borrows_lm_head:
         known = vocabulary_of(given)
         ids = slice(None) if known is None else known.ids
         rows[ids] = given.checkpoint.tensors["lm_head.weight"].read().to(rows)

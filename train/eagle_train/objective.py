@@ -40,10 +40,12 @@ class Batch:
 @dataclass(frozen=True, slots=True)
 class Taught:
     """The frozen target's outputs for a batch: features [B, T, W] (last hidden state, or the taps joined; as the head
-    reads them, after fc, where the objectives get them) and logits [B, T, V] in fp32."""
+    reads them, after fc, where the objectives get them), logits [B, T, V] in fp32 and, where the target's own modules
+    computed them, last [B, T, H]: states after the last norm."""
 
     features: Tensor
     logits: Tensor
+    last: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from eagle_train.checkpoint import Progress, load_checkpoint, save_checkpoint
 from eagle_train.config import BETAS, CLIP, Job, TrainConfig
 from eagle_train.data import TextReader, Windows, open_windows, special_ids, write_windows
 from eagle_train.errors import TrainError
+from eagle_train.from_eagle import start_from_eagle1
 from eagle_train.head import (
     choose_vocabulary,
     coverage,
@@ -138,12 +139,12 @@ def _prepare(
     counts = windows.loss_counts(target.vocab_size)
     if config.kind not in ("eagle3", "block"):
         vocabulary = None
-    elif given is not None and config.draft_vocab is None:
+    elif given is not None and given.config.kind == config.kind and config.draft_vocab is None:
         vocabulary = vocabulary_of(given)
     else:
         vocabulary = choose_vocabulary(counts, config.draft_vocab, (*target.eos, *special_ids(job.target)))
     size = target.vocab_size if vocabulary is None else len(vocabulary.ids)
-    if given is None:
+    if given is None or given.config.kind != config.kind:
         shape = shape_of(config, target, size)
     else:
         shape = dataclasses.replace(given.config, draft_vocab_size=size)
@@ -197,6 +198,9 @@ class Run:
             with processes.main_process_first():  # it fills the cache for all
                 self._teacher = CachedTeacher(job.cache, target, shape.taps, windows, self._identity["target"])
         self._head = new_head(shape, target, vocabulary, config.inputs, config.seed, given)
+        if given is not None and given.config.kind != shape.kind:
+            assert isinstance(self._head, BlockHead)
+            start_from_eagle1(self._head, shape, given, target, windows, config.seed)
         self._read: torch.nn.Module = torch.nn.Identity()  # from the target's features to those that the head reads
         if isinstance(self._head, Eagle3Head) and bundle is None:
             self._read = self._head.fc
@@ -299,7 +303,7 @@ class Run:
         return eagle3_objective(self._head, self._shape, batch, taught, self._vocabulary, config, tally)
 
     def _as_read(self, taught: Taught) -> Taught:
-        return Taught(self._read(taught.features), taught.logits)
+        return Taught(self._read(taught.features), taught.logits, taught.last)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda")

@@ -3,12 +3,15 @@
     taps [1,T,n H] -> fc -> hidden_norm -> k_proj, k_norm, rotation | v_proj   per layer: keys, values of verified rows
     [root, mask, mask, ...] -> embedding -> layers -> norm -> LM head          rows at the root's position and after it
 
+With input_fc (heads of eagle-train) each row reads its embedding and, as EAGLE's rows do, the target's last state
+before the root, which then is a feature too.
+
 Row r of the block stands at the root's position + r and sees all verified rows before the root, and the block's other
 rows (or, in causal blocks, those before it). With an anchor (DSpark) row r drafts the token at the position after its
 own; without (DFlash, JetSpec) rows from 1 on draft the token at their own position, which the mask stands for.
 
 The upper line reads the target alone, so it is part of the target's graph: its output is what the head calls features,
-the keys and values of all layers next to each other. Drafted tokens never enter the cache.
+the keys and values of all layers next to each other, and that state. Drafted tokens never enter the cache.
 
 Transitions (DSpark's vanilla Markov head) add W2 W1[a] to the logits of a row whose predecessor is token a.
 
@@ -49,6 +52,7 @@ class BlockReader(nn.Module):
         own = [_Reading(config) for _ in range(config.num_layers)] if layers is None else layers
         self.layers = nn.ModuleList(own)
         self.rotary_emb = rotary(config)
+        self.reads_state = config.state_size > 0
 
     def key_values(self, taps: Sequence[Tensor], position_ids: Tensor) -> list[Rows]:
         """taps: the target's hidden states [1,T,H], in order. Returns keys and values per layer, each [1,T,Hkv,D]."""
@@ -56,9 +60,11 @@ class BlockReader(nn.Module):
         rope = self.rotary_emb(read, position_ids)
         return [new_rows(cast(_Reading, layer).self_attn, read, rope) for layer in self.layers]
 
-    def features(self, taps: Sequence[Tensor], position_ids: Tensor) -> Tensor:
-        """As key_values. Returns features [1,T,2 L Hkv D]: keys and values of the first layer, of the second, ..."""
-        return torch.cat([rows.flatten(2) for pair in self.key_values(taps, position_ids) for rows in pair], -1)
+    def features(self, taps: Sequence[Tensor], last: Tensor, position_ids: Tensor) -> Tensor:
+        """As key_values. last [1,T,H]: the target's states after its last norm. Returns features [1,T,2 L Hkv D (+ H)]:
+        keys and values of the first layer, of the second, ..., and `last` if the head reads it."""
+        rows = [each.flatten(2) for pair in self.key_values(taps, position_ids) for each in pair]
+        return torch.cat([*rows, last] if self.reads_state else rows, -1)
 
 
 class BlockLayer(nn.Module):
@@ -102,14 +108,26 @@ class BlockHead(BlockReader):
         if config.own_mask:
             self.mask_embedding = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
         self.own_mask = config.own_mask
+        if config.state_size:
+            self.input_fc = nn.Linear(config.hidden_size + config.state_size, config.hidden_size, bias=False)
         self.norm = rms_norm(config)
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
         self.markov_head = MarkovHead(config) if config.markov_rank else None
 
-    def forward(self, input_ids: Tensor, position_ids: Tensor, mask: Tensor, past: Sequence[Rows]) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        mask: Tensor,
+        past: Sequence[Rows],
+        state: Tensor | None = None,
+    ) -> Tensor:
         """input_ids [1,B]: the root, then mask tokens; position_ids [1,B]; mask [1,1,B,P + B], additive; past: keys and
-        values of verified rows per layer. Returns hidden [1,B,H], after the last norm."""
+        values of verified rows per layer; state [1,1,S]: the target's last state before the root, if the head reads
+        it. Returns hidden [1,B,H], after the last norm."""
         x = self.embedded(input_ids)
+        if state is not None:
+            x = self.input_fc(torch.cat([x, state.expand(-1, x.shape[1], -1)], -1))
         rope = self.rotary_emb(x, position_ids)
         for layer, rows in zip(self.layers, past, strict=True):
             x = layer(x, rope, mask, rows)
@@ -129,19 +147,24 @@ class BlockHead(BlockReader):
         return out
 
 
-def split_features(features: Tensor, config: HeadConfig) -> list[Rows]:
-    """features [1,T,2 L Hkv D], as BlockReader.features returns them. Returns keys and values per layer."""
-    width = config.num_kv_heads * config.head_dim
+def split_features(features: Tensor, config: HeadConfig) -> tuple[list[Rows], Tensor | None]:
+    """features [1,T,2 L Hkv D + S], as BlockReader.features returns them. Returns keys and values per layer, and the
+    target's states [1,T,S] if the head reads them."""
+    width, count = config.num_kv_heads * config.head_dim, 2 * config.num_layers
     shape = (*features.shape[:2], config.num_kv_heads, config.head_dim)
-    parts = [part.reshape(shape) for part in torch.split(features, width, -1)]
-    return list(zip(parts[::2], parts[1::2], strict=True))
+    parts = torch.split(features, [width] * count + [config.state_size] * (config.state_size > 0), -1)
+    rows = [part.reshape(shape) for part in parts[:count]]
+    return list(zip(rows[::2], rows[1::2], strict=True)), parts[count] if config.state_size else None
 
 
-def read_blocks(head: BlockHead, config: HeadConfig, ids: Tensor, taps: Sequence[Tensor], roots: Tensor) -> Tensor:
+def read_blocks(
+    head: BlockHead, config: HeadConfig, ids: Tensor, taps: Sequence[Tensor], last: Tensor, roots: Tensor
+) -> Tensor:
     """Drafts after many tokens of a text in one pass, as decoding drafts after one: a block sees what is known of the
     target before its root.
 
-    ids [b,T]; taps: the target's hidden states [b,T,H], in order; roots [b,A]: positions. Returns hidden [b,A,B,H]."""
+    ids [b,T]; taps: the target's hidden states [b,T,H], in order; last [b,T,H]: those after its last norm; roots [b,A]:
+    positions, from 1 on. Returns hidden [b,A,B,H]."""
     assert config.block is not None
     batch, count, size, device = *roots.shape, config.block.size, ids.device
     past = head.key_values(taps, torch.arange(ids.shape[1], device=device)[None])
@@ -151,6 +174,9 @@ def read_blocks(head: BlockHead, config: HeadConfig, ids: Tensor, taps: Sequence
     embedded = head.embed_tokens(tokens)
     if config.own_mask:
         embedded = torch.cat([embedded[:, :, :1], head.mask_embedding[None].expand(batch, count, size - 1, -1)], 2)
+    if config.state_size:
+        states = last.gather(1, (roots - 1)[..., None].expand(-1, -1, config.state_size))
+        embedded = head.input_fc(torch.cat([embedded, states[:, :, None].expand(-1, -1, size, -1)], -1))
     before = torch.arange(ids.shape[1], device=device) < roots[..., None]  # [b,A,T]
     own = torch.ones(size, size, dtype=torch.bool, device=device)
     own = torch.kron(torch.eye(count, dtype=torch.bool, device=device), own.tril() if config.block.causal else own)

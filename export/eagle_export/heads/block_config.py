@@ -9,6 +9,7 @@ from eagle_export.errors import ExportError
 from eagle_runtime.bundle.manifest import BLOCK_RANGES, BlockSpec
 
 MARKOV_TABLE = "markov_head.markov_w1.weight"
+STATE_READER = "input_fc.weight"
 TRANSITIONS = "draft/transitions.safetensors"  # in a bundle
 
 
@@ -17,7 +18,8 @@ class Block:
     """What only block heads have. size: rows of a block (B), the root's included. anchor: whether the root's row drafts
     (then B tokens are drafted, else B - 1). causal: whether a row of the block sees no later one. mask_id: the token
     whose embedding the other rows have; None for an embedding of their own. markov_rank: of the transitions, 0 for
-    none. own_lm_head: whether the LM head is the head's own; else it is the target's."""
+    none. own_lm_head: whether the LM head is the head's own; else it is the target's. reads_state: whether all rows
+    also read the target's last state before the root, as an EAGLE head does (heads of eagle-train)."""
 
     size: int
     anchor: bool
@@ -25,17 +27,16 @@ class Block:
     mask_id: int | None
     markov_rank: int
     own_lm_head: bool
+    reads_state: bool = False
 
-    @property
-    def spec(self) -> BlockSpec:
-        """What the runtime needs of it."""
-        return BlockSpec(
-            self.size, self.anchor, self.causal, self.mask_id or 0, TRANSITIONS if self.markov_rank else None
-        )
+    def spec(self, state_size: int) -> BlockSpec:
+        """What the runtime needs of it. state_size: as in HeadConfig."""
+        transitions = TRANSITIONS if self.markov_rank else None
+        return BlockSpec(self.size, self.anchor, self.causal, self.mask_id or 0, transitions, state_size)
 
 
-def read_block(head: Checkpoint, vocab: int, target_layers: int) -> Block:
-    """Reads the block of a head with the official names (block_layouts.py). vocab, target_layers: the target's. Raises
+def read_block(head: Checkpoint, vocab: int, target_layers: int, target_hidden: int) -> Block:
+    """Reads the block of a head with the official names (block_layouts.py). All sizes are the target's. Raises
     ExportError."""
     where, (least, most) = head.folder / "config.json", BLOCK_RANGES["size"]
     if head.integer("num_target_layers", target_layers) != target_layers:
@@ -46,6 +47,9 @@ def read_block(head: Checkpoint, vocab: int, target_layers: int) -> Block:
     size = head.integer("block_size")
     if not least <= size <= most:
         raise ExportError(f"{where}: block_size is {size}, but must be {least} to {most}")
+    if STATE_READER in head.tensors:
+        hidden = head.require("fc.weight", (None, None)).shape[0]
+        head.require(STATE_READER, (hidden, hidden + target_hidden))
     own_lm_head = LM_HEAD in head.tensors
     if not own_lm_head and head.integer("draft_vocab_size", vocab) != vocab:
         raise ExportError(
@@ -59,6 +63,7 @@ def read_block(head: Checkpoint, vocab: int, target_layers: int) -> Block:
         mask_id=_mask_id(head, vocab),
         markov_rank=_markov_rank(head, vocab),
         own_lm_head=own_lm_head,
+        reads_state=STATE_READER in head.tensors,
     )
 
 

@@ -82,7 +82,13 @@ class HeadConfig:
     @property
     def feature_size(self) -> int:
         """Width of a feature, as the target's graph returns them."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim if self.kind == "block" else self.hidden_size
+        rows = 2 * self.num_layers * self.num_kv_heads * self.head_dim
+        return self.hidden_size if self.block is None else rows + self.state_size
+
+    @property
+    def state_size(self) -> int:
+        """Width of the target's last state among the features of a block head; 0 if it does not read that."""
+        return self.target_hidden_size if self.block is not None and self.block.reads_state else 0
 
     @property
     def own_mask(self) -> bool:
@@ -125,7 +131,7 @@ def read_head_config(
     for problem in _unknown_settings(head, layout):
         raise ExportError(problem)
     layer = _first_layer(kind)
-    block = read_block(head, vocab, target_layers) if kind == "block" else None
+    block = read_block(head, vocab, target_layers, target_hidden) if kind == "block" else None
     hidden, fed = head.require("fc.weight", (None, None)).shape
     _check_fc(head, kind, hidden, fed, target_hidden)
     num_heads, kv_heads, head_dim = _attention_sizes(head, layer)
@@ -314,15 +320,12 @@ def _num_layers(head: Checkpoint, kind: HeadKind) -> int:
 def _stated(head: Checkpoint, name: str, *keys: str) -> bool:
     """Whether the head has a tensor. Raises ExportError if a key of the config says otherwise."""
     present = name in head.tensors
-    for key in keys:
-        stated = head.config.get(key)
-        if stated is not None and bool(stated) != present:
-            raise ExportError(
-                f"{head.folder}: {key} is {stated!r} in config.json, but tensor {name!r} is "
-                f"{'there' if present else 'missing'}; config and weights do not belong together"
-            )
-        if stated is not None:
-            break
+    key = next((key for key in keys if head.config.get(key) is not None), None)
+    if key is not None and bool(head.config[key]) != present:
+        raise ExportError(
+            f"{head.folder}: {key} is {head.config[key]!r} in config.json, but tensor {name!r} is "
+            f"{'there' if present else 'missing'}; config and weights do not belong together"
+        )
     return present
 
 

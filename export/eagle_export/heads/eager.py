@@ -113,7 +113,7 @@ def read_block_rows(head: BlockHead, config: HeadConfig, tokens: Tensor, hidden:
     token."""
     assert config.block is not None
     taps = [hidden[tap] for tap in config.taps]
-    rows = read_blocks(head, config, tokens[None], taps, roots[None])[0]
+    rows = read_blocks(head, config, tokens[None], taps, hidden[-1], roots[None])[0]
     first = 0 if config.block.anchor else 1
     logits: Tensor = head.logits(rows[:, first:])
     if head.markov_head is not None:

@@ -27,7 +27,7 @@ from eagle_runtime.files import MANIFEST_BYTES, bundle_file, read_json
 from eagle_runtime.files import MANIFEST_NAME as MANIFEST_NAME
 from eagle_runtime.tree import MAX_DEPTH, MAX_NODES
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 MAX_TAU = 32  # tokens per target pass in a certificate: no more are decoded from a prompt
 # Least and greatest values: a number outside is a mistake, or an attempt to exhaust the memory.
 MODEL_RANGES = {
@@ -40,7 +40,7 @@ MODEL_RANGES = {
     "draft_vocab_size": (1, 1 << 24),
     "top_k": (1, 1 << 16),
 }
-BLOCK_RANGES = {"size": (2, 64), "mask_id": (0, (1 << 24) - 1)}
+BLOCK_RANGES = {"size": (2, 64), "mask_id": (0, (1 << 24) - 1), "state_size": (0, 1 << 20)}
 # Types of tensors that a graph may hold, and the bits of one number.
 DTYPE_BITS = {"bool": 8, "float8_e4m3fn": 8, "int4": 4, "uint4": 4, "int8": 8, "uint8": 8, "int32": 32, "int64": 64}
 DTYPE_BITS |= {"float16": 16, "bfloat16": 16, "float32": 32, "float64": 64}
@@ -72,13 +72,15 @@ class TargetSpec:
 class BlockSpec:
     """A block head's rows. size: of a block (B), the root's included. anchor: whether the root's row drafts, so that B
     tokens are drafted and not B - 1. causal: whether a row sees no later row of the block. mask_id: what is fed for all
-    rows but the root's. transitions: file of what a drafted token adds to the chances of the next, None without."""
+    rows but the root's. transitions: file of what a drafted token adds to the chances of the next, None without.
+    state_size: width of the target's last state, which follows the keys and values among the features; 0 without."""
 
     size: int
     anchor: bool
     causal: bool
     mask_id: int
     transitions: str | None
+    state_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +102,10 @@ class HeadSpec:
 
     @property
     def feature_size(self) -> int:
-        """Width of its features: a block head's are the keys and values of all its layers."""
-        return self.hidden_size if self.block is None else 2 * self.num_layers * self.num_kv_heads * self.head_dim
+        """Width of its features: a block head's are the keys and values of all its layers, and the target's state."""
+        if self.block is None:
+            return self.hidden_size
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim + self.block.state_size
 
 
 @dataclass(frozen=True, slots=True)

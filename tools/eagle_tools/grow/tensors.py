@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from eagle_export.checkpoint import EMBEDDING, LM_HEAD
+from eagle_export.heads.block_config import STATE_READER
 from eagle_export.pair import Pair
 from eagle_tools.grow.axes import Axis, LayerAxes, Stream, head_layer, place_layers, target_layer
 from eagle_tools.grow.shape import GrowError, Shape, head_of
@@ -60,7 +61,7 @@ def head_tensors(pair: Pair, shape: Shape, stream: Stream) -> NamedTensors:
             continue
         if match := re.fullmatch(r"(?:midlayer|layers\.\d+)\.(.+)", name):
             yield name, grow_part(match[1], stored.read(), axes, layer, stream, rng)
-        elif name == "fc.weight":
+        elif name == "fc.weight" or (name == STATE_READER and head.kind == "block"):
             yield name, grow_fc(stored.read(), stream)
         elif name == "fc.bias":
             yield name, stored.read().float()[stream.axis.source] * stream.axis.write
@@ -153,7 +154,7 @@ def grow_fc(old: Tensor, stream: Stream) -> Tensor:
     """Returns old [H, n H] grown to [H', n H'].
 
     fc reads n vectors of the stream's width and passes on the constant of the first one. That is the embedding
-    (EAGLE-1) or a tap (EAGLE-3, block), neither of which went through a norm."""
+    (EAGLE-1, a block head's input_fc) or a tap (EAGLE-3, block), neither of which went through a norm."""
     columns = stream.axis
     for _ in range(old.shape[1] // stream.old_width - 1):
         columns = columns + stream.axis
