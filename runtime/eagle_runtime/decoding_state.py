@@ -20,6 +20,7 @@ import numpy.typing as npt
 from eagle_runtime.cache import Cache
 from eagle_runtime.drafting.draft_model import DraftModelHead
 from eagle_runtime.drafting.head import HeadOfText, HeadSnapshot
+from eagle_runtime.prefix import common_prefix
 from eagle_runtime.target import Features, Target
 from eagle_runtime.tree import Float
 
@@ -126,10 +127,3 @@ class DecodingState:
             self.release()
             raise
         self.tokens[:] = snapshot.tokens
-
-
-def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Returns how many tokens two texts have in common from their beginning on."""
-    length = min(len(first), len(second))
-    differ = np.flatnonzero(np.asarray(first[:length], np.int64) != np.asarray(second[:length], np.int64))
-    return int(differ[0]) if len(differ) else length

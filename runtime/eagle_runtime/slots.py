@@ -12,8 +12,9 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from eagle_runtime.decoding_state import DecodingState, Snapshot, common_prefix
+from eagle_runtime.decoding_state import DecodingState, Snapshot
 from eagle_runtime.errors import MemoryLimitError
+from eagle_runtime.prefix import common_prefix
 from eagle_runtime.threads.engines import Engines
 from eagle_runtime.threads.scheduler import Scheduler
 

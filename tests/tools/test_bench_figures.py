@@ -30,7 +30,7 @@ from eagle_tools.bench.memory import Peak
 from eagle_tools.bench.methods import check_names, offered, settings_of, sweep
 from eagle_tools.bench.peers import Stored
 from eagle_tools.bench.rows import Asked, Row, RowFile, Setup, by_setup, read_rows
-from eagle_tools.bench.summary import alphas, markdown, memory_key, ratio_text, summarise
+from eagle_tools.bench.summary import alphas, category_markdown, markdown, memory_key, ratio_text, summarise
 from eagle_tools.turns import by_turns
 from trt_fake import fake_library, write_fake_engines
 
@@ -157,7 +157,8 @@ def test_markdown_keeps_sizes_apart_and_tells_categories() -> None:
     text = markdown(summarise(rows, {}, {}, {}), rows)
     assert "| 8/2/4 | 20.0 tok/s, tau 2.00 |" in text and "| 16/3/4 | **30.0 tok/s, tau 2.00** |" in text
     assert "| b | int8 | cpu | 8/2/4" not in text
-    assert "| b | int8 | 16/3/4 | 0 | 3.00x, 2.00 | 3.00x, 2.00 |" in text
+    assert "| b | int8 | 16/3/4 | 0 | 3.00x, 2.00 | 3.00x, 2.00 |" in category_markdown(rows)
+    assert category_markdown(rows[:1]) == ""
 
 
 def test_a_different_output_is_reported_with_its_position() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ from eagle_runtime.files import json_lines
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """turns: the user's messages; each follows the answer to the one before. category: "" if the set has none."""
+    """turns: the user's messages; each follows the answer to the one before. category: "" if the set has none.
+    prompt_set: name of the set, where several are read."""
 
     id: int | str
     turns: tuple[str, ...]
     category: str = ""
+    prompt_set: str = ""
 
 
 def read_questions(path: Path, count: int | None = None) -> list[Question]:
@@ -28,6 +31,29 @@ def read_questions(path: Path, count: int | None = None) -> list[Question]:
     if not questions:
         raise RequestError(f"question file {path} is empty; give one JSON object with 'turns' per line")
     return questions[:count]
+
+
+def read_sets(paths: Sequence[Path], count: int | None = None) -> list[Question]:
+    """Returns the first `count` questions, or all, of each of several sets. A folder stands for its JSONL files.
+
+    With more than one file, a question's set is the file's name without its ending, and its id "SET/ID". Raises
+    RequestError, as `read_questions` does."""
+    files: list[Path] = []
+    for path in paths:
+        inside = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+        if not inside:
+            raise RequestError(f"folder {path} has no .jsonl file; give question files, or a folder of them")
+        files += inside
+    if len(files) == 1:
+        return read_questions(files[0], count)
+    names = [file.stem for file in files]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise RequestError(f"two question files are named {repeated[0]!r}; rename one")
+    return [
+        replace(question, id=f"{name}/{question.id}", prompt_set=name)
+        for name, file in zip(names, files, strict=True)
+        for question in read_questions(file, count)
+    ]
 
 
 def _question(where: str, number: int, row: dict[str, Any]) -> Question:

@@ -16,6 +16,7 @@ import numpy as np
 
 from eagle_runtime.cache import Cache
 from eagle_runtime.drafting.head import NEVER, OutputCheck, Proposal, States, Weigher
+from eagle_runtime.prefix import common_prefix
 from eagle_runtime.target import Features, Target, row_numbers
 from eagle_runtime.tree import Float, Int
 
@@ -62,7 +63,7 @@ class DraftModelHead:
         """As in DraftHead, but reads the whole text."""
         if len(tokens) > self.cache.capacity:
             return self._nothing(1, len(tokens))
-        kept = min(_same(self._read, tokens), self.cache.length, len(tokens) - 1)
+        kept = min(common_prefix(self._read, tokens), self.cache.length, len(tokens) - 1)
         self.cache.truncate(kept)
         del self._read[kept:]
         for start in range(kept, len(tokens), self._model.chunk):
@@ -130,12 +131,3 @@ def likeliest(logits: Float, count: int) -> tuple[Int, Float]:
         log_probs = np.take_along_axis(shifted, best, 1) - log_sums
         order = np.argsort(-log_probs, axis=1, kind="stable")
     return np.take_along_axis(best, order, 1).astype(np.int64), np.take_along_axis(log_probs, order, 1)
-
-
-def _same(known: list[int], tokens: Sequence[int]) -> int:
-    """Returns how many tokens both begin with; fast where the text only grew."""
-    if known == tokens[: len(known)]:
-        return len(known)
-    return next(
-        place for place, (one, other) in enumerate(zip([*known, -1], [*tokens, -2], strict=False)) if one != other
-    )

@@ -10,13 +10,16 @@ import sys
 import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eagle_runtime.command import Parser
 from eagle_runtime.errors import RequestError
 from eagle_runtime.files import replacing
 from eagle_tools.check_command import run_check
 from eagle_tools.peers.engine import FORMATS, Format, format_of
+
+if TYPE_CHECKING:
+    from eagle_tools.bench.seeds import SeedsTable
 
 MODES = "eager,compiled,prompt-lookup"
 
@@ -33,20 +36,22 @@ def run(args: argparse.Namespace) -> bool:
     from eagle_tools.bench.peer_rows import passes_table
     from eagle_tools.bench.plan import Plan
     from eagle_tools.bench.run import execute
-    from eagle_tools.bench.seeds import seeds_table
-    from eagle_tools.bench.summary import as_json, markdown
-    from eagle_tools.questions import read_questions
+    from eagle_tools.bench.summary import as_json, category_markdown, markdown
+    from eagle_tools.questions import read_sets
 
-    for path in (args.output, args.markdown, args.html):
+    for path in (args.output, args.markdown, args.html, args.chart):
         check_output(path)
+    if args.chart is not None and not args.table:
+        raise RequestError("--chart draws the table of --table seeds; give --table seeds too")
     if args.tune:
         return run_tune(args)
     if args.prompts is None:
         raise RequestError("there is nothing to decode; give --prompts, or --tune to measure forward passes alone")
     must, wanted = _methods(args)
+    table = _table(args) if args.table else None
     plan = Plan(
-        bundles=tuple((Path(bundle), must) for bundle in args.bundles),
-        questions=tuple(read_questions(Path(args.prompts), args.count)),
+        bundles=table.bundles(must) if table else tuple((Path(bundle), must) for bundle in args.bundles),
+        questions=tuple(read_sets(args.prompts, args.count)),
         temperatures=tuple(args.temperature or ((0.0, 1.0) if args.ablate or args.table else (0.0,))),
         max_new_tokens=args.max_new_tokens,
         wanted=wanted,
@@ -67,15 +72,17 @@ def run(args: argparse.Namespace) -> bool:
     )
     with progress() as reporter:
         outcome = execute(plan, reporter)
-    facts = [*outcome.facts, f"prompts of {Path(args.prompts).name}"]
+    facts = [*outcome.facts, "prompts of " + ", ".join(path.name for path in args.prompts)]
     text = "".join(f"- {line}\n" for line in (*facts, *outcome.notes))
     text += "\n" + markdown(outcome.summaries, outcome.rows)
-    text += "\n" + seeds_table(outcome.summaries) if args.table else ""
+    text += "\n" + table.markdown(outcome.rows) if table else category_markdown(outcome.rows)
     text += "\n" + passes_table(outcome.passes) if outcome.passes else ""
     if not args.json:
         print(text, end="")
     if args.markdown is not None:
         write_text(args.markdown, text)
+    if table and args.chart is not None:
+        table.draw(outcome.rows, args.chart)
     if args.html is not None:
         from eagle_tools.bench.page import page
 
@@ -83,10 +90,14 @@ def run(args: argparse.Namespace) -> bool:
     for sentence in outcome.differing:
         print(f"eagle-bench: {sentence}", file=sys.stderr)
     if args.json:
-        report = {"facts": facts, "notes": outcome.notes, "differing": outcome.differing, "passes": outcome.passes}
-        print(
-            json.dumps({**report, "lossless": not outcome.differing, "setups": [as_json(s) for s in outcome.summaries]})
-        )
+        report: dict[str, object] = {
+            "facts": facts,
+            "notes": outcome.notes,
+            "differing": outcome.differing,
+            "passes": outcome.passes,
+        }
+        report |= {"lossless": not outcome.differing, "setups": [as_json(s) for s in outcome.summaries]}
+        print(json.dumps(report if table is None else {**report, **table.as_json(outcome.rows)}))
     return not outcome.differing
 
 
@@ -164,7 +175,6 @@ def _methods(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]
     from eagle_runtime.bundle.manifest import TreeKind
     from eagle_runtime.drafting.choose import Method
     from eagle_tools.bench.methods import ABLATED, VANILLA, offered, sweep
-    from eagle_tools.bench.seeds import seed_methods
 
     must = tuple(args.methods.split(",")) if args.methods is not None else (VANILLA,)
     wanted: list[str] = []
@@ -174,9 +184,15 @@ def _methods(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]
         wanted += [*typing.get_args(TreeKind), *ABLATED]
     if args.sweep:
         wanted += sweep()
-    if args.table:
-        wanted += seed_methods()
     return must, tuple(name for name in dict.fromkeys(wanted) if name not in must)
+
+
+def _table(args: argparse.Namespace) -> SeedsTable:
+    from eagle_tools.bench.seeds import open_table
+
+    return open_table(
+        [Path(bundle) for bundle in args.bundles], args.draft_bundle is not None, args.datastore is not None
+    )
 
 
 def _modes(args: argparse.Namespace) -> tuple[str, ...]:
@@ -199,8 +215,14 @@ def _parser() -> Parser:
         "speed-up, tau, shares of the time. Every output is checked to be that of plain decoding.",
     )
     parser.add_argument("bundles", nargs="+", metavar="BUNDLE", help="folders written by eagle-export, of one target")
-    parser.add_argument("--prompts", metavar="FILE", help='JSONL with "turns" per line, as Spec-Bench has')
-    parser.add_argument("--count", type=int, metavar="N", help="take the first N questions (default: all)")
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help='JSONL with "turns" per line, as Spec-Bench has, or a folder of such sets; may be given several times',
+    )
+    parser.add_argument("--count", type=int, metavar="N", help="take the first N questions of each set (default: all)")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="per prompt (default 128)")
     parser.add_argument(
         "--methods", metavar="A,B", help="vanilla, eagle, dynamic, 32/4/8, ... (default: all that need no tree named)"
@@ -232,5 +254,6 @@ def _parser() -> Parser:
     output.add_argument("--output", type=Path, metavar="FILE", help="write a JSON line per method, prompt by prompt")
     output.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables")
     output.add_argument("--html", type=Path, metavar="FILE", help="write one page: plots and a viewer of the cycles")
+    output.add_argument("--chart", type=Path, metavar="FILE", help="with --table: draw it, as .png, .svg or .pdf")
     output.add_argument("--json", action="store_true", help="print one JSON object at the end")
     return parser

@@ -11,7 +11,7 @@ from eagle_runtime import EagleModel
 from eagle_runtime.drafting.costs.model import pass_bytes
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle
-from eagle_tools.bench.methods import Settings, settings_of
+from eagle_tools.bench.methods import DATASTORE, Settings, settings_of
 from eagle_tools.bench.rows import Asked, Row, Setup, precision_name, row_of
 from eagle_tools.questions import Question
 from eagle_tools.turns import WARM_UP, by_turns, generation, starting_order
@@ -89,19 +89,35 @@ def bundle_contenders(
     ignore_eos: bool,
     watch: Watch | None = None,
 ) -> list[BundleContender]:
-    """Returns a contender for each method at each temperature."""
+    """Returns a contender for each method at each temperature. Where DATASTORE is one of the methods, the others search
+    no datastore."""
     precision, contenders = precision_name(model.manifest), []
+    plain = without_datastore(model) if DATASTORE in methods else model
     for temperature in temperatures:
         for method in methods:
             setup = Setup(method, precision, model.backend, bundle, temperature)
             settings = settings_of(method, model.manifest)
-            contenders.append(BundleContender(model, setup, settings, seed, ignore_eos, watch))
+            mine = model if method == DATASTORE else plain
+            contenders.append(BundleContender(mine, setup, settings, seed, ignore_eos, watch))
     return contenders
+
+
+def without_datastore(model: EagleModel) -> EagleModel:
+    """Returns a twin that has no datastore. Raises RequestError where there are no twins."""
+    if model.backend != "cpu":
+        raise RequestError(
+            f"method {DATASTORE} can be compared with others on the backend cpu alone, not on {model.backend}; "
+            "leave out --datastore"
+        )
+    return EagleModel(dataclasses.replace(model.bundle.with_new_caches(), datastore=None))
 
 
 def first_turns(model: EagleModel, questions: Sequence[Question]) -> list[Asked]:
     """Returns the first turn of each question as ids: through the chat template if there is one, else as plain text."""
-    return [Asked(question.id, question.category, _encoded(model, question.turns[:1], ())) for question in questions]
+    return [
+        Asked(question.id, question.category, _encoded(model, question.turns[:1], ()), question.prompt_set)
+        for question in questions
+    ]
 
 
 def turns(model: EagleModel, question: Question, answers: list[str]) -> Iterator[Asked]:
@@ -109,7 +125,8 @@ def turns(model: EagleModel, question: Question, answers: list[str]) -> Iterator
     to each prompt to `answers` before it asks for the next."""
     for number in range(1, 1 + (len(question.turns) if model.text.chat else 1)):
         ids = _encoded(model, question.turns[:number], answers)
-        yield Asked(question.id if number == 1 else f"{question.id}/{number}", question.category, ids)
+        name = question.id if number == 1 else f"{question.id}/{number}"
+        yield Asked(name, question.category, ids, question.prompt_set)
 
 
 def _encoded(model: EagleModel, user_turns: Sequence[str], answers: Sequence[str]) -> tuple[int, ...]:

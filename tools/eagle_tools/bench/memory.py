@@ -32,7 +32,7 @@ class Peak:
 @dataclass(frozen=True, slots=True)
 class Job:
     """What to load and run. method: a name of the bench, or a mode of PyTorch, which runs in `precision`. draft_bundle:
-    that drafts, if one does."""
+    that drafts, if one does. datastore: that is searched, if one is."""
 
     folder: str
     backend: str
@@ -41,6 +41,7 @@ class Job:
     precision: str
     token_ids: tuple[int, ...]
     draft_bundle: str | None = None
+    datastore: str | None = None
 
 
 class JobError(EagleError):
@@ -81,6 +82,7 @@ def run_job(job: Job) -> Peak:
             threads=job.threads,
             check_hashes=False,
             draft_bundle=job.draft_bundle,
+            datastore=job.datastore,
         )
         settings = settings_of(job.method, loaded.manifest)
         loaded.generate(ids, max_new_tokens=TOKENS, ignore_eos=True, **settings)

@@ -15,6 +15,7 @@ from eagle_tools.bench.ablations import ablations
 Settings = dict[str, Any]
 
 VANILLA = "vanilla"
+DATASTORE = "datastore"  # a tree of what follows in the datastore, as in REST
 ABLATED = tuple(name for name, _ in ablations(2, 0, 1))
 BOTH = re.compile(r"([^:]+):([^:]+)")  # method : tree
 SHAPE = re.compile(r"(\d+)/(\d+)/(\d+)")  # total_token / depth / draft_top_k
@@ -24,7 +25,7 @@ SWEEP = tuple((total, depth, k) for total in (8, 16, 32, 60) for depth in (2, 3,
 def offered() -> list[str]:
     """Returns all known names, whether or not a given bundle can run them."""
     methods = sorted(typing.get_args(Method), key=lambda name: name != VANILLA)
-    return list(dict.fromkeys([*methods, *typing.get_args(TreeKind), *ABLATED]))
+    return list(dict.fromkeys([*methods, DATASTORE, *typing.get_args(TreeKind), *ABLATED]))
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -45,6 +46,8 @@ def settings_of(name: str, manifest: Manifest) -> Settings:
     """Returns the settings of a method for EagleModel.generate with this bundle. name: checked by `check_names`."""
     if name in typing.get_args(Method):
         return {"method": name}
+    if name == DATASTORE:
+        return {"method": "lookup", "tree": "dynamic"}
     if name in typing.get_args(TreeKind):
         return {"method": "eagle", "tree": name}
     if name in ABLATED:

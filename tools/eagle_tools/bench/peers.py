@@ -52,6 +52,7 @@ class PeerContender:
             **self.setup._asdict(),
             prompt_id=asked.id,
             category=asked.category,
+            prompt_set=asked.prompt_set,
             prompt_tokens=len(asked.token_ids),
             new_tokens=max_new_tokens,
             target_passes=passes,

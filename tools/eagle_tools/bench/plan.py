@@ -26,7 +26,8 @@ class Plan:
     together: number of questions answered by turns at once. rows: file to write them to. record: whether to keep cycles
     for the page. peers: formats of other engines, in which the checkpoint runs too; of PyTorch's precisions only the
     first is compared then. peer_folder: where they are kept, None for the user's cache. peer_rows: whether
-    passes over several rows are timed too. draft_bundle, datastore: as in EagleModel.load, for every bundle."""
+    passes over several rows are timed too. draft_bundle, datastore: as in EagleModel.load, for the bundles
+    whose methods need them."""
 
     bundles: tuple[tuple[Path, tuple[str, ...]], ...]
     questions: tuple[Question, ...]

@@ -135,6 +135,7 @@ class PytorchContender:
             **self.setup._asdict(),
             prompt_id=asked.id,
             category=asked.category,
+            prompt_set=asked.prompt_set,
             prompt_tokens=len(asked.token_ids),
             new_tokens=len(new),
             target_passes=count,

@@ -28,18 +28,21 @@ class Setup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One prompt. id: that of the question; from the second turn on with /2, /3, ... appended."""
+    """One prompt. id: that of the question; from the second turn on with /2, /3, ... appended. prompt_set: that of the
+    question."""
 
     id: int | str
     category: str
     token_ids: tuple[int, ...]
+    prompt_set: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One generation; times are in seconds. tok_s: tokens after the first forward pass per second after it.
     accepted_per_depth[d]: number of passes that accepted d + 1 drafted tokens or more. Depths and draft_s, verify_s,
-    host_s are None if they are unknown. counters: of the GPU's work (session.counters); None where none are kept."""
+    host_s are None if they are unknown. counters: of the GPU's work (session.counters); None where none are kept.
+    prompt_set: "" if there was one set."""
 
     method: str
     precision: str
@@ -61,6 +64,7 @@ class Row:
     host_s: float | None
     token_ids: tuple[int, ...]
     counters: dict[str, int] | None = None
+    prompt_set: str = ""
 
     @property
     def setup(self) -> Setup:
@@ -86,6 +90,7 @@ def row_of(setup: Setup, asked: Asked, result: Result) -> Row:
         verify_s=stats.verify_s,
         host_s=stats.host_s,
         token_ids=result.token_ids,
+        prompt_set=asked.prompt_set,
     )
 
 

@@ -17,7 +17,7 @@ from eagle_tools.bench.contenders import Contender, bundle_contenders, first_tur
 from eagle_tools.bench.cycles import Recorder
 from eagle_tools.bench.identity import FOREIGN, PYTORCH, difference_sentence, differing_rows
 from eagle_tools.bench.memory import Job, JobError, Peak, peak_of
-from eagle_tools.bench.methods import VANILLA, settings_of
+from eagle_tools.bench.methods import DATASTORE, VANILLA, settings_of
 from eagle_tools.bench.peer_rows import CONTEXT, ROWS, Passes, measure_passes
 from eagle_tools.bench.peers import Peers, Stored, converted_peers, load_peers, stored_target
 from eagle_tools.bench.plan import Plan, bundle_names, check, check_length
@@ -98,15 +98,16 @@ def _decode(plan: Plan, rows_file: RowFile | None, reporter: Reporter) -> Measur
             source = open_source(plan.pytorch)
             converted = converted_peers(source, plan.peers, plan.peer_folder, plan.threads, reporter.say)
         models = []
-        for bundle, _ in plan.bundles:
+        for bundle, must in plan.bundles:
             reporter.expect(f"loading {bundle}", 1)
+            draft_bundle, datastore = _loaded_with(plan, must)
             load = EagleModel.load(
                 bundle,
                 backend=plan.backend,
                 context=plan.context,
                 threads=plan.threads,
-                draft_bundle=plan.draft_bundle,
-                datastore=plan.datastore,
+                draft_bundle=draft_bundle,
+                datastore=datastore,
             )
             models.append(stack.enter_context(load))
         asked, longest = first_turns(models[0], plan.questions), check_length(plan, models)
@@ -151,6 +152,15 @@ def _decode(plan: Plan, rows_file: RowFile | None, reporter: Reporter) -> Measur
         if recorder is not None:
             measured.cycles = recorder.data(models[0].text)
     return measured
+
+
+def _loaded_with(plan: Plan, must: Sequence[str]) -> tuple[Path | None, Path | None]:
+    """Returns the draft bundle and the datastore that a bundle's methods need. must: of this bundle. A datastore is for
+    all methods that look for matches, but for DATASTORE alone where any bundle runs that."""
+    methods = {*must, *plan.wanted}
+    drafts = any(method.split(":")[0] == "draft-model" for method in methods)
+    alone = any(DATASTORE in methods for _, methods in plan.bundles)
+    return plan.draft_bundle if drafts else None, plan.datastore if DATASTORE in methods or not alone else None
 
 
 def _compare(
@@ -230,8 +240,8 @@ def measure_peaks(
     plan: Plan, keys: Sequence[tuple[str, ...]], measured: Measured, reporter: Reporter
 ) -> dict[tuple[str, ...], Peak]:
     """Returns the peak memory by `memory_key`, measured in processes of their own that answer the longest prompt. All
-    drafting methods of a bundle share one figure, and so do PyTorch's modes in one precision, since they load the same
-    weights. A measurement that fails becomes a note."""
+    drafting methods of a bundle that load nothing else share one figure, and so do PyTorch's modes in one precision,
+    since they load the same weights. A measurement that fails becomes a note."""
     folders = [bundle for bundle, _ in plan.bundles]
     folder_of = dict(zip(bundle_names(folders), folders, strict=True))
     longest = max(measured.asked, key=lambda prompt: len(prompt.token_ids)).token_ids
@@ -243,11 +253,11 @@ def measure_peaks(
             continue  # measured in its own process already
         ours = backend != PYTORCH
         folder = folder_of[bundle] if ours else plan.pytorch
-        second = method.split(":")[0] == "draft-model"
-        shared[key] = (precision, backend, bundle, ours and method != VANILLA, second)
+        draft = str(plan.draft_bundle) if ours and method.split(":")[0] == "draft-model" else None
+        text = str(plan.datastore) if ours and method == DATASTORE else None
+        shared[key] = (precision, backend, bundle, ours and method != VANILLA, draft, text)
         how = method if ours else "eager"
-        draft = str(plan.draft_bundle) if ours and second else None
-        jobs.setdefault(shared[key], Job(str(folder), backend, plan.threads, how, precision, longest, draft))
+        jobs.setdefault(shared[key], Job(str(folder), backend, plan.threads, how, precision, longest, draft, text))
     reporter.expect("measuring memory", len(jobs))
     peaks = {}
     for group, job in jobs.items():

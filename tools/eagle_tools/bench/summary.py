@@ -121,11 +121,12 @@ def per_pass(rows: Sequence[Row]) -> dict[str, float] | None:
 
 
 def by_category(rows: Sequence[Row]) -> dict[str, dict[Setup, tuple[float, Estimate | None]]]:
-    """Returns category -> setup -> tau and speed-up over vanilla; empty for a set with one category."""
-    categories = list(dict.fromkeys(row.category for row in rows))
+    """Returns category, or set where there are several -> setup -> tau and speed-up over vanilla; empty for a set with
+    one category."""
+    categories = list(dict.fromkeys(row.prompt_set or row.category for row in rows))
     figures: dict[str, dict[Setup, tuple[float, Estimate | None]]] = {}
     for category in categories if len(categories) > 1 else []:
-        some = summarise([row for row in rows if row.category == category], {}, {}, {})
+        some = summarise([row for row in rows if (row.prompt_set or row.category) == category], {}, {}, {})
         figures[category] = {s.setup: (s.tau, s.vs_vanilla) for s in some}
     return figures
 
@@ -146,8 +147,8 @@ def fastest_line(summaries: Sequence[Summary], rows: Sequence[Row]) -> str | Non
 
 
 def markdown(summaries: Sequence[Summary], rows: Sequence[Row]) -> str:
-    """Returns Markdown: a table per temperature and one of tree sizes, one by category if there are several, and the
-    comparison with PyTorch's fastest mode."""
+    """Returns Markdown: a table per temperature and one of tree sizes, and the comparison with PyTorch's fastest
+    mode."""
     parts = []
     for temperature in dict.fromkeys(s.setup.temperature for s in summaries):
         some = [s for s in summaries if s.setup.temperature == temperature]
@@ -160,9 +161,15 @@ def markdown(summaries: Sequence[Summary], rows: Sequence[Row]) -> str:
         parts.append("Against PyTorch's eager mode, greedy; the fastest first:\n\n" + _peer_table(summaries))
     if line := fastest_line(summaries, rows):
         parts.append(line + "\n")
-    if categories := by_category(rows):
-        parts.append("Speed-up over vanilla, and tau, by category:\n\n" + _category_table(categories))
     return "\n".join(parts)
+
+
+def category_markdown(rows: Sequence[Row]) -> str:
+    """Returns Markdown: the speed-ups by category, or by set where there are several; "" for one category."""
+    if not (categories := by_category(rows)):
+        return ""
+    kind = "set" if any(row.prompt_set for row in rows) else "category"
+    return f"\nSpeed-up over vanilla, and tau, by {kind}:\n\n" + _category_table(categories)
 
 
 def _table(summaries: Sequence[Summary]) -> str:
