@@ -23,6 +23,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # some tests import it them
 GOLDEN = Path(__file__).parent / "golden"
 INT8_CACHE = "+int8 cache"  # end of the name of a precision, see bundle_of
 HEADS = {"eagle1": "head_eagle1", "eagle3": "head_eagle3_dv44"}
+BLOCKS = ("deepspec", "dflash")  # functions of block_writers
 
 
 def put_listed(bundle: Path, name: str, content: bytes) -> None:
@@ -70,8 +71,8 @@ def golden() -> Path:
 
 @pytest.fixture(scope="session")
 def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """kind of head, or "alone", precision (fp32) -> bundle of the golden pair, or of its target alone, exported by the
-    first worker that asks. A precision of the target may be followed by "+int8 cache"."""
+    """kind of head, or "alone", precision (fp32) -> bundle of the golden pair, of its target alone, or with a recorded
+    block head, exported by the first worker that asks. A precision of the target may be followed by "+int8 cache"."""
     base = tmp_path_factory.getbasetemp()
     # Workers of one run share the parent of their folders; without workers that parent is shared by all runs.
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
@@ -82,7 +83,7 @@ def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             if not folder.exists():
                 from eagle_export.bundle import export
 
-                head = None if kind == "alone" else GOLDEN / HEADS[kind]
+                head = None if kind == "alone" else block(kind) if kind in BLOCKS else GOLDEN / HEADS[kind]
                 observed = calibration(kind) if precision.startswith("int8-static") else None
                 cache = "int8" if precision.endswith(INT8_CACHE) else None
                 export(
@@ -94,6 +95,13 @@ def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
                     calibration=observed,
                     cache_precision=cache,
                 )
+        return folder
+
+    def block(kind: str) -> Path:
+        """The folder of a block head."""
+        import block_writers
+
+        folder: Path = getattr(block_writers, kind)().write(shared / f"block_{kind}")
         return folder
 
     def calibration(kind: str) -> Path:

@@ -47,11 +47,12 @@ class Transitions:
         plain[:, len(own) :][known[others]] = LOWEST  # twice among the candidates
         added = np.matmul(self.after[ids].astype(np.float32), self.before[tokens, :, None].astype(np.float32))[:, :, 0]
         left = np.maximum(1 - np.exp(plain).sum(1, keepdims=True), LEAST_LEFT)
-        raised = plain + added
-        highest = raised.max(1, keepdims=True)
-        total = highest + np.log(np.exp(raised - highest).sum(1, keepdims=True) + left * np.exp(-highest))
-        order = np.argsort(-raised, axis=1, kind="stable")[:, : len(own)]
-        chances = np.take_along_axis(raised - total, order, 1)
+        with np.errstate(over="ignore", invalid="ignore"):  # scores of a broken head; its caller looks at the result
+            raised = plain + added
+            highest = raised.max(1, keepdims=True)
+            total = highest + np.log(np.exp(raised - highest).sum(1, keepdims=True) + left * np.exp(-highest))
+            order = np.argsort(-raised, axis=1, kind="stable")[:, : len(own)]
+            chances = np.take_along_axis(raised - total, order, 1)
         return self.target_ids[np.take_along_axis(ids, order, 1)], chances
 
 
