@@ -258,4 +258,5 @@ def test_of_a_block_head_it_says_how_it_drafts(tmp_path: Path, capsys: pytest.Ca
         "mask_id": 2,
         "markov_rank": 0,
         "own_lm_head": False,
+        "reads_state": False,
     }

@@ -205,7 +205,7 @@ def test_wrong_input_is_refused_before_the_work(
     cases: list[tuple[list[object], str]] = [
         (["--prompts", tmp_path / "none.jsonl"], "none.jsonl cannot be read"),
         (["--prompts", tmp_path / "empty.jsonl"], "empty.jsonl is empty"),
-        (["--prompts", twice], "question_id 1 occurs twice"),
+        (["--prompts", twice], "question_id 'twice/1' occurs twice"),
         (["--count", 0], "number of questions is 0"),
         (["--max-new-tokens", 1], "max_new_tokens is 1"),
         (["--max-new-tokens", 5000], "the context of"),
