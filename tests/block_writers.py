@@ -122,6 +122,14 @@ def eagle_train() -> Head:
     return Head(tensors, head.config | own)
 
 
+def reads_state() -> Head:
+    """train/eagle_train/blocks, with --init: rows read their embedding and the target's last state before the root."""
+    head = eagle_train()
+    identity = torch.eye(64)
+    head.tensors["input_fc.weight"] = torch.cat([identity, identity / 4], 1)
+    return head
+
+
 WRITERS: Mapping[str, Callable[[], Head]] = {
     "speculators DSpark": speculators_dspark,
     "speculators DFlash": speculators_dflash,

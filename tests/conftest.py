@@ -23,7 +23,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # some tests import it them
 GOLDEN = Path(__file__).parent / "golden"
 INT8_CACHE = "+int8 cache"  # end of the name of a precision, see bundle_of
 HEADS = {"eagle1": "head_eagle1", "eagle3": "head_eagle3_dv44"}
-BLOCKS = ("deepspec", "dflash")  # functions of block_writers
+BLOCKS = ("deepspec", "dflash", "reads_state")  # functions of block_writers
 
 
 def put_listed(bundle: Path, name: str, content: bytes) -> None:

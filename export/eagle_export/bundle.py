@@ -180,8 +180,8 @@ def export(
                 f"all {pair.family.experts.count(pair.config)} experts of a layer are computed for every row, not only "
                 f"the {pair.config.num_experts_per_tok} that it needs"
             )
-        if pair.head is not None and pair.head.config.block is not None and (backend != "cpu" or draft_vocab):
-            what = "run on backend cpu alone" if backend != "cpu" else "keep all tokens of their LM head"
+        if pair.head is not None and pair.head.config.block is not None and (backend == "cuda" or draft_vocab):
+            what = "do not run on backend cuda" if backend == "cuda" else "keep all tokens of their LM head"
             raise ExportError(f"{draft} is a block head, and block heads {what}; change that setting, or the head")
         if (left_out := left_out_note(pair)) is not None:
             warnings.append(left_out)

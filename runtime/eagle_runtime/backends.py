@@ -69,6 +69,8 @@ def unfit(backend: str, bundle: Path, manifest: Manifest) -> str | None:
         return None if of_library else "the bundle has no engines for it"
     if backend == "cuda" and manifest.target.graph.inputs["tree_mask"].dtype != "float16":
         return "the bundle computes in fp32, as those for CPUs do"
+    if backend == "cuda" and manifest.head is not None and manifest.head.block is not None:
+        return "the bundle has a block head, which does not run on it"
     return None
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import onnx
 import onnx_ir as ir
 import pytest
 import torch
@@ -17,9 +18,10 @@ from safetensors.torch import save_file
 from conftest import HEADS
 from eagle_export.bundle import export
 from eagle_export.tensorrt.build import Built, build_engines
+from eagle_export.tensorrt.engine_graphs import engine_graphs
 from eagle_export.tensorrt.kernels import Kernel, read_kernels
 from eagle_export.trace import OPSET
-from eagle_runtime.bundle.manifest import read_manifest
+from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from trt_graphs import faults
 from trt_network import CAPABILITIES, DRAFT_SIZES, TARGET_SIZES, Network
 
@@ -39,8 +41,8 @@ class Llama:
     head_dim: int
     intermediate: int
 
-    def write(self, folder: Path, tensors: Mapping[str, torch.Tensor]) -> Path:
-        """A Hugging Face folder of bfloat16 tensors, the type of most published checkpoints."""
+    def write(self, folder: Path, tensors: Mapping[str, torch.Tensor], **settings: object) -> Path:
+        """A Hugging Face folder of bfloat16 tensors, the type of most published checkpoints. settings: in addition."""
         folder.mkdir()
         config = {
             "model_type": "llama",
@@ -57,6 +59,7 @@ class Llama:
             "tie_word_embeddings": False,
             "torch_dtype": "bfloat16",
             "eos_token_id": 1,
+            **settings,
         }
         (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
         save_file(dict(tensors), folder / "model.safetensors")
@@ -94,6 +97,24 @@ class Llama:
             | norms
             | {"mtp_layers.0.input_proj.weight": gaussian(HIDDEN, 2 * HIDDEN)}
         )
+
+    def block(self, rank: int) -> dict[str, torch.Tensor]:
+        """DSpark's tensors as eagle-train writes them, whose rows read the target's state; with rank 0 those of DFlash,
+        with Qwen3's norms of queries and keys."""
+        tensors = {
+            "fc.weight": gaussian(HIDDEN, 2 * HIDDEN),
+            "hidden_norm.weight": ones(HIDDEN),
+            "norm.weight": ones(HIDDEN),
+        }
+        for number in range(self.num_layers):
+            tensors |= self.layer(f"layers.{number}.", HIDDEN)
+            norms = () if rank else ("q_norm", "k_norm")
+            tensors |= {f"layers.{number}.self_attn.{name}.weight": ones(self.head_dim) for name in norms}
+        if rank:
+            tensors |= {f"markov_head.markov_w{number}.weight": gaussian(VOCAB, rank) for number in (1, 2)}
+            tensors |= {"mask_embedding": gaussian(1, 1, HIDDEN), "input_fc.weight": gaussian(HIDDEN, 2 * HIDDEN)}
+            tensors["lm_head.weight"] = gaussian(VOCAB, HIDDEN)
+        return tensors
 
     def layer(self, prefix: str, width: int) -> dict[str, torch.Tensor]:
         q, kv = self.num_heads * self.head_dim, self.kv_heads * self.head_dim
@@ -205,6 +226,57 @@ def test_engines_keep_every_weight_once(folder: Path) -> None:
         print(f"{name}: {nbytes / 1e6:.1f} MB, {weights / 1e6:.1f} MB in GPU memory, {size / 1e6:.1f} MB with kernels")
         assert weights <= 1.06 * nbytes and size <= 1.06 * nbytes + 12e6
     assert specs["keep"].size < 1e6
+
+
+def check_block_engines(built: Built, manifest: Manifest) -> None:
+    """Attention is fused in every layer of target and head, and the engine's graphs hold standard operators alone, so
+    no plugin."""
+    target, draft, keep = built.built
+    assert manifest.head is not None and manifest.head.kind == "block"
+    check_attention(target.kernels, manifest.target.num_layers)
+    check_attention(draft.kernels, manifest.head.num_layers)
+    assert {kernel.profile for kernel in draft.kernels} == {0} and draft.spec.profiles[0].sizes.keys() == {"P"}
+    assert not any(kernel.is_fused_attention for kernel in keep.kernels)
+    for graph in engine_graphs(built.folder.parents[1], manifest, 512):
+        assert {node.domain for node in ir.from_proto(onnx.load_from_string(graph.content)).graph} == {""}
+
+
+@pytest.mark.parametrize("kind", ["deepspec", pytest.param("reads_state", marks=pytest.mark.slow)])
+def test_block_heads(kind: str, engines_of: Callable[[str], tuple[Path, Built]]) -> None:
+    bundle, built = engines_of(kind)
+    manifest = read_manifest(bundle)
+    for model in manifest.models.values():
+        assert faults(ir.load(bundle / model.graph.file)) == set()
+    check_block_engines(built, manifest)
+
+
+BLOCKS: dict[str, tuple[int, int, dict[str, object]]] = {  # layers, rank, settings
+    "dspark": (2, 256, {"eagle_train": {"kind": "block"}, "block_size": 8, "causal": True}),
+    "dflash": (5, 0, {"architectures": ["DFlashDraftModel"], "block_size": 16, "mask_token_id": 3}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_real_shape_block_heads(kind: str, folder: Path) -> None:
+    """A target of a billion parameters with the head of eagle-train, and a small one with DFlash's."""
+    (layers, rank, settings), count = BLOCKS[kind], 16 if kind == "dspark" else 4
+    llama = Llama(count, HEAD_COUNT, KV_HEADS, 64, INTERMEDIATE)
+    target = llama.write(folder / "target", llama.target())
+    block = Llama(layers, HEAD_COUNT, KV_HEADS, 64, INTERMEDIATE)
+    said = {"architectures": ["DSparkDraftModel"], "target_layer_ids": [0, count - 2], "num_target_layers": count}
+    said |= {"markov_rank": rank, "draft_vocab_size": VOCAB, "markov_head_type": "vanilla"} if rank else {}
+    head = block.write(folder / "head", block.block(rank), **said | settings)
+    bundle = export(target, head, folder / "bundle", precision="fp16", certify=False).bundle
+    built = build_engines(bundle, "tensorrt-rtx", CAPABILITIES, context=1024)
+    check_block_engines(built, read_manifest(bundle))
+    for engine in built.built:
+        print(
+            f"{kind}: {engine.name}: {engine.layers} layers, {engine.spec.fused_attention} fused attentions,", end=" "
+        )
+        print(f"{engine.spec.kernels} kernels, {engine.spec.size / 1e6:.1f} MB, {engine.seconds:.0f} s")
+        weights, stored = engine.spec.weights, sum((bundle / name).stat().st_size for name in engine.spec.graph)
+        assert weights is not None and weights <= 1.06 * stored + 1e6, "every weight is kept once"
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])

@@ -93,6 +93,13 @@ def test_engines_fit_one_library(fp16_bundle: Path) -> None:
     assert unfit("tensorrt-rtx", fp16_bundle, manifest) is not None and unfit("tensorrt", fp16_bundle, manifest) is None
 
 
+def test_cuda_passes_over_block_heads(bundle_of: Callable[..., Path]) -> None:
+    bundle = bundle_of("deepspec", "fp16")
+    assert unfit("cuda", bundle, read_manifest(bundle)) == "the bundle has a block head, which does not run on it"
+    with pytest.raises(BackendError, match=f"{bundle} has a block head, which does not run on cuda; build engines"):
+        open_sessions("cuda", bundle, read_manifest(bundle), 100, 10, 1)
+
+
 @pytest.mark.parametrize("name", ["abacus", "", "CUDA", "gpu"])
 def test_unknown_backends_are_refused(name: str) -> None:
     with pytest.raises(BackendError, match=f"backend {name!r} is unknown; choose auto or one of tensorrt-rtx, "):

@@ -117,6 +117,29 @@ def test_tokens_and_trees_are_those_of_onnxruntime(
     assert same == grown
 
 
+@pytest.mark.parametrize(
+    ("kind", "library"),
+    [("reads_state", "tensorrt"), pytest.param("deepspec", "tensorrt-rtx", marks=pytest.mark.slow)],
+)
+def test_blocks_and_trees_are_those_of_onnxruntime(
+    kind: str, library: str, machine_of: Callable[..., Machine], model_of: Callable[..., EagleModel]
+) -> None:
+    """A block head's one call drafts what its graph drafts on the CPU, so all trees are the same, sampled ones too."""
+    reference = model_of(kind)
+    machine = machine_of(kind, library)
+    with machine.model() as model:
+        for prompt in ([7], (np.arange(300) * 37 % 250).tolist()):
+            for drawn in ({"temperature": 0}, {"temperature": 1.0, "seed": 3, "top_p": 0.95}):
+                few: dict[str, Any] = {**drawn, "max_new_tokens": 8}
+                plain = generation(reference, prompt, method="vanilla", **few)[0]
+                for tree in ({"tree": "dynamic", "total_token": 16}, {"tree": "chain"}):
+                    expected = generation(reference, prompt, **few, **tree)
+                    assert generation(model, prompt, **few, **tree) == expected
+                    assert expected[0] == plain
+                assert generation(model, prompt, tree="cost-aware", **few)[0] == plain
+    assert {tuple(sizes) for sizes in machine.library.contexts[1].passes} == {("P",)}, "only the past's length varies"
+
+
 def test_long_prompts_are_read_in_chunks(
     machine_of: Callable[..., Machine], model_of: Callable[..., EagleModel]
 ) -> None:

@@ -152,8 +152,8 @@ def check_older_engines(older: Path, folder: Path) -> None:
 
 def profiles_of(manifest: Manifest, context: int) -> dict[str, tuple[Profile, ...]]:
     """Returns the profiles of every engine: the target's one for trees of up to TREE_ROWS nodes, then one for chunks of
-    a prompt and for wider trees; one for the head's calls; one without sizes for the gathering of rows. Profiles are
-    tuned for their largest sizes, since trees are padded."""
+    a prompt and for wider trees; one for the head's calls, of which a block head's have no T; one without sizes for the
+    gathering of rows. Profiles are tuned for their largest sizes, since trees are padded."""
     past, nodes = round_up(context, PAST_STEP), manifest.tree_defaults.total_token
     chunk = next_step(TARGET_ROWS, max(TREE_ROWS, nodes, min(PREFILL_CHUNK, context)))
 
@@ -167,7 +167,8 @@ def profiles_of(manifest: Manifest, context: int) -> dict[str, tuple[Profile, ..
         )
     }
     if manifest.head is not None:
-        profiles |= {"draft": (profile("draft", T=HEAD_ROWS[-1], P=past),), "keep": (Profile("keep", {}),)}
+        rows = {"T": HEAD_ROWS[-1]} if manifest.head.block is None else {}
+        profiles |= {"draft": (profile("draft", P=past, **rows),), "keep": (Profile("keep", {}),)}
     return profiles
 
 

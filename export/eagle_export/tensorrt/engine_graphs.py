@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from eagle_export.recipes.graph import Array
+from eagle_export.tensorrt.block_graph import block_graph
 from eagle_export.tensorrt.compose import dtype_of, size_of, table_of
 from eagle_export.tensorrt.draft_graph import draft_graph, known_tokens
 from eagle_export.tensorrt.target_graph import keep_graph, target_graph
@@ -48,10 +49,14 @@ def engine_graphs(bundle: Path, manifest: Manifest, rows: int) -> Iterator[Engin
     defaults, head = manifest.tree_defaults, bundle / manifest.head.graph.file
     head_graph = ir.load(head).graph
     tables = {"embedding": _embedding(head_graph)}
-    if (known := known_tokens(head_graph)) is not None:
-        tables["known"] = known
-    depth, top_k = max(1, defaults.depth), min(defaults.draft_top_k, manifest.head.top_k)
-    yield _engine_graph("draft", draft_graph(head, depth, top_k), head, manifest.head.num_layers, tables)
+    if manifest.head.block is not None:
+        model = block_graph(head, manifest.head.block)
+    else:
+        if (known := known_tokens(head_graph)) is not None:
+            tables["known"] = known
+        depth, top_k = max(1, defaults.depth), min(defaults.draft_top_k, manifest.head.top_k)
+        model = draft_graph(head, depth, top_k)
+    yield _engine_graph("draft", model, head, manifest.head.num_layers, tables)
     past = past_names(target.num_layers)
     keys = next(value for value in graph.inputs if value.name == past[0])
     (features,) = (value for value in graph.outputs if value.name == "features")

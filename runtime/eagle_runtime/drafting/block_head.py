@@ -22,7 +22,7 @@ from eagle_runtime.drafting.head import NEVER, Head, Proposal, States, Weigher
 from eagle_runtime.drafting.transitions import LOWEST, Transitions
 from eagle_runtime.session.protocol import Session
 from eagle_runtime.target import causal, row_numbers
-from eagle_runtime.tree import Float, Int, additive_mask
+from eagle_runtime.tree import Bool, Float, Int, additive_mask
 
 
 class BlockHead(Head):
@@ -41,13 +41,11 @@ class BlockHead(Head):
     ) -> None:
         """As in Head. scratch: rows that a tree may be grown with; they take no room in the cache."""
         super().__init__(session, capacity, scratch, vocab_size)
-        rows, first = row_numbers(block.size), 0 if block.anchor else 1
         self.rows = block.size
         self._ids = np.full(block.size, block.mask_id, np.int64)
-        self._offsets = rows
-        self._drafting = rows[first:]
-        visible = causal(block.size) if block.causal else np.ones((block.size, block.size), np.bool_)
-        self._mask = additive_mask(visible, session.inputs["tree_mask"].dtype)
+        self._offsets = row_numbers(block.size)
+        self._drafting = drafting_rows(block)
+        self._mask = additive_mask(seen_rows(block), session.inputs["tree_mask"].dtype)
         self._tokens: Int = np.empty((0, self.top_k), np.int64)  # [D, k] of the last pass
         self._log_probs: Float = np.empty((0, self.top_k), np.float32)  # [D, k], without transitions
         self._scores: Float = np.empty((0, 0), np.float32)  # [D, Vd]: the same of all tokens, where there are some
@@ -92,3 +90,13 @@ class BlockHead(Head):
             return Proposal(self._tokens[rows], self._log_probs[rows], states, position)
         children = self._transitions.given(tokens, self._scores[place], self._tokens[place])
         return Proposal(*self._output_check.checked(*children), states, position)
+
+
+def drafting_rows(block: BlockSpec) -> Int:
+    """Returns the rows [D] of a block that draft, in the order of their positions."""
+    return row_numbers(block.size)[0 if block.anchor else 1 :]
+
+
+def seen_rows(block: BlockSpec) -> Bool:
+    """Returns [B, B]: which rows of its block a row sees."""
+    return causal(block.size) if block.causal else np.ones((block.size, block.size), np.bool_)

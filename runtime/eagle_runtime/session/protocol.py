@@ -114,8 +114,8 @@ class OneCallSession(Session, Protocol):
     known: npt.NDArray[np.int64] | None
 
     def draft(self, tokens: npt.NDArray[np.int64], features: Any, weights: Weights, cache: Any) -> Drafted:
-        """Read rows, which follow the committed ones, and grow a tree after the last. The caller commits the rows.
-        Raises BackendError."""
+        """Read rows, which follow the committed ones, and grow a tree after the last. The caller commits the rows. The
+        result is valid until the next call. Raises BackendError."""
 
 
 class Rows(Protocol):

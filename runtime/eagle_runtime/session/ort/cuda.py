@@ -54,8 +54,13 @@ def _open(bundle: Path, graph: GraphSpec, memory: OrtMemory) -> Session:
 
 
 def check_graphs(bundle: Path, manifest: Manifest) -> None:
-    """Raises BackendError for graphs made for CPUs, with int8 products or a head-major past: the provider would run
-    them on the host, or not at all."""
+    """Raises BackendError for graphs made for CPUs, with int8 products or a head-major past, which the provider would
+    run on the host, or not at all; and for a block head."""
+    if manifest.head is not None and manifest.head.block is not None:
+        raise BackendError(
+            f"{bundle} has a block head, which does not run on cuda; build engines for it with eagle-export engines, "
+            "or run it on backend cpu"
+        )
     for name, model in manifest.models.items():
         stored = {weight.dtype for weight in model.graph.weights.values()}
         if "int8" in stored or pieces_of(model.graph) is not None:

@@ -223,6 +223,21 @@ class DeviceCache(Cache):
             self.append(self.staged.address + row * self.row_bytes, self.staged.pitch, rows, place)
 
 
+class FilledCache(DeviceCache):
+    """A cache whose rows are copied to it from elsewhere: those that a block head's engine reads, the features of
+    verified rows."""
+
+    in_place = True
+
+    def fill(self, features: DeviceRows) -> None:
+        """Copy rows [n, Hd] of features to the rows after the committed ones. They begin with the keys of the first
+        layer, its values, the keys of the second, ..."""
+        driver, stream = self._device.driver, self._device.stream
+        for array in range(self.arrays):
+            target, source = self.address(array, self.length), features.address + array * self.row_bytes
+            driver.copy_2d(target, self.row_bytes, source, features.row_bytes, self.row_bytes, len(features), stream)
+
+
 def cache_rows(capacity: int) -> int:
     """Returns the number of rows in memory of a cache of this capacity."""
     return round_up(capacity + SLACK, PAST_STEP)

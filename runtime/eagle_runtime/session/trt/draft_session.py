@@ -9,22 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.bundle.manifest import GraphSpec
-from eagle_runtime.cache import ALIGNMENT
 from eagle_runtime.errors import BackendError
 from eagle_runtime.session.protocol import Drafted, Weights
 from eagle_runtime.session.trt.device import Device, DeviceCache, DeviceRows
 from eagle_runtime.session.trt.engine_session import EngineSession
 from eagle_runtime.session.trt.execution import Execution
 from eagle_runtime.session.trt.inputs import nbytes_of
-from eagle_runtime.session.trt.padding import (
-    PassShape,
-    Steps,
-    pass_shape,
-    round_up,
-    write_ids,
-    write_masks,
-    write_seen,
-)
+from eagle_runtime.session.trt.outputs import Outputs
+from eagle_runtime.session.trt.padding import PassShape, Steps, pass_shape, write_ids, write_masks, write_seen
 from eagle_runtime.tree import Int
 
 DRAFTED = ("pool_tokens", "pool_log_probs", "root_tokens", "root_log_probs", "frontier")  # outputs that the host needs
@@ -54,14 +46,8 @@ class DraftSession(EngineSession):
         self._quiet = True  # whether the noise on the GPU is zero
         self._features = device.reserve(nbytes_of(engine.inputs["features"], largest))
         device.driver.clear(self._features, nbytes_of(engine.inputs["features"], largest), device.stream)
-        self._drafted = {name: engine.outputs[name] for name in DRAFTED if name in engine.outputs}
-        offsets, end = {}, 0
-        for name, spec in self._drafted.items():
-            offsets[name], end = end, end + round_up(nbytes_of(spec, {}), ALIGNMENT)
-        self._block, self._host = device.reserve(end), device.reserve_host(end)
-        self._offsets = offsets
-        places = {name: self._block + offset for name, offset in offsets.items()}
-        for name, address in {**places, "features": self._features}.items():
+        self._drafted = Outputs(device, {name: engine.outputs[name] for name in DRAFTED if name in engine.outputs})
+        for name, address in {**self._drafted.addresses, "features": self._features}.items():
             execution.bind(name, address)
 
     def draft(self, tokens: Int, features: Any, weights: Weights, cache: DeviceCache) -> Drafted:
@@ -73,10 +59,7 @@ class DraftSession(EngineSession):
         self._write(tokens, cache.length, weights, shape)
         self._copy_features(features)
         self._queue(shape, cache)
-        driver, stream = self._device.driver, self._device.stream
-        driver.download(self._host.ctypes.data, self._block, self._host.nbytes, stream)
-        self._device.wait()
-        got = {name: self._result(name) for name in self._drafted}
+        got = self._drafted.read()
         frontier = got.get("frontier", np.zeros((0, self.top_k), np.int64))
         return Drafted(got["pool_tokens"], got["pool_log_probs"], frontier, got["root_tokens"], got["root_log_probs"])
 
@@ -107,10 +90,3 @@ class DraftSession(EngineSession):
         array = np.ascontiguousarray(rows, self.inputs["features"].dtype)
         driver.upload(self._features, array.ctypes.data, array.nbytes, stream)
         self._device.wait()
-
-    def _result(self, name: str) -> npt.NDArray[Any]:
-        """Returns a copy of an output on the host; ids as int64."""
-        spec, start = self._drafted[name], self._offsets[name]
-        flat = self._host[start : start + nbytes_of(spec, {})].view(spec.dtype)
-        array: npt.NDArray[Any] = flat.reshape([int(size) for size in spec.shape])
-        return array.astype(np.int64 if array.dtype.kind == "i" else array.dtype)

@@ -21,7 +21,7 @@ from eagle_runtime.tree import Int
 
 class EngineSession(Session):
     """An engine with the inputs and outputs of a bundle's graph, what it gets from the host, and the place where it
-    writes new keys and values."""
+    writes new keys and values, if it makes some."""
 
     def __init__(
         self,
@@ -41,8 +41,9 @@ class EngineSession(Session):
         self._past, self._row_bytes = graph.past, graph.kv_row_bytes
         self.inputs: Mapping[str, TensorSpec] = {n: s for n, s in graph.inputs.items() if n not in graph.past}
         self.outputs: Mapping[str, TensorSpec] = {n: s for n, s in graph.outputs.items() if n not in graph.present}
-        self._staged = Staged.reserve(device, len(graph.present), largest["T"], self._row_bytes)
-        for index, name in enumerate(graph.present):
+        new = [name for name in graph.present if name in execution.graph.outputs]
+        self._staged = Staged.reserve(device, len(new), largest.get("T", 1), self._row_bytes)
+        for index, name in enumerate(new):
             execution.bind(name, self._staged.of(index))
         hosted = {n: s for n, s in execution.graph.inputs.items() if n not in (*graph.past, "features")}
         self._from_host = Inputs(device, hosted, largest)

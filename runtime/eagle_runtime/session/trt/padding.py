@@ -46,8 +46,9 @@ class PassShape:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The sizes that the forward passes of one engine are padded to. rows: T, ascending; past: P, ascending;
-    logit_rows: R of a pass of more than TREE_ROWS rows, if it wants more than one; 0 for a graph without R."""
+    """The sizes that the forward passes of one engine are padded to. rows: T, ascending, none for a graph without T;
+    past: P, ascending; logit_rows: R of a pass of more than TREE_ROWS rows, if it wants more than one; 0 for a graph
+    without R."""
 
     rows: tuple[int, ...]
     past: tuple[int, ...]
@@ -79,10 +80,13 @@ def rows_up_to(rows: Sequence[int], most: int) -> tuple[int, ...]:
 
 
 def pass_shape(steps: Steps, rows: int, past: int, logit_rows: int = 0) -> PassShape:
-    """Returns the shape of a forward pass over `rows` rows after `past` rows, with logits of `logit_rows` rows. An
-    empty past is padded too: TensorRT's kernels for attention get at least one row of it."""
-    padded = next_step(steps.rows, rows)
-    sizes = {"T": padded, "P": next_step(steps.past, past)}
+    """Returns the shape of a forward pass over `rows` rows after `past` rows, with logits of `logit_rows` rows; of
+    the past alone for a graph without T. An empty past is padded too: TensorRT's kernels for attention get at least one
+    row of it."""
+    sizes = {"P": next_step(steps.past, past)}
+    if not steps.rows:
+        return PassShape.of(**sizes)
+    sizes["T"] = padded = next_step(steps.rows, rows)
     if steps.logit_rows:
         wide = next_step((1, min(padded, steps.logit_rows)), logit_rows)
         sizes["R"] = padded if padded <= TREE_ROWS else wide
@@ -92,7 +96,9 @@ def pass_shape(steps: Steps, rows: int, past: int, logit_rows: int = 0) -> PassS
 def shapes_of(steps: Steps) -> tuple[PassShape, ...]:
     """Returns every shape but that of trees of more than TREE_ROWS nodes, which are rare: smaller pasts first."""
     return tuple(
-        pass_shape(steps, rows, past, rows if rows <= TREE_ROWS else 1) for past in steps.past for rows in steps.rows
+        pass_shape(steps, rows, past, rows if rows <= TREE_ROWS else 1)
+        for past in steps.past
+        for rows in steps.rows or (0,)
     )
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from eagle_runtime.bundle.manifest import GraphSpec, Manifest
 from eagle_runtime.machine.user_cache import cache_folder
+from eagle_runtime.session.trt.block_session import BlockSession
 from eagle_runtime.session.trt.device import Device, cache_rows
 from eagle_runtime.session.trt.draft_session import DraftSession
 from eagle_runtime.session.trt.driver import CudaDriver
@@ -28,7 +29,7 @@ from eagle_runtime.session.trt.memory import MARGIN, Needs, check_room, fit_stre
 from eagle_runtime.session.trt.padding import HEAD_ROWS, TARGET_ROWS, Steps, past_steps, rows_up_to
 from eagle_runtime.session.trt.target_session import RowKeeper, TargetSession
 
-Sessions = tuple[TargetSession] | tuple[TargetSession, DraftSession]
+Sessions = tuple[TargetSession] | tuple[TargetSession, DraftSession | BlockSession]
 
 
 def open_sessions(bundle: Path, manifest: Manifest, library: str, context: int) -> Sessions:
@@ -74,10 +75,10 @@ def start_sessions(trt: Any, driver: CudaDriver, folder: EngineFolder, manifest:
         if "draft" not in executions:
             return (target,)
         part, tables = parts["draft"], _tables(folder, parts["draft"].engine)
-        known = tables.get("known")
-        return target, DraftSession(
-            device, executions["draft"], graphs["draft"], part.largest, part.steps, tables["embedding"], known
-        )
+        opened = (device, executions["draft"], graphs["draft"], part.largest, part.steps, tables["embedding"])
+        if manifest.head is not None and manifest.head.block is not None:
+            return target, BlockSession(*opened)
+        return target, DraftSession(*opened, tables.get("known"))
     except BaseException:
         for _ in graphs:
             device.release()
@@ -123,7 +124,8 @@ class _Part:
         """The sizes that forward passes are padded to."""
         largest = self.largest
         rows = TARGET_ROWS if "R" in largest else HEAD_ROWS
-        return Steps(rows_up_to(rows, largest["T"]), past_steps(self.context), largest.get("R", 0))
+        padded = rows_up_to(rows, largest["T"]) if "T" in largest else ()
+        return Steps(padded, past_steps(self.context), largest.get("R", 0))
 
     @property
     def needs(self) -> Needs:
