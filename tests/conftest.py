@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from filelock import FileLock
 
 from eagle_export import trace
@@ -19,6 +20,10 @@ from eagle_runtime.bundle.manifest import MANIFEST_NAME
 from trace_memory import TraceMemory
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # some tests import it themselves
+# There is a worker per core: a second thread in each waits for a core by spinning on it, which makes a test take up to
+# five times as long. Workers and the programs that tests start take the number from here; see also one_thread.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 GOLDEN = Path(__file__).parent / "golden"
 INT8_CACHE = "+int8 cache"  # end of the name of a precision, see bundle_of
@@ -43,6 +48,21 @@ def put_tokenizer(bundle: Path) -> None:
 def measured_costs(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What passes cost is measured by the tests, not read from the user's own cache."""
     os.environ["EAGLE_CACHE"] = str(tmp_path_factory.mktemp("costs"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Sessions of ONNX Runtime in this process have one thread, unless a test says how many: see OMP_NUM_THREADS."""
+    import onnxruntime
+
+    class OneThread(onnxruntime.SessionOptions):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.intra_op_num_threads = 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnxruntime, "SessionOptions", OneThread)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
