@@ -29,12 +29,13 @@ from eagle_runtime.bundle.listed_files import read_graph, read_text_file, verify
 from eagle_runtime.bundle.manifest import AHEAD, MANIFEST_NAME, Manifest, read_manifest
 from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.drafter import Drafter
-from eagle_runtime.drafting.head import Head
+from eagle_runtime.drafting.head import HeadOfText
 from eagle_runtime.drafting.lookup import LookupDrafter
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter
+from eagle_runtime.drafting.transitions import Transitions
 from eagle_runtime.files import file_sha256
 from eagle_runtime.generate import generate
-from eagle_runtime.loading import MAX_THREADS
+from eagle_runtime.loading import MAX_THREADS, head_of, transitions_of
 from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.session.protocol import Session
 from eagle_runtime.target import Target
@@ -81,6 +82,7 @@ def calibrate(
     text = Text(bundle, partial(read_text_file, bundle, manifest))
     windows = read_windows(data, text, manifest.target.vocab_size, window, max_tokens)
     verify_hashes(bundle, manifest)
+    transitions = transitions_of(bundle, manifest)
     for model in manifest.models.values():
         read_graph(bundle, manifest, model.graph)  # it may name no file that was not hashed
     with contextlib.ExitStack() as stack:
@@ -90,7 +92,9 @@ def calibrate(
         }
         advance = stack.enter_context(_progress(len(windows)))
         counts = np.zeros(manifest.target.vocab_size, np.int64)
-        tokens = decode_windows(manifest, sessions["target"], sessions.get("draft"), windows, counts, advance)
+        tokens = decode_windows(
+            manifest, sessions["target"], sessions.get("draft"), windows, counts, advance, transitions
+        )
         graphs = {graph: sessions[graph].observed() for graph in GRAPHS if graph in sessions}
     source = Source({name: _version(name) for name in TOOLS}, file_sha256(bundle / MANIFEST_NAME), tokens)
     try:
@@ -134,18 +138,19 @@ def decode_windows(
     windows: Sequence[Sequence[int]],
     counts: npt.NDArray[np.int64],
     advance: Callable[[], None] = lambda: None,
+    transitions: Transitions | None = None,
 ) -> Tokens:
     """Reads each window and decodes after it, greedily with drafts, up to NEW_TOKENS or an end-of-sequence token;
-    `advance` is called after each window. Adds each token to `counts` [V]. Returns the rows that the target
-    computed."""
+    `advance` is called after each window. Adds each token to `counts` [V]. transitions: of a block head. Returns the
+    rows that the target computed."""
     longest = max(map(len, windows)) + NEW_TOKENS + manifest.tree_defaults.total_token
     capacity = min(manifest.target.context, longest)
     target = Target(target_session, capacity)
-    head: Head | None = None
+    head: HeadOfText | None = None
     new_drafter: Callable[[], Drafter] = LookupDrafter
     if head_session is not None:
         shape = _default_tree(manifest, head_session)
-        head = Head(head_session, capacity, shape.scratch, manifest.target.vocab_size)
+        head = head_of(head_session, manifest, capacity, shape.scratch, transitions)
         new_drafter = partial(EagleDrafter, head, shape)
     state = DecodingState(target, head)
     stop = frozenset(manifest.target.eos_token_ids)

@@ -216,7 +216,7 @@ def bundle_of_sessions(
 ) -> OpenBundle:
     """Make an OpenBundle of sessions that are open: of the target and, if the bundle has one, of the head. Its costs
     are estimates that are kept in no file. Raises BundleError for a broken tokenizer."""
-    transitions = _transitions(folder, manifest)
+    transitions = transitions_of(folder, manifest)
     target, head = _models(sessions, manifest, context, transitions)
     text = Text(folder, partial(read_text_file, folder, manifest))
     return OpenBundle(
@@ -235,8 +235,8 @@ def bundle_of_sessions(
     )
 
 
-def _transitions(folder: Path, manifest: Manifest) -> Transitions | None:
-    """Reads those of a block head that has some. Raises BundleError."""
+def transitions_of(folder: Path, manifest: Manifest) -> Transitions | None:
+    """Reads those of a bundle with a block head that has some. Raises BundleError."""
     head = manifest.head
     if head is None or head.block is None or head.block.transitions is None:
         return None
@@ -250,14 +250,18 @@ def _models(
 ) -> tuple[Target, HeadOfText | None]:
     session, *heads = sessions
     target = Target(session, context, EXACT_CHUNK if getattr(session, "exact", False) else PREFILL_CHUNK)
-    if not heads:
-        return target, None
-    vocab = manifest.target.vocab_size
-    if isinstance(heads[0], OneCallSession):
-        return target, OneCallHead(heads[0], context, vocab)
-    if manifest.head is not None and manifest.head.kind in AHEAD:
-        ahead = HydraHeads if manifest.head.kind == "hydra" else MedusaHeads
-        return target, ahead(heads[0], context, HEAD_SCRATCH, vocab)
-    if manifest.head is not None and manifest.head.block is not None:
-        return target, BlockHead(heads[0], context, HEAD_SCRATCH, manifest.head.block, transitions, vocab)
-    return target, Head(heads[0], context, HEAD_SCRATCH, vocab)
+    return target, head_of(heads[0], manifest, context, HEAD_SCRATCH, transitions) if heads else None
+
+
+def head_of(
+    session: Session, manifest: Manifest, capacity: int, scratch: int, transitions: Transitions | None
+) -> HeadOfText:
+    """Returns the head of a bundle. capacity: tokens of its cache. scratch: as in Head. transitions: a block head's."""
+    vocab, spec = manifest.target.vocab_size, manifest.head
+    if isinstance(session, OneCallSession):
+        return OneCallHead(session, capacity, vocab)
+    if spec is not None and spec.kind in AHEAD:
+        return (HydraHeads if spec.kind == "hydra" else MedusaHeads)(session, capacity, scratch, vocab)
+    if spec is not None and spec.block is not None:
+        return BlockHead(session, capacity, scratch, spec.block, transitions, vocab)
+    return Head(session, capacity, scratch, vocab)

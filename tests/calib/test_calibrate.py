@@ -16,13 +16,16 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from conftest import put_tokenizer
+from block_writers import deepspec
+from conftest import GOLDEN, load_trace, put_tokenizer
 from eagle_calib.calibrate import NEW_TOKENS, WINDOW, decode_windows
 from eagle_calib.calibration import Float, Observed, read_calibration
 from eagle_calib.cli import main
 from eagle_calib.observe import SAMPLE_ROWS, InputStatistics, ObservingSession
 from eagle_calib.texts import read_windows
+from eagle_export.bundle import export
 from eagle_export.recipes.graph import linears
+from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, GraphSpec, read_manifest
 from eagle_runtime.cache import Cache, KVCache
 from eagle_runtime.files import file_sha256
@@ -256,3 +259,30 @@ def test_an_existing_calibration_is_replaced(bundles: dict[str, Path], tmp_path:
         listed = json.loads((out / "calibration.json").read_text())
         assert listed["tokens"]["prefilled"] == len(text)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data.txt", "out"]
+
+
+def test_a_block_head_is_recorded_and_exported_in_static_int8(bundle_of: Callable[..., Path], tmp_path: Path) -> None:
+    data = tmp_path / "ids.jsonl"
+    rows = load_trace("eagle2_tt16_d3_k4")["prompts"][:3]
+    data.write_text("".join(json.dumps({"ids": row["prompt_ids"] + row["first_64"]}) + "\n" for row in rows))
+    assert main([str(bundle_of("deepspec")), "-o", str(tmp_path / "c"), "--data", str(data), "--threads", "1"]) == 0
+    head = read_calibration(tmp_path / "c").draft
+    of_a_layer = {f"{part}_proj.weight" for part in ("q", "k", "v", "o", "gate", "up", "down")}
+    assert {name.split(".")[-2] + ".weight" for name in head} == of_a_layer | {"lm_head.weight"}
+    written = deepspec().write(tmp_path / "head")
+    export(
+        GOLDEN / "target",
+        written,
+        tmp_path / "static",
+        precision="int8-static",
+        calibration=tmp_path / "c",
+        certify=False,
+    )
+    with EagleModel.load(tmp_path / "static", threads=1) as model:
+        assert model.manifest.precision == {"target": "int8-static", "draft": "int8-static"}
+        for temperature in (0, 1):
+            plain, drafted = (
+                model.generate(rows[0]["prompt_ids"], max_new_tokens=24, temperature=temperature, method=method)
+                for method in ("vanilla", "eagle")
+            )
+            assert drafted.token_ids == plain.token_ids
