@@ -260,3 +260,10 @@ def test_of_a_block_head_it_says_how_it_drafts(tmp_path: Path, capsys: pytest.Ca
         "own_lm_head": False,
         "reads_state": False,
     }
+
+
+def test_of_heads_that_read_the_targets_state_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """As those of eagle-train do."""
+    assert cli.main(["inspect", str(DEMO / "target"), str(DEMO / "block")]) == 0
+    said = capsys.readouterr().out
+    assert "each row sees the rows before it and the target's last state before the root" in said

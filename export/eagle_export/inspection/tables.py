@@ -79,11 +79,12 @@ def _head_lines(head: HeadFacts, commit: str | None) -> list[str]:
 
 def _block_lines(block: Block) -> tuple[str, str]:
     """What a block head drafts, and how."""
+    state = " and the target's last state before the root" if block.reads_state else ""
     drafts = f"{block.size} tokens, the first from the root's row" if block.anchor else f"{block.size - 1} tokens"
     mask = "an embedding of its own" if block.mask_id is None else f"token {block.mask_id}"
     follows = f"transitions of rank {block.markov_rank}" if block.markov_rank else "no transitions"
     sees = "the rows before it" if block.causal else "all rows"
-    return f"blocks of {block.size} rows draft {drafts}; each row sees {sees}", f"mask: {mask}; {follows}"
+    return f"blocks of {block.size} rows draft {drafts}; each row sees {sees}{state}", f"mask: {mask}; {follows}"
 
 
 def _verdict(problems: tuple[str, ...], good: str, bad: str) -> list[str]:
