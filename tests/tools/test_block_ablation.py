@@ -22,6 +22,7 @@ def test_two_layers_hold_as_many_weights_as_one() -> None:
         attention = 2 * 256 * 64 * (4 + (kv_heads or 2))
         one, two = attention + 3 * 256 * 480, 2 * (attention + 3 * 256 * units)
         assert 0.99 < two / one <= 1
+        assert "--mlp" not in variants(config, kv_heads, whole=True)["two layers"]
 
 
 def test_the_table_has_a_line_per_row() -> None:
@@ -40,11 +41,12 @@ def test_heads_are_trained_exported_and_measured(
     work = tmp_path / "work"
     work.mkdir()
     (work / "greedy.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in prompts), "utf-8")
-    arguments = [str(work), "--pair", str(PAIR), "--steps", "2", "--batch-size", "2", "--draft-vocab", "512"]
-    arguments += ["--threads", "1", "--count", "1", "--max-new-tokens", "12", "--precisions", *precisions]
+    arguments = [str(work), "--pair", str(PAIR), "--steps", "2", "--threads", "1", "--count", "1"]
+    arguments += ["--max-new-tokens", "12", "--precisions", *precisions]
+    training = ["--", "--batch-size", "2", "--draft-vocab", "512"]
     assert main([*arguments, "--only", "eagle3.1"]) == 2
     assert "no head of the table" in capsys.readouterr().err
-    assert main([*arguments, "--only", "block"]) == 0
+    assert main([*arguments, "--only", "block", *training]) == 0
     printed = capsys.readouterr().out
     lines = [line.split("|")[1:-1] for line in (work / "ablation/table.md").read_text("utf-8").splitlines()]
     assert printed == (work / "ablation/table.md").read_text("utf-8")
@@ -58,4 +60,4 @@ def test_heads_are_trained_exported_and_measured(
     assert part is not None and f"{parameters_of(head):,}" == lines[2][1].strip()
     shutil.rmtree(head / "training")
     (work / "greedy.jsonl").unlink()  # so that nothing can be trained again
-    assert main([*arguments, "--only", "block"]) == 0
+    assert main([*arguments, "--only", "block", *training]) == 0

@@ -1,7 +1,9 @@
 """What each part of a block head is worth: heads of one target, trained on the same text for the same time, and how far
 the target follows their drafts.
 
-    python -m eagle_tools.block_ablation WORK --minutes 20 [--pair tools/demo_pair] [--count 20]
+    python -m eagle_tools.block_ablation WORK --minutes 20 [--pair tools/demo_pair] [--count 20] [-- --lr 0.0015]
+
+What follows -- goes to each training.
 
 WORK holds the answers that tools/train_demo_pair.py made (greedy.jsonl, sampled.jsonl, far.jsonl). Every head is
 trained once, by eagle-train, into WORK/ablation, and exported there; a head that is there already is taken as it is.
@@ -11,8 +13,9 @@ The table goes to WORK/ablation/table.md:
     tree        the best 16 nodes of a dynamic tree (EAGLE-2); without transitions it is DDTree's, of marginals
     coupled     drafts are ranked with the random numbers that will draw the tokens (drafting/coupling.py)
 
-The two layers have MLPs so small that they hold as many weights as the one layer. tau: tokens per forward pass of the
-target; ms: median time of growing one draft.
+The two layers have MLPs so small that they hold as many weights as the one layer, unless training begins from an
+EAGLE-1 head (--init), whose layer is taken over. tau: tokens per forward pass of the target; ms: median time of growing
+one draft.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -58,9 +62,10 @@ class Row:
     draft_ms: float
 
 
-def variants(target: Mapping[str, Any], kv_heads: int | None) -> dict[str, list[str]]:
+def variants(target: Mapping[str, Any], kv_heads: int | None, whole: bool = False) -> dict[str, list[str]]:
     """Returns name -> options of eagle-train block. target: its config.json; two layers need it, for the size of their
-    MLPs. kv_heads: of the heads; None takes the target's."""
+    MLPs. kv_heads: of the heads; None takes the target's. whole: whether each of the two layers is as large as the
+    one."""
     hidden, heads = int(target["hidden_size"]), int(target["num_attention_heads"])
     head_dim = int(target.get("head_dim") or hidden // heads)
     pairs = kv_heads or int(target.get("num_key_value_heads") or heads)
@@ -70,7 +75,7 @@ def variants(target: Mapping[str, Any], kv_heads: int | None) -> dict[str, list[
     options: dict[str, list[str]] = {
         "block": [],
         "without transitions": ["--markov-rank", "0"],
-        "two layers": ["--layers", "2", "--mlp", str(units)],
+        "two layers": ["--layers", "2", *([] if whole else ["--mlp", str(units)])],
         "4 rows": ["--block", "4"],
         "16 rows": ["--block", "16"],
     }
@@ -169,18 +174,18 @@ def table(rows: Sequence[Row]) -> str:
     )
 
 
-def run(args: argparse.Namespace) -> None:
-    """Train, export and measure all heads; print and write the table."""
+def run(args: argparse.Namespace, training: Sequence[str] = ()) -> None:
+    """Train, export and measure all heads; print and write the table. training: options of each training."""
     target = args.pair / "target"
     config = json.loads((target / "config.json").read_text(encoding="utf-8"))
     questions = read_questions(args.prompts or args.pair / "heldout.jsonl", args.count)
     out = args.work / "ablation"
     out.mkdir(exist_ok=True)
     budget = ["--minutes", str(args.minutes)] if args.steps is None else ["--steps", str(args.steps)]
-    for option in ("draft_vocab", "threads", "batch_size"):
-        if (value := getattr(args, option)) is not None:
-            budget += [f"--{option.replace('_', '-')}", str(value)]
-    known = variants(config, args.kv_heads)
+    if args.threads is not None:
+        budget += ["--threads", str(args.threads)]
+    budget += training
+    known = variants(config, args.kv_heads, whole="--init" in training)
     wanted = [*EAGLE, *known] if args.only is None else args.only
     if unknown := [name for name in wanted if name not in (*EAGLE, *known)]:
         raise RequestError(f"{unknown[0]!r} is no head of the table; choose from {', '.join((*EAGLE, *known))}")
@@ -201,12 +206,18 @@ def run(args: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, or 2 after an error in the input."""
-    return run_command(_parser(), argv, run, extra="train", interrupted="interrupted; the same command goes on")
+    given = list(sys.argv[1:] if argv is None else argv)
+    end = given.index("--") if "--" in given else len(given)
+    with_training = partial(run, training=given[end + 1 :])
+    stopped = "interrupted; the same command goes on"
+    return run_command(_parser(), given[:end], with_training, extra="train", interrupted=stopped)
 
 
 def _parser() -> Parser:
     parser = Parser(
-        prog="python -m eagle_tools.block_ablation", description="What the parts of a block head are worth."
+        prog="python -m eagle_tools.block_ablation",
+        description="What the parts of a block head are worth.",
+        epilog="What follows -- goes to each training, for example -- --lr 0.0015.",
     )
     parser.add_argument("work", type=Path, metavar="WORK", help="folder with the target's answers")
     parser.add_argument("--pair", type=Path, default=Path("tools/demo_pair"), help="default: %(default)s")
@@ -215,9 +226,7 @@ def _parser() -> Parser:
     parser.add_argument("--precisions", nargs="+", default=PRECISIONS, choices=PRECISIONS, help="default: all")
     parser.add_argument("--minutes", type=float, default=20, metavar="M", help="of training per head (default 20)")
     parser.add_argument("--steps", type=int, metavar="N", help="of training per head, instead of minutes")
-    parser.add_argument("--batch-size", type=int, metavar="N", help="windows per step")
     parser.add_argument("--kv-heads", type=int, metavar="N", help="of the heads (default: as the target's)")
-    parser.add_argument("--draft-vocab", type=int, metavar="N", help="tokens that the heads know")
     parser.add_argument("--count", type=int, default=20, metavar="N", help="prompts (default 20)")
     parser.add_argument("--max-new-tokens", type=int, default=96, metavar="N", help="per prompt (default 96)")
     parser.add_argument("--threads", type=int, metavar="N", help="of training and decoding")
