@@ -130,6 +130,28 @@ def test_drafts_are_those_of_the_torch_module(head: Path, model: EagleModel, pro
     runtime.truncate(0)
 
 
+def test_a_pass_of_fewer_rows_drafts_the_same_in_fewer_levels(model: EagleModel, prompts: list[list[int]]) -> None:
+    runtime, text = model.bundle.head, prompts[0]
+    spec = model.manifest.head
+    assert isinstance(runtime, RuntimeHead) and spec is not None and spec.block is not None
+    if not spec.block.causal:
+        assert runtime.row_counts == range(ROWS, ROWS + 1)
+        return
+    _, features = model.bundle.target.prefill(text[:-1])
+    drafts = []
+    for rows in (None, runtime.row_counts[1]):
+        runtime.truncate(0)
+        runtime.note(features)
+        first = runtime.catch_up(text, rows=rows)
+        second, third = (runtime.feed(first.tokens[0, :3], first.hidden, np.full(3, -1), 0, depth) for depth in (0, 1))
+        drafts.append((first, second))
+        assert (third.log_probs.max() <= -60) == (rows is not None)
+    for all_rows, fewer in zip(*drafts, strict=True):
+        np.testing.assert_allclose(fewer.log_probs, all_rows.log_probs, atol=1e-4)
+        assert (fewer.tokens[:, 0] == all_rows.tokens[:, 0]).all()
+    runtime.truncate(0)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_the_targets_logits_are_the_same_to_the_bit(
     head: Path, bundle_of: Callable[..., Path], tmp_path: Path, prompts: list[list[int]], precision: str

@@ -17,10 +17,12 @@ from eagle_runtime.accept import Step
 from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.acceptance import (
     CREDIT,
+    LOOK,
     SAVING,
     TRIAL,
     AcceptanceStats,
     DraftBudget,
+    LevelGains,
     match_kinds,
 )
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter, MatchedChain, Pool, best_size
@@ -277,6 +279,37 @@ def test_the_head_is_not_run_where_a_match_promises_more() -> None:
     tokens, _, cost = decode(Loop(), USELESS, CHEAP, 400, lookup=True)
     assert tokens[:400] == plain(Loop(), 400)
     assert cost < 0.12 * len(tokens)
+
+
+ROWS = np.linspace(1.0, 7.4, 65)  # seconds of passes of so many rows
+
+
+def chain_of(levels: int, chance: float) -> Tree:
+    """A root with one node at each level, each accepted by this chance given the one above."""
+    scores = np.log(chance) * np.arange(levels + 1)
+    return Tree(np.zeros(levels + 1, np.int64), np.arange(levels + 1) - 1, scores.astype(np.float32))
+
+
+@pytest.mark.parametrize(("chance", "least", "most"), [(0.1, 2, 2), (0.98, 8, 8), (0.6, 3, 7)])
+def test_a_block_has_as_many_rows_as_pay(chance: float, least: int, most: int) -> None:
+    gains, verify = LevelGains(), 3 * ROWS[1:]
+    for _ in range(100):
+        rows = gains.rows(range(2, 9), ROWS, verify)
+        tree = chain_of(rows - 1, chance)
+        gains.learn(tree, tree.parents >= 0, rows - 1)
+    chosen = [gains.rows(range(2, 9), ROWS, verify) for _ in range(LOOK)]
+    assert chosen.count(8) >= 1  # levels that are not drafted are looked at now and then
+    assert all(least <= rows <= most for rows in chosen if rows != 8) and (most < 8) == (min(chosen) < 8)
+    assert all(gains.rows(range(8, 9), ROWS, verify) == 8 for _ in range(5))
+
+
+def test_rows_follow_a_text_that_becomes_easy() -> None:
+    gains, verify, rows = LevelGains(), 3 * ROWS[1:], []
+    for number in range(200):
+        rows.append(gains.rows(range(1, 9), ROWS, verify))
+        tree = chain_of(rows[-1], 0.2 if number < 100 else 0.95)
+        gains.learn(tree, tree.parents >= 0, rows[-1])
+    assert np.median(rows[80:100]) <= 2 and np.median(rows[180:]) == 8
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from eagle_runtime.cache import NoRows
-from eagle_runtime.drafting.head import NEVER, HeadSnapshot, OutputCheck, Proposal, States, Weigher
+from eagle_runtime.drafting.head import NEVER, ONE_ROW, HeadSnapshot, OutputCheck, Proposal, States, Weigher
 from eagle_runtime.session.protocol import Session
 from eagle_runtime.target import Features
 from eagle_runtime.tree import Float, Int
@@ -34,7 +34,7 @@ class AheadHeads:
 
     The cache holds nothing; its length counts verified rows."""
 
-    rows = 1
+    row_counts = ONE_ROW
 
     def __init__(self, session: Session, capacity: int, scratch: int, heads: int, top_k: int, vocab_size: int) -> None:
         """capacity: verified tokens; scratch: rows that growing one tree may ask for; heads: D; vocab_size: of the
@@ -90,7 +90,7 @@ class AheadHeads:
         self.note(features)
         return self.catch_up(tokens)
 
-    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None) -> Proposal:
+    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
         """As in DraftHead."""
         raise NotImplementedError
 
@@ -123,7 +123,7 @@ class MedusaHeads(AheadHeads):
         super().__init__(session, capacity, scratch, heads, top_k, vocab_size)
         self._proposed: tuple[Int, Float] = (np.empty((0, top_k), np.int64), np.empty((0, top_k), np.float32))
 
-    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None) -> Proposal:
+    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
         """As in DraftHead."""
         out = self._session.run({"features": self._take_feature(tokens)}, self.cache)
         self._proposed = self._output_check.checked(out["token_ids"], out["log_probs"])
@@ -154,7 +154,7 @@ class HydraHeads(AheadHeads):
         self._no_paths = {name: np.empty((0, depth + 1), np.int64) for depth, name in enumerate(names)}
         self._paths: Int = np.empty((0, len(names)), np.int64)  # of all fed rows: the root and the tokens after it
 
-    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None) -> Proposal:
+    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
         """As in DraftHead."""
         self._take_feature(tokens)
         self._paths = np.zeros((1, self._heads), np.int64)

@@ -41,10 +41,12 @@ class BlockHead(Head):
     ) -> None:
         """As in Head. scratch: rows that a tree may be grown with; they take no room in the cache."""
         super().__init__(session, capacity, scratch, vocab_size)
-        self.rows = block.size
         self._ids = np.full(block.size, block.mask_id, np.int64)
         self._offsets = row_numbers(block.size)
         self._drafting = drafting_rows(block)
+        # Engines have a fixed number of rows, and rows that see later ones draft other tokens without them.
+        fixed = isinstance(session.inputs["input_ids"].shape[1], int) or not block.causal
+        self.row_counts = range(block.size if fixed else int(self._drafting[0]) + 1, block.size + 1)
         self._mask = additive_mask(seen_rows(block), session.inputs["tree_mask"].dtype)
         self._tokens: Int = np.empty((0, self.top_k), np.int64)  # [D, k] of the last pass
         self._log_probs: Float = np.empty((0, self.top_k), np.float32)  # [D, k], without transitions
@@ -52,20 +54,21 @@ class BlockHead(Head):
         self._transitions = transitions
         self._position = 0  # that the root's children are for
 
-    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None) -> Proposal:
+    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
         """As in DraftHead."""
         _, features = self._to_read(tokens)
         root = self._first + self.cache.length + len(features)
+        count = rows or self.row_counts[-1]
         self._ids[0] = tokens[-1]
         if isinstance(features, np.ndarray):
             features = np.ascontiguousarray(features, self._feature_dtype)
         out: dict[str, Any] = self._session.run(
             {
-                "input_ids": self._ids,
+                "input_ids": self._ids[:count],
                 "features": features,
-                "position_ids": root + self._offsets,
-                "tree_mask": self._mask,
-                "logit_rows": self._drafting,
+                "position_ids": root + self._offsets[:count],
+                "tree_mask": self._mask[:count, :count],
+                "logit_rows": self._drafting[: count - int(self._drafting[0])],
             },
             self.cache,
         )

@@ -29,7 +29,7 @@ class ConstrainedHead:
         self._lookahead = lookahead
         self._paths: list[tuple[int, ...]] = []  # of the scratch rows of the tree that is growing
         self.cache, self.top_k, self.scratch = head.cache, head.top_k, head.scratch
-        self.free_levels, self.rows = head.free_levels, head.rows
+        self.free_levels, self.row_counts = head.free_levels, head.row_counts
 
     def note(self, features: Features) -> None:
         """As in DraftHead."""
@@ -40,10 +40,10 @@ class ConstrainedHead:
         """As in DraftHead."""
         return self._head.unread
 
-    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None) -> Proposal:
+    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
         """As in DraftHead."""
         self._paths = []
-        return self._masked(self._head.catch_up(tokens, weigher), [()])
+        return self._masked(self._head.catch_up(tokens, weigher, rows), [()])
 
     def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:
         """As in DraftHead."""

@@ -197,10 +197,10 @@ class CostAwareDrafter:
         plain = costs.plain_at(len(tokens))
         drafted = not paused and (chain is None or chain.rate(verify, plain) <= self._rate.value)
         pool = Pool()
-        spent = self._draft(pool, chain, tokens, costs, verify) if drafted else 0.0
+        spent, levels = self._draft(pool, chain, tokens, costs, verify) if drafted else (0.0, 0)
         if chain is not None:
             chain.append_to(pool)
-        self._last = _best_tree(pool, tokens[-1], verify, plain, spent, drafted)
+        self._last = _best_tree(pool, tokens[-1], verify, plain, spent, levels)
         return self._last.tree
 
     def learn(self, step: Step) -> None:
@@ -210,7 +210,8 @@ class CostAwareDrafter:
             self._head.learn(int(step.tokens[0]))
         if last is not None:
             self._acceptance.learn(last.tree, step.path, last.log_probs, last.matches)
-            if last.drafted:
+            if last.levels:
+                self._acceptance.levels.learn(last.tree, ~np.isnan(last.log_probs), last.levels)
                 self._acceptance.budget.note(len(step.tokens), last.cost)
                 self._rate.note(len(step.tokens), last.cost)
         self._timer.end(1 if last is None else last.tree.num_nodes)
@@ -232,38 +233,42 @@ class CostAwareDrafter:
 
     def _draft(
         self, pool: Pool, chain: MatchedChain | None, tokens: Sequence[int], costs: Costs, verify: Seconds
-    ) -> float:
-        """Grow the pool with the head while that pays; returns the seconds that the table gives its passes."""
+    ) -> tuple[float, int]:
+        """Grow the pool with the head while that pays; returns the seconds that the table gives its passes, and how
+        many levels it could have grown."""
         head, k = self._head, self._top_k
         assert head is not None and costs.head is not None
         self._timer.start_lap()
         context = head.cache.length
         seconds = costs.head.at(context)
         read = min(head.unread, WINDOW)
-        proposal = head.catch_up(tokens)
+        free = head.free_levels
+        size = self._acceptance.levels.rows(head.row_counts, seconds, verify) if free else None
+        levels = self._levels if size is None else min(self._levels, 1 + size - head.row_counts[0])
+        proposal = head.catch_up(tokens, rows=size)
         # The prompt is read once, and that says nothing about the cost of drafts. Rows left unread in a pause do.
         charged, self._drafted = read if self._drafted else 1, True
-        free = head.free_levels
-        spent = float(seconds[head.rows if free else min(charged, LARGEST)]) * (free or max(1.0, charged / LARGEST))
-        if free:
-            seconds = np.zeros_like(seconds)
+        if size is not None:
+            spent, seconds = float(seconds[size]), np.zeros_like(seconds)
+        else:
+            spent = float(seconds[min(charged, LARGEST)]) * max(1.0, charged / LARGEST)
         frontier = np.array([-1])
         above = np.zeros(1, np.float32)
         scratch_rows = np.array([-1])
         fed = 0
         count = read if context and read <= HEAD_ROWS[-1] else 0  # rows of the pass, 0 for one that is not learned from
-        whole = head.rows if free and count else 0  # of the only pass, timed with all levels
+        whole = size if size is not None and count else 0  # of the only pass, timed with all levels
         with Scratch(head) as scratch:
             while True:
                 start = pool.size
                 values = self._add_level(pool, chain, proposal, frontier, above)
                 best = best_first(values, k)
                 timed, count = count, self._worth_growing(pool, chain, values[best], verify, spent, seconds)
-                ended = count == 0 or len(pool.values) == self._levels
+                ended = count == 0 or len(pool.values) == levels
                 if ended or not free:
                     self._timer.end_lap(whole if free else timed, context)
                 if ended:
-                    return spent
+                    return spent, levels
                 context = context if free else head.cache.length
                 best = best[:count]
                 frontier, above = start + best, values[best]
@@ -309,13 +314,13 @@ class CostAwareDrafter:
 
 
 class _Draft(NamedTuple):
-    """A tree as it was returned, log_probs [N] and matches [N] of its nodes as in AcceptanceStats.learn, whether the
-    head took part, and the cost of all passes in tokens without drafts."""
+    """A tree as it was returned, log_probs [N] and matches [N] of its nodes as in AcceptanceStats.learn, the most
+    levels that the head could have grown (0: it took no part), and the cost of all passes in tokens without drafts."""
 
     tree: Tree
     log_probs: Float
     matches: Int
-    drafted: bool
+    levels: int
     cost: float
 
 
@@ -331,7 +336,7 @@ def best_size(chances: Seconds, verify: Seconds, spent: float) -> tuple[int, flo
     return nodes + 1, float(rates[nodes])
 
 
-def _best_tree(pool: Pool, root: int, verify: Seconds, plain: float, spent: float, drafted: bool) -> _Draft:
+def _best_tree(pool: Pool, root: int, verify: Seconds, plain: float, spent: float, levels: int) -> _Draft:
     """The nodes of the pool with the highest rate; plain: seconds of a token without drafts."""
     values = np.concatenate(pool.values)
     nodes, _ = best_size(np.exp(values), verify, spent)
@@ -339,4 +344,4 @@ def _best_tree(pool: Pool, root: int, verify: Seconds, plain: float, spent: floa
     tree = subtree(root, np.concatenate(pool.tokens), np.concatenate(pool.parents), values, kept)
     log_probs = np.concatenate([np.full(1, np.nan, np.float32), np.concatenate(pool.log_probs)[kept]])
     matches = np.concatenate([np.zeros(1, np.int64), np.concatenate(pool.matches)[kept]])
-    return _Draft(tree, log_probs, matches, drafted, float((spent + verify[nodes - 1]) / plain))
+    return _Draft(tree, log_probs, matches, levels, float((spent + verify[nodes - 1]) / plain))

@@ -63,7 +63,7 @@ class RankedHead:
         self._head = head
         self._ranker = ranker
         self.cache, self.top_k, self.scratch = head.cache, head.top_k, head.scratch
-        self.free_levels, self.rows = head.free_levels, head.rows
+        self.free_levels, self.row_counts = head.free_levels, head.row_counts
 
     def note(self, features: Features) -> None:
         """As in DraftHead."""
@@ -74,9 +74,9 @@ class RankedHead:
         """As in DraftHead."""
         return self._head.unread
 
-    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None) -> Proposal:
+    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
         """As in DraftHead; the ranker is the weigher."""
-        return self._ranked(self._head.catch_up(tokens, self._ranker), root=True)
+        return self._ranked(self._head.catch_up(tokens, self._ranker, rows), root=True)
 
     def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:
         """As in DraftHead."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from eagle_runtime.cache import Cache
-from eagle_runtime.drafting.head import NEVER, OutputCheck, Proposal, States, Weigher
+from eagle_runtime.drafting.head import NEVER, ONE_ROW, OutputCheck, Proposal, States, Weigher
 from eagle_runtime.prefix import common_prefix
 from eagle_runtime.target import Features, Target, row_numbers
 from eagle_runtime.tree import Float, Int
@@ -31,7 +31,7 @@ class DraftModelHead:
     more rows than the cache has, it proposes nothing: NEVER."""
 
     free_levels = False
-    rows = 1
+    row_counts = ONE_ROW
 
     def __init__(self, model: Target) -> None:
         """model: the small one; its cache is this head's."""
@@ -59,7 +59,7 @@ class DraftModelHead:
         self.cache.truncate(min(length, self.cache.length))
         del self._read[self.cache.length :]
 
-    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None) -> Proposal:
+    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
         """As in DraftHead, but reads the whole text."""
         if len(tokens) > self.cache.capacity:
             return self._nothing(1, len(tokens))

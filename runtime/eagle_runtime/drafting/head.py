@@ -24,6 +24,7 @@ from eagle_runtime.tree import Float, Int, additive_mask
 # tools/demo_pair after 3000 tokens, greedy tau is 4.4 with a window of 256, 4.2 to 4.4 with 64 to 1024, 3.9 without.
 WINDOW = 256
 States = Features | Int  # hidden states, or what stands for them where they never leave an engine
+ONE_ROW = range(1, 2)  # DraftHead.row_counts of heads that draft one level at a time
 NEVER = -60.0  # log-probability of a token that cannot come; finite, so that sums and differences stay numbers
 
 
@@ -67,9 +68,9 @@ class DraftHead(Protocol):
         """Whether `feed` runs no forward pass: `catch_up` has computed all levels."""
 
     @property
-    def rows(self) -> int:
-        """Rows of the forward pass of `catch_up` that do not depend on how many verified rows it reads, and 1 at least;
-        more than 1 only with free levels."""
+    def row_counts(self) -> range:
+        """How many rows the forward pass of `catch_up` may have, besides the verified ones that it reads: more than one
+        only with free levels, and a choice only where fewer rows draft the same tokens, fewer levels of them."""
 
     def note(self, features: Features) -> None:
         """Keep features [n, Hd] of verified rows, which follow those that were noted before, until they are read."""
@@ -78,10 +79,11 @@ class DraftHead(Protocol):
     def unread(self) -> int:
         """Verified rows that the head has not read yet."""
 
-    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None) -> Proposal:
+    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
         """Read these rows, one or more, or the last WINDOW of them, and commit them; returns the proposal for the last
         one (R = 1): the children of the root. tokens: the text, the root last. weigher: ranks the candidates of a head
-        that grows the levels itself (one_call.py); None for their log-probabilities."""
+        that grows the levels itself (one_call.py); None for their log-probabilities. rows: one of row_counts; None for
+        the most."""
 
     def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:
         """Add scratch rows for one level of a tree; returns a proposal for each (see Scratch.feed).
@@ -129,7 +131,7 @@ class Head:
     verified rows wait until the head reads them, the last WINDOW of them: what was before is not read."""
 
     free_levels = False
-    rows = 1
+    row_counts = ONE_ROW
 
     def __init__(self, session: Session, capacity: int, scratch: int, vocab_size: int = 2**62) -> None:
         """capacity: verified tokens; scratch: rows that growing one tree may need beyond them; vocab_size: of the
@@ -193,7 +195,7 @@ class Head:
         self._noted = list(snapshot.pending)
         self._unread = sum(map(len, snapshot.pending))
 
-    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None) -> Proposal:
+    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
         """As in DraftHead."""
         ids, features = self._to_read(tokens)
         numbers = row_numbers(len(ids))

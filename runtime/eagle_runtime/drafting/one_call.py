@@ -34,7 +34,7 @@ class OneCallHead(Head):
         self._children: tuple[Int, Float] = (np.empty((0, self.top_k), np.int64), np.empty((0, self.top_k), np.float32))
         self._row_of: dict[tuple[int, int], int] = {}  # (row of the parent, token) -> row of the token
 
-    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None) -> Proposal:
+    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
         """As in DraftHead. The `hidden` of proposals numbers the rows of the call that made them: 0 the root's, then
         those of the tokens that grew children."""
         engine, self._position = self._engine, len(tokens)

@@ -17,7 +17,7 @@ from eagle_runtime.drafting.costs.model import HEAD_ROWS, Costs, Pass, Timings
 from eagle_runtime.drafting.costs.storage import LearnedCosts
 from eagle_runtime.drafting.drafter import Drafter
 from eagle_runtime.drafting.habits import SUCCESSORS, Context, Habits
-from eagle_runtime.drafting.head import NEVER, OutputCheck, Proposal, States, Weigher
+from eagle_runtime.drafting.head import NEVER, ONE_ROW, OutputCheck, Proposal, States, Weigher
 from eagle_runtime.target import Features, row_numbers
 from eagle_runtime.tree import Int, Tree
 
@@ -29,7 +29,7 @@ class RecyclingHead:
     """A DraftHead that looks proposals up. One object per generation."""
 
     free_levels = False  # they are cheap, but are timed one by one (HostCosts)
-    rows = 1
+    row_counts = ONE_ROW
 
     def __init__(self, habits: Habits, cache: Cache) -> None:
         """cache: of the target, for its length; rows are neither written nor dropped."""
@@ -47,7 +47,7 @@ class RecyclingHead:
     def note(self, features: Features) -> None:
         """Features say nothing here."""
 
-    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None) -> Proposal:
+    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
         """As in DraftHead."""
         self._root, self._contexts = tuple(tokens[-self._habits.order :]), []
         self._position = len(tokens)

@@ -92,9 +92,9 @@ def measure(target: Target, head: DraftHead | None) -> Costs:
 
     def level(rows: int) -> None:
         assert head is not None and first is not None
-        if head.free_levels:  # all passes have as many rows
+        if head.free_levels:
             head.note(features[:1])
-            head.catch_up([0])
+            head.catch_up([0], rows=min(max(rows, head.row_counts[0]), head.row_counts[-1]))
             head.cache.truncate(head.cache.length - 1)
             return
         nodes = np.zeros(rows, np.int64)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from eagle_runtime.bundle.graph import TensorSpec
 from eagle_runtime.bundle.manifest import GraphSpec
 from eagle_runtime.session.trt.device import Device, DeviceRows, FilledCache, empty_rows
 from eagle_runtime.session.trt.engine_session import EngineSession
@@ -36,6 +37,8 @@ class BlockSession(EngineSession):
         """As EngineSession; the engine's graph is block_graph.block_graph, which has P alone."""
         super().__init__(device, execution, graph, largest, steps, table)
         engine = execution.graph
+        ids = TensorSpec(self.inputs["input_ids"].dtype, engine.inputs["position_ids"].shape)  # with a fixed B
+        self.inputs = {**self.inputs, "input_ids": ids}
         self._hosted = engine.inputs.keys() & {"input_ids", "position_ids"}
         nbytes = nbytes_of(engine.inputs["features"], {})
         self._last = device.reserve(nbytes)
