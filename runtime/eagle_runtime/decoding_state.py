@@ -27,8 +27,8 @@ from eagle_runtime.tree import Float
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A part of a text that was read. count: tokens read so far, those that were known included; logits [V]: after the
-    last of them; features [n, Hd]: of the part's n rows."""
+    """A part of a text that was read. count: tokens read so far, those that were known included; logits [R, V]: after
+    the last ones of them; features [n, Hd]: of the part's n rows."""
 
     count: int
     logits: Float
@@ -67,12 +67,13 @@ class DecodingState:
         del self.tokens[same:]
         return kept
 
-    def read(self, ids: Sequence[int]) -> Iterator[Chunk]:
-        """Make `ids`, one or more, the text, of which the target reads what it has not, a chunk of rows at a time."""
+    def read(self, ids: Sequence[int], last: int = 1) -> Iterator[Chunk]:
+        """Make `ids`, one or more, the text, of which the target reads what it has not, a chunk of rows at a time.
+        last: rows of each chunk whose logits are wanted (Target.read)."""
         kept = self.reused = self.align(ids)
         for start in range(kept, len(ids), self.target.chunk):
             chunk = ids[start : start + self.target.chunk]
-            logits, features = self.target.read(chunk)
+            logits, features = self.target.read(chunk, last)
             self.tokens[start:] = chunk
             for one in self._drafting:
                 one.note(features)

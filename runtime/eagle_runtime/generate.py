@@ -10,10 +10,10 @@ import numpy as np
 
 from eagle_runtime.accept import Step, accept
 from eagle_runtime.decoding_state import DecodingState
-from eagle_runtime.drafting.drafter import Drafter
+from eagle_runtime.drafting.drafter import Drafter, PromptLearner
 from eagle_runtime.drafting.head import WINDOW
 from eagle_runtime.sampling import Sampler
-from eagle_runtime.target import Features
+from eagle_runtime.target import PROMPT_ROWS, Features
 from eagle_runtime.tree import Tree, root_only
 
 
@@ -54,14 +54,17 @@ def steps(
     parts: list[Features] = []  # the features of the prompt's last chunks, WINDOW rows or more
     seconds = 0.0
     started = clock()
-    for chunk in state.read(prompt):
+    learner = drafter if isinstance(drafter, PromptLearner) else None
+    for chunk in state.read(prompt, 1 if learner is None else PROMPT_ROWS):
+        if learner is not None:
+            learner.learn_prompt(prompt[: chunk.count], chunk.logits)
         read = clock()
         seconds += read - started
         parts = [*parts[WINDOW // -target.chunk :], chunk.features]
         if chunk.count < len(prompt):
             yield Reading(chunk.count, len(prompt))
             started = clock()
-    tokens.append(sampler.next(chunk.logits))
+    tokens.append(sampler.next(chunk.logits[-1]))
     first = Step(np.zeros(1, np.int64), np.array(tokens[-1:], np.int64))
     yield Cycle(root_only(prompt[-1]), first, 0.0, seconds, clock() - read)
     features = target.joined(parts)

@@ -16,7 +16,6 @@ from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.build import build_drafter
 from eagle_runtime.drafting.choose import Choice, Method, Sizes, Vanilla, choose_drafter
 from eagle_runtime.drafting.drafter import CheckedDrafter, Drafter, NoDraft
-from eagle_runtime.drafting.habits import Habits
 from eagle_runtime.drafting.head import DraftHead
 from eagle_runtime.drafting.predicted import PredictedText
 from eagle_runtime.drafting.recycling import RecyclingHead
@@ -161,16 +160,14 @@ def _drafter(
     if isinstance(choice, Vanilla) or bundle.drafts_are_off:
         return NoDraft(bundle.costs)
     head: DraftHead | None = state.head
-    habits: Habits | None
-    costs, habits = bundle.costs, None
+    costs, recycling = bundle.costs, None
     if method == "recycling":
-        habits = bundle.habits
-        head = RecyclingHead(habits, state.target.cache)
+        recycling = RecyclingHead(bundle.habits, state.target.cache)
     if method == "draft-model":
         assert bundle.draft is not None
         head, costs = state.draft_model, bundle.draft.costs
     return build_drafter(
-        choice, method, sampler, head, costs, bundle.acceptance, lookahead, predicted, bundle.datastore, habits
+        choice, method, sampler, head, costs, bundle.acceptance, lookahead, predicted, bundle.datastore, recycling
     )
 
 

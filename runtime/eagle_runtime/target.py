@@ -18,6 +18,7 @@ from eagle_runtime.tree import MAX_DEPTH, MAX_NODES, Bool, Float, Int, Tree, add
 
 PREFILL_CHUNK = 512  # rows of one prefill pass: bounds the T x T mask and the activations
 EXACT_CHUNK = 64  # the same where attention is exact, which it is for no more new rows (eagle_export.recipes.attention)
+PROMPT_ROWS = 64  # of a prefill pass whose logits a drafter may learn from
 SCORE_CHUNK = 64  # rows of one scoring pass: bounds the logits, of which every row is wanted
 
 Floating = npt.NDArray[np.floating]
@@ -53,17 +54,18 @@ class Target:
         for start in range(0, len(prompt), self.chunk):
             logits, read = self.read(prompt[start : start + self.chunk])
             features.append(read)
-        return logits, self.joined(features)
+        return logits[-1], self.joined(features)
 
-    def read(self, tokens: Sequence[int]) -> tuple[Float, Features]:
-        """Read the next tokens of a text, at most `chunk`, and commit their rows; returns the last row's logits [V] and
-        all features [len, Hd]."""
+    def read(self, tokens: Sequence[int], last: int = 1) -> tuple[Float, Features]:
+        """Read the next tokens of a text, at most `chunk`, and commit their rows; returns the logits [R, V] of the
+        `last` rows, or of fewer, and all features [len, Hd]. Of engines that keep logits on a card, it is one row."""
         count = len(tokens)
-        rows = np.array([count - 1], np.int64)
+        last = 1 if "watched_ids" in self._session.inputs else min(last, count)
+        rows = np.arange(count - last, count, dtype=np.int64)
         positions = self.cache.length + row_numbers(count)
         out = self._run(np.array(tokens, np.int64), positions, causal(count), rows)
         self.cache.advance(count)
-        return np.array(out["logits"][0]), self.joined([out["features"]])
+        return np.array(out["logits"]), self.joined([out["features"]])
 
     def joined(self, parts: Sequence[Features]) -> Features:
         """Returns a copy of rows of features [n, Hd], the parts one after the other."""

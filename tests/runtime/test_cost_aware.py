@@ -217,6 +217,16 @@ def test_a_matched_token_that_the_head_proposes_gets_the_higher_value(chance: fl
     assert chain.values_left - values[1] == pytest.approx(before[1:] - before[0], abs=1e-6)
 
 
+@pytest.mark.parametrize("chance", [0.1, 0.9])
+def test_a_head_that_weighs_the_match_has_the_last_word(chance: float) -> None:
+    chain = MatchedChain([7, 8, 9], 4, AcceptanceStats(), weighed=True)
+    before = chain.values.copy()
+    values, matches = np.log(np.array([0.05, chance], np.float32)), np.zeros(2, np.int64)
+    chain.follow(np.array([3, 7]), np.array([-1, -1]), values, matches, 0)
+    assert np.exp(values) == pytest.approx([0.05, chance], rel=1e-5) and matches.tolist() == [0, 4]
+    assert chain.values_left - values[1] == pytest.approx(before[1:] - before[0], abs=1e-6)
+
+
 def test_matched_tokens_that_the_head_does_not_propose_are_added_as_a_chain() -> None:
     chain, pool = MatchedChain([7, 8, 9], 4, AcceptanceStats()), Pool()
     before = chain.values.copy()

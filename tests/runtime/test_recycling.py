@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,16 @@ import pytest
 
 from conftest import put_tokenizer
 from eagle_runtime import Constraint, EagleModel
-from eagle_runtime.accept import Step
-from eagle_runtime.drafting.habits import Habits, successors
+from eagle_runtime.candidates import Candidates
+from eagle_runtime.decoding_state import DecodingState
+from eagle_runtime.drafting.drafter import NoDraft
+from eagle_runtime.drafting.habits import FADE, SHORTER, SUCCESSORS, Habits, successors
 from eagle_runtime.drafting.head import NEVER, Scratch
-from eagle_runtime.drafting.recycling import HostCosts, RecyclingHead
+from eagle_runtime.drafting.recycling import HALF, HostCosts, RecyclingDrafter, RecyclingHead
 from eagle_runtime.drafting.suffix import SuffixAutomaton
-from eagle_runtime.target import Target
-from eagle_runtime.tree import Tree
+from eagle_runtime.generate import generate
+from eagle_runtime.sampling import Sampler, SamplingParams
+from eagle_runtime.target import PROMPT_ROWS, Target
 from fakes import FakeTarget, Table
 
 SAMPLING: list[dict[str, Any]] = [
@@ -60,49 +64,72 @@ def rows(*likeliest: tuple[int, int]) -> np.ndarray:
     return logits
 
 
-def test_a_verified_tree_teaches_the_successors_of_all_its_nodes() -> None:
-    """Of the text 0 1 the root is 1; 2 and 3 are drafted after it, 4 after 2; 3 is accepted, then 5 emitted."""
+LIKELY = np.exp([3.0, 2.0, 0.0, 0.0, 0.0, 0.0])
+FIRST, SECOND = (LIKELY[:2] / LIKELY.sum()).tolist()  # probabilities of the tokens that `rows` prefers
+
+
+def test_what_the_target_said_is_kept_after_the_last_tokens() -> None:
+    """Of the text 0 1 3, what came after 1 and after 3 is learned; what comes after others is not known."""
     habits = Habits(6, order=2)
-    tree = Tree(np.array([1, 2, 3, 4]), np.array([-1, 0, 0, 1]), np.zeros(4, np.float32))
-    step = Step(np.array([0, 2]), np.array([3, 5]), rows((3, 2), (4, 0), (5, 1), (0, 1)))
-    habits.learn([0], tree, step)
-    known = {context: habits.after(context) for context in [(0, 1), (1, 2), (1, 3), (2, 4), (3,), (7, 3), (5,), (3, 0)]}
-    first = {context: None if row is None else row[0][:2].tolist() for context, row in known.items()}
-    assert first == {
-        (0, 1): [3, 2], (1, 2): [4, 0], (1, 3): [5, 1], (2, 4): [0, 1], (3,): [5, 1], (7, 3): [5, 1], (5,): None,
-        (3, 0): None,
-    }  # fmt: skip
-    row = habits.after((1, 3))
-    assert row is not None
-    expected = np.array([3.0, 2.0]) - np.log(np.exp([3, 2, 0, 0, 0, 0]).sum())
-    np.testing.assert_allclose(row[1][:2], expected, atol=1e-6)
-    # Later rows take the place of earlier ones; of one tree those of accepted nodes come last.
-    tree = Tree(np.array([1, 1, 1]), np.array([-1, 0, 1]), np.zeros(3, np.float32))
-    habits.learn([1], tree, Step(np.array([0]), np.array([2]), rows((2, 3), (4, 5), (5, 4))))
-    row = habits.after((1, 1))
-    assert row is not None and row[0][0] == 2
+    habits.learn([0, 1, 3], rows((3, 2), (5, 1)))
+    for context in [(0, 1), (1,), (7, 1)]:
+        assert [token for token in habits.after(context) if habits.after(context)[token] > 0.05] == [2, 3]
+    assert habits.after((0, 1))[3] > FIRST - 1e-6 and habits.after((3,))[5] == pytest.approx(FIRST)
+    assert habits.after((5,)) == {} == habits.after((0,)) == habits.after(())
+
+
+def test_several_rows_of_a_context_count_with_their_mean_and_longer_contexts_count_more() -> None:
+    habits = Habits(6, order=2)
+    habits.put([((0, 1), {2: 1.0}), ((3, 1), {4: 1.0}), ((3, 1), {4: 0.5, 5: 0.5})])
+    of_one = habits.after((1,))
+    faded = [FADE**2, FADE, 1.0]
+    assert of_one == pytest.approx({2: faded[0] / sum(faded), 4: (faded[1] + 0.5) / sum(faded), 5: 0.5 / sum(faded)})
+    whole = FADE + 1 + SHORTER
+    expected = {token: SHORTER * value / whole for token, value in of_one.items()}
+    expected[4] += (FADE + 0.5) / whole
+    expected[5] += 0.5 / whole
+    assert habits.after((3, 1)) == pytest.approx(expected) and sum(expected.values()) == pytest.approx(1)
+    for token in range(100):
+        habits.put([((7, 1), {token: 1.0})])
+    assert len(habits.after((7,))) == 0 and len(habits._seen[(1,)][0]) == SUCCESSORS
 
 
 def test_the_tree_follows_the_successors_of_each_path() -> None:
     habits = Habits(6, order=2)
-    pairs: dict[tuple[int, ...], list[int]] = {(0, 1): [2, 3], (1, 2): [4, 5], (1, 3): [0, 1]}
-    habits.put((context, np.array(ids), np.log(np.array([0.6, 0.3], np.float32))) for context, ids in pairs.items())
+    habits.put([((0, 1), {2: 0.6, 3: 0.3}), ((1, 2), {4: 0.6, 5: 0.3}), ((1, 3), {0: 0.6, 1: 0.3})])
     head = RecyclingHead(habits, Target(FakeTarget(Table(6, 0, 1.0)), 40).cache)
-    head._nothing = (head._nothing[0][:2], head._nothing[1][:2])
     first = head.catch_up([5, 0, 1])
-    assert first.tokens.tolist() == [[2, 3]] and first.position == 3
+    assert first.tokens[0, :2].tolist() == [2, 3] and first.position == 3
+    assert np.exp(first.log_probs[0, :2]) == pytest.approx([0.6, 0.3]) and (first.log_probs[0, 2:] == NEVER).all()
     with Scratch(head) as scratch:
-        second = scratch.feed(first.tokens[0], first.hidden[np.zeros(2, np.int64)], np.array([-1, -1]))
-        assert second.tokens.tolist() == [[4, 5], [0, 1]] and second.position == 4
+        second = scratch.feed(first.tokens[0, :2], first.hidden[np.zeros(2, np.int64)], np.array([-1, -1]))
+        assert second.tokens[:, :2].tolist() == [[4, 5], [0, 1]] and second.position == 4
         third = scratch.feed(np.array([4, 1]), second.hidden, np.array([0, 1]))
-    assert (third.log_probs[0] == NEVER).all() and third.tokens[1].tolist() == [2, 3]  # after 1 alone: (0, 1)
+    assert (third.log_probs[0] == NEVER).all() and third.tokens[1, :2].tolist() == [2, 3]  # after 1 alone: (0, 1)
+
+
+def test_a_match_has_a_share_that_grows_with_its_length() -> None:
+    """The text is 1 2 3 4 1 2, and what matches goes on with 3, though the habits say 5; where the path leaves the
+    match, the habits alone count."""
+    habits = Habits(6, order=1)
+    habits.put([((token,), {5: 0.8}) for token in range(6)])
+    head = RecyclingHead(habits, Target(FakeTarget(Table(6, 0, 1.0)), 40).cache)
+    first = head.catch_up([1, 2, 3, 4, 1, 2])
+    chances = dict(zip(first.tokens[0].tolist(), np.exp(first.log_probs[0]).tolist(), strict=True))
+    share = 2 / (2 + HALF)
+    assert chances[3] == pytest.approx(share) and chances[5] == pytest.approx(0.8 * (1 - share))
+    with Scratch(head) as scratch:
+        second = scratch.feed(np.array([3, 5]), first.hidden[np.zeros(2, np.int64)], np.array([-1, -1]))
+    on = dict(zip(second.tokens[0].tolist(), np.exp(second.log_probs[0]).tolist(), strict=True))
+    assert on[4] == pytest.approx(3 / (3 + HALF)) and on[5] == pytest.approx(0.8 * (1 - 3 / (3 + HALF)))
+    assert second.tokens[1, 0] == 5 and np.exp(second.log_probs[1, 0]) == pytest.approx(0.8)
 
 
 def test_old_contexts_make_room() -> None:
     habits = Habits(100, order=1, most=5)
     for token in range(20):
-        habits.put([((token,), np.array([token]), np.zeros(1, np.float32))])
-    assert len(habits) == 5 and habits.after((14,)) is None and habits.after((15,)) is not None
+        habits.put([((token,), {token: 1.0}), ((7,), {7: 1.0})])
+    assert len(habits) == 5 and habits.after((15,)) == {} and habits.after((16,)) and habits.after((7,))
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
@@ -110,8 +137,57 @@ def test_rows_that_are_broken_teach_nothing(broken: float) -> None:
     logits = rows((1, 2), (3, 4))
     logits[0, 5 if broken != -np.inf else slice(None)] = broken
     with np.errstate(all="ignore"):
-        ids, log_probs = successors(logits, 3)
-    assert np.isnan(log_probs[0]).all() and ids[1, :2].tolist() == [3, 4]
+        first, second = successors(logits)
+    assert first == {} and list(second)[:1] == [0] and max(second, key=lambda token: second[token]) == 3
+    habits = Habits(6)
+    habits.put([((1,), first)])
+    assert len(habits) == 0
+
+
+def test_rows_on_a_card_teach_the_same() -> None:
+    logits = rows((1, 2), (3, 4))
+    highest = [np.argsort(-row, kind="stable")[:4] for row in logits]
+    none = np.zeros(0, np.float32)
+    on_card = [
+        OnCard(Candidates(ids, row[ids], float(np.log(np.exp(row).sum())), none.astype(np.int64), none))
+        for row, ids in zip(logits, highest, strict=True)
+    ]
+    for known, whole in zip(successors(on_card), successors(logits), strict=True):
+        assert known == pytest.approx({token: whole[token] for token in known}, abs=1e-6) and len(known) == 4
+
+
+def test_the_prompt_teaches_what_the_target_says_in_it() -> None:
+    """A prompt of two chunks: the last rows of each are learned, before the first draft."""
+    language = Table(11, 3, 2.0)
+    prompt = np.random.default_rng(5).integers(0, 11, 2 * PROMPT_ROWS + 30).tolist()
+    target = Target(FakeTarget(language), 400, chunk=PROMPT_ROWS + 20)
+    habits = Habits(11, order=2)
+    drafter = RecyclingDrafter(NoDraft(), habits)
+    sampler = Sampler(SamplingParams(), prompt, 11)
+    cycles = generate(DecodingState(target, None), drafter, sampler, prompt)
+    first = next(cycles).step.tokens.tolist()
+    read = [*range(20, PROMPT_ROWS + 20), *range(len(prompt) - PROMPT_ROWS, len(prompt))]
+    rows = np.concatenate(list(Target(FakeTarget(language), 400).score(prompt)))
+    expected = Habits(11, order=2)
+    for row in read:
+        expected.learn(prompt[max(0, row - 1) : row + 1], rows[row : row + 1])
+    assert habits._seen.keys() == expected._seen.keys()
+    for context in [(token,) for token in range(11)] + [tuple(prompt[-2:]), tuple(prompt[21:23])]:
+        assert habits.after(context) == pytest.approx(expected.after(context), abs=1e-6)
+    assert first == [int(rows[-1].argmax())]
+    before = len(habits)
+    assert next(cycles).tree.tokens.tolist() == first and len(habits) >= before
+    assert target.read([1, 2, 3], 2)[0].shape == (2, 11) and target.read([4])[0].shape == (1, 11)
+
+
+@dataclass
+class OnCard:
+    """A row of logits that is not on the host."""
+
+    candidates: Candidates
+
+    def whole(self) -> np.ndarray:
+        raise AssertionError("no row is copied from the card")
 
 
 @pytest.fixture(scope="module", params=["fp32", "int8"])
@@ -122,14 +198,15 @@ def alone(request: pytest.FixtureRequest, bundle_of: Callable[..., Path]) -> Ite
 
 
 def adversarial(kind: str, vocab: int) -> Habits:
-    """Habits that are wrong: random ones, one token for all, or log-probabilities that are not numbers."""
+    """Habits that are wrong: random ones, one token for all, or ids outside the vocabulary and no probabilities."""
     random, habits = np.random.default_rng(1), Habits(vocab)
     for token in range(vocab):
-        ids = random.integers(0, vocab, 8) if kind == "random" else np.full(8, 3)
-        log_probs = np.sort(-random.exponential(1, 8))[::-1].astype(np.float32)
+        row = dict(zip(random.integers(0, vocab, 8).tolist(), random.dirichlet(np.ones(8)).tolist(), strict=True))
+        if kind == "constant":
+            row = {3: 1.0}
         if kind == "outside":
-            ids, log_probs = ids + vocab, np.where(np.arange(8) > 2, np.nan, log_probs).astype(np.float32)
-        habits.put([((token,), ids, log_probs)])
+            row = {vocab + 1: 0.5, -7: 0.3, 2**62: 7.0, 3: float("nan"), 4: float("inf"), 5: -1.0, 6: float("-inf")}
+        habits.put([((token,), row)])
     return habits
 
 
@@ -140,7 +217,7 @@ def test_the_output_is_that_of_decoding_without_drafts(
 ) -> None:
     if kind != "own":
         wrong = adversarial(kind, alone.manifest.target.vocab_size)
-        monkeypatch.setattr(alone.bundle.habits, "_rows", wrong._rows)
+        monkeypatch.setattr(alone.bundle.habits, "_seen", wrong._seen)
     drafted = 0
     # Drafts that cost next to nothing, so that trees are grown however slow the machine is.
     monkeypatch.setattr(HostCosts, "asks_for_plain", False)

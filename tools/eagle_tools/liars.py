@@ -18,7 +18,7 @@ from eagle_runtime.accept import Step
 from eagle_runtime.drafting.costs.model import Costs, Pass, Timings, unknown
 from eagle_runtime.drafting.costs.storage import LearnedCosts
 from eagle_runtime.drafting.drafter import Drafter
-from eagle_runtime.drafting.habits import SUCCESSORS, Context, Habits
+from eagle_runtime.drafting.habits import SUCCESSORS, Context, Habits, Row
 from eagle_runtime.drafting.transitions import Transitions
 from eagle_runtime.session.protocol import Session
 from eagle_runtime.target import Features
@@ -180,12 +180,13 @@ class LyingHabits(Habits):
         super().__init__(vocab)
         self._liar = liar
 
-    def after(self, context: Context) -> tuple[Int, Float] | None:
+    def after(self, context: Context) -> Row:
         """As in Habits."""
-        some = np.arange(SUCCESSORS), np.linspace(-0.5, -4, SUCCESSORS, dtype=np.float32)
-        ids, log_probs = super().after(context) or some
+        known = super().after(context) or {token: 0.5 ** (1 + token) for token in range(SUCCESSORS)}
+        best = sorted(known, key=lambda token: -known[token])
+        ids, log_probs = np.array(best, np.int64), np.log(np.array([known[token] for token in best], np.float32))
         lies = self._liar.proposals(ids[None], log_probs[None])
-        return lies[0][0], lies[1][0]
+        return dict(zip(lies[0][0].tolist(), np.exp(lies[1][0]).tolist(), strict=True))
 
 
 class FreeDrafts(LearnedCosts):

@@ -11,14 +11,12 @@ from eagle_runtime.drafting.costs.storage import LearnedCosts
 from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, NoiseWeight, RankedHead
 from eagle_runtime.drafting.datastore import Datastore, DatastoreDrafter
 from eagle_runtime.drafting.drafter import Drafter
-from eagle_runtime.drafting.habits import Habits
 from eagle_runtime.drafting.head import DraftHead
 from eagle_runtime.drafting.jacobi import JacobiDrafter, Window
 from eagle_runtime.drafting.lookup import LookupDrafter
 from eagle_runtime.drafting.predicted import PredictedText
-from eagle_runtime.drafting.recycling import HostCosts, RecyclingDrafter
+from eagle_runtime.drafting.recycling import HostCosts, RecyclingDrafter, RecyclingHead
 from eagle_runtime.drafting.shapes import EagleDrafter
-from eagle_runtime.drafting.suffix import SuffixAutomaton
 from eagle_runtime.sampling import Sampler
 
 Acceptance = dict[tuple[str, bool, bool], AcceptanceStats]  # by (method, whether greedy, whether constrained)
@@ -34,13 +32,14 @@ def build_drafter(
     lookahead: Lookahead | None = None,
     predicted: PredictedText | None = None,
     datastore: Datastore | None = None,
-    habits: Habits | None = None,
+    recycling: RecyclingHead | None = None,
 ) -> Drafter:
     """Returns the drafter of one generation. sampler: draws its tokens. head: None only where the choice asks for none.
     acceptance: gets an entry for this kind of generation, if the drafter learns. lookahead: of the constraint.
     predicted: a text that is searched for matches too, as is the datastore, which a DatastoreTree needs.
-    habits: learn from this generation, whose head proposes from them."""
+    recycling: drafts from a model's habits, in place of the head."""
     greedy = sampler.params.temperature == 0
+    head = recycling or head
     if lookahead is not None and head is not None:
         head = ConstrainedHead(head, lookahead)
     drafter: Drafter
@@ -50,14 +49,15 @@ def build_drafter(
         ranked = RankedHead(head, ranker) if choice.head and head is not None else None
         drafter = CostAwareDrafter(
             ranked,
-            costs if habits is None else HostCosts(costs),
+            costs if recycling is None else HostCosts(costs),
             stats,
             top_k=choice.top_k,
             lookup=choice.lookup,
-            index=None if habits is None else SuffixAutomaton(),
+            index=None if recycling is None else recycling.index,
             predicted=predicted,
             lookahead=lookahead,
             datastore=datastore if choice.lookup else None,
+            weighed=recycling is not None,
         )
     elif isinstance(choice, Window):
         drafter = JacobiDrafter(choice, lookahead)
@@ -74,4 +74,4 @@ def build_drafter(
             )
         drafter = drafter if lookahead is None else PrunedDrafter(drafter, lookahead)
     drafter = drafter if lookahead is None else ConstrainedDrafter(drafter, lookahead)
-    return drafter if habits is None else RecyclingDrafter(drafter, habits)
+    return drafter if recycling is None else RecyclingDrafter(drafter, recycling.habits)

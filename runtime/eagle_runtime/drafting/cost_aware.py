@@ -79,16 +79,17 @@ class MatchedChain:
         acceptance: AcceptanceStats,
         shares: Float | None = None,
         branches: Continuations = NOTHING,
+        weighed: bool = False,
     ) -> None:
         """length: tokens that match before the first. shares [n]: log-chances of each token in addition, if several
-        may follow. branches: a tree whose main path begins with these tokens."""
+        may follow. branches: a tree whose main path begins with them. weighed: whether the head knows the match."""
         self.tokens = np.array(tokens, np.int64)
         self.matches = match_kinds(length + np.arange(len(tokens)))
         chances = acceptance.matched(self.matches) + (0 if shares is None else shares)
         self.values: Float = np.cumsum(chances, dtype=np.float32)
-        self.in_pool = 0
-        self.node = -1
+        self.in_pool, self.node = 0, -1
         self.nodes: list[int] = []
+        self.weighed = weighed
         self._branches = branches
 
     @property
@@ -103,7 +104,7 @@ class MatchedChain:
 
     def follow(self, tokens: Int, parents: Int, values: Float, matches: Int, first: int) -> None:
         """Look for the chain's next token in a new level of the pool, whose nodes begin at index `first`. The node that
-        holds it gets the higher of both values, and its kind of match, in place."""
+        holds it gets its kind of match, and the higher of both values unless the head knows the match, in place."""
         if self.in_pool == len(self.tokens):
             return
         nodes = np.flatnonzero((parents == self.node) & (tokens == self.tokens[self.in_pool]))
@@ -111,7 +112,7 @@ class MatchedChain:
             return
         node, place = nodes[0], self.in_pool
         matches[node] = self.matches[place]
-        self.values[place:] += max(np.float32(0), values[node] - self.values[place])
+        self.values[place:] += max(np.float32(-np.inf if self.weighed else 0), values[node] - self.values[place])
         values[node] = self.values[place]
         self.node = first + int(node)
         self.nodes.append(self.node)
@@ -161,12 +162,13 @@ class CostAwareDrafter:
         predicted: PredictedText | None = None,
         lookahead: Lookahead | None = None,
         datastore: Datastore | None = None,
+        weighed: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """head: None drafts from n-gram matches alone. costs: learn from each cycle's passes. top_k: beam, and children
-        per node. lookup: whether n-gram matches are candidates too; index: what finds them, None for an NgramIndex.
-        predicted: a text that is searched for matches before the text itself. lookahead: of a constraint, which cuts
-        them. datastore: is searched where the text has no match as long."""
+        per node. lookup: whether n-gram matches are candidates too; index: finds them, None for an NgramIndex; weighed:
+        whether the head's chances count the index's in. predicted: is searched for matches before the text itself, and
+        datastore where that has none as long. lookahead: of a constraint, which cuts them."""
         self._head = head
         self._costs = costs
         self._timer = CycleTimer(costs, clock)
@@ -177,6 +179,7 @@ class CostAwareDrafter:
         self._predicted = predicted
         self._lookahead = lookahead
         self._datastore = datastore
+        self._weighed = weighed and predicted is None
         self._child_chances = np.array(CHILD_CHANCES)
         self._rate = DraftRate()
         self._last: _Draft | None = None  # None: the last tree was its root alone
@@ -195,7 +198,7 @@ class CostAwareDrafter:
         costs = self._costs.now
         verify = costs.target.at(len(tokens))[1 : most + 1]
         plain = costs.plain_at(len(tokens))
-        drafted = not paused and (chain is None or chain.rate(verify, plain) <= self._rate.value)
+        drafted = not paused and (chain is None or chain.weighed or chain.rate(verify, plain) <= self._rate.value)
         pool = Pool()
         spent, levels = self._draft(pool, chain, tokens, costs, verify) if drafted else (0.0, 0)
         if chain is not None:
@@ -229,7 +232,7 @@ class CostAwareDrafter:
             matched, length = tokens_of_path, hits.length
         if self._lookahead is not None:
             matched = self._lookahead.cut(matched)
-        return MatchedChain(matched, length, self._acceptance) if matched else None
+        return MatchedChain(matched, length, self._acceptance, weighed=self._weighed) if matched else None
 
     def _draft(
         self, pool: Pool, chain: MatchedChain | None, tokens: Sequence[int], costs: Costs, verify: Seconds

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from eagle_runtime.drafting.costs.measurement import CycleTimer
 from eagle_runtime.drafting.costs.storage import LearnedCosts
 from eagle_runtime.errors import RequestError
 from eagle_runtime.target import Features
-from eagle_runtime.tree import Tree, root_only
+from eagle_runtime.tree import Float, Tree, root_only
 
 
 class Drafter(Protocol):
@@ -32,6 +32,15 @@ class Drafter(Protocol):
 
     def learn(self, step: Step) -> None:
         """Called after every verification with what was accepted of the tree, and the logits of all its nodes."""
+
+
+@runtime_checkable
+class PromptLearner(Drafter, Protocol):
+    """A drafter that learns from the target's logits after tokens of the prompt too."""
+
+    def learn_prompt(self, tokens: Sequence[int], logits: Float) -> None:
+        """Called for every part of the prompt that was read. tokens: the text up to its end; logits [R, V]: after the
+        last R of them."""
 
 
 class NoDraft:

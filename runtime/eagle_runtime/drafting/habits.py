@@ -1,31 +1,35 @@
-"""The habits of a model: its own likeliest next tokens after the last few tokens, from rows that it has verified (token
-recycling, arXiv 2408.08696, which keeps them after the last token alone).
+"""The habits of a model: its own next tokens after the last few tokens, from rows that it has verified (token
+recycling, arXiv 2408.08696, which keeps the latest row after the last token alone).
 
-Every verification computes logits after each node of the tree, also of those that are rejected: what the target says
-there of the next token is likely to be what it says the next time after the same tokens. A text is looked for by its
-last ORDER tokens, then by fewer.
+What the target once said of the next token it is likely to say again after the same tokens. The mean of what it said
+is kept after the last token, the last two, and so on up to ORDER; a longer context counts more, the more often it was
+seen (as in the interpolated n-gram models of Witten and Bell, 1991). Rows of accepted nodes and of the prompt are
+taken, not those of rejected nodes: they cost the host's time, and gave no more tokens (docs/trees.md).
 
-Shapes: N nodes, V vocabulary, k successors, S contexts that are kept.
+Shapes: R rows, V vocabulary.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from eagle_runtime.accept import Step
-from eagle_runtime.candidates import LogitRow, LogitRows
-from eagle_runtime.drafting.head import NEVER
-from eagle_runtime.tree import Float, Int, Tree
+from eagle_runtime.candidates import Candidates, LogitRow
+from eagle_runtime.tree import Float
 
-SUCCESSORS = 8  # kept per context (k)
+SUCCESSORS = 16  # kept per context
 ORDER = 3  # tokens of the longest context
-MOST = 1 << 17  # contexts that are kept: 10 MB of them at most; then the oldest makes room
-NEAR = 10.0  # logits further below the highest one are not looked at: they add little to a row's sum
+MOST = 1 << 16  # contexts that are kept: about 25 MB of them; then the oldest makes room
+# Logits further below the highest one: NEAR, add little to a row's sum; KEPT, are no token worth keeping.
+NEAR, KEPT = np.float32(10), np.float32(4)
+FADE = 0.9  # weight of the rows before the newest, in a context's mean
+SHORTER = 0.5  # rows that a shorter context counts for where a longer one is known
 
 Context = tuple[int, ...]
+Row = dict[int, float]  # token -> probability, or a sum of probabilities
 
 
 class Habits:
@@ -36,83 +40,88 @@ class Habits:
         self.vocab_size = vocab_size
         self.order = order
         self._most = most
-        self._rows: dict[Context, tuple[Int, Float]] = {}  # ids [k], log-probabilities [k]; oldest contexts first
-        self._lock = threading.Lock()  # of writers; a reader gets a row as it is, old or new
+        # Faded sums of rows, and of their number; the contexts seen last are last. An entry is replaced, never changed.
+        self._seen: dict[Context, tuple[Row, float]] = {}
+        self._lock = threading.Lock()  # of writers; a reader gets an entry as it is, old or new
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._seen)
 
-    def after(self, context: Context) -> tuple[Int, Float] | None:
-        """Returns the successors of the longest known end of a context, best first: ids [k] and log-probabilities [k],
-        not to be changed. None where not even the last token is known."""
-        for start in range(max(0, len(context) - self.order), len(context)):
-            if (row := self._rows.get(context[start:])) is not None:
-                return row
-        return None
+    def after(self, context: Context) -> Row:
+        """Returns the successors of a context with their probabilities, which add up to 1 at most; none where not even
+        the last token is known."""
+        mean: Row = {}
+        for length in range(1, min(self.order, len(context)) + 1):
+            entry = self._seen.get(context[-length:])
+            if entry is None:
+                break
+            sums, count = entry
+            whole = count + SHORTER if mean else count
+            shorter = mean
+            mean = {token: value / whole for token, value in sums.items()}
+            for token, value in shorter.items():
+                mean[token] = mean.get(token, 0.0) + value * SHORTER / whole
+        return mean
 
-    def learn(self, before: Sequence[int], tree: Tree, step: Step) -> None:
-        """Take the rows of a verified tree. before: the tokens before its root, the last `order` - 1 at least."""
-        if step.logits is None:
-            return
-        paths = _contexts(tuple(before[-(self.order - 1) :]) if self.order > 1 else (), tree, self.order)
-        ids, log_probs = successors(step.logits, min(SUCCESSORS, self.vocab_size))
-        accepted = set(step.path.tolist())
-        nodes = [node for node in range(tree.num_nodes) if node not in accepted] + step.path.tolist()
-        # Of equal contexts the one of an accepted node stays.
-        self.put((paths[node], ids[node], log_probs[node]) for node in nodes)
+    def learn(self, tokens: Sequence[int], logits: Float | Sequence[LogitRow]) -> None:
+        """Take what the target said in a text. tokens: a text, or its end; logits [R, V]: after the last R of them."""
+        ends = range(len(tokens) - len(logits) + 1, len(tokens) + 1)
+        contexts = (tuple(tokens[max(0, end - self.order) : end]) for end in ends)
+        self.put(zip(contexts, successors(logits), strict=True))
 
-    def put(self, rows: Iterable[tuple[Context, Int, Float]]) -> None:
-        """Keep rows: of a context and all its ends, ids [k] and log-probabilities [k], best first."""
+    def put(self, rows: Iterable[tuple[Context, Row]]) -> None:
+        """Keep rows: of a context and all its ends, the likeliest tokens after it. Empty rows are left out."""
+        seen = self._seen
         with self._lock:
-            for context, ids, log_probs in rows:
-                if not np.isfinite(log_probs[0]):
-                    continue  # of a row that holds NaN or infinities
-                for start in range(len(context)):
-                    self._rows[context[start:]] = (ids, log_probs)
-            while len(self._rows) > self._most:
-                del self._rows[next(iter(self._rows))]
+            for context, row in rows:
+                for start in range(len(context) if row else 0):
+                    end = context[start:]
+                    entry = seen.pop(end, None)  # a context that was seen again becomes the newest
+                    seen[end] = (row, 1.0) if entry is None else _added(entry, row)
+            while len(seen) > self._most:
+                del seen[next(iter(seen))]
 
 
-def _contexts(before: Context, tree: Tree, order: int) -> list[Context]:
-    """Returns the last `order` tokens down to each node."""
-    contexts: list[Context] = []
-    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
-        above = before if parent < 0 else contexts[parent]
-        contexts.append((*above, token)[-order:])
-    return contexts
+def _added(entry: tuple[Row, float], row: Row) -> tuple[Row, float]:
+    sums, count = entry
+    new = {token: FADE * value for token, value in sums.items()}
+    for token, probability in row.items():
+        new[token] = new.get(token, 0.0) + probability
+    return _likeliest(new), FADE * count + 1
 
 
-def successors(logits: Float | LogitRows, count: int) -> tuple[Int, Float]:
-    """logits [N, V] -> the `count` likeliest next tokens of each row, best first, and their log-probabilities, [N, k];
-    NEVER where fewer are near the likeliest. Rows of no use, with NaN or infinities, have NaN.
-
-    The sum of a row leaves out what is NEAR below its highest logit, so that few numbers of a long row are sorted."""
-    ids = np.zeros((len(logits), count), np.int64)
-    log_probs = np.full((len(logits), count), np.float32(NEVER))
-    for row in range(len(logits)):
-        if isinstance(logits, np.ndarray):
-            near = np.flatnonzero(logits[row] > logits[row].max() - np.float32(NEAR))
-            values, log_sum = logits[row][near], None
-        else:
-            near, values, log_sum = _candidates(logits[row])
-        if len(near) == 0 or not np.isfinite(values).all():
-            log_probs[row] = np.nan
-            continue
-        if log_sum is None:
-            highest = values.max()
-            log_sum = float(highest + np.log(np.exp(values - highest).sum()))
-        best = np.argsort(-values, kind="stable")[:count] if len(values) <= 64 else _highest(values, count)
-        ids[row, : len(best)] = near[best]
-        log_probs[row, : len(best)] = np.minimum(values[best] - log_sum, 0)
-    return ids, log_probs
+def _likeliest(row: Row) -> Row:
+    if len(row) <= SUCCESSORS:
+        return row
+    return dict(sorted(row.items(), key=lambda entry: -entry[1])[:SUCCESSORS])
 
 
-def _highest(values: Float, count: int) -> Int:
-    best = np.argpartition(values, -count)[-count:]
-    order: Int = best[np.argsort(-values[best], kind="stable")]
-    return order
+def successors(logits: Float | Sequence[LogitRow]) -> list[Row]:
+    """logits [R, V] -> the likeliest next tokens of each row, SUCCESSORS at most, with their probabilities. Rows of no
+    use, with NaN or infinities, are empty.
+
+    The sum of a row leaves out what is NEAR below its highest logit, so that few of its numbers are looked at."""
+    if not isinstance(logits, np.ndarray):
+        return [_of_candidates(row.candidates) for row in logits]
+    highest = logits.max(1)
+    rows, ids = np.nonzero(logits > (highest - NEAR)[:, None])  # NaN and infinities fail the comparison
+    below = logits[rows, ids] - highest[rows]
+    weights = np.exp(below)
+    sums = np.bincount(rows, weights, len(logits))
+    kept = below > -KEPT
+    rows, ids = rows[kept], ids[kept]
+    probabilities = (weights[kept] / sums[rows]).tolist()
+    ends = np.searchsorted(rows, np.arange(len(logits) + 1)).tolist()
+    tokens = ids.tolist()
+    return [
+        _likeliest(dict(zip(tokens[start:end], probabilities[start:end], strict=True)))
+        for start, end in itertools.pairwise(ends)
+    ]
 
 
-def _candidates(row: LogitRow) -> tuple[Int, Float, float]:
-    known = row.candidates
-    return known.ids, known.logits, known.log_sum_exp
+def _of_candidates(known: Candidates) -> Row:
+    if len(known.ids) == 0 or not np.isfinite(known.logits).all() or not np.isfinite(known.log_sum_exp):
+        return {}
+    kept = known.logits > known.logits.max() - KEPT
+    probabilities = np.exp(np.minimum(known.logits[kept] - known.log_sum_exp, 0))
+    return _likeliest(dict(zip(known.ids[kept].tolist(), probabilities.tolist(), strict=True)))

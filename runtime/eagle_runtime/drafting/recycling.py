@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,12 +17,15 @@ from eagle_runtime.cache import Cache
 from eagle_runtime.drafting.costs.model import HEAD_ROWS, Costs, Pass, Timings
 from eagle_runtime.drafting.costs.storage import LearnedCosts
 from eagle_runtime.drafting.drafter import Drafter
-from eagle_runtime.drafting.habits import SUCCESSORS, Context, Habits
+from eagle_runtime.drafting.habits import SUCCESSORS, Context, Habits, Row
 from eagle_runtime.drafting.head import NEVER, ONE_ROW, OutputCheck, Proposal, States, Weigher
+from eagle_runtime.drafting.suffix import SuffixAutomaton
 from eagle_runtime.target import Features, row_numbers
-from eagle_runtime.tree import Int, Tree
+from eagle_runtime.tree import Float, Int, Tree
 
 SCRATCH = 1024  # rows that growing one tree may use; they cost no memory
+HALF = 8.0  # tokens that match before the next one follows the match in half of the cases, whatever the habits say
+LEAST = np.float32(1e-20)  # probability
 LEVEL_S, NEWEST = 2e-4, 0.1  # seconds of a level before any was timed, and the weight of the newest in their mean
 
 
@@ -33,42 +37,78 @@ class RecyclingHead:
 
     def __init__(self, habits: Habits, cache: Cache) -> None:
         """cache: of the target, for its length; rows are neither written nor dropped."""
-        self._habits = habits
+        self.habits = habits
+        self.index = SuffixAutomaton()
         self.cache = cache
         self.top_k = min(SUCCESSORS, habits.vocab_size)
         self.scratch = SCRATCH
         self.unread = 1
-        self._contexts: list[Context] = []  # of the scratch rows of the tree that is growing
-        self._root: Context = ()
+        self._root = _Path((), 0, 0)
+        self._paths: list[_Path] = []  # of the scratch rows of the tree that is growing
         self._position = 0  # that the root's children are for
         self._output_check = OutputCheck(habits.vocab_size)
-        self._nothing = (np.zeros(self.top_k, np.int64), np.full(self.top_k, NEVER, np.float32))
 
     def note(self, features: Features) -> None:
         """Features say nothing here."""
 
     def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
         """As in DraftHead."""
-        self._root, self._contexts = tuple(tokens[-self._habits.order :]), []
+        self.index.extend(tokens)
+        self._root, self._paths = _Path(tuple(tokens[-self.habits.order :]), *self.index.match()), []
         self._position = len(tokens)
         return self._proposal([self._root], self._position)
 
     def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:
         """As in DraftHead, without a forward pass."""
-        contexts = [
-            (*(self._root if parent < 0 else self._contexts[parent]), token)[-self._habits.order :]
+        paths = [
+            self._followed(self._root if parent < 0 else self._paths[parent], token)
             for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True)
         ]
-        self._contexts += contexts
-        return self._proposal(contexts, self._position + 1 + depth)
+        self._paths += paths
+        return self._proposal(paths, self._position + 1 + depth)
 
     def learn(self, token: int) -> None:
         """What is learned comes with the logits (RecyclingDrafter)."""
 
-    def _proposal(self, contexts: Sequence[Context], position: int) -> Proposal:
-        rows = [self._habits.after(context) or self._nothing for context in contexts]
-        ids, log_probs = np.stack([row[0] for row in rows]), np.stack([row[1] for row in rows])
-        return Proposal(*self._output_check.checked(ids, log_probs), row_numbers(len(rows)), position)
+    def _followed(self, path: _Path, token: int) -> _Path:
+        context = (*path.context, token)[-self.habits.order :]
+        if path.matched and self.index.continuation(path.place, 1) == [token]:
+            return _Path(context, path.place + 1, path.matched + 1)
+        return _Path(context, 0, 0)
+
+    def _proposal(self, paths: Sequence[_Path], position: int) -> Proposal:
+        ids = np.zeros((len(paths), self.top_k), np.int64)
+        log_probs = np.full((len(paths), self.top_k), NEVER, np.float32)
+        for row, path in enumerate(paths):
+            best = sorted(self._after(path).items(), key=_probability, reverse=True)[: self.top_k]
+            if best:
+                ids[row, : len(best)], log_probs[row, : len(best)] = zip(*best, strict=True)
+                log_probs[row, : len(best)] = np.log(np.maximum(log_probs[row, : len(best)], LEAST))
+        return Proposal(*self._output_check.checked(ids, log_probs), row_numbers(len(paths)), position)
+
+    def _after(self, path: _Path) -> Row:
+        """Probabilities of the next tokens: of the habits, and of the match with its share."""
+        row = self.habits.after(path.context)
+        following = self.index.continuation(path.place, 1) if path.matched else []
+        if not following:
+            return row
+        share = path.matched / (path.matched + HALF)
+        row = {token: (1 - share) * probability for token, probability in row.items()}
+        row[following[0]] = row.get(following[0], 0.0) + share
+        return row
+
+
+class _Path(NamedTuple):
+    """What proposals for a node depend on: the last tokens down to it, the position after an earlier occurrence of its
+    last `matched` tokens, 0 for none."""
+
+    context: Context
+    place: int
+    matched: int
+
+
+def _probability(entry: tuple[int, float]) -> float:
+    return entry[1]
 
 
 class RecyclingDrafter:
@@ -86,11 +126,17 @@ class RecyclingDrafter:
         self._tree = self._drafter.grow(tokens, features, max_nodes)
         return self._tree
 
+    def learn_prompt(self, tokens: Sequence[int], logits: Float) -> None:
+        """As in PromptLearner."""
+        self._habits.learn(tokens, logits)
+
     def learn(self, step: Step) -> None:
         """As in Drafter."""
         tree, self._tree = self._tree, None
-        if tree is not None:
-            self._habits.learn(self._before, tree, step)
+        if tree is not None and step.logits is not None:
+            rows = step.logits
+            accepted = rows[step.path] if isinstance(rows, np.ndarray) else [rows[row] for row in step.path.tolist()]
+            self._habits.learn([*self._before, *tree.tokens[step.path].tolist()], accepted)
         self._drafter.learn(step)
 
 
