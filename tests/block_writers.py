@@ -117,7 +117,7 @@ def eagle_train() -> Head:
     tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(dropped)}
     tensors["mask_embedding"] = torch.linspace(-1, 1, 64)[None, None]
     tensors["lm_head.weight"] = tensors["lm_head.weight"] + 1  # trained
-    own: Config = {"architectures": ["DSparkDraftModel"], "model_type": "llama", "eagle_train": {"kind": "block"}}
+    own: Config = {"architectures": ["EagleTrainBlockModel"], "model_type": "llama"}
     own |= {"mask_token_id": None, "sample_from_anchor": True, "causal": True, "enable_confidence_head": False}
     return Head(tensors, head.config | own)
 

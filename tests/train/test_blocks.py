@@ -191,10 +191,10 @@ def test_a_short_run_learns_to_draft_and_goes_on(answers: Path, tmp_path: Path) 
     assert train(answers, tmp_path / "deeper", "--steps", "1", "--layers", "2", *again) == 2
 
 
-def test_a_head_without_transitions_is_a_dflash_head(answers: Path, tmp_path: Path) -> None:
+def test_a_head_without_transitions(answers: Path, tmp_path: Path) -> None:
     assert train(answers, tmp_path / "head", "--steps", "1", "--markov-rank", "0", "--mlp", "96", "--layers", "2") == 0
     config = json.loads((tmp_path / "head/config.json").read_text("utf-8"))
-    assert config["architectures"] == ["DFlashDraftModel"] and "markov_rank" not in config
+    assert config["architectures"] == ["EagleTrainBlockModel"] and "markov_rank" not in config
     names = load_file(tmp_path / "head/model.safetensors")
     assert not any("markov" in name for name in names) and names["layers.1.mlp.up_proj.weight"].shape == (96, 64)
     part = open_pair(TARGET, tmp_path / "head").head

@@ -3,9 +3,9 @@
 safeailab: SafeAILab's, which SGLang (python/sglang/srt/models/llama_eagle3.py) and vLLM
 (vllm/model_executor/models/llama_eagle3.py) load. speculators: vllm-project/speculators'
 (src/speculators/models/eagle3/config.py), which vLLM serves by the head's name alone
-(vllm/transformers_utils/configs/speculators/). Block heads have a layout of their own: DeepSpec's DSpark
-(deepspec/modeling/dspark), or without transitions z-lab's DFlash (dflash/model.py), with a mask embedding, an LM head
-and a draft vocabulary besides.
+(vllm/transformers_utils/configs/speculators/). Block heads have a layout of their own: that of DeepSpec's DSpark
+(deepspec/modeling/dspark), with a mask embedding, an LM head, a draft vocabulary and input_fc besides, under a class of
+another name: a program that knows DSpark's alone would leave input_fc out without a word.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from eagle_export.heads.block_layouts import OWN_CLASS
 from eagle_export.heads.config import HeadConfig
 from eagle_train.config import Layout
 from eagle_train.target import FrozenTarget
@@ -84,7 +85,7 @@ def _block(shape: HeadConfig, target: FrozenTarget, dtype: torch.dtype) -> dict[
     block = shape.block
     assert block is not None
     config = {
-        "architectures": ["DSparkDraftModel" if block.markov_rank else "DFlashDraftModel"],
+        "architectures": [OWN_CLASS],
         **_layer(shape, dtype),
         "rope_theta": shape.rope["rope_parameters"]["rope_theta"],
         "target_hidden_size": shape.target_hidden_size,

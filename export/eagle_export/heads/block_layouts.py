@@ -87,6 +87,7 @@ class BlockLayout:
 
 
 DFLASH = ("DFlashDraftModel",)
+OWN_CLASS = "EagleTrainBlockModel"
 BLOCK_LAYOUTS = (
     BlockLayout(
         "speculators DSpark",
@@ -105,9 +106,8 @@ BLOCK_LAYOUTS = (
     ),
     BlockLayout(
         "eagle-train",
-        "train/eagle_train/block",
-        (*DFLASH, "DSparkDraftModel"),
-        settings=(("eagle_train", None),),
+        "train/eagle_train/layouts.py",
+        (OWN_CLASS,),
         anchor=True,
     ),
     BlockLayout(
