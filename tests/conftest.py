@@ -44,6 +44,14 @@ def put_tokenizer(bundle: Path) -> None:
     put_listed(bundle, "tokenizer.json", (GOLDEN / "byte_tokenizer.json").read_bytes())
 
 
+def write_block(kind: str, folder: Path) -> Path:
+    """Write a block head; returns its folder. kind: one of BLOCKS."""
+    import block_writers
+
+    written: Path = getattr(block_writers, kind)().write(folder)
+    return written
+
+
 @pytest.fixture(scope="session", autouse=True)
 def measured_costs(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What passes cost is measured by the tests, not read from the user's own cache."""
@@ -103,7 +111,13 @@ def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             if not folder.exists():
                 from eagle_export.bundle import export
 
-                head = None if kind == "alone" else block(kind) if kind in BLOCKS else GOLDEN / HEADS[kind]
+                head = (
+                    None
+                    if kind == "alone"
+                    else write_block(kind, shared / f"block_{kind}")
+                    if kind in BLOCKS
+                    else GOLDEN / HEADS[kind]
+                )
                 observed = calibration(kind) if precision.startswith("int8-static") else None
                 cache = "int8" if precision.endswith(INT8_CACHE) else None
                 export(
@@ -115,13 +129,6 @@ def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
                     calibration=observed,
                     cache_precision=cache,
                 )
-        return folder
-
-    def block(kind: str) -> Path:
-        """The folder of a block head."""
-        import block_writers
-
-        folder: Path = getattr(block_writers, kind)().write(shared / f"block_{kind}")
         return folder
 
     def calibration(kind: str) -> Path:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from filelock import FileLock
 
-from conftest import GOLDEN, HEADS, put_tokenizer
+from conftest import GOLDEN, HEADS, put_tokenizer, write_block
 
 if TYPE_CHECKING:
     from eagle_export.tensorrt.build import Built
@@ -85,7 +85,7 @@ def quantised_bundle_of(
 
             export(
                 GOLDEN / "target",
-                GOLDEN / HEADS[kind],
+                GOLDEN / HEADS[kind] if kind in HEADS else write_block(kind, folder / "head"),
                 folder / "bundle",
                 precision=precision,
                 backend="tensorrt-rtx",

@@ -80,6 +80,20 @@ def test_every_product_is_quantised(head: str, precision: str, quantised_bundle_
         assert not [kernel for kernel in kernels if kernel.stores_sums_in_fp16]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["int8", "int8-weight", "fp8", "int4"])
+def test_block_heads(precision: str, quantised_bundle_of: Callable[[str, str], Path], tmp_path: Path) -> None:
+    """Every product of the head is quantised too; in int4 but for down, whose 48 inputs are no whole blocks."""
+    bundle = Path(shutil.copytree(quantised_bundle_of("reads_state", precision), tmp_path / "bundle"))
+    target, draft, _ = build_engines(bundle, "tensorrt-rtx", ["8.9"], context=600).built
+    for engine in (target, draft):
+        kernels = [kernel for kernel in engine.kernels if kernel.profile == 0]
+        assert sum(kernel.is_fused_attention for kernel in kernels) == engine.layers
+        assert not [kernel for kernel in kernels if kernel.stores_sums_in_fp16]
+        unquantised = [kernel for kernel in products(kernels) if kind(kernel) == "fp16"]
+        assert len(unquantised) == (2 if (precision, engine.name) == ("int4", "draft") else 0), unquantised
+
+
 @pytest.mark.parametrize("head", sorted(HEADS))
 def test_fp8_for_compute_capability_12_0(head: str, quantised_bundle_of: Callable[[str, str], Path]) -> None:
     """There TensorRT for RTX multiplies every weight on its own, q, k and v and gate and up too."""
