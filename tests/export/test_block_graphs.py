@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from block_writers import RECORDED, deepspec, dflash, eagle_train, jetspec, speculators_dspark
-from conftest import GOLDEN
+from conftest import BLOCKS, GOLDEN
 from eagle_export.bundle import export
 from eagle_runtime import EagleModel
 from eagle_runtime.drafting.block_head import BlockHead
@@ -32,11 +32,15 @@ ROOTS = (10, 14, 31)  # of the recordings
     ],
 )
 def test_the_graphs_draft_what_the_producers_module_drafts(
-    recorded: str, write: Callable[[], Head], tmp_path: Path
+    recorded: str, write: Callable[[], Head], bundle_of: Callable[..., Path], tmp_path: Path
 ) -> None:
-    export(TARGET, write().write(tmp_path / "head"), tmp_path / "bundle", precision="fp32", certify=False)
+    if write.__name__ in BLOCKS:
+        bundle = bundle_of(write.__name__)
+    else:
+        bundle = tmp_path / "bundle"
+        export(TARGET, write().write(tmp_path / "head"), bundle, certify=False)
     tokens, logits = RECORDED["tokens"][0].tolist(), RECORDED[f"{recorded}.logits"]
-    with EagleModel.load(tmp_path / "bundle", threads=1) as model:
+    with EagleModel.load(bundle, threads=1) as model:
         head, spec = model.bundle.head, model.manifest.head
         assert isinstance(head, BlockHead) and spec is not None and spec.block is not None
         # Reduced vocabularies have a share of the logits.

@@ -7,6 +7,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from eagle_export.recipes.qdq import Int8Static, best_range, simulated_static
 from eagle_export.recipes.smooth import FACTORS, Smooth, channel_sizes, factors_of, groups, inputs_of
 from eagle_export.recipes.weight_blocks import WeightBlocks
 from eagle_runtime import EagleModel
-from eagle_runtime.bundle.manifest import read_manifest
+from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from eagle_runtime.generate import Cycle
 from eagle_runtime.tree import Tree
 
@@ -51,6 +52,22 @@ def calibrations(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPa
         folders[kind] = bundle.parent / "calibration"
         calibrate(bundle, folders[kind], data=data, threads=1)
     return folders
+
+
+@pytest.fixture(scope="module")
+def calibrated(
+    calibrations: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, str], tuple[Path, Manifest]]:
+    """Kind of head, precision -> the pair exported with its calibration, and its manifest."""
+
+    @cache
+    def bundle(kind: str, precision: str) -> tuple[Path, Manifest]:
+        folder, calibration = tmp_path_factory.mktemp(kind) / precision, calibrations[kind]
+        target, head = GOLDEN / "target", GOLDEN / HEADS[kind]
+        done = export(target, head, folder, precision=precision, calibration=calibration, certify=False)
+        return folder, done.manifest
+
+    return bundle
 
 
 def collect(trees: list[Tree]) -> Callable[[Cycle], None]:
@@ -181,21 +198,12 @@ def test_a_small_sample_raises_the_squares(correlated: Array) -> None:
 def test_calibrated_bundles_decode_losslessly_and_close_to_the_source(
     kind: str,
     precision: str,
-    calibrations: dict[str, Path],
+    calibrated: Callable[[str, str], tuple[Path, Manifest]],
     bundle_of: Callable[..., Path],
-    tmp_path: Path,
     prompts: list[list[int]],
 ) -> None:
-    bundle = tmp_path / precision
-    done = export(
-        GOLDEN / "target",
-        GOLDEN / HEADS[kind],
-        bundle,
-        precision=precision,
-        calibration=calibrations[kind],
-        certify=False,
-    )
-    done_to = set(done.manifest.target.graph.recipe.values())
+    bundle, manifest = calibrated(kind, precision)
+    done_to = set(manifest.target.graph.recipe.values())
     assert any("smoothed" in what or "compensated" in what for what in done_to)
     exact, quantised = (log_softmax(text_logits(folder, prompts[:3])) for folder in (bundle_of(kind), bundle))
     assert divergence(exact, quantised).mean() < (0.02 if precision == "int8-static" else 0.2)
@@ -224,18 +232,10 @@ def test_static_int8_smooths_o_proj_on_every_backend(
 
 @pytest.mark.parametrize("graph", ["target/model.onnx", "draft/model.onnx"])
 def test_onnxruntime_fuses_every_product_of_a_static_graph(
-    graph: str, calibrations: dict[str, Path], tmp_path: Path
+    graph: str, calibrated: Callable[[str, str], tuple[Path, Manifest]], tmp_path: Path
 ) -> None:
     """Into int8 products; down in eight parts and the LM head in two have a scale for each row."""
-    bundle, optimised = tmp_path / "bundle", tmp_path / "optimised.onnx"
-    export(
-        GOLDEN / "target",
-        GOLDEN / HEADS["eagle1"],
-        bundle,
-        precision="int8-static",
-        calibration=calibrations["eagle1"],
-        certify=False,
-    )
+    bundle, optimised = calibrated("eagle1", "int8-static")[0], tmp_path / "optimised.onnx"
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(optimised)
     onnxruntime.InferenceSession(str(bundle / graph), options, providers=["CPUExecutionProvider"])

@@ -88,6 +88,26 @@ def test_the_table_as_data(pair: Path, sets: Path, capsys: pytest.CaptureFixture
     assert {one["key"] for one in report["published"]} == set(PUBLISHED)
 
 
+def test_heads_of_several_kinds_have_rows_of_their_own(
+    bundle_of: Callable[..., Path], pair: Path, sets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All are of one precision, so that the first alone runs what needs no head."""
+    bundles = [pair]
+    for kind in ("eagle3", "deepspec"):
+        bundles.append(shutil.copytree(bundle_of(kind), tmp_path / kind))
+        put_tokenizer(bundles[-1])
+    given = [*map(str, bundles), "--prompts", str(sets / "qa.jsonl"), "--count", "1", "--threads", "1"]
+    assert main([*given, "--max-new-tokens", "6", "--table", "seeds", "--temperature", "0"]) == 0
+    titles, *rows = table_rows(capsys.readouterr().out, "Drafters in fp32, temperature 0:")
+    grown = {name for method, name in WITH_HEAD.items() if method != "eagle:static"}
+    for head, published in (("EAGLE-3", "EAGLE-3"), ("block head", "DFlash")):
+        of_head = {row[0].removeprefix(f"{head}, "): row for row in rows if row[0].startswith(f"{head}, ")}
+        assert of_head.keys() == grown
+        for row in of_head.values():
+            assert row[-1] == PUBLISHED[published].name and float(row[1].split("x")[0]) > 0 and row[-2] == "1/1"
+    assert sum(row[0].startswith("prompt lookup, chain") for row in rows) == 1 and titles[-1] == "published as"
+
+
 def test_drafters_without_a_head_run_on_the_first_bundle_of_a_precision_alone(
     bundle_of: Callable[..., Path], pair: Path
 ) -> None:

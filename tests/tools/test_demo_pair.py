@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import itertools
 import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +56,10 @@ def test_it_is_small_and_in_fp16() -> None:
 
 
 @pytest.fixture(scope="module")
-def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """head -> bundle of the pair."""
     folder = tmp_path_factory.mktemp("demo")
-    return {head: export(PAIR / "target", PAIR / head, folder / head, certify=False).bundle for head in HEADS}
+    return cache(lambda head: export(PAIR / "target", PAIR / head, folder / head, certify=False).bundle)
 
 
 def card(head: str, tree: str, temperature: int) -> float:
@@ -70,7 +73,7 @@ def card(head: str, tree: str, temperature: int) -> float:
     return float(row[1])
 
 
-def test_its_chat_template_makes_code_to_complete(bundles: dict[str, Path]) -> None:
+def test_its_chat_template_makes_code_to_complete(bundle: Callable[[str], Path]) -> None:
     """The bundle's prompts are those of transformers; code goes in as it stands, so that figures are those of text."""
     source = AutoTokenizer.from_pretrained(PAIR / "target")
     system = {"role": "system", "content": "Be brief.\n\nNo classes."}
@@ -84,7 +87,7 @@ def test_its_chat_template_makes_code_to_complete(bundles: dict[str, Path]) -> N
         f"def f(x):\n    pass\n<|endoftext|>{asked}": [parts, answer, question],
         f"<|endoftext|>{asked}<|endoftext|>def f(x):": [question, parts],
     }
-    with EagleModel.load(bundles["eagle1"]) as model:
+    with EagleModel.load(bundle("eagle1")) as model:
         for prompt, chat in chats.items():
             assert model.text.render(chat) == prompt
             assert source.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) == prompt
@@ -99,17 +102,17 @@ def test_its_chat_template_makes_code_to_complete(bundles: dict[str, Path]) -> N
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_a_few_prompts_are_drafted_about_as_the_card_says(head: str, bundles: dict[str, Path]) -> None:
+def test_a_few_prompts_are_drafted_about_as_the_card_says(head: str, bundle: Callable[[str], Path]) -> None:
     questions = read_questions(PAIR / "heldout.jsonl", 8)
-    with EagleModel.load(bundles[head]) as model:
+    with EagleModel.load(bundle(head)) as model:
         tau = measure(model, head, questions, "dynamic", 0.0, 64).tau
     assert tau == pytest.approx(card(head, "dynamic", 0), rel=0.25)
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_knowing_the_random_numbers_saves_passes(head: str, bundles: dict[str, Path]) -> None:
+def test_knowing_the_random_numbers_saves_passes(head: str, bundle: Callable[[str], Path]) -> None:
     passes = {True: 0, False: 0}
-    with EagleModel.load(bundles[head], threads=1) as model:
+    with EagleModel.load(bundle(head), threads=1) as model:
         prompts = [model.text.encode(question.turns[0]) for question in read_questions(PAIR / "heldout.jsonl", 6)]
         for coupled, (seed, prompt) in itertools.product(passes, enumerate(prompts)):
             sampler = Sampler(SamplingParams(temperature=1.0, seed=seed), prompt, model.manifest.target.vocab_size)
@@ -128,20 +131,22 @@ def test_knowing_the_random_numbers_saves_passes(head: str, bundles: dict[str, P
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0, 1])
 @pytest.mark.parametrize("head", HEADS)
-def test_the_card_is_true(head: str, temperature: int, bundles: dict[str, Path]) -> None:
+def test_the_card_is_true(head: str, temperature: int, bundle: Callable[[str], Path]) -> None:
     questions = read_questions(PAIR / "heldout.jsonl", 40)
-    with EagleModel.load(bundles[head]) as model:
+    with EagleModel.load(bundle(head)) as model:
         for tree in ("chain", "static", "dynamic"):
             tau = measure(model, head, questions, tree, float(temperature), 96).tau
             assert tau == pytest.approx(card(head, tree, temperature), abs=0.02)
 
 
 @pytest.mark.slow
-def test_grown_to_a_billion_parameters_it_says_and_drafts_the_same(bundles: dict[str, Path], tmp_path: Path) -> None:
+def test_grown_to_a_billion_parameters_it_says_and_drafts_the_same(
+    bundle: Callable[[str], Path], tmp_path: Path
+) -> None:
     grow(PAIR / "target", [PAIR / head for head in HEADS], tmp_path / "grown", LARGE, "fp32")
     prompts = [question.turns[0] for question in read_questions(PAIR / "heldout.jsonl", 32)]
     texts = []
-    with EagleModel.load(bundles["eagle1"]) as model:
+    with EagleModel.load(bundle("eagle1")) as model:
         ids = [model.text.encode(prompt) for prompt in prompts]
     for folder in (PAIR / "target", tmp_path / "grown" / "target"):
         source: Any = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -153,9 +158,9 @@ def test_grown_to_a_billion_parameters_it_says_and_drafts_the_same(bundles: dict
         taus = []
         grown = tmp_path / f"{head}.bundle"
         export(tmp_path / "grown" / "target", tmp_path / "grown" / head, grown, certify=False)
-        for bundle in (bundles[head], grown):
+        for drafted in (bundle(head), grown):
             tokens, passes = 0, 0
-            with EagleModel.load(bundle, context=512) as model:
+            with EagleModel.load(drafted, context=512) as model:
                 for row, text in zip(ids, texts[0], strict=True):
                     result = model.generate(row, tree="dynamic", max_new_tokens=NEW_TOKENS)
                     assert list(result.token_ids) == text
