@@ -70,7 +70,7 @@ class DraftModelHead:
             piece = tokens[start : start + self._model.chunk]
             logits, _ = self._model.read(piece)
             self._read += piece
-        return self._proposal(logits[None], len(tokens))
+        return self._proposal(logits, len(tokens))
 
     def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:
         """As in DraftHead; `hidden` says nothing here. Each level is read together with those above it, in one pass:
