@@ -23,12 +23,13 @@ LOWEST = np.float32(-1e9)
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """before [V, r], after [Vd, r]: vectors in fp16; successors [V, S]: draft ids; target_ids [Vd]: of draft ids;
-    draft_ids [V]: the reverse, 0 for tokens that the head does not know."""
+    """before [V, r], after [Vd, r]: vectors in fp16; successors [V, S]: draft ids, and what their products add [V, S];
+    target_ids [Vd]: of draft ids; draft_ids [V]: the reverse, 0 for tokens that the head does not know."""
 
     before: npt.NDArray[np.float16]
     after: npt.NDArray[np.float16]
     successors: npt.NDArray[np.int32]
+    added: npt.NDArray[np.float16]
     target_ids: Int
     draft_ids: Int
 
@@ -45,7 +46,9 @@ class Transitions:
         ids = np.concatenate([np.broadcast_to(own, (len(tokens), len(own))), others], 1)
         plain = scores[ids]
         plain[:, len(own) :][known[others]] = LOWEST  # twice among the candidates
-        added = np.matmul(self.after[ids].astype(np.float32), self.before[tokens, :, None].astype(np.float32))[:, :, 0]
+        # Vectors of own candidates are read once for all tokens; those of successors would be read for each.
+        products = self.before[tokens].astype(np.float32) @ self.after[own].astype(np.float32).T
+        added = np.concatenate([products, self.added[tokens]], 1, dtype=np.float32)
         left = np.maximum(1 - np.exp(plain).sum(1, keepdims=True), LEAST_LEFT)
         with np.errstate(over="ignore", invalid="ignore"):  # scores of a broken head; its caller looks at the result
             raised = plain + added
@@ -64,15 +67,15 @@ def read_transitions(content: bytes, vocab: int, draft_vocab: int, where: str) -
 
     try:
         stored = load(content)
-        before, after, successors, target_ids = (
-            stored[name] for name in ("before", "after", "successors", "target_ids")
-        )
+        names = ("before", "after", "successors", "added", "target_ids")
+        before, after, successors, added, target_ids = (stored[name] for name in names)
         fits = (
-            [part.dtype.name for part in (before, after, successors, target_ids)]
-            == ["float16", "float16", "int32", "int64"]
+            [part.dtype.name for part in (before, after, successors, added, target_ids)]
+            == ["float16", "float16", "int32", "float16", "int64"]
             and before.shape == (vocab, after.shape[1])
             and after.shape[:1] == target_ids.shape == (draft_vocab,)
             and successors.shape[:1] == (vocab,)
+            and added.shape == successors.shape
             and 0 <= successors.min() <= successors.max() < draft_vocab
             and 0 <= target_ids.min() <= target_ids.max() < vocab
         )
@@ -82,4 +85,4 @@ def read_transitions(content: bytes, vocab: int, draft_vocab: int, where: str) -
         raise BundleError(f"{where} does not hold the transitions of this bundle's head; export the bundle again")
     draft_ids = np.zeros(vocab, np.int64)
     draft_ids[target_ids] = np.arange(draft_vocab)
-    return Transitions(before, after, successors, target_ids, draft_ids)
+    return Transitions(before, after, successors, added, target_ids, draft_ids)
