@@ -21,8 +21,8 @@ from eagle_export.heads.eager import eager_head, eager_weights
 from eagle_export.pair import open_pair
 from head_writers import TARGET, Head
 
-STARTS = torch.tensor([[5, 40 + 9 * text, 70 + text] for text in range(4)])
-TOKENS = 12
+STARTS = torch.tensor([[5, 40 + 9 * text, 70 + text] for text in range(8)])
+TOKENS = 24
 
 
 @pytest.fixture(scope="module")
