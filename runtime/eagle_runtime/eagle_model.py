@@ -14,7 +14,7 @@ from eagle_runtime.conversation import Conversation, OnEnd
 from eagle_runtime.datastore_file import with_datastore
 from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.draft_bundle import with_draft_bundle
-from eagle_runtime.drafting.choose import NO_HEAD, Method, default_method
+from eagle_runtime.drafting.choose import NO_HEAD, Method
 from eagle_runtime.drafting.costs.measurement import measure
 from eagle_runtime.drafting.costs.model import Costs
 from eagle_runtime.drafting.costs.storage import NOTABLE
@@ -143,7 +143,7 @@ class EagleModel:
     @property
     def default_method(self) -> Method:
         """The method of a request that names neither method nor tree."""
-        return default_method(self.manifest.tree_defaults, self._head is not None, self.bundle.draft is not None)
+        return self.bundle.default_method
 
     def generate(self, prompt: Prompt, **settings: Any) -> Result:
         """Decode to the end and return the result; settings as in `stream`."""

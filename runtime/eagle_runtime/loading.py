@@ -31,6 +31,7 @@ from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.ahead_heads import HydraHeads, MedusaHeads
 from eagle_runtime.drafting.block_head import BlockHead
 from eagle_runtime.drafting.build import Acceptance
+from eagle_runtime.drafting.choose import Method, default_method
 from eagle_runtime.drafting.costs.model import prior_costs, unknown
 from eagle_runtime.drafting.costs.storage import MOVED, LearnedCosts, file_name, open_costs
 from eagle_runtime.drafting.datastore import Datastore
@@ -62,7 +63,8 @@ class OpenBundle:
     constraints. habits: of the target, for method recycling. acceptance: how drafts were accepted so far.
     kv_budget: bytes for the keys and values of conversations. weight_bytes: of the files of graphs and weights.
     draft: a second bundle whose target drafts (draft_bundle.py); its costs are those of this bundle's target with it.
-    datastore: a text that is searched for matches. transitions: of a block head.
+    datastore: a text that is searched for matches. transitions: of a block head. pass_s: seconds of a token without
+    drafts, estimated from the weights alone.
     passed_over, notice, row_check: see `open_bundle`."""
 
     manifest: Manifest
@@ -85,6 +87,18 @@ class OpenBundle:
     weight_bytes: int = 0
     draft: OpenBundle | None = None
     datastore: Datastore | None = None
+    pass_s: float = 0.0
+
+    @property
+    def default_method(self) -> Method:
+        """The method of a request that names neither method nor tree."""
+        return default_method(
+            self.manifest.tree_defaults,
+            self.head is not None,
+            self.draft is not None,
+            datastore=self.datastore is not None,
+            pass_s=self.pass_s,
+        )
 
     @property
     def drafts_are_off(self) -> bool:
@@ -219,6 +233,7 @@ def bundle_of_sessions(
     transitions = transitions_of(folder, manifest)
     target, head = _models(sessions, manifest, context, transitions)
     text = Text(folder, partial(read_text_file, folder, manifest))
+    estimated = prior_costs(manifest, backend)
     return OpenBundle(
         manifest=manifest,
         context=context,
@@ -229,7 +244,8 @@ def bundle_of_sessions(
         target=target,
         head=head,
         transitions=transitions,
-        costs=LearnedCosts(unknown(prior_costs(manifest, backend))),
+        costs=LearnedCosts(unknown(estimated)),
+        pass_s=estimated.plain_at(0),
         habits=Habits(manifest.target.vocab_size),
         grammars=Grammars(text.tokenizer_json, manifest.target.vocab_size, manifest.target.eos_token_ids),
     )

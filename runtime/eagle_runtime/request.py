@@ -103,7 +103,13 @@ def request_of(
     )
     if drafter is None:
         method, choice = choose_drafter(
-            method, tree, sizes, bundle.manifest.tree_defaults, *top_ks, datastore=bundle.datastore is not None
+            method,
+            tree,
+            sizes,
+            bundle.manifest.tree_defaults,
+            *top_ks,
+            datastore=bundle.datastore is not None,
+            pass_s=bundle.pass_s,
         )
         drafter = _drafter(bundle, state, choice, method, sampler, lookahead, predicted)
     elif (method, tree, *sizes) != (None,) * 5:

@@ -8,6 +8,7 @@ import pytest
 
 from eagle_runtime.bundle.manifest import TreeDefaults
 from eagle_runtime.drafting.choose import (
+    HABITS_PAY_S,
     CostAware,
     DatastoreTree,
     FixedTree,
@@ -28,7 +29,6 @@ OWN = DynamicTree(8, 2, 2)
 
 DYNAMIC, STATIC, CHAIN = FixedTree(DynamicTree()), FixedTree(StaticTree(EAGLE1_CHOICES)), FixedTree(chain(6))
 HEAD, BOTH, LOOKUP = CostAware(True, False, 10), CostAware(True, True, 10), CostAware(False, True, 10)
-HABITS = CostAware(True, True, 8)
 NO_TREE = "does not draft a {} tree"
 NO_OWN = "takes no tree shape of your own"
 NO_HEAD = "has no draft head"
@@ -66,7 +66,7 @@ TABLE: list[tuple[str, Any, Any, Any]] = [
     ("lookahead", "chain", NO_TREE.format("chain"), NO_TREE.format("chain")),
     ("lookahead", OWN, NO_OWN, NO_HEAD),
     ("draft-model", None, NO_DRAFT_MODEL, NO_DRAFT_MODEL),
-    ("recycling", None, HABITS, HABITS),
+    ("recycling", None, BOTH, BOTH),
     ("recycling", "chain", NO_TREE.format("chain"), NO_TREE.format("chain")),
     ("recycling", OWN, NO_OWN, NO_OWN),
     ("medusa", None, NO_METHOD, NO_METHOD),
@@ -126,10 +126,26 @@ def test_sizes_out_of_range_are_refused_whatever_the_tree(method: Any, sizes: Si
 def test_defaults_are_the_bundles() -> None:
     defaults = TreeDefaults("dynamic", 20, 4, 8)
     assert default_method(defaults, True) == "eagle" and default_method(defaults, False) == "lookup"
+    assert (
+        default_method(defaults, True, pass_s=1) == "eagle" and default_method(defaults, False, True) == "draft-model"
+    )
     assert choose_drafter(None, None, Sizes(), defaults, HEAD_TOP_K) == ("eagle", FixedTree(DynamicTree(20, 4, 8)))
     assert choose_drafter("eagle+lookup", None, Sizes(), defaults, HEAD_TOP_K)[1] == CostAware(True, True, 8)
     few = choose_drafter("eagle", "dynamic", Sizes(), TreeDefaults(), 4)[1]
     assert few == FixedTree(DynamicTree(top_k=4)), "a head that returns fewer tokens limits the default"
+
+
+def test_the_models_habits_are_the_default_where_passes_take_long() -> None:
+    def chosen(tree: Any = None, pass_s: float = HABITS_PAY_S, datastore: bool = False, **sizes: int) -> Any:
+        return choose_drafter(None, tree, Sizes(**sizes), DEFAULTS, None, datastore=datastore, pass_s=pass_s)
+
+    assert chosen() == chosen("cost-aware") == ("recycling", BOTH)
+    assert chosen(draft_top_k=3) == ("recycling", CostAware(True, True, 3))
+    assert chosen(pass_s=0.9 * HABITS_PAY_S) == chosen(datastore=True) == ("lookup", LOOKUP)
+    assert chosen(total_token=8) == ("lookup", LOOKUP)
+    assert chosen("chain", depth=2) == ("lookup", LookupChain(3))
+    with pytest.raises(RequestError, match=NO_HEAD):
+        chosen(OWN)
 
 
 @pytest.mark.parametrize("head_top_k", [HEAD_TOP_K, None])

@@ -61,9 +61,9 @@ def rows_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     rows: list[int] = []
     read = Target.read
 
-    def counted(target: Target, tokens: Any) -> Any:
+    def counted(target: Target, tokens: Any, last: int = 1) -> Any:
         rows.append(len(tokens))
-        return read(target, tokens)
+        return read(target, tokens, last)
 
     monkeypatch.setattr(Target, "read", counted)
     return rows
