@@ -186,7 +186,8 @@ class LyingHabits(Habits):
         best = sorted(known, key=lambda token: -known[token])
         ids, log_probs = np.array(best, np.int64), np.log(np.array([known[token] for token in best], np.float32))
         lies = self._liar.proposals(ids[None], log_probs[None])
-        return dict(zip(lies[0][0].tolist(), np.exp(lies[1][0]).tolist(), strict=True))
+        with np.errstate(over="ignore"):
+            return dict(zip(lies[0][0].tolist(), np.exp(lies[1][0]).tolist(), strict=True))
 
 
 class FreeDrafts(LearnedCosts):
