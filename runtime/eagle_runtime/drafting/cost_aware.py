@@ -213,8 +213,9 @@ class CostAwareDrafter:
             self._head.learn(int(step.tokens[0]))
         if last is not None:
             self._acceptance.learn(last.tree, step.path, last.log_probs, last.matches)
-            if last.levels:
-                self._acceptance.levels.learn(last.tree, ~np.isnan(last.log_probs), last.levels)
+            if self._head is not None and last.levels:
+                if len(self._head.row_counts) > 1:
+                    self._acceptance.levels.learn(last.tree, ~np.isnan(last.log_probs), last.levels)
                 self._acceptance.budget.note(len(step.tokens), last.cost)
                 self._rate.note(len(step.tokens), last.cost)
         self._timer.end(1 if last is None else last.tree.num_nodes)
@@ -245,8 +246,7 @@ class CostAwareDrafter:
         context = head.cache.length
         seconds = costs.head.at(context)
         read = min(head.unread, WINDOW)
-        free = head.free_levels
-        size = self._acceptance.levels.rows(head.row_counts, seconds, verify) if free else None
+        size = self._acceptance.levels.rows(head.row_counts, seconds, verify) if head.free_levels else None
         levels = self._levels if size is None else min(self._levels, 1 + size - head.row_counts[0])
         proposal = head.catch_up(tokens, rows=size)
         # The prompt is read once, and that says nothing about the cost of drafts. Rows left unread in a pause do.
@@ -268,11 +268,11 @@ class CostAwareDrafter:
                 best = best_first(values, k)
                 timed, count = count, self._worth_growing(pool, chain, values[best], verify, spent, seconds)
                 ended = count == 0 or len(pool.values) == levels
-                if ended or not free:
-                    self._timer.end_lap(whole if free else timed, context)
+                if ended or size is None:
+                    self._timer.end_lap(timed if size is None else whole, context)
                 if ended:
                     return spent, levels
-                context = context if free else head.cache.length
+                context = head.cache.length if size is None else context
                 best = best[:count]
                 frontier, above = start + best, values[best]
                 rows = best // k  # of the last proposal
