@@ -22,8 +22,14 @@ from eagle_export.heads.block import BlockHead
 from eagle_export.heads.eager import eager_head, eager_weights, read_block_rows
 from eagle_export.pair import open_pair
 from eagle_runtime import EagleModel
+from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.block_head import BlockHead as RuntimeHead
+from eagle_runtime.drafting.cost_aware import CostAwareDrafter
+from eagle_runtime.drafting.costs.model import Costs, Timings
 from eagle_runtime.errors import EagleWarning
+from eagle_runtime.generate import Cycle
+from eagle_runtime.tree import node_depths
+from machine_fake import FixedCosts
 
 ROWS = 6
 CONFIG = {
@@ -150,6 +156,19 @@ def test_a_pass_of_fewer_rows_drafts_the_same_in_fewer_levels(model: EagleModel,
         np.testing.assert_allclose(fewer.log_probs, all_rows.log_probs, atol=1e-4)
         assert (fewer.tokens[:, 0] == all_rows.tokens[:, 0]).all()
     runtime.truncate(0)
+
+
+def test_trees_sized_by_costs_grow_as_deep_as_the_block(model: EagleModel, prompts: list[list[int]]) -> None:
+    flat = Timings((1, 64), (64,), ((1.0, 1.0),))  # so that every level and every node pays
+    assert model.bundle.head is not None
+    drafter = CostAwareDrafter(model.bundle.head, FixedCosts(Costs(flat, flat)), AcceptanceStats(), top_k=3)
+    cycles: list[Cycle] = []
+    result = model.generate(prompts[0], drafter=drafter, max_new_tokens=24, on_cycle=cycles.append)
+    assert result.token_ids == model.generate(prompts[0], method="vanilla", max_new_tokens=24).token_ids
+    spec = model.manifest.head
+    assert spec is not None and spec.block is not None
+    deepest = max(int(node_depths(cycle.tree.parents).max()) for cycle in cycles)
+    assert deepest == ROWS - (0 if spec.block.anchor else 1)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])

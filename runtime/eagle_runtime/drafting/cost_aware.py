@@ -246,8 +246,9 @@ class CostAwareDrafter:
         context = head.cache.length
         seconds = costs.head.at(context)
         read = min(head.unread, WINDOW)
-        size = self._acceptance.levels.rows(head.row_counts, seconds, verify) if head.free_levels else None
-        levels = self._levels if size is None else min(self._levels, 1 + size - head.row_counts[0])
+        counts, free = head.row_counts, head.free_levels
+        size = self._acceptance.levels.rows(counts, seconds, verify) if free else None
+        levels = min(self._levels, 1 + counts.index(size)) if size and len(counts) > 1 else self._levels
         proposal = head.catch_up(tokens, rows=size)
         # The prompt is read once, and that says nothing about the cost of drafts. Rows left unread in a pause do.
         charged, self._drafted = read if self._drafted else 1, True
@@ -255,8 +256,7 @@ class CostAwareDrafter:
             spent, seconds = float(seconds[size]), np.zeros_like(seconds)
         else:
             spent = float(seconds[min(charged, LARGEST)]) * max(1.0, charged / LARGEST)
-        frontier = np.array([-1])
-        above = np.zeros(1, np.float32)
+        frontier, above = np.array([-1]), np.zeros(1, np.float32)
         scratch_rows = np.array([-1])
         fed = 0
         count = read if context and read <= HEAD_ROWS[-1] else 0  # rows of the pass, 0 for one that is not learned from
@@ -268,11 +268,11 @@ class CostAwareDrafter:
                 best = best_first(values, k)
                 timed, count = count, self._worth_growing(pool, chain, values[best], verify, spent, seconds)
                 ended = count == 0 or len(pool.values) == levels
-                if ended or size is None:
-                    self._timer.end_lap(timed if size is None else whole, context)
+                if ended or not free:
+                    self._timer.end_lap(whole if free else timed, context)
                 if ended:
                     return spent, levels
-                context = head.cache.length if size is None else context
+                context = context if free else head.cache.length
                 best = best[:count]
                 frontier, above = start + best, values[best]
                 rows = best // k  # of the last proposal
