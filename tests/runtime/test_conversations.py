@@ -340,7 +340,8 @@ def test_conversations_of_forty_tokens_take_little_memory(model: EagleModel) -> 
         answer(chat, "what is a tree", max_new_tokens=20, ignore_eos=True)
         state = chat.slot.state
         assert chat.kv_bytes == sum(cache.nbytes for cache in state.caches) < 4_000_000
-        assert chat.kv_rows == len(state.tokens) - 1
+        # the last token has no row, unless the last cycle accepted tokens beyond the limit: its tree depends on clocks
+        assert len(chat.token_ids) - chat.kv_rows in (0, 1)
     memory = model.memory()
     assert memory.kv_reserved - before.kv_reserved == sum(chat.kv_bytes for chat in chats) >= memory.kv_used > 0
     assert (memory.conversations, memory.resident) == (before.conversations + 8, before.resident + 8)
