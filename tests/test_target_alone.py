@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -22,8 +23,10 @@ from eagle_export.errors import ExportError
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
 from eagle_runtime.cli import main as run_main
+from eagle_runtime.drafting.choose import HABITS_PAY_S
 from eagle_runtime.drafting.costs.model import Costs
 from eagle_runtime.drafting.costs.storage import LearnedCosts
+from eagle_runtime.drafting.datastore import Datastore
 from eagle_runtime.drafting.shapes import DynamicTree
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle
@@ -99,6 +102,15 @@ def test_it_has_no_part_of_a_head(bundle: Path, model_of: Callable[..., EagleMod
     model = model_of("alone")
     assert len(model.sessions) == 1 and model.default_method == "lookup"
     assert model_of("eagle1").default_method == "eagle+lookup"
+
+
+def test_habits_are_the_default_where_passes_take_long(model_of: Callable[..., EagleModel]) -> None:
+    def default(name: str, **changed: Any) -> str:
+        return dataclasses.replace(model_of(name).bundle, **changed).default_method
+
+    assert default("alone", pass_s=HABITS_PAY_S) == "recycling" and default("alone", pass_s=0.009) == "lookup"
+    assert default("alone", pass_s=1.0, datastore=Datastore([[1, 2, 3]])) == "lookup"
+    assert default("eagle1", pass_s=1.0) == "eagle+lookup"
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ def run(args: argparse.Namespace) -> None:
                 threads=args.threads,
                 draft_bundle=args.draft_bundle,
                 datastore=args.datastore,
+                habits=args.habits,
                 on_progress=LoadingLine(sys.stderr),
             )
         )
@@ -59,6 +60,8 @@ def run(args: argparse.Namespace) -> None:
             print(f"eagle-run: on {model.backend}{over}", file=sys.stderr)
         if model.notice is not None:
             print(f"eagle-run: {model.notice}", file=sys.stderr)
+        if args.habits is not None and (method := args.method or model.default_method) != "recycling":
+            raise RequestError(f"--habits is for method recycling, but method {method} drafts; add --method recycling")
         tracer, before = _Tracer(), model.counters()
         pieces = model.stream(
             _prompt(args),
@@ -185,7 +188,8 @@ def _parser() -> Parser:
     parser.add_argument(
         "--method",
         choices=typing.get_args(Method),
-        help="default: eagle+lookup; eagle where a tree is named; lookup without a head; draft-model if there is one",
+        help="default: eagle+lookup; eagle where a tree is named; without a head recycling where passes take long, "
+        "else lookup; draft-model if there is one",
     )
     parser.add_argument(
         "--backend",
@@ -196,6 +200,7 @@ def _parser() -> Parser:
     parser.add_argument("--threads", type=int, metavar="N", help="threads of a forward pass (default: physical cores)")
     parser.add_argument("--draft-bundle", metavar="FOLDER", help="bundle of a smaller model that drafts")
     parser.add_argument("--datastore", metavar="FILE", help="text or JSONL that is searched for n-gram matches too")
+    parser.add_argument("--habits", metavar="FILE", help="keep what method recycling learns in this file")
     parser.add_argument("--ignore-eos", action="store_true", help="decode past end-of-sequence tokens")
     parser.add_argument("--stop-token-ids", type=_ids, default=[], metavar="1,2", help="more tokens that end the text")
     parser.add_argument("--trace", metavar="FILE", help="write one JSON line per cycle")

@@ -10,8 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.backends import library_version
+from eagle_runtime.bundle.listed_files import text_digest
 from eagle_runtime.bundle.typed_json import from_json
 from eagle_runtime.decoding_state import Snapshot
 from eagle_runtime.drafting.head import HeadSnapshot
 from eagle_runtime.errors import BundleError, ConversationFileError, RequestError
-from eagle_runtime.files import read_plain, replacing
+from eagle_runtime.files import read_plain, write_private
 from eagle_runtime.loading import OpenBundle
 from eagle_runtime.machine.host import processor_features, processor_name
 from eagle_runtime.result import PastTurn
@@ -34,7 +33,6 @@ FORMAT = 1
 TEXT_BYTES = 1 << 26  # of a file besides rows
 NOTES_BYTES = 1 << 16  # of an application's own strings
 NO_DIGEST = "0" * 64
-TRIES = 5  # to rename: on Windows another program may have the old file open for a moment
 ADVICE = "take another file, or begin a new conversation"
 
 
@@ -77,13 +75,10 @@ Tensors = dict[str, npt.NDArray[np.generic]]
 
 def identity_of(bundle: OpenBundle) -> Identity:
     """The identity of what runs a bundle here."""
-    files = bundle.manifest.files
-    text = [str(bundle.manifest.target.vocab_size), files.get("tokenizer.json", "")]
-    if not text[1]:  # ids mean something in this bundle alone
-        text += [f"{name} {files[name]}" for name in sorted(files)]
     processor = f"{processor_name()} {_digest(processor_features())}"
-    every = [f"{name} {digest}" for name, digest in sorted(files.items())]
-    return Identity(_digest(text), _digest(every), f"{bundle.backend} {library_version(bundle.backend)}", processor)
+    every = [f"{name} {digest}" for name, digest in sorted(bundle.manifest.files.items())]
+    engine = f"{bundle.backend} {library_version(bundle.backend)}"
+    return Identity(text_digest(bundle.manifest), _digest(every), engine, processor)
 
 
 def pack(saved: Saved, ids: tuple[int, ...], rows: Snapshot | None) -> bytes:
@@ -107,25 +102,11 @@ def pack(saved: Saved, ids: tuple[int, ...], rows: Snapshot | None) -> bytes:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Replace a file, readable by its owner alone, by a new one at once. Raises ConversationFileError."""
-    for attempt in range(TRIES):
-        try:
-            with replacing(path) as new:
-                descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-        except PermissionError as error:
-            if attempt + 1 == TRIES:
-                raise ConversationFileError(
-                    f"{path} cannot be written ({error.strerror}); choose another place"
-                ) from None
-            time.sleep(0.02 * 2**attempt)
-        except OSError as error:
-            raise ConversationFileError(f"{path} cannot be written ({error.strerror}); choose another place") from None
-        else:
-            return
+    """Replace a file by a new one (write_private). Raises ConversationFileError."""
+    try:
+        write_private(path, content)
+    except OSError as error:
+        raise ConversationFileError(f"{path} cannot be written ({error.strerror}); choose another place") from None
 
 
 def read(path: Path, largest: int) -> tuple[Saved, tuple[int, ...], Snapshot | None]:

@@ -17,11 +17,11 @@ from eagle_runtime.draft_bundle import with_draft_bundle
 from eagle_runtime.drafting.choose import NO_HEAD, Method
 from eagle_runtime.drafting.costs.measurement import measure
 from eagle_runtime.drafting.costs.model import Costs
-from eagle_runtime.drafting.costs.storage import NOTABLE
 from eagle_runtime.drafting.coupling import GumbelRanker, NoiseWeight, RankedHead
 from eagle_runtime.drafting.head import HeadOfText
 from eagle_runtime.errors import ClosedError, ContextError, RequestError
 from eagle_runtime.generate import steps
+from eagle_runtime.habits_file import HabitsFile
 from eagle_runtime.loading import OpenBundle, Progress, open_bundle
 from eagle_runtime.output import Output
 from eagle_runtime.request import Request, request_of
@@ -88,33 +88,34 @@ class EagleModel:
         kv_budget: int | None = None,
         draft_bundle: str | Path | None = None,
         datastore: str | Path | None = None,
+        habits: str | Path | None = None,
         on_progress: Progress | None = None,
     ) -> EagleModel:
         """Load a bundle folder.
 
         backend: one of backends.BACKENDS, or "auto" for the first of them that the bundle was made for and that works
-        on this machine. `model.backend` is the one in use, `model.passed_over` gives the reason against each one before
-        it, and `model.notice` is a warning, also logged, if "auto" runs engine files of the bundle. context: tokens of
-        prompt and output together that the caches hold; None takes the model's own limit, at most 4096. threads: of a
-        forward pass on the CPU; None takes the number of physical cores. check_hashes: compare the SHA-256 of every
-        file that the backend reads (about a second per gigabyte); "once" leaves out files that did not change since an
-        earlier comparison on this machine. on_progress: called with a stage ("hash", "load", "warm"), what is done of
-        it, and all of it; it may raise. "warm" takes longest in the first start on an NVIDIA GPU, which compiles
-        kernels. kv_budget: bytes for the keys and values of all conversations on the CPU; None takes a quarter of the
-        memory that is free, and one full context at least. draft_bundle: a bundle of the same vocabulary whose target
-        drafts with method "draft-model", which is then the default. datastore: a text, or JSONL, that is indexed (stage
-        "index"); "lookup" and "eagle+lookup" look for n-gram matches there too.
+        on this machine. `model.backend` is the one in use, `model.passed_over` has the reason against each one before
+        it, `model.notice` a warning, also logged, if "auto" runs engine files of the bundle. context: tokens of prompt
+        and output that the caches hold; None takes the model's limit, at most 4096. threads: of a forward pass on the
+        CPU; None takes the number of physical cores. check_hashes: compare the SHA-256 of every file that the backend
+        reads (about a second per gigabyte); "once" leaves out files that were compared before and did not change.
+        on_progress: called with a stage ("hash", "load", "warm"), what is done of it, and all of it; it may raise.
+        "warm" takes longest in the first start on a GPU, which compiles kernels. kv_budget: bytes for the keys and
+        values of all conversations on the CPU; None takes a quarter of the memory that is free, and one full context at
+        least. draft_bundle: a bundle of the same vocabulary whose target drafts with method "draft-model", which is
+        then the default. datastore: a text, or JSONL, that is indexed (stage "index"); "lookup" and "eagle+lookup" look
+        for n-gram matches there too. habits: a file that keeps what method "recycling" learns (habits_file.py).
 
-        On the CPU the rows of a quantised target are checked once per machine (exact_rows; some 170 rows):
-        `model.row_check`. Raises BundleError, BackendError, RequestError; gives a FidelityWarning for a bundle that
-        differs more from its source model than its precision should."""
+        `model.row_check`: whether rows of a quantised target are exact on this CPU (exact_rows). Raises BundleError,
+        BackendError, RequestError; gives a FidelityWarning for one that differs too much from its source model."""
+        kept = None if habits is None else HabitsFile(Path(habits), Path(bundle))
         opened = open_bundle(Path(bundle), backend, context, threads, check_hashes, kv_budget, on_progress)
         opened = with_draft_bundle(opened, draft_bundle, check_hashes, kv_budget)
-        return cls(with_datastore(opened, datastore, on_progress))
+        return cls(with_datastore(opened, datastore, on_progress).with_habits_of(kept))
 
     def twin(self) -> EagleModel:
         """Returns a model on the same engines with caches of its own, so that two generations may alternate step by
-        step, in one thread or in several. Twins share measured costs and acceptance statistics; closing one closes all.
+        step, in one thread or in several. Twins share what was learned of costs and drafts; closing one closes all.
         Raises RequestError on all backends but cpu, whose engines are tied to one cache."""
         if self.backend != "cpu":
             raise RequestError(f"a model on {self.backend} has no twins; load the bundle once more")
@@ -215,8 +216,7 @@ class EagleModel:
         """Returns the conversation in a file that `Conversation.save` wrote.
 
         Its rows are taken where bundle, engine and processor are the same; else `kv_status` says why not, and the next
-        turn reads the text again. Raises ConversationFileError, which leaves model and file as they are, and
-        ClosedError."""
+        turn reads the text again. Raises ConversationFileError, which leaves model and file alone, and ClosedError."""
         self._engines.check()
         return Conversation.load(self, path)
 
@@ -288,7 +288,7 @@ class EagleModel:
         signal handler, a forked process (where it frees nothing)."""
         with contextlib.suppress(ClosedError):
             self._engines.check()
-            self.bundle.save_costs()
+            self.bundle.save_learned()
         self._engines.close()
         if self._executor is not None:
             self._executor.shutdown(wait=False)
@@ -311,7 +311,7 @@ class EagleModel:
         def ended(output: Output) -> None:
             on_end(output, control)
             if control.result is not None:
-                self.bundle.save_costs(NOTABLE)
+                self.bundle.save_learned(last=False)
 
         lease, control = Lease(streamed=True), TurnState(ended)
         output = Output(self.text.stream(request.prompt), request.end)

@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -24,6 +25,7 @@ MANIFEST_NAME = "eagle_config.json"
 MEGABYTE = 1 << 20
 LARGEST = MEGABYTE << 20  # bytes of one file of weights, and of one engine: a terabyte
 PIECE = 4 * MEGABYTE  # read at a time
+TRIES = 5  # to rename: on Windows another program may have the old file open for a moment
 
 # Limits of files that are read into memory. A manifest takes 20 kB to 1 MB, tokenizers of 256 thousand tokens 30 MB, a
 # graph without its weights 10 kB to 2 MB.
@@ -114,6 +116,24 @@ def replacing(path: Path, new: Path | None = None) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             new.unlink()
         raise
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Replace a file, readable by its owner alone, by a new one at once. Raises OSError."""
+    for attempt in range(TRIES):
+        try:
+            with replacing(path) as new:
+                descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+        except PermissionError:
+            if attempt + 1 == TRIES:
+                raise
+            time.sleep(0.02 * 2**attempt)
+        else:
+            return
 
 
 def parse_json(content: str | bytes, where: object, error: type[EagleError], advice: str) -> dict[str, Any]:

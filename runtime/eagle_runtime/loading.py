@@ -31,9 +31,9 @@ from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting.ahead_heads import HydraHeads, MedusaHeads
 from eagle_runtime.drafting.block_head import BlockHead
 from eagle_runtime.drafting.build import Acceptance
-from eagle_runtime.drafting.choose import Method, default_method
+from eagle_runtime.drafting.choose import HABITS_PAY_S, Method, default_method
 from eagle_runtime.drafting.costs.model import prior_costs, unknown
-from eagle_runtime.drafting.costs.storage import MOVED, LearnedCosts, file_name, open_costs
+from eagle_runtime.drafting.costs.storage import MOVED, NOTABLE, LearnedCosts, file_name, open_costs
 from eagle_runtime.drafting.datastore import Datastore
 from eagle_runtime.drafting.draft_model import DraftModelHead
 from eagle_runtime.drafting.habits import Habits
@@ -42,6 +42,7 @@ from eagle_runtime.drafting.one_call import OneCallHead
 from eagle_runtime.drafting.transitions import Transitions, read_transitions
 from eagle_runtime.errors import BackendError, BundleError, RequestError
 from eagle_runtime.exact_rows import PaddedSession, RowCheck, check_rows
+from eagle_runtime.habits_file import OFTEN, HabitsFile
 from eagle_runtime.machine.host import free_memory
 from eagle_runtime.session.protocol import OneCallSession, Session, WarmedSession
 from eagle_runtime.target import EXACT_CHUNK, PREFILL_CHUNK, Target
@@ -62,9 +63,9 @@ class OpenBundle:
     context: tokens of prompt and output that the caches hold. head: None for a bundle without one. grammars: of
     constraints. habits: of the target, for method recycling. acceptance: how drafts were accepted so far.
     kv_budget: bytes for the keys and values of conversations. weight_bytes: of the files of graphs and weights.
-    draft: a second bundle whose target drafts (draft_bundle.py); its costs are those of this bundle's target with it.
-    datastore: a text that is searched for matches. transitions: of a block head. pass_s: seconds of a token without
-    drafts, estimated from the weights alone.
+    habits_file: keeps the habits. draft: a second bundle whose target drafts (draft_bundle.py); its costs are those of
+    this bundle's target with it. datastore: a text that is searched for matches. transitions: of a block head. pass_s:
+    seconds of a token without drafts, estimated from the weights alone.
     passed_over, notice, row_check: see `open_bundle`."""
 
     manifest: Manifest
@@ -85,6 +86,7 @@ class OpenBundle:
     notice: str | None = None
     kv_budget: int = 2**62
     weight_bytes: int = 0
+    habits_file: HabitsFile | None = None
     draft: OpenBundle | None = None
     datastore: Datastore | None = None
     pass_s: float = 0.0
@@ -96,20 +98,32 @@ class OpenBundle:
             self.manifest.tree_defaults,
             self.head is not None,
             self.draft is not None,
-            datastore=self.datastore is not None,
-            pass_s=self.pass_s,
+            self.habits_pay,
         )
+
+    @property
+    def habits_pay(self) -> bool:
+        """Whether the habits are expected to draft faster than matches alone: where a token without drafts takes long,
+        or a user has them kept. Not with a datastore, which is searched for matches."""
+        return self.datastore is None and (self.habits_file is not None or self.pass_s >= HABITS_PAY_S)
 
     @property
     def drafts_are_off(self) -> bool:
         """Whether drafts would change the output, since rows differ by which others share their forward pass."""
         return self.row_check is not None and self.row_check.padding is None
 
-    def save_costs(self, least: float = MOVED) -> None:
-        """Save what passes cost, and what they do with the draft model (LearnedCosts.save)."""
+    def save_learned(self, *, last: bool = True) -> None:
+        """Save what passes cost, and what they do with the draft model (LearnedCosts.save), and the habits, if a file
+        keeps them. last: else only what has changed a lot."""
         for one in (self, self.draft):
             if one is not None:
-                one.costs.save(least)
+                one.costs.save(MOVED if last else NOTABLE)
+        if self.habits_file is not None:
+            self.habits_file.save(1 if last else OFTEN)
+
+    def with_habits_of(self, file: HabitsFile | None) -> OpenBundle:
+        """Returns the same bundle with the habits of a file; itself for None."""
+        return self if file is None else dataclasses.replace(self, habits=file.habits, habits_file=file)
 
     def with_new_caches(self) -> OpenBundle:
         """Returns the same bundle with a target and a head whose caches are empty."""

@@ -109,7 +109,7 @@ def request_of(
             bundle.manifest.tree_defaults,
             *top_ks,
             datastore=bundle.datastore is not None,
-            pass_s=bundle.pass_s,
+            habits=bundle.habits_pay,
         )
         drafter = _drafter(bundle, state, choice, method, sampler, lookahead, predicted)
     elif (method, tree, *sizes) != (None,) * 5:

@@ -54,6 +54,7 @@ def _serve(args: argparse.Namespace, options: Options) -> None:
                 threads=args.threads,
                 kv_budget=args.kv_budget,
                 draft_bundle=args.draft_bundle,
+                habits=args.habits,
             )
             models.append(model)
             service.begin(Engine(model, Path(args.bundle), options, service.metrics))
@@ -162,6 +163,7 @@ def _parser() -> Parser:
     parser.add_argument("--context", type=int, metavar="N", help="tokens of prompt and output to make room for")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of a forward pass (default: physical cores)")
     parser.add_argument("--draft-bundle", metavar="FOLDER", help="bundle of a smaller model that drafts")
+    parser.add_argument("--habits", metavar="FILE", help="keep what method recycling learns in this file")
     names = parser.add_argument_group("names")
     names.add_argument("--alias", action="append", default=[], metavar="NAME", help="another name of the model")
     names.add_argument("--strict-model", action="store_true", help="refuse requests for models of other names")

@@ -8,7 +8,6 @@ import pytest
 
 from eagle_runtime.bundle.manifest import TreeDefaults
 from eagle_runtime.drafting.choose import (
-    HABITS_PAY_S,
     CostAware,
     DatastoreTree,
     FixedTree,
@@ -126,9 +125,8 @@ def test_sizes_out_of_range_are_refused_whatever_the_tree(method: Any, sizes: Si
 def test_defaults_are_the_bundles() -> None:
     defaults = TreeDefaults("dynamic", 20, 4, 8)
     assert default_method(defaults, True) == "eagle" and default_method(defaults, False) == "lookup"
-    assert (
-        default_method(defaults, True, pass_s=1) == "eagle" and default_method(defaults, False, True) == "draft-model"
-    )
+    assert default_method(defaults, True, habits=True) == "eagle"
+    assert default_method(defaults, False, True) == "draft-model"
     assert choose_drafter(None, None, Sizes(), defaults, HEAD_TOP_K) == ("eagle", FixedTree(DynamicTree(20, 4, 8)))
     assert choose_drafter("eagle+lookup", None, Sizes(), defaults, HEAD_TOP_K)[1] == CostAware(True, True, 8)
     few = choose_drafter("eagle", "dynamic", Sizes(), TreeDefaults(), 4)[1]
@@ -136,12 +134,12 @@ def test_defaults_are_the_bundles() -> None:
 
 
 def test_the_models_habits_are_the_default_where_passes_take_long() -> None:
-    def chosen(tree: Any = None, pass_s: float = HABITS_PAY_S, datastore: bool = False, **sizes: int) -> Any:
-        return choose_drafter(None, tree, Sizes(**sizes), DEFAULTS, None, datastore=datastore, pass_s=pass_s)
+    def chosen(tree: Any = None, habits: bool = True, **sizes: int) -> Any:
+        return choose_drafter(None, tree, Sizes(**sizes), DEFAULTS, None, habits=habits)
 
     assert chosen() == chosen("cost-aware") == ("recycling", BOTH)
     assert chosen(draft_top_k=3) == ("recycling", CostAware(True, True, 3))
-    assert chosen(pass_s=0.9 * HABITS_PAY_S) == chosen(datastore=True) == ("lookup", LOOKUP)
+    assert chosen(habits=False) == ("lookup", LOOKUP)
     assert chosen(total_token=8) == ("lookup", LOOKUP)
     assert chosen("chain", depth=2) == ("lookup", LookupChain(3))
     with pytest.raises(RequestError, match=NO_HEAD):

@@ -174,3 +174,12 @@ def _varint(model: bytes, start: int, end: int) -> tuple[int, int]:
         if byte < 128:
             return number, place + 1
     raise ValueError("it is cut short")
+
+
+def text_digest(manifest: Manifest) -> str:
+    """Returns a digest of what ids mean: of the tokenizer and the vocabulary's size, or of all files without one."""
+    files = manifest.files
+    text = [str(manifest.target.vocab_size), files.get("tokenizer.json", "")]
+    if not text[1]:
+        text += [f"{name} {files[name]}" for name in sorted(files)]
+    return hashlib.sha256("\n".join(text).encode()).hexdigest()

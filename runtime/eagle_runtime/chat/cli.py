@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> None:
                 context=args.context,
                 threads=args.threads,
                 draft_bundle=args.draft_bundle,
+                habits=args.habits,
                 on_progress=LoadingLine(sys.stderr),
             )
         except KeyboardInterrupt:
@@ -73,6 +74,7 @@ def _parser() -> Parser:
     parser.add_argument("--context", type=int, metavar="N", help="tokens of the whole conversation to make room for")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of a forward pass (default: physical cores)")
     parser.add_argument("--draft-bundle", metavar="FOLDER", help="bundle of a smaller model that drafts")
+    parser.add_argument("--habits", metavar="FILE", help="keep what method recycling learns in this file")
     return parser
 
 

@@ -76,18 +76,15 @@ def default_method(
     defaults: TreeDefaults,
     has_head: bool,
     has_draft_model: bool = False,
-    *,
-    datastore: bool = False,
-    pass_s: float = 0.0,
+    habits: bool = False,
 ) -> Method:
     """The method where neither method nor tree is given: a draft model that was loaded; else the head's proposals with
     n-gram matches, or the head alone where the bundle's default tree is one that only a head grows. Without a head the
-    matches, and the model's habits too where a token without drafts takes long (pass_s, an estimate in seconds) and
-    there is no datastore to look into."""
+    matches, with the model's habits where these pay (habits)."""
     if has_draft_model:
         return "draft-model"
     if not has_head:
-        return "recycling" if pass_s >= HABITS_PAY_S and not datastore else "lookup"
+        return "recycling" if habits else "lookup"
     return "eagle+lookup" if defaults.tree == "cost-aware" else "eagle"
 
 
@@ -100,12 +97,12 @@ def choose_drafter(
     model_top_k: int | None = None,
     *,
     datastore: bool = False,
-    pass_s: float = 0.0,
+    habits: bool = False,
 ) -> tuple[Method, Choice]:
     """The method that is meant, and the drafter.
 
     head_top_k: tokens that the bundle's head returns per row; None: it has no head. model_top_k: the same of a draft
-    model. datastore: whether there is one. pass_s: as in default_method. Raises RequestError for a combination that no
+    model. datastore: whether there is one. habits: as in default_method. Raises RequestError for a combination that no
     drafter serves and for sizes out of range."""
     total, depth, top_k = (
         value if value is None else checked_int(name, value, least)
@@ -114,9 +111,7 @@ def choose_drafter(
     sized = total is not None or depth is not None
     if method is None:
         fixed = tree not in (None, "cost-aware") or sized
-        method = default_method(
-            defaults, head_top_k is not None, model_top_k is not None, datastore=datastore, pass_s=pass_s
-        )
+        method = default_method(defaults, head_top_k is not None, model_top_k is not None, habits)
         if fixed:
             method = "eagle" if method == "eagle+lookup" else "lookup" if method == "recycling" else method
     if method == "vanilla":

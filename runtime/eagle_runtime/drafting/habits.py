@@ -30,6 +30,7 @@ SHORTER = 0.5  # rows that a shorter context counts for where a longer one is kn
 
 Context = tuple[int, ...]
 Row = dict[int, float]  # token -> probability, or a sum of probabilities
+Entry = tuple[Context, Row, float]  # faded sums of a context's rows, and of their number
 
 
 class Habits:
@@ -42,6 +43,7 @@ class Habits:
         self._most = most
         # Faded sums of rows, and of their number; the contexts seen last are last. An entry is replaced, never changed.
         self._seen: dict[Context, tuple[Row, float]] = {}
+        self.learned = 0  # rows, since it was made
         self._lock = threading.Lock()  # of writers; a reader gets an entry as it is, old or new
 
     def __len__(self) -> int:
@@ -74,12 +76,23 @@ class Habits:
         seen = self._seen
         with self._lock:
             for context, row in rows:
+                self.learned += bool(row)
                 for start in range(len(context) if row else 0):
                     end = context[start:]
                     entry = seen.pop(end, None)  # a context that was seen again becomes the newest
                     seen[end] = (row, 1.0) if entry is None else _added(entry, row)
             while len(seen) > self._most:
                 del seen[next(iter(seen))]
+
+    def entries(self) -> list[Entry]:
+        """Returns all that is kept, the contexts seen last at the end."""
+        with self._lock:
+            return [(context, *entry) for context, entry in self._seen.items()]
+
+    def restore(self, entries: Iterable[Entry]) -> None:
+        """Keep `entries` of earlier habits alone, the latest of them if there are too many."""
+        with self._lock:
+            self._seen = {context: (row, count) for context, row, count in list(entries)[-self._most :]}
 
 
 def _added(entry: tuple[Row, float], row: Row) -> tuple[Row, float]:

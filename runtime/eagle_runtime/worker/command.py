@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> None:
         threads=args.threads,
         kv_budget=budget,
         draft_bundle=args.draft_bundle,
+        habits=args.habits,
     ) as model:
         service = Service(model, Writer(sink), args.memory_limit)
         service.run(read_lines(source))
@@ -55,4 +56,5 @@ def _parser() -> Parser:
     parser.add_argument("--context", type=int, metavar="N", help="tokens of prompt and output to make room for")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of a forward pass (default: physical cores)")
     parser.add_argument("--draft-bundle", metavar="FOLDER", help="bundle of a smaller model that drafts")
+    parser.add_argument("--habits", metavar="FILE", help="keep what method recycling learns in this file")
     return parser
