@@ -32,7 +32,7 @@ from eagle_train.trainer import train_head
 
 TARGET = GOLDEN / "target"
 HEADS = {"eagle1": GOLDEN / "head_eagle1", "eagle3": GOLDEN / "head_eagle3_dv44"}
-QUICK = ["--threads", "1", "--device", "cpu", "--batch-size", "8", "--seq-len", "48", "--draft-vocab", "64"]
+QUICK = ["--threads", "1", "--device", "cpu", "--batch-size", "8", "--seq-len", "48"]
 
 
 def write_prompts(path: Path, golden_prompts: list[list[int]], count: int) -> Path:
@@ -62,7 +62,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory, prompts: list[list[int]]) 
 
 
 def train(kind: str, data: Path, output: Path, *options: str) -> int:
-    return main(["head", str(TARGET), "--kind", kind, "--data", str(data), "-o", str(output), *QUICK, *options])
+    """Trains a head, an EAGLE-3 head with a draft vocabulary of 64 tokens unless an option says otherwise."""
+    size = ["--draft-vocab", "64"] if kind == "eagle3" else []
+    return main(["head", str(TARGET), "--kind", kind, "--data", str(data), "-o", str(output), *QUICK, *size, *options])
 
 
 def same_weights(a: Path, b: Path) -> bool:
@@ -113,7 +115,7 @@ def test_a_short_run_learns_to_draft(kind: str, answers: Path, tmp_path: Path, p
 def test_a_given_head_is_trained_on(kind: str, answers: Path, tmp_path: Path) -> None:
     """--init starts from the published weights, maps and vocabulary, and the first step already knows what they do."""
     given = HEADS[kind]
-    arguments = ["head", str(TARGET), "--kind", kind, "--data", str(answers), "--init", str(given), *QUICK[:-2]]
+    arguments = ["head", str(TARGET), "--kind", kind, "--data", str(answers), "--init", str(given), *QUICK]
     assert main([*arguments, "-o", str(tmp_path / "same"), "--steps", "0"]) == 0
     before, after = (open_pair(TARGET, folder).head for folder in (given, tmp_path / "same"))
     assert before is not None and after is not None
@@ -135,7 +137,7 @@ def test_a_given_head_is_trained_on(kind: str, answers: Path, tmp_path: Path) ->
 def test_a_given_heads_vocabulary_is_chosen_anew_for_the_data(size: int, answers: Path, tmp_path: Path) -> None:
     """With --draft-vocab. Tokens that it knew keep their rows, others begin with the target's."""
     arguments = ["head", str(TARGET), "--kind", "eagle3", "--data", str(answers), "--init", str(HEADS["eagle3"])]
-    arguments += [*QUICK[:-2], "--draft-vocab", str(size), "-o", str(tmp_path / "anew"), "--steps", "0"]
+    arguments += [*QUICK, "--draft-vocab", str(size), "-o", str(tmp_path / "anew"), "--steps", "0"]
     assert main(arguments) == 0
     before, after = (open_pair(TARGET, folder).head for folder in (HEADS["eagle3"], tmp_path / "anew"))
     assert before is not None and after is not None
@@ -281,13 +283,14 @@ def test_cached_features_give_the_same_head_and_are_never_stale(answers: Path, t
     config = json.loads((changed / "config.json").read_text(encoding="utf-8")) | {"rms_norm_eps": 1e-4}
     (changed / "config.json").write_text(json.dumps(config), encoding="utf-8")
     other = ["head", str(changed), "--kind", "eagle3", "--data", str(few), "-o", str(tmp_path / "other_target")]
-    assert main([*other, *QUICK, *options, "--cache", str(cache)]) == 0
+    assert main([*other, *QUICK, "--draft-vocab", "64", *options, "--cache", str(cache)]) == 0
     assert len(list(cache.iterdir())) == 4
 
 
 def test_heads_have_the_published_format(answers: Path, tmp_path: Path) -> None:
     for kind, reference in (("eagle1", "head_eagle1"), ("eagle3", "head_eagle3_dv44")):
-        assert train(kind, answers, tmp_path / kind, "--steps", "0", "--draft-vocab", "44") == 0
+        size = ["--draft-vocab", "44"] if kind == "eagle3" else []
+        assert train(kind, answers, tmp_path / kind, "--steps", "0", *size) == 0
         ours, theirs = (load_file(path / "model.safetensors") for path in (tmp_path / kind, GOLDEN / reference))
         # The reference EAGLE-1 head carries a bias and a copy of the target's embedding; both are optional.
         wanted = {name: value for name, value in theirs.items() if name not in ("fc.bias", "embed_tokens.weight")}
@@ -316,6 +319,15 @@ def test_ablated_inputs(answers: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert log_of(unshifted)[-1]["event"] == "eval"
     assert train("eagle3", answers, tmp_path / "e3", "--steps", "1", "--inputs", "token") == 2
     assert "eagle1" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("kind", ["eagle1", "medusa", "hydra"])
+def test_only_heads_with_an_lm_head_of_their_own_take_a_draft_vocabulary(
+    kind: str, answers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(kind, answers, tmp_path / "new", "--steps", "1", "--draft-vocab", "64") == 2
+    says = f"draft_vocab is for EAGLE-3 and block heads; a head of kind {kind} has the target's vocabulary"
+    assert says in capsys.readouterr().err and not (tmp_path / "new").exists()
 
 
 def six_layers(folder: Path) -> Path:

@@ -88,6 +88,11 @@ class TrainConfig:
             raise TrainError(f"inputs is {self.inputs!r}, but must be one of {', '.join(INPUTS)}")
         if self.kind not in (*KINDS, "block"):
             raise TrainError(f"heads of kind {self.kind} are not trained here, only {', '.join(KINDS)} and block")
+        if self.draft_vocab is not None and self.kind not in ("eagle3", "block"):
+            raise TrainError(
+                f"draft_vocab is for EAGLE-3 and block heads; a head of kind {self.kind} has the target's vocabulary, "
+                "so leave it out"
+            )
         if self.kind != "eagle1" and self.inputs != "feature+shifted":
             raise TrainError(
                 "the input ablation is for EAGLE-1 heads; train an eagle1 head, or leave inputs at its default"
