@@ -13,11 +13,12 @@ small pair's up to rounding. Each step preserves the function, in the manner of 
               silent: their keys are 0 and their queries random.
     deeper    Inserted layers have random weights in adjacent equal pairs, read with opposite signs: they cost as much
               as any layer and add nothing. They are placed so that a head's taps read the same states as before.
-    tokens    The residual stream reserves one coordinate for a constant, from which the rows of added tokens read a
-              logit far below all others. The constant replaces a part of the norms' epsilon.
+    tokens    The residual stream reserves the last 128 coordinates (one, if there are not as many) for a constant, from
+              which the rows of added tokens read a logit far below all others. The constant replaces a part of the
+              norms' epsilon.
 
-No weight or operation is left out, and almost no weight is zero. The LM head is stored on its own even if the small
-target's is tied to the embedding. Needs memory for one tensor and one file of the output.
+No weight or operation is left out, and but for the reserved coordinates almost no weight is zero. The LM head is stored
+on its own even if the small target's is tied to the embedding. Needs memory for one tensor and one file of the output.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from eagle_train.objective import Vocabulary
 from eagle_train.target import FrozenTarget
 from grow import grow, main
 
+PAIR = Path(__file__).parents[2] / "tools" / "demo_pair"
 TARGET, HEAD_FOLDERS = GOLDEN / "target", [GOLDEN / folder for folder in HEADS.values()]
 # The golden target: 8 layers, hidden 64, 4 heads over 2 key/value heads of 16, 160 MLP units, 256 tokens.
 WIDER = Shape(8, 256, 8, 4, 16, 640)
@@ -106,6 +107,25 @@ def test_exported_pair_decodes_and_drafts_the_same(
             tokens, lengths = decode(grown, prompt)
             assert (tokens, lengths) == decode(model_of(kind), prompt)
             assert len(lengths) < len(tokens)  # some drafts were accepted
+
+
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
+def test_heads_in_int4_draft_no_added_token(kind: str, tmp_path: Path) -> None:
+    """Their activations are rounded to int8, in blocks or in all; the constant that keeps added tokens away stays."""
+    shape = Shape(8, 512, 4, 2, 64, 480, vocab=5000, draft_vocab=3500)  # twice as wide, with more tokens
+    grow(PAIR / "target", [PAIR / kind], tmp_path, shape, "fp32")
+    export(tmp_path / "target", tmp_path / kind, tmp_path / "bundle", precision="int4", certify=False)
+    prompt = json.loads((PAIR / "heldout.jsonl").read_text(encoding="utf-8").splitlines()[0])["turns"][0]
+    drafted: list[int] = []
+    with EagleModel.load(tmp_path / "bundle", threads=1) as model:
+        model.generate(
+            prompt,
+            max_new_tokens=24,
+            tree="dynamic",
+            on_cycle=lambda cycle: drafted.extend(cycle.tree.tokens[1:].tolist()),
+        )
+    assert len(drafted) > 200
+    assert sum(token >= 4096 for token in drafted) == 0
 
 
 def test_next_to_nothing_is_zero(tmp_path: Path) -> None:

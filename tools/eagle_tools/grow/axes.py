@@ -15,6 +15,11 @@ from eagle_export.heads.config import default_taps
 from eagle_export.pair import Pair
 from eagle_tools.grow.shape import GrowError, Shape, head_of
 
+# Engines round activations to int8 with a scale for each block of up to 128 coordinates or, before an LM head, for all.
+# Next to numbers 255 times as large the constant would become 0, and added tokens be drafted.
+OWN_BLOCK = 128  # coordinates that the constant has to itself
+LOUDER = 16.0  # factor of the constant after the last norm
+
 
 @dataclass(frozen=True, slots=True)
 class Axis:
@@ -65,10 +70,10 @@ class Stream:
         return grown
 
     def last_norm(self, weight: Tensor) -> Tensor:
-        """Returns the weight [H'] of the norm before an LM head; it turns the constant into 1 / RMS of the old."""
+        """Returns the weight [H'] of the norm before an LM head; it turns the constant into LOUDER / RMS of the old."""
         grown = self.norm(weight)
         if self.constant:
-            grown[-1] = self.gain / self.constant
+            grown[-1] = LOUDER * self.gain / self.constant
         return grown
 
 
@@ -99,7 +104,7 @@ def grow_stream(pairs: list[Pair], shape: Shape) -> Stream:
     constant = 0.0
     width = shape.hidden
     if shape.vocab or shape.draft_vocab:
-        width -= 1
+        width -= OWN_BLOCK if width >= old + OWN_BLOCK else 1
     if width < old:
         raise GrowError(f"hidden {shape.hidden} leaves no coordinate for the added tokens' constant; add one")
     copies = -(-width // old)
@@ -107,7 +112,7 @@ def grow_stream(pairs: list[Pair], shape: Shape) -> Stream:
     scale = torch.from_numpy(np.sqrt(copies / np.bincount(source)[source])).float()
     axis = Axis(torch.from_numpy(source), scale, shares(source) / scale)
     if width < shape.hidden:
-        zero = torch.zeros(1)
+        zero = torch.zeros(shape.hidden - width)
         axis = Axis(torch.cat([axis.source, zero.long()]), torch.cat([scale, zero]), torch.cat([axis.read, zero]))
         epsilon = min(float(pairs[0].config.rms_norm_eps), *(head_of(pair).config.rms_norm_eps for pair in pairs))
         # A power of two, exact in every type, whose square is at most half of what epsilon adds to the sum.

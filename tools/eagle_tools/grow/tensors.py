@@ -11,11 +11,14 @@ from torch import Tensor
 from eagle_export.checkpoint import EMBEDDING, LM_HEAD
 from eagle_export.heads.block_config import STATE_READER
 from eagle_export.pair import Pair
-from eagle_tools.grow.axes import Axis, LayerAxes, Stream, head_layer, place_layers, target_layer
+from eagle_tools.grow.axes import LOUDER, Axis, LayerAxes, Stream, head_layer, place_layers, target_layer
 from eagle_tools.grow.shape import GrowError, Shape, head_of
 
-ADDED_LOGIT = 256.0  # what EAGLE-1's LM head takes off an added token; after a norm it is ADDED_LOGIT / (constant RMS)
+ADDED_LOGIT = 256.0  # what is taken off an added token, times 1 / (constant RMS) after a norm
 INSERTED_OUTPUT = 1e-3  # standard deviation of the weights whose products cancel: small, so that rounding leaves little
+# Factor of the constant in EAGLE-1 heads, whose LM head reads their output without a norm (axes.LOUDER). Its square is
+# added to the sum of squares that the layer's norm divides by, of which it is 1e-5 or less.
+PASSED_ON = 4.0
 TRANSITIONS = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")  # a row per token, per draft token
 LAST_NORM = "model.norm.weight"
 
@@ -62,7 +65,7 @@ def head_tensors(pair: Pair, shape: Shape, stream: Stream) -> NamedTensors:
         if match := re.fullmatch(r"(?:midlayer|layers\.\d+)\.(.+)", name):
             yield name, grow_part(match[1], stored.read(), axes, layer, stream, rng)
         elif name == "fc.weight" or (name == STATE_READER and head.kind == "block"):
-            yield name, grow_fc(stored.read(), stream)
+            yield name, grow_fc(stored.read(), stream, PASSED_ON if head.kind == "eagle1" else 1.0)
         elif name == "fc.bias":
             yield name, stored.read().float()[stream.axis.source] * stream.axis.write
         elif name == "hidden_norm.weight" and head.kind == "block":
@@ -146,21 +149,21 @@ def grow_lm_head(old: Tensor, stream: Stream, added: int, rng: torch.Generator) 
     """Returns old [V, H] grown to [V + added, H']. Added rows are random, but read a very low logit."""
     grown = more_rows(old, added, rng)[:, stream.axis.source].mul_(stream.axis.read)
     if added:
-        grown[-added:, -1] = -ADDED_LOGIT / stream.constant
+        grown[-added:, -1] = -ADDED_LOGIT / (LOUDER * stream.constant)
     return grown
 
 
-def grow_fc(old: Tensor, stream: Stream) -> Tensor:
+def grow_fc(old: Tensor, stream: Stream, passed_on: float) -> Tensor:
     """Returns old [H, n H] grown to [H', n H'].
 
-    fc reads n vectors of the stream's width and passes on the constant of the first one. That is the embedding
-    (EAGLE-1, a block head's input_fc) or a tap (EAGLE-3, block), neither of which went through a norm."""
+    fc reads n vectors of the stream's width and passes on the constant of the first one, times `passed_on`. That is the
+    embedding (EAGLE-1, a block head's input_fc) or a tap (EAGLE-3, block), neither of which went through a norm."""
     columns = stream.axis
     for _ in range(old.shape[1] // stream.old_width - 1):
         columns = columns + stream.axis
     grown = grow_matrix(old, stream.axis, columns)
     if stream.constant:
-        grown[-1, stream.width - 1] = 1
+        grown[-1, stream.width - 1] = passed_on
     return grown
 
 
