@@ -33,7 +33,7 @@ from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import generate
 from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.target import Target
-from eagle_runtime.tree import Tree
+from eagle_runtime.tree import MAX_DEPTH, Tree
 from fakes import Blend, FakeHead, FakeTarget, Language, Table
 from machine_fake import FixedCosts
 
@@ -304,19 +304,20 @@ def chain_of(levels: int, chance: float) -> Tree:
 def test_a_block_has_as_many_rows_as_pay(chance: float, least: int, most: int) -> None:
     gains, verify = LevelGains(), 3 * ROWS[1:]
     for _ in range(100):
-        rows = gains.rows(range(2, 9), ROWS, verify)
+        rows, levels = gains.choose(range(2, 9), ROWS, verify)
+        assert levels == rows - 1
         tree = chain_of(rows - 1, chance)
         gains.learn(tree, tree.parents >= 0, rows - 1)
-    chosen = [gains.rows(range(2, 9), ROWS, verify) for _ in range(LOOK)]
+    chosen = [gains.choose(range(2, 9), ROWS, verify)[0] for _ in range(LOOK)]
     assert chosen.count(8) >= 1  # levels that are not drafted are looked at now and then
     assert all(least <= rows <= most for rows in chosen if rows != 8) and (most < 8) == (min(chosen) < 8)
-    assert all(gains.rows(range(8, 9), ROWS, verify) == 8 for _ in range(5))
+    assert all(gains.choose(range(8, 9), ROWS, verify) == (8, MAX_DEPTH) for _ in range(5))
 
 
 def test_rows_follow_a_text_that_becomes_easy() -> None:
     gains, verify, rows = LevelGains(), 3 * ROWS[1:], []
     for number in range(200):
-        rows.append(gains.rows(range(1, 9), ROWS, verify))
+        rows.append(gains.choose(range(1, 9), ROWS, verify)[0])
         tree = chain_of(rows[-1], 0.2 if number < 100 else 0.95)
         gains.learn(tree, tree.parents >= 0, rows[-1])
     assert np.median(rows[80:100]) <= 2 and np.median(rows[180:]) == 8

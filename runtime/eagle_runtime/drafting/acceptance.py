@@ -124,18 +124,22 @@ class LevelGains:
         self._nodes = NODES * self._above  # and its nodes
         self._drafts = 0
 
-    def rows(self, counts: range, seconds: Seconds, verify: Seconds) -> int:
-        """Returns the number of rows, one of counts, with the highest rate. The fewest rows draft one level, each
-        further row one more. seconds[r]: of a pass of r rows; verify[n - 1]: of verifying n nodes."""
+    def choose(self, counts: range, seconds: Seconds, verify: Seconds) -> tuple[int, int]:
+        """Returns the number of rows, one of counts, with the highest rate, and the most levels that these can draft:
+        the fewest rows one, each further row one more; a head without a choice any number. seconds[r]: of a pass of r
+        rows; verify[n - 1]: of verifying n nodes."""
         self._drafts += 1
-        if len(counts) == 1 or self._drafts % LOOK == 1:
-            return counts[-1]
+        if len(counts) == 1:
+            return counts[-1], MAX_DEPTH
+        if self._drafts % LOOK == 1:
+            return counts[-1], len(counts)
         levels = min(len(counts), MAX_DEPTH)
         reached = np.cumprod(self._gained[:levels] / self._above[:levels])
         above = np.concatenate([np.ones(1), reached[:-1]])
         nodes = np.cumsum(above * self._nodes[:levels] / self._above[:levels])
         cost = np.interp(nodes, np.arange(len(verify)), verify) + seconds[counts.start : counts.start + levels]
-        return counts[int(((1 + np.cumsum(reached)) / cost).argmax())]
+        best = int(((1 + np.cumsum(reached)) / cost).argmax())
+        return counts[best], best + 1
 
     def learn(self, tree: Tree, proposed: npt.NDArray[np.bool_], levels: int) -> None:
         """Count a tree. proposed [N]: its nodes that the head proposed, which has drafted so many levels."""

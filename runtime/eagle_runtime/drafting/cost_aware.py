@@ -247,8 +247,8 @@ class CostAwareDrafter:
         seconds = costs.head.at(context)
         read = min(head.unread, WINDOW)
         counts, free = head.row_counts, head.free_levels
-        size = self._acceptance.levels.rows(counts, seconds, verify) if free else None
-        levels = min(self._levels, 1 + counts.index(size)) if size and len(counts) > 1 else self._levels
+        size, levels = self._acceptance.levels.choose(counts, seconds, verify) if free else (None, self._levels)
+        levels = min(self._levels, levels)
         proposal = head.catch_up(tokens, rows=size)
         # The prompt is read once, and that says nothing about the cost of drafts. Rows left unread in a pause do.
         charged, self._drafted = read if self._drafted else 1, True
