@@ -88,15 +88,13 @@ class HabitsFile:
             raise RequestError(f"{where} cannot be read ({error}); {ADVICE}") from None
         try:
             metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
-            entries = _entries(load(content), self.habits.vocab_size) if metadata["format"] == FORMAT else None
-            digest = metadata["text"]
+            if metadata["format"] != FORMAT:
+                raise ValueError("another format")
+            if metadata["text"] != self._digest:
+                raise RequestError(f"{where} was made with another tokenizer or vocabulary; {ADVICE}")
+            return _entries(load(content), self.habits.vocab_size)
         except (SafetensorError, ValueError, KeyError, TypeError, RecursionError):
-            entries = None
-        if entries is None:
-            raise RequestError(f"{where} is damaged, or no file of habits; {ADVICE}")
-        if digest != self._digest:
-            raise RequestError(f"{where} was made with another tokenizer or vocabulary; {ADVICE}")
-        return entries
+            raise RequestError(f"{where} is damaged, or no file of habits; {ADVICE}") from None
 
 
 def _entries(tensors: dict[str, npt.NDArray[Any]], vocab_size: int) -> list[Entry]:
