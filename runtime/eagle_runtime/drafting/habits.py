@@ -117,7 +117,8 @@ def successors(logits: Float | Sequence[LogitRow]) -> list[Row]:
     if not isinstance(logits, np.ndarray):
         return [_of_candidates(row.candidates) for row in logits]
     highest = logits.max(1)
-    rows, ids = np.nonzero(logits > (highest - NEAR)[:, None])  # NaN and infinities fail the comparison
+    # NaN and infinities fail the comparison. Of one axis nonzero takes an eighth of its time with two.
+    rows, ids = np.divmod(np.flatnonzero(logits > (highest - NEAR)[:, None]), logits.shape[1])
     below = logits[rows, ids] - highest[rows]
     weights = np.exp(below)
     sums = np.bincount(rows, weights, len(logits))
