@@ -18,7 +18,6 @@ from eagle_export.heads.block import BlockHead
 from eagle_export.heads.config import HeadConfig
 from eagle_export.pair import open_pair
 from eagle_train.blocks import (
-    CROSS_ENTROPY,
     FREE,
     ROW_DECAY,
     block_objective,
@@ -31,6 +30,7 @@ from eagle_train.blocks import (
 )
 from eagle_train.cli import main
 from eagle_train.config import TrainConfig
+from eagle_train.losses import CROSS_ENTROPY
 from eagle_train.metrics import Tally
 from eagle_train.objective import Batch, Taught, Vocabulary
 from eagle_train.target import FrozenTarget

@@ -248,7 +248,8 @@ def test_eagle3_loss_and_counts_equal_a_loop() -> None:
                 reached += [right[text, row]] if (text, row) in alive else []
                 if best in kept:
                     p = z[kept].softmax(-1)
-                    losses.append(float(-(p * q.log_softmax(-1)).sum()))
+                    entropy, shared = -(p * q.log_softmax(-1)).sum(), torch.minimum(p, q.softmax(-1)).sum()
+                    losses.append(float(0.3 * entropy + 0.7 * (1 - shared)))
         mean = sum(losses) / len(losses)
         assert float(parts[f"step{step}"]) == pytest.approx(mean, rel=1e-4)
         wanted += 0.8**step * mean

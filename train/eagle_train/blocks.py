@@ -25,12 +25,11 @@ from eagle_export.heads.block_config import Block
 from eagle_export.heads.config import HeadConfig
 from eagle_train.config import TrainConfig
 from eagle_train.errors import TrainError
-from eagle_train.losses import masked_mean, overlap, soft_cross_entropy
+from eagle_train.losses import CROSS_ENTROPY, masked_mean, overlap, soft_cross_entropy, total_variation
 from eagle_train.metrics import Tally
 from eagle_train.objective import Batch, Taught, Vocabulary
 from eagle_train.target import FrozenTarget
 
-CROSS_ENTROPY = 0.3  # weight of the cross-entropy; the rest is that of the total variation
 ROW_DECAY = 4.0  # row r has the weight exp(-r / ROW_DECAY)
 FREE = 0.5  # weight of the rows without their transitions
 MEASURED = 32  # blocks that are measured in one pass
@@ -163,7 +162,7 @@ def block_objective(
             learned.append((drafted.free[:, :, 1:], teacher[:, :, 1:], FREE * weight[:, :, 1:]))
         for draft, wanted, share in learned:
             entropies.append(soft_cross_entropy(draft, wanted).flatten())
-            variations.append(1 - torch.minimum(wanted, draft.softmax(-1)).sum(-1).flatten())
+            variations.append(total_variation(draft, wanted).flatten())
             weights.append(share.flatten())
         if each is shape:
             with torch.no_grad():

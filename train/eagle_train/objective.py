@@ -19,7 +19,7 @@ from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_train.config import DECAY, Inputs, TrainConfig
-from eagle_train.losses import eagle1_loss, masked_mean, overlap, restricted_teacher, soft_cross_entropy
+from eagle_train.losses import distribution_loss, eagle1_loss, masked_mean, overlap, restricted_teacher
 from eagle_train.metrics import Tally
 from eagle_train.ttt import Head, unroll
 
@@ -93,7 +93,7 @@ def eagle3_objective(
     config: TrainConfig,
     tally: Tally,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns the sum over steps of DECAY**j times the cross-entropy of step j, and those cross-entropies.
+    """Returns the sum over steps of DECAY**j times the loss of step j (distribution_loss), and those losses.
 
     Rows whose likeliest target token is outside the draft vocabulary carry no loss: the distribution restricted to the
     draft vocabulary would teach a token that verification rejects."""
@@ -104,7 +104,7 @@ def eagle3_objective(
 
     def step_loss(hidden: Tensor, wanted: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         logits = head.logits(hidden).float()
-        return masked_mean(soft_cross_entropy(logits, wanted), rows), logits.argmax(-1)
+        return masked_mean(distribution_loss(logits, wanted), rows), logits.argmax(-1)
 
     losses = []
     steps = min(config.ttt_steps, batch.ids.shape[1] - 1)
