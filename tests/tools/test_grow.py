@@ -114,7 +114,7 @@ def test_heads_in_int4_draft_no_added_token(kind: str, tmp_path: Path) -> None:
     """Their activations are rounded to int8, in blocks or in all; the constant that keeps added tokens away stays."""
     shape = Shape(8, 512, 4, 2, 64, 480, vocab=5000, draft_vocab=3500)  # twice as wide, with more tokens
     grow(PAIR / "target", [PAIR / kind], tmp_path, shape, "fp32")
-    export(tmp_path / "target", tmp_path / kind, tmp_path / "bundle", precision="int4", certify=False)
+    export(tmp_path / "target", tmp_path / kind, tmp_path / "bundle", precision="int4", certify=False, record=False)
     prompt = json.loads((PAIR / "heldout.jsonl").read_text(encoding="utf-8").splitlines()[0])["turns"][0]
     drafted: list[int] = []
     with EagleModel.load(tmp_path / "bundle", threads=1) as model:
