@@ -22,10 +22,15 @@ def soft_cross_entropy(logits: Tensor, teacher: Tensor) -> Tensor:
     return -(teacher * logits.log_softmax(-1)).sum(-1)
 
 
+def shared(logits: Tensor, teacher: Tensor) -> Tensor:
+    """Returns sum_v min(p, q) [...] of logits [..., V] and probabilities [..., V]: the probability that a token sampled
+    from the draft is accepted."""
+    return torch.minimum(teacher, logits.softmax(-1)).sum(-1)
+
+
 def total_variation(logits: Tensor, teacher: Tensor) -> Tensor:
-    """Returns 1 - sum_v min(p, q) [...] of logits [..., V] and probabilities [..., V]: the probability that a token
-    sampled from the draft is rejected."""
-    return 1 - torch.minimum(teacher, logits.softmax(-1)).sum(-1)
+    """Returns 1 - shared [...]: the probability that a token sampled from the draft is rejected."""
+    return 1 - shared(logits, teacher)
 
 
 def distribution_loss(logits: Tensor, teacher: Tensor) -> Tensor:
@@ -53,8 +58,7 @@ def eagle1_loss(
 
 
 def overlap(logits: Tensor, target_logits: Tensor, kept: Tensor | None) -> Tensor:
-    """Returns sum_v min(p, q) [...] of draft logits [..., Vd] and target logits [..., V]: the probability that a token
-    sampled from the draft is accepted. The target's probability outside the draft vocabulary counts as not shared."""
+    """Returns what draft logits [..., Vd] and target logits [..., V] share [...]. The target's probability outside the
+    draft vocabulary counts as not shared."""
     p = target_logits.softmax(-1)
-    p = p if kept is None else p.index_select(-1, kept)
-    return torch.minimum(p, logits.softmax(-1)).sum(-1)
+    return shared(logits, p if kept is None else p.index_select(-1, kept))
