@@ -23,13 +23,13 @@ from eagle_export.errors import ExportError
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
 from eagle_runtime.cli import main as run_main
-from eagle_runtime.drafting.choose import HABITS_PAY_S
 from eagle_runtime.drafting.costs.model import Costs
 from eagle_runtime.drafting.costs.storage import LearnedCosts
 from eagle_runtime.drafting.datastore import Datastore
 from eagle_runtime.drafting.shapes import DynamicTree
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle
+from eagle_runtime.loading import HABITS_PAY_S
 from eagle_runtime.session.ort.device_session import OrtDeviceSession
 from eagle_runtime.session.ort.library import open_graph
 from eagle_runtime.session.ort.memory import OrtMemory

@@ -41,11 +41,9 @@ class HabitsFile:
         manifest = read_manifest(bundle)
         self.habits = Habits(manifest.target.vocab_size)
         self._path, self._digest = path, text_digest(manifest)
-        if path.exists():
-            self.habits.restore(self._read())
         self._written = 0  # rows that had been learned
         try:
-            self._write()
+            write_private(path, self._read() if path.exists() else self._packed())
         except OSError as error:
             raise RequestError(f"the habits file {path} cannot be written ({error.strerror}); {ADVICE}") from None
 
@@ -53,8 +51,9 @@ class HabitsFile:
         """Write the file, if `least` rows have been learned since it was written. Where that fails the old one stays,
         and an EagleWarning says so."""
         if self.habits.learned - self._written >= least:
+            self._written = self.habits.learned
             try:
-                self._write()
+                write_private(self._path, self._packed())
             except OSError as error:
                 warnings.warn(
                     f"the habits file {self._path} could not be written ({error.strerror}); the old one is still there",
@@ -62,10 +61,10 @@ class HabitsFile:
                     stacklevel=2,
                 )
 
-    def _write(self) -> None:
+    def _packed(self) -> bytes:
         from safetensors.numpy import save
 
-        self._written, entries = self.habits.learned, self.habits.entries()
+        entries = self.habits.entries()
         tensors = {
             "contexts": np.array([(*(NO_TOKEN,) * (ORDER - len(one)), *one) for one, _, _ in entries]),
             "counts": np.array([count for _, _, count in entries]),
@@ -75,9 +74,10 @@ class HabitsFile:
         }
         tensors["contexts"] = tensors["contexts"].reshape(-1, ORDER)
         typed: dict[str, Any] = {name: array.astype(TYPES[name]) for name, array in tensors.items()}
-        write_private(self._path, save(typed, {"format": FORMAT, "text": self._digest}))
+        return save(typed, {"format": FORMAT, "text": self._digest})
 
-    def _read(self) -> list[Entry]:
+    def _read(self) -> bytes:
+        """Restores the habits in the file, and returns its content. Raises RequestError."""
         from safetensors import SafetensorError
         from safetensors.numpy import load
 
@@ -92,7 +92,8 @@ class HabitsFile:
                 raise ValueError("another format")
             if metadata["text"] != self._digest:
                 raise RequestError(f"{where} was made with another tokenizer or vocabulary; {ADVICE}")
-            return _entries(load(content), self.habits.vocab_size)
+            self.habits.restore(_entries(load(content), self.habits.vocab_size))
+            return content
         except (SafetensorError, ValueError, KeyError, TypeError, RecursionError):
             raise RequestError(f"{where} is damaged, or no file of habits; {ADVICE}") from None
 

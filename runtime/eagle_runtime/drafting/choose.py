@@ -16,11 +16,6 @@ from eagle_runtime.tree import EAGLE1_CHOICES
 
 Method = Literal["eagle", "eagle+lookup", "lookup", "recycling", "draft-model", "lookahead", "vanilla"]
 
-# Seconds of a token without drafts from which a model's habits pay without a head: the host takes about 0.2 ms for a
-# level of their trees. On a CPU, a target whose passes take 1 ms emits 0.93 times as many tokens per second with them
-# as with matches alone, and one whose passes take 50 ms 1.14 times as many (docs/trees.md).
-HABITS_PAY_S = 0.01
-
 NO_HEAD = "the bundle has no draft head; use method recycling, lookup or vanilla, or export the target with a head"
 NO_DRAFT_MODEL = "method draft-model takes a draft model; load the bundle with draft_bundle (--draft-bundle FOLDER)"
 
