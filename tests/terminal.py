@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
-PATIENCE_S = 60.0
+from patience import PATIENCE_S
 
 
 class Terminal:

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from eagle_export.bundle import export
+from patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples/desktop/window.py"
 PAIR = ROOT / "tools/demo_pair"
 TICK_MS = 5
-PATIENCE_S = 120.0
 
 pytestmark = pytest.mark.slow
 
@@ -98,18 +98,18 @@ def test_the_window_answers_and_stops(display: str, bundle: Path, monkeypatch: p
     monkeypatch.setenv("DISPLAY", display)
     driver = Driver(bundle, {"max_new_tokens": 500, "ignore_eos": True})
     driver.until(driver.ready)
-    driver.longest = 0.0
+    driver.longest, begun = 0.0, time.perf_counter()
     driver.ask("sort a list of names")
     driver.until(driver.ready)
-    blocked = driver.longest
+    blocked, taken = driver.longest, time.perf_counter() - begun
     assert driver.window.status["text"].startswith("length: 500 tokens")
     assert len(driver.shown()) > 500
     folder = os.environ.get("EAGLE_SCREENSHOT")
     if folder:
         driver.root.update()
         subprocess.run(["import", "-window", "root", folder], check=True, env={**os.environ, "DISPLAY": display})
-    print(f"the window's thread was blocked for {blocked * 1e3:.1f} ms at most")
-    assert blocked < 0.05
+    print(f"the window's thread was blocked for {blocked * 1e3:.1f} ms at most, in an answer of {taken:.1f} s")
+    assert blocked < 0.25 * taken
     before = len(driver.shown())
     driver.ask("reverse a string")
     driver.until(lambda: len(driver.shown()) > before + 80)

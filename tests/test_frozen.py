@@ -12,6 +12,7 @@ import pytest
 
 from eagle_export.bundle import export
 from eagle_runtime import EagleModel
+from patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[1]
 PAIR = ROOT / "tools/demo_pair"
@@ -54,7 +55,9 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def frozen(application: Path, *arguments: object, text: str) -> subprocess.CompletedProcess[str]:
     command = [str(application), *map(str, arguments)]
-    return subprocess.run(command, input=text, capture_output=True, text=True, env=bare_environment(), timeout=120)
+    return subprocess.run(
+        command, input=text, capture_output=True, text=True, env=bare_environment(), timeout=PATIENCE_S
+    )
 
 
 def bare_environment() -> dict[str, str]:

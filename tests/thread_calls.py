@@ -9,7 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-PATIENCE = 60.0  # seconds after which a call counts as one that never returns
+from patience import PATIENCE_S
+
 TREE: dict[str, Any] = {"method": "eagle", "tree": "dynamic", "total_token": 12, "depth": 2, "draft_top_k": 3}
 
 
@@ -28,7 +29,7 @@ class Thread:
         except BaseException as error:
             self._outcome.put((None, error))
 
-    def result(self, patience: float = PATIENCE) -> Any:
+    def result(self, patience: float = PATIENCE_S) -> Any:
         """What the call returned; raises what it raised. patience: seconds that are waited for it."""
         value, error = self._outcome.get(timeout=patience)
         self._thread.join(patience)

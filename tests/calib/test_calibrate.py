@@ -33,6 +33,7 @@ from eagle_runtime.session.ort.session import OrtSession
 from eagle_runtime.session.protocol import Array, Session
 from eagle_runtime.text.tokenizer import Text
 from fakes import rows_of
+from onnx_session import open_model
 
 MAX_TOKENS = WINDOW + 64
 ARGUMENTS = ("--threads", "1", "--max-tokens", str(MAX_TOKENS))
@@ -71,9 +72,7 @@ class Recorder(Session):
             if linear.x not in model.graph.outputs:
                 model.graph.outputs.append(linear.x)
         ir.save(model, path.with_name("all.onnx"))
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = 1
-        self._all = ort.InferenceSession(str(path.with_name("all.onnx")), options)
+        self._all = open_model(path.with_name("all.onnx"))
         self._kept: dict[str, list[Float]] = {tensor: [] for tensor in self.layers.values()}
 
     def new_cache(self, capacity: int) -> Cache:

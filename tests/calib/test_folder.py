@@ -14,6 +14,7 @@ import pytest
 
 from eagle_calib.errors import FolderError
 from eagle_calib.folder import WORK, claimed, clear_leftovers, written
+from patience import PATIENCE_S
 
 WRITER = """
 import sys
@@ -62,7 +63,7 @@ def writer(place: Path, content: str = "theirs", code: str = WRITER) -> Iterator
         if process.poll() is None:
             process.stdin.write("\n")
             process.stdin.flush()
-        process.wait(60)
+        process.wait(PATIENCE_S)
 
 
 def names(folder: Path) -> list[str]:
@@ -100,7 +101,7 @@ def test_an_older_folder_that_must_stay_is_restored(tmp_path: Path) -> None:
 def test_the_next_process_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     with writer(tmp_path / "place") as process:
         process.send_signal(signal.SIGKILL)
-        process.wait(60)
+        process.wait(PATIENCE_S)
     assert names(tmp_path) == [f".place{WORK}"] and names(tmp_path / f".place{WORK}") == ["lock", "new"]
     with written(tmp_path / "place") as new:
         assert names(new) == []
@@ -112,7 +113,7 @@ def test_leftovers_of_other_places_are_removed_too(tmp_path: Path) -> None:
     for place in ("one", "two", "three"):
         with writer(tmp_path / place) as process:
             process.send_signal(signal.SIGKILL)
-            process.wait(60)
+            process.wait(PATIENCE_S)
     assert len(names(tmp_path)) == 3
     with writer(tmp_path / "alive") as process:
         clear_leftovers(tmp_path)
@@ -149,7 +150,7 @@ def test_after_a_kill_between_the_renames_the_older_folder_is_restored(tmp_path:
     (place / "file").write_text("older")
     with writer(place, code=HALF) as process:
         process.send_signal(signal.SIGKILL)
-        process.wait(60)
+        process.wait(PATIENCE_S)
     assert not place.exists()
     if how == "clear":
         clear_leftovers(tmp_path)
@@ -166,7 +167,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
         with writer(place, str(turn % 10) * 1000, AGAIN) as process:
             time.sleep(0.02 + 0.003 * turn)
             process.send_signal(signal.SIGKILL)
-            process.wait(60)
+            process.wait(PATIENCE_S)
         clear_leftovers(tmp_path)
         assert names(tmp_path) == ["place"]
         assert (place / "file").read_text() == str(turn % 10) * 1000

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime
 import pytest
 from torch import Tensor
 
@@ -30,6 +29,7 @@ from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.text.tokenizer import Text
 from export_workplace import make_target
+from onnx_session import open_model
 
 TARGET = GOLDEN / "target"
 
@@ -78,7 +78,7 @@ def test_an_embedding_in_blocks_is_read_as_it_was_rounded(grid: object) -> None:
     assert grid in (INT4, INT8)
     blocks = INT4 if grid == INT4 else INT8
     EmbeddingBlocks(blocks).apply(model)
-    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString())
+    session = open_model(model)
     tokens = np.array([0, 7, 49, 7], np.int64)
     (read,) = session.run(None, {"input_ids": tokens})
     wanted = rounded(np.ascontiguousarray(table.T), blocks).values().T[tokens]

@@ -16,13 +16,16 @@ from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
 from eagle_runtime.session.trt.engine_file import EngineSet, EngineSpec, Profile
 from export_workplace import Workplace, early_refusal, edit, spoil, workplace
+from trace_memory import TraceMemory
 
 NORM = "model.norm.weight"
 
 
 @pytest.fixture
-def work(golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workplace]:
-    with workplace(golden, tmp_path, monkeypatch) as place:
+def work(
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trace_memory: TraceMemory
+) -> Iterator[Workplace]:
+    with workplace(golden, tmp_path, monkeypatch, trace_memory) as place:
         yield place
 
 

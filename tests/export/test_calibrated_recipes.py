@@ -35,6 +35,7 @@ from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from eagle_runtime.generate import Cycle
 from eagle_runtime.tree import Tree
+from onnx_session import open_model
 
 Array = npt.NDArray[Any]
 
@@ -266,8 +267,7 @@ def normed_linear(weight: Array, gain: Array) -> ir.Model:
 
 
 def outputs(model: ir.Model, x: Array) -> Array:
-    run = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
-    y: Array = run.run(None, {"x": x})[0]
+    y: Array = open_model(model).run(None, {"x": x})[0]
     return y
 
 

@@ -96,15 +96,14 @@ def test_memory_is_weights_caches_and_the_process() -> None:
 def test_torch_is_not_imported() -> None:
     """So that it answers at once: importing torch takes longer than all the rest."""
     code = f"""
-import contextlib, io, json, sys, time
+import contextlib, io, json, sys
 from eagle_export import cli
 with contextlib.redirect_stdout(io.StringIO()):
     status = cli.main(["inspect", {str(DEMO / "target")!r}, {str(DEMO / "eagle3")!r}])
-print(json.dumps({{"status": status, "modules": sorted(sys.modules), "seconds": time.process_time()}}))
+print(json.dumps({{"status": status, "modules": sorted(sys.modules)}}))
 """
     result: Any = in_new_process(code)
     assert result["status"] == 0 and not {"torch", "transformers", "onnxruntime"} & set(result["modules"])
-    assert result["seconds"] < 3  # of processor time, on all cores; 1 s on an idle machine
 
 
 def test_a_pair_that_fits(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,10 +23,10 @@ from pathlib import Path
 import pytest
 
 from eagle_export.cli import main
+from patience import PATIENCE_S
 
 INTERRUPTED = "eagle-export: interrupted; no bundle was written, and the same command goes on with what is finished\n"
 WORK, KEPT = ".bundle.eagle-work", ".bundle.eagle-work/kept"
-DEADLINE = 180.0  # seconds to wait for a process, also on a busy machine
 
 
 def write_zeros(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -98,7 +98,7 @@ def start(*argv: object, stdout: int = subprocess.PIPE, stderr: int = subprocess
 
 def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
     """Waits until the condition holds, checking it every millisecond; fails if the process ends before."""
-    deadline = time.monotonic() + DEADLINE
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert process.poll() is None, "the process ended too early"
         assert time.monotonic() < deadline
@@ -144,7 +144,7 @@ def test_ctrl_c_while_tracing(golden: Path, out: Path) -> None:
         wait_for(tracing, process)
         time.sleep(0.5)  # into the trace, which takes ten times as long
         process.send_signal(signal.SIGINT)
-        assert process.wait(DEADLINE) == 130
+        assert process.wait(PATIENCE_S) == 130
     with contextlib.suppress(OSError):  # how Linux reports that the other end is closed
         while piece := os.read(ours, 1 << 16):
             output += piece

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
-import onnxruntime
 import pytest
 
 from conftest import GOLDEN, HEADS
@@ -32,6 +31,7 @@ from eagle_export.recipes.vocabulary import TrimVocabulary
 from eagle_export.recipes.weight_blocks import WeightBlocks, packed
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
+from onnx_session import open_model
 
 Array = npt.NDArray[Any]
 
@@ -68,9 +68,7 @@ def dynamic_quantize_matmul(model: ir.Model) -> None:
 
 
 def session(model: ir.Model, threads: int = 1) -> Callable[[Array], Array]:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    run = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options)
+    run = open_model(model, threads)
 
     def outputs(x: Array) -> Array:
         y: Array = run.run(None, {"x": x})[0]

@@ -12,7 +12,8 @@ import pytest
 
 from eagle_runtime import BusyError, ClosedError, EagleModel
 from faults.tally import Tally, scaled
-from thread_calls import PATIENCE, TREE, Thread, cases
+from patience import PATIENCE_S
+from thread_calls import TREE, Thread, cases
 
 THREADS = 8
 ROUND = 25  # generations that a model lives, about
@@ -83,7 +84,7 @@ def test_threads(bundle_of: Callable[..., Path], prompts: list[list[int]], tally
 
     def work(first: int) -> None:
         rng = Random(f"{tally.campaign} {first}")
-        start.wait(PATIENCE)
+        start.wait(PATIENCE_S)
         for number in range(first, count, THREADS):
             ended = False
             while not ended:

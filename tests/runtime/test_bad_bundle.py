@@ -21,6 +21,7 @@ import pytest
 
 from eagle_runtime.bundle.manifest import MANIFEST_NAME
 from eagle_runtime.cli import main
+from patience import PATIENCE_S
 
 IDS = ["--prompt-ids", "5,6,7"]
 RUN = [sys.executable, "-m", "eagle_runtime.cli"]
@@ -352,7 +353,7 @@ def bounded(bundle: Path, *argv: str) -> str:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
     done = subprocess.run(
-        [*RUN, str(bundle), *argv], capture_output=True, text=True, timeout=60, check=False, preexec_fn=restrain
+        [*RUN, str(bundle), *argv], capture_output=True, text=True, timeout=PATIENCE_S, check=False, preexec_fn=restrain
     )
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr[-500:]
     return done.stderr

@@ -17,6 +17,7 @@ from conftest import put_listed, put_tokenizer
 from eagle_runtime import EagleModel, RequestError
 from eagle_runtime.chat.screen import Interrupt, Screen, shown
 from eagle_runtime.chat.talk import SETTINGS, Talk
+from patience import PATIENCE_S
 from terminal import Terminal
 
 TEMPLATE = (
@@ -62,7 +63,7 @@ def environment(**more: str) -> dict[str, str]:
 def piped(bundle: Path, lines: Sequence[str], *arguments: str) -> subprocess.CompletedProcess[str]:
     text = "".join(line + "\n" for line in lines)
     return subprocess.run(
-        command(bundle, *arguments), input=text, capture_output=True, text=True, env=environment(), timeout=120
+        command(bundle, *arguments), input=text, capture_output=True, text=True, env=environment(), timeout=PATIENCE_S
     )
 
 
@@ -109,7 +110,9 @@ def test_an_error_without_a_terminal_is_one_line_and_status_2(chat_bundle: Path)
 
 
 def test_bytes_that_are_no_text(chat_bundle: Path) -> None:
-    done = subprocess.run(command(chat_bundle), input=b"a\xff\n", capture_output=True, env=environment(), timeout=120)
+    done = subprocess.run(
+        command(chat_bundle), input=b"a\xff\n", capture_output=True, env=environment(), timeout=PATIENCE_S
+    )
     assert done.returncode == 2 and done.stderr.count(b"\n") == 1 and b"half a character" in done.stderr
 
 

@@ -8,7 +8,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from transformers import AutoTokenizer
 
 import hostile_templates
 from eagle_runtime.errors import BundleError, TemplateError
-from eagle_runtime.text.meter import SECONDS, TEXT_BYTES
+from eagle_runtime.text.meter import TEXT_BYTES
 from eagle_runtime.text.tokenizer import Text
 from hostile_templates import HOSTILE, text_of
 
@@ -108,10 +107,8 @@ def test_prompts_are_those_of_transformers(name: str, messages: list[dict[str, A
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_template_that_would_never_end(name: str, folder: Path) -> None:
     text = text_of(folder, HOSTILE[name])
-    begun = time.thread_time()
     with pytest.raises(TemplateError) as refused:
         text.render(CHAT)
-    assert time.thread_time() - begun < 2 * SECONDS + 1
     message = str(refused.value)
     assert message.startswith(str(folder / "chat_template.jinja")) and len(message) < 500 and "\n" not in message
 
@@ -210,9 +207,8 @@ def test_a_template_that_fails(template: str, folder: Path) -> None:
 def test_a_long_conversation_is_well_within_the_bounds(folder: Path) -> None:
     """A hundred times what a template makes of a usual one."""
     text = text_of(folder, IN_USE["everything"])
-    begun = time.thread_time()
     prompt = text.render([{"role": ("user", "assistant")[i % 2], "content": "word " * 200} for i in range(1000)])
-    assert 10**6 < len(prompt) < TEXT_BYTES and time.thread_time() - begun < SECONDS
+    assert 10**6 < len(prompt) < TEXT_BYTES
 
 
 def test_messages_that_hold_themselves(folder: Path) -> None:

@@ -23,6 +23,7 @@ from onnx import TensorProto, helper
 from eagle_runtime import BundleError, EagleModel
 from eagle_runtime.bundle.listed_files import external_files, read_graph
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
+from patience import PATIENCE_S
 
 GRAPH = "target/model.onnx"
 ONES = np.ones(1 << 18, np.float32).tobytes()  # more than any tensor of the golden pair takes
@@ -191,7 +192,7 @@ def test_weights_from_a_file_that_is_not_listed(bundle: Path, place: Callable[[P
     location = place(bundle)
     point(bundle, location)
     command = [sys.executable, "-m", "eagle_runtime.cli", str(bundle), "--prompt-ids", "5,6,7", "--max-new-tokens", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         f"eagle-run: {bundle / GRAPH} reads its weights from {location!r}, which {MANIFEST_NAME} does not list; "

@@ -11,6 +11,7 @@ from eagle_runtime import noise
 from eagle_runtime.filters import Row
 from eagle_runtime.noise import KEPT, KEPT_DRAWN, Noise, exponential_noise, lowest, workers
 from eagle_runtime.sampling import Sampler, SamplingParams
+from patience import PATIENCE_S
 
 
 @pytest.mark.parametrize(("size", "count"), [(1, 1), (10, 3), (10, 10), (10, 20), (3000, 1), (3000, 64), (3000, 2999)])
@@ -56,7 +57,7 @@ def test_numbers_are_ready_before_they_are_asked_for(made: Made) -> None:
     both_idle = threading.Barrier(3)
     for _ in range(2):
         workers().submit(both_idle.wait)
-    both_idle.wait(60)
+    both_idle.wait(PATIENCE_S)
     assert sorted(made.positions) == [10, 11, 12, 13, 14, 15]
 
 

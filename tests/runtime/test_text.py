@@ -18,6 +18,7 @@ from transformers import AutoTokenizer
 
 from eagle_runtime.errors import BundleError, RequestError
 from eagle_runtime.text.tokenizer import Text
+from patience import PATIENCE_S
 from tokenizer_kinds import TOKENIZERS, id_of
 
 DEMO = Path(__file__).parents[2] / "tools" / "demo_pair" / "target"
@@ -146,7 +147,9 @@ done.set()
 thread.join()
 print(count)
 """
-    ran = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert ran.returncode == 0 and len(ran.stderr) == int(ran.stdout) > 0
 
 

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,8 @@ from eagle_runtime.target import Target
 from eagle_runtime.threads import scheduler
 from eagle_runtime.threads.ticket_queue import Ticket, TicketQueue
 from eagle_runtime.tree import Tree
-from thread_calls import PATIENCE, TREE, Thread, cases
+from patience import PATIENCE_S
+from thread_calls import TREE, Thread, cases
 
 SHORT: dict[str, Any] = {**TREE, "max_new_tokens": 12, "ignore_eos": True}
 
@@ -57,7 +59,7 @@ class Gate:
 
     def __call__(self, *_: object) -> None:
         self.reached.set()
-        assert self.opened.wait(PATIENCE)
+        assert self.opened.wait(PATIENCE_S)
 
 
 def tokens_of(model: EagleModel, prompt: list[int], **settings: Any) -> tuple[int, ...]:
@@ -75,7 +77,7 @@ def in_line(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         met.put(previous)
 
     monkeypatch.setattr(scheduler, "_check_predecessor", checked)
-    return lambda: (met.get(timeout=PATIENCE), None)[1]
+    return lambda: (met.get(timeout=PATIENCE_S), None)[1]
 
 
 # Many threads
@@ -103,7 +105,7 @@ def test_eight_threads_on_models_and_twins_emit_what_each_would_alone(
         start = threading.Barrier(8)
 
         def work(first: int) -> None:
-            start.wait(PATIENCE)
+            start.wait(PATIENCE_S)
             for number in range(first, count, 8):
                 precision, prompt, settings = todo[number]
                 try:
@@ -136,7 +138,7 @@ def test_places_in_line_are_granted_in_order_of_arrival() -> None:
         for number in range(12):
             threads.append(Thread(take, number))
             for _ in range(number + 1):  # it sees all that came before
-                assert arrived.get(timeout=PATIENCE) == number
+                assert arrived.get(timeout=PATIENCE_S) == number
     for thread in threads:
         thread.result()
     assert order == list(range(12))
@@ -162,7 +164,7 @@ def test_places_given_up_are_passed_by_and_not_kept() -> None:
                 tickets.wait_for_turn(second, waiting.put)
 
         thread = Thread(take)
-        assert waiting.get(timeout=PATIENCE) is first and thread.running
+        assert waiting.get(timeout=PATIENCE_S) is first and thread.running
     thread.result()
 
 
@@ -178,7 +180,7 @@ def test_calls_of_generate_wait_for_each_other_in_order_of_arrival(
         return tokens_of(model, prompts[number], on_cycle=lambda _: order.append(number))
 
     threads = [Thread(run, 0)]
-    assert gate.reached.wait(PATIENCE)
+    assert gate.reached.wait(PATIENCE_S)
     for number in range(1, 5):
         threads.append(Thread(run, number))
         for _ in range(number):
@@ -192,16 +194,18 @@ def test_calls_of_generate_wait_for_each_other_in_order_of_arrival(
 def test_the_time_spent_in_line_is_no_part_of_the_figures(
     model: EagleModel, prompts: list[list[int]], in_line: Callable[[], None]
 ) -> None:
-    gate = Gate()
+    """They wait for a hundred times as long as they take alone."""
+    alone = model.generate(prompts[1], **SHORT).usage
+    pause, gate = 100 * (alone.prefill_s + alone.decode_s), Gate()
     first = Thread(lambda: tokens_of(model, prompts[0], on_cycle=gate))
-    assert gate.reached.wait(PATIENCE)
+    assert gate.reached.wait(PATIENCE_S)
     second = Thread(lambda: model.generate(prompts[1], **SHORT))
     in_line()
-    assert not threading.Event().wait(1.0)
+    time.sleep(pause)
     gate.opened.set()
     first.result()
     stats = second.result().usage
-    assert 0 < stats.prefill_s < 1.0 and 0 < stats.decode_s < 1.0
+    assert 0 < stats.prefill_s < pause and 0 < stats.decode_s < pause
 
 
 # Streams
@@ -293,7 +297,7 @@ def test_two_threads_do_not_share_a_piece(model: EagleModel) -> None:
     stream = model.stream([5, 6], **{**SHORT, "on_cycle": gate})
     next(stream)
     thread = Thread(lambda: next(stream))
-    assert gate.reached.wait(PATIENCE)
+    assert gate.reached.wait(PATIENCE_S)
     with pytest.raises(BusyError, match="this stream"):
         next(stream)
     stream.close()  # which the other thread learns after its step
@@ -340,7 +344,7 @@ def test_a_generation_within_a_callback_ends_the_outer_one(
         inner.append(tokens_of(model, prompts[1]))
 
     outer = Thread(lambda: tokens_of(model, prompts[0], on_cycle=on_cycle))
-    assert gate.reached.wait(PATIENCE)
+    assert gate.reached.wait(PATIENCE_S)
     waiting = Thread(lambda: tokens_of(model, prompts[2]))  # after the outer one, before the inner
     in_line()
     gate.opened.set()
@@ -472,7 +476,7 @@ def test_closed_from_another_thread_a_generation_ends(model: EagleModel, prompts
         Thread(lambda: tokens_of(model, prompts[0], on_cycle=gate)),
         Thread(lambda: tokens_of(model.twin(), prompts[1], on_cycle=gate)),
     ]
-    assert gate.reached.wait(PATIENCE)
+    assert gate.reached.wait(PATIENCE_S)
     waiting = Thread(lambda: tokens_of(model, prompts[0], on_cycle=gate))
     model.close()  # nobody is in a step: nothing to wait for
     gate.opened.set()
@@ -499,7 +503,7 @@ def test_close_waits_for_the_running_step(
     for session in model.sessions:
         monkeypatch.setattr(session, "close", partial(close_noted, session.close))
     running = Thread(lambda: tokens_of(model, prompts[0]))
-    assert gate.reached.wait(PATIENCE)
+    assert gate.reached.wait(PATIENCE_S)
     closing = [Thread(model.close) for _ in range(3)]
     with contextlib.suppress(ClosedError):
         while True:  # until the first of them has begun
@@ -568,7 +572,7 @@ def test_closed_at_any_moment(bundle_of: Callable[..., Path], prompts: list[list
 
         threads = [Thread(run, used) for used in (model, model, model.twin(), model.twin())]
         for _ in range(3 * closing + 1):
-            assert many.acquire(timeout=PATIENCE)
+            assert many.acquire(timeout=PATIENCE_S)
         model.close()
         for thread in threads:
             with pytest.raises(ClosedError):
@@ -646,7 +650,7 @@ def in_process(code: str, bundle: Path) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(path for path in sys.path if path)
     env = {**os.environ, "PYTHONPATH": path, "ORT_DISABLE_TELEMETRY": "1"}
     code = (SCRIPT + code).format(bundle=str(bundle), patience=20)
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=180)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=PATIENCE_S)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")

@@ -15,6 +15,7 @@ import pytest
 from conftest import put_tokenizer
 from eagle_runtime import EagleModel, Piece, RequestError, Stop
 from eagle_runtime.target import Target
+from patience import PATIENCE_S
 from thread_calls import Thread
 
 LONG: dict[str, Any] = {"max_new_tokens": 60, "ignore_eos": True}
@@ -122,7 +123,7 @@ def test_cancelling_from_another_thread_ends_a_turn_within_a_step(
         passes[0] = 0
         monkeypatch.setattr(Target, "_run", watched)
         thread = Thread(run_to_the_end)
-        assert met.wait(60)
+        assert met.wait(PATIENCE_S)
         turn.cancel()
         seen = passes[0]
         pieces: list[Piece] = thread.result()

@@ -22,9 +22,9 @@ import pytest
 from conftest import put_listed, put_tokenizer
 from eagle_runtime import EagleModel
 from eagle_runtime.worker.pipes import LONGEST, MOST_PENDING, PAUSE, Writer
+from patience import PATIENCE_S
 
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}: {{ m.content }}\n{% endfor %}a: "
-PATIENCE_S = 60.0
 NOISY = """
 import ctypes, os, sys, threading, time
 from eagle_runtime.worker import main
@@ -46,7 +46,7 @@ worker.stdin.write(b'{"id": 1, "op": "hello"}\\n'); worker.stdin.flush(); worker
 kept = [worker.stdin.fileno(), worker.stdout.fileno()]
 keeper = subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=kept)
 print(worker.pid, keeper.pid, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 

@@ -14,15 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from patience import PATIENCE_S
 from raw_http import connect, head, request
 
 COMPLETIONS = "/v1/completions"
-PATIENCE = 60.0  # seconds within which things happen that take no time on an idle machine
 
 
 def until(holds: Callable[[], bool]) -> None:
     """Wait until something holds; fails if that takes too long."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < end, "it never came to hold"
         time.sleep(0.01)

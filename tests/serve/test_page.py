@@ -18,9 +18,9 @@ from selenium.webdriver.support.ui import WebDriverWait
 from eagle_runtime import EagleModel
 from eagle_serve import Options
 from eagle_serve.server import serving
+from patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
-PATIENCE = 60.0
 KEY = "k" * 24
 ATTACK = '<img src=x onerror="document.title=1"><script>document.title=2</script>'
 WIDTHS = (1200, 320)
@@ -45,7 +45,7 @@ class Page:
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
 
     def until(self, holds: Callable[[], Any]) -> None:
-        WebDriverWait(self.driver, PATIENCE, poll_frequency=0.05).until(lambda _: holds())
+        WebDriverWait(self.driver, PATIENCE_S, poll_frequency=0.05).until(lambda _: holds())
 
     def fill(self, selector: str, text: str) -> None:
         self.one(selector).clear()

@@ -27,10 +27,10 @@ from eagle_serve.jobs import Job, Jobs
 from eagle_serve.prepared import Prepared
 from eagle_serve.request import Request
 from eagle_serve.server import serving
+from patience import PATIENCE_S
 from raw_http import events, post, request
 from serve.clients import (
     COMPLETIONS,
-    PATIENCE,
     idle,
     metric,
     read_until,
@@ -54,7 +54,7 @@ def test_jobs_run_in_order_and_too_many_are_refused() -> None:
 
     def run(job: Job) -> None:
         entered.set()
-        open_gate.wait(PATIENCE)
+        open_gate.wait(PATIENCE_S)
         ran.append(numbers[job])
 
     async def scenario() -> None:
@@ -62,7 +62,7 @@ def test_jobs_run_in_order_and_too_many_are_refused() -> None:
         made = [Job(prepared()) for _ in range(5)]
         numbers.update({job: index for index, job in enumerate(made)})
         jobs.submit(made[0])
-        await asyncio.to_thread(entered.wait, PATIENCE)
+        await asyncio.to_thread(entered.wait, PATIENCE_S)
         for job in made[1:4]:
             jobs.submit(job)
         assert [jobs.ahead(job) for job in made[:4]] == [None, 1, 2, 3]
@@ -74,7 +74,7 @@ def test_jobs_run_in_order_and_too_many_are_refused() -> None:
         jobs.submit(made[4])
         open_gate.set()
         for job in made:
-            await asyncio.to_thread(job.finished.wait, PATIENCE)
+            await asyncio.to_thread(job.finished.wait, PATIENCE_S)
         assert ran == [0, 1, 3, 4]
         jobs.stop()
         with pytest.raises(ApiError) as stopped:
@@ -95,7 +95,7 @@ def test_a_bug_is_an_error_with_a_number_and_no_details(caplog: pytest.LogCaptur
         jobs = Jobs(run, threads=1, waiting=0)
         job = Job(prepared())
         jobs.submit(job)
-        event = await asyncio.wait_for(job.events.get(), PATIENCE)
+        event = await asyncio.wait_for(job.events.get(), PATIENCE_S)
         jobs.stop()
         assert isinstance(event, ApiError)
         return event
@@ -240,7 +240,7 @@ def test_a_signal_lets_running_requests_end(served_bundle: Path, number: signal.
         process.send_signal(number)
         while piece := link.recv(65536):
             got += piece
-    assert process.wait(PATIENCE) == 0
+    assert process.wait(PATIENCE_S) == 0
     assert "Traceback" not in said() and "GET /health 200" in said()
     assert str(LONG["prompt"]) not in said()  # without --log-content
     assert b"data: [DONE]" in got
@@ -254,7 +254,7 @@ def test_a_stopping_server_refuses_new_requests(served_bundle: Path) -> None:
         process.send_signal(signal.SIGTERM)
         until(lambda: request(address, "GET", "/health").status == 503)
         assert post(address, COMPLETIONS, SHORT).code == "shutting_down"
-    assert process.wait(PATIENCE) == 0
+    assert process.wait(PATIENCE_S) == 0
 
 
 def test_log_lines_that_nobody_reads_stop_no_answer(served_bundle: Path) -> None:
@@ -268,7 +268,7 @@ def test_log_lines_that_nobody_reads_stop_no_answer(served_bundle: Path) -> None
             assert request(match[0], "GET", "/health").status == 200
         process.terminate()
         lines = process.stderr.read().splitlines()
-        assert process.wait(PATIENCE) == 0
+        assert process.wait(PATIENCE_S) == 0
     wanted = {"method": "GET", "path": "/health", "status": 200}
     assert {name: json.loads(lines[0])[name] for name in wanted} == wanted
 

@@ -17,8 +17,9 @@ import pytest
 from eagle_runtime import EagleModel
 from eagle_serve import Options
 from eagle_serve.server import serving
+from patience import PATIENCE_S
 from raw_http import events, post
-from serve.clients import COMPLETIONS, PATIENCE, idle, metric, server_process, started, until
+from serve.clients import COMPLETIONS, idle, metric, server_process, started, until
 
 TEXTS = ("def f(a, b):", "class A:", "import os\n" * 12, "for i in range(3):\n    print(i)\n" * 5, "x")
 Case = tuple[dict[str, Any], str]
@@ -119,4 +120,4 @@ def test_a_soak(served_model: EagleModel, served_bundle: Path, parallel: int) ->
         assert running[2] <= running[0] and metric(where, "queue_depth") == 0
     finally:
         process.terminate()
-    assert process.wait(PATIENCE) == 0
+    assert process.wait(PATIENCE_S) == 0
