@@ -4,36 +4,72 @@
     with EagleModel.load("bundle/") as model:
         print(model.generate("def fib(n):", max_new_tokens=64).text)
 
-Read generate.py first: it is the loop.
+Read generate.py first: it is the loop. The names below are imported when they are first used, so that importing the
+package, or one name of it, is quick.
 """
 
-import logging
+from __future__ import annotations
 
-from eagle_runtime.bundle.fidelity import FidelityWarning
-from eagle_runtime.constraints.constraint import Constraint
-from eagle_runtime.conversation import Conversation
-from eagle_runtime.drafting.drafter import Drafter
-from eagle_runtime.drafting.shapes import TreeShape
-from eagle_runtime.eagle_model import EagleModel
-from eagle_runtime.errors import (
-    BackendError,
-    BundleError,
-    BusyError,
-    ClosedError,
-    ConstraintError,
-    ContextError,
-    ConversationFileError,
-    EagleError,
-    MemoryLimitError,
-    RequestError,
-    TemplateError,
-)
-from eagle_runtime.generate import Cycle
-from eagle_runtime.result import Piece, Result, Stop, Token, Usage
-from eagle_runtime.sampling import SamplingParams
-from eagle_runtime.slots import Memory
-from eagle_runtime.tree import Tree
-from eagle_runtime.turn import Turn
+import importlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eagle_runtime.bundle.fidelity import FidelityWarning
+    from eagle_runtime.constraints.constraint import Constraint
+    from eagle_runtime.conversation import Conversation
+    from eagle_runtime.drafting.drafter import Drafter
+    from eagle_runtime.drafting.shapes import TreeShape
+    from eagle_runtime.eagle_model import EagleModel
+    from eagle_runtime.errors import (
+        BackendError,
+        BundleError,
+        BusyError,
+        ClosedError,
+        ConstraintError,
+        ContextError,
+        ConversationFileError,
+        EagleError,
+        MemoryLimitError,
+        RequestError,
+        TemplateError,
+    )
+    from eagle_runtime.generate import Cycle
+    from eagle_runtime.result import Piece, Result, Stop, Token, Usage
+    from eagle_runtime.sampling import SamplingParams
+    from eagle_runtime.slots import Memory
+    from eagle_runtime.tree import Tree
+    from eagle_runtime.turn import Turn
+
+# Module -> the public names that it defines: the imports above, for Python.
+_DEFINED = {
+    "bundle.fidelity": ("FidelityWarning",),
+    "constraints.constraint": ("Constraint",),
+    "conversation": ("Conversation",),
+    "drafting.drafter": ("Drafter",),
+    "drafting.shapes": ("TreeShape",),
+    "eagle_model": ("EagleModel",),
+    "errors": (
+        "BackendError",
+        "BundleError",
+        "BusyError",
+        "ClosedError",
+        "ConstraintError",
+        "ContextError",
+        "ConversationFileError",
+        "EagleError",
+        "MemoryLimitError",
+        "RequestError",
+        "TemplateError",
+    ),
+    "generate": ("Cycle",),
+    "result": ("Piece", "Result", "Stop", "Token", "Usage"),
+    "sampling": ("SamplingParams",),
+    "slots": ("Memory",),
+    "tree": ("Tree",),
+    "turn": ("Turn",),
+}
+_MODULES = {name: module for module, names in _DEFINED.items() for name in names}
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent unless the application asks
 
@@ -66,3 +102,16 @@ __all__ = [
     "Turn",
     "Usage",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Returns a public name's value, which is imported now."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
