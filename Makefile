@@ -4,7 +4,16 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: setup test lint demo bench processors faults transformers clean
+# Tests start Python some hundreds of times; without bytecode each would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
+# What a processor's kernels may change: rows, recipes, token identity, golden traces.
+NUMERIC := $(addprefix tests/,export/test_recipes.py export/test_calibrated_recipes.py export/test_exact_attention.py \
+	export/test_certificate.py runtime/test_exact_rows.py runtime/test_token_identity.py runtime/test_golden.py \
+	runtime/test_constrained_identity.py)
+AS_AVX2 = PYTHONPATH=$(CURDIR)/.avx2
+
+.PHONY: setup test test-avx2 numeric-avx2 lint demo bench processors faults transformers clean
 .DEFAULT_GOAL := test
 
 setup: .venv/.installed
@@ -23,7 +32,18 @@ lint: setup
 
 # Neighbouring tests share bundles and traces, so workers get them in runs (--dist worksteal).
 test: lint
+	@$(BIN)/python -m eagle_tools.as_avx2
 	$(BIN)/pytest -n 2 --dist worksteal
+
+# All of it as on a processor with AVX2 alone, at full speed (tools/eagle_tools/as_avx2.py); there it is `make test`.
+test-avx2: lint
+	@$(BIN)/python -m eagle_tools.as_avx2 .avx2
+	$(AS_AVX2) $(BIN)/pytest -n 2 --dist worksteal
+
+# Its numeric part, which is empty where `make test` computed like that.
+numeric-avx2: setup
+	@$(BIN)/python -m eagle_tools.as_avx2 .avx2
+	@if [ -d .avx2 ]; then $(AS_AVX2) $(BIN)/pytest -n 2 --dist worksteal $(NUMERIC); fi
 
 # Ends with a chat page: the server runs until Ctrl-C where there is somebody to open its address.
 demo: setup
@@ -56,4 +76,4 @@ transformers: setup
 	done
 
 clean:
-	rm -rf .venv .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .demo .avx2 .pytest_cache .mypy_cache .ruff_cache .hypothesis
