@@ -1,4 +1,5 @@
-"""Sessions with rows in device memory against OrtSession. The device is "cpu", which runs the same code as a GPU."""
+"""Sessions with rows in device memory against OrtSession. The device is "cpu", or one that copies what is bound on the
+host, as a GPU does (copying_device.py)."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from copying_device import copying_sessions
 from eagle_runtime import BackendError, EagleModel
 from eagle_runtime.accept import accept
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec, read_manifest
@@ -30,7 +32,7 @@ from eagle_runtime.tree import Tree, hiding
 KINDS = ("eagle1", "eagle3")
 
 
-def device_model(bundle: Path, context: int = 512, scratch: int = 512) -> EagleModel:
+def device_model(bundle: Path, context: int = 512) -> EagleModel:
     """Returns a model with sessions on the device "cpu"."""
     manifest = read_manifest(bundle)
     memory = OrtMemory()
@@ -39,6 +41,11 @@ def device_model(bundle: Path, context: int = 512, scratch: int = 512) -> EagleM
         for graph in (model.graph for model in manifest.models.values())
     )
     return EagleModel(bundle_of_sessions(bundle, manifest, (target, head), context))
+
+
+def copying_model(bundle: Path) -> EagleModel:
+    """Returns a model with sessions on a device that copies what is bound on the host."""
+    return EagleModel(bundle_of_sessions(bundle, read_manifest(bundle), copying_sessions(bundle), 512))
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +87,24 @@ def test_tokens_equal_those_of_the_host(
             assert ours.usage.accepted_per_depth == theirs.usage.accepted_per_depth
             accepted += sum(ours.usage.accepted_per_depth)
     assert accepted > 20, "the test needs accepted drafts"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_device_that_copies_inputs_when_they_are_bound_reads_those_of_this_pass(
+    kind: str, bundle_of: Callable[..., Path], model_of: Callable[..., EagleModel], prompts: list[list[int]]
+) -> None:
+    """Passes of one row repeat their shapes, so that inputs bound in an earlier pass would serve, and be stale."""
+    host = model_of(kind)
+    accepted = 0
+    with copying_model(bundle_of(kind)) as device:
+        for seed, temperature in enumerate((0.0, 0.9)):
+            settings: dict[str, Any] = {"max_new_tokens": 16, "temperature": temperature, "seed": seed}
+            expected = host.generate(prompts[seed], method="vanilla", ignore_eos=True, **settings).token_ids
+            for draft in ({"method": "vanilla"}, {"tree": "dynamic"}, {"tree": "chain"}):
+                result = device.generate(prompts[seed], ignore_eos=True, **settings, **draft)
+                assert result.token_ids == expected
+                accepted += sum(result.usage.accepted_per_depth)
+    assert accepted > 10, "the test needs accepted drafts"
 
 
 @pytest.mark.parametrize("nodes", [9, 10, 11, 12])

@@ -33,7 +33,7 @@ class OrtDeviceSession(BoundSession):
 
     def __init__(self, session: Any, path: Path, spec: GraphSpec, memory: OrtMemory) -> None:
         """session: an InferenceSession of the graph, on the device of `memory`; path: its file, for messages."""
-        super().__init__(session, path, spec)
+        super().__init__(session, path, spec, memory.device)
         self._memory = memory
         self._caches: list[OrtCache] = []
         self._graph_inputs = tuple(self.inputs)

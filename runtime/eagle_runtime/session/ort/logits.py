@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy.typing as npt
 
 from eagle_runtime.session.device_logits import DeviceLogits
 from eagle_runtime.session.ort import small_graphs
-from eagle_runtime.session.ort.library import open_graph, run_graph
+from eagle_runtime.session.ort.library import run_graph
 from eagle_runtime.session.ort.memory import WORD, Block, OrtMemory
 from eagle_runtime.tree import Float, Int
 
@@ -23,7 +22,7 @@ class LogitMemory:
 
     def __init__(self, memory: OrtMemory, vocab_size: int) -> None:
         self._memory, self._vocab_size = memory, vocab_size
-        self._graph = open_graph(Path("candidates"), memory.providers, 1, small_graphs.candidates())
+        self._graph = memory.open(small_graphs.candidates)
         self._rows = 0
         self._value: Any = None
 

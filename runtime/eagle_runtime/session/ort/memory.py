@@ -3,7 +3,7 @@ needed. `device` is "cuda", or "cpu" to run the same code without a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,14 @@ class OrtMemory:
     """Allocates and copies on one device, by small graphs. Its memory is freed with the last value allocated in it."""
 
     def __init__(self, device: str = "cpu", providers: Providers = CPU) -> None:
-        self.device, self.providers = device, providers
-        self._allocate, self._pick, self._move = (
-            open_graph(Path(graph.__name__), providers, 1, graph())
-            for graph in (small_graphs.allocate, small_graphs.pick, small_graphs.move)
+        self.device, self._providers = device, providers
+        self._allocate, self._pick, self._move = map(
+            self.open, (small_graphs.allocate, small_graphs.pick, small_graphs.move)
         )
+
+    def open(self, graph: Callable[[], bytes]) -> Any:
+        """Returns an InferenceSession on the device of one of small_graphs."""
+        return open_graph(Path(graph.__name__), self._providers, 1, graph())
 
     def allocate(self, nbytes: int) -> Any:
         """Returns an OrtValue of `nbytes` zero bytes, a multiple of WORD."""

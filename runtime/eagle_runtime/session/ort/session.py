@@ -25,11 +25,15 @@ DTYPES |= {"tensor(int64)": "int64", "tensor(int8)": "int8"}
 
 
 class BoundSession(Session):
-    """A graph whose inputs and outputs are bound by address. Small outputs are written to host buffers, which grow to
-    the largest forward pass and are then reused."""
+    """A graph whose inputs and outputs are bound by address. Small ones are in host buffers, which grow to the largest
+    forward pass and are then reused.
 
-    def __init__(self, session: Any, path: Path, spec: GraphSpec) -> None:
-        """session: an InferenceSession of the graph that `spec` describes; path: its file, for messages."""
+    On a CPU a graph reads the buffer of an input that is bound, so that it is bound once. For a graph on another device
+    ONNX Runtime copies an input on the host within bind_input (core/session/IOBinding.cc), so that it is bound in every
+    forward pass, after it is filled. Outputs are copied to their host buffers at the end of each forward pass."""
+
+    def __init__(self, session: Any, path: Path, spec: GraphSpec, device: str = "cpu") -> None:
+        """session: an InferenceSession on `device` of the graph that `spec` describes; path: its file, for messages."""
         if specs_of(session.get_inputs()) != spec.inputs or specs_of(session.get_outputs()) != spec.outputs:
             raise BackendError(
                 f"{path}: the manifest lists other inputs or outputs than the graph; export the bundle again"
@@ -38,6 +42,7 @@ class BoundSession(Session):
         self.version = VERSION
         self._session = session
         self._binding = session.io_binding()
+        self._reads_host = device == "cpu"
         self._past_names, self._new_names = spec.past, spec.present
         self.inputs: Mapping[str, TensorSpec] = {n: s for n, s in spec.inputs.items() if n not in self._past_names}
         self.outputs: Mapping[str, TensorSpec] = {n: s for n, s in spec.outputs.items() if n not in self._new_names}
@@ -58,10 +63,12 @@ class BoundSession(Session):
         self._bound_outputs.clear()
 
     def _feed(self, name: str, value: Array, sizes: dict[str, int]) -> None:
-        """Copy a host array to the buffer of an input, which stays bound while its shape stays the same. Adds the
-        symbolic dimensions of the input to `sizes`."""
+        """Copy a host array to the buffer of an input, and bind that, unless it is bound with this shape and read where
+        it is. Adds the symbolic dimensions of the input to `sizes`."""
         buffer, fixed = self._bound_inputs.get(name, (None, {}))
-        if buffer is None or buffer.shape != value.shape:
+        if buffer is not None and buffer.shape == value.shape:
+            np.copyto(buffer, value, "no")
+        else:
             spec = self.inputs[name]
             shape = (1,) * (len(spec.shape) - value.ndim) + value.shape
             dims = list(zip(spec.shape, shape, strict=True))
@@ -69,11 +76,12 @@ class BoundSession(Session):
             self._bound_inputs.pop(name, None)  # an interrupt may come before it is bound
             buffer = self._buffer(name, spec, value.shape)
             fixed = {dim: size for dim, size in dims if isinstance(dim, str)}
+            np.copyto(buffer, value, "no")
             self._binding.bind_input(name, "cpu", 0, buffer.dtype.type, shape, buffer.ctypes.data)
-            self._bound_inputs[name] = buffer, fixed
+            if self._reads_host:
+                self._bound_inputs[name] = buffer, fixed
         for dim, size in fixed.items():
             assert sizes.setdefault(dim, size) == size, f"{name}: {dim} is {size} and {sizes[dim]}"
-        np.copyto(buffer, value, "no")
 
     def _buffer(self, name: str, spec: TensorSpec, shape: tuple[int, ...]) -> Array:
         """Returns host memory of that shape, reusing the tensor's earlier buffer if it is large enough."""
