@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from functools import partial
 from pathlib import Path
@@ -47,17 +48,20 @@ def _opened(bundle: OpenBundle, folder: Path, check_hashes: bool | Literal["once
         )
     context = min(manifest.target.context, bundle.context + SCRATCH)
     draft = open_bundle(folder, bundle.backend, context, bundle.threads, check_hashes)
-    ours, theirs = bundle.text.ids_of_tokens(), draft.text.ids_of_tokens()
-    if ours is not None and theirs is not None and ours != theirs:
-        draft.engines.close()
-        token = min(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
-        raise RequestError(
-            f"the draft bundle {folder} has another tokenizer: the token {token!r} has the id {theirs.get(token)}, but "
-            f"{ours.get(token)} in the bundle it is to draft for; take a smaller model of the same family"
-        )
-    sessions = (*bundle.engines.sessions, *draft.engines.sessions)
-    times = facts_of_times(bundle.backend, sessions)
-    files = [*bundle.manifest.files.values(), "with", *manifest.files.values()]
-    facts = [*files, bundle.backend, *times, str(bundle.threads), str(bundle.context)]
-    prior = partial(prior_costs, bundle.manifest, bundle.backend, manifest.target)
-    return dataclasses.replace(draft, costs=open_costs(file_name(facts), prior))
+    with contextlib.ExitStack() as freed:
+        freed.callback(draft.engines.close)
+        ours, theirs = bundle.text.ids_of_tokens(), draft.text.ids_of_tokens()
+        if ours is not None and theirs is not None and ours != theirs:
+            token = min(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
+            raise RequestError(
+                f"the draft bundle {folder} has another tokenizer: the token {token!r} has the id {theirs.get(token)}, "
+                f"but {ours.get(token)} in the bundle it is to draft for; take a smaller model of the same family"
+            )
+        sessions = (*bundle.engines.sessions, *draft.engines.sessions)
+        times = facts_of_times(bundle.backend, sessions)
+        files = [*bundle.manifest.files.values(), "with", *manifest.files.values()]
+        facts = [*files, bundle.backend, *times, str(bundle.threads), str(bundle.context)]
+        prior = partial(prior_costs, bundle.manifest, bundle.backend, manifest.target)
+        with_costs = dataclasses.replace(draft, costs=open_costs(file_name(facts), prior))
+        freed.pop_all()
+    return with_costs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import warnings
@@ -189,39 +190,45 @@ def open_bundle(
         verify(name, partial(progress, "hash"))
         progress("hash", 1, 1)
         progress("load", 0, 1)
-        sessions = open_sessions(name, folder, manifest, context, HEAD_SCRATCH, threads)
-        opened = bundle_of_sessions(folder, manifest, sessions, context, backend=name, threads=threads)
-        progress("load", 1, 1)
-        progress("warm", 0, 1)
-        try:
+        with contextlib.ExitStack() as freed:  # if anything raises, such as a cache that does not fit
+            sessions = open_sessions(name, folder, manifest, context, HEAD_SCRATCH, threads)
+            for session in sessions:
+                freed.callback(session.close)
+            opened = bundle_of_sessions(folder, manifest, sessions, context, backend=name, threads=threads)
+            progress("load", 1, 1)
+            progress("warm", 0, 1)
             _warm(opened, partial(progress, "warm"))
-        except BaseException:
-            opened.engines.close()
-            raise
-        if name != "cpu":
-            return opened
-        return dataclasses.replace(opened, row_check=check_rows(cast(PaddedSession, sessions[0]), manifest, threads))
+            if name == "cpu":
+                check = check_rows(cast(PaddedSession, sessions[0]), manifest, threads)
+                opened = dataclasses.replace(opened, row_check=check)
+            freed.pop_all()
+        return opened
 
     try:
         chosen = choose(backend, folder, manifest, open_on)
     except BackendError as error:
         raise (damage[0] if damage else error) from None  # a damaged file is the reason, whatever else was tried
-    times = facts_of_times(chosen.backend, chosen.opened.engines.sessions)
-    facts = [*manifest.files.values(), chosen.backend, *times, str(threads), str(context)]
-    if (problem := shortfall(manifest)) is not None:
-        warnings.warn(f"{folder}: {problem}", FidelityWarning, stacklevel=3)
-    progress("warm", 1, 1)
-    warning = notice(chosen, folder) if backend == AUTO else None
-    if warning is not None:
-        logging.getLogger(__name__).warning("%s", warning)
-    return dataclasses.replace(
-        chosen.opened,
-        weight_bytes=sum(path.stat().st_size for name in manifest.files if (path := folder / name).suffix != ".json"),
-        kv_budget=default_budget(chosen.opened) if kv_budget is None else kv_budget,
-        costs=open_costs(file_name(facts), partial(prior_costs, manifest, chosen.backend)),
-        passed_over=chosen.passed_over,
-        notice=warning,
-    )
+    with contextlib.ExitStack() as freed:
+        freed.callback(chosen.opened.engines.close)
+        times = facts_of_times(chosen.backend, chosen.opened.engines.sessions)
+        facts = [*manifest.files.values(), chosen.backend, *times, str(threads), str(context)]
+        if (problem := shortfall(manifest)) is not None:
+            warnings.warn(f"{folder}: {problem}", FidelityWarning, stacklevel=3)
+        progress("warm", 1, 1)
+        warning = notice(chosen, folder) if backend == AUTO else None
+        if warning is not None:
+            logging.getLogger(__name__).warning("%s", warning)
+        files = [folder / name for name in manifest.files]
+        opened = dataclasses.replace(
+            chosen.opened,
+            weight_bytes=sum(path.stat().st_size for path in files if path.suffix != ".json"),
+            kv_budget=default_budget(chosen.opened) if kv_budget is None else kv_budget,
+            costs=open_costs(file_name(facts), partial(prior_costs, manifest, chosen.backend)),
+            passed_over=chosen.passed_over,
+            notice=warning,
+        )
+        freed.pop_all()
+    return opened
 
 
 def _warm(bundle: OpenBundle, report: Callable[[int, int], None]) -> None:

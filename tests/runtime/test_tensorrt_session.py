@@ -9,6 +9,7 @@ import io
 import json
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ import trt_fake
 from cuda_fake import FakeDriver
 from eagle_runtime import BackendError, BundleError, EagleModel, RequestError, cli, loading
 from eagle_runtime.bundle import listed_files
+from eagle_runtime.bundle.fidelity import FidelityWarning
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.drafting.costs.storage import file_name
 from eagle_runtime.files import file_sha256
@@ -501,6 +503,43 @@ def test_a_failed_start_frees_all_memory(machine_of: Callable[..., Machine]) -> 
     machine.library.scratch = machine.driver.total + 1
     with pytest.raises(BackendError, match=r"memory is full: 4\.29 GB are needed"):
         machine.sessions()
+    assert machine.driver.used == machine.driver.pinned == 0 and not machine.driver.streams
+
+
+@pytest.mark.parametrize("backend", ["tensorrt-rtx", "auto"])
+def test_a_cache_that_does_not_fit_leaves_nothing_on_the_gpu(
+    backend: str, machine_of: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when another process takes the rest of the memory while the engines are loaded. The error is still held, and
+    with it the frames that hold the sessions, as an interactive interpreter does."""
+    machine = machine_of()
+
+    def sessions(name: str, *_: Any) -> Any:
+        if name != "tensorrt-rtx":
+            assert machine.driver.used == 0, "the next backend that is tried finds the memory free"
+            raise BackendError("another reason")
+        opened = machine.sessions()
+        machine.driver.total = machine.driver.used
+        return opened
+
+    monkeypatch.setattr("eagle_runtime.loading.open_sessions", sessions)
+    with pytest.raises(BackendError, match="memory is full") as error:
+        EagleModel.load(machine.bundle, backend=backend, context=CONTEXT)
+    assert machine.driver.used == machine.driver.pinned == 0 and not machine.driver.streams
+    assert all(context.freed for context in machine.library.contexts) and len(machine.library.contexts) == 3
+    assert "GB are needed" in str(error.value)
+
+
+def test_a_warning_that_is_raised_leaves_nothing_on_the_gpu(
+    machine_of: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """python -W error makes errors of warnings, and the bundle is open when it gives this one."""
+    machine = machine_of()
+    monkeypatch.setattr("eagle_runtime.loading.open_sessions", lambda *_: machine.sessions())
+    monkeypatch.setattr("eagle_runtime.loading.shortfall", lambda manifest: "it differs from its source")
+    warnings.simplefilter("error", FidelityWarning)  # pytest puts the filters back
+    with pytest.raises(FidelityWarning):
+        EagleModel.load(machine.bundle, backend="tensorrt-rtx", context=CONTEXT)
     assert machine.driver.used == machine.driver.pinned == 0 and not machine.driver.streams
 
 

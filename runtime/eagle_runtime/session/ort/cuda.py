@@ -6,6 +6,7 @@ pass. TF32 is off: it would round the inputs of fp32 products to 10 bits of mant
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -39,9 +40,15 @@ def open_sessions(bundle: Path, manifest: Manifest, context: int, head_scratch: 
     rows = {"target": context, "draft": context + head_scratch}
     needed = sum(memory_needed(bundle, model, rows[name]) for name, model in manifest.models.items())
     check_memory(gpu, needed + CONTEXT_BYTES)
-    with library.without_warnings():  # it warns of missing plugins and duplicates without a cause
+    # ONNX Runtime warns of missing plugins and duplicates without a cause.
+    with library.without_warnings(), contextlib.ExitStack() as freed:
         memory = OrtMemory("cuda", PROVIDERS)
-        return tuple(_open(bundle, model.graph, memory) for model in manifest.models.values())
+        sessions: list[Session] = []
+        for model in manifest.models.values():
+            sessions.append(_open(bundle, model.graph, memory))
+            freed.callback(sessions[-1].close)
+        freed.pop_all()
+    return tuple(sessions)
 
 
 def _open(bundle: Path, graph: GraphSpec, memory: OrtMemory) -> Session:

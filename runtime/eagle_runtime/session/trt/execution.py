@@ -51,6 +51,7 @@ class Execution:
         self._saved = b""  # content of the file of compiled kernels
         names = {self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)}
         if wrong := sorted(names ^ (spec.inputs.keys() | spec.outputs.keys())):
+            self.close()
             raise BackendError(f"{spec.file} has other inputs or outputs than the graph ({wrong[0]}); build it again")
 
     def keep_on_gpu(self, nbytes: int) -> int:

@@ -7,6 +7,7 @@ so that forward passes are replayed as graphs, except where weights are streamed
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,11 +58,14 @@ def start_sessions(trt: Any, driver: CudaDriver, folder: EngineFolder, manifest:
     runtime = trt.Runtime(messages.logger)
     runtime.error_recorder = messages.recorder
     device = Device(driver, users=len(graphs))
-    try:
-        executions = {
-            name: Execution(trt, runtime, folder.folder / part.engine.file, part.engine, messages)
-            for name, part in parts.items()
-        }
+    with contextlib.ExitStack() as freed:  # if anything raises: the engines first, once the stream is idle
+        for _ in graphs:
+            freed.callback(device.release)
+        executions: dict[str, Execution] = {}
+        for name, part in parts.items():
+            executions[name] = Execution(trt, runtime, folder.folder / part.engine.file, part.engine, messages)
+            freed.callback(executions[name].close)
+        freed.callback(device.wait)
         nbytes = fit_streamed([*executions.values()], [part.streamed for part in parts.values()], room)
         scratch = device.reserve(nbytes)  # shared, since no two run at once
         for name, part in parts.items():
@@ -72,17 +76,14 @@ def start_sessions(trt: Any, driver: CudaDriver, folder: EngineFolder, manifest:
         target = TargetSession(
             device, executions["target"], graphs["target"], part.largest, part.steps, tables["embedding"], keeper
         )
-        if "draft" not in executions:
-            return (target,)
-        part, tables = parts["draft"], _tables(folder, parts["draft"].engine)
-        opened = (device, executions["draft"], graphs["draft"], part.largest, part.steps, tables["embedding"])
-        if manifest.head is not None and manifest.head.block is not None:
-            return target, BlockSession(*opened)
-        return target, DraftSession(*opened, tables.get("known"))
-    except BaseException:
-        for _ in graphs:
-            device.release()
-        raise
+        sessions: Sessions = (target,)
+        if "draft" in executions:
+            part, tables = parts["draft"], _tables(folder, parts["draft"].engine)
+            opened = (device, executions["draft"], graphs["draft"], part.largest, part.steps, tables["embedding"])
+            block = manifest.head is not None and manifest.head.block is not None
+            sessions = target, BlockSession(*opened) if block else DraftSession(*opened, tables.get("known"))
+        freed.pop_all()
+    return sessions
 
 
 def _tables(folder: EngineFolder, engine: EngineSpec) -> Mapping[str, npt.NDArray[Any]]:
