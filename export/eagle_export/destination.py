@@ -42,11 +42,10 @@ def check_older(older: Path, bundle: Path) -> None:
         raise ExportError(f"{bundle} exists and holds other files; choose another name")
     ours = {MANIFEST_NAME, f"{ENGINES}/{TIMING}", *_listed(older / MANIFEST_NAME, bundle / MANIFEST_NAME)}
     for sidecar in older.glob(f"{ENGINES}/*/{SIDECAR}"):
-        with contextlib.suppress(BundleError, KeyError, TypeError):  # its files then belong to no bundle
-            data = read_json(sidecar, SIDECAR_BYTES, BundleError, "")  # of any version
+        with contextlib.suppress(BundleError, RecursionError):  # its files then belong to no bundle
+            files = set(_files(read_json(sidecar, SIDECAR_BYTES, BundleError, "")))
             folder = sidecar.parent.relative_to(older).as_posix()
-            specs = [data[name] for name in ("target", "draft") if data[name] is not None]
-            ours |= {f"{folder}/{name}" for name in (SIDECAR, *(str(spec["file"]) for spec in specs))}
+            ours |= {f"{folder}/{name}" for name in ({SIDECAR, *files} if files else ())}
     folders = {parent.as_posix() for name in ours for parent in PurePosixPath(name).parents}
     for path in sorted(older.rglob("*")):
         name = path.relative_to(older).as_posix()
@@ -57,6 +56,15 @@ def check_older(older: Path, bundle: Path) -> None:
                 f"{bundle / name} does not belong to the bundle, and only the bundle's files may be replaced; move it "
                 "away, or choose another name"
             )
+
+
+def _files(data: object) -> Iterator[str]:
+    """The files that a sidecar of any version names: every "file" in it, of an engine or of one of its tables."""
+    if isinstance(data, dict):
+        name = data.get("file")
+        yield from [name] if isinstance(name, str) else []
+        for part in data.values():
+            yield from _files(part)
 
 
 def engines_of(bundle: Path) -> tuple[str, ...]:

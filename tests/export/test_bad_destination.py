@@ -14,7 +14,7 @@ import eagle_export.bundle
 from eagle_export.cli import main
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
-from eagle_runtime.session.trt.engine_file import EngineSet, EngineSpec, Profile
+from eagle_runtime.session.trt.engine_file import EngineSet, EngineSpec, Profile, TableSpec
 from export_workplace import Workplace, early_refusal, edit, spoil, workplace
 from trace_memory import TraceMemory
 
@@ -56,10 +56,16 @@ def fake_engines(bundle: Path) -> Path:
     folder = bundle / "engines" / "tensorrt-rtx-sm89"
     folder.mkdir(parents=True)
     profile = Profile("tree", dict.fromkeys("TPR", (1, 1, 1)))
-    spec = EngineSpec("target.engine", "0" * 64, 6, {}, {}, {}, {}, (profile,), None, None, None, None)
-    sidecar = EngineSet(1, "tensorrt-rtx", "1.7", ("8.9",), None, None, 64, False, spec, None, None)
+    specs = []
+    for name in ("target", "draft", "keep"):
+        files = {} if name == "keep" else {"embedding": f"{name}-embedding.table"}
+        tables = {kind: TableSpec(file, "0" * 64, 6, "float16", (1, 3)) for kind, file in files.items()}
+        spec = EngineSpec(f"{name}.engine", "0" * 64, 6, {}, {}, {}, tables, (profile,), None, None, None, None)
+        specs.append(spec)
+        for file in (spec.file, *files.values()):
+            (folder / file).write_bytes(b"engine")
+    sidecar = EngineSet(1, "tensorrt-rtx", "1.7", ("8.9",), None, None, 64, False, *specs)
     (folder / "engine.json").write_text(sidecar.to_json())
-    (folder / "target.engine").write_bytes(b"engine")
     (folder.parent / "timing.cache").write_bytes(b"timings")
     return folder
 
