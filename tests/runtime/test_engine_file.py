@@ -66,7 +66,10 @@ def test_a_bundle_without_engines_names_the_command(bundle: Path) -> None:
     ("changes", "message"),
     [
         ({"device": replace(GPU, compute_capability="8.6")}, "built for compute capability 8.9, but this GPU has 8.6"),
-        ({"version": "1.1"}, "built by tensorrt-rtx 1.0, but 1.1 is installed"),
+        (
+            {"version": "1.1"},
+            r"built by tensorrt-rtx 1.0, but 1.1 is installed \(pip install tensorrt-rtx==1.0 runs them as they are\)",
+        ),
         (
             {"context": 600},
             r"target.engine serves 512 rows, but the context needs 600 \(a context of 300 needs no new engines\)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import importlib.metadata
 import json
 import os
 import shutil
@@ -178,6 +179,16 @@ def test_without_a_card_the_rest_is_checked(
         "logits fp16 on cpu": True,
     }
     assert not report["ok"]
+
+
+def test_a_kit_asks_for_the_library_that_built_its_engines(golden_kit: Path) -> None:
+    """Engines run with one version alone."""
+    sidecars = list(golden_kit.glob("*/engines/*/engine.json"))
+    built_by = {json.loads(path.read_text(encoding="utf-8"))["library_version"] for path in sidecars}
+    (asked,) = (golden_kit / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    assert {asked} == {f"tensorrt-rtx=={version}" for version in built_by}
+    assert asked == f"tensorrt-rtx=={importlib.metadata.version('tensorrt-rtx')}", "pip knows that version"
+    assert "requirements.txt" in read_kit(golden_kit).files
 
 
 def has_driver() -> bool:

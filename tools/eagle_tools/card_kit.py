@@ -23,7 +23,7 @@ from eagle_runtime.command import Parser, run_command
 from eagle_runtime.errors import RequestError
 from eagle_runtime.files import file_sha256
 from eagle_tools.card.check import BACKEND, CONTEXT
-from eagle_tools.card.kit import KIT, VERSION, Kit, Reference, write_references
+from eagle_tools.card.kit import KIT, REQUIREMENTS, VERSION, Kit, Reference, write_references
 
 PAIR = Path(__file__).resolve().parents[1] / "demo_pair"
 HEAD = "eagle3"
@@ -61,7 +61,7 @@ def make_kit(folder: Path, target: Path, draft: Path, precisions: Sequence[str],
     from eagle_export.tensorrt.build import build_engines
 
     folder.mkdir(parents=True, exist_ok=True)
-    library, served = "", {}
+    libraries, served = set(), {}
     with tempfile.TemporaryDirectory() as scratch:
         calibration = None
         if set(precisions) & {"int8", "fp8"}:
@@ -74,11 +74,14 @@ def make_kit(folder: Path, target: Path, draft: Path, precisions: Sequence[str],
             export(target, draft, bundle, precision=precision, backend=BACKEND, calibration=of, certify=False)
             built = build_engines(bundle, BACKEND, context=context)
             served[precision] = built.engines.compute_capabilities
-            library = f"{built.engines.library} {built.engines.library_version}"
+            libraries.add((built.engines.library, built.engines.library_version))
             with EagleModel.load(bundle, backend="cpu", context=context) as model:
                 write_references(folder / f"{precision}.npz", references(model))
     pair = f"{target.parent.name}/{target.name}, {draft.name}"
-    kit = Kit(VERSION, version("eagle-edge"), pair, served, library, hashes(folder))
+    (library, library_version), *others = libraries
+    assert not others, "one process builds with one version"
+    (folder / REQUIREMENTS).write_text(f"{library}=={library_version}\n", encoding="utf-8")
+    kit = Kit(VERSION, version("eagle-edge"), pair, served, f"{library} {library_version}", hashes(folder))
     (folder / KIT).write_text(kit.to_json(), encoding="utf-8")
     return kit
 

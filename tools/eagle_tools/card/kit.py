@@ -1,6 +1,7 @@
 """The kit for checking a card: bundles of one pair with prebuilt engines, and reference logits.
 
 KIT/kit.json                 what is inside, with a SHA-256 of every other file
+KIT/requirements.txt         the library that built the engines, for pip: engines run with that version alone
 KIT/<precision>/             a bundle with engines
 KIT/<precision>.npz          prompt_i, continuation_i [n], logits_i [n, V] of the same bundle on the CPU
 """
@@ -21,6 +22,7 @@ from eagle_runtime.files import MANIFEST_BYTES, file_sha256, inside, read_json
 from eagle_runtime.tree import Float, Int
 
 KIT = "kit.json"
+REQUIREMENTS = "requirements.txt"
 VERSION = 1
 MADE_BY = "make the kit again with python -m eagle_tools.card_kit, or copy it again"
 

@@ -202,7 +202,9 @@ def _differences(
     here = host_platform()
     yield None if engines.platform in (None, here) else built.format(engines.platform, here)
     same = engines.library_version == version
-    yield None if same else f"built by {engines.library} {engines.library_version}, but {version} is installed"
+    built_by = f"{engines.library} {engines.library_version}"
+    pip = f"pip install {engines.library}=={engines.library_version}"
+    yield None if same else f"built by {built_by}, but {version} is installed ({pip} runs them as they are)"
     same = set(engines.models) == set(manifest.models) and (engines.draft is None) == (engines.keep is None)
     yield None if same else "the engines are of a bundle with another draft head, or of none"
     for name, spec in engines.models.items():
