@@ -168,6 +168,7 @@ class Conversation:
     def _answer(self, messages: list[dict[str, Any]], settings: dict[str, Any]) -> Turn:
         text = self._model.text
         rendered = text.render(messages, tools=self._tools, template_kwargs=self._template_kwargs)
+        text.check_tools(self._tools)
         written, rest = self._written, None
         if written.text and rendered.startswith(written.text):
             rest = text.encode_after(rendered[len(written.text) :])

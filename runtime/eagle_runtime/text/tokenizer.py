@@ -156,6 +156,13 @@ class Text:
             raise TemplateError(f"{path} fails on the messages ({type(error).__name__}: {_one_line(error)})") from None
         return prompt if final is None else cut_at_mark(prompt, final)
 
+    def check_tools(self, tools: Sequence[Mapping[str, Any]] | None) -> None:
+        """Raises TemplateError for tools that the template, which has rendered a prompt, passes over: the model would
+        answer without having heard of them."""
+        if tools and self._compiled is not None and not self._compiled.reads("tools"):
+            path = self._bundle / "chat_template.jinja"
+            raise TemplateError(f"{path} passes over tools; describe them in a system message, or leave them out")
+
     def _encoded(self, text: str, what: str, *, special: bool) -> list[int]:
         """Ids of a text, with the special tokens that the tokenizer puts around it or without."""
         try:
