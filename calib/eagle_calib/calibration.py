@@ -35,11 +35,11 @@ AGAIN = "run eagle-calib again"
 @dataclass(frozen=True, slots=True)
 class Observed:
     """The inputs x of a linear layer. rows: their number. channel_absmax [K]: largest |x| of each channel. sample [n,
-    K]: rows that were drawn uniformly from all."""
+    K]: rows that were drawn uniformly from all, in fp32 or fp16."""
 
     rows: int
     channel_absmax: Float
-    sample: Float
+    sample: npt.NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,12 +25,13 @@ ADVICE = "check the checkpoint, or calibrate on other text"
 class InputStatistics:
     """Statistics of one tensor's rows [n, K], in memory of constant size."""
 
-    def __init__(self, name: str, channels: int, kept: int = SAMPLE_ROWS) -> None:
-        """name: what errors call the tensor. kept: the most rows in the sample."""
+    def __init__(self, name: str, channels: int, kept: int = SAMPLE_ROWS, *, half: bool = False) -> None:
+        """name: what errors call the tensor. kept: the most rows in the sample. half: whether the sample is in fp16,
+        unless a value is beyond its range."""
         self._name = name
         self._rows = 0
         self._channel_absmax = np.zeros(channels, np.float32)
-        self._sample = np.zeros((kept, channels), np.float32)
+        self._sample = np.zeros((kept, channels), np.float16 if half else np.float32)
         self._rng = np.random.default_rng(SEED)
 
     @property
@@ -44,6 +45,8 @@ class InputStatistics:
         if not np.isfinite(largest).all():
             raise CalibrationError(f"{self._name} holds values that are not finite; {ADVICE}")
         np.maximum(self._channel_absmax, largest, out=self._channel_absmax)
+        if largest.max(initial=0) > np.finfo(self._sample.dtype).max:
+            self._sample = self._sample.astype(np.float32)
         self._draw(rows)
         self._rows += len(rows)
 

@@ -180,7 +180,7 @@ def _read_whole(
             texts = own_text(model, starts, length, target.eos_token_ids, report)
             checked.append(check_head(head, model, texts))
 
-    expected = continuations(source.folder, prompts, target.eos_token_ids, count, look)
+    expected = continuations(source, prompts, target.eos_token_ids, count, look)
     return expected, checked[0] if checked else None
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from transformers.utils import logging as transformers_logging
 
+from eagle_export.checkpoint import Checkpoint
 from eagle_export.errors import ExportError
 from eagle_export.families.family import cache_keyword
 from eagle_export.families.source import load_source
@@ -30,19 +31,20 @@ class Continuation:
 
 
 def continuations(
-    folder: Path,
+    source: Path | Checkpoint,
     prompts: Sequence[Sequence[int]],
     eos: Collection[int],
     count: int,
     look: Callable[[Any], None] = lambda model: None,
 ) -> list[Continuation]:
-    """The checkpoint's greedy continuations: at most `count` tokens after each prompt, up to the first eos, included.
-    look: called with the model, which is freed afterwards. Raises ExportError if transformers cannot run it or its
-    logits are not finite."""
+    """The greedy continuations of a checkpoint: at most `count` tokens after each prompt, up to the first eos,
+    included. source: as for load_source. look: called with the model, which is freed afterwards. Raises
+    ExportError if transformers cannot run it or its logits are not finite."""
+    folder = source if isinstance(source, Path) else source.folder
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
-        model = load_source(folder)
+        model = load_source(source)
         results = [_continue(model, prompt, eos, count) for prompt in prompts]
         look(model)
     except Exception as error:  # transformers, safetensors and a full memory raise many kinds

@@ -37,10 +37,10 @@ def recorded_inputs(
 
     finished: a folder for what is to be read again if the export is stopped. Raises ExportError instead if the text was
     given, and CalibrationError for one that cannot be used."""
-    folder, text = pair.target.folder, pair.target.text()
+    text = pair.target.text()
     try:
         if way == "whole":
-            return observe_source(folder, text, data, pair.head, report), []
+            return observe_source(pair.target, text, data, pair.head, report), []
         windows = texts_to_read(text, data, int(pair.config.vocab_size), int(pair.config.max_position_embeddings))
         return observe_layers(pair.target, windows, finished / FOLDER, pair.head, report), []
     except ExportError as error:

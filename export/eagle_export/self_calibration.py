@@ -22,7 +22,7 @@ from eagle_calib.calibration import LEAST_ROWS, Observed, is_expert
 from eagle_calib.errors import CalibrationError
 from eagle_calib.observe import InputStatistics
 from eagle_calib.texts import read_windows
-from eagle_export.checkpoint import EMBEDDING, LM_HEAD
+from eagle_export.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
 from eagle_export.continuations import first_line
 from eagle_export.errors import ExportError
 from eagle_export.families.fused_experts import expert_inputs, fused_experts
@@ -61,20 +61,20 @@ class Recorded:
 
 
 def observe_source(
-    folder: Path,
+    source: Path | Checkpoint,
     text: Text,
     data: Path | None,
     head: HeadPart | None = None,
     report: Callable[[str], None] = lambda step: None,
 ) -> Recorded:
-    """Returns what the checkpoint in `folder` computes for a text.
+    """Returns what a checkpoint (load_source's argument) computes for a text.
 
     text: its tokenizer. data: a text file, or JSONL as eagle-calib reads it; None for text of the model's own. head: of
     the model; its inputs are recorded too. report: called with what is being done. Raises CalibrationError for a file
     without text, and ExportError if transformers cannot run the checkpoint."""
     transformers_logging.disable_progress_bar()
     try:
-        model = load_source(folder)
+        model = load_source(source)
         vocab = int(model.config.vocab_size)
         longest = int(model.config.max_position_embeddings)
         if data is None:
@@ -87,6 +87,7 @@ def observe_source(
     except (ExportError, CalibrationError):
         raise
     except Exception as error:  # transformers, safetensors and a full memory raise many kinds
+        folder = source if isinstance(source, Path) else source.folder
         raise ExportError(f"transformers does not run {folder} ({first_line(error)})") from None
     finally:
         transformers_logging.enable_progress_bar()
@@ -157,17 +158,19 @@ class LayerInputs:
     def add(self, name: str, x: Tensor) -> None:
         """Adds rows x [..., K] that the layer of weight `name` reads."""
         rows = x.reshape(-1, x.shape[-1]).float().numpy()
-        self._statistics.setdefault(name, InputStatistics(f"the input of {name}", x.shape[-1], KEPT)).add(rows)
+        self._statistics.setdefault(name, InputStatistics(f"the input of {name}", x.shape[-1], KEPT, half=True)).add(
+            rows
+        )
 
     def observed(self) -> dict[str, Observed]:
         """Ends the recording and returns weight name -> inputs, without experts of fewer than LEAST_ROWS rows."""
         for hook in self._hooks:
             hook.remove()
-        observed = {
-            name: one.observed()
-            for name, one in self._statistics.items()
-            if one.rows >= LEAST_ROWS or not is_expert(name)
-        }
+        observed = {}
+        while self._statistics:  # each is freed when it is copied: those of all layers may take gigabytes
+            name, one = self._statistics.popitem()
+            if one.rows >= LEAST_ROWS or not is_expert(name):
+                observed[name] = one.observed()
         return observed | {name: observed[other] for name, other in self._same_input.items() if other in observed}
 
 

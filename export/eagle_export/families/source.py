@@ -24,10 +24,10 @@ class _Lazy:
         return self._tensor.read()
 
 
-def load_source(folder: Path) -> Any:
-    """folder: of a checkpoint, or a GGUF file. Returns its model in fp32, for inference. Raises ExportError for an
-    unknown family, and whatever transformers raises."""
-    checkpoint = open_target(folder)
+def load_source(source: Path | Checkpoint) -> Any:
+    """source: a folder or a GGUF file, or the checkpoint that was opened of it. Returns its model in fp32, for
+    inference. Raises ExportError for an unknown family, and whatever transformers raises."""
+    checkpoint = open_target(source) if isinstance(source, Path) else source
     family = family_of(checkpoint)
     cls = family.model_class()
     made: dict[str, Any] = {}  # from a GGUF file
@@ -36,7 +36,7 @@ def load_source(folder: Path) -> Any:
         made = {"config": read_config(family, checkpoint), "state_dict": tensors}
     with quiet("transformers"):
         model = cls.from_pretrained(
-            None if made else folder,
+            None if made else checkpoint.folder,
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,

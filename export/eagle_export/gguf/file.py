@@ -1,7 +1,4 @@
-"""A GGUF file, whole or split: its metadata and where its tensors lie. No tensor is read.
-
-The layout is described in docs/gguf.md of ggml-org/ggml; the package gguf, from llama.cpp's own repository, reads it.
-"""
+"""A GGUF file, whole or split: its metadata and where its tensors lie. No tensor is read."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from eagle_export.errors import ExportError
+from eagle_export.gguf.header import OtherByteOrderError, read_header
 
 SUFFIX = ".gguf"
 SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")  # names that llama-gguf-split gives
@@ -125,24 +123,22 @@ def _parts(path: Path) -> list[Path]:
 
 def _read_part(path: Path) -> tuple[dict[str, Any], list[Entry]]:
     try:
-        from gguf import GGUFReader
-        from gguf.constants import GGML_QUANT_SIZES
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
     except ImportError:
         raise ExportError('GGUF files are read with the package gguf; pip install "eagle-edge[gguf]"') from None
     try:
-        reader = GGUFReader(path)
-        if reader.byte_order != "I":
-            raise ExportError(f"{path} was written for machines with the other byte order; {ADVICE} on this one")
-        values = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
-        entries = []
-        for tensor in reader.tensors:
-            shape = tuple(int(size) for size in reversed(tensor.shape))
-            block, stored = GGML_QUANT_SIZES[tensor.tensor_type]
-            row = shape[-1] // block * stored
-            entries.append(Entry(tensor.name, path, int(tensor.data_offset), tensor.tensor_type.name, shape, row))
-    except ExportError:
-        raise
-    except Exception as error:  # the reader raises many kinds for bytes that are not what they should be
+        values, infos = read_header(path)
+        size, entries = path.stat().st_size, []
+        for info in infos:
+            kind = GGMLQuantizationType(info.kind)
+            block, stored = GGML_QUANT_SIZES[kind]
+            row = info.shape[-1] // block * stored
+            if info.offset + math.prod(info.shape[:-1]) * row > size:
+                raise ValueError(f"tensor {info.name!r} lies beyond its end")
+            entries.append(Entry(info.name, path, info.offset, kind.name, info.shape, row))
+    except OtherByteOrderError:
+        raise ExportError(f"{path} was written for machines with the other byte order; {ADVICE} on this one") from None
+    except Exception as error:  # many kinds, for bytes that are not what they should be
         what = " ".join(str(error).split())[:200] or type(error).__name__
         raise ExportError(f"{path} is no GGUF file, or damaged or cut short ({what}); download it again") from None
     return values, entries

@@ -111,10 +111,11 @@ def inputs_of(linear: Linear, observed: Mapping[str, Observed]) -> tuple[Array, 
             f"the calibration of layer {name!r} is {len(seen.channel_absmax)} wide, the layer {k}; run eagle-calib on "
             "a bundle of this very pair"
         )
-    factors = factors_of(linear)
+    factors, sample = factors_of(linear), seen.sample.astype(np.float32)
     if factors is None:
-        return seen.sample, seen.channel_absmax
-    return seen.sample / factors, seen.channel_absmax / factors
+        return sample, seen.channel_absmax
+    sample /= factors
+    return sample, seen.channel_absmax / factors
 
 
 def groups(model: ir.Model) -> list[Group]:
