@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,7 +28,8 @@ from eagle_calib.scoring import divergence, log_softmax
 from eagle_export.bundle import export
 from eagle_export.errors import ExportError
 from eagle_export.pair import build_graphs, open_pair
-from eagle_export.recipes.blocks import Grid, compensated, damped_gram, rounded
+from eagle_export.recipes.blocks import Grid, rounded
+from eagle_export.recipes.compensation import compensated, damped_gram
 from eagle_export.recipes.graph import fed_by_product, is_lm_head, linears
 from eagle_export.recipes.plan import apply, plan
 from eagle_export.recipes.qdq import Int8Static, best_range, simulated_static
@@ -386,3 +390,23 @@ def test_inputs_are_those_after_scaling(calibrations: dict[str, Path]) -> None:
     halved, half = inputs_of(linear, observed)
     np.testing.assert_array_equal(halved * 2, plain)
     np.testing.assert_array_equal(half * 2, absmax)
+
+
+def test_levels_do_not_depend_on_the_number_of_threads() -> None:
+    """Tiles are taken by one thread or by four; the libraries' own threads are one or as many as processors."""
+    script = (
+        "import hashlib, numpy as np; from eagle_export.recipes import tiles\n"
+        "from eagle_export.recipes.blocks import Grid; from eagle_export.recipes.compensation import compensated\n"
+        "tiles._processors = lambda: COUNT\n"
+        "random = np.random.default_rng(0)\n"
+        "weight, inputs = (random.normal(size=(n, k)).astype('f') for n, k in ((96, 2500), (64, 96)))\n"
+        "blocks = compensated(weight, inputs, Grid(4, 32, True))\n"
+        "parts = (blocks.level, blocks.step, blocks.zero)\n"
+        "print(hashlib.sha256(b''.join(part.tobytes() for part in parts)).hexdigest())\n"
+    )
+    found = set()
+    for count in ("1", "4"):
+        limits = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if count == "1" else {}
+        command = [sys.executable, "-c", script.replace("COUNT", count)]
+        found.add(subprocess.run(command, env=os.environ | limits, check=True, capture_output=True, text=True).stdout)
+    assert len(found) == 1

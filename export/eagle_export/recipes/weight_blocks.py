@@ -16,7 +16,8 @@ import numpy as np
 import onnx_ir as ir
 
 from eagle_calib.calibration import Observed
-from eagle_export.recipes.blocks import Blocks, Grid, Products, by_parts, compensated, fitted, nearest, rounded
+from eagle_export.recipes.blocks import Blocks, Grid, by_parts, fitted, nearest, rounded
+from eagle_export.recipes.compensation import Products, compensated
 from eagle_export.recipes.graph import (
     MICROSOFT,
     Array,
@@ -51,12 +52,12 @@ class WeightBlocks(LayerPass):
     name = "weight blocks"
 
     def rewrite(self, model: ir.Model, matches: list[Linear]) -> dict[str, str]:
-        changed = {}
+        changed, products = {}, _LastProducts()
         for linear in matches:
             node, (k, n) = linear.node, linear.shape
             grid = self.finer if self.finer is not None and self.is_finer(linear) else self.grid
             grid = fitted(grid, k, whole=linear.rotated)  # EmbeddingBlocks reads the same table, in whole blocks
-            quantise, changed[linear.name] = _quantiser(linear, grid, self.observed)
+            quantise, changed[linear.name] = _quantiser(linear, grid, self.observed, products)
             weight, scale, *zero = stored(model, linear.name, (k, n), quantise, grid)
             assert linear.x.dtype is not None
             if linear.x.dtype != ir.DataType.FLOAT16:
@@ -82,12 +83,13 @@ class Int4Dequantized(LayerPass):
         return [linear for linear in LayerPass.pattern(self, model) if linear.shape[0] % self.block == 0]
 
     def rewrite(self, model: ir.Model, matches: list[Linear]) -> dict[str, str]:
-        changed = {}
+        changed, products = {}, _LastProducts()
         for linear in matches:
             node, (k, n), name = linear.node, linear.shape, linear.name
             dtype = linear.x.dtype
             assert dtype is not None
-            quantise, changed[name] = _quantiser(linear, Grid(4, self.block, asymmetric=False), self.observed)
+            grid = Grid(4, self.block, asymmetric=False)
+            quantise, changed[name] = _quantiser(linear, grid, self.observed, products)
             arrays = pieces(partial(_signed, quantise, dtype.numpy()), 2)
             weight = lazy_weight(model, f"{name}.int4", ir.DataType.INT4, (k, n), arrays[0])
             scale = lazy_weight(model, f"{name}.scale", dtype, (k // self.block, n), arrays[1])
@@ -96,18 +98,36 @@ class Int4Dequantized(LayerPass):
         return changed
 
 
-def _quantiser(linear: Linear, grid: Grid, observed: Observations | None) -> tuple[Callable[[], Blocks], str]:
+class _LastProducts:
+    """The products of the input that was asked for last: layers that read one tensor are written one after the other.
+    Those of all layers would take gigabytes."""
+
+    def __init__(self) -> None:
+        self._input: ir.Value | None = None
+        self._products: Products | None = None
+
+    def of(self, x: ir.Value, inputs: Callable[[], Array]) -> Products:
+        """x: the tensor. inputs: returns what was recorded of it [n, K]."""
+        if self._products is None or self._input is not x:
+            self._products = None  # frees the last ones first
+            self._input, self._products = x, Products.of(inputs())
+        return self._products
+
+
+def _quantiser(
+    linear: Linear, grid: Grid, observed: Observations | None, last: _LastProducts
+) -> tuple[Callable[[], Blocks], str]:
     """Returns a function that computes the levels of a layer, and the words for the manifest. Without
-    recorded inputs they are the nearest. Raises ExportError for a layer, other than an expert's, that `observed`
-    lacks."""
+    recorded inputs they are the nearest. last: of the graph's layers. Raises ExportError for a layer, other than an
+    expert's, that `observed` lacks."""
     columns, shape, how = linear.columns(), linear.shape, f"int{grid.bits} in blocks of {grid.size}"
     if observed is None or few_rows(linear, observed):
         return lambda: by_parts(columns, shape, lambda weight: rounded(weight, grid)), how
     check_observed(linear, observed)
-    smoothed = "" if factors_of(linear) is None else ", smoothed"
+    x, smoothed = linear.x, "" if factors_of(linear) is None else ", smoothed"
 
     def quantise() -> Blocks:
-        products = Products.of(inputs_of(linear, observed)[0])  # read when needed: those of all layers take gigabytes
+        products = last.of(x, lambda: inputs_of(linear, observed)[0])  # recorded inputs are read when needed
         return by_parts(columns, shape, lambda weight: compensated(weight, products, grid))
 
     return quantise, f"{how}{smoothed}, errors compensated"

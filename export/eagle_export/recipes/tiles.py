@@ -1,0 +1,56 @@
+"""Work on the columns of a weight, which do not depend on each other, in tiles: what a tile needs stays in the
+processor's cache, and several threads take tiles in turn.
+
+Results do not depend on the number of threads: tiles have the same columns for any number, and a product inside of one
+runs on one thread. That is also the fastest on a machine with other work, where threads wait for each other in every
+small product.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from eagle_export.recipes.graph import Array
+
+COLUMNS = 1024  # of a tile, at most
+MULTIPLE = 64  # of columns, in every tile but the last
+
+
+def tiled(work: Callable[[slice], None], columns: int) -> None:
+    """Calls `work` with the columns of each tile, from several threads at once."""
+    import torch  # here alone, so that sizes are computed without it
+
+    size = -(-columns // -(-columns // COLUMNS))  # tiles take equally long
+    size = -(-size // MULTIPLE) * MULTIPLE
+    tiles = [slice(start, min(start + size, columns)) for start in range(0, columns, size)]
+    workers, threads = min(len(tiles), _processors()), torch.get_num_threads()
+    try:
+        if workers == 1:
+            torch.set_num_threads(1)
+            for tile in tiles:
+                work(tile)
+            return
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for done in [pool.submit(work, tile) for tile in tiles]:
+                done.result()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def product(left: Array, right: Array) -> Array:
+    """Returns left [m, k] @ right [k, n], computed on the calling thread alone if it is one of `tiled`."""
+    import torch
+
+    if not left.shape[1]:
+        return np.zeros((len(left), right.shape[1]), np.float32)
+    result: Array = torch.mm(torch.from_numpy(left), torch.from_numpy(right)).numpy()
+    return result
+
+
+def _processors() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
