@@ -31,10 +31,9 @@ from eagle_export.errors import ExportError
 from eagle_export.head_check import HeadCheck
 from eagle_export.heads.block_config import TRANSITIONS
 from eagle_export.heads.config import HeadConfig
-from eagle_export.limits import required_fidelity
-from eagle_export.pair import HeadPart, Pair, build_graphs, left_out_note, open_pair
+from eagle_export.limits import FidelityError, required_fidelity
+from eagle_export.pair import Pair, build_graphs, open_pair
 from eagle_export.preflight import NOTABLE, requirement_of
-from eagle_export.recipes.int8_cache import MOST
 from eagle_export.recipes.plan import (
     AUTO,
     apply,
@@ -44,10 +43,13 @@ from eagle_export.recipes.plan import (
     routes_experts,
 )
 from eagle_export.recording import how_to_record, recorded_inputs
+from eagle_export.refused import accepted, keep_refused
 from eagle_export.resume import fingerprint, kept
+from eagle_export.settings import check_settings, notes_on
 from eagle_export.transitions import write_transitions
 from eagle_export.weights import DATA_SUFFIX, graph_spec, num_bytes, save
 from eagle_export.worst_layers import layers_of
+from eagle_runtime.bundle.fidelity import shortfall
 from eagle_runtime.bundle.manifest import (
     MANIFEST_NAME,
     SCHEMA_VERSION,
@@ -122,8 +124,9 @@ def export(
 
     An existing bundle, with the engines built from it, is replaced at the end; a folder with other files is refused.
     Raises ExportError (FidelityError for a bundle outside its limits), CalibrationError or FolderError. Then no files
-    are left. When interrupted, or where the disk is full, finished work stays in a hidden folder next to the bundle,
-    from which the same call goes on (resume.py)."""
+    are left, but for a bundle outside its limits: it stays in a hidden folder next to its place, and the same call with
+    other limits writes it in seconds. When interrupted, or where the disk is full, finished work stays there too, from
+    which the same call goes on (resume.py)."""
     if draft_top_k is not None and draft_top_k < 1:
         raise ExportError(f"draft top-k is {draft_top_k}, but must be 1 or more")
     if draft_vocab is not None and draft_vocab < 1:
@@ -162,31 +165,8 @@ def export(
     with _progress() as progress:
         task = progress.add_task("reading checkpoints", total=None)
         pair = open_pair(target, draft)
-        if cache_precision is not None and pair.context > MOST:
-            raise ExportError(
-                f"{target} has a context of {pair.context} tokens, and an int8 cache holds "
-                f"{MOST} at most; export it without one"
-            )
-        if cache_precision is not None and (any(pair.windows) or pair.bounded_scores):
-            what = "layers with a sliding window" if any(pair.windows) else "attention with bounded scores"
-            raise ExportError(f"{target} has {what}, which an int8 cache cannot have; export it without one")
-        if pair.bounded_scores and backend in ("tensorrt", "tensorrt-rtx"):
-            raise ExportError(
-                f"{target} is a {pair.family.name} model: its attention has bounded scores, which TensorRT cannot run; "
-                "export it for backend cpu"
-            )
-        if pair.family.experts is not None and not routes_experts(backend):
-            warnings.append(
-                f"all {pair.family.experts.count(pair.config)} experts of a layer are computed for every row, not only "
-                f"the {pair.config.num_experts_per_tok} that it needs"
-            )
-        if pair.head is not None and pair.head.config.block is not None and (backend == "cuda" or draft_vocab):
-            what = "do not run on backend cuda" if backend == "cuda" else "keep all tokens of their LM head"
-            raise ExportError(f"{draft} is a block head, and block heads {what}; change that setting, or the head")
-        if (left_out := left_out_note(pair)) is not None:
-            warnings.append(left_out)
-        if pair.head is not None and pair.head.config.ahead is not None:
-            _check_ahead(pair.head, backend, draft_vocab)
+        check_settings(pair, backend, cache_precision, draft_vocab)
+        warnings += notes_on(pair, backend)
         texts = _read_texts(pair.target)
         if "tokenizer.json" not in texts:
             warnings.append(f"{target} has no tokenizer.json; the bundle takes and returns token ids, no text")
@@ -199,13 +179,6 @@ def export(
         records = record and observed is None and recorded_from_source(backend, precision)
         way, notes = how_to_record(pair, calibrate) if records else (None, [])
         warnings += notes
-        requirement = requirement_of(pair, backend, precisions, way, calibrated=observed is not None)
-        requirement.check(bundle)
-        if requirement.seconds > NOTABLE:
-            print_line("eagle-export", requirement.line(bundle))
-        progress.update(task, description="tracing")
-        graphs = build_graphs(pair, recipe.traced, top_k, routed=routes_experts(backend))
-        layers = layers_of(graphs["target"])
         key = fingerprint(
             [path for path in (target, draft, calibration, calibrate) if path is not None],
             {
@@ -220,50 +193,58 @@ def export(
             written(bundle, lambda older: check_older(older, bundle)) as folder,
             kept(folder.parent, key) as finished,
         ):
-            if records:
-                recorded, missing = (None, notes)
-                if way is not None:
-                    recorded, missing = recorded_inputs(pair, calibrate, way, finished, report)
-                    warnings += missing
-                with_inputs = partial(plan, *planned, recorded=None if recorded is None else recorded.inputs)
-                recipe = with_inputs()
-                if precision == AUTO:
-                    if recorded is None:
-                        raise ExportError(f"layers cannot be chosen: {missing[0]}")
-                    layer_choice = choose(pair, recipe, top_k, recorded, budget, bundle, report)
-                    recipe = with_inputs(wide=[each.name for each in layer_choice if each.wide])
-            progress.update(task, description="choosing scales")
-            decisions = {name: apply(recipe.passes[name], graph) for name, graph in graphs.items()}
-            total = sum(num_bytes(graph) for graph in graphs.values())
-            check_space(bundle.parent, total - folder_bytes(finished))
-            progress.update(task, total=total, completed=0)
-            hashes = _write(folder, texts, graphs, finished, partial(_show_tensor, progress, task))
-            if pair.head is not None and pair.head.config.markov_rank:
-                write_transitions(folder / TRANSITIONS, pair.head)
-            manifest = _manifest(folder, pair, graphs, precisions, decisions, top_k, draft_vocab, hashes, sources or {})
-            (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
-            del graphs  # frees their weights before the source's are loaded
-            if certify:
-                manifest, head_check, shortfalls = certified(pair, folder, manifest, layers, required, report)
-                warnings += shortfalls
+            manifest = accepted(finished, folder, required if certify else None)
+            if manifest is None:
+                requirement = requirement_of(
+                    pair, backend, precisions, way, bundle, calibrated=observed is not None, certify=certify
+                )
+                requirement.check(bundle)
+                progress.update(task, description="tracing")
+                graphs = build_graphs(pair, recipe.traced, top_k, routed=routes_experts(backend))
+                if requirement.seconds > NOTABLE:
+                    print_line("eagle-export", requirement.line(bundle))
+                layers = layers_of(graphs["target"])
+                recorded, with_inputs = None, partial(plan, *planned)
+                if records:
+                    missing = notes
+                    if way is not None:
+                        recorded, missing = recorded_inputs(pair, calibrate, way, finished, report)
+                        warnings += missing
+                    with_inputs = partial(with_inputs, recorded=None if recorded is None else recorded.inputs)
+                    recipe = with_inputs()
+                    if precision == AUTO:
+                        if recorded is None:
+                            raise ExportError(f"layers cannot be chosen: {missing[0]}")
+                        layer_choice = choose(pair, recipe, top_k, recorded, budget, bundle, report)
+                        recipe = with_inputs(wide=[each.name for each in layer_choice if each.wide])
+                progress.update(task, description="choosing scales")
+                decisions = {name: apply(recipe.passes[name], graph) for name, graph in graphs.items()}
+                total = sum(num_bytes(graph) for graph in graphs.values())
+                check_space(bundle.parent, total - folder_bytes(finished))
+                progress.update(task, total=total, completed=0)
+                hashes = _write(folder, texts, graphs, finished, partial(_show_tensor, progress, task))
+                if pair.head is not None and pair.head.config.markov_rank:
+                    write_transitions(folder / TRANSITIONS, pair.head)
+                manifest = _manifest(
+                    folder, pair, graphs, precisions, decisions, top_k, draft_vocab, hashes, sources or {}
+                )
                 (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
+                # Frees weights and recorded inputs before the source's weights are loaded.
+                del graphs, recipe, with_inputs, recorded
+                if certify:
+                    try:
+                        manifest, head_check, shortfalls = certified(pair, folder, manifest, layers, required, report)
+                    except FidelityError as error:
+                        if error.certificate is not None:
+                            keep_refused(folder, error.certificate, manifest, finished)
+                        raise
+                    warnings += shortfalls
+                    (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
+            elif (marked := shortfall(manifest)) is not None:
+                warnings.append(f"the bundle is marked: {marked}")
             written_bytes = folder_bytes(folder)
     shared = shared_weights(manifest)
     return Exported(bundle, manifest, shared, written_bytes, tuple(warnings), tuple(layer_choice), head_check)
-
-
-def _check_ahead(head: HeadPart, backend: str, draft_vocab: int | None) -> None:
-    """Raises ExportError for what Medusa's and Hydra's heads cannot have."""
-    if backend in ("tensorrt", "tensorrt-rtx"):
-        raise ExportError(
-            f"{head.checkpoint.folder} holds {head.config.kind.capitalize()} heads, which run on ONNX Runtime alone; "
-            "export them for backend cpu or cuda"
-        )
-    if draft_vocab is not None:
-        raise ExportError(
-            f"{head.checkpoint.folder} holds {head.config.kind.capitalize()} heads, whose LM heads keep all tokens; "
-            "leave the draft vocabulary out"
-        )
 
 
 def _write(

@@ -74,7 +74,9 @@ class FidelityError(ExportError):
     """A bundle follows its source less closely than it must, so it is not written. str() names parameters of `export`,
     `with_options` those of the command."""
 
-    def __init__(self, reason: str, advice: Sequence[Advice]) -> None:
+    def __init__(self, reason: str, advice: Sequence[Advice], certificate: Certificate | None = None) -> None:
+        """certificate: of the bundle; None if its logits are not finite."""
+        self.certificate = certificate
         super().__init__(f"{reason}; {'; or '.join(each.as_arguments for each in advice)}")
         self.with_options = f"{reason}; {'; or '.join(each.as_options for each in advice)}"
 
@@ -114,7 +116,7 @@ def refusal(certificate: Certificate, required: RequiredFidelity, worst: Sequenc
     reason = f"the bundle follows its source less closely than {than}: {figures}"
     if worst:
         reason += f"; worst layers: {', '.join(layer.summary for layer in worst)}"
-    return FidelityError(reason, [*what_to_try(required, worst), accepting(certificate, required.limits)])
+    return FidelityError(reason, [*what_to_try(required, worst), accepting(certificate, required.limits)], certificate)
 
 
 def what_to_try(required: RequiredFidelity, worst: Sequence[LayerError] = ()) -> list[Advice]:
@@ -138,7 +140,7 @@ def what_to_try(required: RequiredFidelity, worst: Sequence[LayerError] = ()) ->
 
 def accepting(certificate: Certificate, limits: Limits) -> Advice:
     """The settings with which this very export would be written."""
-    advice = Advice("accept it with")
+    advice = Advice("accept it, which takes seconds, with")
     if certificate.agreement < limits.agreement:
         advice.settings["min_agreement"] = math.floor(100 * certificate.agreement) / 100
     if certificate.kl > limits.kl:

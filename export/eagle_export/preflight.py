@@ -1,47 +1,43 @@
 """What an export will need, from shapes alone: disk, memory and time. It is refused before any work if they lack.
 
-The time is an estimate: arithmetic at the speed of this processor, as measured with one product, and a disk of the
-speed that is named here.
+The time is an estimate from small pieces of the same work, timed on this machine (pace.py).
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from eagle_calib.folder import KEPT, work_folder
+from eagle_calib.replay import GOLDEN_TEXTS, GOLDEN_TOKENS
 from eagle_export.certificate import MEMORY_MARGIN
 from eagle_export.destination import check_space, folder_bytes, free_space
 from eagle_export.errors import ExportError
 from eagle_export.inspection.graph_shapes import draft_shapes, target_shapes
 from eagle_export.inspection.sizes import GraphShapes, graph_bytes
 from eagle_export.layered import layer_numbers
+from eagle_export.pace import measure
 from eagle_export.pair import Pair
 from eagle_export.parted import PART
+from eagle_export.recipes.compensation import SWEEPS
 from eagle_export.recipes.plan import AUTO, RECIPES
 from eagle_export.recording import Way
 from eagle_export.self_calibration import KEPT as ROWS
 from eagle_runtime.machine.host import free_memory
 
-# Rough values that were set by hand, not fitted to measurements: the needs are estimates (docs/large_models.md).
+# Rough values that were set by hand, not fitted to measurements: memory is an estimate (docs/large_models.md).
 PROGRAM = 800 * 10**6  # bytes of memory before any weight is read: libraries, and the traced graphs
-DISK = 2 * 10**8  # bytes per second that are read, or written and hashed
-TRACE = 15.0  # seconds
-NEAREST = {4: 60e-9, 8: 25e-9}  # seconds per number and GFLOP/s^-1 of REFERENCE that rounding to nearest takes
-REFERENCE = 5e10  # FLOP/s for which NEAREST is meant
 COPIES = 6  # fp32 copies of a part that rounding works with
-PASSES = 4  # products [K, K] x [K, N] that compensated rounding computes
+PASSES = 0.5 + SWEEPS  # products [K, K] x [K, N] that compensated rounding computes
+SMALL = 10**7  # numbers of a target that is exported in seconds on any machine
 NOTABLE = 60.0  # seconds; needs of a shorter export are not printed
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """disk, memory: bytes. seconds: about how long the export takes, without a certificate."""
+    """disk, memory: bytes. seconds: about how long the export takes once its graphs are traced."""
 
     disk: int
     memory: int
@@ -71,10 +67,18 @@ class Requirement:
 
 
 def requirement_of(
-    pair: Pair, backend: str, precisions: Mapping[str, str], way: Way | None, *, calibrated: bool
+    pair: Pair,
+    backend: str,
+    precisions: Mapping[str, str],
+    way: Way | None,
+    place: Path,
+    *,
+    calibrated: bool,
+    certify: bool,
 ) -> Requirement:
     """What an export needs. precisions: of graph "target" and, if there is a head, "draft". way: how inputs are
-    recorded, None for not at all. calibrated: whether a calibration was given."""
+    recorded, None for not at all. place: where it is written. calibrated: whether a calibration was given. certify:
+    whether the bundle is compared with its source."""
     shapes = _shapes(pair)
     precisions = {name: "int8" if each == AUTO else each for name, each in precisions.items()}  # no wider than int8
     recipe = RECIPES[backend][precisions["target"]]
@@ -88,13 +92,16 @@ def requirement_of(
     compensated = quantised and (way is not None or calibrated)
     working = max(_working(k, n, traced, quantised, compensated) for k, n in sizes)
     flops = sum(2.0 * PASSES * k * k * n * each.count for each in shapes["target"].layers for k, n in [each.shape])
-    speed = _speed()
-    seconds = TRACE + (sources + 2 * stored) / DISK
-    if quantised:
-        bits = 4 if "int4" in precisions["target"] else 8
-        seconds += flops / speed if compensated else numbers * NEAREST[bits] * REFERENCE / speed
-    if way is not None:
-        seconds += 2.0 * _read_by_a_row(pair) * ROWS / speed * (2 if way == "whole" else 1)
+    seconds = 0.0
+    if numbers > SMALL:
+        pace = measure(place.parent, 4 if "int4" in precisions["target"] else 8)
+        seconds += (sources + 2 * stored) / pace.disk
+        if quantised:
+            seconds += flops / pace.flops + numbers * pace.compensating if compensated else numbers * pace.rounding
+        if way is not None:
+            seconds += 2.0 * _read_by_a_row(pair) * ROWS / pace.flops * (2 if way == "whole" else 1)
+        if certify:
+            seconds += 4 * _read_by_a_row(pair) * GOLDEN_TOKENS * len(GOLDEN_TEXTS) / pace.bandwidth
     if way == "whole":
         working = max(working, int(MEMORY_MARGIN * 4 * numbers))
     if way == "layers":
@@ -144,15 +151,6 @@ def _spilled(pair: Pair) -> int:
     if experts is not None:
         mlp = max(mlp, int(config.num_experts_per_tok) * (hidden + experts.width(config)))
     return 4 * ROWS * int(config.num_hidden_layers) * (hidden + wide + mlp)
-
-
-def _speed() -> float:
-    """FLOP/s of this process's matrix products."""
-    x = np.ones((1024, 1024), np.float32)
-    x @ x
-    started = time.perf_counter()
-    x @ x
-    return 2.0 * len(x) ** 3 / max(time.perf_counter() - started, 1e-9)
 
 
 def _duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""What an export that is stopped keeps for the next one: finished tensors and recorded inputs.
+"""What a stopped export keeps for the next one: finished tensors, recorded inputs, or a bundle that was refused.
 
 They are in the bundle's work folder (eagle_calib/folder.py), in "kept", with a fingerprint of all that they were made
 of. The same command goes on from there; an export of other files, settings or versions to the same place begins anew.
@@ -19,6 +19,7 @@ from eagle_runtime.errors import EagleError
 
 TOOLS = ("eagle-edge", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "numpy", "safetensors")
 KEY = "made_of.txt"
+REFUSED = "refused"  # a bundle outside its limits (refused.py)
 
 
 def fingerprint(sources: Sequence[Path], settings: Mapping[str, object]) -> str:
@@ -34,7 +35,8 @@ def fingerprint(sources: Sequence[Path], settings: Mapping[str, object]) -> str:
 @contextlib.contextmanager
 def kept(work: Path, key: str) -> Iterator[Path]:
     """Yields the folder for finished work, with what an export of the same key left there. It is removed at the end and
-    after an error of the input, and stays if the export is stopped in another way with something finished."""
+    after an error of the input, and stays if a bundle was refused, or if the export is stopped in another way with
+    something finished."""
     folder = work / KEPT
     with contextlib.suppress(OSError, ValueError):
         if (folder / KEY).read_text(encoding="utf-8") == key:
@@ -46,7 +48,8 @@ def kept(work: Path, key: str) -> Iterator[Path]:
     try:
         yield folder
     except EagleError:
-        shutil.rmtree(folder, ignore_errors=True)
+        if not (folder / REFUSED).exists():
+            shutil.rmtree(folder, ignore_errors=True)
         raise
     except BaseException:
         if {path.name for path in folder.iterdir()} == {KEY}:

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from conftest import GOLDEN, HEADS
+from eagle_calib.folder import KEPT, work_folder
 from eagle_export import certificate as module
 from eagle_export.bundle import export
 from eagle_export.cli import BACKENDS, PRECISIONS, main
@@ -35,6 +36,7 @@ from eagle_export.limits import (
     what_to_try,
 )
 from eagle_export.recipes.plan import RECIPES
+from eagle_export.resume import REFUSED
 from eagle_runtime import EagleModel, FidelityWarning
 from eagle_runtime.bundle.manifest import Certificate, Limits, read_manifest
 from eagle_runtime.cli import main as run_main
@@ -68,7 +70,8 @@ def refused(hard: Path, plain: Path, tmp_path_factory: pytest.TempPathFactory) -
     export(plain, None, bundle, certify=False)
 
     def snapshot() -> dict[Path, bytes | None]:
-        return {path: path.read_bytes() if path.is_file() else None for path in bundle.parent.rglob("*")}
+        paths = [path for path in bundle.parent.rglob("*") if work_folder(bundle) not in (path, *path.parents)]
+        return {path: path.read_bytes() if path.is_file() else None for path in paths}
 
     before = snapshot()
     with pytest.raises(FidelityError) as caught:
@@ -84,7 +87,7 @@ def test_the_sentence_says_what_is_wrong_and_what_to_try(refused: FidelityError)
         r"the bundle follows its source less closely than int8 should: "
         r"agreement ([\d.]+) % \(91 % or more\), KL ([\d.]+) \(0\.005 or less\); "
         r"worst layers: lm_head\.weight \(output off by ([\d.]+) %, KL from ([\d.]+) to ([\de.-]+) if exact\).*; "
-        r"try --keep lm_head\.weight; or try --precision int8-weight; or accept it with (--.*)",
+        r"try --keep lm_head\.weight; or try --precision int8-weight; or accept it, which takes seconds, with (--.*)",
         sentence,
     )
     assert match is not None, sentence
@@ -94,7 +97,7 @@ def test_the_sentence_says_what_is_wrong_and_what_to_try(refused: FidelityError)
 
 
 def test_the_library_names_parameters_and_no_options(refused: FidelityError) -> None:
-    ways = "try keep=['lm_head.weight']; or try precision='int8-weight'; or accept it with "
+    ways = "try keep=['lm_head.weight']; or try precision='int8-weight'; or accept it, which takes seconds, with "
     assert ways in str(refused)
     assert "--" not in str(refused)
     assert Advice("try", {"keep": ["a", "b"]}).as_options == "try --keep a --keep b"
@@ -104,7 +107,10 @@ def test_a_bundle_that_was_accepted_is_marked(
     refused: FidelityError, hard: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Accepted with the options that the refusal names."""
-    bundle, flags = tmp_path / "bundle", refused.with_options.rpartition("accept it with ")[2].split()
+    bundle, flags = (
+        tmp_path / "bundle",
+        refused.with_options.rpartition("accept it, which takes seconds, with ")[2].split(),
+    )
     assert main([str(hard), "-o", str(bundle), "-p", "int8", *flags, "--json"]) == 0
     out, err = capsys.readouterr()
     report = json.loads(out)["certificate"]
@@ -132,6 +138,26 @@ def test_a_bundle_that_was_accepted_is_marked(
     assert doctor_main([str(bundle), "--backend", "cpu", "--json"]) == 0
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
     assert checks["limits"]["ok"] is False and checks["limits"]["measured"] == certificate.kl
+
+
+def test_a_refused_bundle_is_kept_for_other_limits(hard: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second call makes nothing; a call without a comparison takes it too; other settings begin anew."""
+    bundle = tmp_path / "bundle"
+    with pytest.raises(FidelityError) as first:
+        export(hard, None, bundle, precision="int8")
+    data = work_folder(bundle) / KEPT / REFUSED / "target" / "model.onnx.data"
+    made = data.stat().st_ino, data.read_bytes()
+    with monkeypatch.context() as patched:
+        for name in ("build_graphs", "certified", "recorded_inputs"):
+            patched.setattr(f"eagle_export.bundle.{name}", None)
+        with pytest.raises(FidelityError, match="less closely than was asked for") as second:
+            export(hard, None, bundle, precision="int8", max_kl=1e-6)
+        assert second.value.certificate == first.value.certificate and not bundle.exists()
+        done = export(hard, None, bundle, precision="int8", max_kl=100, min_agreement=0)
+    assert (done.manifest.certificate, read_manifest(bundle)) == (first.value.certificate, done.manifest)
+    data = bundle / "target" / "model.onnx.data"
+    assert (data.stat().st_ino, data.read_bytes()) == made
+    assert done.warnings[-1].startswith("the bundle is marked") and not work_folder(bundle).exists()
 
 
 def test_the_precisions_that_are_named_lead_to_a_bundle(
@@ -274,7 +300,7 @@ def test_the_options_that_are_named_accept(agreement: float, kl: float, least: f
     wanted, certificate = Limits(least, most), Certificate((), agreement, kl, 1.0, Limits(least, most))
     if wanted.met(agreement, kl):
         return
-    options = accepting(certificate, wanted).as_options.removeprefix("accept it with ").split()
+    options = accepting(certificate, wanted).as_options.removeprefix("accept it, which takes seconds, with ").split()
     given: dict[str, Any] = dict(zip(options[::2], map(float, options[1::2]), strict=True))
     asked = required_fidelity("cpu", "int8", given.get("--min-agreement"), given.get("--max-kl"), calibrated=False)
     assert Limits(
@@ -285,7 +311,10 @@ def test_the_options_that_are_named_accept(agreement: float, kl: float, least: f
 def test_layers_that_are_not_known_are_left_out() -> None:
     certificate = Certificate((), 0.5, 1.0, 1.0, LIMITS["int8"])
     sentence = refusal(certificate, RequiredFidelity(LIMITS["int8"], False, "cpu", "int8", False), []).with_options
-    assert "worst" not in sentence and "; try --precision int8-weight; or accept it with --min-agreement" in sentence
+    assert (
+        "worst" not in sentence
+        and "; try --precision int8-weight; or accept it, which takes seconds, with --min-agreement" in sentence
+    )
 
 
 def test_a_pair_is_held_to_the_limits_too(tmp_path: Path) -> None:

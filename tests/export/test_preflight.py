@@ -1,0 +1,43 @@
+"""The time that an export announces is that of pieces of its work on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from pathlib import Path
+
+import pytest
+
+from conftest import GOLDEN
+from eagle_export import preflight
+from eagle_export.pace import Pace, measure
+from eagle_export.pair import open_pair
+from eagle_export.recording import Way
+
+
+def test_the_announced_time_follows_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with half the speed in everything, all parts of an export take twice as long."""
+    pair = open_pair(GOLDEN / "target", None)
+    monkeypatch.setattr(preflight, "SMALL", 0)
+
+    def seconds(pace: Pace, *, way: Way | None, certify: bool) -> float:
+        monkeypatch.setattr(preflight, "measure", lambda folder, bits: pace)
+        place = tmp_path / "bundle"
+        return preflight.requirement_of(
+            pair, "cpu", {"target": "int4"}, way, place, calibrated=False, certify=certify
+        ).seconds
+
+    fast, slow = Pace(1e10, 1e9, 1e9, 1e-8, 1e-7), Pace(5e9, 5e8, 5e8, 2e-8, 2e-7)
+    ways: tuple[Way | None, ...] = ("whole", "layers", None)
+    for way in ways:
+        for certify in (True, False):
+            once = seconds(fast, way=way, certify=certify)
+            assert seconds(slow, way=way, certify=certify) == pytest.approx(2 * once)
+    assert seconds(fast, way="whole", certify=True) > seconds(fast, way="layers", certify=True)
+    assert seconds(fast, way="layers", certify=True) > seconds(fast, way="layers", certify=False)
+
+
+def test_a_pace_is_measured(tmp_path: Path) -> None:
+    """Compensated rounding takes longer than rounding to nearest; nothing is left on the disk."""
+    pace = measure(tmp_path, 4)
+    assert min(astuple(pace)) > 0 and pace.compensating > pace.rounding
+    assert not any(tmp_path.iterdir())
