@@ -1,0 +1,1 @@
+"""Scripts around published models that can be installed as packages. No weights of theirs are kept here."""
