@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,35 +18,14 @@ from eagle_train.cli import main
 from eagle_train.data import Example, TextReader, Windows, write_windows
 from eagle_train.errors import TrainError
 from eagle_train.head import choose_vocabulary, coverage
+from text_targets import CHAT, EOS, text_target
 
-EOS = 1
-CHAT = (
-    "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
-    "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
 # As reasoning models do: thoughts of earlier answers are dropped, and the prompt opens with an empty thought.
 REWRITING = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content if loop.last else m.content.split('|')[-1] }}"
     "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>||{% endif %}"
 )
-
-
-def text_target(folder: Path, template: str = CHAT) -> Path:
-    """The golden target with the tokenizer that it lacks: one token per ASCII character, id = byte + 3."""
-    from tokenizers import Tokenizer, decoders, models
-
-    shutil.copytree(GOLDEN / "target", folder)
-    vocab = {"<pad>": 0, "</s>": EOS, "<s>": 2} | {chr(byte): byte + 3 for byte in range(128)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.add_special_tokens(["<pad>", "</s>", "<s>"])
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    names = {"pad_token": "<pad>", "eos_token": "</s>", "bos_token": "<s>"}
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, **names}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    return folder
 
 
 DIALOGUE_OF_TWO = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]

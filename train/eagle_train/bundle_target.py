@@ -30,10 +30,11 @@ from eagle_runtime.files import file_sha256
 from eagle_runtime.loading import MAX_THREADS, OpenBundle, open_bundle
 from eagle_runtime.target import SCORE_CHUNK
 from eagle_runtime.tree import Float
-from eagle_train.config import Sampling
+from eagle_train.answering import Request, Requests
 from eagle_train.data import Windows
 from eagle_train.errors import TrainError
 from eagle_train.objective import Batch, Taught
+from eagle_train.sampling import cut_loop
 from eagle_train.target import FrozenTarget
 
 # Least mean cosine of the bundle's features and the target's: int4 of the hardest pair (tools/harden.py) has 0.95.
@@ -178,34 +179,36 @@ def _fc(given: HeadPart, like: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 class BundleSampler:
-    """Samples answers of a bundle, with its own drafts, which do not change them."""
+    """An AnswerSampler of a bundle, with its own drafts, which do not change the answers."""
 
-    def __init__(self, model: EagleModel, sampling: Sampling) -> None:
+    def __init__(self, model: EagleModel) -> None:
         self.vocab_size = model.manifest.target.vocab_size
-        self._model, self._sampling = model, sampling
-        self._answers = 0
+        self.context = model.context
+        self._model = model
 
-    def sample(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Returns the new tokens of each prompt, up to and including the one that ends the answer. Raises TrainError
-        for a prompt that the context does not hold."""
-        out, context = [], self._model.context
-        for prompt in prompts:
-            if len(prompt) >= context:
-                raise TrainError(f"a prompt has {len(prompt)} tokens, but the context is {context}; shorten it")
-            params, limit = self._sampling.of_answer(self._answers), self._sampling.max_new_tokens
-            self._answers += 1
-            result = self._model.generate(list(prompt), max_new_tokens=limit, sampling=params)
-            out.append(list(result.token_ids))
-        return out
+    def answers(self, requests: Requests) -> Iterator[tuple[Request, list[int]]]:
+        """Yields each request's new tokens, one request after another. Raises TrainError for a prompt that the context
+        does not hold."""
+        while (request := requests.take()) is not None:
+            if len(request.ids) >= self.context:
+                raise TrainError(
+                    f"a prompt has {len(request.ids)} tokens, but the context is {self.context}; shorten it"
+                )
+            settings = request.sampling
+            result = self._model.generate(
+                list(request.ids), max_new_tokens=settings.max_new_tokens, sampling=settings.of_answer(request.number)
+            )
+            tokens = list(result.token_ids)
+            yield request, cut_loop(tokens) if settings.cut_loops else tokens
 
 
 @contextmanager
-def opened_sampler(bundle: Path, target: Checkpoint, sampling: Sampling) -> Iterator[BundleSampler]:
+def opened_sampler(bundle: Path, target: Checkpoint) -> Iterator[BundleSampler]:
     """Opens a bundle of this target, with torch's number of threads. Raises TrainError for one of another target,
     BundleError, and BackendError if no engine runs it here."""
     check_same_target(bundle, target)
     with EagleModel.load(bundle, threads=_threads()) as model:
-        yield BundleSampler(model, sampling)
+        yield BundleSampler(model)
 
 
 def _threads() -> int:

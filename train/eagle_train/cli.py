@@ -20,7 +20,7 @@ Settings = TypeVar("Settings", TrainConfig, Job, Sampling)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, or 2 after an error in the input."""
-    interrupted = "interrupted; --resume continues from the last checkpoint"
+    interrupted = "interrupted; --resume continues from what was saved"
     return run_command(_parser(), argv, run, extra="train", interrupted=interrupted)
 
 
@@ -43,7 +43,7 @@ def _generate(args: argparse.Namespace) -> None:
     _set_threads(args.threads)
     from eagle_train.generate import generate_answers
 
-    generate_answers(args.target, args.prompts, args.output, sampling, args.device, args.target_bundle)
+    generate_answers(args.target, args.prompts, args.output, sampling, args.device, args.target_bundle, args.resume)
 
 
 def _from_arguments(kind: type[Settings], args: argparse.Namespace) -> Settings:
@@ -165,8 +165,10 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     sampling.add("--top-p", type=float, metavar="X")
     sampling.add("--top-k", "0 allows all tokens", type=int, metavar="K")
     sampling.add("--samples", "answers per prompt", type=int, metavar="N")
-    sampling.add("--batch-size", type=int, metavar="N")
+    sampling.add("--cut-loops", "end an answer where it begins to repeat itself", action="store_true")
+    sampling.add("--batch-size", "answers that are written at once", type=int, metavar="N")
     sampling.add("--seed", type=int, metavar="N")
+    parser.add_argument("--resume", action="store_true", help="go on with what an interrupted run has written")
     _add_machine(parser)
 
 

@@ -169,7 +169,8 @@ class Job:
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the target answers prompts. temperature 0 takes the likeliest token. top_k 0 allows all tokens. samples:
-    answers per prompt. batch_size: prompts that are answered at once."""
+    answers per prompt. cut_loops: whether an answer that repeats itself ends where the repetition begins. batch_size:
+    prompts that are answered at once, on which the answers do not depend."""
 
     max_new_tokens: int = 512
     temperature: float = 0.0
@@ -177,19 +178,14 @@ class Sampling:
     top_k: int = 0
     samples: int = 1
     seed: int = 0
-    batch_size: int = 16
+    cut_loops: bool = False
+    batch_size: int = 128
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1 or self.samples < 1 or self.batch_size < 1:
             raise TrainError("max_new_tokens, samples and batch_size must be 1 or more")
         if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
             raise TrainError("temperature and top_k must be 0 or more, top_p above 0 and at most 1")
-
-    def arguments(self) -> dict[str, Any]:
-        """Returns the settings as arguments of transformers' generate."""
-        if self.temperature == 0:
-            return {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
-        return {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
 
     def of_answer(self, number: int) -> SamplingParams:
         """Returns the settings as those of the runtime for the answer of this number."""

@@ -1,0 +1,276 @@
+"""Answers written at once, on disk as they end: rows are refilled, runs go on after a stop, loops are cut."""
+
+from __future__ import annotations
+
+import _thread
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from eagle_train.answering import BUCKET, Request, Requests, TargetSampler
+from eagle_train.cli import main
+from eagle_train.config import Sampling
+from eagle_train.data import load_tokenizer
+from eagle_train.dialogues import Prompts, user_header
+from eagle_train.errors import TrainError
+from eagle_train.generate import Asker
+from eagle_train.sampling import choose, cut_loop, uniform
+from eagle_train.target import FrozenTarget
+from text_targets import EOS, text_target
+
+VOCAB = 61
+DIALOGUE = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_llama(tmp_path_factory.mktemp("llama"), 0.4)
+
+
+def random_llama(folder: Path, scale: float) -> Path:
+    """Writes a Llama with biases, groups of three query heads, and no token that ends a text."""
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=48,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=3 * BUCKET,
+        attention_bias=True,
+        mlp_bias=True,
+        eos_token_id=None,
+        initializer_range=scale,
+    )
+    torch.manual_seed(3)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path) -> FrozenTarget:
+    return FrozenTarget(folder, torch.device("cpu"))
+
+
+class Listed:
+    """Requests of a list."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.left = list(requests)
+
+    def take(self) -> Request | None:
+        return self.left.pop(0) if self.left else None
+
+
+def prompts(lengths: Sequence[int]) -> list[list[int]]:
+    choices = np.random.default_rng(1)
+    return [choices.integers(0, VOCAB, length).tolist() for length in lengths]
+
+
+def answers(target: FrozenTarget, requests: Sequence[Request], rows: int) -> dict[int, list[int]]:
+    ended = list(TargetSampler(target, rows).answers(Listed(requests)))
+    assert len(ended) == len(requests)
+    return {request.number: tokens for request, tokens in ended}
+
+
+def test_rows_that_are_refilled_write_what_each_writes_alone(target: FrozenTarget) -> None:
+    """Across the ends of buckets and up to the end of the context, against the reference's own forward pass."""
+    lengths = (1, 5, BUCKET - 3, BUCKET, BUCKET + 1, 3 * BUCKET - 4, 40, 2, 2 * BUCKET - 1, 7)
+    limits = (140, 3, 9, 9, 8, 50, 20, 1, 12, 30)
+    requests = [
+        Request(ids, number, Sampling(temperature=number % 2 * 0.8, max_new_tokens=limit))
+        for number, (ids, limit) in enumerate(zip(prompts(lengths), limits, strict=True))
+    ]
+    ended = answers(target, requests, rows=4)
+    for request in requests:
+        tokens, count = ended[request.number], len(request.ids)
+        assert len(tokens) == min(request.sampling.max_new_tokens, 3 * BUCKET - count)
+        logits = target.model(torch.tensor([[*request.ids, *tokens[:-1]]])).logits[0, count - 1 :]
+        wanted = choose(logits, [(request.sampling, request.number, place) for place in range(len(tokens))])
+        assert tokens == wanted
+    assert answers(target, requests, rows=64) == ended
+
+
+def test_a_token_depends_on_its_own_row_alone() -> None:
+    logits = torch.randn(40, VOCAB, generator=torch.Generator().manual_seed(0)) * 3
+    plain, nucleus = Sampling(temperature=1), Sampling(temperature=0.7, top_p=0.8, seed=4)
+    kinds = [Sampling(), plain, nucleus, Sampling(temperature=2, top_k=5)]
+    rows = [(kinds[number % 4], number, number // 4) for number in range(40)]
+    together = choose(logits, rows)
+    assert together == [choose(logits[place : place + 1], [row])[0] for place, row in enumerate(rows)]
+    assert together[::4] == logits[::4].argmax(-1).tolist()
+    assert together != choose(logits, [(kinds[number % 4], number + 1, number // 4) for number in range(40)])
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "top_k"), [(1.0, 1.0, 0), (0.7, 0.6, 0), (1.3, 1.0, 4), (1.0, 0.7, 6), (2.0, 0.999, 0)]
+)
+def test_samples_follow_the_distribution(temperature: float, top_p: float, top_k: int) -> None:
+    """Against the definition, over more tokens than a nucleus is first looked for in."""
+    count, vocab = 4000, 400
+    row = torch.randn(vocab, generator=torch.Generator().manual_seed(2)) * 1.5
+    drawn = Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
+    tokens = choose(row.expand(count, -1), [(drawn, number, 0) for number in range(count)])
+    order = row.argsort(descending=True)
+    probs = torch.softmax(row[order[: top_k or vocab]] / temperature, -1)
+    probs[probs.cumsum(-1) - probs >= top_p] = 0
+    wanted = torch.zeros(vocab).index_add(0, order[: top_k or vocab], probs / probs.sum())
+    seen = torch.bincount(torch.tensor(tokens), minlength=vocab) / count
+    assert not seen[wanted == 0].any()
+    assert float((seen - wanted).abs().sum()) / 2 < 1.3 * float((wanted / count).sqrt().sum()) / 2
+
+
+def test_random_numbers_are_even_and_unrelated() -> None:
+    numbers = uniform([(seed, number, place) for seed in (0, 1) for number in range(50) for place in range(50)])
+    assert len(set(numbers.tolist())) == 5000
+    assert np.histogram(numbers, 10, (0, 1))[0].min() > 400
+    assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.06
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(0, 3), min_size=0, max_size=20), st.integers(1, 20), st.integers(1, 5))
+def test_a_text_ends_where_it_begins_to_repeat_itself(start: list[int], period: int, more: int) -> None:
+    passage = [10 + place for place in range(period)]
+    rounds = max(3, -(-32 // period)) + more
+    text = [5, 4, *start, 4, *passage * rounds]
+    assert cut_loop(text) == cut_loop([5, 4, *start, 4]) + passage
+    once = [*range(200), *range(200)]
+    assert cut_loop(once) == once
+
+
+def test_a_loop_ends_an_answer_at_once(tmp_path: Path) -> None:
+    target = FrozenTarget(random_llama(tmp_path / "dull", 0.02), torch.device("cpu"))  # soon repeats a token
+    (ids,) = prompts([9])
+    plain, cut = (
+        answers(target, [Request(ids, 0, Sampling(max_new_tokens=120, cut_loops=loops))], rows=1)[0]
+        for loops in (False, True)
+    )
+    assert len(plain) == 120
+    assert cut == cut_loop(plain) != plain
+
+
+def generate(folder: Path, rows: Path, out: Path, *options: str) -> list[str]:
+    command = ["generate", str(folder), "--data", str(rows), "-o", str(out), "--device", "cpu", "--threads", "1"]
+    return [*command, "--temperature", "0.9", *options]
+
+
+def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def interrupt_after(partial: Path, rows: int) -> threading.Thread:
+    """Returns a thread that interrupts the main thread, as Ctrl+C does, when the file has that many rows."""
+
+    def watch() -> None:
+        while not partial.is_file() or partial.read_bytes().count(b"\n") < rows:
+            time.sleep(0.002)
+        _thread.interrupt_main()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_stopped_run_goes_on(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Answers that had ended are kept, half a line is not, and the file is the same as without the stop."""
+    rows = write(tmp_path / "prompts.jsonl", [{"ids": ids} for ids in prompts([4] * 40)])
+    whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    partial = tmp_path / "out.partial.jsonl"
+    options = ["--max-new-tokens", "40", "--batch-size"]
+    watch = interrupt_after(partial, 3)
+    assert main(generate(folder, rows, out, *options, "2")) == 130
+    watch.join()
+    finished = partial.read_bytes()
+    assert 3 <= finished.count(b"\n") < 40
+    assert not out.exists()
+    with partial.open("ab") as file:
+        file.write(b'{"ids": [1, 2')  # what a process that is killed may leave
+    capsys.readouterr()
+    assert main(generate(folder, rows, out, *options, "64")) == 2
+    assert "give --resume to go on" in capsys.readouterr().err
+    assert main(generate(folder, rows, out, *options, "64", "--resume", "--seed", "1")) == 2
+    assert "other prompts, target or settings" in capsys.readouterr().err
+    assert partial.read_bytes() == finished
+    assert main(generate(folder, rows, out, *options, "64", "--resume")) == 0
+    new = 40 - finished.count(b"\n")
+    assert f"40 of 40 answers, {new * 40} tokens" in capsys.readouterr().err
+    assert main(generate(folder, rows, whole, *options, "64")) == 0
+    assert out.read_bytes() == whole.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "prompts.jsonl", "whole.jsonl"]
+    capsys.readouterr()
+    assert main(generate(folder, rows, out, *options, "64", "--resume")) == 0
+    assert capsys.readouterr().err == f"eagle-train: {out} is complete\n"
+
+
+def test_a_row_has_settings_of_its_own(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (ids,) = prompts([6])
+    greedy = {"ids": ids, "temperature": 0.0, "max_new_tokens": 5}
+    rows = write(tmp_path / "prompts.jsonl", [{"ids": ids}, greedy, {"ids": ids}, greedy])
+    assert main(generate(folder, rows, tmp_path / "out.jsonl", "--max-new-tokens", "9")) == 0
+    first, second, third, fourth = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    assert second == fourth and len(second["ids"]) == 11
+    assert first != third and len(first["ids"]) == len(third["ids"]) == 15
+    for wrong, says in (({"top_p": 2}, "top_p above 0"), ({"temperature": "hot"}, "not supported")):
+        write(rows, [{"ids": ids}, {"ids": ids, **wrong}])
+        assert main(generate(folder, rows, tmp_path / "new.jsonl")) == 2
+        (line,) = capsys.readouterr().err.splitlines()[-1:]
+        assert "line 2" in line and says in line
+        assert not list(tmp_path.glob("new*"))
+
+
+class Scripted:
+    """An AnswerSampler that says what it is given, in the order of the requests."""
+
+    vocab_size = 131
+    context = 90
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts = list(texts)
+        self.requests: list[Request] = []
+
+    def answers(self, requests: Requests) -> Iterator[tuple[Request, list[int]]]:
+        while (request := requests.take()) is not None:
+            self.requests.append(request)
+            text = self.texts.pop(0)
+            yield request, [ord(c) + 3 for c in text.rstrip("$")] + [EOS] * text.endswith("$")
+
+
+def test_the_target_asks_further_questions_itself(tmp_path: Path) -> None:
+    target = text_target(tmp_path / "target")
+    rows: list[dict[str, Any]] = [{"turns": ["a", "b"], "further": 2}, {"turns": ["c"], "further": 1}, {"turns": ["d"]}]
+    file = write(tmp_path / "prompts.jsonl", [*rows, {"turns": ["e"], "further": 2}])
+    sampler = Scripted(
+        ["A$", "B$", "f?$", "F$", "g?$", "no end", "C$", " $", "D$", "E$", "longer than holds here" * 3 + "$"]
+    )
+    asked = Prompts(file, target, 131, Sampling(max_new_tokens=9))
+    ended = list(Asker(sampler, asked, set()).answered())
+    contents = [[message["content"] for message in dialogue.messages] for dialogue, _ in ended]
+    assert contents == [["a", "A", "b", "B", "f?", "F", "g?", "no end"], ["c", "C"], ["d", "D"], ["e", "E"]]
+    assert [tokens for _, tokens in ended] == [2 + 2 + 2 + 6, 2, 2, 2]  # of the answers alone
+    headers = [bytes(token - 3 for token in request.ids if token > 2).decode() for request in sampler.requests]
+    assert headers[2] == "<user>a\n<assistant>A\n<user>b\n<assistant>B\n<user>"
+    assert headers[3] == headers[2] + "f?\n<assistant>"
+    assert [request.sampling.temperature for request in sampler.requests] == [0, 0, 1, 0, 1, 0, 0, 1, 0, 0, 1]
+    assert len({request.number for request in sampler.requests}) == 11
+    assert [dialogue.number for dialogue, _ in Asker(Scripted(["D$"]), asked, {0, 1, 3}).answered()] == [2]
+
+
+def test_the_header_of_the_users_turn_is_the_templates(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(text_target(tmp_path / "target"), "here")
+    assert user_header(tokenizer, []) == "<s><user>"
+    assert user_header(tokenizer, DIALOGUE) == "<s><user>hi\n<assistant>ho</s>\n<user>"
+    tokenizer = load_tokenizer(text_target(tmp_path / "other", "{{ messages[0].content | length }}"), "here")
+    with pytest.raises(TrainError, match="cannot ask in their place"):
+        user_header(tokenizer, [])

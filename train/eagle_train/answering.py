@@ -1,0 +1,348 @@
+"""Answers many prompts at once with the target's weights: as an answer ends, another prompt takes its place.
+
+Keys and values are kept in buckets of equally long rows, where each row grows in place; one that outgrows its bucket
+moves to the next. So attention of a short row does not read as far as that of a long one, and memory is taken for rows
+that are there.
+
+Shapes: N rows, T tokens of a prompt, L layers, D width of a head, A heads, K key/value heads, G = A / K, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
+
+from eagle_train.config import Sampling
+from eagle_train.errors import TrainError
+from eagle_train.sampling import choose, loop_start
+from eagle_train.target import FrozenTarget
+
+BUCKET = 128  # tokens by which the lengths of two buckets differ
+READ = 768  # tokens of prompts, about, that are read in one pass
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt to continue. number: of the answer among all, on which its random numbers depend."""
+
+    ids: Sequence[int]
+    number: int
+    sampling: Sampling
+
+
+class Requests(Protocol):
+    """Where prompts come from."""
+
+    def take(self) -> Request | None:
+        """Returns the next prompt, or None while there is none. Raises TrainError."""
+        ...
+
+
+class AnswerSampler(Protocol):
+    """Continues prompts of token ids."""
+
+    vocab_size: int
+    context: int
+
+    def answers(self, requests: Requests) -> Iterator[tuple[Request, list[int]]]:
+        """Yields each request's new tokens, up to and including the one that ends the answer, in the order in which
+        they end, until none is left: further requests may come while an answer is being handled."""
+        ...
+
+
+@dataclass(slots=True)
+class Row:
+    """An answer that is being written. length: tokens whose keys and values are kept; the last token's are not yet."""
+
+    request: Request
+    length: int
+    tokens: list[int] = field(default_factory=list)
+
+
+class Bucket:
+    """The rows of at most `room` tokens, without gaps. keys, values [N or more, L, K, room, D]."""
+
+    def __init__(self, room: int, like: Tensor) -> None:
+        self.rows: list[Row] = []
+        self.keys = self.values = like.new_empty(0, *like.shape[:2], room, like.shape[-1])
+
+    def add(self, row: Row, keys: Tensor, values: Tensor) -> None:
+        """Take a row in, with its keys and values [L, K, tokens, D]."""
+        place = len(self.rows)
+        if place == len(self.keys):
+            self._resize(max(4, 2 * place))
+        for part, new in ((self.keys, keys), (self.values, values)):
+            part[place, :, :, : new.shape[2]] = new
+            part[place, :, :, new.shape[2] :] = 0  # what is masked is read, and must be numbers
+        self.rows.append(row)
+
+    def remove(self, place: int) -> tuple[Tensor, Tensor]:
+        """Returns copies of a row's keys and values; the last row gets its place."""
+        length = self.rows[place].length
+        taken = self.keys[place, :, :, :length].clone(), self.values[place, :, :, :length].clone()
+        self.drop(place)
+        return taken
+
+    def drop(self, place: int) -> None:
+        """Remove a row; the last row gets its place."""
+        last = self.rows.pop()
+        if place < len(self.rows):
+            for part in (self.keys, self.values):
+                part[place, :, :, : last.length] = part[len(self.rows), :, :, : last.length]
+            self.rows[place] = last
+        if 4 * len(self.rows) < len(self.keys):
+            self._resize(2 * len(self.rows))
+
+    def _resize(self, size: int) -> None:
+        for name in ("keys", "values"):
+            old: Tensor = getattr(self, name)
+            new = old.new_empty(size, *old.shape[1:])  # memory of the system's, taken only where it is written
+            new[: len(self.rows)] = old[: len(self.rows)]
+            setattr(self, name, new)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Weights of a decoder layer, with those of one input joined."""
+
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    out: Any
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Any
+    norms: tuple[Tensor, Tensor]
+
+
+class TargetSampler:
+    """An AnswerSampler that runs the target's weights. rows: answers that are written at once.
+
+    On the CPU each of torch's threads has rows of its own: threads that share the rows wait for one another in every
+    operator, which takes a third longer, and much longer while other programs use the cores."""
+
+    def __init__(self, target: FrozenTarget, rows: int) -> None:
+        self.vocab_size = target.vocab_size
+        self.context = int(target.config.max_position_embeddings)
+        self._target, self._threads = target, torch.get_num_threads()
+        workers = min(self._threads, rows) if target.device.type == "cpu" else 1
+        self._rows = -(-rows // workers)
+        self._layers = [_joined(layer) for layer in target.model.model.layers]
+        self._workers = range(workers)
+
+    def answers(self, requests: Requests) -> Iterator[tuple[Request, list[int]]]:
+        """Yields each request's new tokens as they end. Raises TrainError for a prompt that the context does not
+        hold."""
+        idle = [Slots(self._target, self._layers) for _ in self._workers]
+        running: dict[Future[list[Row]], Slots] = {}
+        threads = 1 if len(idle) > 1 else self._threads
+        try:
+            with ThreadPoolExecutor(len(idle), initializer=torch.set_num_threads, initargs=(threads,)) as pool:
+                while True:
+                    waiting = []
+                    for slots in idle:
+                        new = self._next(requests, self._rows - slots.count)
+                        if new or slots.count:
+                            running[pool.submit(slots.advance, new)] = slots
+                        else:
+                            waiting.append(slots)
+                    if not running:
+                        return
+                    done, _ = wait(running, return_when=FIRST_COMPLETED)
+                    idle = [*waiting, *(running[future] for future in done)]
+                    for row in [row for future in done for row in future.result()]:
+                        yield row.request, row.tokens
+                    for future in done:
+                        del running[future]
+        finally:
+            torch.set_num_threads(self._threads)  # the number that a thread sets holds for MKL as a whole
+
+    def _next(self, requests: Requests, room: int) -> list[Request]:
+        """Returns prompts to read in one pass, at most `room`. Raises TrainError."""
+        new: list[Request] = []
+        while len(new) < room and sum(len(each.ids) for each in new) < READ and (request := requests.take()):
+            if len(request.ids) >= self.context:
+                raise TrainError(
+                    f"a prompt has {len(request.ids)} tokens, but the target's context is {self.context}; shorten it"
+                )
+            new.append(request)
+        return new
+
+
+class Slots:
+    """Answers that one thread writes, a token of each at a time."""
+
+    def __init__(self, target: FrozenTarget, layers: Sequence[Layer]) -> None:
+        config = target.config
+        self._target, self._layers = target, layers
+        self._context = int(config.max_position_embeddings)
+        self._kv_heads, self._width = int(config.num_key_value_heads), int(config.head_dim)
+        self._group = int(config.num_attention_heads) // self._kv_heads
+        self._eps = float(config.rms_norm_eps)
+        weight = target.model.model.embed_tokens.weight
+        self._like = weight.new_empty(len(layers), self._kv_heads, 0, self._width)
+        self._buckets: list[Bucket] = []
+
+    @property
+    def count(self) -> int:
+        """Returns how many answers are being written."""
+        return sum(len(bucket.rows) for bucket in self._buckets)
+
+    @torch.no_grad()
+    def advance(self, new: list[Request]) -> list[Row]:
+        """Reads new prompts, if any, else writes a token of every answer. Returns the answers that ended."""
+        return self._read(new) if new else self._step()
+
+    def _read(self, requests: list[Request]) -> list[Row]:
+        """Reads prompts, one after another without padding, and takes their first tokens. Returns the answers that
+        ended with them."""
+        rows = [Row(request, len(request.ids)) for request in requests]
+        lengths = [row.length for row in rows]
+        ids = torch.tensor([token for request in requests for token in request.ids])
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        kept = self._like.new_empty(2, len(self._layers), self._kv_heads, len(ids), self._width)
+
+        def attend(number: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            kept[0, number], kept[1, number] = keys.transpose(0, 1), values.transpose(0, 1)
+            texts = zip(
+                *(torch.split(part.transpose(0, 1), lengths, 1) for part in (queries, keys, values)), strict=True
+            )
+            return torch.cat([_causal(*(part[None] for part in text)) for text in texts])
+
+        hidden = self._pass(ids, positions, attend)
+        last = torch.tensor(lengths).cumsum(0) - 1
+        ended, staying = self._choose(hidden[last.to(hidden.device)], rows)
+        texts = torch.split(kept, lengths, 3)
+        for place in staying:
+            self._bucket_of(rows[place]).add(rows[place], *texts[place])
+        return ended
+
+    def _bucket_of(self, row: Row) -> Bucket:
+        number = row.length // BUCKET  # one more token fits
+        while len(self._buckets) <= number:
+            self._buckets.append(Bucket(BUCKET * (len(self._buckets) + 1), self._like))
+        return self._buckets[number]
+
+    def _step(self) -> list[Row]:
+        """Writes one token of every answer. Returns those that ended."""
+        buckets = [bucket for bucket in self._buckets if bucket.rows]
+        rows = [row for bucket in buckets for row in bucket.rows]
+        lengths = torch.tensor([row.length for row in rows])
+        device = self._like.device
+        parts = []
+        start = 0
+        for bucket in buckets:
+            own = lengths[start : start + len(bucket.rows)]
+            used = int(own.max()) + 1
+            hidden = (torch.arange(used) > own[:, None])[:, None, None, :]
+            mask = torch.zeros(hidden.shape, dtype=self._like.dtype).masked_fill(hidden, -torch.inf).to(device)
+            parts.append((bucket, slice(start, start + len(own)), used, torch.arange(len(own)), own, mask))
+            start += len(own)
+
+        def attend(number: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            """A group of query heads takes the place of rows of queries: its keys are read once."""
+            queries = queries.view(len(rows), self._kv_heads, self._group, self._width)
+            out = torch.empty_like(queries)
+            for bucket, own, used, places, ends, mask in parts:
+                own_keys, own_values = bucket.keys[:, number], bucket.values[:, number]
+                own_keys[places, :, ends] = keys[own]
+                own_values[places, :, ends] = values[own]
+                count = len(places)
+                out[own] = scaled_dot_product_attention(
+                    queries[own], own_keys[:count, :, :used], own_values[:count, :, :used], attn_mask=mask
+                )
+            return out.view(len(rows), -1)
+
+        ids = torch.tensor([row.tokens[-1] for row in rows])
+        hidden = self._pass(ids, lengths, attend)
+        for row in rows:
+            row.length += 1
+        ended, _ = self._choose(hidden, rows)
+        over = {id(row) for row in ended}
+        moved = []
+        for number, bucket in enumerate(self._buckets):
+            for place in reversed(range(len(bucket.rows))):
+                row = bucket.rows[place]
+                if id(row) in over:
+                    bucket.drop(place)
+                elif row.length // BUCKET != number:
+                    moved.append((row, bucket.remove(place)))
+        for row, kept in moved:
+            self._bucket_of(row).add(row, *kept)
+        return ended
+
+    def _pass(self, ids: Tensor, positions: Tensor, attend: Any) -> Tensor:
+        """Returns the hidden states [N, H] after the last norm of ids [N] at positions [N]."""
+        model = self._target.model.model
+        device = self._like.device
+        stream = model.embed_tokens(ids.to(device))
+        cos, sin = (part[0][:, None] for part in model.rotary_emb(stream[None], positions[None].to(device)))
+        heads = self._group * self._kv_heads
+        split = [heads * self._width] + [self._kv_heads * self._width] * 2
+        for number, layer in enumerate(self._layers):
+            normed = rms_norm(stream, (stream.shape[-1],), layer.norms[0], self._eps)
+            parts = torch.split(linear(normed, layer.qkv, layer.qkv_bias), split, -1)
+            queries, keys, values = (part.reshape(len(ids), -1, self._width) for part in parts)
+            queries, keys = _rotated(queries, cos, sin), _rotated(keys, cos, sin)
+            stream = stream + layer.out(attend(number, queries, keys, values))
+            normed = rms_norm(stream, (stream.shape[-1],), layer.norms[1], self._eps)
+            gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+            stream = stream + layer.down(silu(gate) * up)
+        return rms_norm(stream, (stream.shape[-1],), model.norm.weight, self._eps)
+
+    def _choose(self, hidden: Tensor, rows: Sequence[Row]) -> tuple[list[Row], list[int]]:
+        """Gives each row its next token. Returns the answers that end with it, and the places of the others."""
+        logits = self._target.logits(hidden)
+        tokens = choose(logits, [(row.request.sampling, row.request.number, len(row.tokens)) for row in rows])
+        ended, staying = [], []
+        for place, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+            row.tokens.append(token)
+            sampling, room = row.request.sampling, self._context - len(row.request.ids)
+            start = loop_start(row.tokens) if sampling.cut_loops else None
+            if start is not None:
+                del row.tokens[start:]
+            if start is not None or token in self._target.eos or len(row.tokens) >= min(sampling.max_new_tokens, room):
+                ended.append(row)
+            else:
+                staying.append(place)
+        return ended, staying
+
+
+def _joined(layer: Any) -> Layer:
+    """Joins the weights of a layer that have one input; the layer then holds views of them, so that none is stored
+    twice."""
+    attention, mlp = layer.self_attn, layer.mlp
+    qkv = _join(attention.q_proj, attention.k_proj, attention.v_proj)
+    norms = (layer.input_layernorm.weight, layer.post_attention_layernorm.weight)
+    return Layer(*qkv, attention.o_proj, *_join(mlp.gate_proj, mlp.up_proj), mlp.down_proj, norms)
+
+
+def _join(*parts: Any) -> tuple[Tensor, Tensor | None]:
+    """Returns weight and bias, if there is one, of linear operators as one."""
+    bias = None if parts[0].bias is None else _shared([part.bias for part in parts])
+    return _shared([part.weight for part in parts]), bias
+
+
+def _shared(tensors: Sequence[Tensor]) -> Tensor:
+    """Returns the tensors one after another; each becomes a view of its part."""
+    whole = torch.cat([tensor.data for tensor in tensors])
+    for tensor, view in zip(tensors, torch.split(whole, [len(tensor) for tensor in tensors]), strict=True):
+        tensor.data = view
+    return whole
+
+
+def _causal(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """[1, A, T, D] and [1, K, T, D] of a text -> [T, A * D]."""
+    out = scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
+    return out[0].transpose(0, 1).flatten(1)
+
+
+def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates [N, heads, D] by the angles of the rows [N, 1, D]."""
+    first, second = heads.chunk(2, -1)
+    return heads * cos + torch.cat((-second, first), -1) * sin

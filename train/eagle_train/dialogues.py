@@ -1,0 +1,119 @@
+"""Prompts as dialogues: what a target is to answer, read from JSONL rows."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from eagle_runtime.files import json_lines
+from eagle_train.config import Sampling
+from eagle_train.data import Message, first_line, ids_of, load_tokenizer, messages_of
+from eagle_train.errors import TrainError
+
+OVERRIDES = ("temperature", "top_p", "top_k", "max_new_tokens")  # settings that a prompt's row may have
+MARK = "\u2063user\u2063"  # stands for a user's text, to find where the template puts it
+
+
+@dataclass(slots=True)
+class Dialogue:
+    """A prompt and its answers so far: ids to continue once, or questions that are answered one after another. number:
+    in the run. turn: of what is sampled next. further: questions that the target is to ask after that. asks: whether
+    such a question is what is sampled next."""
+
+    sampling: Sampling
+    number: int = 0
+    turn: int = 0
+    ids: list[int] = field(default_factory=list)
+    prompt_tokens: int = 0
+    questions: list[Message] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    further: int = 0
+    asks: bool = False
+
+    def row(self) -> dict[str, Any]:
+        """Returns the JSONL row to train on."""
+        if self.messages:
+            return {"messages": self.messages}
+        return {"ids": self.ids, "prompt_tokens": self.prompt_tokens}
+
+
+class Prompts:
+    """A JSONL file of prompts, with the target's tokenizer."""
+
+    def __init__(self, file: Path, target: Path, vocab_size: int, sampling: Sampling) -> None:
+        self._file, self._target, self._vocab_size, self._sampling = file, target, vocab_size, sampling
+        self._tokenizer: Any = None
+
+    def tokenizer(self, where: str = "prompts") -> Any:
+        """Returns the target's tokenizer, loaded when first needed."""
+        if self._tokenizer is None:
+            self._tokenizer = load_tokenizer(self._target, where)
+        return self._tokenizer
+
+    def rendered(self, messages: Sequence[Message]) -> list[int]:
+        """Returns the ids of a conversation that the target is to answer. Raises TrainError."""
+        try:
+            return list(self.tokenizer().apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+        except Exception as error:  # a template may raise any exception
+            raise TrainError(
+                f"the chat template of {self._target} fails on a prompt ({first_line(error)}); give 'prompt' or "
+                "'ids' instead"
+            ) from None
+
+    def dialogues(self) -> Iterator[Dialogue]:
+        """Yields the prompts of the file, each as often as it is to be answered. Raises TrainError."""
+        if not self._file.is_file():
+            raise TrainError(f"{self._file} does not exist; give a JSONL file with one prompt per line")
+        numbers = itertools.count()
+        for line, row in json_lines(self._file, TrainError, "correct the file"):
+            dialogue = self._dialogue(f"{self._file}, line {line}", row)
+            for _ in range(self._sampling.samples):
+                yield replace(copy.deepcopy(dialogue), number=next(numbers))
+
+    def _dialogue(self, where: str, row: dict[str, Any]) -> Dialogue:
+        try:
+            sampling = replace(self._sampling, **{name: row[name] for name in OVERRIDES if name in row})
+        except (TypeError, TrainError) as error:
+            raise TrainError(f"{where}: {error}") from None
+        if "ids" in row:
+            ids = ids_of(where, row["ids"], self._vocab_size)
+        elif isinstance(text := row.get("prompt", row.get("text")), str):
+            ids = list(self.tokenizer(where)(text)["input_ids"])
+        else:
+            further = row.get("further", 0)
+            if type(further) is not int or further < 0:
+                raise TrainError(f"{where}: further is {further!r}, but must be a number of questions")
+            return Dialogue(sampling, questions=self._questions(where, row), further=further)
+        if not ids:
+            raise TrainError(f"{where}: the prompt is empty; give one token at least")
+        return Dialogue(sampling, ids=ids)
+
+    def _questions(self, where: str, row: dict[str, Any]) -> list[Message]:
+        if not self.tokenizer(where).chat_template:
+            raise TrainError(f"{where}: the target has no chat template; give 'prompt' or 'ids'")
+        turns = row.get("turns")
+        if isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns):
+            return [{"role": "user", "content": turn} for turn in turns]
+        if "messages" not in row and "conversations" not in row:
+            raise TrainError(f"{where}: the row has none of 'ids', 'prompt', 'turns' and 'messages'; correct the file")
+        asked = [message for message in messages_of(where, row) if message["role"] != "assistant"]
+        if not any(message["role"] == "user" for message in asked):
+            raise TrainError(f"{where}: no message is the user's, so there is nothing to answer")
+        return asked
+
+
+def user_header(tokenizer: Any, messages: Sequence[Message]) -> str:
+    """Returns messages as the chat template renders them, up to where another turn of the user begins. Raises
+    TrainError for a template that does not put the user's text down as it is."""
+    try:
+        text = str(tokenizer.apply_chat_template([*messages, {"role": "user", "content": MARK}], tokenize=False))
+    except Exception as error:  # a template may raise any exception
+        raise TrainError(f"the chat template fails ({first_line(error)})") from None
+    before, mark, _ = text.partition(MARK)
+    if not mark:
+        raise TrainError("the chat template changes what users write, so the target cannot ask in their place")
+    return before
