@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -75,13 +76,17 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def trace_memory(shared: Path) -> Iterator[TraceMemory]:
-    """Exports in the workers of a run trace equal modules once."""
+    """Exports in the workers of a run trace equal modules once. torch's table of operators, which it makes for each
+    trace in a quarter of a small one's time, is made once per process."""
     folder = shared / "traces"
     folder.mkdir(exist_ok=True)
     memory = TraceMemory(folder)
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
     with pytest.MonkeyPatch.context() as patch:
         for name in ("trace_target", "trace_draft"):
             patch.setattr(f"eagle_export.pair.{name}", memory.around(getattr(trace, name)))
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib)))
         yield memory
 
 
