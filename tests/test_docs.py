@@ -38,7 +38,8 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
-LINKED = [*PAGES, *(path for path in ROOT.glob("*.md") if path not in PAGES), ROOT / "tools/demo_pair/README.md"]
+OTHERS = [*(ROOT / "docs/dev").glob("*.md"), ROOT / "tools/demo_pair/README.md"]
+LINKED = [*PAGES, *(path for path in ROOT.glob("*.md") if path not in PAGES), *OTHERS]
 COMMANDS = {
     "eagle-export": export_cli.main,
     "eagle-run": run_cli.main,
