@@ -19,8 +19,8 @@ from eagle_train.ahead import ahead_objective, ahead_shape, new_heads
 from eagle_train.cli import main
 from eagle_train.losses import soft_cross_entropy
 from eagle_train.metrics import Tally
-from eagle_train.objective import Batch, Taught
 from eagle_train.target import FrozenTarget
+from eagle_train.taught import Batch, Taught, WholeLogits
 
 TARGET, KINDS = GOLDEN / "target", ("medusa", "hydra")
 
@@ -109,7 +109,8 @@ def test_the_loss_is_the_papers(target: FrozenTarget, kind: Any) -> None:
     ids = torch.randint(256, (2, 8), generator=random)
     mask = torch.rand(2, 8, generator=random) < 0.7
     states = target.states(ids, ())
-    taught = Taught(states.features, target.logits(states.last))
+    target_logits = target.logits(states.last)
+    taught = Taught(states.features, WholeLogits(target_logits))
     total, parts = ahead_objective(heads, Batch(ids, mask), taught, Tally(2, torch.device("cpu")))
     wanted = 0.0
     for depth in range(2):
@@ -120,7 +121,7 @@ def test_the_loss_is_the_papers(target: FrozenTarget, kind: Any) -> None:
                     continue
                 path = ids[text, row + 1 : row + 2 + depth]
                 logits = heads.logits(depth, states.features[text, row], path)
-                teacher = taught.logits[text, row + 1 + depth].softmax(-1)
+                teacher = target_logits[text, row + 1 + depth].softmax(-1)
                 each.append(float(soft_cross_entropy(logits, teacher).detach()))
         assert float(parts[f"head{depth}"]) == pytest.approx(np.mean(each), rel=1e-4)
         wanted += 0.8**depth * float(np.mean(each))

@@ -32,8 +32,9 @@ from eagle_train.cli import main
 from eagle_train.config import TrainConfig
 from eagle_train.losses import CROSS_ENTROPY
 from eagle_train.metrics import Tally
-from eagle_train.objective import Batch, Taught, Vocabulary
+from eagle_train.objective import Vocabulary
 from eagle_train.target import FrozenTarget
+from eagle_train.taught import Batch, StateLogits, Taught, likeliest
 
 TARGET = GOLDEN / "target"
 QUICK = ["--threads", "1", "--device", "cpu", "--batch-size", "8", "--seq-len", "48", "--draft-vocab", "64"]
@@ -67,7 +68,14 @@ def text_of(target: FrozenTarget, texts: int, length: int, prompt: int) -> tuple
     mask = torch.zeros(texts, length, dtype=torch.bool)
     mask[:, prompt:] = True
     states = target.states(ids, block_taps(8))
-    return Batch(ids, mask), Taught(states.features, target.logits(states.last), states.last)
+    lm_head = target.model.lm_head.weight
+    said = StateLogits(states.last, lm_head, *likeliest(states.last, lm_head, torch.ones_like(mask)))
+    return Batch(ids, mask), Taught(states.features, said, states.last)
+
+
+def logits_of(target: FrozenTarget, taught: Taught) -> Tensor:
+    assert taught.last is not None
+    return target.logits(taught.last)
 
 
 def drafts(head: BlockHead, shape: HeadConfig, batch: Batch, taught: Taught, root: int, text: int = 0) -> Tensor:
@@ -82,13 +90,13 @@ def test_a_block_sees_its_root_and_the_target_before_it(target: FrozenTarget) ->
     for position, changes in ((8, True), (9, False), (12, False)):
         features = taught.features.clone()
         features[:, position] += 1
-        other = drafts(head, shape, batch, Taught(features, taught.logits, taught.last), 9)
+        other = drafts(head, shape, batch, Taught(features, taught.said, taught.last), 9)
         assert torch.equal(other, usual) is not changes, position
     for position, changes in ((7, False), (8, True), (9, False)):
         assert taught.last is not None
         last = taught.last.clone()
         last[:, position] += 1
-        other = drafts(head, shape, batch, Taught(taught.features, taught.logits, last), 9)
+        other = drafts(head, shape, batch, Taught(taught.features, taught.said, last), 9)
         assert torch.equal(other, usual) is not changes, position
     for position, changes in ((8, False), (9, True), (10, False)):
         ids = batch.ids.clone()
@@ -108,7 +116,7 @@ def test_the_loss_is_that_of_a_loop_over_rows(target: FrozenTarget) -> None:
             for root in places.tolist():
                 free = drafts(head, shape, batch, taught, root, text)
                 for row in range(min(rows, 15 - root)):
-                    q = taught.logits[text, root + row].softmax(-1)[VOCABULARY.ids]
+                    q = logits_of(target, taught)[text, root + row].softmax(-1)[VOCABULARY.ids]
                     given = free[row] + head.markov_head(batch.ids[text, root + row])
                     for logits, share in ((given, 1.0), (free[row], FREE if row else 0.0)):
                         p, weight = logits.softmax(-1), share * math.exp(-row / ROW_DECAY)
@@ -142,7 +150,7 @@ def test_measuring_counts_rows_with_and_without_transitions(target: FrozenTarget
     tally, free = Tally(4, torch.device("cpu")), Tally(4, torch.device("cpu"))
     measure_block(head, shape, batch, taught, VOCABULARY, tally, free)
     drafted = draft_blocks(head, shape, batch, taught, torch.arange(1, 39)[None])
-    best = taught.logits.argmax(-1)[0]
+    best = logits_of(target, taught).argmax(-1)[0]
     for each, logits in ((tally, drafted.logits()), (free, drafted.logits(transitions=False))):
         proposal = VOCABULARY.ids[logits.argmax(-1)][0]
         for row in range(4):

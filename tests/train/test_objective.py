@@ -4,79 +4,25 @@ acceptance counts against plain loops over rows."""
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
 from conftest import GOLDEN, load_trace
-from eagle_export.checkpoint import open_checkpoint
-from eagle_export.graphs import build_head
-from eagle_export.heads.config import HeadConfig, read_head_config
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head
-from eagle_export.heads.layouts import official
 from eagle_runtime.bundle.manifest import HeadKind
 from eagle_train.config import TrainConfig
-from eagle_train.losses import eagle1_loss, masked_mean, overlap, restricted_teacher, soft_cross_entropy
+from eagle_train.losses import masked_mean, shared, soft_cross_entropy
 from eagle_train.metrics import Tally, simulated_tau
-from eagle_train.objective import Batch, Taught, Vocabulary, eagle1_objective, eagle3_objective, measure
-from eagle_train.ttt import Head, unroll
-
-
-def golden_head(folder: Path) -> tuple[Head, HeadConfig]:
-    layout, checkpoint = official(open_checkpoint(folder))
-    config = read_head_config(checkpoint, layout, 64, 8, 256)
-    weights = load_file(GOLDEN / "target" / "model.safetensors")
-    own = {name: value for name, value in load_file(folder / "model.safetensors").items() if name not in ("d2t", "t2d")}
-    own["embed_tokens.weight"] = weights["model.embed_tokens.weight"]
-    if config.kind == "eagle1":
-        own["lm_head.weight"] = weights["lm_head.weight"]
-    head = build_head(config)
-    head.load_state_dict(own)
-    return head, config
-
-
-def tiny(kind: HeadKind) -> tuple[Head, HeadConfig]:
-    """Grouped-query attention, and a head_dim that is not hidden_size / heads."""
-    config = HeadConfig(
-        kind=kind,
-        hidden_size=24,
-        target_hidden_size=24,
-        vocab_size=11,
-        draft_vocab_size=7 if kind == "eagle3" else 11,
-        num_layers=2 if kind == "eagle1" else 1,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=10,
-        intermediate_size=20,
-        rms_norm_eps=1e-5,
-        rope={"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
-        qkv_bias=False,
-        fc_bias=False,
-        taps=(2, 4, 5) if kind == "eagle3" else (),
-    )
-    torch.manual_seed(5)
-    return build_head(config), config
-
-
-def one_path(head: Head, features: Tensor, ids: Tensor, row: int, depth: int, offset: int) -> Tensor:
-    """Output [Hd] of `row` at step `depth`, as decoding would compute it without a cache: rows 0..row of verified text,
-    then one drafted row after another, all in one causal sequence. features [T, Hd], ids [T]."""
-    inputs = features[: row + 1]
-    for step in range(depth + 1):
-        count = row + 1 + step
-        tokens = ids[offset : offset + count]
-        mask = torch.full((count, count), -torch.inf).triu(1)[None, None]
-        empty = torch.zeros(1, 0, 2, 10)
-        layers = 2 if hasattr(head, "layers") else 1
-        hidden, _ = head(tokens[None], inputs[None], torch.arange(count)[None], mask, [(empty, empty)] * layers)
-        inputs = torch.cat([inputs, hidden[0, -1:]])
-    return inputs[-1]
+from eagle_train.objective import Vocabulary, eagle1_objective, eagle3_objective, measure
+from eagle_train.taught import Batch, Taught, WholeLogits
+from eagle_train.ttt import unroll
+from tiny_heads import golden_head, one_path, tiny
 
 
 def test_unroll_equals_reference_fixture() -> None:
@@ -96,7 +42,7 @@ def test_losses_and_accuracies_equal_reference_figures() -> None:
     fixture = load_file(GOLDEN / "eagle3_ttt.fixture.safetensors")
     offsets = load_file(GOLDEN / "head_eagle3_dv44" / "model.safetensors")["d2t"]
     kept = offsets + torch.arange(len(offsets))
-    best, teacher = fixture["target_logits"].argmax(-1), restricted_teacher(fixture["target_logits"], kept)
+    best, teacher = fixture["target_logits"].argmax(-1), fixture["target_logits"][..., kept].softmax(-1)
     for row in load_trace("eagle3_ttt")["per_step"]:
         step, count = row["step"], row["rows"]
         logits = fixture["ttt_logits"][step, :count]
@@ -178,27 +124,18 @@ def by_hand_eagle1(x: Tensor, f: Tensor, logits: Tensor, teacher: Tensor, mask: 
     return total / max(1, count)
 
 
-@given(st.integers(0, 10_000), st.integers(1, 6), st.booleans(), st.sampled_from([0.0, 0.1, 1.0]))
-@settings(max_examples=25, deadline=None)
-def test_eagle1_loss_equals_a_loop(seed: int, rows: int, empty: bool, weight: float) -> None:
-    torch.manual_seed(seed)
-    x, f, logits = torch.randn(rows, 5) * 2, torch.randn(rows, 5) * 2, torch.randn(rows, 4) * 3
-    teacher, mask = torch.randn(rows, 4).softmax(-1), (torch.rand(rows) < 0.6) & (not empty)
-    total, regression, classification = eagle1_loss(x, f, logits, teacher, mask, weight)
-    assert total.item() == pytest.approx(by_hand_eagle1(x, f, logits, teacher, mask, weight), rel=1e-4, abs=1e-6)
-    assert total.item() == pytest.approx(float(regression) + weight * float(classification), rel=1e-5)
-
-
-def random_batch(seed: int, width: int) -> tuple[Batch, Taught]:
+def random_batch(seed: int, width: int) -> tuple[Batch, Taught, Tensor]:
+    """Returns a batch, what is taught, and the target's logits [B, T, V] in it."""
     torch.manual_seed(seed)
     ids, mask = torch.randint(0, 11, (2, 8)), torch.rand(2, 8) < 0.7
-    return Batch(ids, mask), Taught(torch.randn(2, 8, width), torch.randn(2, 8, 11) * 2)
+    logits = torch.randn(2, 8, 11) * 2
+    return Batch(ids, mask), Taught(torch.randn(2, 8, width), WholeLogits(logits)), logits
 
 
 def test_eagle1_rows_are_paired_as_in_decoding() -> None:
     """Row i: feature i and token i + 1 in, taught by feature i + 1, counted if token i + 2 carries loss."""
     head, config = tiny("eagle1")
-    batch, taught = random_batch(1, 24)
+    batch, taught, target_logits = random_batch(1, 24)
     noise = torch.randn(2, 8, 24) * 0.05
     tally = Tally(1, torch.device("cpu"))
     assert isinstance(head, Eagle1Head)
@@ -210,19 +147,19 @@ def test_eagle1_rows_are_paired_as_in_decoding() -> None:
     for text in range(2):
         for row in range(6):
             if batch.loss_mask[text, row + 2]:
-                teacher = taught.logits[text, row + 1].softmax(-1)
+                teacher = target_logits[text, row + 1].softmax(-1)
                 one = (hidden[text, row : row + 1], taught.features[text, row + 1 : row + 2])
                 losses.append(
                     by_hand_eagle1(*one, logits[text, row : row + 1], teacher[None], torch.ones(1, dtype=torch.bool))
                 )
-                right.append(int(logits[text, row].argmax()) == int(taught.logits[text, row + 1].argmax()))
+                right.append(int(logits[text, row].argmax()) == int(target_logits[text, row + 1].argmax()))
     assert loss.item() == pytest.approx(sum(losses) / len(losses), rel=1e-4)
     assert tally.read().accuracy[0] == pytest.approx(sum(right) / len(right))
 
 
 def test_eagle3_loss_and_counts_equal_a_loop() -> None:
     head, config = tiny("eagle3")
-    batch, taught = random_batch(2, 24)
+    batch, taught, target_logits = random_batch(2, 24)
     kept = torch.tensor([0, 2, 3, 5, 7, 8, 10])
     vocabulary = Vocabulary(kept, torch.isin(torch.arange(11), kept))
     assert isinstance(head, Eagle3Head)
@@ -242,7 +179,7 @@ def test_eagle3_loss_and_counts_equal_a_loop() -> None:
                 predicted = row + 2 + step
                 if predicted >= 8 or not batch.loss_mask[text, predicted]:
                     continue
-                z, q = taught.logits[text, row + 1 + step], head.logits(hidden[text, row]).detach()
+                z, q = target_logits[text, row + 1 + step], head.logits(hidden[text, row]).detach()
                 best = int(z.argmax())
                 right[text, row] = int(kept[q.argmax()]) == best
                 reached += [right[text, row]] if (text, row) in alive else []
@@ -273,7 +210,7 @@ def test_short_texts_leave_later_steps_out() -> None:
     head, config = tiny("eagle3")
     assert isinstance(head, Eagle3Head)
     batch = Batch(torch.zeros(1, 3, dtype=torch.int64), torch.ones(1, 3, dtype=torch.bool))
-    taught = Taught(torch.randn(1, 3, 24), torch.randn(1, 3, 11))
+    taught = Taught(torch.randn(1, 3, 24), WholeLogits(torch.randn(1, 3, 11)))
     kept = torch.arange(7)
     vocabulary = Vocabulary(kept, torch.arange(11) < 7)
     tally = Tally(7, torch.device("cpu"))
@@ -301,11 +238,12 @@ def test_simulated_tau_is_the_expected_length(alphas: list[float]) -> None:
 
 
 def test_overlap_counts_target_mass_outside_the_draft_vocabulary_as_lost() -> None:
-    target, kept = torch.log(torch.tensor([0.5, 0.3, 0.2])), torch.tensor([1, 2])
-    draft = torch.log(torch.tensor([0.9, 0.1]))
-    assert float(overlap(draft, target, kept)) == pytest.approx(0.3 + 0.1)
-    assert float(overlap(target, target, None)) == pytest.approx(1.0)
-    torch.testing.assert_close(restricted_teacher(target, kept), torch.tensor([0.6, 0.4]))
+    target, kept = torch.log(torch.tensor([[[0.5, 0.3, 0.2]]])), torch.tensor([1, 2])
+    draft, row = torch.log(torch.tensor([[0.9, 0.1]])), torch.tensor([0])
+    said = WholeLogits(target)
+    assert float(shared(draft, said.probabilities(row, kept))) == pytest.approx(0.3 + 0.1)
+    assert float(shared(target[0], said.probabilities(row, None))) == pytest.approx(1.0)
+    torch.testing.assert_close(said.logits(row, kept).softmax(-1), torch.tensor([[0.6, 0.4]]))
 
 
 def test_masked_mean_of_nothing_is_zero() -> None:

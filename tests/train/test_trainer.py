@@ -72,6 +72,12 @@ def same_weights(a: Path, b: Path) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
+def all_weights(folder: Path) -> torch.Tensor:
+    """All that a head's folder holds, one after another."""
+    weights = load_file(folder / "model.safetensors")
+    return torch.cat([weights[name].flatten().double() for name in sorted(weights)])
+
+
 def checkpoint_step(head: Path) -> int:
     """Step of the last checkpoint; 0 while there is none."""
     path = head / "training" / "checkpoint.safetensors"
@@ -177,8 +183,7 @@ def test_two_processes_share_the_work(answers: Path, tmp_path: Path) -> None:
     subprocess.run([*launcher, *arguments, "--batch-size", "4"], env=environment, check=True)
     assert train("eagle3", data, tmp_path / "one", *options, "--batch-size", "8") == 0
     assert train("eagle3", data, tmp_path / "new", *options, "--steps", "0") == 0
-    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("two", "one", "new")]
-    two, one, new = (torch.cat([w[name].flatten().double() for name in sorted(w)]) for w in weights)
+    two, one, new = (all_weights(tmp_path / name) for name in ("two", "one", "new"))
     assert (two - one).norm() < 0.02 * (one - new).norm()
     with safe_open(tmp_path / "two" / "training" / "checkpoint.safetensors", framework="pt") as file:
         assert json.loads(file.metadata()["training"])["run"]["processes"] == 2
@@ -205,7 +210,8 @@ def test_a_killed_run_goes_on_to_the_same_bits(answers: Path, tmp_path: Path) ->
 
 def test_an_interrupted_eagle3_run_goes_on_to_the_same_bits(answers: Path, tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    config = TrainConfig("eagle3", steps=12, batch_size=4, seq_len=32, ttt_steps=3, draft_vocab=64, save_every=5)
+    sizes = {"steps": 12, "batch_size": 4, "seq_len": 32, "ttt_steps": 3, "draft_vocab": 64, "save_every": 5}
+    config = TrainConfig("eagle3", **sizes, ttt_share=0.5)
 
     def run(output: Path, clock: Callable[[], float] = time.monotonic, resume: bool = False) -> None:
         train_head(Job(TARGET, (answers,), output, device="cpu", resume=resume), config, clock)
@@ -223,6 +229,19 @@ def test_an_interrupted_eagle3_run_goes_on_to_the_same_bits(answers: Path, tmp_p
     assert checkpoint_step(tmp_path / "parts") == 5
     run(tmp_path / "parts", resume=True)
     assert same_weights(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
+def test_acceptance_on_held_out_text_is_followed(kind: str, answers: Path, tmp_path: Path) -> None:
+    """At every --eval-every steps and at the end, from the cache where there is one."""
+    few = tmp_path / "few.jsonl"
+    few.write_text("\n".join(answers.read_text(encoding="utf-8").splitlines()[:12]), encoding="utf-8")
+    options = ["--steps", "5", "--eval-data", str(few), "--eval-every", "2", "--cache", str(tmp_path / "cache")]
+    assert train(kind, few, tmp_path / "head", *options) == 0
+    measured = [row for row in log_of(tmp_path / "head") if row["event"] == "eval"]
+    assert [row["step"] for row in measured] == [2, 4, 5]
+    assert all(len(row["n_alpha"]) == len(row["overlap"]) == 7 and row["tau"] >= 1 for row in measured)
+    assert measured[0]["overlap"] != measured[-1]["overlap"]
 
 
 def test_a_run_that_broke_off_before_its_first_checkpoint_starts_again(answers: Path, tmp_path: Path) -> None:
@@ -269,22 +288,20 @@ def test_cached_features_give_the_same_head_and_are_never_stale(answers: Path, t
     assert train("eagle3", few, tmp_path / "read", *options, "--cache", str(cache)) == 0
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == written
     assert same_weights(tmp_path / "filled", tmp_path / "read")
-    online, cached = (load_file(tmp_path / name / "model.safetensors") for name in ("online", "read"))
-    for name in online:
-        torch.testing.assert_close(online[name], cached[name], rtol=1e-3, atol=1e-4)
+    assert train("eagle3", few, tmp_path / "new", "--steps", "0") == 0
+    online, cached, new = (all_weights(tmp_path / name) for name in ("online", "read", "new"))
+    assert (online - cached).norm() < 0.05 * (online - new).norm()  # fp16, through AdamW's first steps
 
     more = tmp_path / "more.jsonl"
     more.write_text(few.read_text(encoding="utf-8") + '\n{"ids": [80, 81, 82, 83]}\n', encoding="utf-8")
     assert train("eagle3", more, tmp_path / "other_data", *options, "--cache", str(cache)) == 0
     assert len(list(cache.iterdir())) == 2
-    assert train("eagle1", few, tmp_path / "other_states", *options, "--cache", str(cache)) == 0
-    assert len(list(cache.iterdir())) == 3
     changed = shutil.copytree(TARGET, tmp_path / "target")
     config = json.loads((changed / "config.json").read_text(encoding="utf-8")) | {"rms_norm_eps": 1e-4}
     (changed / "config.json").write_text(json.dumps(config), encoding="utf-8")
     other = ["head", str(changed), "--kind", "eagle3", "--data", str(few), "-o", str(tmp_path / "other_target")]
     assert main([*other, *QUICK, "--draft-vocab", "64", *options, "--cache", str(cache)]) == 0
-    assert len(list(cache.iterdir())) == 4
+    assert len(list(cache.iterdir())) == 3
 
 
 def test_heads_have_the_published_format(answers: Path, tmp_path: Path) -> None:

@@ -21,10 +21,11 @@ from eagle_export.heads.ahead_config import NO_ATTENTION, Ahead
 from eagle_export.heads.config import HeadConfig
 from eagle_runtime.bundle.manifest import HeadKind
 from eagle_train.config import DECAY
-from eagle_train.losses import masked_mean, overlap, soft_cross_entropy
+from eagle_train.losses import masked_mean, shared, soft_cross_entropy
 from eagle_train.metrics import Tally
-from eagle_train.objective import Batch, Matches, Taught
+from eagle_train.objective import Matches
 from eagle_train.target import FrozenTarget
+from eagle_train.taught import Batch, Taught
 
 BLOCKS = 1  # residual blocks of a head, as in the papers
 FILES: dict[HeadKind, str] = {"medusa": "medusa_lm_head.safetensors", "hydra": "hydra_lm_head.safetensors"}
@@ -61,12 +62,12 @@ def new_heads(shape: HeadConfig, target: FrozenTarget) -> HeadsAhead:
 
 def ahead_objective(heads: HeadsAhead, batch: Batch, taught: Taught, tally: Tally) -> tuple[Tensor, dict[str, Tensor]]:
     """Returns the loss, and the cross-entropy of each head."""
-    run, teacher, losses = Matches(batch, taught.logits.argmax(-1), None, tally), taught.logits.softmax(-1), []
+    run, teacher, losses = Matches(batch, tally), _probabilities(batch, taught), []
     for depth in range(min(len(heads.heads), batch.ids.shape[1] - 2)):
         counted = batch.counted(depth)
         logits = heads.forced(depth, taught.features, batch.ids).float()
         losses.append(masked_mean(soft_cross_entropy(logits, teacher[:, 1 + depth :]), counted))
-        run.count(depth, logits.argmax(-1), counted)
+        run.add(depth, logits.argmax(-1) == taught.said.best[:, 1 + depth :], counted)
     total = torch.stack([DECAY**depth * loss for depth, loss in enumerate(losses)]).sum()
     return total, {f"head{depth}": loss.detach() for depth, loss in enumerate(losses)}
 
@@ -74,11 +75,17 @@ def ahead_objective(heads: HeadsAhead, batch: Batch, taught: Taught, tally: Tall
 @torch.no_grad()
 def measure_ahead(heads: HeadsAhead, batch: Batch, taught: Taught, tally: Tally) -> None:
     """Count the drafted tokens of a batch that are the target's."""
-    run = Matches(batch, taught.logits.argmax(-1), None, tally)
+    run, teacher = Matches(batch, tally), _probabilities(batch, taught)
     for depth in range(min(len(heads.heads), batch.ids.shape[1] - 2)):
         logits = heads.forced(depth, taught.features, batch.ids).float()
-        shared = overlap(logits, taught.logits[:, 1 + depth :], None)
-        run.count(depth, logits.argmax(-1), batch.counted(depth), shared)
+        right = logits.argmax(-1) == taught.said.best[:, 1 + depth :]
+        run.add(depth, right, batch.counted(depth), shared(logits, teacher[:, 1 + depth :]))
+
+
+def _probabilities(batch: Batch, taught: Taught) -> Tensor:
+    """Returns the target's probabilities [B, T, V]; those of rows that nothing is asked of mean nothing."""
+    rows = torch.arange(batch.ids.numel(), device=batch.ids.device)
+    return taught.said.logits(rows, None).softmax(-1).reshape(*batch.ids.shape, -1)
 
 
 def stored_ahead(heads: HeadsAhead) -> dict[str, Tensor]:

@@ -11,14 +11,14 @@ import numpy.typing as npt
 import torch
 
 from eagle_train.data import Windows
-from eagle_train.objective import Batch, Taught
 from eagle_train.target import FrozenTarget
+from eagle_train.taught import Batch, StateLogits, Taught, likeliest
 
 POOL = 64  # batches of a shuffled epoch whose windows are sorted by length together
 
 
 class Teacher(Protocol):
-    """Returns features and logits of windows: computed, or read from a cache."""
+    """Returns what the target says of windows: computed, or read from a cache."""
 
     def teach(self, windows: Windows, indices: Sequence[int], batch: Batch) -> Taught:
         """indices: numbers of the windows in the batch."""
@@ -34,7 +34,9 @@ class OnlineTeacher:
 
     def teach(self, windows: Windows, indices: Sequence[int], batch: Batch) -> Taught:
         states = self._target.states(batch.ids, self._taps)
-        return Taught(states.features, self._target.logits(states.last), states.last)
+        lm_head = self._target.model.lm_head.weight
+        said = StateLogits(states.last, lm_head, *likeliest(states.last, lm_head, batch.asked))
+        return Taught(states.features, said, states.last)
 
 
 def gather(windows: Windows, indices: Sequence[int], device: torch.device) -> Batch:

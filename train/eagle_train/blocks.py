@@ -25,10 +25,11 @@ from eagle_export.heads.block_config import Block
 from eagle_export.heads.config import HeadConfig
 from eagle_train.config import TrainConfig
 from eagle_train.errors import TrainError
-from eagle_train.losses import CROSS_ENTROPY, masked_mean, overlap, soft_cross_entropy, total_variation
+from eagle_train.losses import CROSS_ENTROPY, masked_mean, shared, soft_cross_entropy, total_variation
 from eagle_train.metrics import Tally
-from eagle_train.objective import Batch, Taught, Vocabulary
+from eagle_train.objective import Vocabulary
 from eagle_train.target import FrozenTarget
+from eagle_train.taught import Batch, Taught
 
 ROW_DECAY = 4.0  # row r has the weight exp(-r / ROW_DECAY)
 FREE = 0.5  # weight of the rows without their transitions
@@ -100,12 +101,12 @@ def draw_roots(batch: Batch, count: int, generator: torch.Generator) -> Tensor:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Drafted:
     """Drafts of blocks. free [b, A, B, Vd]: logits without transitions. added: what the transitions of the true tokens
-    add, or None. wanted [b, A, B, V]: the target's logits. counted [b, A, B] bool: rows whose token carries loss, as
-    all tokens before it in the block do."""
+    add, or None. teachers [b, A, B]: the target's rows, b * T + t, that the drafts learn from. counted [b, A, B] bool:
+    rows whose token carries loss, as all tokens before it in the block do."""
 
     free: Tensor
     added: Tensor | None
-    wanted: Tensor
+    teachers: Tensor
     counted: Tensor
 
     def logits(self, transitions: bool = True) -> Tensor:
@@ -129,10 +130,11 @@ def draft_blocks(head: BlockHead, shape: HeadConfig, batch: Batch, taught: Taugh
     if head.markov_head is not None:
         before = batch.ids.gather(1, known).reshape(places.shape)
         added = head.markov_head(before).float()
-    wanted = taught.logits.gather(1, known[..., None].expand(-1, -1, taught.logits.shape[-1]))
     drafted = (places + 1).clamp(max=last).flatten(1)
     counted = batch.loss_mask.gather(1, drafted).reshape(places.shape) & (places < last)
-    return Drafted(free, added, wanted.reshape(*places.shape, -1), counted.cumprod(-1).bool())
+    texts = torch.arange(len(roots), device=roots.device)[:, None]
+    teachers = (known + texts * batch.ids.shape[1]).reshape(places.shape)
+    return Drafted(free, added, teachers, counted.cumprod(-1).bool())
 
 
 def block_objective(
@@ -152,9 +154,8 @@ def block_objective(
     entropies, variations, weights = [], [], []
     for each, some in zip((shape, single), roots, strict=False):
         drafted = draft_blocks(head, each, batch, taught, some)
-        logits, teacher = drafted.logits(), drafted.wanted.softmax(-1)
         # Not renormalised: the probability of tokens that the head does not know cannot be shared.
-        teacher = teacher if kept is None else teacher.index_select(-1, kept)
+        logits, teacher = drafted.logits(), _probabilities(drafted, taught, kept)
         decay = torch.exp(-torch.arange(logits.shape[2], device=logits.device) / ROW_DECAY)
         weight = drafted.counted * decay
         learned = [(logits, teacher, weight)]
@@ -166,7 +167,7 @@ def block_objective(
             weights.append(share.flatten())
         if each is shape:
             with torch.no_grad():
-                _count(drafted, logits, kept, tally)
+                _count(drafted, logits, taught, kept, tally)
     every = torch.cat(weights)
     entropy, variation = (masked_mean(torch.cat(values), every) for values in (entropies, variations))
     parts = {"cross_entropy": entropy.detach(), "variation": variation.detach()}
@@ -191,15 +192,23 @@ def measure_block(
         drafted = draft_blocks(head, shape, batch, taught, some[None])
         for each, transitions in ((tally, True), (free, False)):
             logits = drafted.logits(transitions)
-            _count(drafted, logits, kept, each, overlap(logits, drafted.wanted, kept))
+            _count(drafted, logits, taught, kept, each, shared(logits, _probabilities(drafted, taught, kept)))
 
 
-def _count(drafted: Drafted, logits: Tensor, kept: Tensor | None, tally: Tally, shared: Tensor | None = None) -> None:
-    """shared [b, A, B]: probability that head and target have in common."""
+def _probabilities(drafted: Drafted, taught: Taught, kept: Tensor | None) -> Tensor:
+    """Returns the target's probabilities [b, A, B, Vd] of the drafts."""
+    probabilities = taught.said.probabilities(drafted.teachers.flatten(), kept)
+    return probabilities.reshape(*drafted.teachers.shape, -1)
+
+
+def _count(
+    drafted: Drafted, logits: Tensor, taught: Taught, kept: Tensor | None, tally: Tally, common: Tensor | None = None
+) -> None:
+    """common [b, A, B]: probability that head and target have in common."""
     proposal = logits.argmax(-1)
-    right = (proposal if kept is None else kept[proposal]) == drafted.wanted.argmax(-1)
+    right = (proposal if kept is None else kept[proposal]) == taught.said.best.flatten()[drafted.teachers]
     earlier = torch.ones_like(right[..., 0])
     for row in range(right.shape[-1]):
         counted = drafted.counted[..., row]
-        tally.add(row, right[..., row], earlier, counted, None if shared is None else shared[..., row])
+        tally.add(row, right[..., row], earlier, counted, None if common is None else common[..., row])
         earlier = earlier & right[..., row] & counted

@@ -33,9 +33,9 @@ from eagle_runtime.tree import Float
 from eagle_train.answering import Request, Requests
 from eagle_train.data import Windows
 from eagle_train.errors import TrainError
-from eagle_train.objective import Batch, Taught
 from eagle_train.sampling import cut_loop
 from eagle_train.target import FrozenTarget
+from eagle_train.taught import Batch, Taught, WholeLogits
 
 # Least mean cosine of the bundle's features and the target's: int4 of the hardest pair (tools/harden.py) has 0.95.
 ALIKE = 0.5
@@ -94,7 +94,7 @@ class BundleTarget:
             for array, part in zip(arrays, parts, strict=True):
                 array[text, : len(part)] = part
         features, logits = (torch.from_numpy(array).to(batch.ids.device) for array in arrays)
-        return Taught(features, logits)
+        return Taught(features, WholeLogits(logits))
 
     def fingerprint(self) -> str:
         """Returns a hash of the files that the features depend on."""

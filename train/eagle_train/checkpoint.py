@@ -63,7 +63,7 @@ def load_checkpoint(
                     value.copy_(file.get_tensor(f"weight.{name}"))
                     if step:
                         moments = {m: file.get_tensor(f"{m}.{name}").to(value.device) for m in MOMENTS}
-                        optimizer.state[value] = {"step": torch.tensor(float(step)), **moments}
+                        optimizer.state[value] = {"step": torch.tensor(float(step), device=value.device), **moments}
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise TrainError(f"{path} is not a checkpoint of such a run ({error}); start again in another folder") from None
     return Progress(step, float(note["elapsed_s"]))

@@ -98,6 +98,8 @@ def _add_head(parser: argparse.ArgumentParser) -> None:
     meaning = "whose names and config the head is written with; speculators is for EAGLE-3"
     job.add("--layout", meaning, choices=LAYOUTS)
     learning.add("--ttt-steps", "unrolled steps", type=int, metavar="J")
+    meaning = "share of an EAGLE-3 head's rows that are unrolled beyond the first step: less work"
+    learning.add("--ttt-share", meaning, type=float, metavar="X")
     learning.add("--heads", "Medusa or Hydra heads, each for one position", type=int, metavar="N")
     learning.add("--noise", "noise on EAGLE-1's features", type=float, metavar="X")
     meaning = "weight of EAGLE-1's cross-entropy relative to the regression of features"
@@ -148,6 +150,7 @@ def _add_training(parser: argparse.ArgumentParser) -> tuple[_Options, _Options]:
     learning.add("--seed", type=int, metavar="N")
     learning.add("--save-every", "steps", type=int, metavar="N")
     learning.add("--log-every", "steps", type=int, metavar="N")
+    learning.add("--eval-every", "steps between measurements on --eval-data", type=int, metavar="N")
     return job, learning
 
 

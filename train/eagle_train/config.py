@@ -27,7 +27,7 @@ CLIP = 0.5  # maximum norm of the gradient
 BETAS = (0.9, 0.95)  # AdamW
 DRAFT_VOCAB = 32000  # default size of the draft vocabulary, or the target's if that is smaller
 BLOCK_ROWS = 64  # most rows of a block; bundles hold no more
-LEAST = {"batch_size": 1, "seq_len": 4, "ttt_steps": 1, "heads": 1, "save_every": 1, "log_every": 1}
+LEAST = {"batch_size": 1, "seq_len": 4, "ttt_steps": 1, "heads": 1, "save_every": 1, "log_every": 1, "eval_every": 1}
 LEAST |= {"block": 2, "layers": 1, "anchors": 1, "singles": 0, "markov_rank": 0}
 ALL_FILES = "**/*"  # default pattern for the files of a data folder
 
@@ -38,13 +38,15 @@ class TrainConfig:
 
     steps, minutes: the budget; the run ends when one of them is used up. seq_len: maximum tokens of a window. lr: peak
     learning rate; None chooses it by the target's width. warmup: steps of rising rate. ttt_steps: unrolled steps,
-    trained for EAGLE-3 and measured for both EAGLE kinds. draft_vocab: logits of an EAGLE-3 or block head; None takes
-    DRAFT_VOCAB or the target's vocabulary. heads: how many Medusa or Hydra heads. noise: half width of the uniform
-    noise on EAGLE-1's features. classification: weight of EAGLE-1's cross-entropy relative to the regression (EAGLE:
-    0.1; 1 suits a head that predicts features well). save_every, log_every: steps. Of block heads: block: rows of a
-    block, the root's included. layers: decoder layers. mlp, kv_heads: units of their MLPs, their key/value heads; None
-    takes the target's. anchors: blocks per text and step. singles: blocks of the first row alone besides, which all
-    drafts build on. markov_rank: of the transitions; 0 for none."""
+    trained for EAGLE-3 and measured for both EAGLE kinds. ttt_share: of an EAGLE-3 head's rows that carry loss, the
+    share that is unrolled beyond the first step, drawn anew each time. draft_vocab: logits of an EAGLE-3 or block head;
+    None takes DRAFT_VOCAB or the target's vocabulary. heads: how many Medusa or Hydra heads. noise: half width of the
+    uniform noise on EAGLE-1's features. classification: weight of EAGLE-1's cross-entropy relative to the regression
+    (EAGLE: 0.1; 1 suits a head that predicts features well). save_every, log_every, eval_every: steps; the last between
+    measurements on the held-out data. Of block heads: block: rows of a block, the root's included. layers: decoder
+    layers. mlp, kv_heads: units of their MLPs, their key/value heads; None takes the target's. anchors: blocks per text
+    and step. singles: blocks of the first row alone besides, which all drafts build on. markov_rank: of the
+    transitions; 0 for none."""
 
     kind: HeadKind
     steps: int | None = None
@@ -54,6 +56,7 @@ class TrainConfig:
     lr: float | None = None
     warmup: int = 100
     ttt_steps: int = 7
+    ttt_share: float = 1.0
     draft_vocab: int | None = None
     heads: int = 4
     seed: int = 0
@@ -70,6 +73,7 @@ class TrainConfig:
     markov_rank: int = 64
     save_every: int = 500
     log_every: int = 20
+    eval_every: int = 500
 
     def __post_init__(self) -> None:
         if self.steps is None and self.minutes is None:
@@ -84,6 +88,8 @@ class TrainConfig:
         for name in ("minutes", "lr", "draft_vocab", "mlp", "kv_heads"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise TrainError(f"{name} is {getattr(self, name)}, but must be above 0")
+        if not 0 < self.ttt_share <= 1:
+            raise TrainError(f"ttt_share is {self.ttt_share}, but must be above 0 and at most 1")
         if self.inputs not in INPUTS:
             raise TrainError(f"inputs is {self.inputs!r}, but must be one of {', '.join(INPUTS)}")
         if self.kind not in (*KINDS, "block"):
@@ -114,7 +120,7 @@ class TrainConfig:
 
     def fixed(self) -> dict[str, Any]:
         """Returns the settings that a resumed run must share; budget and intervals may change."""
-        free = ("steps", "minutes", "save_every", "log_every", "recompute")
+        free = ("steps", "minutes", "save_every", "log_every", "eval_every", "recompute")
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in free}
 
     def peak_lr(self, hidden_size: int) -> float:

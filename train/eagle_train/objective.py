@@ -12,40 +12,21 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.functional import pad
-from torch.utils.checkpoint import checkpoint
 
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_train.config import DECAY, Inputs, TrainConfig
-from eagle_train.losses import distribution_loss, eagle1_loss, masked_mean, overlap, restricted_teacher
+from eagle_train.linear_loss import classification, linear_loss
+from eagle_train.losses import shared as shared_with
 from eagle_train.metrics import Tally
+from eagle_train.rows import reaching, taken, unroll_rows
+from eagle_train.taught import Batch, Taught
 from eagle_train.ttt import Head, unroll
 
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """ids [B, T], zero after the end of a text. loss_mask [B, T] bool: tokens to be predicted, False in the padding."""
-
-    ids: Tensor
-    loss_mask: Tensor
-
-    def counted(self, step: int) -> Tensor:
-        """Returns [B, T - 1 - step] bool: rows whose predicted token i + 2 + step carries loss. The last row has
-        none."""
-        return pad(self.loss_mask[:, 2 + step :], (0, 1))
-
-
-@dataclass(frozen=True, slots=True)
-class Taught:
-    """The frozen target's outputs for a batch: features [B, T, W] (last hidden state, or the taps joined; as the head
-    reads them, after fc, where the objectives get them), logits [B, T, V] in fp32 and, where the target's own modules
-    computed them, last [B, T, H]: states after the last norm."""
-
-    features: Tensor
-    logits: Tensor
-    last: Tensor | None = None
+MEASURED = 256  # rows whose logits are held at a time while a head is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +54,17 @@ def eagle1_objective(
     targets."""
     offset = token_offset(config.inputs)
     (hidden,) = unroll(head, shape, taught.features + noise, batch.ids, 1, offset=offset)
-    logits = head.logits(hidden).float()
     counted = batch.counted(0)
-    next_features, next_logits = taught.features[:, 1:].float(), taught.logits[:, 1:]
-    total, regression, classification = eagle1_loss(
-        hidden.float(), next_features, logits, next_logits.softmax(-1), counted, config.classification
-    )
+    rows = _numbered(counted, batch)
+    drafted = hidden.flatten(0, 1)[torch.nonzero(counted.flatten()).flatten()]
+    next_features = taught.features.flatten(0, 1)[rows + 1].float()
+    regression = functional.smooth_l1_loss(drafted.float(), next_features, reduction="none").mean(-1).sum()
+    regression = regression / max(1, len(rows))
+    classified, right = classification(drafted, head.lm_head.weight, taught.said, rows + 1)
     with torch.no_grad():
-        tally.add(0, logits.argmax(-1) == next_logits.argmax(-1), torch.ones_like(counted), counted)
-    return total, {"regression": regression.detach(), "classification": classification.detach()}
+        Matches(batch, tally).add(0, _placed(right, counted), counted)
+    total = regression + config.classification * classified
+    return total, {"regression": regression.detach(), "classification": classified.detach()}
 
 
 def eagle3_objective(
@@ -92,33 +75,48 @@ def eagle3_objective(
     vocabulary: Vocabulary | None,
     config: TrainConfig,
     tally: Tally,
+    chosen: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns the sum over steps of DECAY**j times the loss of step j (distribution_loss), and those losses.
+    """Returns the sum over steps of DECAY**j times the loss of step j (distribution_loss), and those losses. chosen
+    [B, T] bool: rows that are unrolled beyond the first step; None: all.
 
     Rows whose likeliest target token is outside the draft vocabulary carry no loss: the distribution restricted to the
     draft vocabulary would teach a token that verification rejects."""
-    kept = None if vocabulary is None else vocabulary.ids
-    teacher, best = restricted_teacher(taught.logits, kept), taught.logits.argmax(-1)
+    kept, best = None if vocabulary is None else vocabulary.ids, taught.said.best
     teachable = torch.ones_like(batch.loss_mask) if vocabulary is None else vocabulary.member[best]
-    run = Matches(batch, best, kept, tally)
-
-    def step_loss(hidden: Tensor, wanted: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        logits = head.logits(hidden).float()
-        return masked_mean(distribution_loss(logits, wanted), rows), logits.argmax(-1)
-
-    losses = []
-    steps = min(config.ttt_steps, batch.ids.shape[1] - 1)
-    for step, hidden in enumerate(unroll(head, shape, taught.features, batch.ids, steps, recompute=config.recompute)):
-        counted = batch.counted(step)
-        args = (hidden[:, : counted.shape[1]], teacher[:, 1 + step :], counted & teachable[:, 1 + step :])
-        if config.recompute:  # logits of all steps at once are the largest part of the memory
-            loss, proposal = checkpoint(step_loss, *args, use_reentrant=False)
-        else:
-            loss, proposal = step_loss(*args)
-        losses.append(loss)
-        run.count(step, proposal, counted)
-    total = torch.stack([DECAY**step * loss for step, loss in enumerate(losses)]).sum()
-    return total, {f"step{step}": loss.detach() for step, loss in enumerate(losses)}
+    counted, learning = [], []
+    for step in range(min(config.ttt_steps, batch.ids.shape[1] - 1)):
+        count = batch.counted(step)
+        if step and chosen is not None:
+            count = count & chosen[:, : count.shape[1]]
+        counted.append(count)
+        learning.append(pad(count & teachable[:, 1 + step :], (0, 1 + step)))
+    rows = reaching(learning)
+    states, learned, weights = [], [], []
+    for step, hidden in enumerate(unroll_rows(head, shape, taught.features, batch.ids, rows, config.recompute)):
+        of_step = torch.nonzero(learning[step].flatten()).flatten()
+        states.append(taken(hidden, torch.searchsorted(rows[step], of_step)))
+        learned.append(of_step)
+        weights.append(torch.full((len(of_step),), DECAY**step / max(1, len(of_step)), device=hidden.device))
+    every = torch.cat(states)
+    teachers = torch.cat([of_step + 1 + step for step, of_step in enumerate(learned)])
+    wanted = best.flatten()[teachers]
+    losses = linear_loss(
+        head.norm(every) if head.output_norm == "logits" else every,
+        head.lm_head.weight,
+        lambda some: taught.said.logits(some, kept).softmax(-1),
+        teachers,
+        wanted if kept is None else torch.searchsorted(kept, wanted),
+        torch.cat(weights),
+    )
+    parts, run = {}, Matches(batch, tally)
+    sizes = [len(of_step) for of_step in learned]
+    for step, (each, right) in enumerate(
+        zip(torch.split(losses.each, sizes), torch.split(losses.right, sizes), strict=True)
+    ):
+        parts[f"step{step}"] = each.sum() / max(1, len(each))
+        run.add(step, _placed(right, learning[step])[:, : counted[step].shape[1]], counted[step])
+    return losses.total, parts
 
 
 @torch.no_grad()
@@ -132,30 +130,56 @@ def measure(
     tally: Tally,
 ) -> None:
     """Unroll a head of either kind over a batch without noise, as decoding does, and count the accepted tokens."""
-    kept = None if vocabulary is None else vocabulary.ids
-    run = Matches(batch, taught.logits.argmax(-1), kept, tally)
+    kept, best, run = None if vocabulary is None else vocabulary.ids, taught.said.best.flatten(), Matches(batch, tally)
     steps, offset = min(config.ttt_steps, batch.ids.shape[1] - 1), token_offset(config.inputs)
-    for step, hidden in enumerate(unroll(head, shape, taught.features, batch.ids, steps, offset=offset)):
-        counted = batch.counted(step)
-        logits = head.logits(hidden[:, : counted.shape[1]]).float()
-        shared = overlap(logits, taught.logits[:, 1 + step :], kept)
-        run.count(step, logits.argmax(-1), counted, shared)
+    counted = [batch.counted(step) for step in range(steps)]
+    learning = [pad(count, (0, 1 + step)) for step, count in enumerate(counted)]
+    if isinstance(head, Eagle3Head):
+        rows = reaching(learning)
+        states = unroll_rows(head, shape, taught.features, batch.ids, rows)
+    else:
+        rows = [torch.arange(batch.ids.numel(), device=batch.ids.device)] * steps
+        whole = unroll(head, shape, taught.features, batch.ids, steps, offset=offset)
+        states = (pad(hidden, (0, 0, 0, 1)).flatten(0, 1) for hidden in whole)
+    for step, hidden in enumerate(states):
+        of_step = torch.nonzero(learning[step].flatten()).flatten()
+        right, shared = [], []
+        for some in torch.split(of_step, MEASURED):
+            logits = head.logits(hidden[torch.searchsorted(rows[step], some)]).float()
+            teachers = some + 1 + step
+            shared.append(shared_with(logits, taught.said.probabilities(teachers, kept)))
+            proposal = logits.argmax(-1)
+            right.append((proposal if kept is None else kept[proposal]) == best[teachers])
+        width = counted[step].shape[1]
+        grids = [_placed(torch.cat(each), learning[step])[:, :width] for each in (right, shared)]
+        run.add(step, grids[0], counted[step], grids[1])
 
 
 class Matches:
     """Counts at each step the rows whose proposal is the target's token, and keeps those right at every step so far."""
 
-    def __init__(self, batch: Batch, best: Tensor, kept: Tensor | None, tally: Tally) -> None:
-        """best [B, T]: the target's likeliest tokens. kept: draft id -> target id, or None where both are the same."""
-        self._best, self._kept, self._tally = best, kept, tally
-        self._earlier = torch.ones_like(batch.loss_mask)
+    def __init__(self, batch: Batch, tally: Tally) -> None:
+        self._tally, self._earlier = tally, torch.ones_like(batch.loss_mask)
 
-    def count(self, step: int, proposal: Tensor, counted: Tensor, shared: Tensor | None = None) -> None:
-        """proposal [B, rows]: draft ids; counted [B, rows]; shared: probability that head and target have in common."""
-        right = (proposal if self._kept is None else self._kept[proposal]) == self._best[:, 1 + step :]
+    def add(self, step: int, right: Tensor, counted: Tensor, shared: Tensor | None = None) -> None:
+        """right, counted [B, rows] bool: whether the likeliest draft is the target's likeliest token, and whether the
+        row counts. shared: probability that head and target have in common."""
         earlier = self._earlier[:, : counted.shape[1]]
         self._tally.add(step, right, earlier, counted, shared)
         self._earlier = earlier & right & counted
+
+
+def _numbered(places: Tensor, batch: Batch) -> Tensor:
+    """Returns the numbers b * T + i of the set places [B, R]."""
+    text, row = torch.nonzero(places, as_tuple=True)
+    return text * batch.ids.shape[1] + row
+
+
+def _placed(values: Tensor, places: Tensor) -> Tensor:
+    """Returns a grid like places with the values [n] where it is set, and zeros elsewhere."""
+    grid = torch.zeros(places.shape, dtype=values.dtype, device=values.device)
+    grid[places] = values
+    return grid
 
 
 def token_offset(inputs: Inputs) -> int:

@@ -26,15 +26,16 @@ from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_export.pair import HeadPart
-from eagle_train.ahead import ahead_objective, measure_ahead
+from eagle_train.ahead import ahead_objective
 from eagle_train.batches import OnlineTeacher, Order, Teacher, gather, step_generator
-from eagle_train.blocks import block_objective, draw_roots, measure_block
+from eagle_train.blocks import block_objective, draw_roots
 from eagle_train.bundle_target import BundleTarget, check_bundle, opened_target
 from eagle_train.cache import CachedTeacher
 from eagle_train.checkpoint import Progress, load_checkpoint, save_checkpoint
 from eagle_train.config import BETAS, CLIP, Job, TrainConfig
 from eagle_train.data import TextReader, Windows, open_windows, special_ids, write_windows
 from eagle_train.errors import TrainError
+from eagle_train.examine import examine
 from eagle_train.from_eagle import start_from_eagle1
 from eagle_train.head import (
     choose_vocabulary,
@@ -47,11 +48,12 @@ from eagle_train.head import (
     vocabulary_of,
 )
 from eagle_train.metrics import Acceptance, Tally
-from eagle_train.objective import Batch, Taught, Vocabulary, eagle1_objective, eagle3_objective, measure
+from eagle_train.objective import Vocabulary, eagle1_objective, eagle3_objective
 from eagle_train.output import CHECKPOINT, LOG, WORK, check_output
+from eagle_train.precision import mixed
 from eagle_train.target import FrozenTarget, fingerprint, open_llama
+from eagle_train.taught import Batch, Taught
 
-EVAL_WINDOWS = 64
 PROGRESS_EVERY_S = 5.0
 
 
@@ -184,8 +186,8 @@ class Run:
         self._order = Order(
             np.diff(windows.starts), config.batch_size, config.seed, processes.process_index, processes.num_processes
         )
-        self._online: Teacher = OnlineTeacher(target, shape.taps) if bundle is None else bundle
-        self._teacher: Teacher = self._online
+        self._teacher: Teacher = OnlineTeacher(target, shape.taps) if bundle is None else bundle
+        self._examiner: Teacher = self._teacher  # of the held-out data
         self._identity = {
             **config.fixed(),
             "data": windows.digest,
@@ -197,6 +199,8 @@ class Run:
         if job.cache is not None:
             with processes.main_process_first():  # it fills the cache for all
                 self._teacher = CachedTeacher(job.cache, target, shape.taps, windows, self._identity["target"])
+                if held_out is not None:
+                    self._examiner = CachedTeacher(job.cache, target, shape.taps, held_out, self._identity["target"])
         self._head = new_head(shape, target, vocabulary, config.inputs, config.seed, given)
         if given is not None and given.config.kind != shape.kind:
             assert isinstance(self._head, BlockHead)
@@ -208,7 +212,9 @@ class Run:
             self._head.fc.requires_grad_(False)
         self._parameters = trained(self._head)
         self._peak = config.peak_lr(target.hidden_size)
-        self._optimizer = torch.optim.AdamW(self._parameters.values(), lr=self._peak, betas=BETAS, weight_decay=0.0)
+        self._optimizer = torch.optim.AdamW(
+            self._parameters.values(), lr=self._peak, betas=BETAS, weight_decay=0.0, fused=True
+        )
         self._log = job.output / WORK / LOG
         self._progress = Progress(0, 0.0)
         if self._checkpoint.is_file():
@@ -236,6 +242,8 @@ class Run:
             if step % config.save_every == 0:
                 self._save(loss)
                 saved = step
+            if step % config.eval_every == 0 and config.used(step, elapsed) < 1:
+                self._evaluate()
             if step % config.log_every == 0 or step == 1:
                 self._log_step(loss, parts, tally.read())
                 tally = self._tally()
@@ -275,7 +283,7 @@ class Run:
         taught = self._teacher.teach(self._windows, indices, batch)
         for group in self._optimizer.param_groups:
             group["lr"] = self._peak * config.lr_factor(step, self._progress.elapsed_s)
-        with self._autocast():
+        with mixed(self._device):
             loss, parts = self._objective(batch, taught, step, tally)
         loss.backward()  # type: ignore[no-untyped-call]
         gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
@@ -296,41 +304,37 @@ class Run:
             noise = torch.rand(taught.features.shape, generator=generator, device=self._device)
             noise = (2 * noise - 1) * config.noise
             return eagle1_objective(self._head, self._shape, batch, taught, noise, config, tally)
-        if isinstance(self._head, BlockHead):
-            cpu = step_generator(config.seed, step, self._processes.process_index, torch.device("cpu"))
-            roots = [draw_roots(batch, count, cpu) for count in (config.anchors, config.singles) if count]
-            return block_objective(self._head, self._shape, batch, taught, self._vocabulary, roots, tally)
-        return eagle3_objective(self._head, self._shape, batch, taught, self._vocabulary, config, tally)
+        if isinstance(self._head, Eagle3Head):
+            chosen = None
+            if config.ttt_share < 1:
+                generator = step_generator(config.seed, step, self._processes.process_index, self._device)
+                chosen = torch.rand(batch.ids.shape, generator=generator, device=self._device) < config.ttt_share
+            return eagle3_objective(self._head, self._shape, batch, taught, self._vocabulary, config, tally, chosen)
+        cpu = step_generator(config.seed, step, self._processes.process_index, torch.device("cpu"))
+        roots = [draw_roots(batch, count, cpu) for count in (config.anchors, config.singles) if count]
+        return block_objective(self._head, self._shape, batch, taught, self._vocabulary, roots, tally)
 
     def _as_read(self, taught: Taught) -> Taught:
-        return Taught(self._read(taught.features), taught.logits, taught.last)
-
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda")
+        return Taught(self._read(taught.features), taught.said, taught.last)
 
     def _evaluate(self) -> Acceptance | None:
-        """Returns the acceptance on the first EVAL_WINDOWS windows of the held-out data, if given."""
+        """Returns the acceptance on the held-out data, if given, and logs it."""
         if self._held_out is None:
             return None
-        steps = self._config.measured_steps
-        tally, free = Tally(steps, self._device), Tally(steps, self._device)  # free: of blocks without transitions
-        for index in range(
-            min(EVAL_WINDOWS, len(self._held_out))
-        ):  # one at a time, since this unrolls further than training
-            batch = gather(self._held_out, [index], self._device)
-            taught = self._online.teach(self._held_out, [index], batch)
-            with self._autocast(), torch.no_grad():
-                if isinstance(self._head, BlockHead):
-                    measure_block(self._head, self._shape, batch, taught, self._vocabulary, tally, free)
-                elif isinstance(self._head, HeadsAhead):
-                    measure_ahead(self._head, batch, self._as_read(taught), tally)
-                else:
-                    taught = self._as_read(taught)
-                    measure(self._head, self._shape, batch, taught, self._vocabulary, self._config, tally)
-        acceptance = tally.read()
+        with mixed(self._device):
+            acceptance, free = examine(
+                self._head,
+                self._shape,
+                self._held_out,
+                self._examiner,
+                self._as_read,
+                self._vocabulary,
+                self._config,
+                self._device,
+            )
         row = {"event": "eval", "step": self._progress.step, **acceptance.to_json()}
         if self._shape.markov_rank:
-            row["without_transitions"] = free.read().to_json()
+            row["without_transitions"] = free.to_json()
         self.log(row)
         alphas = " ".join(f"{alpha:.3f}" for alpha in acceptance.n_alpha)
         _say(f"held out: tau {acceptance.tau:.3f}, n-alpha {alphas}")

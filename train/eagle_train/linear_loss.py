@@ -1,0 +1,160 @@
+"""The distribution loss through an LM head, with its gradient computed on the way, so that no logits are kept.
+
+    z = W h, q = softmax(z)      loss = a CE + (1 - a) TV, CE = sum p (lse(z) - z), TV = 1 - sum min(p, q)
+    dCE/dz = q sum(p) - p        dTV/dz = q (S - m), m = [q < p], S = sum m q
+
+Rows are taken in the order of their teachers, so that drafts of one token at several steps share the target's logits.
+All buffers are reused from chunk to chunk: on a CPU fresh memory costs more than the arithmetic on it.
+
+Shapes: n rows, H width, Vd draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagle_train.losses import CROSS_ENTROPY
+from eagle_train.taught import Said
+
+CHUNK = {"cpu": 1 << 20}  # logits at a time: on a CPU what its caches hold
+CHUNK_ELSEWHERE = 1 << 27
+LEAST = 128  # rows at a time, for products that are worth reading the weights
+Teacher = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class RowLosses:
+    """total: the weighted sum of all rows' losses. each [n]: their losses, without gradients. right [n] bool: whether
+    the likeliest draft token is the wanted one."""
+
+    total: Tensor
+    each: Tensor
+    right: Tensor
+
+
+def linear_loss(
+    hidden: Tensor, lm_head: Tensor, teacher: Teacher, teacher_rows: Tensor, wanted: Tensor, weights: Tensor
+) -> RowLosses:
+    """Returns the losses of rows [n, H] of hidden states through an LM head [Vd, H].
+
+    teacher: returns the probabilities [k, Vd] in fp32 of the target's rows [k]. teacher_rows [n]: which of them each
+    row learns. wanted [n]: the draft id of the target's likeliest token. weights [n]: of each row's loss in the
+    total."""
+    order = teacher_rows.argsort(stable=True)
+    if torch.is_autocast_enabled(hidden.device.type):
+        kind = torch.get_autocast_dtype(hidden.device.type)
+        hidden, lm_head = hidden.to(kind), lm_head.to(kind)
+    total, each, right = _LinearLoss.apply(  # type: ignore[no-untyped-call]
+        hidden[order], lm_head, teacher, teacher_rows[order], wanted[order], weights[order]
+    )
+    back = torch.empty_like(order)
+    back[order] = torch.arange(len(order), device=order.device)
+    return RowLosses(total, each[back], right[back])
+
+
+class _LinearLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        lm_head: Tensor,
+        teacher: Teacher,
+        teacher_rows: Tensor,
+        wanted: Tensor,
+        weights: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        count, width = len(hidden), len(lm_head)
+        size = _rows_at_a_time(hidden, width)
+        pulled, grown = torch.zeros_like(hidden), torch.zeros_like(lm_head, dtype=torch.float32)
+        losses = weights.new_zeros(count)
+        right = torch.zeros(count, dtype=torch.bool, device=hidden.device)
+        buffers = [hidden.new_empty((min(size, count), width), dtype=torch.float32) for _ in range(3)]
+        with torch.autocast(hidden.device.type, enabled=False):
+            for start in range(0, count, size):
+                part = slice(start, min(start + size, count))
+                p, q, spare = (buffer[: part.stop - start] for buffer in buffers)
+                rows, among = torch.unique_consecutive(teacher_rows[part], return_inverse=True)
+                torch.index_select(teacher(rows), 0, among, out=p)
+                h, share = hidden[part], weights[part, None]
+                if h.dtype == torch.float32:
+                    torch.mm(h, lm_head.T, out=q)
+                else:
+                    q.copy_(torch.mm(h, lm_head.T))
+                losses[part], right[part] = _loss_and_pull(p, q, spare, wanted[part])
+                pull = q.to(h.dtype)
+                torch.mm(pull, lm_head, out=pulled[part]).mul_(share)
+                if h.dtype == torch.float32:
+                    grown.addmm_(pull.T, h * share)
+                else:
+                    grown += torch.mm(pull.T, (h * share).to(h.dtype))
+        ctx.save_for_backward(pulled, grown.to(lm_head.dtype))
+        ctx.mark_non_differentiable(losses, right)
+        return (losses * weights).sum(), losses, right
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        pulled, grown = ctx.saved_tensors
+        given = gradients[0]
+        return pulled * given.to(pulled.dtype), grown * given.to(grown.dtype), None, None, None, None
+
+
+def _loss_and_pull(p: Tensor, q: Tensor, spare: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """p: probabilities of the teacher [n, Vd]. q: logits of the draft, which become the loss's gradient by them. spare
+    [n, Vd]. Returns loss and whether `wanted` is the likeliest id, [n] each."""
+    mass = p.sum(-1)
+    q.sub_(q.amax(-1, keepdim=True))
+    right = q.gather(-1, wanted[:, None])[:, 0] == 0
+    expected = torch.mul(p, q, out=spare).sum(-1)
+    scale = q.exp_().sum(-1)
+    q.div_(scale[:, None])
+    missed = torch.sub(p, q, out=spare).clamp_(min=0).sum(-1)  # sum of p - min(p, q)
+    gained = spare.sign_().mul_(q).sum(-1)
+    cross_entropy, variation = mass * scale.log() - expected, 1 - mass + missed
+    q.mul_((CROSS_ENTROPY * mass + (1 - CROSS_ENTROPY) * gained)[:, None])
+    q.sub_(spare, alpha=1 - CROSS_ENTROPY).sub_(p, alpha=CROSS_ENTROPY)
+    return CROSS_ENTROPY * cross_entropy + (1 - CROSS_ENTROPY) * variation, right
+
+
+def classification(hidden: Tensor, lm_head: Tensor, said: Said, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the mean cross-entropy of hidden states [n, H], through the target's own frozen LM head [V, H], against
+    what the target says in rows [n], and whether the likeliest token of each is the target's [n] bool."""
+    if torch.is_autocast_enabled(hidden.device.type):
+        kind = torch.get_autocast_dtype(hidden.device.type)
+        hidden, lm_head = hidden.to(kind), lm_head.to(kind)
+    loss, right = _Classification.apply(hidden, lm_head, said, rows)  # type: ignore[no-untyped-call]
+    return loss, right
+
+
+class _Classification(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, lm_head: Tensor, said: Said, rows: Tensor) -> tuple[Tensor, Tensor]:
+        best, pulled, losses = said.best.flatten()[rows], torch.zeros_like(hidden), []
+        right = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
+        size = _rows_at_a_time(hidden, len(lm_head))
+        with torch.autocast(hidden.device.type, enabled=False):
+            for start in range(0, len(rows), size):
+                part = slice(start, start + size)
+                p, z = said.probabilities(rows[part], None), torch.mm(hidden[part], lm_head.T).float()
+                z.sub_(z.amax(-1, keepdim=True))
+                right[part] = z.gather(-1, best[part, None])[:, 0] == 0
+                expected, scale = (p * z).sum(-1), z.exp_().sum(-1)
+                losses.append(scale.log() - expected)
+                pulled[part] = torch.mm(z.div_(scale[:, None]).sub_(p).to(hidden.dtype), lm_head)
+        count = max(1, len(rows))
+        ctx.save_for_backward(pulled.div_(count))
+        ctx.mark_non_differentiable(right)
+        return torch.cat([*losses, hidden.new_zeros(0, dtype=torch.float32)]).sum() / count, right
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (pulled,) = ctx.saved_tensors
+        return pulled * gradients[0].to(pulled.dtype), None, None, None
+
+
+def _rows_at_a_time(hidden: Tensor, width: int) -> int:
+    return max(LEAST, CHUNK.get(hidden.device.type, CHUNK_ELSEWHERE) // width)

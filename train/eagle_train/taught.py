@@ -1,0 +1,127 @@
+"""What the frozen target says of a batch of texts: its features, and its distribution of each next token.
+
+A row of logits over the target's vocabulary is large, and training looks at few of them, mostly over the draft
+vocabulary alone. So logits are computed when rows are asked for; what needs the whole vocabulary, the likeliest token
+and the log-sum-exp, is known for all rows that matter.
+
+Shapes: B texts, T tokens, n rows of B * T, V vocabulary, Vd some of its ids, H width of the last state, W of the
+features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, pad
+
+ROWS = 128  # of logits over the whole vocabulary that are held at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """ids [B, T], zero after the end of a text. loss_mask [B, T] bool: tokens to be predicted, False in the padding."""
+
+    ids: Tensor
+    loss_mask: Tensor
+
+    def counted(self, step: int) -> Tensor:
+        """Returns [B, T - 1 - step] bool: rows whose predicted token i + 2 + step carries loss. The last row has
+        none."""
+        return pad(self.loss_mask[:, 2 + step :], (0, 1))
+
+    @property
+    def asked(self) -> Tensor:
+        """Returns [B, T] bool: rows of the target whose next token carries loss; nothing is asked of the others."""
+        return pad(self.loss_mask[:, 1:], (0, 1))
+
+
+class Said(Protocol):
+    """The target's distribution of the next token, row by row. Rows are numbered through the texts, b * T + t."""
+
+    @property
+    def best(self) -> Tensor:
+        """Returns [B, T]: the likeliest token, of the rows that are asked for."""
+        ...
+
+    def logits(self, rows: Tensor, kept: Tensor | None) -> Tensor:
+        """Returns the fp32 logits [n, Vd] of rows [n] over the ids `kept` [Vd], or [n, V] if that is None."""
+        ...
+
+    def probabilities(self, rows: Tensor, kept: Tensor | None) -> Tensor:
+        """As logits, after the softmax over the whole vocabulary: they sum to 1 or less."""
+        ...
+
+
+class WholeLogits:
+    """Said by logits [B, T, V] in fp32."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self._flat, self._best = logits.flatten(0, 1), logits.argmax(-1)
+
+    @property
+    def best(self) -> Tensor:
+        return self._best
+
+    def logits(self, rows: Tensor, kept: Tensor | None) -> Tensor:
+        some = self._flat[rows]
+        return some if kept is None else some.index_select(-1, kept)
+
+    def probabilities(self, rows: Tensor, kept: Tensor | None) -> Tensor:
+        some = self._flat[rows].softmax(-1)
+        return some if kept is None else some.index_select(-1, kept)
+
+
+class StateLogits:
+    """Said by states [B, T, H] after the last norm, through an LM head [V, H]."""
+
+    def __init__(self, states: Tensor, lm_head: Tensor, best: Tensor, lse: Tensor) -> None:
+        """best [B, T], lse [B, T]: as likeliest returns them."""
+        self._flat, self._lm_head, self._best, self._lse = states.flatten(0, 1), lm_head, best, lse
+        self._rows: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def best(self) -> Tensor:
+        return self._best
+
+    def logits(self, rows: Tensor, kept: Tensor | None) -> Tensor:
+        return _logits(self._flat[rows], self._lm_head if kept is None else self._rows_of(kept))
+
+    def probabilities(self, rows: Tensor, kept: Tensor | None) -> Tensor:
+        return self.logits(rows, kept).sub_(self._lse.flatten()[rows, None]).exp_()
+
+    def _rows_of(self, kept: Tensor) -> Tensor:
+        """Returns the LM head's rows of the kept ids, gathered once."""
+        if self._rows is None or self._rows[0] is not kept:
+            self._rows = (kept, self._lm_head[kept])
+        return self._rows[1]
+
+
+@torch.no_grad()
+def likeliest(states: Tensor, lm_head: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the likeliest token and the log-sum-exp of the logits [B, T] of states [B, T, H]; 0 where not asked
+    [B, T]."""
+    best = torch.zeros(asked.shape, dtype=torch.int64, device=states.device)
+    lse = torch.zeros(asked.shape, dtype=torch.float32, device=states.device)
+    flat = states.flatten(0, 1)
+    for rows in torch.split(torch.nonzero(asked.flatten()).flatten(), ROWS):
+        logits = _logits(flat[rows], lm_head)
+        best.view(-1)[rows], lse.view(-1)[rows] = logits.argmax(-1), logits.logsumexp(-1)
+    return best, lse
+
+
+def _logits(states: Tensor, lm_head: Tensor) -> Tensor:
+    return linear(states.to(lm_head.dtype), lm_head).float()
+
+
+@dataclass(frozen=True, slots=True)
+class Taught:
+    """The frozen target's outputs for a batch: features [B, T, W] (last hidden state, or the taps joined; as the head
+    reads them, after fc, where the objectives get them), said: its distributions, and, where the target's own modules
+    computed them, last [B, T, H]: states after the last norm."""
+
+    features: Tensor
+    said: Said
+    last: Tensor | None = None
