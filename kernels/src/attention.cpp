@@ -1,0 +1,199 @@
+// ExactTreeAttention: attention over a head-major cache and the new rows of a tree. A row's result depends on its visible
+// columns, in the order of their positions, and on nothing else.
+//
+//   inputs   q [1, T, heads * D] or [1, T, heads, D], k and v alike with kv_heads, fp32
+//            past keys [kv_heads, C, D], past values [kv_heads, D / cut, C, cut], fp32 or both fp16
+//            position_ids [1, T] int64, the first being the number of committed columns
+//            tree_mask [1, 1, T, T] fp32: a row sees the new rows at which it is above -1
+//            cosine and sine [1, T, D / 2] fp32, or neither: q and k are rotated already
+//   outputs  [1, T, heads * D], new keys and new values [1, T, kv_heads, D], fp32
+//   attributes  heads, kv_heads, width (D), scale; window (0: none), softcap (0: none)
+#include <cstdlib>
+#include <cstring>
+#include <initializer_list>
+
+#include "kernels.hpp"
+#include "memory.hpp"
+#include "operators.hpp"
+
+namespace eagle {
+namespace {
+constexpr double FEW = 250e3;      // multiply-adds that one thread computes as fast as several
+constexpr int64_t SPLIT_ROWS = 32;  // up to so many rows columns are split among threads, above rows are
+constexpr int64_t BLOCK_ROWS = 48;  // rows times query heads per key of one piece of work, where rows are split
+
+struct Node {
+  int64_t heads = 0, kv_heads = 0, width = 0, window = 0;
+  float scale = 1, cap = 0;
+  const Kernels* kernels = nullptr;
+};
+
+ort::Status create(const ort::CustomOp*, const void*, const void* info, void** kernel) {
+  Node node;
+  const bool sizes = ort::attribute(info, "heads", &node.heads) && ort::attribute(info, "kv_heads", &node.kv_heads) &&
+                     ort::attribute(info, "width", &node.width) && ort::attribute(info, "scale", &node.scale);
+  ort::attribute(info, "window", &node.window);
+  ort::attribute(info, "softcap", &node.cap);
+  if (!sizes || node.heads < 1 || node.heads > 4096 || node.kv_heads < 1 || node.heads % node.kv_heads ||
+      node.width < 8 || node.width > 1024 || node.width % 8 || node.window < 0 || !(node.cap >= 0))
+    return ort::error("ExactTreeAttention: heads, kv_heads, width, scale, window or softcap are missing or wrong");
+  node.kernels = &chosen();
+  Node* p = make<Node>();
+  if (p == nullptr) return ort::error("ExactTreeAttention: out of memory (bad allocation)");
+  *p = node;
+  *kernel = p;
+  return nullptr;
+}
+
+bool rows_of(const ort::Tensor& t, int64_t rows, int64_t heads, int64_t width) {
+  if (t.type != ort::FLOAT || t.data == nullptr || t.dims[0] != 1 || t.dims[1] != rows) return false;
+  return (t.rank == 3 && t.dims[2] == heads * width) || (t.rank == 4 && t.dims[2] == heads && t.dims[3] == width);
+}
+
+// Whether row t sees the new rows 0 .. t and no others, for all rows.
+bool is_chain(const float* mask, int64_t rows) {
+  for (int64_t t = 0; t < rows; t++) {
+    const float* row = mask + t * rows;
+    int64_t other = 0;
+    for (int64_t u = 0; u <= t; u++) other += !(row[u] > -1);
+    for (int64_t u = t + 1; u < rows; u++) other += row[u] > -1;
+    if (other) return false;
+  }
+  return true;
+}
+
+ort::Status read(const Node& node, void* context, Attention* job, const float** mask) {
+  ort::Tensor q, k, v, keys, values, positions, tree, cosine, sine;
+  ort::Tensor* each[9] = {&q, &k, &v, &keys, &values, &positions, &tree, &cosine, &sine};
+  size_t inputs = 0;
+  RETURN_IF_ERROR(ort::call(ort::INPUT_COUNT, context, &inputs));
+  for (size_t i = 0; i < 9 && i < inputs; i++) RETURN_IF_ERROR(ort::input(context, i, each[i]));
+  Attention& j = *job;
+  const int64_t rows = q.rank >= 2 ? q.dims[1] : 0, D = node.width;
+  if (rows < 1 || rows > (1 << 20) || !rows_of(q, rows, node.heads, D) || !rows_of(k, rows, node.kv_heads, D) ||
+      !rows_of(v, rows, node.kv_heads, D))
+    return ort::error("ExactTreeAttention: q, k or v have another shape or type");
+  const bool half = keys.type == ort::FLOAT16;
+  const int kind = half ? ort::FLOAT16 : ort::FLOAT;
+  const int64_t columns = keys.rank == 3 ? keys.dims[1] : 0, cut = values.rank == 4 ? values.dims[3] : 0;
+  if (!keys.is(kind, 3) || keys.dims[0] != node.kv_heads || columns < 1 || keys.dims[2] != D || !values.is(kind, 4) ||
+      values.dims[0] != node.kv_heads || cut < 8 || cut % 8 || values.dims[1] * cut != D || values.dims[2] != columns)
+    return ort::error("ExactTreeAttention: past keys or values have another shape or type");
+  if (!positions.is(ort::INT64, 2) || positions.dims[0] != 1 || positions.dims[1] != rows || !tree.is(ort::FLOAT, 4) ||
+      tree.dims[0] != 1 || tree.dims[1] != 1 || tree.dims[2] != rows || tree.dims[3] != rows)
+    return ort::error("ExactTreeAttention: position_ids or tree_mask have another shape or type");
+  const bool rotates = cosine.data != nullptr || sine.data != nullptr;
+  for (const ort::Tensor* t : {&cosine, &sine})
+    if (rotates && (!t->is(ort::FLOAT, 3) || t->dims[0] != 1 || t->dims[1] != rows || t->dims[2] * 2 != D || D % 16))
+      return ort::error("ExactTreeAttention: cosine or sine have another shape or type");
+  j.rows = rows, j.columns = columns, j.cut = cut, j.half = half;
+  j.heads = node.heads, j.kv_heads = node.kv_heads, j.width = D, j.window = node.window;
+  j.scale = node.scale, j.cap = node.cap;
+  j.positions = static_cast<const int64_t*>(positions.data);
+  j.committed = j.positions[0];
+  if (j.committed < 0 || j.committed > columns)
+    return ort::error("ExactTreeAttention: the first position is not a number of columns of the cache");
+  j.q = static_cast<const float*>(q.data), j.k = static_cast<const float*>(k.data), j.v = static_cast<const float*>(v.data);
+  j.past_keys = keys.data, j.past_values = values.data;
+  j.cosine = static_cast<const float*>(cosine.data), j.sine = static_cast<const float*>(sine.data);
+  *mask = static_cast<const float*>(tree.data);
+  const int64_t out[3] = {1, rows, node.heads * D}, rows_out[4] = {1, rows, node.kv_heads, D};
+  RETURN_IF_ERROR(ort::output(context, 0, out, 3, &j.out));
+  RETURN_IF_ERROR(ort::output(context, 1, rows_out, 4, &j.new_keys));
+  return ort::output(context, 2, rows_out, 4, &j.new_values);
+}
+
+ort::Status compute(void* kernel, void* context) {
+  const Node& node = *static_cast<const Node*>(kernel);
+  const Kernels& kernels = *node.kernels;
+  Attention j{};
+  const float* mask = nullptr;
+  RETURN_IF_ERROR(read(node, context, &j, &mask));
+
+  Buffer lists;
+  j.chain = is_chain(mask, j.rows);
+  j.longest = j.rows;
+  if (!j.chain) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < j.rows * j.rows; i++) count += mask[i] > -1;
+    int32_t* seen = reinterpret_cast<int32_t*>(lists.get(static_cast<size_t>(count + j.rows + 2) * 4));
+    if (seen == nullptr) return ort::error("ExactTreeAttention: out of memory (bad allocation)");
+    int32_t *first = seen + count, n = 0;
+    j.longest = 0;
+    first[0] = 0;
+    for (int64_t t = 0; t < j.rows; t++) {
+      for (int64_t u = 0; u < j.rows; u++)
+        if (mask[t * j.rows + u] > -1) seen[n++] = static_cast<int32_t>(u);
+      first[t + 1] = n;
+      if (n - first[t] > j.longest) j.longest = n - first[t];
+    }
+    j.seen = seen, j.first = first;
+  }
+
+  const int64_t sharing = j.sharing(), rows = j.rows * sharing;
+  j.groups = (j.committed + j.longest + GROUP - 1) / GROUP;
+  const bool split = j.rows <= SPLIT_ROWS;
+  const size_t queries = static_cast<size_t>(j.kv_heads * rows * j.width);
+  const size_t parts = split ? static_cast<size_t>(j.kv_heads * j.groups * rows * (j.width + 2)) : 0;
+  Buffer shared;
+  j.queries = reinterpret_cast<float*>(shared.get((queries + parts) * 4 + 64));
+  if (j.queries == nullptr) return ort::error("ExactTreeAttention: out of memory (bad allocation)");
+  j.parts = j.queries + queries;
+
+  const bool alone = 2.0 * double(j.committed + j.rows / 2 + 1) * double(rows * j.kv_heads * j.width) < FEW;
+  bool failed = false;  // a thread had no memory; all threads write the same value
+  auto prepared = [&](size_t h) { kernels.prepare(j, int64_t(h)); };
+  RETURN_IF_ERROR(ort::parallel(context, size_t(j.kv_heads), alone || j.rows < 16, prepared));
+  if (split) {
+    const size_t needed = kernels.scratch(j, j.rows) * 4;
+    auto part = [&](size_t i) {
+      Buffer scratch;
+      float* work = reinterpret_cast<float*>(scratch.get(needed));
+      if (work == nullptr) failed = true;
+      else kernels.part(j, int64_t(i) / j.groups, int64_t(i) % j.groups, work);
+    };
+    RETURN_IF_ERROR(ort::parallel(context, size_t(j.kv_heads * j.groups), alone, part));
+    for (int64_t h = 0; h < j.kv_heads && !failed; h++) kernels.join(j, h);
+  } else {
+    const int64_t step = BLOCK_ROWS / sharing > 1 ? BLOCK_ROWS / sharing : 1, blocks = (j.rows + step - 1) / step;
+    const size_t needed = kernels.scratch(j, step) * 4;
+    auto block = [&](size_t i) {
+      Buffer scratch;
+      float* work = reinterpret_cast<float*>(scratch.get(needed));
+      const int64_t first = (blocks - 1 - int64_t(i) / j.kv_heads) * step;  // the last rows see most: they go first
+      const int64_t last = first + step < j.rows ? first + step : j.rows;
+      if (work == nullptr) failed = true;
+      else kernels.whole(j, int64_t(i) % j.kv_heads, first, last, work);
+    };
+    RETURN_IF_ERROR(ort::parallel(context, size_t(j.kv_heads * blocks), alone, block));
+  }
+  return failed ? ort::error("ExactTreeAttention: out of memory (bad allocation)") : nullptr;
+}
+
+int input_type(bool half, size_t i) { return i == 5 ? ort::INT64 : half && (i == 3 || i == 4) ? ort::FLOAT16 : ort::FLOAT; }
+
+constexpr ort::CustomOp OPERATOR = {
+    ort::OP_VERSION,
+    nullptr,
+    [](const ort::CustomOp*) { return "ExactTreeAttention"; },
+    [](const ort::CustomOp*) -> const char* { return nullptr; },
+    [](const ort::CustomOp*, size_t i) { return input_type(false, i); },
+    [](const ort::CustomOp*) -> size_t { return 9; },
+    [](const ort::CustomOp*, size_t) { return int(ort::FLOAT); },
+    [](const ort::CustomOp*) -> size_t { return 3; },
+    nullptr,
+    [](void* kernel) { unmake(static_cast<Node*>(kernel)); },
+    [](const ort::CustomOp*, size_t i) { return i < 7 ? 0 : 1; },
+    [](const ort::CustomOp*, size_t) { return 0; },
+    [](const ort::CustomOp*, size_t) { return 0; },
+    [](const ort::CustomOp*) { return 0; },
+    [](const ort::CustomOp*) { return 0; },
+    [](const ort::CustomOp*) { return 0; },
+    [](const ort::CustomOp*) { return 0; },
+    create,
+    compute,
+};
+}  // namespace
+
+const ort::CustomOp* attention_operator() { return &OPERATOR; }
+}  // namespace eagle

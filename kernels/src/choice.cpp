@@ -1,0 +1,45 @@
+// Which instruction set is used.
+#include <cstring>
+
+#include "kernels.hpp"
+
+namespace eagle {
+namespace {
+using Provider = const Kernels* (*)();
+constexpr Provider PROVIDERS[] = {  // from the best
+#if defined(__x86_64__) || defined(_M_X64)
+    avx2_kernels,
+#elif defined(__aarch64__)
+    neon_kernels,
+#endif
+    plain_kernels,
+};
+
+const Kernels* best() {
+  for (Provider provider : PROVIDERS)
+    if (const Kernels* kernels = provider()) return kernels;
+  return nullptr;
+}
+
+const Kernels* current = nullptr;
+}  // namespace
+
+const Kernels& chosen() {
+  if (current == nullptr) current = best();
+  return *current;
+}
+
+int choose(const char* name) {
+  if (name == nullptr) {
+    current = best();
+    return 1;
+  }
+  for (Provider provider : PROVIDERS) {
+    const Kernels* kernels = provider();
+    if (kernels == nullptr || strcmp(kernels->name, name) != 0) continue;
+    current = kernels;
+    return 1;
+  }
+  return 0;
+}
+}  // namespace eagle

@@ -1,0 +1,93 @@
+// What an instruction set provides. Every set computes the same bits: integer sums are exact in any order, and all sums
+// of floats have an order that is fixed here and in attention.inl.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace eagle {
+
+// ---------------------------------------------------------------------------------------------------------- products
+//
+//   y[n] = fold over blocks b, ascending, from 0:  y = fma(float(d), step[n, b] * scale[b], y)
+//   d    = sum over the block of (level[n, k] - zero[n, b]) * q[k], exact
+//   q[k] = nearest(x[k] * (127 / a)), scale[b] = a / 127, with a the block's largest absolute value
+//
+// The last block may have fewer inputs; levels beyond them meet q = 0.
+
+constexpr int64_t PANEL = 16;  // columns that are stored together
+constexpr int64_t META = 48;   // bytes per panel and block: 16 steps in fp16, 16 zero levels
+
+struct Weight {
+  int64_t inputs, columns, block, blocks, panels;  // K, N, channels per block, blocks per column, panels of columns
+  int bits;                                        // 4 or 8
+  uint8_t* levels;  // [panels, blocks, block * 16 * bits / 8]: see Kernels::group
+  uint8_t* meta;    // [panels, blocks, META]
+  int64_t panel_bytes() const { return blocks * block * PANEL * bits / 8; }
+};
+
+// Rows of activations of one tile, quantised. values: for each group of inputs, that of row 0, of row 1, ...
+struct Rows {
+  const void* values;
+  const float* scales;   // [rows, blocks]
+  const int32_t* sums;   // [rows, blocks], of q over a block
+};
+
+// --------------------------------------------------------------------------------------------------------- attention
+//
+// A row's visible columns are numbered by position: the committed ones, then its ancestors among the new rows. Sums run
+// over blocks of BLOCK such numbers, then over GROUPs of them. So a result depends on the row and its visible columns.
+
+constexpr int64_t BLOCK = 128, GROUP = 256;
+
+struct Attention {
+  int64_t rows, committed, columns;         // T, valid columns of the cache, columns that it is laid out for
+  int64_t heads, kv_heads, width, cut;      // D; values of a head are stored in pieces of `cut`
+  int64_t window;                           // positions that a row sees, itself included; 0: all
+  float scale, cap;                         // cap 0: scores have no bound
+  bool half;                                // the cache holds fp16
+  const float *q, *k, *v;                   // [T, heads, D], [T, kv_heads, D] twice
+  const float *cosine, *sine;               // [T, D / 2], or null: q and k are rotated already
+  const void *past_keys, *past_values;      // [kv_heads, columns, D], [kv_heads, D / cut, columns, cut]
+  const int64_t* positions;                 // [T]
+  float *out, *new_keys, *new_values;       // [T, heads, D], [T, kv_heads, D] twice
+  bool chain;                               // row t sees the new rows 0..t; else those in `seen`
+  const int32_t *seen, *first;              // row t sees seen[first[t]] .. seen[first[t + 1] - 1], ascending
+  int64_t longest;                          // the most new rows that one sees
+  float* queries;                           // [kv_heads, T, heads / kv_heads, D], rotated and scaled
+  float* parts;                             // [kv_heads, groups, T * heads / kv_heads, D + 2]; split work only
+  int64_t groups;
+
+  int64_t sharing() const { return heads / kv_heads; }
+  int64_t visible(int64_t t) const { return chain ? t + 1 : first[t + 1] - first[t]; }
+};
+
+struct Kernels {
+  const char* name;
+  int group;           // inputs of a column that are stored together in 8-bit weights: 2 or 4; 4-bit ones have 4
+  bool wide_inputs;    // rows for 8-bit weights are int16, else int8
+  bool signed_levels;  // 8-bit levels are stored minus 128
+  int tile_rows[2];    // rows of a tile at most, for 4 and 8 bits
+  // Quantises a row of `inputs` values to q [blocks * block].
+  void (*quantise)(const float* x, int64_t inputs, int64_t block, int64_t blocks, int8_t* q, float* scales,
+                   int32_t* sums);
+  // Blocks first .. first + count - 1 of one panel for the rows of a tile: y [rows, stride], 16 columns. Continues
+  // earlier blocks unless first is 0. ahead: memory that is wanted next.
+  void (*product)(const Weight& weight, int64_t panel, int64_t first, int64_t count, int rows, Rows x, float* y,
+                  int64_t stride, const uint8_t* ahead);
+  void (*prepare)(const Attention& job, int64_t kv_head);
+  size_t (*scratch)(const Attention& job, int64_t rows);  // floats that `group` and `block` need for so many rows
+  void (*part)(const Attention& job, int64_t kv_head, int64_t group, float* scratch);
+  void (*join)(const Attention& job, int64_t kv_head);
+  void (*whole)(const Attention& job, int64_t kv_head, int64_t first, int64_t last, float* scratch);
+};
+
+const Kernels& chosen();       // the best set of this processor, or the one that was asked for
+int choose(const char* name);  // see eagle_use_instruction_set
+
+const Kernels* plain_kernels();
+const Kernels* avx2_kernels();
+const Kernels* vnni_kernels();
+const Kernels* avx512_kernels();
+const Kernels* neon_kernels();
+
+}  // namespace eagle

@@ -1,0 +1,211 @@
+// Eight floats at a time. Included once per instruction set, inside its own namespace; every form computes the same bits.
+#if defined(LANES_AVX2)
+
+using V = __m256;
+static inline V load(const float* p) { return _mm256_loadu_ps(p); }
+static inline V load(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+static inline void store(float* p, V v) { _mm256_storeu_ps(p, v); }
+static inline V all(float x) { return _mm256_set1_ps(x); }
+static inline V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
+static inline V add(V a, V b) { return _mm256_add_ps(a, b); }
+static inline V sub(V a, V b) { return _mm256_sub_ps(a, b); }
+static inline V mul(V a, V b) { return _mm256_mul_ps(a, b); }
+static inline V div(V a, V b) { return _mm256_div_ps(a, b); }
+static inline V larger(V a, V b) { return _mm256_max_ps(a, b); }
+static inline V absolute(V a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.f), a); }
+static inline V with_sign(V a, V sign) { return _mm256_or_ps(a, _mm256_and_ps(_mm256_set1_ps(-0.f), sign)); }
+static inline V nearest(V a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+static inline V power2(V n) {  // of whole numbers from -126 to 127
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+}
+static inline void four_sums(V a, V b, V c, V d, float* out) {
+  const V t = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1)));
+}
+static inline float of_half(uint16_t x) { return _cvtsh_ss(x); }
+static inline uint16_t to_half(float x) { return static_cast<uint16_t>(_cvtss_sh(x, 0)); }
+// Sixteen values to the nearest whole numbers, -127 to 127; returns their sum.
+static inline int32_t narrow(const float* x, V factor, int8_t* out) {
+  const __m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(load(x), factor));
+  const __m256i b = _mm256_cvtps_epi32(_mm256_mul_ps(load(x + 8), factor));
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out),
+                   _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+  const __m256i pairs = _mm256_madd_epi16(words, _mm256_set1_epi16(1));
+  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+}
+
+#elif defined(LANES_NEON)
+
+struct V { float32x4_t a, b; };
+static inline V load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4)}; }
+static inline V load(const uint16_t* p) {
+  const float16x8_t h = vreinterpretq_f16_u16(vld1q_u16(p));
+  return {vcvt_f32_f16(vget_low_f16(h)), vcvt_f32_f16(vget_high_f16(h))};
+}
+static inline void store(float* p, V v) { vst1q_f32(p, v.a); vst1q_f32(p + 4, v.b); }
+static inline V all(float x) { return {vdupq_n_f32(x), vdupq_n_f32(x)}; }
+static inline V fma(V a, V b, V c) { return {vfmaq_f32(c.a, a.a, b.a), vfmaq_f32(c.b, a.b, b.b)}; }
+static inline V add(V a, V b) { return {vaddq_f32(a.a, b.a), vaddq_f32(a.b, b.b)}; }
+static inline V sub(V a, V b) { return {vsubq_f32(a.a, b.a), vsubq_f32(a.b, b.b)}; }
+static inline V mul(V a, V b) { return {vmulq_f32(a.a, b.a), vmulq_f32(a.b, b.b)}; }
+static inline V div(V a, V b) { return {vdivq_f32(a.a, b.a), vdivq_f32(a.b, b.b)}; }
+static inline V larger(V a, V b) {
+  return {vbslq_f32(vcgtq_f32(a.a, b.a), a.a, b.a), vbslq_f32(vcgtq_f32(a.b, b.b), a.b, b.b)};
+}
+static inline V absolute(V a) { return {vabsq_f32(a.a), vabsq_f32(a.b)}; }
+static inline float32x4_t with_sign4(float32x4_t a, float32x4_t s) {
+  const uint32x4_t bit = vdupq_n_u32(0x80000000u);
+  return vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(a), vandq_u32(bit, vreinterpretq_u32_f32(s))));
+}
+static inline V with_sign(V a, V s) { return {with_sign4(a.a, s.a), with_sign4(a.b, s.b)}; }
+static inline V nearest(V a) { return {vrndnq_f32(a.a), vrndnq_f32(a.b)}; }
+static inline float32x4_t power4(float32x4_t n) {
+  return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127)), 23));
+}
+static inline V power2(V n) { return {power4(n.a), power4(n.b)}; }
+static inline void four_sums(V a, V b, V c, V d, float* out) {
+  const float32x4_t low = vpaddq_f32(vpaddq_f32(a.a, b.a), vpaddq_f32(c.a, d.a));
+  const float32x4_t high = vpaddq_f32(vpaddq_f32(a.b, b.b), vpaddq_f32(c.b, d.b));
+  vst1q_f32(out, vaddq_f32(low, high));
+}
+static inline float of_half(uint16_t x) { return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(x))), 0); }
+static inline uint16_t to_half(float x) { return vget_lane_u16(vreinterpret_u16_f16(vcvt_f16_f32(vdupq_n_f32(x))), 0); }
+static inline int32_t narrow(const float* x, V factor, int8_t* out) {
+  int32x4_t n[4];
+  for (int i = 0; i < 4; i++) n[i] = vcvtnq_s32_f32(vmulq_f32(vld1q_f32(x + 4 * i), factor.a));
+  const int16x8_t low = vcombine_s16(vqmovn_s32(n[0]), vqmovn_s32(n[1]));
+  const int16x8_t high = vcombine_s16(vqmovn_s32(n[2]), vqmovn_s32(n[3]));
+  vst1q_s8(out, vcombine_s8(vqmovn_s16(low), vqmovn_s16(high)));
+  return vaddvq_s32(vaddq_s32(vaddq_s32(n[0], n[1]), vaddq_s32(n[2], n[3])));
+}
+
+#else  // the plain form, which defines the bits
+
+struct V { float x[8]; };
+#define EACH for (int i = 0; i < 8; i++)
+static inline float of_half(uint16_t h) {
+  const uint32_t sign = (h & 0x8000u) << 16, exponent = h >> 10 & 31, fraction = h & 1023;
+  float value;
+  if (exponent == 0) {
+    value = static_cast<float>(fraction) * 5.9604644775390625e-8f;  // 2^-24
+    return sign ? -value : value;
+  }
+  const uint32_t bits = sign | (exponent == 31 ? 255u : exponent + 112) << 23 | fraction << 13;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+static inline uint16_t to_half(float x) {  // to nearest even
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  const uint16_t sign = static_cast<uint16_t>(bits >> 16 & 0x8000);
+  bits &= 0x7fffffff;
+  if (bits > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00);
+  if (bits >= 0x477ff000) return static_cast<uint16_t>(sign | 0x7c00);
+  if (bits < 0x38800000) {
+    const float scaled = __builtin_fabsf(x) * 16777216.0f;  // 2^24
+    return static_cast<uint16_t>(sign | static_cast<uint16_t>(__builtin_nearbyintf(scaled)));
+  }
+  return static_cast<uint16_t>(sign | ((bits - 0x38000000 + 0xfff + (bits >> 13 & 1)) >> 13));
+}
+static inline V load(const float* p) { V r; memcpy(r.x, p, 32); return r; }
+static inline V load(const uint16_t* p) { V r; EACH r.x[i] = of_half(p[i]); return r; }
+static inline void store(float* p, V v) { memcpy(p, v.x, 32); }
+static inline V all(float x) { V r; EACH r.x[i] = x; return r; }
+static inline V fma(V a, V b, V c) { V r; EACH r.x[i] = __builtin_fmaf(a.x[i], b.x[i], c.x[i]); return r; }
+static inline V add(V a, V b) { V r; EACH r.x[i] = a.x[i] + b.x[i]; return r; }
+static inline V sub(V a, V b) { V r; EACH r.x[i] = a.x[i] - b.x[i]; return r; }
+static inline V mul(V a, V b) { V r; EACH r.x[i] = a.x[i] * b.x[i]; return r; }
+static inline V div(V a, V b) { V r; EACH r.x[i] = a.x[i] / b.x[i]; return r; }
+static inline V larger(V a, V b) { V r; EACH r.x[i] = a.x[i] > b.x[i] ? a.x[i] : b.x[i]; return r; }
+static inline V absolute(V a) { V r; EACH r.x[i] = __builtin_fabsf(a.x[i]); return r; }
+static inline V with_sign(V a, V s) { V r; EACH r.x[i] = __builtin_copysignf(a.x[i], s.x[i]); return r; }
+static inline V nearest(V a) { V r; EACH r.x[i] = __builtin_nearbyintf(a.x[i]); return r; }
+static inline int32_t whole(float x) { return x >= -1e9f && x <= 1e9f ? static_cast<int32_t>(x) : INT32_MIN; }
+static inline V power2(V n) {
+  V r;
+  EACH { const uint32_t bits = static_cast<uint32_t>(whole(n.x[i]) + 127) << 23; memcpy(&r.x[i], &bits, 4); }
+  return r;
+}
+static inline void four_sums(V a, V b, V c, V d, float* out) {
+  const V* each[4] = {&a, &b, &c, &d};
+  for (int i = 0; i < 4; i++) {
+    const float* t = each[i]->x;
+    out[i] = ((t[0] + t[1]) + (t[2] + t[3])) + ((t[4] + t[5]) + (t[6] + t[7]));
+  }
+}
+static inline int32_t narrow(const float* x, V factor, int8_t* out) {
+  int32_t total = 0;
+  for (int i = 0; i < 16; i++) {
+    const int32_t n = whole(__builtin_nearbyintf(x[i] * factor.x[0]));
+    const int32_t bound = n > 127 ? 127 : n < -128 ? -128 : n;
+    out[i] = static_cast<int8_t>(bound);
+    total += bound;
+  }
+  return total;
+}
+#undef EACH
+#endif
+
+// ------------------------------------------------------------------------------------------ the same for all of them
+
+// e^x of x <= 0; below -87 that of -87.
+static inline V exponential(V x) {
+  x = larger(x, all(-87.0f));
+  const V n = nearest(mul(x, all(1.44269504f)));
+  V r = fma(n, all(-0.693359375f), x);
+  r = fma(n, all(2.12194440e-4f), r);
+  V y = all(1.9875691500e-4f);
+  y = fma(y, r, all(1.3981999507e-3f));
+  y = fma(y, r, all(8.3334519073e-3f));
+  y = fma(y, r, all(4.1665795894e-2f));
+  y = fma(y, r, all(1.6666665459e-1f));
+  y = fma(y, r, all(5.0000001201e-1f));
+  y = fma(y, mul(r, r), add(r, all(1.f)));
+  return mul(y, power2(n));
+}
+static inline float first_of(V v) { float t[8]; store(t, v); return t[0]; }
+static inline float exponential(float x) { return first_of(exponential(all(x))); }
+static inline float sum_of(V v) {
+  float t[8];
+  store(t, v);
+  return ((t[0] + t[1]) + (t[2] + t[3])) + ((t[4] + t[5]) + (t[6] + t[7]));
+}
+static inline float largest_of(V v) {
+  float t[8];
+  store(t, v);
+  float m = t[0];
+  for (int i = 1; i < 8; i++) m = m > t[i] ? m : t[i];
+  return m;
+}
+
+// See Kernels::quantise. Blocks are multiples of 16.
+static void quantise(const float* x, int64_t inputs, int64_t block, int64_t blocks, int8_t* q, float* scales,
+                     int32_t* sums) {
+  for (int64_t b = 0; b < blocks; b++, q += block) {
+    const float* p = x + b * block;
+    float rest[256];  // the last block, filled up with zeros
+    if ((b + 1) * block > inputs) {
+      const int64_t left = inputs - b * block;
+      memset(rest, 0, sizeof rest);
+      memcpy(rest, p, static_cast<size_t>(left) * 4);
+      p = rest;
+    }
+    V m = absolute(load(p));
+    for (int64_t i = 8; i < block; i += 8) m = larger(m, absolute(load(p + i)));
+    const float a = largest_of(m);
+    scales[b] = a / 127.f;
+    sums[b] = 0;
+    if (!(a > 1e-30f && a < 3e38f)) {  // zeros; or infinities, whose scale makes the result one
+      if (a <= 1e-30f) scales[b] = 0;
+      memset(q, 0, static_cast<size_t>(block));
+      continue;
+    }
+    const V factor = all(127.f / a);
+    int32_t total = 0;
+    for (int64_t i = 0; i < block; i += 16) total += narrow(p + i, factor, q + i);
+    sums[b] = total;
+  }
+}

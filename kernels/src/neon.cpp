@@ -1,0 +1,2 @@
+#if defined(__aarch64__)
+#endif

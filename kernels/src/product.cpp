@@ -1,0 +1,285 @@
+// RowExactMatMul: one input times up to three weights of 4 or 8 bits in blocks of input channels.
+//
+//   inputs    x [.., K] fp32; then for each weight levels [N, blocks, bytes] uint8, steps [N, blocks] fp16, and zero
+//             levels [N, bytes] uint8 or nothing, in the layout of ONNX Runtime's MatMulNBits; weights are initializers
+//   outputs   [.., N] fp32 for each weight
+//   attributes  K; bits, N and block of each weight, as bits_0, N_0, block_0, ...
+#include <cstdlib>
+#include <cstring>
+
+#include "kernels.hpp"
+#include "memory.hpp"
+#include "operators.hpp"
+
+namespace eagle {
+namespace {
+constexpr int MOST = 3;                 // weights of one operator
+constexpr int64_t CHUNK_WORK = 100000;  // multiply-adds of one piece of work, some microseconds
+constexpr int64_t PIECES = 64;          // of work, at most
+constexpr int64_t INPUTS_AT_ONCE = 1024;  // whose levels of one panel stay in the first cache while rows change
+
+struct Product {
+  int count = 0;
+  const Kernels* kernels = nullptr;
+  Weight weights[MOST] = {};
+  ~Product() {
+    for (Weight& w : weights) release(w.levels), release(w.meta);
+  }
+};
+
+uint8_t zero_of(const ort::Tensor& t, const Weight& w, int64_t n, int64_t b) {
+  if (t.data == nullptr) return w.bits == 8 ? 128 : 8;
+  const uint8_t* p = static_cast<const uint8_t*>(t.data) + n * t.dims[1];
+  return w.bits == 8 ? p[b] : b % 2 ? p[b / 2] >> 4 : p[b / 2] & 15;
+}
+
+// One column's levels of one block, a byte each.
+void read_block(const ort::Tensor& levels, const Weight& w, int64_t n, int64_t b, uint8_t* out) {
+  const uint8_t* p = static_cast<const uint8_t*>(levels.data) + (n * w.blocks + b) * levels.dims[2];
+  if (w.bits == 8) {
+    memcpy(out, p, static_cast<size_t>(w.block));
+    return;
+  }
+  for (int64_t i = 0; i < w.block / 2; i++) {
+    out[2 * i] = p[i] & 15;
+    out[2 * i + 1] = p[i] >> 4;
+  }
+}
+
+void pack(const Kernels& kernels, const ort::Tensor& levels, const ort::Tensor& steps, const ort::Tensor& zeros,
+          Weight* weight) {
+  Weight& w = *weight;
+  const uint8_t flip = w.bits == 8 && kernels.signed_levels ? 128 : 0;
+  const int64_t group = w.bits == 4 ? 4 : kernels.group, bytes = w.block * PANEL * w.bits / 8;
+  uint8_t columns[PANEL][256];
+  for (int64_t panel = 0; panel < w.panels; panel++)
+    for (int64_t b = 0; b < w.blocks; b++) {
+      uint8_t* out = w.levels + panel * w.panel_bytes() + b * bytes;
+      uint8_t* meta = w.meta + (panel * w.blocks + b) * META;
+      for (int64_t c = 0; c < PANEL; c++) {
+        const int64_t n = panel * PANEL + c;
+        const bool real = n < w.columns;
+        uint16_t step = 0;
+        if (real) memcpy(&step, static_cast<const uint8_t*>(steps.data) + 2 * (n * w.blocks + b), 2);
+        memcpy(meta + 2 * c, &step, 2);
+        meta[32 + c] = real ? zero_of(zeros, w, n, b) ^ flip : 0;
+        if (real) read_block(levels, w, n, b, columns[c]);
+        else memset(columns[c], 0, sizeof columns[c]);
+      }
+      if (w.bits == 4)
+        for (int64_t k = 0; k < w.block; k += 4)
+          for (int64_t c = 0; c < 8; c++)
+            for (int64_t i = 0; i < 4; i++)
+              *out++ = static_cast<uint8_t>(columns[c][k + i] | columns[c + 8][k + i] << 4);
+      else
+        for (int64_t k = 0; k < w.block; k += group)
+          for (int64_t c = 0; c < PANEL; c++)
+            for (int64_t i = 0; i < group; i++) *out++ = columns[c][k + i] ^ flip;
+    }
+}
+
+ort::Status read_weight(const void* info, int index, int64_t inputs, const Kernels& kernels, Weight* w) {
+  char name[16] = "bits_0";
+  const char last = static_cast<char>('0' + index);
+  int64_t bits = 0, block = 0, columns = 0;
+  name[5] = last;
+  const bool has_bits = ort::attribute(info, name, &bits);
+  memcpy(name, "N_0", 4), name[2] = last;
+  const bool has_columns = ort::attribute(info, name, &columns);
+  memcpy(name, "block_0", 8), name[6] = last;
+  const bool has_block = ort::attribute(info, name, &block);
+  if (!has_bits || !has_columns || !has_block) return ort::error("RowExactMatMul: bits, N or block of a weight is missing");
+  if ((bits != 4 && bits != 8) || block < 16 || block > 256 || (block & (block - 1)) || columns < 1 ||
+      columns > (int64_t(1) << 31))
+    return ort::error("RowExactMatMul: bits must be 4 or 8, and block a power of two from 16 to 256");
+  *w = {inputs, columns, block, (inputs + block - 1) / block, (columns + PANEL - 1) / PANEL, int(bits), nullptr, nullptr};
+  ort::Tensor levels, steps, zeros;
+  RETURN_IF_ERROR(ort::constant(info, size_t(3 * index + 1), &levels));
+  RETURN_IF_ERROR(ort::constant(info, size_t(3 * index + 2), &steps));
+  if (ort::Status absent = ort::constant(info, size_t(3 * index + 3), &zeros)) {
+    ort::call(ort::RELEASE_STATUS, absent);
+    zeros = ort::Tensor{};
+  }
+  const bool sound = levels.is(ort::UINT8, 3) && levels.dims[0] == columns && levels.dims[1] == w->blocks &&
+                     levels.dims[2] == block * bits / 8 && steps.is(ort::FLOAT16, 2) && steps.dims[0] == columns &&
+                     steps.dims[1] == w->blocks;
+  const bool sound_zeros = zeros.data == nullptr || (zeros.is(ort::UINT8, 2) && zeros.dims[0] == columns &&
+                                                     zeros.dims[1] == (w->blocks * bits + 7) / 8);
+  if (!sound || !sound_zeros) return ort::error("RowExactMatMul: a weight's levels, steps or zero levels have another shape or type");
+  w->levels = allocate(static_cast<size_t>(w->panels * w->panel_bytes()) + 64);
+  w->meta = allocate(static_cast<size_t>(w->panels * w->blocks * META) + 64);
+  if (w->levels == nullptr || w->meta == nullptr) return ort::error("RowExactMatMul: out of memory (bad allocation)");
+  pack(kernels, levels, steps, zeros, w);
+  return nullptr;
+}
+
+ort::Status create(const ort::CustomOp*, const void*, const void* info, void** kernel) {
+  size_t outputs = 0, inputs = 0;
+  RETURN_IF_ERROR(ort::call(ort::INFO_OUTPUT_COUNT, info, &outputs));
+  RETURN_IF_ERROR(ort::call(ort::INFO_INPUT_COUNT, info, &inputs));
+  int64_t channels = 0;
+  if (!ort::attribute(info, "K", &channels) || channels < 1 || channels > (1 << 24))
+    return ort::error("RowExactMatMul: K must be from 1 to 2^24");
+  if (outputs < 1 || outputs > MOST || inputs < 3 * outputs) return ort::error("RowExactMatMul has one to three weights");
+  Product* p = make<Product>();
+  if (p == nullptr) return ort::error("RowExactMatMul: out of memory (bad allocation)");
+  p->kernels = &chosen();
+  p->count = static_cast<int>(outputs);
+  for (int i = 0; i < p->count; i++)
+    if (ort::Status status = read_weight(info, i, channels, *p->kernels, &p->weights[i])) {
+      unmake(p);
+      return status;
+    }
+  *kernel = p;
+  return nullptr;
+}
+
+// Rows of a tile, quantised for one size of blocks and one layout, and the tiles that they make.
+struct Input {
+  int64_t block = 0, blocks = 0;
+  bool wide = false;
+  int most = 1;  // rows of a tile
+  Buffer memory;
+  uint8_t* values = nullptr;  // [rows, blocks * block], tile by tile
+  float* scales = nullptr;
+  int32_t* sums = nullptr;
+  int64_t row_bytes() const { return blocks * block * (wide ? 2 : 1); }
+};
+
+// Rows of the tile that begins at `row`: as many as fit, but halves where one tile would be nearly empty.
+int tile_rows(int64_t row, int64_t rows, int most) {
+  const int64_t left = rows - row;
+  if (left <= most) return static_cast<int>(left);
+  return static_cast<int>(left < 2 * most ? (left + 1) / 2 : most);
+}
+
+void interleave(const int8_t* row, int64_t n, int rows, int r, uint8_t* tile, bool wide) {
+  if (!wide) {
+    for (int64_t k = 0; k < n; k += 4) memcpy(tile + (k / 4 * rows + r) * 4, row + k, 4);
+    return;
+  }
+  for (int64_t k = 0; k < n; k += 2) {
+    const int16_t pair[2] = {row[k], row[k + 1]};
+    memcpy(tile + (k / 2 * rows + r) * 4, pair, 4);
+  }
+}
+
+bool read_rows(const Kernels& kernels, const float* x, int64_t channels, int64_t rows, Input* in) {
+  const size_t values = static_cast<size_t>(rows * in->row_bytes()), each = static_cast<size_t>(rows * in->blocks) * 4;
+  uint8_t* p = in->memory.get(values + 2 * each + static_cast<size_t>(in->blocks * in->block) + 256);
+  if (p == nullptr) return false;
+  in->values = p;
+  in->scales = reinterpret_cast<float*>(p + (values + 63) / 64 * 64);
+  in->sums = reinterpret_cast<int32_t*>(in->scales + rows * in->blocks);
+  int8_t* row = reinterpret_cast<int8_t*>(in->sums + rows * in->blocks);
+  for (int64_t t = 0; t < rows;) {
+    const int n = tile_rows(t, rows, in->most);
+    for (int r = 0; r < n; r++) {
+      kernels.quantise(x + (t + r) * channels, channels, in->block, in->blocks, row, in->scales + (t + r) * in->blocks,
+                       in->sums + (t + r) * in->blocks);
+      interleave(row, in->blocks * in->block, n, r, in->values + t * in->row_bytes(), in->wide);
+    }
+    t += n;
+  }
+  return true;
+}
+
+// Panels first .. last - 1 of one weight for all rows.
+void panels(const Kernels& kernels, const Weight& w, const Input& in, int64_t rows, int64_t first, int64_t last, float* y) {
+  const int64_t some = rows <= in.most ? w.blocks : INPUTS_AT_ONCE / w.block;
+  const int64_t block_bytes = w.block * PANEL * w.bits / 8, unit = w.block * (in.wide ? 2 : 1);
+  float edge[8 * PANEL];
+  for (int64_t panel = first; panel < last; panel++) {
+    const int64_t column = panel * PANEL, left = w.columns - column;
+    const uint8_t* levels = w.levels + panel * w.panel_bytes();
+    for (int64_t b = 0; b < w.blocks; b += some) {
+      const int64_t count = b + some < w.blocks ? some : w.blocks - b;
+      const uint8_t* here = levels + b * block_bytes;
+      for (int64_t t = 0; t < rows;) {
+        const int n = tile_rows(t, rows, in.most);
+        const bool only = rows <= in.most, end = t + n == rows;
+        const uint8_t* ahead = only ? here + 2048 : end ? here + count * block_bytes : here;
+        const Rows x = {in.values + t * in.row_bytes() + b * unit * n, in.scales + t * in.blocks, in.sums + t * in.blocks};
+        float* out = y + t * w.columns + column;
+        if (left >= PANEL) kernels.product(w, panel, b, count, n, x, out, w.columns, ahead);
+        else {
+          for (int r = 0; r < n && b; r++) memcpy(edge + r * PANEL, out + r * w.columns, size_t(left) * 4);
+          kernels.product(w, panel, b, count, n, x, edge, PANEL, ahead);
+          for (int r = 0; r < n; r++) memcpy(out + r * w.columns, edge + r * PANEL, size_t(left) * 4);
+        }
+        t += n;
+      }
+    }
+  }
+}
+
+ort::Status compute(void* kernel, void* context) {
+  const Product& p = *static_cast<const Product*>(kernel);
+  ort::Tensor x;
+  RETURN_IF_ERROR(ort::input(context, 0, &x));
+  const int64_t channels = p.weights[0].inputs;
+  if (x.type != ort::FLOAT || x.rank < 1 || x.dims[x.rank - 1] != channels)
+    return ort::error("RowExactMatMul: x is not fp32 with K as its last dimension");
+  const int64_t rows = x.count() / channels;
+  float* out[MOST];
+  Input inputs[MOST];
+  int reads[MOST];
+  int64_t dims[6], total = 0;
+  memcpy(dims, x.dims, sizeof dims);
+  for (int i = 0; i < p.count; i++) {
+    const Weight& w = p.weights[i];
+    dims[x.rank - 1] = w.columns;
+    RETURN_IF_ERROR(ort::output(context, size_t(i), dims, x.rank, &out[i]));
+    const bool wide = w.bits == 8 && p.kernels->wide_inputs;
+    const int most = p.kernels->tile_rows[w.bits == 8];
+    reads[i] = i;
+    for (int j = i - 1; j >= 0; j--)
+      if (inputs[j].block == w.block && inputs[j].wide == wide && inputs[j].most == most) reads[i] = j;
+    if (reads[i] == i) {
+      inputs[i].block = w.block, inputs[i].blocks = w.blocks, inputs[i].wide = wide, inputs[i].most = most;
+      if (rows && !read_rows(*p.kernels, static_cast<const float*>(x.data), channels, rows, &inputs[i]))
+        return ort::error("RowExactMatMul: out of memory (bad allocation)");
+    }
+    total += w.panels;
+  }
+  if (rows == 0) return nullptr;
+  const int64_t work = total * PANEL * channels * (rows + 3) / 4;
+  int64_t pieces = work / CHUNK_WORK < 1 ? 1 : work / CHUNK_WORK > PIECES ? PIECES : work / CHUNK_WORK;
+  if (pieces > total) pieces = total;
+  auto piece = [&](size_t index) {
+    int64_t first = total * int64_t(index) / pieces, last = total * int64_t(index + 1) / pieces;
+    for (int i = 0; i < p.count; i++) {
+      const Weight& w = p.weights[i];
+      if (first < w.panels && last > 0)
+        panels(*p.kernels, w, inputs[reads[i]], rows, first < 0 ? 0 : first, last < w.panels ? last : w.panels, out[i]);
+      first -= w.panels, last -= w.panels;
+    }
+  };
+  return ort::parallel(context, size_t(pieces), false, piece);
+}
+
+constexpr ort::CustomOp OPERATOR = {
+    ort::OP_VERSION,
+    nullptr,
+    [](const ort::CustomOp*) { return "RowExactMatMul"; },
+    [](const ort::CustomOp*) -> const char* { return nullptr; },
+    [](const ort::CustomOp*, size_t i) { return int(i == 0 ? ort::FLOAT : i % 3 == 2 ? ort::FLOAT16 : ort::UINT8); },
+    [](const ort::CustomOp*) -> size_t { return 1 + 3 * MOST; },
+    [](const ort::CustomOp*, size_t) { return int(ort::FLOAT); },
+    [](const ort::CustomOp*) -> size_t { return MOST; },
+    nullptr,
+    [](void* kernel) { unmake(static_cast<Product*>(kernel)); },
+    [](const ort::CustomOp*, size_t i) { return i < 3 ? 0 : 1; },
+    [](const ort::CustomOp*, size_t i) { return i < 1 ? 0 : 1; },
+    [](const ort::CustomOp*, size_t) { return 0; },
+    [](const ort::CustomOp*) { return 0; },
+    [](const ort::CustomOp*) { return 0; },
+    [](const ort::CustomOp*) { return 0; },
+    [](const ort::CustomOp*) { return 0; },
+    create,
+    compute,
+};
+}  // namespace
+
+const ort::CustomOp* product_operator() { return &OPERATOR; }
+}  // namespace eagle
