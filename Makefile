@@ -13,7 +13,7 @@ NUMERIC := $(addprefix tests/,export/test_recipes.py export/test_calibrated_reci
 	runtime/test_constrained_identity.py)
 AS_AVX2 = PYTHONPATH=$(CURDIR)/.avx2
 
-.PHONY: setup test test-avx2 numeric-avx2 lint demo bench processors faults transformers clean
+.PHONY: setup kernels test test-avx2 numeric-avx2 lint demo bench processors faults transformers clean
 .DEFAULT_GOAL := test
 
 setup: .venv/.installed
@@ -24,6 +24,11 @@ setup: .venv/.installed
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	touch $@
+
+# The native operators, compiled from the tree (docs/kernels.md); needs a C++ compiler, takes some ten seconds.
+kernels: setup
+	@command -v c++ >/dev/null || { echo "no C++ compiler: install one (Debian: g++); without it portable graphs run"; exit 1; }
+	$(BIN)/python -m pip install --quiet ./kernels
 
 lint: setup
 	$(BIN)/ruff check .

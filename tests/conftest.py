@@ -18,7 +18,11 @@ from filelock import FileLock
 from eagle_export import trace
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import MANIFEST_NAME
+from eagle_runtime.session.ort.operators import native_operators
 from trace_memory import TraceMemory
+
+# Of tests of the native operators: they need eagle-edge-kernels, which `make kernels` builds.
+needs_operators = pytest.mark.skipif(native_operators().library is None, reason=native_operators().reason)
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # some tests import it themselves
 # There is a worker per core: a second thread in each waits for a core by spinning on it, which makes a test take up to
@@ -157,13 +161,14 @@ def bundle_of(shared: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def model_of(bundle_of: Callable[..., Path]) -> Iterator[Callable[..., EagleModel]]:
-    """kind of head, precision (fp32) -> loaded bundle of the golden pair, shared by the tests of a worker."""
-    models: dict[tuple[str, str], EagleModel] = {}
+    """kind of head, precision (fp32), backend (cpu) -> loaded bundle of the golden pair, shared by the tests of a
+    worker."""
+    models: dict[tuple[str, str, str], EagleModel] = {}
 
-    def model(kind: str, precision: str = "fp32") -> EagleModel:
-        key = (kind, precision)
+    def model(kind: str, precision: str = "fp32", backend: str = "cpu") -> EagleModel:
+        key = (kind, precision, backend)
         if key not in models:
-            models[key] = EagleModel.load(bundle_of(kind, precision), threads=1)
+            models[key] = EagleModel.load(bundle_of(kind, precision), threads=1, backend=backend)
         return models[key]
 
     yield model

@@ -28,6 +28,7 @@ OF_SERVE = {"starlette", "uvicorn"}
 HOOKS = "runtime/eagle_runtime/_pyinstaller/"  # files that PyInstaller runs, and nothing imports
 ENGINES = {  # engine library -> the one file that imports it
     "onnxruntime": "runtime/eagle_runtime/session/ort/library.py",
+    "eagle_edge_kernels": "runtime/eagle_runtime/session/ort/operators.py",
     "tensorrt_rtx": "runtime/eagle_runtime/session/trt/library.py",
     "tensorrt": "runtime/eagle_runtime/session/trt/library.py",
     "cuda": "runtime/eagle_runtime/session/trt/driver.py",

@@ -84,7 +84,7 @@ def calibrate(
     verify_hashes(bundle, manifest)
     transitions = transitions_of(bundle, manifest)
     for model in manifest.models.values():
-        read_graph(bundle, manifest, model.graph)  # it may name no file that was not hashed
+        read_graph(bundle, manifest, model.graph.file)  # it may name no file that was not hashed
     with contextlib.ExitStack() as stack:
         sessions = {
             name: stack.enter_context(ObservingSession(bundle / model.graph.file, model.graph, threads))

@@ -17,7 +17,6 @@ from eagle_calib.calibration import read_calibration
 from eagle_calib.folder import written
 from eagle_export.automatic import Sensitivity, checked_budget, choose
 from eagle_export.certificate import certified
-from eagle_export.checkpoint import TEXT_FILES, Checkpoint, read_json
 from eagle_export.data_file import Report
 from eagle_export.destination import (
     check_destination,
@@ -34,6 +33,7 @@ from eagle_export.heads.config import HeadConfig
 from eagle_export.limits import FidelityError, required_fidelity
 from eagle_export.pair import Pair, build_graphs, open_pair
 from eagle_export.preflight import NOTABLE, requirement_of
+from eagle_export.recipes.native import DOMAIN, both_forms
 from eagle_export.recipes.plan import (
     AUTO,
     apply,
@@ -46,24 +46,27 @@ from eagle_export.recording import how_to_record, recorded_inputs
 from eagle_export.refused import accepted, keep_refused
 from eagle_export.resume import fingerprint, kept
 from eagle_export.settings import check_settings, notes_on
+from eagle_export.tokenizer_files import read_texts
 from eagle_export.transitions import write_transitions
-from eagle_export.weights import DATA_SUFFIX, graph_spec, num_bytes, save
+from eagle_export.weights import DATA_SUFFIX, graph_spec, num_bytes, save, save_over
 from eagle_export.worst_layers import layers_of
 from eagle_runtime.bundle.fidelity import shortfall
 from eagle_runtime.bundle.manifest import (
     MANIFEST_NAME,
+    OPERATORS,
     SCHEMA_VERSION,
     GraphSpec,
     HeadSpec,
     Manifest,
+    NativeSpec,
     TargetSpec,
     TreeDefaults,
 )
 from eagle_runtime.command import print_line
-from eagle_runtime.errors import BundleError
 from eagle_runtime.files import file_sha256
 
 GRAPH_FILES = {"target": "target/model.onnx", "draft": "draft/model.onnx"}
+NATIVE_FILE = "target/native.onnx"
 TOP_K = 64  # default of the top k that a head's graph returns per row; sampled trees use many candidates
 GOES_ON = "free space if that is why, and give the same command again: it goes on with what is finished"
 TOOLS = ("eagle-edge", "torch", "transformers", "onnx", "onnx-ir", "onnxscript")
@@ -167,7 +170,7 @@ def export(
         pair = open_pair(target, draft)
         check_settings(pair, backend, cache_precision, draft_vocab)
         warnings += notes_on(pair, backend)
-        texts = _read_texts(pair.target)
+        texts = read_texts(pair.target)
         if "tokenizer.json" not in texts:
             warnings.append(f"{target} has no tokenizer.json; the bundle takes and returns token ids, no text")
         top_k = min(TOP_K, draft_vocab or TOP_K) if draft_top_k is None else draft_top_k
@@ -218,19 +221,23 @@ def export(
                         layer_choice = choose(pair, recipe, top_k, recorded, budget, bundle, report)
                         recipe = with_inputs(wide=[each.name for each in layer_choice if each.wide])
                 progress.update(task, description="choosing scales")
-                decisions = {name: apply(recipe.passes[name], graph) for name, graph in graphs.items()}
+                others = {name: graph for name, graph in graphs.items() if name != "target"}
+                decisions = {name: apply(recipe.passes[name], graph) for name, graph in others.items()}
+                decisions["target"], native = both_forms(recipe.passes["target"], graphs["target"])
                 total = sum(num_bytes(graph) for graph in graphs.values())
                 check_space(bundle.parent, total - folder_bytes(finished))
                 progress.update(task, total=total, completed=0)
-                hashes = _write(folder, texts, graphs, finished, partial(_show_tensor, progress, task))
+                hashes = _write(folder, texts, graphs, native, finished, partial(_show_tensor, progress, task))
                 if pair.head is not None and pair.head.config.markov_rank:
                     write_transitions(folder / TRANSITIONS, pair.head)
                 manifest = _manifest(
                     folder, pair, graphs, precisions, decisions, top_k, draft_vocab, hashes, sources or {}
                 )
+                if native is not None:
+                    manifest = _with_native(manifest, native)
                 (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
                 # Frees weights and recorded inputs before the source's weights are loaded.
-                del graphs, recipe, with_inputs, recorded
+                del graphs, native, others, recipe, with_inputs, recorded
                 if certify:
                     try:
                         manifest, head_check, shortfalls = certified(pair, folder, manifest, layers, required, report)
@@ -248,16 +255,23 @@ def export(
 
 
 def _write(
-    folder: Path, texts: Mapping[str, bytes], graphs: Mapping[str, ir.Model], finished: Path, report: Report
+    folder: Path,
+    texts: Mapping[str, bytes],
+    graphs: Mapping[str, ir.Model],
+    native: ir.Model | None,
+    finished: Path,
+    report: Report,
 ) -> dict[str, str]:
-    """Writes everything but the manifest. finished: where weights of an earlier run may be. Returns the SHA-256 of the
-    files of weights, by their names in the bundle."""
+    """Writes everything but the manifest. native: another form of the target, over the same weights. finished: where
+    weights of an earlier run may be. Returns the SHA-256 of the files of weights, by their names in the bundle."""
     hashes, before = {}, 0
     for name, graph in graphs.items():
         path = folder / GRAPH_FILES[name]
         path.parent.mkdir()
         hashes[GRAPH_FILES[name] + DATA_SUFFIX] = save(graph, path, partial(_after, report, before), finished)
         before += num_bytes(graph)
+    if native is not None:
+        save_over(native, graphs["target"], folder / NATIVE_FILE, GRAPH_FILES["target"])
     for name, content in texts.items():
         (folder / name).write_bytes(content)
     return hashes
@@ -265,39 +279,6 @@ def _write(
 
 def _after(report: Report, before: int, name: str, done: int) -> None:
     report(name, before + done)
-
-
-def _read_texts(source: Checkpoint) -> dict[str, bytes]:
-    """Tokenizer and template files, name -> content. Raises ExportError, before the trace, for one that the runtime
-    could not read."""
-    try:
-        source.text()
-    except BundleError as error:
-        raise ExportError(str(error)) from None
-    if source.texts is not None:
-        return dict(source.texts)
-    target, texts = source.folder, {}
-    for name in TEXT_FILES:
-        if not (target / name).is_file():
-            continue
-        try:
-            texts[name] = (target / name).read_bytes()
-            texts[name].decode()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ExportError(f"{target / name} is not readable text ({error}); download it again") from None
-    if "tokenizer_config.json" in texts and "chat_template.jinja" not in texts:
-        template = _stored_template(read_json(target / "tokenizer_config.json").get("chat_template"))
-        texts |= {"chat_template.jinja": template.encode(errors="replace")} if template is not None else {}
-    return texts
-
-
-def _stored_template(stored: object) -> str | None:
-    """The chat template of an older tokenizer_config.json, which holds one template or several with names; None if it
-    has no default one."""
-    if isinstance(stored, list):
-        named = [item for item in stored if isinstance(item, dict) and item.get("name") == "default"]
-        stored = named[0].get("template") if named else None
-    return stored if isinstance(stored, str) else None
 
 
 def shared_weights(manifest: Manifest) -> tuple[str, ...]:
@@ -344,6 +325,13 @@ def _manifest(
         files={name: hashes.get(name) or file_sha256(files[name]) for name in sorted(files)},
         certificate=None,
     )
+
+
+def _with_native(manifest: Manifest, native: ir.Model) -> Manifest:
+    operators = {node.op_type for node in native.graph if node.domain == DOMAIN}
+    spec = NativeSpec(NATIVE_FILE, OPERATORS, tuple(sorted(operators)))
+    graph = replace(manifest.target.graph, native=spec)
+    return replace(manifest, target=replace(manifest.target, graph=graph))
 
 
 def _head_spec(config: HeadConfig, graph: GraphSpec, top_k: int, draft_vocab: int | None) -> HeadSpec:

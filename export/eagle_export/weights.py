@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import ml_dtypes  # noqa: F401  (adds the 16-bit types that onnx_ir writes to NumPy)
 import numpy as np
@@ -106,6 +106,22 @@ def save(model: ir.Model, path: Path, report: Report = lambda name, done: None, 
         for value, tensor in zip(values, tensors, strict=True):
             value.const_value = tensor
     return digest
+
+
+def save_over(model: ir.Model, written: ir.Model, path: Path, other: str) -> None:
+    """Writes a graph whose large weights are, by name, those of a graph that `save` wrote next to it. other: that
+    graph's file."""
+    values = external(written)
+    tensors = [value.const_value for value in values]
+    try:
+        point_to(values, path.with_name(PurePosixPath(other).name + DATA_SUFFIX))
+        for value in values:
+            if (mine := model.graph.initializers.get(str(value.name))) is not None:
+                mine.const_value = value.const_value
+        ir.save(model, path)
+    finally:
+        for value, tensor in zip(values, tensors, strict=True):
+            value.const_value = tensor
 
 
 def _name_again(file: Path, name: Path) -> None:

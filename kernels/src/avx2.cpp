@@ -15,6 +15,7 @@
 namespace eagle {
 namespace {
 #include "lanes.hpp"
+#include "rows.inl"
 #include "attention.inl"
 
 INLINE __m256i four_bytes(const void* p) {
@@ -174,7 +175,7 @@ void product(const Weight& w, int64_t panel, int64_t first, int64_t count, int r
 }  // namespace
 
 const Kernels* avx2_kernels() {
-  static const Kernels kernels = {"avx2",  2,       true, true, {4, 6}, quantise, product,
+  static const Kernels kernels = {"avx2",  2,       true, true, {4, 6}, before, quantise, product,
                                   prepare, scratch, part, join, whole_rows};
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") ? &kernels
                                                                                                            : nullptr;

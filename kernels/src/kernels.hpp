@@ -25,6 +25,15 @@ struct Weight {
   int64_t panel_bytes() const { return blocks * block * PANEL * bits / 8; }
 };
 
+// What a row of inputs goes through first: nothing, an activation that gates a second row, or a norm over its mean square.
+enum Activation : int { NONE = 0, SILU = 1, GELU = 2 };
+struct Before {
+  int activation = NONE;
+  const float* norm = nullptr;  // factors [K]; null: no norm
+  float epsilon = 0;
+  bool any() const { return activation != NONE || norm != nullptr; }
+};
+
 // Rows of activations of one tile, quantised. values: for each group of inputs, that of row 0, of row 1, ...
 struct Rows {
   const void* values;
@@ -67,6 +76,8 @@ struct Kernels {
   bool wide_inputs;    // rows for 8-bit weights are int16, else int8
   bool signed_levels;  // 8-bit levels are stored minus 128
   int tile_rows[2];    // rows of a tile at most, for 4 and 8 bits
+  // activation(x) * up, or x / root(mean(x^2) + epsilon) * norm, of n values, a multiple of 8.
+  void (*before)(const Before& step, const float* x, const float* up, int64_t n, float* out);
   // Quantises a row of `inputs` values to q [blocks * block].
   void (*quantise)(const float* x, int64_t inputs, int64_t block, int64_t blocks, int8_t* q, float* scales,
                    int32_t* sums);

@@ -11,6 +11,7 @@ static inline V add(V a, V b) { return _mm256_add_ps(a, b); }
 static inline V sub(V a, V b) { return _mm256_sub_ps(a, b); }
 static inline V mul(V a, V b) { return _mm256_mul_ps(a, b); }
 static inline V div(V a, V b) { return _mm256_div_ps(a, b); }
+static inline V root(V a) { return _mm256_sqrt_ps(a); }
 static inline V larger(V a, V b) { return _mm256_max_ps(a, b); }
 static inline V absolute(V a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.f), a); }
 static inline V with_sign(V a, V sign) { return _mm256_or_ps(a, _mm256_and_ps(_mm256_set1_ps(-0.f), sign)); }
@@ -52,6 +53,7 @@ static inline V add(V a, V b) { return {vaddq_f32(a.a, b.a), vaddq_f32(a.b, b.b)
 static inline V sub(V a, V b) { return {vsubq_f32(a.a, b.a), vsubq_f32(a.b, b.b)}; }
 static inline V mul(V a, V b) { return {vmulq_f32(a.a, b.a), vmulq_f32(a.b, b.b)}; }
 static inline V div(V a, V b) { return {vdivq_f32(a.a, b.a), vdivq_f32(a.b, b.b)}; }
+static inline V root(V a) { return {vsqrtq_f32(a.a), vsqrtq_f32(a.b)}; }
 static inline V larger(V a, V b) {
   return {vbslq_f32(vcgtq_f32(a.a, b.a), a.a, b.a), vbslq_f32(vcgtq_f32(a.b, b.b), a.b, b.b)};
 }
@@ -119,6 +121,7 @@ static inline V add(V a, V b) { V r; EACH r.x[i] = a.x[i] + b.x[i]; return r; }
 static inline V sub(V a, V b) { V r; EACH r.x[i] = a.x[i] - b.x[i]; return r; }
 static inline V mul(V a, V b) { V r; EACH r.x[i] = a.x[i] * b.x[i]; return r; }
 static inline V div(V a, V b) { V r; EACH r.x[i] = a.x[i] / b.x[i]; return r; }
+static inline V root(V a) { V r; EACH r.x[i] = __builtin_sqrtf(a.x[i]); return r; }
 static inline V larger(V a, V b) { V r; EACH r.x[i] = a.x[i] > b.x[i] ? a.x[i] : b.x[i]; return r; }
 static inline V absolute(V a) { V r; EACH r.x[i] = __builtin_fabsf(a.x[i]); return r; }
 static inline V with_sign(V a, V s) { V r; EACH r.x[i] = __builtin_copysignf(a.x[i], s.x[i]); return r; }

@@ -6,6 +6,7 @@
 namespace eagle {
 namespace {
 #include "lanes.hpp"
+#include "rows.inl"
 #include "attention.inl"
 
 int32_t level_of(const Weight& w, const uint8_t* panel, int64_t k, int64_t column) {
@@ -40,7 +41,7 @@ void product(const Weight& w, int64_t panel, int64_t first, int64_t count, int r
 }  // namespace
 
 const Kernels* plain_kernels() {
-  static const Kernels kernels = {"plain",  4,       false, false, {4, 4}, quantise, product,
+  static const Kernels kernels = {"plain",  4,       false, false, {4, 4}, before, quantise, product,
                                   prepare, scratch, part,  join,  whole_rows};
   return &kernels;
 }

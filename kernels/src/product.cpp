@@ -1,9 +1,14 @@
-// RowExactMatMul: one input times up to three weights of 4 or 8 bits in blocks of input channels.
+// RowExactMatMul: one input times up to three weights of 4 or 8 bits in blocks of input channels, with what surrounds
+// such products in a transformer.
 //
-//   inputs    x [.., K] fp32; then for each weight levels [N, blocks, bytes] uint8, steps [N, blocks] fp16, and zero
-//             levels [N, bytes] uint8 or nothing, in the layout of ONNX Runtime's MatMulNBits; weights are initializers
+//   inputs    x [.., K] fp32; for each of three weights levels [N, blocks, bytes] uint8, steps [N, blocks] fp16, and zero
+//             levels [N, bytes] uint8 or nothing, in the layout of ONNX Runtime's MatMulNBits, as initializers; then,
+//             each optional: norm [K] fp32, an initializer; up [.., K] fp32; added [.., N] fp32
 //   outputs   [.., N] fp32 for each weight
-//   attributes  K; bits, N and block of each weight, as bits_0, N_0, block_0, ...
+//   attributes  K; bits, N and block of each weight, as bits_0, N_0, block_0, ...; epsilon, of the norm; activation
+//
+// With norm, x / root(mean(x^2) + epsilon) * norm takes the place of x; with up, activation(x) * up does (1: SiLU, 2: GELU
+// by tanh). `added` is added to the product of the only weight.
 #include <cstdlib>
 #include <cstring>
 
@@ -14,6 +19,8 @@
 namespace eagle {
 namespace {
 constexpr int MOST = 3;                 // weights of one operator
+constexpr int NORM = 3 * MOST + 1, UP = NORM + 1, ADDED = UP + 1, INPUTS = ADDED + 1;  // places of inputs
+constexpr int64_t MANY = 16;            // rows that are worth several threads' quantising
 constexpr int64_t CHUNK_WORK = 100000;  // multiply-adds of one piece of work, some microseconds
 constexpr int64_t PIECES = 64;          // of work, at most
 constexpr int64_t INPUTS_AT_ONCE = 1024;  // whose levels of one panel stay in the first cache while rows change
@@ -21,9 +28,12 @@ constexpr int64_t INPUTS_AT_ONCE = 1024;  // whose levels of one panel stay in t
 struct Product {
   int count = 0;
   const Kernels* kernels = nullptr;
+  Before before;
+  float* norm = nullptr;  // before.norm
   Weight weights[MOST] = {};
   ~Product() {
     for (Weight& w : weights) release(w.levels), release(w.meta);
+    release(norm);
   }
 };
 
@@ -113,6 +123,29 @@ ort::Status read_weight(const void* info, int index, int64_t inputs, const Kerne
   return nullptr;
 }
 
+ort::Status read_before(const void* info, int64_t channels, Product* p) {
+  int64_t activation = NONE;
+  ort::attribute(info, "activation", &activation);
+  if (activation < NONE || activation > GELU) return ort::error("RowExactMatMul: activation must be 0, 1 or 2");
+  p->before.activation = static_cast<int>(activation);
+  ort::Tensor norm;
+  if (ort::Status absent = ort::constant(info, NORM, &norm)) {
+    ort::call(ort::RELEASE_STATUS, absent);
+    norm = ort::Tensor{};
+  }
+  const bool sound = norm.data == nullptr || (norm.is(ort::FLOAT, 1) && norm.dims[0] == channels &&
+                                              ort::attribute(info, "epsilon", &p->before.epsilon) &&
+                                              p->before.epsilon >= 0 && activation == NONE);
+  if (!sound || ((norm.data != nullptr || activation != NONE) && channels % 8))
+    return ort::error("RowExactMatMul: norm, epsilon or activation do not fit each other or K");
+  if (norm.data == nullptr) return nullptr;
+  p->norm = reinterpret_cast<float*>(allocate(static_cast<size_t>(channels) * 4));
+  if (p->norm == nullptr) return ort::error("RowExactMatMul: out of memory (bad allocation)");
+  memcpy(p->norm, norm.data, static_cast<size_t>(channels) * 4);
+  p->before.norm = p->norm;
+  return nullptr;
+}
+
 ort::Status create(const ort::CustomOp*, const void*, const void* info, void** kernel) {
   size_t outputs = 0, inputs = 0;
   RETURN_IF_ERROR(ort::call(ort::INFO_OUTPUT_COUNT, info, &outputs));
@@ -130,6 +163,10 @@ ort::Status create(const ort::CustomOp*, const void*, const void* info, void** k
       unmake(p);
       return status;
     }
+  if (ort::Status status = read_before(info, channels, p)) {
+    unmake(p);
+    return status;
+  }
   *kernel = p;
   return nullptr;
 }
@@ -164,28 +201,62 @@ void interleave(const int8_t* row, int64_t n, int rows, int r, uint8_t* tile, bo
   }
 }
 
-bool read_rows(const Kernels& kernels, const float* x, int64_t channels, int64_t rows, Input* in) {
+// Allocates what `read_tile` fills.
+bool make_room(int64_t rows, Input* in) {
   const size_t values = static_cast<size_t>(rows * in->row_bytes()), each = static_cast<size_t>(rows * in->blocks) * 4;
-  uint8_t* p = in->memory.get(values + 2 * each + static_cast<size_t>(in->blocks * in->block) + 256);
+  uint8_t* p = in->memory.get(values + 2 * each + 128);
   if (p == nullptr) return false;
   in->values = p;
   in->scales = reinterpret_cast<float*>(p + (values + 63) / 64 * 64);
   in->sums = reinterpret_cast<int32_t*>(in->scales + rows * in->blocks);
-  int8_t* row = reinterpret_cast<int8_t*>(in->sums + rows * in->blocks);
-  for (int64_t t = 0; t < rows;) {
-    const int n = tile_rows(t, rows, in->most);
-    for (int r = 0; r < n; r++) {
-      kernels.quantise(x + (t + r) * channels, channels, in->block, in->blocks, row, in->scales + (t + r) * in->blocks,
-                       in->sums + (t + r) * in->blocks);
-      interleave(row, in->blocks * in->block, n, r, in->values + t * in->row_bytes(), in->wide);
-    }
-    t += n;
-  }
   return true;
 }
 
-// Panels first .. last - 1 of one weight for all rows.
-void panels(const Kernels& kernels, const Weight& w, const Input& in, int64_t rows, int64_t first, int64_t last, float* y) {
+// Quantises n rows from row t on, which make one tile. work: K floats, and blocks * block bytes after them.
+void read_tile(const Product& p, const float* x, const float* up, int64_t t, int n, const Input& in, float* work) {
+  const int64_t channels = p.weights[0].inputs;
+  int8_t* bytes = reinterpret_cast<int8_t*>(work + channels);
+  for (int r = 0; r < n; r++) {
+    const float* row = x + (t + r) * channels;
+    if (p.before.any()) {
+      p.kernels->before(p.before, row, up == nullptr ? nullptr : up + (t + r) * channels, channels, work);
+      row = work;
+    }
+    const int64_t at = (t + r) * in.blocks;
+    p.kernels->quantise(row, channels, in.block, in.blocks, bytes, in.scales + at, in.sums + at);
+    interleave(bytes, in.blocks * in.block, n, r, in.values + t * in.row_bytes(), in.wide);
+  }
+}
+
+ort::Status read_rows(const Product& p, void* context, const float* x, const float* up, int64_t rows, Input* in) {
+  if (!make_room(rows, in)) return ort::error("RowExactMatMul: out of memory (bad allocation)");
+  const size_t needed = static_cast<size_t>(p.weights[0].inputs * 4 + in->blocks * in->block) + 64;
+  const int64_t step = in->most, tiles = (rows + step - 1) / step;
+  bool failed = false;  // all threads write the same value
+  // Tiles of one piece of work: those that begin in a range of rows. The last two of all rows share their rows evenly.
+  auto piece = [&](size_t index) {
+    Buffer buffer;
+    float* work = reinterpret_cast<float*>(buffer.get(needed));
+    if (work == nullptr) {
+      failed = true;
+      return;
+    }
+    const int64_t first = int64_t(index) * step, last = index + 1 == size_t(tiles) ? rows : first + step;
+    int64_t t = 0;
+    while (t < first) t += tile_rows(t, rows, in->most);
+    for (; t < last;) {
+      const int n = tile_rows(t, rows, in->most);
+      read_tile(p, x, up, t, n, *in, work);
+      t += n;
+    }
+  };
+  RETURN_IF_ERROR(ort::parallel(context, size_t(tiles), rows < MANY, piece));
+  return failed ? ort::error("RowExactMatMul: out of memory (bad allocation)") : nullptr;
+}
+
+// Panels first .. last - 1 of one weight for all rows. added: [rows, N] to add, or null.
+void panels(const Kernels& kernels, const Weight& w, const Input& in, int64_t rows, int64_t first, int64_t last,
+            const float* added, float* y) {
   const int64_t some = rows <= in.most ? w.blocks : INPUTS_AT_ONCE / w.block;
   const int64_t block_bytes = w.block * PANEL * w.bits / 8, unit = w.block * (in.wide ? 2 : 1);
   float edge[8 * PANEL];
@@ -207,6 +278,10 @@ void panels(const Kernels& kernels, const Weight& w, const Input& in, int64_t ro
           kernels.product(w, panel, b, count, n, x, edge, PANEL, ahead);
           for (int r = 0; r < n; r++) memcpy(out + r * w.columns, edge + r * PANEL, size_t(left) * 4);
         }
+        if (added != nullptr && b + count == w.blocks)
+          for (int r = 0; r < n; r++)
+            for (int64_t c = 0; c < (left < PANEL ? left : PANEL); c++)
+              out[r * w.columns + c] += added[(t + r) * w.columns + column + c];
         t += n;
       }
     }
@@ -215,12 +290,21 @@ void panels(const Kernels& kernels, const Weight& w, const Input& in, int64_t ro
 
 ort::Status compute(void* kernel, void* context) {
   const Product& p = *static_cast<const Product*>(kernel);
-  ort::Tensor x;
+  ort::Tensor x, up, added;
+  size_t given = 0;
+  RETURN_IF_ERROR(ort::call(ort::INPUT_COUNT, context, &given));
   RETURN_IF_ERROR(ort::input(context, 0, &x));
+  if (given > UP) RETURN_IF_ERROR(ort::input(context, UP, &up));
+  if (given > ADDED) RETURN_IF_ERROR(ort::input(context, ADDED, &added));
   const int64_t channels = p.weights[0].inputs;
   if (x.type != ort::FLOAT || x.rank < 1 || x.dims[x.rank - 1] != channels)
     return ort::error("RowExactMatMul: x is not fp32 with K as its last dimension");
   const int64_t rows = x.count() / channels;
+  const bool gates = p.before.activation != NONE;
+  if (gates != (up.data != nullptr) || (gates && (up.type != ort::FLOAT || up.count() != x.count())))
+    return ort::error("RowExactMatMul: up has another shape or type, or stands without an activation");
+  if (added.data != nullptr && (p.count > 1 || added.type != ort::FLOAT || added.count() != rows * p.weights[0].columns))
+    return ort::error("RowExactMatMul: added has another shape or type");
   float* out[MOST];
   Input inputs[MOST];
   int reads[MOST];
@@ -237,8 +321,9 @@ ort::Status compute(void* kernel, void* context) {
       if (inputs[j].block == w.block && inputs[j].wide == wide && inputs[j].most == most) reads[i] = j;
     if (reads[i] == i) {
       inputs[i].block = w.block, inputs[i].blocks = w.blocks, inputs[i].wide = wide, inputs[i].most = most;
-      if (rows && !read_rows(*p.kernels, static_cast<const float*>(x.data), channels, rows, &inputs[i]))
-        return ort::error("RowExactMatMul: out of memory (bad allocation)");
+      if (rows)
+        RETURN_IF_ERROR(read_rows(p, context, static_cast<const float*>(x.data), static_cast<const float*>(up.data), rows,
+                                  &inputs[i]));
     }
     total += w.panels;
   }
@@ -251,7 +336,8 @@ ort::Status compute(void* kernel, void* context) {
     for (int i = 0; i < p.count; i++) {
       const Weight& w = p.weights[i];
       if (first < w.panels && last > 0)
-        panels(*p.kernels, w, inputs[reads[i]], rows, first < 0 ? 0 : first, last < w.panels ? last : w.panels, out[i]);
+        panels(*p.kernels, w, inputs[reads[i]], rows, first < 0 ? 0 : first, last < w.panels ? last : w.panels,
+               static_cast<const float*>(added.data), out[i]);
       first -= w.panels, last -= w.panels;
     }
   };
@@ -263,8 +349,10 @@ constexpr ort::CustomOp OPERATOR = {
     nullptr,
     [](const ort::CustomOp*) { return "RowExactMatMul"; },
     [](const ort::CustomOp*) -> const char* { return nullptr; },
-    [](const ort::CustomOp*, size_t i) { return int(i == 0 ? ort::FLOAT : i % 3 == 2 ? ort::FLOAT16 : ort::UINT8); },
-    [](const ort::CustomOp*) -> size_t { return 1 + 3 * MOST; },
+    [](const ort::CustomOp*, size_t i) {
+      return int(i == 0 || i >= NORM ? ort::FLOAT : i % 3 == 2 ? ort::FLOAT16 : ort::UINT8);
+    },
+    [](const ort::CustomOp*) -> size_t { return INPUTS; },
     [](const ort::CustomOp*, size_t) { return int(ort::FLOAT); },
     [](const ort::CustomOp*) -> size_t { return MOST; },
     nullptr,

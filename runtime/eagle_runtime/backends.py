@@ -10,12 +10,13 @@ from pathlib import Path, PurePosixPath
 from typing import Generic, TypeVar
 
 from eagle_runtime.bundle.listed_files import read_graph
-from eagle_runtime.bundle.manifest import Manifest
-from eagle_runtime.errors import BackendError, EagleError
+from eagle_runtime.bundle.manifest import OPERATORS, GraphSpec, Manifest
+from eagle_runtime.errors import BackendError, BundleError, EagleError
 from eagle_runtime.machine.host import total_memory
 from eagle_runtime.session.protocol import Session, SessionOfAMachine
 
-BACKENDS = ("tensorrt-rtx", "tensorrt", "cuda", "cpu")  # in the order in which "auto" tries them: faster ones first
+NATIVE = "native"  # the CPU with the operators of eagle-edge-kernels
+BACKENDS = ("tensorrt-rtx", "tensorrt", "cuda", NATIVE, "cpu")  # as "auto" tries them: faster ones first
 AUTO = "auto"
 
 PassedOver = tuple[tuple[str, str], ...]
@@ -55,18 +56,31 @@ def choose(backend: str, bundle: Path, manifest: Manifest, open_on: Callable[[st
             except EagleError as error:
                 if name == BACKENDS[-1] and not tried:
                     raise  # this was the only one tried
-                reason, tried = str(error), True
+                reason = str(error)
+                tried |= name != NATIVE  # the same files run on cpu, whose error says what is wrong with them
         passed_over += ((name, reason),)
     raise BackendError(f"no backend runs {bundle}: {reasons_text(passed_over)}")
 
 
+def on_cpu(backend: str) -> bool:
+    """Whether a backend computes on the CPU."""
+    return backend in (NATIVE, "cpu")
+
+
 def unfit(backend: str, bundle: Path, manifest: Manifest) -> str | None:
-    """Returns why a bundle was not made for a backend, as its files show; None if it may have been."""
+    """Returns why a bundle was not made for a backend, as its files show; None if it may have been. For native also why
+    its operators cannot be used."""
     if backend.startswith("tensorrt"):
         built = [folder.parent.name for folder in (bundle / "engines").glob("*/engine.json")]
         rtx = [name for name in built if name.startswith("tensorrt-rtx-")]
         of_library = rtx if backend == "tensorrt-rtx" else [name for name in built if name not in rtx]
         return None if of_library else "the bundle has no engines for it"
+    if backend == NATIVE:
+        if manifest.target.graph.native is None:
+            return "the bundle has no graph for it"
+        from eagle_runtime.session.ort.operators import native_operators
+
+        return native_operators().reason or None
     if backend == "cuda" and manifest.target.graph.inputs["tree_mask"].dtype != "float16":
         return "the bundle computes in fp32, as those for CPUs do"
     if backend == "cuda" and manifest.head is not None and manifest.head.block is not None:
@@ -96,21 +110,36 @@ def open_sessions(
 
         return tensorrt.open_sessions(bundle, manifest, backend, context)
     graphs = [model.graph for model in manifest.models.values()]
-    contents = [read_graph(bundle, manifest, graph) for graph in graphs]
     if backend == "cuda":
+        for graph in graphs:
+            read_graph(bundle, manifest, graph.file)
         from eagle_runtime.session.ort import cuda
 
         return cuda.open_sessions(bundle, manifest, context, head_scratch)
+    check_host_memory(manifest, context, head_scratch)
+    return tuple(_on_host(backend, bundle, manifest, graph, threads) for graph in graphs)
+
+
+def _on_host(backend: str, bundle: Path, manifest: Manifest, graph: GraphSpec, threads: int | None) -> Session:
+    """Opens a graph on the CPU; its native form, if it has one, with backend native."""
     from eagle_runtime.session.ort.ahead_session import AheadSession
+    from eagle_runtime.session.ort.operators import native_operators
     from eagle_runtime.session.ort.session import OrtSession, open_on_cpu
 
-    check_host_memory(manifest, context, head_scratch)
-    return tuple(
-        OrtSession(bundle / graph.file, graph, threads, content)
-        if graph.past
-        else AheadSession(open_on_cpu(bundle / graph.file, graph, threads, content), bundle / graph.file, graph)
-        for graph, content in zip(graphs, contents, strict=True)
-    )
+    operators, file = None, graph.file
+    if backend == NATIVE and graph.native is not None:
+        operators, file = native_operators(), graph.native.file
+        if graph.native.operators != OPERATORS:
+            raise BundleError(
+                f"{bundle} is made for native operators of version {graph.native.operators}, and this runtime has "
+                f"{OPERATORS}; export the bundle again"
+            )
+        if operators.reason:
+            raise BackendError(f"{NATIVE} cannot run: {operators.reason}")
+    content, path = read_graph(bundle, manifest, file), bundle / file
+    if graph.past:
+        return OrtSession(path, graph, threads, content, operators)
+    return AheadSession(open_on_cpu(path, graph, threads, content), path, graph)
 
 
 def files_read(backend: str, manifest: Manifest) -> set[str]:
@@ -150,8 +179,9 @@ def facts_of_times(backend: str, sessions: Sequence[Session]) -> list[str]:
 
 def library_version(backend: str) -> str:
     """Returns the name of a backend's library, with its version if it has been imported."""
-    name = {"cpu": "onnxruntime", "cuda": "onnxruntime"}.get(backend, backend.replace("-", "_"))
-    return f"{name} {getattr(sys.modules.get(name), '__version__', '')}"
+    name = "onnxruntime" if on_cpu(backend) or backend == "cuda" else backend.replace("-", "_")
+    version = f"{name} {getattr(sys.modules.get(name), '__version__', '')}"
+    return f"{version}, operators {OPERATORS}" if backend == NATIVE else version
 
 
 def reasons_text(passed_over: PassedOver) -> str:

@@ -71,7 +71,7 @@ class EagleModel:
         self._costs = bundle.costs
         self._acceptance = bundle.acceptance
         self._scheduler = Scheduler(self._engines)
-        own = self._new_state if bundle.backend == "cpu" else None
+        own = self._new_state if bundle.on_cpu else None
         self.slots = Slots(self._engines, own, (self._state, self._scheduler), bundle.kv_budget)
         self._executor: ThreadPoolExecutor | None = None
         self._worker_lock = threading.Lock()
@@ -116,8 +116,8 @@ class EagleModel:
     def twin(self) -> EagleModel:
         """Returns a model on the same engines with caches of its own, so that two generations may alternate step by
         step, in one thread or in several. Twins share what was learned of costs and drafts; closing one closes all.
-        Raises RequestError on all backends but cpu, whose engines are tied to one cache."""
-        if self.backend != "cpu":
+        Raises RequestError on backends of GPUs, whose engines are tied to one cache."""
+        if not self.bundle.on_cpu:
             raise RequestError(f"a model on {self.backend} has no twins; load the bundle once more")
         return EagleModel(self.bundle.with_new_caches())
 
@@ -255,7 +255,7 @@ class EagleModel:
         running generations alone; on other backends it holds the model as a call of `generate` does."""
         self._engines.check()
         if measure_again:
-            other = self.twin() if self.backend == "cpu" else self
+            other = self.twin() if self.bundle.on_cpu else self
             sampler = Sampler(SamplingParams(temperature=1.0), [], self.manifest.target.vocab_size)
             ranker = GumbelRanker(sampler, NoiseWeight())  # sampling takes longer than greedy decoding
             head = None if other._head is None else RankedHead(other._head, ranker)

@@ -22,6 +22,7 @@ from eagle_runtime.backends import (
     facts_of_times,
     files_read,
     notice,
+    on_cpu,
     open_sessions,
 )
 from eagle_runtime.bundle.fidelity import FidelityWarning, shortfall
@@ -113,6 +114,11 @@ class OpenBundle:
         return self.datastore is None and (self.habits_file is not None or self.pass_s >= HABITS_PAY_S)
 
     @property
+    def on_cpu(self) -> bool:
+        """Whether forward passes run on the CPU, where one engine may have several caches."""
+        return on_cpu(self.backend)
+
+    @property
     def drafts_are_off(self) -> bool:
         """Whether drafts would change the output, since rows differ by which others share their forward pass."""
         return self.row_check is not None and self.row_check.padding is None
@@ -198,7 +204,7 @@ def open_bundle(
             progress("load", 1, 1)
             progress("warm", 0, 1)
             _warm(opened, partial(progress, "warm"))
-            if name == "cpu":
+            if on_cpu(name):
                 check = check_rows(cast(PaddedSession, sessions[0]), manifest, threads)
                 opened = dataclasses.replace(opened, row_check=check)
             freed.pop_all()
@@ -290,7 +296,8 @@ def _models(
     sessions: tuple[Session, ...], manifest: Manifest, context: int, transitions: Transitions | None
 ) -> tuple[Target, HeadOfText | None]:
     session, *heads = sessions
-    target = Target(session, context, EXACT_CHUNK if getattr(session, "exact", False) else PREFILL_CHUNK)
+    in_short_chunks = getattr(session, "exact", False) and not getattr(session, "native", False)
+    target = Target(session, context, EXACT_CHUNK if in_short_chunks else PREFILL_CHUNK)
     return target, head_of(heads[0], manifest, context, HEAD_SCRATCH, transitions) if heads else None
 
 

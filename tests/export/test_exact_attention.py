@@ -11,12 +11,16 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from conftest import needs_operators
 from eagle_export.bundle import export
 from eagle_export.errors import ExportError
 from eagle_export.recipes.attention import ExactAttention
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
+from eagle_runtime.exact_rows import RowCheck
+from eagle_runtime.session.ort.operators import native_operators
 from eagle_runtime.session.ort.session import OrtSession
+from eagle_runtime.session.row_padding import RowPadding
 from eagle_runtime.target import Target
 from eagle_runtime.tree import MAX_DEPTH, Tree
 
@@ -53,8 +57,22 @@ def assert_equal_alone(model: EagleModel, prompt: list[int], tree: Tree) -> None
 def test_logits_are_the_same_to_the_bit_in_any_tree(
     bundle_of: Callable[..., Path], precision: str, threads: int
 ) -> None:
+    check_any_tree(bundle_of("eagle3", precision), "cpu", threads)
+
+
+@needs_operators
+@pytest.mark.parametrize("threads", [1, 2, 8])
+@pytest.mark.parametrize("precision", ["int8", "int8-token", "int8-static", "int8-weight", "int4", "int4-int8"])
+def test_logits_of_the_native_form_are_the_same_to_the_bit_in_any_tree(
+    bundle_of: Callable[..., Path], precision: str, threads: int
+) -> None:
+    check_any_tree(bundle_of("eagle3", precision), "native", threads)
+
+
+def check_any_tree(bundle: Path, backend: str, threads: int) -> None:
     rng = np.random.default_rng(5)
-    with EagleModel.load(bundle_of("eagle3", precision), threads=threads) as model:
+    with EagleModel.load(bundle, threads=threads, backend=backend) as model:
+        assert backend == "cpu" or model.row_check == RowCheck(RowPadding())
         for length in (1, 39, 70, LONG):  # past rows: the root's alone, none far enough back for fp32, a few, many
             for nodes, chain in ((2, False), (9, False), (60, False), (MAX_DEPTH + 1, True)):
                 assert_equal_alone(model, rng.integers(0, 256, length).tolist(), random_tree(rng, nodes, chain))
@@ -81,9 +99,10 @@ def test_heads_of_any_shape(kv_heads: int, width: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     prompt = rng.integers(0, 256, LONG).tolist()
     for threads in (2,) if width % 16 else (2, 8):
-        with EagleModel.load(tmp_path / "int8", threads=threads) as model:
-            assert_equal_alone(model, prompt, random_tree(rng, 30, chain=False))
-            assert_equal_alone(model, prompt, random_tree(rng, 30, chain=True))
+        for backend in ("cpu", "native") if native_operators().library else ("cpu",):
+            with EagleModel.load(tmp_path / "int8", threads=threads, backend=backend) as model:
+                assert_equal_alone(model, prompt, random_tree(rng, 30, chain=False))
+                assert_equal_alone(model, prompt, random_tree(rng, 30, chain=True))
 
     folder = tmp_path / "fp32/target"
     graph = ir.load(folder / "model.onnx")

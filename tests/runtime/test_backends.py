@@ -14,11 +14,25 @@ from typing import Any
 
 import pytest
 
+from conftest import needs_operators
 from eagle_runtime import BackendError, BundleError, EagleModel
-from eagle_runtime.backends import AUTO, BACKENDS, check_name, choose, open_sessions, reasons_text, unfit
-from eagle_runtime.bundle.manifest import Manifest, read_manifest
+from eagle_runtime.backends import (
+    AUTO,
+    BACKENDS,
+    NATIVE,
+    check_name,
+    choose,
+    library_version,
+    open_sessions,
+    reasons_text,
+    unfit,
+)
+from eagle_runtime.bundle.manifest import MANIFEST_NAME, Manifest, read_manifest
 from eagle_runtime.cli import main
+from eagle_runtime.exact_rows import RowCheck
+from eagle_runtime.session.ort.operators import native_operators
 from eagle_runtime.session.protocol import Session
+from eagle_runtime.session.row_padding import RowPadding
 
 
 @pytest.fixture
@@ -30,6 +44,35 @@ def fp16_bundle(bundle_of: Callable[..., Path], tmp_path: Path) -> Path:
         (bundle / "engines" / name).mkdir(parents=True)
         (bundle / "engines" / name / "engine.json").touch()
     return bundle
+
+
+def test_without_the_package_the_portable_graph_runs(bundle_of: Callable[..., Path]) -> None:
+    code = (
+        "import sys; sys.modules['eagle_edge_kernels'] = None; from eagle_runtime import EagleModel\n"
+        f"with EagleModel.load({str(bundle_of('alone', 'int8'))!r}, context=64) as model:\n"
+        "    print(model.backend, model.passed_over[-1])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "cpu ('native', 'eagle-edge-kernels is not installed')\n"
+
+
+@needs_operators
+def test_where_it_is_installed_native_graphs_run(bundle_of: Callable[..., Path]) -> None:
+    bundle = bundle_of("alone", "int8")
+    with EagleModel.load(bundle, context=64) as model:
+        assert model.backend == NATIVE and model.row_check == RowCheck(RowPadding())
+        assert "operators" in library_version(NATIVE) and library_version(NATIVE) != library_version("cpu")
+
+
+def test_a_bundle_for_other_operators_is_refused(bundle_of: Callable[..., Path], tmp_path: Path) -> None:
+    bundle = shutil.copytree(bundle_of("alone", "int8"), tmp_path / "bundle")
+    data = json.loads((bundle / MANIFEST_NAME).read_text())
+    data["target"]["graph"]["native"]["operators"] = "0"
+    (bundle / MANIFEST_NAME).write_text(json.dumps(data))
+    with pytest.raises(BundleError, match="native operators of version 0, and this runtime has"):
+        EagleModel.load(bundle, backend=NATIVE, context=64)
+    with EagleModel.load(bundle, context=64) as model:
+        assert model.backend == "cpu"
 
 
 def opening(*works: str) -> tuple[list[str], Callable[[str], str]]:
@@ -78,14 +121,23 @@ def test_a_bundle_for_cpus_tries_no_other_backend(precision: str, bundle_of: Cal
     bundle = bundle_of("eagle1", precision)
     asked, open_on = opening("cpu")
     chosen = choose(AUTO, bundle, read_manifest(bundle), open_on)
-    assert asked == ["cpu"] and [name for name, _ in chosen.passed_over] == list(BACKENDS[:-1])
+    native = unfit(NATIVE, bundle, read_manifest(bundle)) is None
+    assert native is (precision == "int8" and native_operators().library is not None)
+    assert asked == [*([NATIVE] if native else []), "cpu"]
+    assert [name for name, _ in chosen.passed_over] == list(BACKENDS[:-1])
     with pytest.raises(BackendError, match=r"^no cpu here$"):
         choose(AUTO, bundle, read_manifest(bundle), opening()[1])
 
 
 def test_engines_fit_one_library(fp16_bundle: Path) -> None:
     manifest = read_manifest(fp16_bundle)
-    assert [unfit(name, fp16_bundle, manifest) for name in BACKENDS] == [None] * 4
+    assert [unfit(name, fp16_bundle, manifest) for name in BACKENDS] == [
+        None,
+        None,
+        None,
+        "the bundle has no graph for it",
+        None,
+    ]
     shutil.rmtree(fp16_bundle / "engines" / "tensorrt-sm86")
     assert unfit("tensorrt", fp16_bundle, manifest) == "the bundle has no engines for it"
     assert unfit("tensorrt-rtx", fp16_bundle, manifest) is None
@@ -186,4 +238,4 @@ def test_an_fp16_bundle_without_engines_tries_cuda(bundle_of: Callable[..., Path
     manifest: Manifest = read_manifest(bundle_of("eagle3", "fp16"))
     asked, open_on = opening("cpu")
     chosen = choose(AUTO, bundle_of("eagle3", "fp16"), manifest, open_on)
-    assert asked == ["cuda", "cpu"] and chosen.passed_over[-1] == ("cuda", "no cuda here")
+    assert asked == ["cuda", "cpu"] and chosen.passed_over[-2] == ("cuda", "no cuda here")

@@ -79,7 +79,7 @@ def test_exported_graphs_name_their_own_weights(bundle_of: Callable[..., Path], 
     bundle = bundle_of("eagle3", precision)
     manifest = read_manifest(bundle)
     for model in manifest.models.values():
-        content = read_graph(bundle, manifest, model.graph)
+        content = read_graph(bundle, manifest, model.graph.file)
         assert content == (bundle / model.graph.file).read_bytes()
         locations = list(external_files(content))
         assert sorted(locations) == sorted(named_by_onnx(onnx.load_model_from_string(content)))

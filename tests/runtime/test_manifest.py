@@ -87,7 +87,7 @@ def little_bundle(folder: Path) -> Manifest:
         (folder / name).write_text(f"content of {name}")
     golden = GoldenPrompt((5, 6), (7, 1), (TopTokens((7, 8), (1.5, -0.25)), TopTokens((1,), (3.0,))))
     manifest = Manifest(
-        schema_version=8,
+        schema_version=9,
         precision={"target": "fp32", "draft": "fp32"},
         target=TargetSpec("llama", 8, 50, 2, 2, 4, 64, (1, 2), target),
         head=HeadSpec("eagle3", 8, 20, 1, 2, 4, 3, (2, 4, 5), None, head),
@@ -255,7 +255,7 @@ def test_no_json(bundle: Path, text: str) -> None:
 @pytest.mark.parametrize("version", [0, 2, 4, "3", None, 2.5, [3]])
 def test_another_version(bundle: Path, version: object) -> None:
     message = refusal(bundle, {**stored(bundle), "schema_version": version})
-    assert f"schema_version is {version!r}" in message and "reads 8" in message
+    assert f"schema_version is {version!r}" in message and "reads 9" in message
 
 
 def test_a_bundle_without_a_certificate(bundle: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from conftest import HEADS, load_trace
+from conftest import HEADS, load_trace, needs_operators
 from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.candidates import LogitRow
 from eagle_runtime.decoding_state import DecodingState
@@ -102,6 +102,7 @@ def check_identity(
     temperatures: Sequence[float],
     precision: str = "fp32",
     largest_gap: float = 1e-4,
+    backend: str = "cpu",
 ) -> None:
     """largest_gap: between logits that different tokens were drawn from; 0 allows no ties at all."""
     ties: list[str] = []
@@ -112,10 +113,11 @@ def check_identity(
     ):
         params = SamplingParams(temperature=temperature, seed=1000 + index, **options)
         # Each kind's own: targets that were calibrated with different heads differ.
-        plains = {kind: decode(model_of(kind, precision), lambda _: NoDraft(), params, prompt) for kind in HEADS}
+        models = {kind: model_of(kind, precision, backend) for kind in HEADS}
+        plains = {kind: decode(model, lambda _: NoDraft(), params, prompt) for kind, model in models.items()}
         for name, (kind, build) in DRAFTERS.items():
             plain, plain_rows, _ = plains[kind]
-            tokens, rows, taken = decode(model_of(kind, precision), build, params, prompt)
+            tokens, rows, taken = decode(models[kind], build, params, prompt)
             compared += 1
             accepted[name] += taken
             if tokens == plain:
@@ -148,6 +150,16 @@ def test_quantised_tokens_are_equal_without_ties(
     model_of: Callable[..., EagleModel], precision: str, temperature: float
 ) -> None:
     check_identity(model_of, some_prompts(6 if precision == "int4" else 2), [temperature], precision, largest_gap=0.0)
+
+
+@needs_operators
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("precision", ["int4", "int8", "int8-token"])
+def test_tokens_of_the_native_form_are_equal_without_ties(
+    model_of: Callable[..., EagleModel], precision: str, temperature: float
+) -> None:
+    count = 2 if precision == "int8-token" else 6
+    check_identity(model_of, some_prompts(count), [temperature], precision, largest_gap=0.0, backend="native")
 
 
 @pytest.mark.slow

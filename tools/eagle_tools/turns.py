@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
 from eagle_runtime import EagleModel, Result
+from eagle_runtime.backends import on_cpu
 from eagle_runtime.eagle_model import Prompt
 
 WARM_UP = 8  # tokens that each contender generates before the first prompt that counts
@@ -30,7 +31,7 @@ def generation(
         if piece.result is not None:
             return piece.result
         count += len(piece.token_ids)
-        if model.backend == "cpu":
+        if on_cpu(model.backend):
             yield count
     raise AssertionError("a stream ends with a result")
 

@@ -102,7 +102,7 @@ def build_engines(
     check_capabilities(bundle, manifest, capabilities)
     verify_hashes(bundle, manifest)
     for model in manifest.models.values():
-        read_graph(bundle, manifest, model.graph)  # raises if the graph reads a file that was not hashed
+        read_graph(bundle, manifest, model.graph.file)  # raises if the graph reads a file that was not hashed
         check_memory(bundle / model.graph.file)
     check_sums(bundle, manifest)
     target = "-".join(f"sm{capability.replace('.', '')}" for capability in capabilities)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+OPERATORS = "1"  # version of the native operators that exports are made for (eagle_edge_kernels.VERSION)
 FLOATS = ("float32", "float16")  # in which keys and values may be kept, where they are not bytes
 ROWS = ("key", "value")
 INT8_ROWS = (*ROWS, "key_scale", "value_scale")
@@ -29,15 +30,27 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class NativeSpec:
+    """Another form of a graph, with the same inputs, outputs and weights, for the operators of eagle-edge-kernels.
+
+    file: its ONNX file. operators: version of the operators that it is made for. used: names of those in it."""
+
+    file: str
+    operators: str
+    used: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GraphSpec:
     """One ONNX file. weights: every initializer with its stored type. recipe: tensor of the source model -> what was
-    done to it, for each that is not stored or used in computation as it was."""
+    done to it, for each that is not stored or used in computation as it was. native: another form of it, if any."""
 
     file: str
     inputs: dict[str, TensorSpec]
     outputs: dict[str, TensorSpec]
     weights: dict[str, TensorSpec]
     recipe: dict[str, str]
+    native: NativeSpec | None = None
 
     @property
     def past(self) -> tuple[str, ...]:

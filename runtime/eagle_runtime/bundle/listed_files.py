@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from eagle_runtime.bundle.manifest import MANIFEST_NAME, GraphSpec, Manifest
+from eagle_runtime.bundle.manifest import MANIFEST_NAME, Manifest
 from eagle_runtime.errors import BundleError
 from eagle_runtime.files import GRAPH_BYTES, TEXT_BYTES, bundle_file, file_sha256, read_plain
 from eagle_runtime.machine.user_cache import read_cached, write_cached
@@ -106,16 +106,16 @@ def _check_digest(bundle: Path, name: str, actual: str, expected: str) -> None:
         )
 
 
-def read_graph(bundle: Path, manifest: Manifest, graph: GraphSpec) -> bytes:
-    """Returns the content of a graph's file. Raises BundleError if it is not the exported file, or if it reads weights
-    from a file that the manifest does not list."""
-    content = read_listed(bundle, manifest, graph.file, GRAPH_BYTES)
-    where = bundle / graph.file
+def read_graph(bundle: Path, manifest: Manifest, file: str) -> bytes:
+    """Returns the content of a file that holds a graph. Raises BundleError if it is not the exported file, or if it
+    reads weights from a file that the manifest does not list."""
+    content = read_listed(bundle, manifest, file, GRAPH_BYTES)
+    where = bundle / file
     try:
         locations = set(external_files(content))
     except ValueError as error:
         raise BundleError(f"{where} is no ONNX graph ({error}); export the bundle again") from None
-    folder = PurePosixPath(graph.file).parent
+    folder = PurePosixPath(file).parent
     for location in sorted(locations):
         if (folder / location).as_posix() not in manifest.files:
             raise BundleError(

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Literal
 
 from eagle_runtime.arguments import short_repr
+from eagle_runtime.bundle.graph import OPERATORS as OPERATORS
 from eagle_runtime.bundle.graph import GraphSpec as GraphSpec
+from eagle_runtime.bundle.graph import NativeSpec as NativeSpec
 from eagle_runtime.bundle.graph import Shape as Shape
 from eagle_runtime.bundle.graph import TensorSpec as TensorSpec
 from eagle_runtime.bundle.graph import ahead_shapes, cache_shapes, cache_types
@@ -27,7 +29,7 @@ from eagle_runtime.files import MANIFEST_BYTES, bundle_file, read_json
 from eagle_runtime.files import MANIFEST_NAME as MANIFEST_NAME
 from eagle_runtime.tree import MAX_DEPTH, MAX_NODES
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 MAX_TAU = 32  # tokens per target pass in a certificate: no more are decoded from a prompt
 # Least and greatest values: a number outside is a mistake, or an attempt to exhaust the memory.
 MODEL_RANGES = {
@@ -210,6 +212,7 @@ def read_manifest(bundle: Path) -> Manifest:
     _check_numbers(manifest, str(path))
     _check_certificate(manifest, str(path))
     used = [model.graph.file for model in manifest.models.values()]
+    used += [model.graph.native.file for model in manifest.models.values() if model.graph.native is not None]
     if manifest.head is not None and manifest.head.block is not None and manifest.head.block.transitions is not None:
         used.append(manifest.head.block.transitions)
     for file in (*used, *manifest.files):

@@ -8,6 +8,7 @@ from itertools import zip_longest
 from typing import Protocol
 
 from eagle_runtime import EagleModel
+from eagle_runtime.backends import on_cpu
 from eagle_runtime.drafting.costs.model import pass_bytes
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle
@@ -73,7 +74,7 @@ class BundleContender:
 
     def _model_at(self, place: int) -> EagleModel:
         """Returns a twin of the model that only this place uses; on other backends than the CPU the model itself."""
-        if self._model.backend != "cpu":
+        if not on_cpu(self._model.backend):
             return self._model
         while len(self._twins) <= place:
             self._twins.append(self._model.twin())
@@ -104,7 +105,7 @@ def bundle_contenders(
 
 def without_datastore(model: EagleModel) -> EagleModel:
     """Returns a twin that has no datastore. Raises RequestError where there are no twins."""
-    if model.backend != "cpu":
+    if not on_cpu(model.backend):
         raise RequestError(
             f"method {DATASTORE} can be compared with others on the backend cpu alone, not on {model.backend}; "
             "leave out --datastore"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_runtime import EagleModel
+from eagle_runtime.backends import on_cpu
 from eagle_runtime.errors import RequestError
 from eagle_tools.bench import machine
 from eagle_tools.bench import pytorch as hf
@@ -272,8 +273,8 @@ def measure_peaks(
 def _bandwidths(plan: Plan, backends: set[str]) -> dict[str, float | None]:
     """Returns the bytes per second of the memory that each backend, and PyTorch, reads weights from."""
     device = machine.device_bandwidth()
-    host = machine.read_bandwidth(plan.threads) if "cpu" in backends or device is None else None
-    return {**{name: host if name == "cpu" else device for name in backends}, PYTORCH: device or host}
+    host = machine.read_bandwidth(plan.threads) if any(map(on_cpu, backends)) or device is None else None
+    return {**{name: host if on_cpu(name) else device for name in backends}, PYTORCH: device or host}
 
 
 def _name(setup: Setup) -> str:

@@ -27,6 +27,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from eagle_runtime.backends import on_cpu
 from eagle_runtime.bundle.manifest import DTYPE_BITS, GraphSpec, HeadSpec, Manifest, TargetSpec
 
 Seconds = npt.NDArray[np.float64]
@@ -122,7 +123,7 @@ GPU = Assumed(1e12, (30e-6, 50e-6), dict.fromkeys((32, 16, 8, 4), 3e-14), 2e-12,
 def prior_costs(manifest: Manifest, backend: str, draft_model: TargetSpec | None = None) -> Costs:
     """Returns what forward passes of a bundle's graphs may cost on a backend, the host's work included. draft_model:
     drafts in place of the head."""
-    machine = CPU if backend == "cpu" else GPU
+    machine = CPU if on_cpu(backend) else GPU
     verifying, level = machine.host_s
     target = _timings(manifest.target, machine, TARGET_ROWS, verifying)
     head = draft_model or manifest.head

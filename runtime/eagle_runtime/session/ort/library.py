@@ -41,10 +41,12 @@ def open_graph(
     threads: int | None = None,
     model: bytes | None = None,
     config: Mapping[str, str] | None = None,
+    operators: Path | None = None,
 ) -> Any:
     """Returns an InferenceSession on these providers and no others. threads: of one forward pass; None leaves the
     number to ONNX Runtime (physical cores). model: the graph's content, used instead of the file at `path`, whose
-    folder holds its weights. config: further entries of the session's configuration. Raises BackendError."""
+    folder holds its weights. config: further entries of the session's configuration. operators: a shared library of
+    operators that the graph uses. Raises BackendError."""
     options = ort.SessionOptions()
     options.log_severity_level = 4  # a failure is described in the exception too
     options.add_session_config_entry(STOP_SPINNING, "1")
@@ -57,6 +59,8 @@ def open_graph(
     for name, value in (config or {}).items():
         options.add_session_config_entry(name, value)
     try:
+        if operators is not None:
+            options.register_custom_ops_library(str(operators))
         # The fallback would print to stdout and continue on the CPU alone.
         return ort.InferenceSession(model or str(path), options, providers=list(providers), enable_fallback=False)
     except Exception as error:  # onnxruntime raises a dozen types without a common base

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from eagle_runtime.bundle.graph import OPERATORS
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec, pieces_of
 from eagle_runtime.cache import HeadMajorCache, KVCache, aligned_empty
 from eagle_runtime.errors import BackendError
 from eagle_runtime.machine.huge_pages import huge_pages
 from eagle_runtime.session.ort.library import CPU, VERSION, byte_products_saturate, open_graph, run_graph
+from eagle_runtime.session.ort.operators import Operators
 from eagle_runtime.session.protocol import Array, Session
 from eagle_runtime.session.row_padding import RowPadding, pad_rows
 
@@ -115,24 +117,43 @@ class BoundSession(Session):
         return buffer
 
 
-def open_on_cpu(path: Path, spec: GraphSpec, threads: int | None = None, model: bytes | None = None) -> Any:
-    """Returns an InferenceSession of the graph that `spec` describes on the CPU provider. threads, model: as in
-    open_graph."""
+def open_on_cpu(
+    path: Path,
+    spec: GraphSpec,
+    threads: int | None = None,
+    model: bytes | None = None,
+    operators: Path | None = None,
+) -> Any:
+    """Returns an InferenceSession of the graph that `spec` describes on the CPU provider. threads, model, operators: as
+    in open_graph."""
     multiplies_bytes = any(weight.dtype == "int8" for weight in spec.weights.values())
     config = {EXACT_BYTES: "1"} if multiplies_bytes and byte_products_saturate() else {}
     with huge_pages():
-        return open_graph(path, CPU, threads, model, config)
+        return open_graph(path, CPU, threads, model, config, operators)
 
 
 class OrtSession(BoundSession):
     """A graph on ONNX Runtime's CPU provider, with its cache in host memory.
 
     padding: how forward passes are padded so that kernels compute all rows alike (see exact_rows). exact: whether the
-    graph was exported so that a row's bits do not depend on the other rows of the forward pass."""
+    graph was exported so that a row's bits do not depend on the other rows of the forward pass. native: whether it is
+    computed by the native operators."""
 
-    def __init__(self, path: Path, spec: GraphSpec, threads: int | None = None, model: bytes | None = None) -> None:
-        """threads, model: as in open_graph."""
-        super().__init__(open_on_cpu(path, spec, threads, model), path, spec)
+    def __init__(
+        self,
+        path: Path,
+        spec: GraphSpec,
+        threads: int | None = None,
+        model: bytes | None = None,
+        operators: Operators | None = None,
+    ) -> None:
+        """threads, model: as in open_graph. operators: the graph at `path` is the native form of the one that `spec`
+        describes, and uses these."""
+        library = None if operators is None else operators.library
+        super().__init__(open_on_cpu(path, spec, threads, model, library), path, spec)
+        self.native = operators is not None
+        if operators is not None:
+            self.version = f"{VERSION}, operators {OPERATORS} with {operators.instructions}"
         self.padding = RowPadding()
         self._past_specs = [spec.inputs[name] for name in self._past_names]
         self._pieces = pieces_of(spec)

@@ -3,13 +3,16 @@ rows in device memory, as words of four bytes, whatever their type, and the one 
 
 from __future__ import annotations
 
+import struct
+
 IR_VERSION, OPSET = 8, 18
+OWN_DOMAIN = "eagle"  # of the native operators
 FLOAT, UINT8, INT8, INT32, INT64 = 1, 2, 3, 6, 7  # TensorProto.DataType
 # Field numbers of onnx.proto.
-MODEL_IR, MODEL_GRAPH, MODEL_OPSET, OPSET_VERSION = 1, 7, 8, 2
+MODEL_IR, MODEL_GRAPH, MODEL_OPSET, OPSET_DOMAIN, OPSET_VERSION = 1, 7, 8, 1, 2
 GRAPH_NODE, GRAPH_NAME, GRAPH_INPUT, GRAPH_OUTPUT = 1, 2, 11, 12
-NODE_INPUT, NODE_OUTPUT, NODE_OP, NODE_ATTRIBUTE = 1, 2, 4, 5
-ATTRIBUTE_NAME, ATTRIBUTE_INT, ATTRIBUTE_TYPE, ATTRIBUTE_IS_INT = 1, 3, 20, 2
+NODE_INPUT, NODE_OUTPUT, NODE_OP, NODE_ATTRIBUTE, NODE_DOMAIN = 1, 2, 4, 5, 7
+ATTRIBUTE_NAME, ATTRIBUTE_FLOAT, ATTRIBUTE_INT, ATTRIBUTE_TYPE, ATTRIBUTE_IS_FLOAT, ATTRIBUTE_IS_INT = 1, 2, 3, 20, 1, 2
 VALUE_NAME, VALUE_TYPE, TYPE_TENSOR, TENSOR_ELEMENT, TENSOR_SHAPE, SHAPE_DIM, DIM_NAME = 1, 2, 1, 1, 2, 1, 2
 
 
@@ -19,18 +22,24 @@ def model(nodes: list[bytes], inputs: dict[str, tuple[int, int]], outputs: dict[
     graph = b"".join(_field(GRAPH_NODE, node) for node in nodes) + _field(GRAPH_NAME, b"rows")
     for number, values in ((GRAPH_INPUT, inputs), (GRAPH_OUTPUT, outputs)):
         graph += b"".join(_field(number, _value(name, *kind)) for name, kind in values.items())
-    opset = _field(OPSET_VERSION, OPSET)
-    return _field(MODEL_IR, IR_VERSION) + _field(MODEL_GRAPH, graph) + _field(MODEL_OPSET, opset)
+    opsets = _field(MODEL_OPSET, _field(OPSET_VERSION, OPSET))
+    opsets += _field(MODEL_OPSET, _field(OPSET_DOMAIN, OWN_DOMAIN.encode()) + _field(OPSET_VERSION, 1))
+    return _field(MODEL_IR, IR_VERSION) + _field(MODEL_GRAPH, graph) + opsets
 
 
-def node(op: str, inputs: list[str], outputs: list[str], **attributes: int) -> bytes:
-    """Returns the bytes of one node; attributes are integers."""
+def node(op: str, inputs: list[str], outputs: list[str], domain: str = "", **attributes: int | float) -> bytes:
+    """Returns the bytes of one node."""
     node = b"".join(_field(NODE_INPUT, name.encode()) for name in inputs)
     node += b"".join(_field(NODE_OUTPUT, name.encode()) for name in outputs) + _field(NODE_OP, op.encode())
     for name, value in attributes.items():
-        attribute = _field(ATTRIBUTE_NAME, name.encode()) + _field(ATTRIBUTE_INT, value)
-        node += _field(NODE_ATTRIBUTE, attribute + _field(ATTRIBUTE_TYPE, ATTRIBUTE_IS_INT))
-    return node
+        attribute = _field(ATTRIBUTE_NAME, name.encode())
+        if isinstance(value, float):
+            attribute += _varint(ATTRIBUTE_FLOAT << 3 | 5) + struct.pack("<f", value)
+            attribute += _field(ATTRIBUTE_TYPE, ATTRIBUTE_IS_FLOAT)
+        else:
+            attribute += _field(ATTRIBUTE_INT, value) + _field(ATTRIBUTE_TYPE, ATTRIBUTE_IS_INT)
+        node += _field(NODE_ATTRIBUTE, attribute)
+    return node + (_field(NODE_DOMAIN, domain.encode()) if domain else b"")
 
 
 def allocate() -> bytes:

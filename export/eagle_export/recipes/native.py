@@ -1,0 +1,296 @@
+"""The native form of a quantised target for CPUs: the same weights and inputs and outputs, with the operators of
+eagle-edge-kernels in the place of exact attention and of MatMulNBits.
+
+A row of an operator's output depends on that row alone (kernels/src), so no number of rows needs padding, and of the
+65 nodes per layer of the portable form five are left. Both forms are written into a bundle over one file of weights;
+the runtime takes the native one where the operators are installed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from eagle_export.recipes.attention import ExactAttention, Part, attention_nodes, graph_input, part_of
+from eagle_export.recipes.graph import insert, replace
+from eagle_export.recipes.graph_pass import Pass
+from eagle_export.recipes.plan import Passes, apply
+from eagle_export.recipes.weight_blocks import INT8_COMPUTE
+
+DOMAIN = "eagle"  # of the operators
+LANES = 8  # a head's width, and a piece of its values, must be a multiple of it
+JOINED = 3  # products of one input that one operator computes
+NORM = 3 * JOINED + 1  # place of the operator's inputs that are no weights
+SILU, GELU = 1, 2  # its activations
+HEADS_FIRST = [0, 2, 1, 3]  # permutation between [1, T, heads, width] and [1, heads, T, width]
+
+
+def both_forms(passes: Passes, model: ir.Model) -> tuple[dict[str, str], ir.Model | None]:
+    """Runs a target's passes over its graph, in place, and makes the native form of it. Returns what `apply` does, and
+    the native form; None where it has none."""
+    exact = tuple(step for step in passes if isinstance(step, ExactAttention))
+    if not exact:
+        return apply(passes, model), None
+    done = apply(tuple(step for step in passes if not isinstance(step, ExactAttention)), model)
+    native = model.clone() if _fits(model) else None
+    done |= apply(exact, model)
+    if native is not None:
+        for step in (NativeAttention(), NativeProducts(), JoinedSteps()):
+            step.apply(native)
+        RemoveUnusedNodesPass()(native)
+    return done, native
+
+
+def _fits(model: ir.Model) -> bool:
+    parts = [part_of(model, node) for node in attention_nodes(model)]
+    return all(part.width % LANES == 0 and part.cut % LANES == 0 for part in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class NativeAttention(Pass[ir.Node]):
+    """Replaces every Attention node, with the rotation and the layout of heads before it, by ExactTreeAttention. The
+    past and tree_mask get the shapes that ExactAttention gives them. Raises ExportError as that does."""
+
+    name = "native attention"
+
+    def pattern(self, model: ir.Model) -> list[ir.Node]:
+        return attention_nodes(model)
+
+    def rewrite(self, model: ir.Model, matches: list[ir.Node]) -> dict[str, str]:
+        changed = {}
+        for node in matches:
+            part = part_of(model, node)
+            changed[str(node.outputs[0].name)] = "one operator"
+            _attend(model, node, part)
+            keys, values = part.past
+            keys.shape = ir.Shape([part.kv_heads, "C", part.width])
+            values.shape = ir.Shape([part.kv_heads, part.width // part.cut, "C", part.cut])
+        graph_input(model, "tree_mask").shape = ir.Shape([1, 1, "T", "T"])
+        model.opset_imports[DOMAIN] = 1
+        return changed
+
+
+def _attend(model: ir.Model, node: ir.Node, part: Part) -> None:
+    """Puts the operator in the place of an Attention node."""
+    op = partial(insert, node)
+    scale = node.attributes.get_float("scale", part.width**-0.5)
+    q, factor = _without_factor(part.q)
+    new_keys, new_values = part.new
+    rotated, turned = _rotation(q), _rotation(_producer_input(new_keys, "Transpose"))
+    if rotated is not None and turned is not None and rotated[1:] == turned[1:] and part.width % (2 * LANES) == 0:
+        q, k, angles = _flat(rotated[0]), _flat(turned[0]), list(rotated[1:])
+    else:
+        q, k, angles = op("Transpose", [q], perm=HEADS_FIRST), _flat(new_keys), []
+    attributes = {"heads": part.heads, "kv_heads": part.kv_heads, "width": part.width, "scale": scale * factor}
+    attributes |= {"window": part.window or 0, "softcap": part.cap or 0.0}
+    inputs = [q, k, _flat(new_values), *part.past, graph_input(model, "position_ids"), graph_input(model, "tree_mask")]
+    attention = ir.node("ExactTreeAttention", [*inputs, *angles], attributes, domain=DOMAIN, num_outputs=3)
+    assert isinstance(node.graph, ir.Graph)
+    node.graph.insert_before(node, attention)
+    out, *rows = attention.outputs
+    for old, new in zip(part.new, rows, strict=True):
+        name, new.shape, new.type = old.name, old.shape, old.type
+        at = list(model.graph.outputs).index(old)
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        for index, value in enumerate(attention.inputs):
+            if value is new:
+                attention.replace_input_with(index, old)
+        old.name, new.name = f"{name}.computed", name
+        assert model.graph.outputs[at] is new
+    out.type = node.outputs[0].type
+    merged = _merged(node)
+    if merged is not None:
+        replace(merged, out)
+        return
+    shape = ir.tensor(np.array([1, -1, part.heads, part.width], np.int64))
+    split = op("Reshape", [out, op("Constant", [], value=shape)])
+    replace(node, op("Transpose", [split], perm=HEADS_FIRST))
+
+
+def _flat(rows: ir.Value) -> ir.Value:
+    """[1, T, heads * width] of which [1, T, heads, width] are made; the latter where there is none."""
+    before = _producer_input(rows, "Reshape")
+    return before if before is not None and before.shape is not None and len(before.shape) == 3 else rows
+
+
+def _producer_input(value: ir.Value | None, op_type: str) -> ir.Value | None:
+    """The first input of the node of a type that computes a value; None if another one does."""
+    node = None if value is None else value.producer()
+    return node.inputs[0] if node is not None and node.op_type == op_type else None
+
+
+def _without_factor(q: ir.Value) -> tuple[ir.Value, float]:
+    """Queries before they are multiplied by a constant, and the constant; else as they are, and 1."""
+    node = q.producer()
+    if node is None or node.op_type != "Mul" or node.inputs[1] is None or node.inputs[1].const_value is None:
+        return q, 1.0
+    factor = node.inputs[1].const_value.numpy()
+    value = node.inputs[0]
+    return (value, float(factor.reshape(-1)[0])) if factor.size == 1 and value is not None else (q, 1.0)
+
+
+def _rotation(value: ir.Value | None) -> tuple[ir.Value, ir.Value, ir.Value] | None:
+    """Rows [1, T, heads, width] that are rotated into `value` [1, heads, T, width], and cosines and sines; None
+    if that is not how it is computed."""
+    node = None if value is None else value.producer()
+    if node is None or node.op_type != "RotaryEmbedding" or any(a.value for a in node.attributes.values()):
+        return None
+    x, cosine, sine = node.inputs[:3]
+    before = None if x is None else x.producer()
+    if before is None or before.op_type != "Transpose" or list(before.attributes["perm"].as_ints()) != HEADS_FIRST:
+        return None
+    (rows,) = before.inputs
+    assert rows is not None and cosine is not None and sine is not None
+    return (rows, cosine, sine) if cosine.shape is not None and len(cosine.shape) == 3 else None
+
+
+def _merged(node: ir.Node) -> ir.Node | None:
+    """The node that makes [1, T, heads * width] of an Attention node's output, if nothing else reads that."""
+    for op_type in ("Transpose", "Reshape"):
+        uses = list(node.outputs[0].uses())
+        if len(uses) != 1 or uses[0].node.op_type != op_type:
+            return None
+        node = uses[0].node
+    shape = node.outputs[0].shape
+    return node if shape is not None and len(shape) == 3 else None
+
+
+@dataclass(frozen=True, slots=True)
+class NativeProducts(Pass[ir.Node]):
+    """Replaces MatMulNBits with activations in int8 by RowExactMatMul, up to JOINED products of one input by one."""
+
+    name = "native products"
+
+    def pattern(self, model: ir.Model) -> list[ir.Node]:
+        return [node for node in model.graph if node.op_type == "MatMulNBits" and _is_native(node)]
+
+    def rewrite(self, model: ir.Model, matches: list[ir.Node]) -> dict[str, str]:
+        changed = {}
+        groups: dict[ir.Value, list[list[ir.Node]]] = {}
+        for node in matches:
+            assert node.inputs[0] is not None
+            of_input = groups.setdefault(node.inputs[0], [[]])
+            if len(of_input[-1]) == JOINED:
+                of_input.append([])
+            of_input[-1].append(node)
+        for x, parts in groups.items():
+            for nodes in parts:
+                inputs: list[ir.Value | None] = [x]
+                attributes = {"K": nodes[0].attributes.get_int("K")}
+                for index, node in enumerate(nodes):
+                    level, step, *zero = node.inputs[1:4]
+                    inputs += [level, _producer_input(step, "Cast") or step, zero[0] if zero else None]
+                    for mine, theirs in (("bits", "bits"), ("N", "N"), ("block", "block_size")):
+                        attributes[f"{mine}_{index}"] = node.attributes.get_int(theirs)
+                joined = ir.node("RowExactMatMul", inputs, attributes, domain=DOMAIN, num_outputs=len(nodes))
+                assert isinstance(nodes[0].graph, ir.Graph)
+                nodes[0].graph.insert_before(nodes[0], joined)
+                for node, out in zip(nodes, joined.outputs, strict=True):
+                    changed[str(node.inputs[1].name)] = "rows exact to the bit"  # type: ignore[union-attr]
+                    replace(node, out)
+        model.opset_imports[DOMAIN] = 1
+        return changed
+
+
+def _is_native(node: ir.Node) -> bool:
+    """Whether a MatMulNBits is one that RowExactMatMul computes."""
+    level, step, *zero = node.inputs[1:]
+    stored = [level, _producer_input(step, "Cast") or step, *[value for value in zero if value is not None]]
+    plain = len(zero) <= 1 and all(value is not None and value.is_initializer() for value in stored)
+    half = plain and stored[1] is not None and stored[1].dtype == ir.DataType.FLOAT16
+    return half and node.attributes.get_int("accuracy_level", 0) == INT8_COMPUTE
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedSteps(Pass[ir.Node]):
+    """Lets RowExactMatMul compute what surrounds a product too: the norm or the gated activation before it, and the sum
+    with the residual stream after it. Each is a row's own, so rows stay exact, and every node less saves a call."""
+
+    name = "joined steps"
+
+    def pattern(self, model: ir.Model) -> list[ir.Node]:
+        return [node for node in model.graph if node.op_type == "RowExactMatMul" and _joinable(node)]
+
+    def rewrite(self, model: ir.Model, matches: list[ir.Node]) -> dict[str, str]:
+        changed = {}
+        for node in matches:
+            inputs = [*node.inputs, *[None] * (NORM - len(node.inputs))]
+            attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+            if (norm := _norm_before(node)) is not None:
+                inputs[0], extra = norm.inputs[0], [norm.inputs[1], None]
+                attributes["epsilon"] = norm.attributes.get_float("epsilon", 1e-5)
+            elif (gate := _gate_before(node)) is not None:
+                inputs[0], activation, up = gate
+                attributes["activation"], extra = activation, [None, up]
+            else:
+                extra = [None, None]
+            add = _sum_after(node)
+            if add is not None:
+                extra.append(next(value for value in add.inputs if value is not node.outputs[0]))
+            last = node if add is None else add
+            joined = ir.node(node.op_type, [*inputs, *extra], attributes, domain=DOMAIN, num_outputs=len(node.outputs))
+            assert isinstance(last.graph, ir.Graph)
+            last.graph.insert_before(last, joined)
+            for old, new in zip(last.outputs, joined.outputs, strict=True):
+                new.shape, new.type, name = old.shape, old.type, old.name
+                ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+                old.name, new.name = f"{name}.apart", name
+            changed[str(joined.outputs[0].name)] = "with what surrounds it"
+        RemoveUnusedNodesPass()(model)  # else they count as users of what was joined
+        return changed
+
+
+def _joinable(node: ir.Node) -> bool:
+    before = node.attributes.get_int("K") % LANES == 0 and len(node.inputs) <= NORM
+    return before and (_norm_before(node) or _gate_before(node) or _sum_after(node)) is not None
+
+
+def _only_used_by(value: ir.Value | None, node: ir.Node) -> bool:
+    return value is not None and not value.is_graph_output() and all(use.node is node for use in value.uses())
+
+
+def _norm_before(node: ir.Node) -> ir.Node | None:
+    """The norm of a row of inputs, if nothing else reads it."""
+    x = node.inputs[0]
+    norm = None if x is None else x.producer()
+    if norm is None or norm.op_type != "RMSNormalization" or not _only_used_by(x, node):
+        return None
+    factor = norm.inputs[1]
+    plain = factor is not None and factor.is_initializer() and factor.dtype == ir.DataType.FLOAT
+    last = norm.attributes.get_int("axis", -1) in (-1, 2)
+    row = factor is not None and factor.shape is not None and len(factor.shape) == 1
+    return norm if plain and last and row else None
+
+
+def _gate_before(node: ir.Node) -> tuple[ir.Value, int, ir.Value] | None:
+    """The gate, its activation and the values that it is multiplied by, if inputs are such products alone."""
+    x = node.inputs[0]
+    mul = None if x is None else x.producer()
+    if mul is None or mul.op_type != "Mul" or not _only_used_by(x, node):
+        return None
+    active, up = mul.inputs
+    made = None if active is None else active.producer()
+    if made is None or up is None or up.is_initializer() or not _only_used_by(active, mul):
+        return None
+    gate = made.inputs[0]
+    if made.op_type == "Gelu" and made.attributes.get_string("approximate", "none") == "tanh" and gate is not None:
+        return gate, GELU, up
+    sigmoid = made.inputs[1].producer() if made.op_type == "Mul" and made.inputs[1] is not None else None
+    if sigmoid is None or sigmoid.op_type != "Sigmoid" or sigmoid.inputs[0] is not gate or gate is None:
+        return None
+    return gate, SILU, up
+
+
+def _sum_after(node: ir.Node) -> ir.Node | None:
+    """The node that adds something of the same shape to the only product."""
+    out = node.outputs[0]
+    uses = list(out.uses())
+    if len(node.outputs) != 1 or len(uses) != 1 or out.is_graph_output() or uses[0].node.op_type != "Add":
+        return None
+    add = uses[0].node
+    other = next((value for value in add.inputs if value is not out), None)
+    known = other is not None and not other.is_initializer() and other.shape is not None and out.shape is not None
+    return add if known and other is not None and other.shape == out.shape and other.dtype == out.dtype else None

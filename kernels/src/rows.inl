@@ -1,0 +1,34 @@
+// What happens to a row before it is quantised. Included once per instruction set, after lanes.hpp.
+
+static inline V at_sign(V x, V positive, V negative) {  // positive where x >= 0, else negative
+  float a[8], p[8], n[8];
+  store(a, x), store(p, positive), store(n, negative);
+  for (int i = 0; i < 8; i++) p[i] = a[i] >= 0 ? p[i] : n[i];
+  return load(p);
+}
+static inline V sigmoid(V x) {
+  const V t = exponential(sub(all(0.f), absolute(x))), whole = add(all(1.f), t);
+  return at_sign(x, div(all(1.f), whole), div(t, whole));
+}
+static inline V gelu(V x) {  // 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+  const V inner = mul(all(0.7978845608f), fma(mul(mul(x, x), x), all(0.044715f), x));
+  const V t = exponential(mul(absolute(inner), all(-2.f)));
+  const V tanh = with_sign(div(sub(all(1.f), t), add(all(1.f), t)), inner);
+  return mul(mul(all(0.5f), x), add(all(1.f), tanh));
+}
+
+// See Kernels::before. n is a multiple of 8.
+static void before(const Before& step, const float* x, const float* up, int64_t n, float* out) {
+  if (step.activation != NONE) {
+    for (int64_t i = 0; i < n; i += 8) {
+      const V v = load(x + i);
+      store(out + i, mul(step.activation == SILU ? mul(v, sigmoid(v)) : gelu(v), load(up + i)));
+    }
+    return;
+  }
+  V squares = all(0.f);
+  for (int64_t i = 0; i < n; i += 8) squares = fma(load(x + i), load(x + i), squares);
+  const float mean = sum_of(squares) / static_cast<float>(n);
+  const V factor = div(all(1.f), root(all(mean + step.epsilon)));
+  for (int64_t i = 0; i < n; i += 8) store(out + i, mul(mul(load(x + i), factor), load(step.norm + i)));
+}

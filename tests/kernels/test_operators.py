@@ -1,0 +1,224 @@
+"""The native operators: every instruction set computes the bits of the plain form, a row's bits do not depend on the
+other rows, and inputs that do not fit are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import needs_operators
+from eagle_export.recipes.blocks import Blocks, Grid
+from eagle_runtime.errors import BackendError
+from eagle_runtime.session.ort.operators import native_operators
+from operator_graphs import Array, Heads, instructions, product, product_in_words, random_blocks
+
+pytestmark = needs_operators
+FEW = (1, 2, 3, 4, 5, 6, 7, 9, 13, 16)
+PRODUCTS = [  # K, and per weight N and grid
+    (576, [(576, Grid(4, 64, True)), (192, Grid(8, 64, True)), (192, Grid(8, 64, True))]),
+    (1536, [(80, Grid(4, 128, True))]),
+    (200, [(50, Grid(4, 32, True)), (33, Grid(8, 64, False))]),
+    (48, [(40, Grid(4, 16, False)), (24, Grid(8, 16, True))]),
+    (2048, [(20, Grid(4, 256, True)), (20, Grid(8, 256, True))]),
+]
+HEADS = [
+    Heads(9, 3, 64, 16),
+    Heads(4, 2, 16, 16, window=40),
+    Heads(4, 4, 128, 32, cap=50.0),
+    Heads(8, 1, 256, 32, window=200, cap=30.0),
+    Heads(2, 2, 24, 24, rotated=False),
+]
+
+
+@pytest.mark.parametrize(("k", "shapes"), PRODUCTS)
+def test_products_have_the_same_bits_on_every_instruction_set(k: int, shapes: list[tuple[int, Grid]]) -> None:
+    rng = np.random.default_rng(k)
+    blocks = [random_blocks(rng, (k, n), grid) for n, grid in shapes]
+    x = rng.standard_normal((20, k)).astype(np.float32) * rng.choice([1e-4, 1, 30], (20, 1)).astype(np.float32)
+    x[7] = 0
+    with instructions("plain"):
+        plain = product(blocks).run(None, {"x": x[None]})
+    fast = product(blocks)
+    for one, mine, words in zip(plain, fast.run(None, {"x": x[None]}), blocks, strict=True):
+        np.testing.assert_array_equal(one, mine)
+        # NumPy adds in fp64 and rounds, which in rare cases differs from one rounding
+        wrong = one[0] != product_in_words(x, words)
+        assert wrong.mean() < 1e-3
+    for count in FEW:
+        for first in (0, 20 - count):
+            for whole, part in zip(plain, fast.run(None, {"x": x[None, first : first + count]}), strict=True):
+                np.testing.assert_array_equal(whole[:, first : first + count], part)
+
+
+@pytest.mark.parametrize("grid", [Grid(4, 128, False), Grid(8, 64, False)])
+def test_the_largest_products_do_not_overflow(grid: Grid) -> None:
+    blocks = random_blocks(np.random.default_rng(0), (256, 32), grid)
+    for level in (0, grid.highest):
+        full = dataclasses.replace(blocks, level=np.full_like(blocks.level, level), step=np.ones_like(blocks.step))
+        x = np.array([[[1.0], [-1.0]]], np.float32) * np.ones(256, np.float32)
+        (out,) = product([full]).run(None, {"x": x})
+        assert out[0, :, 0].tolist() == [256 * (level - grid.middle), -256 * (level - grid.middle)]
+
+
+def test_a_norm_before_a_product(instruction_set: str) -> None:
+    x, norm, blocks = some_rows(576)
+    with instructions(instruction_set):
+        (out,) = product([blocks], norm, epsilon=1e-5).run(None, {"x": x[None]})
+    wide = x.astype(np.float64)
+    normed = wide / np.sqrt((wide**2).mean(1, keepdims=True) + 1e-5) * norm
+    assert_close_and_exact(out[0], product_in_words(normed.astype(np.float32), blocks))
+
+
+@pytest.mark.parametrize("activation", [1, 2])
+def test_a_gated_activation_before_a_product_and_a_sum_after_it(instruction_set: str, activation: int) -> None:
+    x, _, blocks = some_rows(576)
+    up, added = np.flip(x, 0).copy(), x[:, : blocks.level.shape[1]].copy()
+    feeds = {"x": x[None], "up": up[None], "added": added[None]}
+    with instructions(instruction_set):
+        session = product([blocks], more=("up", "added"), activation=activation)
+        (out,) = session.run(None, feeds)
+        for first in range(0, 20, 3):
+            (part,) = session.run(None, {name: value[:, first : first + 3] for name, value in feeds.items()})
+            np.testing.assert_array_equal(part, out[:, first : first + 3])
+    wide = x.astype(np.float64)
+    cubic = np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)
+    active = wide / (1 + np.exp(-wide)) if activation == 1 else 0.5 * wide * (1 + np.tanh(cubic))
+    assert_close_and_exact(out[0], product_in_words((active * up).astype(np.float32), blocks) + added)
+
+
+@pytest.fixture(params=["plain", native_operators().instructions])
+def instruction_set(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def some_rows(k: int) -> tuple[Array, Array, Blocks]:
+    rng = np.random.default_rng(k)
+    factors = rng.random(k).astype(np.float32) + np.float32(0.5)
+    return rng.normal(0, 3, (20, k)).astype(np.float32), factors, random_blocks(rng, (k, 50), Grid(4, 64, True))
+
+
+def assert_close_and_exact(out: Array, expected: Array) -> None:
+    """An input on the border of two levels may fall on either side, which moves a row by one step."""
+    np.testing.assert_allclose(out, expected, atol=2e-3 * float(np.abs(expected).max()))
+    assert np.median(np.abs(out - expected)) < 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("length", [0, 5, 127, 130, 700])
+def test_attention_has_the_same_bits_in_any_tree_and_on_every_instruction_set(heads: Heads, length: int) -> None:
+    rng = np.random.default_rng(length)
+    count = int(rng.choice([7, 33, 60]))
+    past = tuple(rng.standard_normal((length, heads.kv_heads, heads.width)).astype(np.float32) for _ in range(2))
+    parents = [-1, *(int(rng.integers(max(0, node - 4), node)) for node in range(1, count))]
+    rows = heads.rows(rng, count)
+    feeds = heads.feeds(rows, (past[0], past[1]), parents, spare=9)
+    fast = heads.session()
+    out, keys, values = fast.run(None, feeds)
+    with instructions("plain"):
+        for plain, mine in zip(heads.session().run(None, feeds), (out, keys, values), strict=True):
+            np.testing.assert_array_equal(plain, mine)
+    np.testing.assert_allclose(out[0], heads.in_words(feeds, (past[0], past[1])), atol=2e-5)
+    for node in (count - 1, count // 2):
+        path = [node]
+        while parents[path[0]] >= 0:
+            path.insert(0, parents[path[0]])
+        grown = tuple(np.concatenate([old, new[0, path[:-1]]]) for old, new in zip(past, (keys, values), strict=True))
+        alone = {name: part[[node]] for name, part in rows.items()}
+        one, *_ = fast.run(None, heads.feeds(alone, (grown[0], grown[1]), [-1], spare=64))
+        np.testing.assert_array_equal(one[0, 0], out[0, node])
+
+
+def test_a_prompt_has_the_same_bits_in_chunks_of_any_size() -> None:
+    heads, rng = Heads(6, 3, 32, 16), np.random.default_rng(0)
+    past = tuple(rng.standard_normal((150, 3, 32)).astype(np.float32) for _ in range(2))
+    rows, session = heads.rows(rng, 120), heads.session()
+    whole = session.run(None, heads.feeds(rows, (past[0], past[1]), range(-1, 119), spare=1))[0]
+    for size in (1, 7, 33, 64):
+        read = past
+        for first in range(0, 120, size):
+            chunk = {name: part[first : first + size] for name, part in rows.items()}
+            count = len(chunk["q"])
+            feeds = heads.feeds(chunk, (read[0], read[1]), range(-1, count - 1), spare=3)
+            out, keys, values = session.run(None, feeds)
+            np.testing.assert_array_equal(out[0], whole[0, first : first + count])
+            read = tuple(np.concatenate([old, new[0]]) for old, new in zip(read, (keys, values), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"q": np.zeros((1, 2, 60), np.float32)}, "q, k or v"),
+        ({"keys": np.zeros((3, 0, 64), np.float32)}, "past keys or values"),
+        ({"keys": np.zeros((3, 7, 64), np.float32)}, "past keys or values"),
+        ({"values": np.zeros((3, 4, 10, 15), np.float32)}, "past keys or values"),
+        ({"positions": np.array([[11, 12]])}, "first position"),
+        ({"positions": np.array([[-1, 12]])}, "first position"),
+        ({"positions": np.array([[3]])}, "position_ids or tree_mask"),
+        ({"mask": np.zeros((1, 1, 2, 3), np.float32)}, "position_ids or tree_mask"),
+        ({"cosine": np.zeros((1, 2, 16), np.float32)}, "cosine or sine"),
+    ],
+)
+def test_attention_refuses_what_does_not_fit(change: dict[str, Array], said: str) -> None:
+    heads, rng = Heads(9, 3, 64, 16), np.random.default_rng(0)
+    past = np.zeros((1, 3, 64), np.float32)
+    feeds = heads.feeds(heads.rows(rng, 2), (past, past), [-1, 0], spare=9)
+    session = heads.session()
+    assert session.run(None, feeds)[0].shape == (1, 2, 576)
+    with pytest.raises(Exception, match=said):
+        session.run(None, {**feeds, **change})
+
+
+@pytest.mark.parametrize("other", [{"heads": 8}, {"kv_heads": 0}, {"width": 4}, {"window": -1}, {"width": 1 << 40}])
+def test_attributes_of_attention_are_checked(other: dict[str, int]) -> None:
+    with pytest.raises(BackendError, match=r"heads, kv_heads, width, scale, window or softcap"):
+        Heads(9, 3, 64, 16).session(**other)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"bits_0": 5}, "bits must be 4 or 8"),
+        ({"block_0": 48}, "a power of two"),
+        ({"N_0": 33}, "another shape"),
+        ({"K": 300}, "another shape"),
+        ({"K": 0}, "K must be"),
+        ({"K": 1 << 40}, "K must be"),
+        ({"activation": 3}, "activation must be"),
+    ],
+)
+def test_products_refuse_weights_that_do_not_fit(other: dict[str, Any], said: str) -> None:
+    blocks = random_blocks(np.random.default_rng(0), (256, 32), Grid(4, 64, True))
+    with pytest.raises(BackendError, match=said):
+        product([blocks], **other)
+    with pytest.raises(BackendError, match="norm, epsilon or activation do not fit"):
+        product([blocks], np.ones(255, np.float32), epsilon=1e-5)
+    for feeds, match in (
+        ({"x": (1, 2, 256), "up": (1, 2, 255)}, "up has another shape"),
+        ({"x": (1, 2, 256), "added": (1, 2, 31)}, "added has another shape"),
+    ):
+        more = tuple(name for name in feeds if name != "x")
+        session = product([blocks], more=more, activation=int("up" in feeds))
+        with pytest.raises(Exception, match=match):
+            session.run(None, {name: np.zeros(shape, np.float32) for name, shape in feeds.items()})
+    with pytest.raises(Exception, match="K as its last dimension"):
+        product([blocks]).run(None, {"x": np.zeros((1, 2, 255), np.float32)})
+
+
+def test_no_rows_give_no_rows() -> None:
+    blocks = random_blocks(np.random.default_rng(0), (256, 32), Grid(4, 64, True))
+    assert product([blocks]).run(None, {"x": np.zeros((1, 0, 256), np.float32)})[0].shape == (1, 0, 32)
+
+
+def test_an_unknown_instruction_set_is_refused() -> None:
+    with pytest.raises(ValueError, match="no abacus here"), instructions("abacus"):
+        pass
+
+
+def test_the_library_is_small_and_that_of_the_package() -> None:
+    library = native_operators().library
+    assert library is not None and library.parent.name == "eagle_edge_kernels"
+    assert Path(library).stat().st_size < 1 << 20

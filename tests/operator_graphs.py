@@ -1,0 +1,198 @@
+"""Graphs of one native operator, and slow, obvious forms of what the operators compute.
+
+Letters: T rows, K inputs of a product, N its columns, B channels per block; H query heads, KV key heads of width D, L
+committed columns of C, C / cut pieces of a value."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto, helper, numpy_helper
+
+from eagle_export.recipes.blocks import Blocks, Grid
+from eagle_export.recipes.weight_blocks import packed
+from eagle_runtime.session.ort.library import open_graph
+from eagle_runtime.session.ort.operators import native_operators
+
+Array = npt.NDArray[Any]
+HIDDEN = float(np.finfo(np.float32).min)
+
+
+def library() -> Path:
+    """Of the installed operators."""
+    path = native_operators().library
+    assert path is not None
+    return path
+
+
+@contextlib.contextmanager
+def instructions(name: str) -> Iterator[None]:
+    """Graphs that are opened in the block use this instruction set. Raises ValueError where this processor lacks it."""
+    operators = ctypes.CDLL(str(library()))
+    operators.eagle_use_instruction_set.argtypes = [ctypes.c_char_p]
+    if not operators.eagle_use_instruction_set(name.encode()):
+        raise ValueError(f"no {name} here")
+    try:
+        yield
+    finally:
+        operators.eagle_use_instruction_set(None)
+
+
+def opened(nodes: Sequence[Any], inputs: dict[str, tuple[int, int]], outputs: int, weights: dict[str, Array]) -> Any:
+    """A session of one thread. inputs: name -> type and rank."""
+    infos = [helper.make_tensor_value_info(name, kind, [None] * rank) for name, (kind, rank) in inputs.items()]
+    outs = [helper.make_tensor_value_info(f"y{i}", TensorProto.FLOAT, None) for i in range(outputs)]
+    tensors = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = helper.make_graph(nodes, "one", infos, outs, tensors)
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("eagle", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    content: bytes = model.SerializeToString()
+    return open_graph(Path("one"), threads=1, model=content, operators=library())
+
+
+def random_blocks(rng: np.random.Generator, shape: tuple[int, int], grid: Grid) -> Blocks:
+    """Of every level, with steps of any sign."""
+    k, n = shape
+    count = -(-k // grid.size)
+    step = rng.normal(0, 0.01, (count, n)).astype(np.float16).astype(np.float32)
+    high = grid.highest + 1
+    zero = rng.integers(0, high, (count, n)) if grid.asymmetric else np.full((count, n), grid.middle)
+    return Blocks(rng.integers(0, high, shape).astype(np.uint8), step, zero.astype(np.uint8), grid)
+
+
+def product(blocks: Sequence[Blocks], norm: Array | None = None, more: Sequence[str] = (), **other: Any) -> Any:
+    """A session of one RowExactMatMul. norm: factors of the norm before it; more: which of "up" and "added" are inputs.
+    other: further attributes, or those in the place of the right ones."""
+    names: list[str] = ["x"]
+    weights: dict[str, Array] = {}
+    attributes: dict[str, Any] = {"K": blocks[0].level.shape[0]}
+    for i, one in enumerate(blocks):
+        arrays = packed(one)[: 3 if one.grid.asymmetric else 2]
+        mine = {f"{kind}{i}": array for kind, array in zip(("levels", "steps", "zeros"), arrays, strict=False)}
+        names += [*mine, *[""] * (3 - len(mine))]
+        weights |= mine
+        attributes |= {f"bits_{i}": one.grid.bits, f"block_{i}": one.grid.size, f"N_{i}": one.level.shape[1]}
+    names += [""] * (10 - len(names))
+    names += ["" if norm is None else "norm", *(name if name in more else "" for name in ("up", "added"))]
+    weights |= {} if norm is None else {"norm": norm}
+    outputs = [f"y{i}" for i in range(len(blocks))]
+    node = helper.make_node("RowExactMatMul", names, outputs, domain="eagle", **{**attributes, **other})
+    return opened([node], dict.fromkeys(("x", *more), (TensorProto.FLOAT, 3)), len(blocks), weights)
+
+
+def product_in_words(x: Array, blocks: Blocks) -> Array:
+    """What RowExactMatMul computes of x [T, K], with one rounding per block."""
+    size, (k, n) = blocks.grid.size, blocks.level.shape
+    out = np.zeros((len(x), n), np.float32)
+    for b, start in enumerate(range(0, k, size)):
+        part = x[:, start : start + size]
+        largest = np.abs(part).max(1)
+        factor = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 1e-30)
+        q = np.rint(part * factor[:, None]).astype(np.int64)
+        level = blocks.level[start : start + size].astype(np.int64) - blocks.zero[b].astype(np.int64)
+        unit = blocks.step[b].astype(np.float16).astype(np.float32) * (largest / np.float32(127))[:, None]
+        out = ((q @ level) * unit.astype(np.float64) + out.astype(np.float64)).astype(np.float32)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Of one attention node. window 0: none; cap 0: none."""
+
+    heads: int
+    kv_heads: int
+    width: int
+    cut: int
+    window: int = 0
+    cap: float = 0.0
+    rotated: bool = True
+
+    def session(self, **other: int) -> Any:
+        """Of one ExactTreeAttention. other: attributes in the place of the right ones."""
+        names = ["q", "k", "v", "keys", "values", "positions", "mask", *(["cosine", "sine"] if self.rotated else [])]
+        ranks = [3, 3, 3, 3, 4, 2, 4, 3, 3]
+        kinds = {name: TensorProto.INT64 if name == "positions" else TensorProto.FLOAT for name in names}
+        attributes: dict[str, Any] = {"heads": self.heads, "kv_heads": self.kv_heads, "width": self.width}
+        attributes |= {"scale": self.width**-0.5, "window": self.window, "softcap": self.cap}
+        node = helper.make_node(
+            "ExactTreeAttention", names, ["y0", "y1", "y2"], domain="eagle", **{**attributes, **other}
+        )
+        return opened([node], {n: (kinds[n], r) for n, r in zip(names, ranks, strict=False)}, 3, {})
+
+    def rows(self, rng: np.random.Generator, count: int) -> dict[str, Array]:
+        """Queries, keys and values of new rows [T, heads * D]."""
+        sizes = {"q": self.heads, "k": self.kv_heads, "v": self.kv_heads}
+        return {
+            name: rng.standard_normal((count, size * self.width)).astype(np.float32) for name, size in sizes.items()
+        }
+
+    def feeds(
+        self, rows: dict[str, Array], past: tuple[Array, Array], parents: Sequence[int], spare: int
+    ) -> dict[str, Array]:
+        """Inputs of a pass. past: keys and values [L, KV, D]; spare: columns of the cache without a row."""
+        length, count = len(past[0]), len(parents)
+        visible, depths = seen(parents)
+        angles = (length + depths)[:, None] * 10000.0 ** (-np.arange(self.width // 2) / (self.width / 2))
+        padded = [np.pad(part, ((0, spare), (0, 0), (0, 0))) for part in past]
+        pieces = padded[1].reshape(length + spare, self.kv_heads, -1, self.cut)
+        feeds = {name: part[None] for name, part in rows.items()}
+        feeds |= {
+            "keys": np.ascontiguousarray(padded[0].transpose(1, 0, 2)),
+            "values": np.ascontiguousarray(pieces.transpose(1, 2, 0, 3)),
+            "positions": (length + depths)[None],
+            "mask": np.where(visible, 0, HIDDEN).astype(np.float32).reshape(1, 1, count, count),
+        }
+        if self.rotated:
+            feeds |= {
+                "cosine": np.cos(angles).astype(np.float32)[None],
+                "sine": np.sin(angles).astype(np.float32)[None],
+            }
+        return feeds
+
+    def in_words(self, feeds: dict[str, Array], past: tuple[Array, Array]) -> Array:
+        """What a pass computes [T, heads * D], in fp64."""
+        count, length = feeds["q"].shape[1], len(past[0])
+        q, k, v = (feeds[name][0].reshape(count, -1, self.width).astype(np.float64) for name in "qkv")
+        if self.rotated:
+            q, k = (self._turned(part, feeds) for part in (q, k))
+        position = feeds["positions"][0]
+        out = np.zeros_like(q)
+        for t in range(count):
+            new = [u for u in range(count) if feeds["mask"][0, 0, t, u] == 0]
+            columns = [*range(length), *(position[u] for u in new)]
+            near = [not self.window or column > position[t] - self.window for column in columns]
+            for h in range(self.heads):
+                mine = h * self.kv_heads // self.heads
+                keys, values = (
+                    np.concatenate([old[:, mine], part[new, mine]])[near]
+                    for old, part in zip(past, (k, v), strict=True)
+                )
+                scores = keys @ q[t, h] * self.width**-0.5
+                scores = self.cap * np.tanh(scores / self.cap) if self.cap else scores
+                weights = np.exp(scores - scores.max())
+                out[t, h] = weights @ values / weights.sum()
+        flat: Array = out.reshape(count, -1)
+        return flat
+
+    def _turned(self, x: Array, feeds: dict[str, Array]) -> Array:
+        cosine, sine = (feeds[name][0][:, None].astype(np.float64) for name in ("cosine", "sine"))
+        a, b = np.split(x, 2, axis=-1)
+        turned: Array = np.concatenate([a * cosine - b * sine, a * sine + b * cosine], -1)
+        return turned
+
+
+def seen(parents: Sequence[int]) -> tuple[Array, Array]:
+    """Of a tree: which nodes each sees [T, T], and depths [T]."""
+    visible, depths = np.eye(len(parents), dtype=bool), np.zeros(len(parents), np.int64)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            visible[node] |= visible[parent]
+            depths[node] = depths[parent] + 1
+    return visible, depths
