@@ -28,7 +28,7 @@ from eagle_export import cli as export_cli
 from eagle_runtime import cli as run_cli
 from eagle_runtime.chat import cli as chat_cli
 from eagle_serve import cli as serve_cli
-from eagle_tools import demo, doctor
+from eagle_tools import doctor, toy_demo
 from eagle_tools.bench import cli as bench_cli
 from eagle_tools.grow.shape import Shape
 from eagle_tools.precision import cli as precision_cli
@@ -38,8 +38,8 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
-OTHERS = [*(ROOT / "docs/dev").glob("*.md"), ROOT / "tools/demo_pair/README.md"]
-LINKED = [*PAGES, *(path for path in ROOT.glob("*.md") if path not in PAGES), *OTHERS]
+OTHERS = [*ROOT.glob("*.md"), *(ROOT / "docs" / "dev").glob("*.md"), *(ROOT / "tools").glob("*/README.md")]
+LINKED = [*PAGES, *(path for path in OTHERS if path not in PAGES)]
 COMMANDS = {
     "eagle-export": export_cli.main,
     "eagle-run": run_cli.main,
@@ -62,7 +62,7 @@ PACKAGES = [
 # Pages whose examples train, calibrate or certify for half a minute and more: pytest -m slow tests/test_docs.py
 LONG = {"calibration.md", "hard_pair.md", "heads.md", "precision.md", "training.md", "tutorial.md"}
 OPENING = 25  # lines of a page by which its first example begins
-FOREIGN_OPTIONS = {"--help", "--inplace"}  # of every parser; rsync's
+FOREIGN_OPTIONS = {"--no-deps", "--help", "--inplace"}  # of every parser; rsync's
 
 
 def blocks(page: Path) -> Iterator[tuple[int, str, str]]:
@@ -91,7 +91,7 @@ def demo_bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = shared / ".demo"
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
-            assert demo.main(folder) == 0
+            assert toy_demo.main(folder) == 0
     return folder
 
 

@@ -118,6 +118,7 @@ def train_worker(rank: int, workers: int, rendezvous: Path, work: Path, out: Pat
         save_state(saved, model, optimizers, step, tokens, elapsed)
         done = {"step": step, "tokens": tokens, "seconds": round(elapsed, 1), "params": params}
         log(journal, done | held_out_losses(model, held_out) | {"done": True})
+        model.generation_config.do_sample = False  # its template is of code to complete, whose likeliest text is wanted
         model.half().save_pretrained(out)
         (out / "model.safetensors").chmod(0o644)  # safetensors makes files that only their owner can read
 

@@ -42,8 +42,8 @@ from eagle_runtime.session.trt.padding import (
     rows_up_to,
     shapes_of,
 )
-from eagle_tools.demo import PAIR
 from eagle_tools.grow.shape import Shape
+from eagle_tools.toy_demo import PAIR
 from grow import grow
 from patience import PATIENCE_S
 

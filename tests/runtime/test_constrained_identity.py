@@ -27,7 +27,7 @@ from eagle_runtime.drafting.choose import CostAware
 from eagle_runtime.drafting.costs.model import Costs, Timings
 from eagle_runtime.generate import generate
 from eagle_runtime.sampling import Sampler
-from eagle_tools.demo import PAIR
+from eagle_tools.toy_demo import PAIR
 from machine_fake import FixedCosts
 
 PERSON = {

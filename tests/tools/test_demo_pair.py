@@ -24,9 +24,9 @@ from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import generate
 from eagle_runtime.sampling import Sampler
 from eagle_tools.acceptance import measure
-from eagle_tools.demo import PAIR
 from eagle_tools.grow.shape import Shape
 from eagle_tools.questions import read_questions
+from eagle_tools.toy_demo import PAIR
 from grow import grow
 
 HEADS = ("eagle1", "eagle3")

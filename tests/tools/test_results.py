@@ -20,25 +20,14 @@ from eagle_tools.bench.memory import Peak
 from eagle_tools.bench.plan import Plan
 from eagle_tools.bench.rows import Row
 from eagle_tools.bench.run import Reporter
+from eagle_tools.peers.engine import FORMATS
 from eagle_tools.questions import Question
 from eagle_tools.results import main, pairs
 from eagle_tools.results.command import ROOT, _parser
-from eagle_tools.results.pairs import HEADS, PRECISIONS, Pair, bundle_of, drop_older, grown, shipped
-from eagle_tools.results.stages import (
-    LONG,
-    MORE,
-    Finished,
-    Sizes,
-    Stage,
-    finish,
-    long_questions,
-    repeating,
-    signature_of,
-    stages_of,
-)
+from eagle_tools.results.pairs import ALONE, HEADS, NAMES, PRECISIONS, Pair, bundle_of, drop_older, grown
+from eagle_tools.results.stages import LONG, Finished, Sizes, Stage, finish, long_questions, signature_of, stages_of
 from eagle_tools.results.tables import results_page
 
-EDITS = [Question(n, (f"x = {n}\n\ny = {n}\n",), "edit") for n in range(9)]
 WORDS = [Question(n, (f"def word_{n}(a, b):\n    return a + {n} * b\n" * 9,)) for n in range(40)]
 
 
@@ -58,16 +47,14 @@ class Listener(Reporter):
         self.steps.append(what)
 
 
-def test_what_was_made_from_an_earlier_shipped_pair_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_made_from_earlier_heads_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "source"
-    for name in ("target", *HEADS):
+    for name in HEADS[:2]:
         (source / name).mkdir(parents=True)
         (source / name / "model.safetensors").write_bytes(name.encode())
-    monkeypatch.setattr(pairs, "shipped", lambda: Pair("demo", source, "", ""))
-    made = [tmp_path / "grown" / "target", tmp_path / "bundles" / "demo-eagle1-int8"]
-    kept = tmp_path / "rows" / "demo-pytorch.jsonl"
+    work = tmp_path / "work"
+    made = [work / "smollm2-grown" / "target", work / "bundles" / "smollm2-eagle1-int8"]
+    kept = work / "rows" / "smollm2-engines.jsonl"
 
     def make() -> None:
         for folder in (*made, kept.parent):
@@ -75,19 +62,19 @@ def test_what_was_made_from_an_earlier_shipped_pair_is_made_again(
         kept.touch()
 
     make()
-    drop_older(tmp_path, print)
+    drop_older(work, print, source)
     assert not any(folder.parent.exists() for folder in made) and capsys.readouterr().out.count("removing") == 2
     make()
-    drop_older(tmp_path, print)
+    drop_older(work, print, source)
     assert all(folder.exists() for folder in made)
     (source / "eagle3" / "model.safetensors").write_bytes(b"another round")
-    drop_older(tmp_path, print)
+    drop_older(work, print, source)
     assert not any(folder.parent.exists() for folder in made) and kept.exists()
-    mine = tmp_path / "bundles" / "mine"
+    mine = work / "bundles" / "mine"
     make()
     mine.mkdir()
-    (tmp_path / "shipped_pair.sha256").unlink()
-    drop_older(tmp_path, print)
+    (work / "shipped_heads.sha256").unlink()
+    drop_older(work, print, source)
     assert mine.exists() and not any(folder.exists() for folder in made)
 
 
@@ -97,14 +84,14 @@ def test_a_finished_stage_is_not_run_again_and_another_is(
     monkeypatch.setattr(run, "peak_of", lambda job: Peak(10**8, None))
     question = Question(1, ("Q: Ann has 3 apples and gets 4 more.",))
     plan = Plan(((bundle, ("vanilla", "eagle")),), (question,), max_new_tokens=8, threads=1, backend="cpu")
-    stage, listener = Stage("demo-x", "demo", plan), Listener()
-    (tmp_path / "demo-x.part.jsonl").write_text("rows of a run that was stopped\n")
+    stage, listener = Stage("smollm2-x", "smollm2", plan), Listener()
+    (tmp_path / "smollm2-x.part.jsonl").write_text("rows of a run that was stopped\n")
     first = finish(stage, tmp_path, listener)
     assert [row.method for row in first.rows] == ["vanilla", "eagle"] and listener.steps
     assert first.differing == [] and first.facts
     listener.steps.clear()
     assert finish(stage, tmp_path, listener) == first and listener.steps == []
-    assert not (tmp_path / "demo-x.part.jsonl").exists()
+    assert not (tmp_path / "smollm2-x.part.jsonl").exists()
     longer = dataclasses.replace(stage, plan=dataclasses.replace(plan, max_new_tokens=9))
     assert finish(longer, tmp_path, listener).rows[0].new_tokens == 9 and listener.steps
     assert finish(stage, tmp_path, Reporter()).rows[0].new_tokens == 8
@@ -119,36 +106,42 @@ def test_a_bundle_exported_anew_is_another_plan(bundle: Path) -> None:
 
 
 def test_stages_of_a_pair(bundle: Path, tmp_path: Path) -> None:
-    pair = Pair("demo", GOLDEN, "Golden", "")
-    for head in ("eagle1", "eagle3"):
-        for precision in ("fp32", "int8", "int4"):
-            folder = tmp_path / "work" / "bundles" / f"demo-{head}-{precision}"
-            shutil.copytree(bundle, folder)
-    sizes = Sizes(3, 2, 16, 1)
-    stages = {stage.name: stage.plan for stage in stages_of(pair, tmp_path / "work", WORDS, EDITS, sizes, print)}
-    methods = [f"demo-methods-{p}" for p in ("fp32", "int8", "int4")]
-    sweeps = [f"demo-sweep-{p}" for p in ("fp32", "int8", "int4")]
-    assert list(stages) == [
-        *methods,
-        "demo-pytorch",
-        *sweeps,
-        "demo-repeat",
-        "demo-edit",
-    ]  # the context is too short for "long"
+    pair = Pair("smollm2", golden_pair(tmp_path), "Golden", "")
+    assert pair.heads == ("eagle3", "eagle1")
+    for head in pair.heads:
+        for precision in PRECISIONS:
+            shutil.copytree(bundle, tmp_path / "work" / "bundles" / f"smollm2-{head}-{precision}")
+    sizes = Sizes(9, 2, 16, 1)
+    listed = stages_of(pair, tmp_path / "work", WORDS, FORMATS[:1], sizes, print)
+    stages = {stage.name.removeprefix("smollm2-"): stage.plan for stage in listed}
+    # The context is too short for "long".
+    assert list(stages) == ["engines", "methods-fp32", "methods-int8", "methods-int4", "sweep"]
     for plan in stages.values():
         assert (plan.max_new_tokens, plan.threads, plan.backend) == (16, 1, "cpu")
-    assert stages["demo-methods-int8"].temperatures == (0.0, 1.0)
-    assert [q.id for q in stages["demo-sweep-int4"].questions] == [0, 1]
-    assert [len(stages[f"demo-{name}"].questions) for name in ("methods-int4", "pytorch", "repeat")] == [3, 6, 6]
-    assert stages["demo-edit"].questions == tuple(EDITS[:6])
-    assert "no-value" in stages["demo-methods-int8"].bundles[0][1]
-    assert "no-value" not in stages["demo-methods-fp32"].bundles[0][1]
-    assert stages["demo-pytorch"].pytorch == GOLDEN / "target"
+    assert stages["methods-int8"].temperatures == (0.0, 1.0)
+    assert [q.id for q in stages["sweep"].questions] == [0, 20]
+    assert "no-value" in stages["methods-int8"].bundles[0][1]
+    assert "no-value" not in stages["methods-fp32"].bundles[0][1]
+    assert (stages["engines"].pytorch, stages["engines"].peers) == (pair.target, FORMATS[:1])
+    alone = dataclasses.replace(pair, folder=tmp_path)
+    assert alone.heads == (ALONE,)
+    for precision in PRECISIONS:
+        shutil.copytree(bundle, tmp_path / "work" / "bundles" / f"smollm2-alone-{precision}")
+    listed = stages_of(alone, tmp_path / "work", WORDS, (), sizes, print)
+    assert [stage.name for stage in listed] == ["smollm2-engines", *(f"smollm2-methods-{p}" for p in PRECISIONS)]
+    assert "recycling" in listed[0].plan.bundles[0][1]
 
 
-def test_prompts_that_repeat_and_prompts_that_are_long(bundle: Path) -> None:
-    question = Question(1, ("abcdef" * 10,), "python")
-    assert repeating(question) == Question(1, ("abcdef" * 10 + "\n\n\n" + ("abcdef" * 10)[:20],), "repeats itself")
+def golden_pair(folder: Path) -> Path:
+    """A folder with the golden pair's parts under the names of a measured pair."""
+    place = folder / "pair"
+    place.mkdir()
+    for name, source in (("target", "target"), ("eagle1", "head_eagle1"), ("eagle3", "head_eagle3_dv44")):
+        shutil.copytree(GOLDEN / source, place / name)
+    return place
+
+
+def test_prompts_that_are_long(bundle: Path) -> None:
     text = Text(bundle)
     questions = long_questions(text, WORDS, 3)
     assert [q.category for q in questions] == [f"{length} tokens" for length in LONG] * 3
@@ -158,15 +151,16 @@ def test_prompts_that_repeat_and_prompts_that_are_long(bundle: Path) -> None:
     assert all(
         long.turns[0].endswith(short.turns[0]) for short, long in zip(questions[::2], questions[1::2], strict=True)
     )
+    assert len(long_questions(text, WORDS[:2], 2)[1].turns[0]) > 1000  # two questions are repeated
 
 
 def test_what_cannot_be_made_is_reported_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair("smollm2", golden_pair(tmp_path), "", "")
     with pytest.raises(RequestError, match=r"eagle_export.cli failed: eagle-export: .*invalid choice: 'fp31'"):
-        bundle_of(shipped(), "eagle1", "fp31", tmp_path, print)
+        bundle_of(pair, "eagle1", "fp31", tmp_path, print)
     monkeypatch.setattr(pairs, "GROWN_BYTES", 1 << 60)
     with pytest.raises(RequestError, match="GB free; make room"):
         grown(tmp_path, print)
-    assert (shipped().target / "config.json").is_file()
 
 
 def row(bundle: str, method: str, prompt: int | str, tok_s: float, **changes: object) -> Row:
@@ -196,112 +190,84 @@ def row(bundle: str, method: str, prompt: int | str, tok_s: float, **changes: ob
 
 
 def finished(*rows: Row, notes: list[str] | None = None, differing: list[str] | None = None) -> Finished:
-    peaks = {"eager fp32 pytorch target": 10**9}
-    return Finished(list(rows), ["A machine"], notes or [], differing or [], peaks, "2026-01-02 by eagle-edge 0.1.0")
+    peaks, bits = {"eager fp32 pytorch target": 10**9}, {"plain q4_0 llama.cpp target": 5.36}
+    now = "2026-01-02 by eagle-edge 0.1.0"
+    return Finished(list(rows), ["A machine"], notes or [], differing or [], peaks, now, bits)
 
 
 def test_the_page_has_the_papers_tables() -> None:
-    one, three = "demo-eagle1-int8", "demo-eagle3-int8"
-    speeds = {"vanilla": 10, "lookup:chain": 12, "static": 20, "dynamic": 25, "no-value": 22, "cost-aware": 30}
+    one, three = "smollm2-eagle1-int8", "smollm2-eagle3-int8"
+    speeds = {"vanilla": 10, "static": 20, "dynamic": 25, "no-value-no-rerank": 21, "no-value": 22, "cost-aware": 30}
     both = [
-        row(bundle, method, prompt, speed * (1 + prompt) * (2 if bundle == three and speed > 10 else 1), temperature=t)
+        row(
+            bundle,
+            method,
+            prompt,
+            speed * (1 + prompt) * (2 if bundle == three and speed > 10 else 1),
+            temperature=t,
+            prompt_set=("qa", "chat")[prompt],
+        )
         for t in (0.0, 1.0)
         for bundle in (one, three)
         for method, speed in speeds.items()
         for prompt in (0, 1)
     ]
     theirs = {"backend": "pytorch", "precision": "fp32"}
-    compared = [row(one, "cost-aware", 0, 40), row(one, "vanilla", 0, 10), row("target", "eager", 0, 5, **theirs)]
+    compared = [row(three, "cost-aware", 0, 40), row(three, "vanilla", 0, 10), row("target", "eager", 0, 5, **theirs)]
     compared.append(row("target", "prompt-lookup", 0, 8, **theirs))
-    sweep = [row(one, method, 0, s) for method, s in (("vanilla", 9), ("dynamic", 10), ("cost-aware", 21))]
-    sweep += [row(one, "8/2/4", 0, 20), row(one, "16/2/4", 0, 15)]
-    repeat = [row(one, m, 0, s) for m, s in (("vanilla", 9), ("dynamic", 10), ("cost-aware", 20), ("eagle+lookup", 30))]
+    compared.append(row("target", "plain", 0, 7, backend="llama.cpp", precision="q4_0"))
+    sweep = [row(three, method, 0, s) for method, s in (("vanilla", 9), ("dynamic", 10), ("cost-aware", 21))]
+    sweep += [row(three, "8/2/4", 0, 20), row(three, "16/2/4", 0, 15)]
     long = [
-        row(one, "vanilla", f"{length}-{place}", speed, category=f"{length} tokens")
+        row(three, "vanilla", f"{length}-{place}", speed, category=f"{length} tokens")
         for place, speeds_there in enumerate(((10, 8), (40, 20), (20, 18)))
         for length, speed in zip(LONG, speeds_there, strict=True)
     ]
     stages = {
-        "demo-methods-int8": finished(*both),
-        "demo-pytorch": finished(*compared, notes=["PyTorch compiled, fp32: skipped"]),
-        "demo-sweep-int8": finished(*sweep),
-        "demo-repeat": finished(*repeat),
-        "demo-edit": finished(*repeat),
-        "demo-long": finished(*long, differing=["NOT LOSSLESS: x"]),
+        "smollm2-engines": finished(*compared, notes=["PyTorch compiled, fp32: skipped"]),
+        "smollm2-methods-int8": finished(*both),
+        "smollm2-sweep": finished(*sweep),
+        "smollm2-long": finished(*long, differing=["NOT LOSSLESS: x"]),
     }
-    page = results_page([Pair("demo", GOLDEN, "The shipped pair", "Model: small.")], stages, "python -m x")
-    assert page.count("\n\nModel: small.\n\n") == page.count("\n### ") == 7
+    page = results_page([Pair("smollm2", GOLDEN, "A model", "Model: small.")], stages, "python -m x")
+    assert page.count("\n\nModel: small.\n\n") == page.count("\n### ") == 6
     for line in (
         "- measured on 2026-01-02 by eagle-edge 0.1.0",
         "- command: `python -m x`",
         "- A machine",
-        "### Compared with PyTorch (1 prompts)",
+        "### Compared with other engines (greedy, 1 prompts)",
         "### Long context (int8, 3 prompts of each length)",
-        "### Text that repeats itself (int8, 1 prompts)",
-        "### Code that is written again with an edit (int8, 1 prompts)",
         "- NOT LOSSLESS: x",
         "| 0 | EAGLE-2 | 2.50x (2.50-2.50) | 2.00 |",
         "| 1 | EAGLE-3 | 5.00x (5.00-5.00) | 2.00 |",
-        "| 0 | EAGLE-1, chain | - | - |",
-        "| w/o value | 2.20x (2.20-2.20) | 2.00 | 2.20x (2.20-2.20) | 2.00 |",
-        "| eagle-edge, EAGLE-1 head | int8 | cost-aware | 40.0 (40.0-40.0) | 8.00x (8.00-8.00) | 5.00x (5.00-5.00) | "
-        "2.00 | 500 | - | 1/1 |",
-        "| PyTorch | fp32 | eager | 5.0 (5.0-5.0) | 1.00x (1.00-1.00) | 0.62x (0.62-0.62) | 2.00 | 500 | 1000 | 1/1 |",
+        "| w/o value | 4.40x (4.40-4.40) | 2.00 | 4.40x (4.40-4.40) | 2.00 |",
+        "| T | method | qa | chat |",
+        "| 0 | EAGLE-2 | 2.00, 2.50x | 2.00, 2.50x |",
+        "| eagle-edge | int8 | cost-aware | 40.0 (40.0-40.0) | 8.00x (8.00-8.00) | 2.00 | 500 | 100 % | - | - |",
+        "| pytorch | fp32 | eager | 5.0 (5.0-5.0) | 1.00x (1.00-1.00) | 2.00 | 500 | 100 % | - | 1000 |",
+        "| llama.cpp | q4_0 | plain | 7.0 (7.0-7.0) | 1.40x (1.40-1.40) | 2.00 | 500 | 100 % | 5.4 | - |",
         "- PyTorch compiled, fp32: skipped",
         "| int8 | 2 | 8/2/4 | 20.0 (20.0-20.0) | 10.0 (10.0-10.0) | 21.0 (21.0-21.0) | 1.05x (1.05-1.05) | "
         "2.10x (2.10-2.10) | 2.33x (2.33-2.33) |",
-        "| eagle+lookup | 30.0 (30.0-30.0) | 2.00 | 3.33x (3.33-3.33) | 3.00x (3.00-3.00) | 1.50x (1.50-1.50) |",
         "| vanilla | 20.0 (10.0-40.0) | 18.0 (8.0-20.0) | 0.80x (0.50-0.90) | 2.00 | 2.00 | 100.0 | 111.1 | "
         "1.25x (1.11-2.00) |",
     ):
         assert line in page.splitlines(), line
+    assert "EAGLE-1, chain" not in page  # nobody measured it
 
 
-def page_of(prompts: int, sweep_prompts: int, names: list[str]) -> tuple[list[Pair], dict[str, Finished]]:
-    """The pairs of these names, and invented stages with these numbers of prompts."""
-    every = [shipped(), Pair("grown", Path(), "", "")]
-    stages: dict[str, Finished] = {}
-    for name in names:
-        bundle = f"{name}-eagle1-int8"
-        three = ("vanilla", "dynamic", "cost-aware")
-        many = [row(bundle, method, prompt, 9) for method in three for prompt in range(MORE * prompts)]
-        theirs = [dataclasses.replace(r, backend="pytorch", method="eager") for r in many if r.method == "vanilla"]
-        few = [dataclasses.replace(r, temperature=t) for t in (0.0, 1.0) for r in many if int(r.prompt_id) < prompts]
-        sweep = [row(bundle, method, n, 9) for method in (*three, "8/2/4") for n in range(sweep_prompts)]
-        long = [
-            row(bundle, "vanilla", f"{length}-{n}", 9, category=f"{length} tokens")
-            for length in LONG
-            for n in range(MORE * prompts)
-        ]
-        stages |= {f"{name}-methods-{precision}": finished(*few) for precision in PRECISIONS}
-        stages |= {f"{name}-sweep-{precision}": finished(*sweep) for precision in PRECISIONS}
-        stages |= {f"{name}-{stage}": finished(*many) for stage in ("repeat", "edit")}
-        stages |= {f"{name}-pytorch": finished(*many, *theirs), f"{name}-long": finished(*long)}
-    return [pair for pair in every if pair.name in names], stages
-
-
-def test_the_page_in_docs_is_that_of_the_command_version_and_machine_that_it_names(tmp_path: Path) -> None:
-    """All but figures and notes is what the generator writes for that command."""
+def test_the_page_in_docs_names_its_command_version_and_machine() -> None:
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     (command,) = re.findall(r"^- command: `(.*)`$", page, re.M)
     assert command.startswith("python -m eagle_tools.results ")
     args = _parser().parse_args(shlex.split(command)[3:])
-    (version,) = re.findall(r"^- measured on \d{4}-\d\d-\d\d by (eagle-edge [\d.]+), commit [0-9a-f]{7,}$", page, re.M)
+    assert re.search(r"^- measured on \d{4}-\d\d-\d\d by eagle-edge [\d.]+, commit [0-9a-f]{7,}$", page, re.M)
     facts = re.findall(r"^- (.*)$", page.partition("\n## ")[0], re.M)
-    for fact in (version, r".*, \d+ threads", "Linux, .*", r"onnxruntime [\d.]+", r"cpu: memory read at [\d.]+ GB/s"):
+    for fact in (r".*, \d+ threads", "Linux, .*", r"onnxruntime [\d.]+", r"cpu: memory read at [\d.]+ GB/s"):
         assert any(re.fullmatch(fact, line) for line in facts), fact
-    assert re.search(rf"^- {args.count} questions (as plain text|through the chat template)", page, re.M)
     assert f"- {args.max_new_tokens} new tokens" in page
-    of_command, stages = page_of(args.count, args.sweep_count, args.pairs)
-    if "grown" in args.pairs:
-        (tmp_path / "grown").mkdir()
-        of_command[-1] = grown(tmp_path, print)
-
-    def without_figures(text: str) -> list[str]:
-        table_rows = re.sub(r"(?<=\n\|)---.*\n(\|.*\n)+", "", text)  # titles of columns stay
-        return [line for line in table_rows.splitlines() if line and not line.startswith(("- ", "The fastest here"))]
-
-    assert without_figures(results_page(of_command, stages, command)) == without_figures(page)
+    assert page.count("\n## ") == len(args.pairs) and set(args.pairs) <= set(NAMES)
+    assert "Outputs that differ" not in page
 
 
 def test_wrong_input_is_refused_before_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -309,6 +275,7 @@ def test_wrong_input_is_refused_before_the_work(tmp_path: Path, capsys: pytest.C
         (["--count", "0"], "must be 1 or more"),
         (["-o", str(tmp_path / "none" / "x.md")], "none does not exist"),
         (["--pairs", "big"], "invalid choice"),
+        (["--prompts", str(tmp_path / "none.jsonl"), "-o", str(tmp_path / "x.md")], "none.jsonl"),
         (["--work", str(GOLDEN / "byte_tokenizer.json" / "x"), "-o", str(tmp_path / "x.md")], "cannot be made"),
     ):
         try:

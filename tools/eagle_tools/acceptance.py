@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from eagle_runtime import EagleModel
+from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.bundle.manifest import TreeKind, read_manifest
 from eagle_runtime.command import Parser, run_command
 from eagle_runtime.errors import RequestError
@@ -113,9 +113,8 @@ def measure(
                 messages if model.text.chat else turn,
                 tree=tree,
                 depth=CHAIN - 1 if tree == "chain" else None,
-                temperature=temperature,
+                sampling=SamplingParams(temperature=temperature, seed=seed),
                 max_new_tokens=max_new_tokens,
-                seed=seed,
                 on_cycle=counts.add,
             )
             messages.append({"role": "assistant", "content": result.text or ""})

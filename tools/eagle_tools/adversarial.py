@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from eagle_runtime import EagleModel
+from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.command import Parser
 from eagle_runtime.draft_bundle import with_draft_bundle
 from eagle_runtime.drafting.datastore import Datastore
@@ -140,6 +140,7 @@ class Campaign:
         """Decode one answer without drafts, and in each way with wrong ones."""
         prompt, seed = self._prompt(), next(self._seeds)
         settings: dict[str, Any] = {
+            "sampling": SamplingParams(),  # nothing of the model's own
             **SETTINGS[int(self._random.integers(len(SETTINGS)))],
             "temperature": TEMPERATURES[seed % len(TEMPERATURES)],
             "seed": seed,

@@ -4,8 +4,8 @@
     python -m eagle_tools.as_avx2 .avx2        writes .avx2/onnxruntime, which `PYTHONPATH=.avx2 python ...` imports
 
 Kernels are chosen by the processor when the library is loaded. The copy's library is altered in two places: where it
-asks which registers the system saves (XGETBV), it is told that those of AVX-512 and AMX are not among them; where it
-asks for the newer instructions on AVX2's registers (CPUID, leaf 7.1: AVX-VNNI), it is told that there are none.
+asks which registers the system saves (XGETBV), the answer is that those of AVX-512 and AMX are not among them; where it
+asks for the newer instructions on AVX2's registers (CPUID, leaf 7.1: AVX-VNNI), the answer is that there are none.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def altered(library: bytes, version: str) -> bytes:
     for each in ALTERATIONS:
         before, after = bytes.fromhex(each.before), bytes.fromhex(each.after)
         assert len(before) == len(after), each
-        found = library.count(before)
-        if found != each.sites:
+        sites = library.count(before)
+        if sites != each.sites:
             raise EagleError(
-                f"onnxruntime {version}: {each.what} was found {found} times instead of {each.sites}; this release is "
+                f"onnxruntime {version}: {each.what} was found {sites} times instead of {each.sites}; this release is "
                 "compiled otherwise, so disassemble it and extend ALTERATIONS in tools/eagle_tools/as_avx2.py"
             )
         library = library.replace(before, after)

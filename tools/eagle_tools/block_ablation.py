@@ -33,7 +33,7 @@ from typing import Any
 from safetensors import safe_open
 
 from eagle_export.bundle import export
-from eagle_runtime import EagleModel
+from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.command import Parser, run_command
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, TreeShape, chain
 from eagle_runtime.errors import RequestError
@@ -105,7 +105,7 @@ def measured(
         settings: dict[str, Any] = own or {"method": "eagle", "tree": shape}
         result = model.generate(
             question.turns[0],
-            temperature=temperature,
+            sampling=SamplingParams(temperature=temperature),
             seed=question.id,
             max_new_tokens=tokens,
             on_cycle=cycles.append,

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from eagle_calib.replay import forced_logits, golden_prompts
-from eagle_runtime import EagleModel
+from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.command import Parser, run_command
 from eagle_runtime.errors import RequestError
 from eagle_runtime.files import file_sha256
@@ -91,7 +91,9 @@ def references(model: EagleModel) -> list[Reference]:
     prompts = golden_prompts(model.text, model.manifest.target.vocab_size, model.context // 2)
     made = []
     for prompt in prompts:
-        result = model.generate(prompt, method="vanilla", max_new_tokens=ROWS, ignore_eos=True, temperature=0.0)
+        result = model.generate(
+            prompt, method="vanilla", max_new_tokens=ROWS, ignore_eos=True, sampling=SamplingParams()
+        )
         logits = forced_logits(model, prompt, result.token_ids)
         made.append(Reference(np.array(prompt), np.array(result.token_ids), logits.astype(np.float32)))
     return made

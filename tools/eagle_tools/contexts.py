@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from eagle_runtime import EagleModel, Usage
+from eagle_runtime import EagleModel, SamplingParams, Usage
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.command import Parser, run_command
 from eagle_runtime.errors import RequestError
@@ -61,7 +61,9 @@ def measure(
         for bundle, model in models.items():
             prompt = list(islice(cycle(model.text.encode(text)), context))
             for method in ("vanilla", None):
-                stats = model.generate(prompt, method=method, max_new_tokens=max_new_tokens).usage
+                stats = model.generate(
+                    prompt, sampling=SamplingParams(), method=method, max_new_tokens=max_new_tokens
+                ).usage
                 if (number > 0 or rounds == 1) and stats.new_tokens > 1:
                     taken[bundle, stats.method].append(stats)
     rows: list[tuple[str, ...]] = []

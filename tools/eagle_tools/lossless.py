@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from eagle_runtime import EagleModel
+from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.command import Parser
 from eagle_runtime.errors import RequestError
 from eagle_runtime.machine.host import processor_name
@@ -66,6 +66,7 @@ def compare_runs(bundle: Path, runs: int, new_tokens: int, threads: int | None, 
         for number in range(runs):
             prompt = random_prompt(model, random)
             settings = {**SETTINGS[int(random.integers(len(SETTINGS)))], "max_new_tokens": new_tokens, "seed": number}
+            settings["sampling"] = SamplingParams()  # nothing of the model's own
             settings["temperature"] = TEMPERATURES[int(random.integers(len(TEMPERATURES)))]
             plain = model.generate(prompt, method="vanilla", ignore_eos=True, **settings)
             drafted = model.generate(prompt, **random_method(model, random), ignore_eos=True, **settings)

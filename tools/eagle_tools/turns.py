@@ -9,7 +9,7 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
-from eagle_runtime import EagleModel, Result
+from eagle_runtime import EagleModel, Result, SamplingParams
 from eagle_runtime.backends import on_cpu
 from eagle_runtime.eagle_model import Prompt
 
@@ -25,9 +25,10 @@ def generation(
 ) -> Generator[int, None, Result]:
     """A run of one generation. No other run of the same model may take turns with it: give each a twin of the model.
 
-    earlier_tokens: tokens of the same run before this generation. settings: as of EagleModel.generate."""
+    earlier_tokens: tokens of the same run before this generation. settings: as of EagleModel.generate,
+    but that decoding is greedy unless they say otherwise."""
     count = earlier_tokens
-    for piece in model.stream(prompt, **settings):
+    for piece in model.stream(prompt, **{"sampling": SamplingParams(), **settings}):
         if piece.result is not None:
             return piece.result
         count += len(piece.token_ids)

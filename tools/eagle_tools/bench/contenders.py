@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import zip_longest
 from typing import Protocol
 
-from eagle_runtime import EagleModel
+from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.backends import on_cpu
 from eagle_runtime.drafting.costs.model import pass_bytes
 from eagle_runtime.errors import RequestError
@@ -48,7 +48,8 @@ class BundleContender:
         self.pass_bytes = pass_bytes(model.manifest.target.graph)
         self._model = model
         self._twins: list[EagleModel] = []
-        self._settings = {**settings, "temperature": setup.temperature, "seed": seed, "ignore_eos": ignore_eos}
+        sampling = SamplingParams(temperature=setup.temperature, seed=seed)
+        self._settings = {**settings, "sampling": sampling, "ignore_eos": ignore_eos}
         self._watch = watch
 
     def check(self, asked: Sequence[Asked], max_new_tokens: int) -> None:

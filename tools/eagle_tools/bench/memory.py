@@ -73,7 +73,7 @@ def run_job(job: Job) -> Peak:
         model = PytorchModel(Path(job.folder), job.precision, job.threads, len(ids) + TOKENS, None)
         model.generate(job.method, ids, TOKENS)
     else:
-        from eagle_runtime import EagleModel
+        from eagle_runtime import EagleModel, SamplingParams
         from eagle_tools.bench.methods import settings_of
 
         loaded = EagleModel.load(
@@ -85,7 +85,7 @@ def run_job(job: Job) -> Peak:
             datastore=job.datastore,
         )
         settings = settings_of(job.method, loaded.manifest)
-        loaded.generate(ids, max_new_tokens=TOKENS, ignore_eos=True, **settings)
+        loaded.generate(ids, sampling=SamplingParams(), max_new_tokens=TOKENS, ignore_eos=True, **settings)
     left = _device_free()
     return Peak(host_peak(), None if free is None or left is None else free - left)
 

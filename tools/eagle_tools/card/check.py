@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from eagle_calib.replay import forced_logits
-from eagle_runtime import BackendError, BundleError, EagleError, EagleModel, Result
+from eagle_runtime import BackendError, BundleError, EagleError, EagleModel, Result, SamplingParams
 from eagle_runtime.machine.nvidia import DeviceInfo
 from eagle_tools.card.cards import Assumed, Card
 from eagle_tools.card.facts import pair_of_bundle
@@ -184,8 +184,7 @@ def _decode(model: EagleModel, prompt: list[int], method: str, temperature: floa
     return model.generate(
         prompt,
         method=method,
-        temperature=temperature,
-        seed=seed,
+        sampling=SamplingParams(temperature=temperature, seed=seed),
         max_new_tokens=NEW_TOKENS,
         ignore_eos=True,
         **tree,

@@ -77,6 +77,11 @@ def format_of(name: str) -> Format:
     raise RequestError(f"peer {name!r} is unknown; there is {', '.join(map(str, FORMATS))}")
 
 
+def installed(modules: Sequence[str]) -> bool:
+    """Returns whether all modules are there."""
+    return all(find_spec(module) is not None for module in modules)
+
+
 def check_installed(engine: str, modules: Sequence[str]) -> None:
     """Raises RequestError unless the modules are installed that convert to an engine's formats and decode."""
     for module in modules:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from eagle_calib.scoring import Double, divergence, log_softmax
-from eagle_runtime import EagleModel
+from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.tree import Float
 
 PIECE = 64  # rows that are compared at once: the logits of a whole text may take gigabytes
@@ -118,8 +118,8 @@ def own_text(
         number = len(passages)
         prompt = list(prompts[number % len(prompts)])
         limit = max(1, min(left, longest, model.context - len(prompt)))
-        settings: dict[str, Any] = {"temperature": temperature, "seed": seed + number, "max_new_tokens": limit}
-        made = model.generate(prompt, method="vanilla", **settings)
+        sampling = SamplingParams(temperature=temperature, seed=seed + number)
+        made = model.generate(prompt, method="vanilla", sampling=sampling, max_new_tokens=limit)
         passages.append(Passage((*prompt, *made.token_ids), len(prompt) - 1))
         left -= len(made.token_ids)
         on_tokens(len(made.token_ids))

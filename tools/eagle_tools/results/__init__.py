@@ -1,4 +1,4 @@
-"""`make bench`: measures docs/results.md on the shipped pair, and on the same pair grown to 16 layers x 2048."""
+"""`make bench`: measures docs/results.md on SmolLM2-135M-Instruct with the shipped heads, and on its grown form."""
 
 from eagle_tools.results.command import main
 

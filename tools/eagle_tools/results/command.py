@@ -11,6 +11,7 @@ from pathlib import Path
 from eagle_runtime.command import Parser
 from eagle_runtime.errors import RequestError
 from eagle_tools.check_command import run_check
+from eagle_tools.results.pairs import NAMES
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -28,8 +29,9 @@ def run(args: argparse.Namespace, command: str) -> bool:
     command: the command line, for the page."""
     from eagle_tools.bench.cli import check_output, progress, write_text
     from eagle_tools.bench.machine import physical_cores
-    from eagle_tools.questions import read_questions
-    from eagle_tools.results.pairs import EDITS, HELDOUT, drop_older, grown, shipped
+    from eagle_tools.peers.engine import FORMATS, MODULES, installed
+    from eagle_tools.questions import read_sets
+    from eagle_tools.results.pairs import MAKERS, QUESTIONS, drop_older
     from eagle_tools.results.stages import Sizes, finish, kept, stages_of
     from eagle_tools.results.tables import results_page
 
@@ -43,12 +45,13 @@ def run(args: argparse.Namespace, command: str) -> bool:
         raise RequestError(f"{rows} cannot be made ({error.strerror}); give another --work") from None
     threads = physical_cores() if args.threads is None else args.threads
     sizes = Sizes(args.count, args.sweep_count, args.max_new_tokens, threads)
-    questions, edits = read_questions(HELDOUT), read_questions(EDITS)
+    questions = read_sets(args.prompts or [QUESTIONS], args.count)
+    peers = tuple(form for form in FORMATS if installed(MODULES[form.engine]))
     finished = {}
     with progress() as reporter:
         drop_older(args.work, reporter.say)
-        pairs = [shipped() if name == "demo" else grown(args.work, reporter.say) for name in args.pairs]
-        stages = [s for pair in pairs for s in stages_of(pair, args.work, questions, edits, sizes, reporter.say)]
+        pairs = [MAKERS[name](args.work, reporter.say) for name in args.pairs]
+        stages = [s for pair in pairs for s in stages_of(pair, args.work, questions, peers, sizes, reporter.say)]
         wanted = [stage for stage in stages if args.only is None or args.only in stage.name]
         wanted.sort(key=lambda stage: kept(stage, rows) is None)  # kept stages come first
         for number, stage in enumerate(wanted, 1):
@@ -69,22 +72,32 @@ def run(args: argparse.Namespace, command: str) -> bool:
 def _parser() -> Parser:
     parser = Parser(
         prog="eagle_tools.results",
-        description="Measure docs/results.md. The grown pair takes hours, and 16 GB of disk.",
+        description="Measure docs/results.md. The grown pair takes hours, and 24 GB of disk. Other engines run "
+        "too where they are installed (extra peers).",
     )
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "results.md", metavar="FILE")
     parser.add_argument(
         "--work", type=Path, default=ROOT / ".bench", metavar="FOLDER", help="folder of pairs, bundles, rows"
     )
-    parser.add_argument("--pairs", nargs="+", choices=["demo", "grown"], default=["demo", "grown"])
-    parser.add_argument("--only", metavar="TEXT", help="stages with this in their name, like int8 or grown-pytorch")
+    parser.add_argument("--pairs", nargs="+", choices=NAMES, default=list(NAMES))
+    parser.add_argument("--only", metavar="TEXT", help="stages with this in their name, like int8 or grown-engines")
+    parser.add_argument(
+        "--prompts",
+        action="append",
+        type=Path,
+        metavar="FILE",
+        help="question sets, as of eagle-bench (default: tools/smollm2/heldout.jsonl)",
+    )
     parser.add_argument(
         "--count",
         type=int,
         default=8,
         metavar="N",
-        help="prompts of a table of methods (default 8); PyTorch, repeats, edits and long context take twice as many",
+        help="questions of each set (default 8)",
     )
-    parser.add_argument("--sweep-count", type=int, default=3, metavar="N", help="prompts of a sweep (default 3)")
+    parser.add_argument(
+        "--sweep-count", type=int, default=3, metavar="N", help="questions of a sweep of tree sizes (default 3)"
+    )
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="per prompt (default 64)")
     parser.add_argument(
         "--threads", type=int, metavar="N", help="threads of a forward pass, PyTorch's too (default: cores)"

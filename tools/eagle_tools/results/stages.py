@@ -21,16 +21,19 @@ from eagle_tools.bench.plan import Plan
 from eagle_tools.bench.rows import Row, Setup, read_rows
 from eagle_tools.bench.run import Reporter, execute
 from eagle_tools.bench.summary import memory_key
+from eagle_tools.peers.engine import Format
 from eagle_tools.questions import Question
-from eagle_tools.results.pairs import PRECISIONS, Pair, bundle_of
+from eagle_tools.results.pairs import ALONE, PRECISIONS, Pair, bundle_of
 
-SPECULATIVE = ("lookup:chain", "lookup", "chain", "static", "dynamic", "cost-aware", "eagle+lookup")
-EAGLE3 = ("vanilla", "dynamic", "cost-aware")
-ABLATION = "int8"  # precision of Table 3
-BOTH_HEADS = "int8"  # precision in which EAGLE-3 is compared with PyTorch too
+METHODS = {  # head -> methods of the papers' table
+    ALONE: ("vanilla", "lookup:chain", "lookup", "recycling", "lookahead"),
+    "eagle3": ("vanilla", "lookup:chain", "lookup", "chain", "dynamic", "cost-aware", "eagle+lookup"),
+    "eagle1": ("vanilla", "static", "dynamic", "cost-aware"),
+    "block": ("vanilla", "dynamic", "cost-aware"),
+}
+ABLATION = "int8"  # precision of the tables that show one alone
+COMPARED = ("int8", "int4")  # precisions that are compared with other engines
 LONG = (128, 3000)  # tokens of the prompts of the long-context stage
-REPEATED = 3  # the first third of a text is repeated after the text
-MORE = 2  # factor of the number of prompts where few methods are compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,9 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What a stage measured. facts: the machine and the prompts. differing: every output that was not vanilla's. peaks:
-    bytes of peak memory by `peak_name`. measured: date and version of the code."""
+    """What a stage measured. facts: the machine and the prompts. differing: every output that was not vanilla's. peaks,
+    bits: bytes of peak memory, and bits per weight of the target, by `setup_name`. measured: date and version of the
+    code."""
 
     rows: list[Row]
     facts: list[str]
@@ -53,12 +57,12 @@ class Finished:
     differing: list[str]
     peaks: dict[str, int]
     measured: str
+    bits: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured. count: prompts of a table of methods; the comparison with PyTorch, repeating and edited
-    text and long context use MORE times as many. sweep_count: prompts of the sweep of tree sizes."""
+    """How much is measured. count: questions of each set. sweep_count: questions of the sweep of tree sizes."""
 
     count: int
     sweep_count: int
@@ -70,61 +74,52 @@ def stages_of(
     pair: Pair,
     work: Path,
     questions: Sequence[Question],
-    edits: Sequence[Question],
+    peers: Sequence[Format],
     sizes: Sizes,
     say: Callable[[str], None],
 ) -> list[Stage]:
-    """Returns all stages of a pair, whose missing bundles are exported. edits: prompts whose answers repeat parts of
-    the prompt."""
+    """Returns all stages of a pair, whose missing bundles are exported. peers: formats of other engines that run the
+    same weights in the stage that compares engines."""
+    first = pair.heads[0]
     bundles = {
         (head, precision): bundle_of(pair, head, precision, work, say)
         for precision in PRECISIONS
-        for head in ("eagle1", "eagle3")
+        for head in pair.heads
     }
-    asked, more = tuple(questions[: sizes.count]), tuple(questions[: MORE * sizes.count])
+    asked = tuple(questions)
 
     def stage(name: str, plan: Plan) -> Stage:
         plan = dataclasses.replace(plan, max_new_tokens=sizes.max_new_tokens, threads=sizes.threads, backend="cpu")
         return Stage(f"{pair.name}-{name}", pair.name, plan)
 
-    stages = []
+    best = ("recycling",) if first == ALONE else ("eagle+lookup",)
+    ours = tuple((bundles[first, precision], ("vanilla", "lookup", *best)) for precision in COMPARED)
+    stages = [stage("engines", Plan(ours, asked, pytorch=pair.target, peers=tuple(peers)))]
     for precision in PRECISIONS:
-        methods = ("vanilla", *SPECULATIVE, *(ABLATED if precision == ABLATION else ()))
-        both = ((bundles["eagle1", precision], methods), (bundles["eagle3", precision], EAGLE3))
-        stages.append(stage(f"methods-{precision}", Plan(both, asked, (0.0, 1.0))))
-    adaptive = ("cost-aware", "eagle+lookup")
-    ours = [(bundles["eagle1", precision], ("vanilla", *adaptive)) for precision in PRECISIONS]
-    ours.append((bundles["eagle3", BOTH_HEADS], ("vanilla", *adaptive)))
-    stages.append(stage("pytorch", Plan(tuple(ours), more, pytorch=pair.target)))
-    for precision in PRECISIONS:
-        shapes = ("vanilla", "dynamic", "cost-aware", *sweep())
-        stages.append(
-            stage(f"sweep-{precision}", Plan(((bundles["eagle1", precision], shapes),), asked[: sizes.sweep_count]))
-        )
-    int8 = bundles["eagle1", "int8"]
-    again = tuple(repeating(question) for question in more)
-    repeat = ("vanilla", "lookup:chain", "lookup", "dynamic", "cost-aware", "eagle+lookup")
-    stages.append(stage("repeat", Plan(((int8, repeat),), again)))
-    stages.append(stage("edit", Plan(((int8, repeat),), tuple(edits[: len(more)]))))
-    manifest = read_manifest(int8)
+        methods = {head: METHODS[head] for head in pair.heads}
+        if precision == ABLATION and first != ALONE:
+            methods[first] = (*methods[first], *(name for name in ABLATED if name not in methods[first]))
+        every = tuple((bundles[head, precision], names) for head, names in methods.items())
+        stages.append(stage(f"methods-{precision}", Plan(every, asked, (0.0, 1.0))))
+    main = bundles[first, ABLATION]
+    few = asked[:: max(1, len(asked) // sizes.sweep_count)][: sizes.sweep_count]
+    if first != ALONE:
+        stages.append(stage("sweep", Plan(((main, ("vanilla", "dynamic", "cost-aware", *sweep())),), few)))
+    manifest = read_manifest(main)
     if manifest.target.context > max(LONG) + sizes.max_new_tokens:
-        long = long_questions(Text(int8, partial(read_text_file, int8, manifest)), questions, len(more))
-        stages.append(stage("long", Plan(((int8, ("vanilla", "dynamic", *adaptive)),), long, together=len(LONG))))
+        long = long_questions(Text(main, partial(read_text_file, main, manifest)), questions, sizes.sweep_count)
+        stages.append(stage("long", Plan(((main, ("vanilla", "lookup", *best)),), long, together=2)))
     return stages
 
 
-def repeating(question: Question) -> Question:
-    """Returns a prompt of a text followed by the text's beginning, so that the continuation repeats the text."""
-    text = question.turns[0]
-    return Question(question.id, (f"{text}\n\n\n{text[: len(text) // REPEATED]}",), "repeats itself")
-
-
 def long_questions(text: Text, questions: Sequence[Question], count: int) -> tuple[Question, ...]:
-    """Returns `count` prompts of each length in LONG, cut from the joined texts of all questions. A short prompt is the
-    end of a long one, so that both are continued at the same place."""
+    """Returns `count` prompts of each length in LONG, cut from the joined texts of all questions, which are repeated
+    where they are too few. A short prompt is the end of a long one, so that both are continued at the same place."""
     joined = "\n\n".join(question.turns[0] for question in questions)
     per_token = len(joined) / len(text.encode(joined))
     sizes = [int(length * per_token) for length in LONG]
+    while len(joined) < max(sizes):
+        joined += "\n\n" + joined
     longest = min(len(joined), max(sizes))
     ends = [longest + index * (len(joined) - longest) // max(1, count - 1) for index in range(count)]
     return tuple(
@@ -153,8 +148,10 @@ def finish(stage: Stage, folder: Path, reporter: Reporter) -> Finished:
     part.unlink(missing_ok=True)
     outcome = execute(dataclasses.replace(stage.plan, rows=part), reporter)
     part.replace(rows)
-    peaks = {peak_name(s.setup): s.peak.host for s in outcome.summaries if s.peak is not None}
-    finished = Finished(outcome.rows, outcome.facts, outcome.notes, outcome.differing, peaks, date_and_version())
+    peaks = {setup_name(s.setup): s.peak.host for s in outcome.summaries if s.peak is not None}
+    bits = {setup_name(s.setup): s.stored.bits for s in outcome.summaries if s.stored is not None and s.stored.bits}
+    now = date_and_version()
+    finished = Finished(outcome.rows, outcome.facts, outcome.notes, outcome.differing, peaks, now, bits)
     known = {key: value for key, value in dataclasses.asdict(finished).items() if key != "rows"}
     record.write_text(json.dumps({"signature": signature, **known}, indent=1), encoding="utf-8")
     return finished
@@ -171,7 +168,8 @@ def date_and_version() -> str:
     return f"{datetime.date.today().isoformat()} by {version}"
 
 
-def peak_name(setup: Setup) -> str:
+def setup_name(setup: Setup) -> str:
+    """Returns the name of a setup in Finished.peaks and Finished.bits."""
     return " ".join(memory_key(setup))
 
 

@@ -6,39 +6,55 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from eagle_tools.bench.estimate import median_of, paired_ratio
-from eagle_tools.bench.identity import PYTORCH
+from eagle_tools.bench.identity import FOREIGN
 from eagle_tools.bench.methods import SHAPE
 from eagle_tools.bench.rows import Row
-from eagle_tools.bench.summary import Summary, estimate_text, fastest_line, ratio_text, summarise
+from eagle_tools.bench.summary import (
+    Summary,
+    by_category,
+    estimate_text,
+    fastest_line,
+    percent,
+    ratio_text,
+    summarise,
+)
 from eagle_tools.markdown import markdown_table
-from eagle_tools.results.pairs import PRECISIONS, Pair
-from eagle_tools.results.stages import ABLATION, LONG, Finished, peak_name
+from eagle_tools.results.pairs import ALONE, HEADS, PRECISIONS, Pair
+from eagle_tools.results.stages import ABLATION, LONG, Finished, setup_name
 
 Stages = Mapping[str, Finished]
 
 METHODS = (  # name, head, method
-    ("Vanilla", "eagle1", "vanilla"),
-    ("Prompt lookup", "eagle1", "lookup:chain"),
-    ("Lookup, cost-aware", "eagle1", "lookup"),
-    ("EAGLE-1, chain", "eagle1", "chain"),
+    ("Vanilla", ALONE, "vanilla"),
+    ("Prompt lookup", ALONE, "lookup:chain"),
+    ("Lookup, cost-aware", ALONE, "lookup"),
+    ("Token recycling", ALONE, "recycling"),
+    ("Lookahead", ALONE, "lookahead"),
+    ("Vanilla", "eagle3", "vanilla"),
+    ("Prompt lookup", "eagle3", "lookup:chain"),
+    ("Lookup, cost-aware", "eagle3", "lookup"),
     ("EAGLE-1", "eagle1", "static"),
     ("EAGLE-2", "eagle1", "dynamic"),
-    ("EAGLE-3", "eagle3", "dynamic"),
     ("EAGLE-1 head, cost-aware", "eagle1", "cost-aware"),
+    ("Block head, dynamic tree", "block", "dynamic"),
+    ("Block head, cost-aware", "block", "cost-aware"),
+    ("EAGLE-3, chain", "eagle3", "chain"),
+    ("EAGLE-3", "eagle3", "dynamic"),
     ("EAGLE-3 head, cost-aware", "eagle3", "cost-aware"),
-    ("EAGLE-1 head + lookup, cost-aware", "eagle1", "eagle+lookup"),
+    ("EAGLE-3 head + lookup, cost-aware", "eagle3", "eagle+lookup"),
 )
 ABLATIONS = (
     ("w/o both", "no-value-no-rerank"),
     ("w/o value", "no-value"),
     ("w/o reranking", "no-rerank"),
-    ("EAGLE-2", "dynamic"),
+    ("with both", "dynamic"),
 )
 
 
 HEADER = """# Results
 
-Speed, tokens per forward pass (tau) and memory of every decoding method. To measure a bundle of your own likewise:
+Speed, tokens per forward pass (tau) and memory of every decoding method, on a published model. To measure a bundle of
+your own likewise:
 
 ```console
 $ eagle-bench .demo/eagle1 --prompts tools/demo_pair/heldout.jsonl --count 1 --max-new-tokens 16 \\
@@ -49,13 +65,14 @@ $ eagle-bench .demo/eagle1 --prompts tools/demo_pair/heldout.jsonl --count 1 --m
 | eagle1 | fp32 | cpu | static | ...
 ```
 
-There are two models: the shipped pair, a Llama of 5.6 M parameters with its heads, and the same pair grown to 1.0 B
-parameters by function-preserving steps (`tools/grow.py`). The grown pair gives the small pair's outputs at the cost of
-a Llama of its size. It is no trained model of 1.0 B parameters: its tau is that of the small pair.
+The model is SmolLM2-135M-Instruct. Its weights come from a four-bit file, and every engine runs the same weights. No
+head was trained for it yet ([training](training.md) says how), so drafts come from the text, from the target's own
+likely tokens, or from nothing. A grown form, where one is listed, gives the small model's text at the cost of a model
+of its size, by function-preserving steps (`tools/grow.py`); it is no trained model of that size.
 
 Speeds are medians over prompts, ratios are medians of the ratios on single prompts, and brackets hold 95 % bootstrap
-intervals. All rows of a table took turns in one run: bundles by tenths of a second, PyTorch by prompts. Every output
-was compared with that of plain decoding with the same seed."""
+intervals. All rows of a table took turns in one run: bundles and other engines by tenths of a second, PyTorch by
+prompts. Every output was compared with that of plain decoding with the same seed."""
 
 
 def results_page(pairs: Sequence[Pair], stages: Stages, command: str) -> str:
@@ -74,26 +91,26 @@ def results_page(pairs: Sequence[Pair], stages: Stages, command: str) -> str:
 
 def _sections(pair: str, stages: Stages) -> Iterator[tuple[str, list[str]]]:
     """Yields the heading and the contents of each section about a pair, as far as its stages are finished."""
+    if finished := stages.get(f"{pair}-engines"):
+        notes = "\n".join(f"- {note}" for note in finished.notes)
+        yield (
+            f"Compared with other engines (greedy, {_prompts(finished.rows)} prompts)",
+            [engines_table(finished), notes],
+        )
     by_precision = {p: stages[f"{pair}-methods-{p}"] for p in PRECISIONS if f"{pair}-methods-{p}" in stages}
     if by_precision:
-        yield "Methods (in the form of EAGLE-2's Table 1)", [methods_table(by_precision)]
+        count = _prompts(next(iter(by_precision.values())).rows)
+        yield f"Methods (in the form of EAGLE-2's Table 1; {count} prompts)", [methods_table(by_precision)]
     if ABLATION in by_precision:
-        title = f"Effect of value and reranking (in the form of EAGLE-2's Table 3; {ABLATION})"
-        yield title, [ablation_table(by_precision[ABLATION].rows)]
-    if finished := stages.get(f"{pair}-pytorch"):
-        notes = "\n".join(f"- {note}" for note in finished.notes)
-        yield f"Compared with PyTorch ({_prompts(finished.rows)} prompts)", [pytorch_table(finished), notes]
-    sweeps = {p: stages[f"{pair}-sweep-{p}"].rows for p in PRECISIONS if f"{pair}-sweep-{p}" in stages}
-    if sweeps:
-        counts = sorted({_prompts(rows) for rows in sweeps.values()})
-        yield f"Tree sizes (prompts: {' to '.join(map(str, counts))})", [sweep_table(sweeps)]
-    for stage, title in (("repeat", "Text that repeats itself"), ("edit", "Code that is written again with an edit")):
-        if finished := stages.get(f"{pair}-{stage}"):
-            table = versus_table(finished.rows, ("dynamic", "cost-aware"))
-            yield f"{title} (int8, {_prompts(finished.rows)} prompts)", [table]
+        if any(row.method == ABLATIONS[0][1] for row in by_precision[ABLATION].rows):
+            title = f"Effect of value and reranking (in the form of EAGLE-2's Table 3; {ABLATION})"
+            yield title, [ablation_table(by_precision[ABLATION].rows)]
+        yield f"tau and speed-up by question set ({ABLATION})", [sets_table(by_precision[ABLATION].rows)]
+    if finished := stages.get(f"{pair}-sweep"):
+        yield f"Tree sizes ({ABLATION}, {_prompts(finished.rows)} prompts)", [sweep_table({ABLATION: finished.rows})]
     if finished := stages.get(f"{pair}-long"):
         count = _prompts(finished.rows) // len(LONG)
-        yield f"Long context (int8, {count} prompts of each length)", [long_table(finished.rows)]
+        yield f"Long context ({ABLATION}, {count} prompts of each length)", [long_table(finished.rows)]
 
 
 def _prompts(rows: Sequence[Row]) -> int:
@@ -101,18 +118,17 @@ def _prompts(rows: Sequence[Row]) -> int:
 
 
 def methods_table(finished: Mapping[str, Finished]) -> str:
-    """Returns a table of speed-up and tau of every method in each precision."""
+    """Returns a table of speed-up and tau of every method in each precision; of heads that were not measured none."""
     titles = ["T", "method", *(f"{p} {what}" for p in finished for what in ("speed-up", "tau"))]
     known = {precision: _summaries(stage.rows) for precision, stage in finished.items()}
     temperatures = sorted({s.setup.temperature for summaries in known.values() for s in summaries})
     lines = []
     for temperature in temperatures:
         for label, head, method in METHODS:
-            cells = [f"{temperature:g}", label]
-            for summaries in known.values():
-                s = _find(summaries, head, method, temperature)
-                cells += ["-", "-"] if s is None else [ratio_text(s.vs_vanilla), f"{s.tau:.2f}"]
-            lines.append(cells)
+            row = [_find(summaries, head, method, temperature) for summaries in known.values()]
+            if any(row):
+                figures = (("-", "-") if s is None else (ratio_text(s.vs_vanilla), f"{s.tau:.2f}") for s in row)
+                lines.append([f"{temperature:g}", label, *(cell for pair in figures for cell in pair)])
     return markdown_table(titles, lines)
 
 
@@ -124,7 +140,7 @@ def ablation_table(rows: Sequence[Row]) -> str:
     for label, method in ABLATIONS:
         cells = [label]
         for temperature in temperatures:
-            s = _find(summaries, "eagle1", method, temperature)
+            s = _find(summaries, HEADS[0], method, temperature)
             cells += ["-", "-"] if s is None else [ratio_text(s.vs_vanilla), f"{s.tau:.2f}"]
         lines.append(cells)
     return markdown_table(
@@ -132,22 +148,41 @@ def ablation_table(rows: Sequence[Row]) -> str:
     )
 
 
-def pytorch_table(finished: Finished) -> str:
-    """Returns a table of all contenders, each compared with PyTorch's eager mode and with its fastest one."""
-    rows, summaries = finished.rows, _summaries(finished.rows)
-    fastest = max((s for s in summaries if s.setup.backend == PYTORCH), key=lambda s: s.tok_s.value)
-    theirs = _speeds(rows, fastest)
+def sets_table(rows: Sequence[Row]) -> str:
+    """Returns a table of tau and speed-up of every method on each set of questions (or category of one set)."""
+    sets = by_category(rows)
+    temperatures = sorted({row.temperature for row in rows})
     lines = []
-    for s in summaries:
-        head = "EAGLE-3 head" if "eagle3" in s.setup.bundle else "EAGLE-1 head"
-        where = "PyTorch" if s.setup.backend == PYTORCH else f"eagle-edge, {head}"
-        cells = [where, s.setup.precision, s.setup.method, estimate_text(s.tok_s), ratio_text(s.vs_pytorch)]
-        cells += [ratio_text(paired_ratio(_speeds(rows, s), theirs)), f"{s.tau:.2f}", f"{1e3 * s.ttft_s:.0f}"]
-        peak = finished.peaks.get(peak_name(s.setup))
-        cells += ["-" if peak is None else f"{peak / 1e6:.0f}", f"{s.same[0]}/{s.same[1]}" if s.same else "-"]
+    for temperature in temperatures:
+        for label, head, method in METHODS:
+            cells = [f"{temperature:g}", label]
+            for figures in sets.values():
+                known = {(s.bundle, s.method, s.temperature): figure for s, figure in figures.items()}
+                name = next((key for key in known if head in key[0] and key[1:] == (method, temperature)), None)
+                tau, ratio = (0.0, None) if name is None else known[name]
+                cells.append("-" if ratio is None else f"{tau:.2f}, {ratio.value:.2f}x")
+            if any(cell != "-" for cell in cells[2:]) and method != "vanilla":
+                lines.append(cells)
+    return markdown_table(["T", "method", *sets], lines) if sets else ""
+
+
+def engines_table(finished: Finished) -> str:
+    """Returns a table of all contenders, the fastest first: ours, other engines and PyTorch."""
+    rows, summaries = finished.rows, _summaries(finished.rows)
+    lines = []
+    for s in sorted(summaries, key=lambda s: -s.tok_s.value):
+        name = setup_name(s.setup)
+        bits, peak = finished.bits.get(name), finished.peaks.get(name)
+        cells = [s.setup.backend if s.setup.backend in FOREIGN else "eagle-edge", s.setup.precision, s.setup.method]
+        cells += [estimate_text(s.tok_s), ratio_text(s.vs_pytorch), f"{s.tau:.2f}", f"{1e3 * s.ttft_s:.0f}"]
+        cells += [
+            percent(s.shared),
+            "-" if bits is None else f"{bits:.1f}",
+            "-" if peak is None else f"{peak / 1e6:.0f}",
+        ]
         lines.append(cells)
-    titles = ["", "precision", "method", "tok/s", "x PyTorch eager", "x PyTorch fastest", "tau", "first token, ms"]
-    titles += ["peak MB", "tokens as ours"]
+    titles = ["engine", "precision", "method", "tok/s", "x PyTorch eager", "tau", "first token, ms"]
+    titles += ["before the first difference from PyTorch", "bits per weight", "peak MB"]
     return markdown_table(titles, lines) + "\n" + (fastest_line(summaries, rows) or "")
 
 
@@ -165,19 +200,6 @@ def sweep_table(by_precision: Mapping[str, Sequence[Row]]) -> str:
         lines.append([*cells, ratio_text(paired_ratio(mine, _speeds(rows, dynamic))), ratio_text(aware.vs_vanilla)])
     titles = ["precision", "sizes tried", "best size", "best, tok/s", "default size, tok/s", "cost-aware, tok/s"]
     return markdown_table([*titles, "cost-aware / best", "cost-aware / default size", "cost-aware / vanilla"], lines)
-
-
-def versus_table(rows: Sequence[Row], others: Sequence[str]) -> str:
-    """Returns a table of every method compared with vanilla and with some other methods."""
-    summaries = _summaries(rows)
-    lines = []
-    for s in summaries:
-        cells = [s.setup.method, estimate_text(s.tok_s), f"{s.tau:.2f}", ratio_text(s.vs_vanilla)]
-        for other in others:
-            theirs = next(o for o in summaries if o.setup.method == other)
-            cells.append(ratio_text(paired_ratio(_speeds(rows, s), _speeds(rows, theirs))))
-        lines.append(cells)
-    return markdown_table(["method", "tok/s", "tau", "x vanilla", *(f"x {other}" for other in others)], lines)
 
 
 def long_table(rows: Sequence[Row]) -> str:

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Makes prompts, answers and the three heads of SmolLM2-135M-Instruct from nothing, on a GPU where there is one:
+#
+#     tools/real/make_heads.sh WORK QUESTIONS     (QUESTIONS: a folder of held-out question sets, as JSONL)
+#
+# Finished steps are kept in WORK, and a stopped one goes on: run it again. PROMPTS, STEPS and BATCH change the amounts;
+# the defaults write about 1.5 million tokens of answers. On two cores of a processor that takes a day, on one GPU less
+# than an hour. The heads are in WORK/eagle3, WORK/eagle1 and WORK/block, their curves in training/log.jsonl of each.
+set -euo pipefail
+work=${1:?a folder to work in}
+questions=${2:?a folder of question sets that stay out of the training data}
+python=${PYTHON:-python}
+train() { "$python" -m eagle_train.cli "$@"; }
+prompts() { "$python" -m eagle_tools.prompts "$@"; }
+mkdir -p "$work"
+target=$work/target
+[ -d "$target" ] || "$python" "$(dirname "$0")/smollm2.py" "$target"
+
+# The target asks itself, and answers that and prompts over open text. Each file goes on where it stopped.
+[ -f "$work/headers.jsonl" ] || prompts headers "$target" --count "${PROMPTS:-8000}" -o "$work/headers.jsonl"
+answer() {
+  [ -f "$2" ] || train generate "$target" --data "$1" -o "$2" --resume --cut-loops --temperature 0.2 --top-p 0.9 \
+    --max-new-tokens 384 --batch-size "${BATCH:-192}"
+}
+answer "$work/headers.jsonl" "$work/asked.jsonl"
+[ -d "$work/prompts" ] || prompts mix "$target" --headers "$work/headers.jsonl" --asked "$work/asked.jsonl" \
+  --held-out "$questions"/*.jsonl --count "${PROMPTS:-8000}" --shards 4 --evaluation 64 -o "$work/prompts"
+mkdir -p "$work/answers"
+for prompts_file in "$work"/prompts/*.jsonl; do
+  answer "$prompts_file" "$work/answers/$(basename "$prompts_file")"
+done
+
+# EAGLE-1 first: the block head begins with its layer.
+data=("$work"/answers/train-*.jsonl)
+head() {
+  kind=$1 out=$2; shift 2
+  resume=(); [ -d "$out/training" ] && resume=(--resume)
+  train "${kind[@]}" "$target" --data "${data[@]}" --eval-data "$work/answers/eval.jsonl" -o "$out" \
+    --cache "$work/cache" --steps "${STEPS:-6000}" "${resume[@]}" "$@"
+}
+head "head --kind eagle3" "$work/eagle3" --draft-vocab 6144
+head "head --kind eagle1" "$work/eagle1"
+head block "$work/block" --init "$work/eagle1"
