@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
@@ -79,18 +78,12 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def trace_memory(shared: Path) -> Iterator[TraceMemory]:
-    """Exports in the workers of a run trace equal modules once. torch's table of operators, which it makes for each
-    trace in a quarter of a small one's time, is made once per process."""
-    folder = shared / "traces"
-    folder.mkdir(exist_ok=True)
-    memory = TraceMemory(folder)
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
+def trace_memory() -> Iterator[TraceMemory]:
+    """Exports in this process trace equal modules once."""
+    memory = TraceMemory()
     with pytest.MonkeyPatch.context() as patch:
         for name in ("trace_target", "trace_draft"):
             patch.setattr(f"eagle_export.pair.{name}", memory.around(getattr(trace, name)))
-        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib)))
         yield memory
 
 
@@ -109,16 +102,12 @@ def golden() -> Path:
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of all workers of a run, and of no other run."""
-    base = tmp_path_factory.getbasetemp()
-    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-
-
-@pytest.fixture(scope="session")
-def bundle_of(shared: Path) -> Callable[..., Path]:
+def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """kind of head, or "alone", precision (fp32) -> bundle of the golden pair, of its target alone, or with a recorded
     block head, exported by the first worker that asks. A precision of the target may be followed by "+int8 cache"."""
+    base = tmp_path_factory.getbasetemp()
+    # Workers of one run share the parent of their folders; without workers that parent is shared by all runs.
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
     def bundle(kind: str, precision: str = "fp32") -> Path:
         folder = shared / f"bundle_{kind}_{precision}"
@@ -189,23 +178,14 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="session")
-def text_bundle(shared: Path) -> Path:
-    """The golden pair with a tokenizer of its vocabulary's ASCII, a token of other characters, and a chat template;
-    exported by the first worker that asks."""
-    folder = shared / "text"
-    with FileLock(f"{folder}.lock"):
-        if not (folder / "bundle").exists():
-            export_text_bundle(folder)
-    return folder / "bundle"
-
-
-def export_text_bundle(folder: Path) -> None:
-    """Writes folder/bundle, of a target in folder/target."""
+def text_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The golden pair with a tokenizer of its vocabulary's ASCII, a token of other characters, and a chat template."""
     from tokenizers import Tokenizer
 
     from eagle_export.bundle import export
 
-    target = shutil.copytree(GOLDEN / "target", folder / "target", dirs_exist_ok=True)
+    folder = tmp_path_factory.mktemp("text")
+    target = shutil.copytree(GOLDEN / "target", folder / "target")
     tokenizer = Tokenizer.from_file(str(GOLDEN / "byte_tokenizer.json"))
     tokenizer.add_tokens(["€😀"])
     tokenizer.save(str(target / "tokenizer.json"))
@@ -216,3 +196,4 @@ def export_text_bundle(folder: Path) -> None:
     )
     (target / "tokenizer_config.json").write_text(json.dumps(config))
     export(target, GOLDEN / "head_eagle1", folder / "bundle", certify=False)
+    return folder / "bundle"

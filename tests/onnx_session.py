@@ -12,7 +12,7 @@ from eagle_runtime.session.ort.session import EXACT_BYTES
 
 
 def open_model(model: ir.Model | Path, threads: int = 1) -> Any:
-    """Returns an InferenceSession on the CPU of a model in memory, or of a file with its weights beside it."""
+    """Returns an InferenceSession on the CPU of a model in memory, or of a file with its weights next to it."""
     config = {EXACT_BYTES: "1"} if byte_products_saturate() else {}
     if isinstance(model, Path):
         return open_graph(model, CPU, threads, config=config)

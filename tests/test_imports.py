@@ -150,7 +150,7 @@ def test_importing_the_runtime_is_light() -> None:
 
 
 def test_importing_the_runtime_is_quick() -> None:
-    """Beside NumPy, which a program that decodes imports anyway: processor time of whole processes, in turns."""
+    """Compared with NumPy, which a program that decodes imports anyway: processor time of whole processes, in turns."""
     times: dict[str, list[float]] = {"import numpy": [], "import eagle_runtime": [], "from eagle_runtime import *": []}
     for _ in range(5):
         for statement, taken in times.items():

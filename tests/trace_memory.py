@@ -1,4 +1,4 @@
-"""Traces of equal modules, made once for all workers of a run: nine tenths of an export of a tiny pair is its trace.
+"""Traces of equal modules, made once per process of tests: nine tenths of an export of a tiny pair is its trace.
 
 A trace depends on the module alone: its classes, their settings, shapes of parameters and values of buffers. They make
 the key. A module with something that the key does not cover is traced anew; with EAGLE_FRESH_TRACES=1 all are.
@@ -11,24 +11,17 @@ import dataclasses
 import functools
 import hashlib
 import os
-import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import onnx
 import onnx_ir as ir
 import torch
-from onnx_ir.tensor_adapters import TorchTensor, to_torch_dtype
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from transformers import PretrainedConfig
 
-from eagle_export.weights import _is_fake
-
-KEPT = 24  # traces in memory, each a graph without weights
-FAKE = "of no file"
+KEPT = 24  # traces, each a graph without weights
 OF_TORCH = frozenset(vars(torch.nn.Module()))  # parameters, buffers and hooks are described apart, or are not there
 
 
@@ -87,10 +80,9 @@ def describe_module(module: torch.nn.Module) -> str:
 
 
 class TraceMemory:
-    """Traces by what they were made of. asked, traced: how often. folder: where they are kept for other processes."""
+    """Traces by what they were made of. asked, traced: how often."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder
+    def __init__(self) -> None:
         self.enabled = not os.environ.get("EAGLE_FRESH_TRACES")
         self.asked = self.traced = 0
         self._kept: OrderedDict[str, ir.Model] = OrderedDict()
@@ -109,55 +101,14 @@ class TraceMemory:
                 return trace(module, *settings)
             key = hashlib.sha256(text.encode()).hexdigest()
             if key not in self._kept:
-                self._kept[key] = self._read(key) or self._traced(key, lambda: trace(module, *settings))
+                self.traced += 1
+                self._kept[key] = trace(module, *settings)
                 if len(self._kept) > KEPT:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(key)
             return _copy(self._kept[key])
 
         return remembered
-
-    def _read(self, key: str) -> ir.Model | None:
-        file = None if self._folder is None else self._folder / key
-        return read(file) if file is not None and file.exists() else None
-
-    def _traced(self, key: str, trace: Callable[[], ir.Model]) -> ir.Model:
-        self.traced += 1
-        model = trace()
-        if self._folder is not None:
-            write(model, self._folder / key)
-        return model
-
-
-def write(model: ir.Model, file: Path) -> None:
-    """Keep a trace in a file: fake parameters, which have no values, as tensors in a file that does not exist."""
-    initializers = list(model.graph.initializers.values())
-    values = {value: value.const_value for value in initializers if _is_fake(value)}
-    for value, tensor in values.items():
-        assert tensor is not None
-        value.const_value = ir.ExternalTensor(
-            FAKE, 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=str(value.name)
-        )
-    content = pickle.dumps((ir.to_proto(model).SerializeToString(), model.graph._name_authority))
-    for value, tensor in values.items():
-        value.const_value = tensor
-    new = file.with_name(f"{file.name}.{os.getpid()}")
-    new.write_bytes(content)
-    new.replace(file)  # another process may have been as quick
-
-
-def read(file: Path) -> ir.Model:
-    """Returns the trace that write() kept."""
-    content, authority = pickle.loads(file.read_bytes())
-    model = ir.from_proto(onnx.load_model_from_string(content))
-    with FakeTensorMode():
-        for value in model.graph.initializers.values():
-            tensor = value.const_value
-            if isinstance(tensor, ir.ExternalTensor) and tensor.location == FAKE:
-                fake = torch.empty(tensor.shape.numpy(), dtype=to_torch_dtype(tensor.dtype))
-                value.const_value = TorchTensor(fake, name=value.name)
-    model.graph._name_authority = authority
-    return model
 
 
 def _copy(model: ir.Model) -> ir.Model:

@@ -11,6 +11,7 @@ import numpy as np
 from eagle_runtime.bundle.manifest import GoldenPrompt
 from eagle_runtime.eagle_model import EagleModel
 from eagle_runtime.result import Result
+from eagle_runtime.sampling import SamplingParams
 from eagle_runtime.text.tokenizer import Text
 from eagle_runtime.tree import Float
 
@@ -51,13 +52,15 @@ def forced_logits(model: EagleModel, prompt: Sequence[int], continuation: Sequen
 
 
 def replay(model: EagleModel, prompts: Sequence[Sequence[int]], *, drafts: bool) -> list[Result]:
-    """Decode greedily from every prompt, with or without drafts. Drafts do not depend on measured costs: with a head
-    they are trees of the bundle's own size, without one chains of n-gram matches."""
+    """Decode greedily from every prompt, whatever the model's own settings of sampling are, with or without drafts.
+    Drafts do not depend on measured costs: with a head they are trees of the bundle's own size, without one chains of
+    n-gram matches."""
     settings: dict[str, Any] = {"method": "vanilla"}
     if drafts:
         has_head = model.manifest.head is not None
         settings = {"method": "eagle", "tree": "dynamic"} if has_head else {"method": "lookup", "tree": "chain"}
-    return [model.generate(list(prompt), max_new_tokens=GOLDEN_TOKENS, seed=0, **settings) for prompt in prompts]
+    settings |= {"sampling": SamplingParams(), "max_new_tokens": GOLDEN_TOKENS}
+    return [model.generate(list(prompt), **settings) for prompt in prompts]
 
 
 def mean_tau(results: Sequence[Result]) -> float:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from eagle_calib.calibration import read_calibration
-from eagle_calib.folder import written
+from eagle_calib.folder import work_folder, written
 from eagle_export.automatic import Sensitivity, checked_budget, choose
 from eagle_export.certificate import certified
 from eagle_export.data_file import Report
@@ -44,12 +44,11 @@ from eagle_export.recipes.plan import (
 )
 from eagle_export.recording import how_to_record, recorded_inputs
 from eagle_export.refused import accepted, keep_refused
-from eagle_export.resume import fingerprint, kept
+from eagle_export.resume import fingerprint, holds_refused, kept
 from eagle_export.settings import check_settings, notes_on
-from eagle_export.tokenizer_files import read_texts
 from eagle_export.transitions import write_transitions
 from eagle_export.weights import DATA_SUFFIX, graph_spec, num_bytes, save, save_over
-from eagle_export.worst_layers import layers_of
+from eagle_export.worst_layers import Layer, layers_of
 from eagle_runtime.bundle.fidelity import shortfall
 from eagle_runtime.bundle.manifest import (
     MANIFEST_NAME,
@@ -68,6 +67,7 @@ from eagle_runtime.files import file_sha256
 GRAPH_FILES = {"target": "target/model.onnx", "draft": "draft/model.onnx"}
 NATIVE_FILE = "target/native.onnx"
 TOP_K = 64  # default of the top k that a head's graph returns per row; sampled trees use many candidates
+SAVE_IT = "AutoTokenizer.from_pretrained(...).save_pretrained(...) writes one"
 GOES_ON = "free space if that is why, and give the same command again: it goes on with what is finished"
 TOOLS = ("eagle-edge", "torch", "transformers", "onnx", "onnx-ir", "onnxscript")
 
@@ -170,9 +170,10 @@ def export(
         pair = open_pair(target, draft)
         check_settings(pair, backend, cache_precision, draft_vocab)
         warnings += notes_on(pair, backend)
-        texts = read_texts(pair.target)
-        if "tokenizer.json" not in texts:
-            warnings.append(f"{target} has no tokenizer.json; the bundle takes and returns token ids, no text")
+        if "tokenizer.json" not in pair.texts:
+            warnings.append(
+                f"{target} has no tokenizer.json; the bundle takes and returns token ids, no text; {SAVE_IT}"
+            )
         top_k = min(TOP_K, draft_vocab or TOP_K) if draft_top_k is None else draft_top_k
         if pair.head is not None:
             top_k = min(top_k, pair.head.config.draft_vocab_size)
@@ -191,6 +192,18 @@ def export(
                 "k": top_k,
             },
         )
+        graphs: dict[str, ir.Model] = {}
+        layers: tuple[Layer, ...] = ()
+        requirement = requirement_of(
+            pair, backend, precisions, way, bundle, calibrated=observed is not None, certify=certify
+        )
+        if not holds_refused(work_folder(bundle), key):
+            requirement.check(bundle)
+            progress.update(task, description="tracing")  # refuses damaged checkpoints before anything is written
+            graphs = build_graphs(pair, recipe.traced, top_k, routed=routes_experts(backend))
+            if requirement.seconds > NOTABLE:
+                print_line("eagle-export", requirement.line(bundle))
+            layers = layers_of(graphs["target"])
         with (
             disk_errors(bundle, GOES_ON),
             written(bundle, lambda older: check_older(older, bundle)) as folder,
@@ -198,15 +211,6 @@ def export(
         ):
             manifest = accepted(finished, folder, required if certify else None)
             if manifest is None:
-                requirement = requirement_of(
-                    pair, backend, precisions, way, bundle, calibrated=observed is not None, certify=certify
-                )
-                requirement.check(bundle)
-                progress.update(task, description="tracing")
-                graphs = build_graphs(pair, recipe.traced, top_k, routed=routes_experts(backend))
-                if requirement.seconds > NOTABLE:
-                    print_line("eagle-export", requirement.line(bundle))
-                layers = layers_of(graphs["target"])
                 recorded, with_inputs = None, partial(plan, *planned)
                 if records:
                     missing = notes
@@ -227,7 +231,7 @@ def export(
                 total = sum(num_bytes(graph) for graph in graphs.values())
                 check_space(bundle.parent, total - folder_bytes(finished))
                 progress.update(task, total=total, completed=0)
-                hashes = _write(folder, texts, graphs, native, finished, partial(_show_tensor, progress, task))
+                hashes = _write(folder, pair.texts, graphs, native, finished, partial(_show_tensor, progress, task))
                 if pair.head is not None and pair.head.config.markov_rank:
                     write_transitions(folder / TRANSITIONS, pair.head)
                 manifest = _manifest(
@@ -316,11 +320,12 @@ def _manifest(
             num_kv_heads=pair.num_kv_heads,
             head_dim=pair.head_dim,
             context=pair.context,
-            eos_token_ids=pair.eos,
+            eos_token_ids=pair.generation.eos,
             graph=specs["target"],
         ),
         head=head,
         tree_defaults=replace(trees, draft_top_k=min(trees.draft_top_k, top_k)),
+        sampling=pair.generation.sampling,
         tools={name: metadata.version(name) for name in TOOLS} | dict(sources),
         files={name: hashes.get(name) or file_sha256(files[name]) for name in sorted(files)},
         certificate=None,

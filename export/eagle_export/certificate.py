@@ -43,7 +43,7 @@ from eagle_export.limits import LIMITS, Advice, FidelityError, RequiredFidelity,
 from eagle_export.pair import HeadPart, Pair
 from eagle_export.source_text import text_starts
 from eagle_export.worst_layers import ROWS, Layer, LayerError, worst_layers
-from eagle_runtime import BackendError, EagleError, EagleModel
+from eagle_runtime import BackendError, EagleError, EagleModel, SamplingParams
 from eagle_runtime.bundle.fidelity import shortfall
 from eagle_runtime.bundle.listed_files import read_text_file
 from eagle_runtime.bundle.manifest import Certificate, GoldenPrompt, Manifest, TopTokens
@@ -202,7 +202,9 @@ def _read_by_layers(
         def draft(text: list[int], most: int) -> list[int]:
             if not np.isfinite(forced_logits(model, text, [0])).all():
                 raise not_finite
-            return list(model.generate(text, method="vanilla", max_new_tokens=most).token_ids)
+            return list(
+                model.generate(text, sampling=SamplingParams(), method="vanilla", max_new_tokens=most).token_ids
+            )
 
         texts = verified_continuations(source, prompts, draft, manifest.target.eos_token_ids, count, taps, report)
     expected = [text.continuation() for text in texts]

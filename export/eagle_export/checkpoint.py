@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from eagle_export.errors import ExportError
-from eagle_runtime.files import TEXT_BYTES
+from eagle_runtime.files import STANDS_FOR, TEXT_BYTES, is_pointer
 from eagle_runtime.files import read_json as read_json_file
 from eagle_runtime.text.tokenizer import Text
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch  # imported where tensors are read: headers are read without it
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"  # of PEFT
 PYTORCH, PICKLED = "pytorch_model.bin", ".bin"
 # Names that Medusa's and Hydra's authors give to files of heads.
 HEAD_FILES = ("medusa_lm_head.safetensors", "hydra_lm_head.safetensors")
@@ -143,20 +144,22 @@ class ShiftedTensor(StoredTensor):
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A Hugging Face folder, or a GGUF file. config: content of config.json. tensors: by name. texts: name -> content
-    of a tokenizer's files that were made of a GGUF file; None for a folder, which has them."""
+    of a tokenizer's files that were made of a GGUF file; None for a folder, which has them. notes: what was decided
+    where its parts contradict each other (reconcile.py), a sentence each."""
 
     folder: Path
     config: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]
     texts: Mapping[str, bytes] | None = None
+    notes: tuple[str, ...] = ()
 
     def text(self) -> Text:
         """Returns its tokenizer. Raises BundleError."""
         return Text(self.folder, None if self.texts is None else self.texts.get)
 
-    def require(self, name: str, shape: tuple[int | None, ...]) -> StoredTensor:
+    def require(self, name: str, shape: tuple[int | None, ...], *, stated: bool = False) -> StoredTensor:
         """Returns the tensor of that name. Raises ExportError if it is missing or has another shape (None: any size but
-        0)."""
+        0). stated: whether the shape is what its own config states."""
         if name not in self.tensors:
             raise ExportError(
                 f"{self.folder}: tensor {name!r} is missing; the checkpoint is incomplete or of another kind"
@@ -166,9 +169,11 @@ class Checkpoint:
             want not in (None, have) or have == 0 for want, have in zip(shape, stored, strict=True)
         ):
             wanted = ", ".join("any" if size is None else str(size) for size in shape)
+            needs = "this pair needs", "check that target and head belong together"
+            if stated:
+                needs = "config.json asks for", "config and weights do not belong together; correct the sizes there"
             raise ExportError(
-                f"{self.folder}: tensor {name!r} has shape {list(stored)}, but this pair needs [{wanted}]; "
-                "check that target and head belong together"
+                f"{self.folder}: tensor {name!r} has shape {list(stored)}, but {needs[0]} [{wanted}]; {needs[1]}"
             )
         return self.tensors[name]
 
@@ -227,18 +232,6 @@ def read_json(path: Path) -> dict[str, Any]:
     return read_json_file(path, TEXT_BYTES["tokenizer.json"], ExportError, "download it again", missing)
 
 
-def eos_ids(target: Checkpoint) -> tuple[int, ...]:
-    """The eos ids (one or a list) of generation_config.json, else of config.json."""
-    path = target.folder / "generation_config.json"
-    value: Any = read_json(path).get("eos_token_id") if path.is_file() else None
-    if value is None:
-        value = target.config.get("eos_token_id")
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(type(i) is int and i >= 0 for i in ids):
-        raise ExportError(f"{path}: eos_token_id is {value!r}, but must be an id or a list of ids")
-    return tuple(ids)
-
-
 def _index_tensors(folder: Path) -> dict[str, StoredTensor]:
     single, index = folder / SINGLE, folder / INDEX
     heads = [file for name in HEAD_FILES if (file := folder / name).is_file()]
@@ -253,6 +246,11 @@ def _index_tensors(folder: Path) -> dict[str, StoredTensor]:
         files = [folder / name for name in sorted(set(weight_map.values()))]
     elif heads:
         files = heads[:1]
+    elif (folder / ADAPTER).is_file():
+        raise ExportError(
+            f"{folder} holds an adapter without its model; merge it into the model (PEFT: merge_and_unload(), then "
+            "save_pretrained) and export that"
+        )
     elif files := sorted(folder.glob("*.gguf")):
         raise ExportError(f"{folder} holds GGUF files; give the file itself, such as {files[0]}")
     elif any(folder.glob("*.bin")):
@@ -330,6 +328,8 @@ def _listed(name: str, path: Path, entry: Mapping[str, Any], data: int) -> SafeT
 def _list_file(path: Path) -> dict[str, StoredTensor]:
     if not path.is_file():
         raise ExportError(f"{path} is missing; the download is incomplete")
+    if is_pointer(path):
+        raise ExportError(f"{path} {STANDS_FOR}")
     try:
         with safe_open(path, framework="np") as file:
             names = list(file.keys())  # checked by the library: sizes, types, and that tensors do not overlap

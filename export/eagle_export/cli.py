@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from eagle_runtime.bundle.manifest import Certificate
 from eagle_runtime.command import Parser, print_line, run_command
+from eagle_runtime.machine.host import threads_allowed
 
 if TYPE_CHECKING:
     from eagle_export.tensorrt.build import Built, BuiltEngine
@@ -46,6 +47,10 @@ def run(args: argparse.Namespace) -> None:
     from eagle_export.errors import ExportError
     from eagle_export.limits import FidelityError
 
+    if (most := threads_allowed()) is not None:
+        import torch
+
+        torch.set_num_threads(most)
     started = time.perf_counter()
     try:
         done = export(

@@ -20,7 +20,7 @@ def fetched(target: str, draft: str | None, bundle: Path) -> tuple[Path, Path | 
     if any(hub_id(argument) is not None for argument in arguments.values()):
         with disk_errors(bundle):
             check_destination(bundle.absolute())
-        opened = {role: open_headers(argument, pickled=role == "draft") for role, argument in arguments.items()}
+        opened = {role: open_headers(argument, head=role == "draft") for role, argument in arguments.items()}
         facts = target_facts(opened["target"].checkpoint)
         problems = list(facts.problems)
         if draft is not None:

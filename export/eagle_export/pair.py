@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from eagle_export.checkpoint import (
     LM_HEAD,
     Checkpoint,
     StoredTensor,
-    eos_ids,
     open_checkpoint,
     same_values,
 )
@@ -26,6 +25,7 @@ from eagle_export.errors import ExportError
 from eagle_export.families.config import accepted_by_transformers, read_config, windows_of
 from eagle_export.families.family import Config, Family, Windows
 from eagle_export.families.registry import family_of
+from eagle_export.generation import Generation, generation_of
 from eagle_export.gguf.checkpoint import open_target
 from eagle_export.graphs import DraftGraph, TargetGraph, build_head
 from eagle_export.heads.block import BlockHead, BlockReader
@@ -36,8 +36,11 @@ from eagle_export.heads.layouts import HeadLayout, official
 from eagle_export.heads.prediction import prediction_layers, without_prediction_layers
 from eagle_export.recipes.graph import WINDOW
 from eagle_export.recipes.routed_experts import RoutedExperts
+from eagle_export.reconcile import check_ends, unwrapped
+from eagle_export.texts import read_texts, text_of
 from eagle_export.trace import Expected, Layout, build_fake, trace_draft, trace_target
 from eagle_export.weights import Weight, attach, simplify
+from eagle_runtime.text.tokenizer import Text
 
 # Tensors of an EAGLE-3 or block head in the target's graph, and those of a block head in both graphs.
 READER = ("head.fc.", "head.fc_norm.", "head.input_norm.", "head.hidden_norm.")
@@ -60,13 +63,16 @@ class HeadPart:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target's checkpoint and what was derived from it. head: None for a target alone. eos: ids that end a text.
-    left_out: multi-token-prediction layers of the target's folder that neither graph has."""
+    """A target's checkpoint and what was derived from it. texts: name -> content of its text files; text: its tokenizer
+    and template. head: None for a target alone. left_out: multi-token-prediction layers of the target's folder that
+    neither graph has."""
 
     target: Checkpoint
     family: Family
     config: Config
-    eos: tuple[int, ...]
+    texts: Mapping[str, bytes]
+    text: Text
+    generation: Generation
     head: HeadPart | None
     left_out: int = 0
 
@@ -123,13 +129,22 @@ def open_pair(target_folder: Path, head_folder: Path | None) -> Pair:
     Raises ExportError."""
     whole = open_target(target_folder)
     target, layers = without_prediction_layers(whole), len(set(prediction_layers(whole).values()))
-    head = None if head_folder is None else open_checkpoint(head_folder, pickled=True)
+    head = None if head_folder is None else _opened_head(head_folder)
     family = family_of(target)
     config = read_config(family, target)
-    _check_ends(target, config)
+    check_ends(target, config)
     part = None if head is None else _head_part(target, config, head)
     drafting = part is not None and part.config.kind == "mtp" and target_folder.samefile(part.checkpoint.folder)
-    return Pair(target, family, config, eos_ids(target), part, layers - drafting)
+    texts = read_texts(target)
+    text = text_of(target, texts)
+    generation = generation_of(target, family, text, int(config.vocab_size))
+    return Pair(target, family, config, texts, text, generation, part, layers - drafting)
+
+
+def _opened_head(folder: Path) -> Checkpoint:
+    """The checkpoint of a head, under names without what training programs put into them."""
+    head = open_checkpoint(folder, pickled=True)
+    return replace(head, tensors=unwrapped(head.tensors)[0])
 
 
 def build_graphs(pair: Pair, precision: str, top_k: int, routed: bool = True) -> dict[str, ir.Model]:
@@ -344,17 +359,6 @@ def _check_all_used(checkpoint: Checkpoint, module: torch.nn.Module, weights: Ma
                 f"{source.file}: tensor {source.name!r} is stored as {source.dtype}, not as one of "
                 f"{', '.join(STORED)}; export the original checkpoint"
             )
-
-
-def _check_ends(target: Checkpoint, config: Config) -> None:
-    """Raises ExportError unless embedding, LM head and last layer are there, with the config's shapes."""
-    hidden = int(config.hidden_size)
-    target.require(EMBEDDING, (int(config.vocab_size), hidden))
-    if LM_HEAD in target.tensors:
-        target.require(LM_HEAD, (int(config.vocab_size), hidden))
-    elif not config.tie_word_embeddings:
-        raise ExportError(f"{target.folder}: tensor {LM_HEAD!r} is missing and the config does not tie it")
-    target.require(f"model.layers.{config.num_hidden_layers - 1}.post_attention_layernorm.weight", (hidden,))
 
 
 def _vocabulary_map(head: Checkpoint, config: HeadConfig) -> torch.Tensor | None:

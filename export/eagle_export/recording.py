@@ -37,7 +37,7 @@ def recorded_inputs(
 
     finished: a folder for what is to be read again if the export is stopped. Raises ExportError instead if the text was
     given, and CalibrationError for one that cannot be used."""
-    text = pair.target.text()
+    text = pair.text
     try:
         if way == "whole":
             return observe_source(pair.target, text, data, pair.head, report), []

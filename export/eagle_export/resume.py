@@ -32,6 +32,14 @@ def fingerprint(sources: Sequence[Path], settings: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps([listed, settings, versions], sort_keys=True).encode()).hexdigest()
 
 
+def holds_refused(work: Path, key: str) -> bool:
+    """Returns whether a work folder keeps a refused bundle of this key."""
+    folder = work / KEPT
+    with contextlib.suppress(OSError, ValueError):
+        return (folder / KEY).read_text(encoding="utf-8") == key and (folder / REFUSED).is_dir()
+    return False
+
+
 @contextlib.contextmanager
 def kept(work: Path, key: str) -> Iterator[Path]:
     """Yields the folder for finished work, with what an export of the same key left there. It is removed at the end and

@@ -6,6 +6,7 @@ from eagle_export.errors import ExportError
 from eagle_export.pair import HeadPart, Pair, left_out_note
 from eagle_export.recipes.int8_cache import MOST
 from eagle_export.recipes.plan import routes_experts
+from eagle_export.reconcile import untied_note
 
 
 def check_settings(pair: Pair, backend: str, cache_precision: str | None, draft_vocab: int | None) -> None:
@@ -34,8 +35,11 @@ def check_settings(pair: Pair, backend: str, cache_precision: str | None, draft_
 
 
 def notes_on(pair: Pair, backend: str) -> list[str]:
-    """Returns warnings: what of a pair is left out, or computed in vain."""
-    notes = []
+    """Returns warnings: contradictions within the target and how they were decided, what of a pair is left out, or
+    computed in vain. Reads an LM head that the config does not expect."""
+    notes = [*pair.target.notes, *pair.generation.notes]
+    if (untied := untied_note(pair.target)) is not None:
+        notes.append(untied)
     if pair.family.experts is not None and not routes_experts(backend):
         notes.append(
             f"all {pair.family.experts.count(pair.config)} experts of a layer are computed for every row, not only "

@@ -10,7 +10,7 @@ import sys
 import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from eagle_runtime.backends import AUTO, BACKENDS, reasons_text
 from eagle_runtime.bundle.manifest import TreeKind
@@ -197,7 +197,9 @@ def _parser() -> Parser:
         help=f"engine to run on: {', '.join(BACKENDS)}, or auto, which prints its choice (default: auto, silently)",
     )
     parser.add_argument("--context", type=int, metavar="N", help="tokens of prompt and output to make room for")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of a forward pass (default: physical cores)")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="of a forward pass (default: physical cores, or quota)"
+    )
     parser.add_argument("--draft-bundle", metavar="FOLDER", help="bundle of a smaller model that drafts")
     parser.add_argument("--datastore", metavar="FILE", help="text or JSONL that is searched for n-gram matches too")
     parser.add_argument("--habits", metavar="FILE", help="keep what method recycling learns in this file")
@@ -210,18 +212,18 @@ def _parser() -> Parser:
     tree.add_argument("--total-token", type=int, metavar="N", help="nodes verified per forward pass, root included")
     tree.add_argument("--depth", type=int, metavar="N", help="growth passes: the tree has N + 1 levels below its root")
     tree.add_argument("--draft-top-k", type=int, metavar="K", help="beam, and children per node")
-    sampling = parser.add_argument_group("sampling")
-    defaults: dict[str, tuple[type, Any, str]] = {
-        "temperature": (float, 0.0, "0: take the likeliest token"),
-        "top-k": (int, 0, "keep the k likeliest (0: all)"),
-        "top-p": (float, 1.0, "keep the smallest set of this mass"),
-        "min-p": (float, 0.0, "drop tokens below this share of the likeliest"),
-        "repetition-penalty": (float, 1.0, "over prompt and output"),
-        "presence-penalty": (float, 0.0, "over the output"),
-        "frequency-penalty": (float, 0.0, "over the output"),
+    sampling = parser.add_argument_group("sampling (defaults: the model's own, from the bundle's manifest)")
+    kinds: dict[str, tuple[type, str]] = {
+        "temperature": (float, "0: take the likeliest token"),
+        "top-k": (int, "keep the k likeliest (0: all)"),
+        "top-p": (float, "keep the smallest set of this mass (1: all)"),
+        "min-p": (float, "drop tokens below this share of the likeliest (0: none)"),
+        "repetition-penalty": (float, "over prompt and output (1: none)"),
+        "presence-penalty": (float, "over the output (default 0)"),
+        "frequency-penalty": (float, "over the output (default 0)"),
     }
-    for name, (kind, default, text) in defaults.items():
-        sampling.add_argument(f"--{name}", type=kind, default=default, metavar="X", help=f"{text} (default {default})")
+    for name, (kind, text) in kinds.items():
+        sampling.add_argument(f"--{name}", type=kind, metavar="X", help=text)
     sampling.add_argument("--seed", type=int, metavar="N", help="of the random numbers (default: a new one, reported)")
     sampling.add_argument(
         "--logit-bias",

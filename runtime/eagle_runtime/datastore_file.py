@@ -40,10 +40,11 @@ def _indexed(bundle: OpenBundle, path: Path, report: Callable[[int, int], None])
     texts = list(_texts(path))
     total = sum(map(len, texts)) or 1
     documents, done = [], 0
+    vocab = bundle.manifest.target.vocab_size  # the tokenizer may have tokens beyond it, which are never drawn
     for text in texts:
         ids: list[int] = []
         for piece in _pieces(text):
-            ids += bundle.text.encode_rendered(piece)
+            ids += [token for token in bundle.text.encode_rendered(piece) if token < vocab]
             done += len(piece)
             report(done // 2, total)  # the other half is the sorting
         documents.append(ids)

@@ -97,14 +97,14 @@ class EagleModel:
         on this machine. `model.backend` is the one in use, `model.passed_over` has the reason against each one before
         it, `model.notice` a warning, also logged, if "auto" runs engine files of the bundle. context: tokens of prompt
         and output that the caches hold; None takes the model's limit, at most 4096. threads: of a forward pass on the
-        CPU; None takes the number of physical cores. check_hashes: compare the SHA-256 of every file that the backend
-        reads (about a second per gigabyte); "once" leaves out files that were compared before and did not change.
-        on_progress: called with a stage ("hash", "load", "warm"), what is done of it, and all of it; it may raise.
-        "warm" takes longest in the first start on a GPU, which compiles kernels. kv_budget: bytes for the keys and
-        values of all conversations on the CPU; None takes a quarter of the memory that is free, and one full context at
-        least. draft_bundle: a bundle of the same vocabulary whose target drafts with method "draft-model", which is
-        then the default. datastore: a text, or JSONL, that is indexed (stage "index"); "lookup" and "eagle+lookup" look
-        for n-gram matches there too. habits: a file that keeps what method "recycling" learns (habits_file.py).
+        CPU; None takes the number of physical cores, or what a container's quota pays for. check_hashes: compare the
+        SHA-256 of every file that the backend reads (a second per gigabyte); "once" leaves out files that were compared
+        before and did not change. on_progress: called with a stage ("hash", "load", "warm"), what is done of it, and
+        all of it; it may raise. "warm" takes longest in the first start on a GPU, which compiles kernels. kv_budget:
+        bytes for the keys and values of all conversations on the CPU; None takes a quarter of the memory that is free,
+        and one full context at least. draft_bundle: a bundle of the same vocabulary whose target drafts with method
+        "draft-model", the default then. datastore: a text, or JSONL, that is indexed (stage "index"); "lookup" and
+        "eagle+lookup" find matches there too. habits: a file of what method "recycling" learns (habits_file.py).
 
         `model.row_check`: whether rows of a quantised target are exact on this CPU (exact_rows). Raises BundleError,
         BackendError, RequestError; gives a FidelityWarning for one that differs too much from its source model."""
@@ -182,8 +182,8 @@ class EagleModel:
         tree may also be a TreeShape, drafter a drafting.drafter.Drafter of your own, new per call.
 
         How tokens are sampled: sampling, a SamplingParams, or its fields as keyword settings, as temperature=0.7; a
-        field may be set in one of the two. seed: None takes that of `sampling`, or a random one, which the figures
-        report.
+        field may be set in one of the two. Without `sampling`, fields that are not set or None are the model's own
+        (`manifest.sampling`). seed: None takes that of `sampling`, or a random one, which the figures report.
 
         Raises RequestError and ClosedError at once; pieces raise these too, and BusyError."""
         self._engines.check()

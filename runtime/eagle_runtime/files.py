@@ -14,7 +14,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -22,6 +22,7 @@ from eagle_runtime.arguments import short_repr
 from eagle_runtime.errors import BundleError, EagleError
 
 MANIFEST_NAME = "eagle_config.json"
+SNAPSHOTS = "snapshots"  # of the hub's cache
 MEGABYTE = 1 << 20
 LARGEST = MEGABYTE << 20  # bytes of one file of weights, and of one engine: a terabyte
 PIECE = 4 * MEGABYTE  # read at a time
@@ -37,12 +38,17 @@ TEXT_BYTES = {
     "tokenizer_config.json": 16 * MEGABYTE,
     "chat_template.jinja": MEGABYTE,
 }
+STANDS_FOR = "is a pointer of Git LFS, not the file itself; fetch that with git lfs pull"
+POINTER = b"version https://git-lfs.github.com/spec/"  # how a file begins that stands for one in Git LFS
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def inside(folder: Path, path: Path) -> bool:
-    """Returns whether a path stays in a folder when all links in it are followed."""
-    return path.resolve().is_relative_to(folder.resolve())
+    """Returns whether a path stays in a folder when all links in it are followed, or in the blobs of the hub's cache
+    that the folder is a snapshot of: its files are links there (snapshots/COMMIT/FILE -> blobs/HASH)."""
+    place, real = folder.resolve(), path.resolve()
+    caches = (parent.parent for parent in place.parents if parent.name == SNAPSHOTS)
+    return real.is_relative_to(place) or any(real.parent == cache / "blobs" for cache in caches)
 
 
 def bundle_file(bundle: Path, name: str) -> Path:
@@ -51,15 +57,23 @@ def bundle_file(bundle: Path, name: str) -> Path:
     pure = PurePosixPath(name)
     path = bundle / pure
     leaves = pure.is_absolute() or ".." in pure.parts or "\\" in name or ":" in name
+    linked = exists = False
     try:
-        leaves = leaves or not inside(bundle, path)
+        linked = not leaves and not inside(bundle, path)
         exists = path.is_file()
     except (OSError, RuntimeError, ValueError):  # a loop of links, a name that no file system takes
         leaves = True
+    if linked:
+        raise BundleError(
+            f"{bundle / MANIFEST_NAME}: file path {short_repr(name)} leaves the bundle by a link; put the file itself "
+            "there, or copy the bundle with cp -rL"
+        )
     if leaves:
         raise BundleError(
             f"{bundle / MANIFEST_NAME}: file path {short_repr(name)} leaves the bundle; export the bundle again"
         )
+    if not exists and path.is_symlink() and not path.exists():
+        raise BundleError(f"{path} is a link to {os.readlink(path)}, which is not there; download or copy that too")
     if not exists:
         raise BundleError(f"{path} is missing from the bundle, or no regular file; copy or export the bundle again")
     return path
@@ -158,8 +172,19 @@ def read_json(path: Path, limit: int, error: type[EagleError], advice: str, miss
     except OSError as problem:
         if isinstance(problem, FileNotFoundError) and missing:
             raise error(f"{path} is missing; {missing}") from None
-        raise error(f"{path} is not readable JSON ({problem}); {advice}") from None
+        raise error(f"{path} cannot be read ({problem.strerror or problem}); see that this user may read it") from None
+    if content.startswith(POINTER):
+        raise error(f"{path} {STANDS_FOR}")
     return parse_json(content, path, error, advice)
+
+
+def is_pointer(path: Path) -> bool:
+    """Returns whether a file only stands for one in Git LFS, as clones have them where LFS is not installed."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(POINTER)) == POINTER
+    except OSError:
+        return False
 
 
 def text_lines(path: Path, error: type[EagleError], newline: str | None = "\n") -> Iterator[str]:
@@ -178,21 +203,33 @@ def text_lines(path: Path, error: type[EagleError], newline: str | None = "\n") 
         raise error(f"{path} cannot be read ({problem.strerror}); give a file of text") from None
 
 
-def json_lines(path: Path, error: type[EagleError], advice: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_lines(
+    path: Path, error: type[EagleError], advice: str, leave_out: Callable[[str], None] | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields (number, object) for each line of a JSONL file that is not blank. Raises `error`, naming "FILE,
-    line N", for lines that hold no JSON object, or a surrogate (half a character, which no tokenizer reads)."""
+    line N", for lines that hold no JSON object, or a surrogate (half a character, which no tokenizer reads).
+
+    leave_out: called with the reason for each such line instead, which is passed over."""
     for number, line in enumerate(text_lines(path, error), 1):
         if not line.strip():
             continue
-        where = f"{path}, line {number}"
-        row = parse_json(line, where, error, advice)
         try:
-            halved = "\\u" in line and SURROGATE.search(json.dumps(row, ensure_ascii=False))
-        except RecursionError as problem:  # writing takes a deeper stack than reading
-            raise error(f"{where} is not readable JSON ({problem}); {advice}") from None
-        if halved:
-            raise error(f"{where} holds half a character (a surrogate); {advice}")
-        yield number, row
+            yield number, _row(line, f"{path}, line {number}", error, advice)
+        except error as reason:
+            if leave_out is None:
+                raise
+            leave_out(str(reason))
+
+
+def _row(line: str, where: str, error: type[EagleError], advice: str) -> dict[str, Any]:
+    row = parse_json(line, where, error, advice)
+    try:
+        halved = "\\u" in line and SURROGATE.search(json.dumps(row, ensure_ascii=False))
+    except RecursionError as problem:  # writing takes a deeper stack than reading
+        raise error(f"{where} is not readable JSON ({problem}); {advice}") from None
+    if halved:
+        raise error(f"{where} holds half a character (a surrogate); {advice}")
+    return row
 
 
 def _check(path: Path, status: os.stat_result, limit: int) -> None:

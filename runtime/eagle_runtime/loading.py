@@ -45,7 +45,7 @@ from eagle_runtime.drafting.transitions import Transitions, read_transitions
 from eagle_runtime.errors import BackendError, BundleError, RequestError
 from eagle_runtime.exact_rows import PaddedSession, RowCheck, check_rows
 from eagle_runtime.habits_file import OFTEN, HabitsFile
-from eagle_runtime.machine.host import free_memory
+from eagle_runtime.machine.host import free_memory, threads_allowed
 from eagle_runtime.session.protocol import OneCallSession, Session, WarmedSession
 from eagle_runtime.target import EXACT_CHUNK, PREFILL_CHUNK, Target
 from eagle_runtime.text.tokenizer import Text
@@ -169,8 +169,7 @@ def open_bundle(
     context = checked_int("context", context, 0)
     if not 2 <= context <= longest:
         raise RequestError(f"context is {context}, but this model serves 2 to {longest} tokens")
-    if threads is not None:
-        threads = checked_int("threads", threads, 1, MAX_THREADS)
+    threads = threads_allowed() if threads is None else checked_int("threads", threads, 1, MAX_THREADS)
     if kv_budget is not None:
         kv_budget = checked_int("kv_budget", kv_budget, 1)
     check_name(backend)

@@ -10,6 +10,7 @@ from typing import Any
 
 from eagle_runtime.arguments import checked_ids, checked_int, short_repr
 from eagle_runtime.bundle.manifest import TreeKind
+from eagle_runtime.bundle.sampling_defaults import SamplingDefaults
 from eagle_runtime.constraints.constraint import Constraint
 from eagle_runtime.constraints.lookahead import Lookahead
 from eagle_runtime.decoding_state import DecodingState
@@ -75,7 +76,7 @@ def request_of(
 ) -> Request:
     """The settings of `EagleModel.stream`, checked. state: the one that shall answer; prompt: ids that fit `context`,
     which counts the answer too. Raises RequestError."""
-    params = _sampling_params(sampling, settings)
+    params = _sampling_params(sampling, settings, bundle.manifest.sampling)
     target = bundle.manifest.target
     limit = checked_int("max_new_tokens", max_new_tokens, 1)
     least = checked_int("min_new_tokens", min_new_tokens, 0, limit)
@@ -144,10 +145,10 @@ def _stop_strings(bundle: OpenBundle, stop: str | Sequence[str]) -> tuple[tuple[
 
 def _predicted_ids(bundle: OpenBundle, prediction: str | Sequence[int]) -> list[int]:
     """The ids of a text that may be in the output. Raises RequestError."""
-    if isinstance(prediction, str):
-        return bundle.text.encode_rendered(prediction)
-    ids = checked_ids("prediction", prediction)
     vocab = bundle.manifest.target.vocab_size
+    if isinstance(prediction, str):  # the tokenizer may have tokens beyond the vocabulary, which are never drawn
+        return [token for token in bundle.text.encode_rendered(prediction) if token < vocab]
+    ids = checked_ids("prediction", prediction)
     if wrong := [token for token in ids if not 0 <= token < vocab]:
         raise RequestError(f"prediction holds the id {short_repr(wrong[0])}, outside the vocabulary of {vocab}")
     return ids
@@ -177,15 +178,17 @@ def _drafter(
     )
 
 
-def _sampling_params(sampling: SamplingParams | None, settings: dict[str, Any]) -> SamplingParams:
-    """Returns `sampling` with the keyword settings; raises RequestError for a setting that is unknown or in both."""
-    if settings.get("seed", 0) is None:
-        settings = {name: value for name, value in settings.items() if name != "seed"}
+def _sampling_params(
+    sampling: SamplingParams | None, settings: dict[str, Any], defaults: SamplingDefaults
+) -> SamplingParams:
+    """Returns `sampling` with the keyword settings, or the model's defaults with them; a setting that is None is left
+    out. Raises RequestError for one that is unknown or in both."""
     known = {field.name for field in dataclasses.fields(SamplingParams)}
     if unknown := sorted(set(settings) - known):
         raise RequestError(f"unknown setting {unknown[0]!r}; sampling takes {', '.join(sorted(known))}")
+    settings = {name: value for name, value in settings.items() if value is not None}
     if sampling is None:
-        return SamplingParams(**{"seed": secrets.randbits(32), **settings})
+        return SamplingParams(**{"seed": secrets.randbits(32), **dataclasses.asdict(defaults), **settings})
     if not isinstance(sampling, SamplingParams):
         raise RequestError(f"sampling is {short_repr(sampling)}, but must be a SamplingParams")
     if both := [name for name in settings if getattr(sampling, name) != getattr(SamplingParams(), name)]:

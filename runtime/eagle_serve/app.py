@@ -33,7 +33,8 @@ from eagle_serve.jobs import Job, Jobs, internal_error, stopping
 from eagle_serve.json_body import read_json
 from eagle_serve.metrics import Metrics
 from eagle_serve.options import Options
-from eagle_serve.request import Endpoint, Request, model_not_found, parse_request
+from eagle_serve.refused import Endpoint
+from eagle_serve.request import Request, model_not_found, parse_request
 from eagle_serve.security import Security
 from eagle_serve.stream import EventStream, whole
 

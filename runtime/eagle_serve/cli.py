@@ -161,7 +161,9 @@ def _parser() -> Parser:
     parser.add_argument("--port", type=_count(0, 65535), default=8000, metavar="N", help="default: 8000; 0: any")
     parser.add_argument("--backend", default="auto", metavar="B", help="engine to run on (default: auto)")
     parser.add_argument("--context", type=int, metavar="N", help="tokens of prompt and output to make room for")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of a forward pass (default: physical cores)")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="of a forward pass (default: physical cores, or quota)"
+    )
     parser.add_argument("--draft-bundle", metavar="FOLDER", help="bundle of a smaller model that drafts")
     parser.add_argument("--habits", metavar="FILE", help="keep what method recycling learns in this file")
     names = parser.add_argument_group("names")
@@ -170,7 +172,9 @@ def _parser() -> Parser:
     work = parser.add_argument_group("work")
     work.add_argument("--queue", type=_count(0, 10_000), default=16, metavar="N", help="requests that may wait (16)")
     work.add_argument("--parallel", type=_count(1, 4), default=1, metavar="N", help="requests that take turns (1)")
-    work.add_argument("--max-tokens", type=_count(1, 2**31 - 1), default=4096, metavar="N", help="of an answer (4096)")
+    work.add_argument(
+        "--max-tokens", type=_count(1, 2**31 - 1), metavar="N", help="most of an answer (default: what is left)"
+    )
     work.add_argument("--kv-budget", type=_bytes, metavar="2GiB", help="memory for keys and values of all texts")
     guard = parser.add_argument_group("security")
     guard.add_argument("--api-key-file", metavar="F", help=f"file with the key that requests need (default: ${KEY})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import time
@@ -11,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from eagle_runtime import Constraint, ConstraintError, Cycle, EagleModel, RequestError
-from eagle_serve.defaults import sampling_defaults
 from eagle_serve.errors import ApiError, error_of
+from eagle_serve.grammar import Grammar
 from eagle_serve.jobs import Job
 from eagle_serve.metrics import Metrics
 from eagle_serve.options import Options
 from eagle_serve.prefixes import Prefixes
 from eagle_serve.prepared import Prepared
-from eagle_serve.request import Grammar, Request
+from eagle_serve.request import Request
 
 # The runtime's name of a setting -> the field that gave it, for errors.
 FIELDS = {
@@ -52,7 +53,6 @@ class Engine:
         self._bundle = bundle
         self._options = options
         self._metrics = metrics
-        self._defaults = sampling_defaults(bundle, model.manifest.files)
         self._prefixes = Prefixes(model, options.limits.states)
         self.token_text = functools.lru_cache(maxsize=4096)(self._token_text)
 
@@ -73,8 +73,8 @@ class Engine:
             "precision": dict(model.manifest.precision),
             "backend": model.backend,
             "chat": model.text.chat,
-            "max_tokens": min(self._options.max_tokens, model.context - 1),
-            "sampling": self._defaults,
+            "max_tokens": min(self._options.max_tokens or model.context, model.context - 1),
+            "sampling": dataclasses.asdict(model.manifest.sampling),
             "kv_bytes": self._prefixes.kv_bytes,
             "kv_budget": model.memory().kv_budget,
         }
@@ -84,10 +84,8 @@ class Engine:
         """Returns the request ready to decode; takes up to seconds. Raises ApiError, MemoryLimitError."""
         ids = self.ids(request)
         room = self.model.context - len(ids)
-        settings: dict[str, Any] = {**self._defaults, **request.settings}
-        settings["max_new_tokens"] = (
-            min(room, self._options.max_tokens) if request.max_tokens is None else (request.max_tokens)
-        )
+        limits = (room, self._options.max_tokens, request.max_tokens)
+        settings: dict[str, Any] = {**request.settings, "max_new_tokens": min(limit for limit in limits if limit)}
         if request.logprobs is not None:
             settings["logprobs"] = request.logprobs
         self.model.slots.check(len(ids), self.model.context)

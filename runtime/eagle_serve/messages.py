@@ -27,8 +27,8 @@ def _message(value: object, name: str) -> dict[str, Any]:
     role = text(message.get("role"), f"{name}.role")
     if role not in ROLES:
         raise wrong_value(f"{name}.role", f"is {role[:40]!r}, but must be one of {', '.join(ROLES)}")
-    for refused in ("audio", "function_call"):
-        if message.get(refused) is not None:
+    for refused in ("audio", "function_call", "prefix", "partial"):
+        if message.get(refused) not in (None, False):
             raise unsupported(f"{name}.{refused}", "is not supported")
     calls = message.get("tool_calls")
     result: dict[str, Any] = {"role": "system" if role == "developer" else role}

@@ -3,39 +3,140 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from eagle_serve.errors import unsupported
 
-# Field -> the values that ask for nothing. Of llama.cpp, vLLM and OpenAI's API.
+Endpoint = Literal["chat", "completions"]
+OFF, ONE, ZERO = (False,), (1,), (0,)
+EMPTY: tuple[object, ...] = ("", [], {})
+# Field -> the values that ask for nothing. Of OpenAI's API, and of the servers and front ends that are named.
 NEUTRAL: dict[str, tuple[object, ...]] = {
-    "echo": (False,),
+    # OpenAI and Azure
+    "echo": OFF,
     "suffix": ("",),
     "audio": (),
     "functions": ([],),
     "function_call": ("none",),
     "web_search_options": (),
     "moderation": (),
-    "mirostat": (0,),
-    "mirostat_mode": (0,),
-    "typical_p": (1,),
-    "tfs_z": (1,),
-    "xtc_probability": (0,),
-    "dry_multiplier": (0,),
-    "dynatemp_range": (0,),
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
-    "grammar": ("",),
-    "ebnf": ("",),
+    "data_sources": ([],),
+    # vLLM and SGLang
+    "use_beam_search": OFF,
+    "length_penalty": ONE,
+    "early_stopping": OFF,
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "prompt_logprobs": OFF,
+    "prompt_embeds": (),
+    "include_stop_str_in_output": OFF,
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True, False),  # of special tokens, which are skipped
+    "truncate_prompt_tokens": (),
+    "documents": ([],),
+    "chat_template": ("",),
+    "continue_final_message": OFF,
+    "add_generation_prompt": (True,),
+    "structured_outputs": ({},),
+    "guided_json": (),
+    "guided_regex": ("",),
+    "guided_choice": ([],),
+    "guided_grammar": ("",),
+    "guided_json_object": OFF,
+    "structural_tag": ("",),
+    "guided_whitespace_pattern": (),
+    "logits_processors": ([],),
+    "vllm_xargs": ({},),
+    "repetition_detection": (),
+    "thinking_token_budget": (-1,),
     "regex": ("",),
+    "ebnf": ("",),
+    "stop_regex": EMPTY,
+    "no_stop_trim": OFF,
+    "custom_logit_processor": ("",),
+    "custom_params": ({},),
+    "lora_path": ("",),
+    # llama.cpp
+    "grammar": ("",),
+    "json_schema": ({},),
+    "mirostat": ZERO,
+    "mirostat_mode": ZERO,
+    "typical_p": ONE,
+    "typ_p": ONE,
+    "tfs_z": ONE,
+    "xtc_probability": ZERO,
+    "dry_multiplier": ZERO,
+    "dynatemp_range": ZERO,
+    "top_n_sigma": (-1, 0),
+    "adaptive_target": (-1,),
+    "repeat_last_n": (-1,),
+    "penalty_last_n": (-1,),
+    "penalize_nl": OFF,
+    "min_keep": (0, 1),
+    "samplers": EMPTY,
+    "n_indent": ZERO,
+    "t_max_predict_ms": (-1, 0),
+    "post_sampling_probs": OFF,
+    "reasoning_budget": (-1,),
+    "reasoning_budget_tokens": (-1,),
+    "lora": ([],),
+    # Hugging Face's TGI, transformers and text-generation-webui
+    "do_sample": (True,),
+    "num_beams": ONE,
+    "penalty_alpha": ZERO,
+    "top_a": ZERO,
+    "top_h": (),
+    "epsilon_cutoff": ZERO,
+    "eta_cutoff": ZERO,
+    "smoothing_factor": ZERO,
+    "temperature_last": OFF,
+    "no_repeat_ngram_size": ZERO,
+    "encoder_repetition_penalty": ONE,
+    "repetition_penalty_range": (-1, 0),
+    "guidance_scale": ONE,
+    "negative_prompt": ("",),
+    "ban_eos_token": OFF,
+    "custom_token_bans": ("",),
+    "banned_strings": EMPTY,
+    "min_length": ZERO,
+    "min_new_tokens": ZERO,
+    "watermark": OFF,
+    "return_full_text": OFF,
+    # Ollama, Mistral, DeepSeek, Anthropic
+    "format": ("",),
+    "options": ({},),
+    "system": ("",),
+    "template": ("",),
+    "context": ([],),
+    "raw": OFF,
+    "think": (),
+    "images": ([],),
+    "safe_prompt": OFF,
+    "thinking": (),
+    "thinking_budget": (-1,),
 }
+FORM = "send response_format, or eagle.constraint with a json_schema, regex, lark or choice"
+INSTEAD = dict.fromkeys(
+    ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object", "structured_outputs")
+    + ("structural_tag", "json_schema", "regex", "ebnf", "grammar", "format"),
+    FORM,
+)
 
 
-def refuse(given: Mapping[str, Any]) -> None:
+def neutral(endpoint: Endpoint) -> dict[str, tuple[object, ...]]:
+    """Returns NEUTRAL with the fields whose neutral value depends on the endpoint: prompts of a chat have the special
+    tokens that the template writes, others those that the tokenizer adds."""
+    if endpoint == "chat":
+        return {**NEUTRAL, "add_special_tokens": OFF, "prompt": ()}
+    return {**NEUTRAL, "add_special_tokens": (True,), "messages": ()}
+
+
+def refuse(given: Mapping[str, Any], endpoint: Endpoint) -> None:
     """Raises ApiError naming the first field that is refused. given: the fields of a request that are not null."""
+    known = neutral(endpoint)
     for name, value in given.items():
-        if name in NEUTRAL and not _is_one_of(value, NEUTRAL[name]):
-            raise unsupported(name, "is not supported; leave it out")
+        if name in known and not _is_one_of(value, known[name]):
+            raise unsupported(name, f"is not supported; {INSTEAD.get(name, 'leave it out')}")
     if "modalities" in given and given["modalities"] != ["text"]:
         raise unsupported("modalities", "may be ['text'] alone: this model writes text")
     choice = given.get("tool_choice")
@@ -45,6 +146,6 @@ def refuse(given: Mapping[str, Any]) -> None:
         raise unsupported("tools", "are not called by this server; leave them out, or send tool_choice: 'none'")
 
 
-def _is_one_of(value: object, neutral: tuple[object, ...]) -> bool:
+def _is_one_of(value: object, values: tuple[object, ...]) -> bool:
     """Whether a value asks for nothing; false is not 0 here."""
-    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)
+    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in values)

@@ -2,52 +2,46 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from eagle_serve.checks import a_list, an_object, boolean, ids, integer, number, one_of, text
 from eagle_serve.errors import ApiError, unsupported, wrong_type, wrong_value
+from eagle_serve.grammar import Grammar, grammar_of
 from eagle_serve.messages import parse_messages, text_of
 from eagle_serve.options import Options
-from eagle_serve.refused import NEUTRAL, refuse
+from eagle_serve.refused import Endpoint, neutral, refuse
 
-Endpoint = Literal["chat", "completions"]
 MOST_TOKENS = 2**31 - 1
 METHODS = ("vanilla", "lookup", "recycling", "eagle", "eagle+lookup")
 TREES = ("cost-aware", "dynamic", "static", "chain")
 MOST_LOGPROBS = 20
 COMPLETION_TOKENS = 16  # OpenAI's default of its older endpoint
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "chat_template", "continue_final_message")
-GRAMMARS = ("json_schema", "regex", "lark", "choice")
 PAIRS = {"repeat_penalty": "repetition_penalty"}  # llama.cpp's name -> the runtime's
 SAMPLING = {
     "temperature": number(0),
     "top_p": number(0, 1, above=True),
-    "top_k": integer(0, MOST_TOKENS),
+    "top_k": integer(-1, MOST_TOKENS),  # -1 keeps all, as 0 does
     "min_p": number(0, 1),
     "repetition_penalty": number(0, above=True),
     "repeat_penalty": number(0, above=True),
     "presence_penalty": number(-2, 2),
     "frequency_penalty": number(-2, 2),
 }
+# Names of the most tokens, and of the seed; of several that are given the last one counts.
+LIMITS = ("num_predict", "n_predict", "max_new_tokens", "max_tokens", "max_completion_tokens")
+SEEDS = ("random_seed", "seed")
 COMMON = {
-    *SAMPLING, "model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "logit_bias", "seed", "stop",
-    "stop_token_ids", "min_tokens", "ignore_eos", "logprobs", "response_format", "n", "best_of", "eagle",
+    *SAMPLING, "model", "stream", "stream_options", "logit_bias", "stop", "stop_token_ids", "min_tokens", "ignore_eos",
+    "logprobs", "response_format", "n", "best_of", "eagle", *LIMITS, *SEEDS,
 }  # fmt: skip
-OF_CHAT = {"messages", "top_logprobs", "chat_template_kwargs", "reasoning_effort", "prediction", "tool_choice"}
+OF_CHAT = {
+    "messages", "top_logprobs", "chat_template_kwargs", "reasoning_effort", "enable_thinking", "prediction",
+    "tool_choice",
+}  # fmt: skip
 OF_COMPLETIONS = {"prompt"}
-
-
-@dataclass(frozen=True, slots=True)
-class Grammar:
-    """What an answer must follow. kind: "json_object" or one of GRAMMARS; value: the schema, pattern or list; param:
-    the field that says so."""
-
-    kind: str
-    value: Any = None
-    param: str = field(default="response_format", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +70,7 @@ class Request:
 def parse_request(body: Mapping[str, Any], endpoint: Endpoint, options: Options, names: Sequence[str]) -> Request:
     """Returns what a request means; null means that a field was not given. names: of the model. Raises ApiError."""
     given = {name: value for name, value in body.items() if value is not None}
-    refuse(given)
+    refuse(given, endpoint)
     own = OF_CHAT if endpoint == "chat" else OF_COMPLETIONS
     _only_one(given)
     prompt, messages = None, []
@@ -84,7 +78,7 @@ def parse_request(body: Mapping[str, Any], endpoint: Endpoint, options: Options,
         messages = parse_messages(given.get("messages"), options.limits.messages)
     else:
         prompt = _prompt(given.get("prompt"))
-    eagle = _eagle(given, options)
+    eagle = _eagle(given)
     settings = {**_sampling(given), **eagle.settings}
     template_kwargs = _template_kwargs(given) if endpoint == "chat" else {}
     stream_options = an_object(given.get("stream_options", {}), "stream_options")
@@ -95,14 +89,14 @@ def parse_request(body: Mapping[str, Any], endpoint: Endpoint, options: Options,
         messages=tuple(messages),
         template_kwargs=template_kwargs,
         settings=settings,
-        max_tokens=_max_tokens(given, endpoint, options),
+        max_tokens=_max_tokens(given, endpoint),
         stream=boolean(given.get("stream", False), "stream"),
         include_usage=boolean(stream_options.get("include_usage") or False, "stream_options.include_usage"),
         logprobs=_logprobs(given, endpoint),
-        grammar=eagle.grammar or _response_format(given, options),
+        grammar=grammar_of(given, options),
         prediction=_prediction(given) if endpoint == "chat" else None,
         trace=eagle.trace,
-        ignored=tuple(name for name in given if name not in COMMON | own | _saying_nothing(given)),
+        ignored=tuple(name for name in given if name not in COMMON | own | _saying_nothing(given, endpoint)),
     )
 
 
@@ -110,7 +104,6 @@ def parse_request(body: Mapping[str, Any], endpoint: Endpoint, options: Options,
 class _Eagle:
     settings: Mapping[str, Any]
     trace: bool
-    grammar: Grammar | None
 
 
 def _model(given: Mapping[str, Any], names: Sequence[str] | None) -> str | None:
@@ -134,11 +127,13 @@ def _only_one(given: Mapping[str, Any]) -> None:
 
 
 def _prompt(value: object) -> str | tuple[int, ...]:
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
+        value = value[0]  # as some clients send every prompt
     if isinstance(value, str):
         result: str | tuple[int, ...] = text(value, "prompt")
     elif isinstance(value, list):
         if value and not isinstance(value[0], int):
-            raise wrong_type("prompt", value, "a string or a list of token ids (one prompt per request)")
+            raise unsupported("prompt", "is a list of several prompts, but one is answered per request")
         result = ids(value, "prompt")
     else:
         raise wrong_type("prompt", value, "a string or a list of token ids")
@@ -154,10 +149,13 @@ def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
         and given.get("repetition_penalty", given["repeat_penalty"]) != given["repeat_penalty"]
     ):
         raise wrong_value("repeat_penalty", "and repetition_penalty differ, but mean the same; send one of them")
-    if "seed" in given:
-        seed = integer(-(2**63), 2**64 - 1)(given["seed"], "seed")
-        if seed != -1:  # -1 draws one, as if none had been given
-            settings["seed"] = seed % 2**64
+    if settings.get("top_k") == -1:
+        settings["top_k"] = 0
+    for name in SEEDS:
+        if name in given:
+            seed = integer(-(2**63), 2**64 - 1)(given[name], name)
+            if seed != -1:  # -1 draws one, as if none had been given
+                settings["seed"] = seed % 2**64
     if "logit_bias" in given:
         settings["logit_bias"] = _logit_bias(given["logit_bias"])
     if "stop" in given:
@@ -191,16 +189,15 @@ def _stop(value: object) -> tuple[str, ...]:
     return stops
 
 
-def _max_tokens(given: Mapping[str, Any], endpoint: Endpoint, options: Options) -> int | None:
-    """The most tokens; of the two names max_completion_tokens counts. -1 means what is left, as in LM Studio."""
+def _max_tokens(given: Mapping[str, Any], endpoint: Endpoint) -> int | None:
+    """The most tokens; of several names the last in LIMITS counts. -1 means what is left, as in LM Studio, and so
+    does more than that: many clients send 8192 or 32000 with every request."""
     result: int | None = None if endpoint == "chat" else COMPLETION_TOKENS
-    for name in ("max_tokens", "max_completion_tokens"):
+    for name in LIMITS:
         if name in given:
             most: int = integer(-1, MOST_TOKENS)(given[name], name)
-            if most == 0 or most > options.max_tokens:
-                raise wrong_value(
-                    name, f"is {most}, but must be from 1 to {options.max_tokens}, or -1 for what is left"
-                )
+            if most == 0:
+                raise wrong_value(name, "is 0, but must be 1 or more, or -1 for what is left of the context")
             result = None if most == -1 else most
     return result
 
@@ -225,33 +222,9 @@ def _template_kwargs(given: Mapping[str, Any]) -> dict[str, Any]:
             raise wrong_value(f"chat_template_kwargs.{name}", "cannot be set by a request")
     if "reasoning_effort" in given:
         kwargs = {"reasoning_effort": text(given["reasoning_effort"], "reasoning_effort"), **kwargs}
+    if "enable_thinking" in given:
+        kwargs = {"enable_thinking": boolean(given["enable_thinking"], "enable_thinking"), **kwargs}
     return kwargs
-
-
-def _response_format(given: Mapping[str, Any], options: Options) -> Grammar | None:
-    if "response_format" not in given:
-        return None
-    wanted = an_object(given["response_format"], "response_format")
-    kind = one_of(("text", "json_object", "json_schema"))(wanted.get("type"), "response_format.type")
-    if kind == "text":
-        return None
-    if kind == "json_schema":
-        named = an_object(wanted.get("json_schema"), "response_format.json_schema")
-        return schema_grammar(named.get("schema"), "response_format.json_schema.schema", options)
-    if wanted.get("schema") is not None:
-        return schema_grammar(wanted["schema"], "response_format.schema", options)
-    return Grammar("json_object")
-
-
-def schema_grammar(value: object, name: str, options: Options) -> Grammar:
-    """Returns the grammar of a JSON schema that is small enough."""
-    if not isinstance(value, dict):
-        raise wrong_type(name, value, "a JSON schema")
-    size = len(json.dumps(value))
-    if size > options.limits.schema_bytes:
-        reason = f"{name} has {size} bytes, but at most {options.limits.schema_bytes} are compiled"
-        raise ApiError(400, "invalid_schema", reason, name)
-    return Grammar("json_schema", value, name)
 
 
 def _prediction(given: Mapping[str, Any]) -> str | None:
@@ -262,16 +235,18 @@ def _prediction(given: Mapping[str, Any]) -> str | None:
     return text_of(prediction.get("content"), "prediction.content")
 
 
-def _saying_nothing(given: Mapping[str, Any]) -> set[str]:
+def _saying_nothing(given: Mapping[str, Any], endpoint: Endpoint) -> set[str]:
     """Fields of the refused ones that passed, since they ask for nothing: no need to report them."""
-    return {*NEUTRAL, "modalities", "tool_choice"} | ({"tools"} if given.get("tools") == [] else set())
+    other = {"continue_final_message", "add_generation_prompt"} if endpoint == "completions" else set()
+    return {*neutral(endpoint), "modalities", "tool_choice", *other} | (
+        {"tools"} if given.get("tools") == [] else set()
+    )
 
 
-def _eagle(given: Mapping[str, Any], options: Options) -> _Eagle:
+def _eagle(given: Mapping[str, Any]) -> _Eagle:
     eagle = an_object(given.get("eagle", {}), "eagle")
     settings: dict[str, Any] = {}
     trace = False
-    grammar = None
     for name, value in eagle.items():
         where = f"eagle.{name}"
         if name == "method":
@@ -280,25 +255,6 @@ def _eagle(given: Mapping[str, Any], options: Options) -> _Eagle:
             settings["tree"] = one_of(TREES)(value, where)
         elif name == "trace":
             trace = boolean(value, where)
-        elif name == "constraint":
-            grammar = _constraint(value, options)
-        else:
+        elif name != "constraint":  # which grammar_of reads
             raise wrong_value("eagle", f"has no {name[:40]!r}; it takes method, tree, trace and constraint")
-    if grammar is not None and "response_format" in given:
-        raise wrong_value("eagle.constraint", "and response_format are both given; send one of them")
-    return _Eagle(settings, trace, grammar)
-
-
-def _constraint(value: object, options: Options) -> Grammar:
-    given = an_object(value, "eagle.constraint")
-    if len(given) != 1 or next(iter(given)) not in GRAMMARS:
-        raise wrong_value("eagle.constraint", f"must have one name out of {', '.join(GRAMMARS)}")
-    ((kind, content),) = given.items()
-    where = f"eagle.constraint.{kind}"
-    if kind == "json_schema":
-        return schema_grammar(content, where, options)
-    if kind == "choice":
-        content = tuple(text(item, f"{where}[{index}]") for index, item in enumerate(a_list(content, where)))
-    elif len(text(content, where)) > options.limits.schema_bytes:
-        raise ApiError(400, "invalid_schema", f"{where} is longer than {options.limits.schema_bytes} bytes", where)
-    return Grammar(kind, content, where)
+    return _Eagle(settings, trace)

@@ -404,9 +404,9 @@ def test_levels_do_not_depend_on_the_number_of_threads() -> None:
         "parts = (blocks.level, blocks.step, blocks.zero)\n"
         "print(hashlib.sha256(b''.join(part.tobytes() for part in parts)).hexdigest())\n"
     )
-    found = set()
+    digests = set()
     for count in ("1", "4"):
         limits = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if count == "1" else {}
         command = [sys.executable, "-c", script.replace("COUNT", count)]
-        found.add(subprocess.run(command, env=os.environ | limits, check=True, capture_output=True, text=True).stdout)
-    assert len(found) == 1
+        digests.add(subprocess.run(command, env=os.environ | limits, check=True, capture_output=True, text=True).stdout)
+    assert len(digests) == 1

@@ -76,7 +76,7 @@ def test_figures_of_faithful_bundles(kind: str, precision: str, kl: float, bundl
             model.generate(list(g.prompt), tree="dynamic", max_new_tokens=GOLDEN_TOKENS).usage
             for g in certificate.prompts
         ]
-        assert compare(model, certificate.prompts).agreement == certificate.agreement
+        assert compare(model, certificate.prompts).agreement == pytest.approx(certificate.agreement, abs=1e-6)
     tau = sum(s.new_tokens - 1 for s in stats) / sum(s.target_passes for s in stats)
     assert certificate.tau == round(tau, 4) > 1.5
 

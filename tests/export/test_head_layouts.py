@@ -6,7 +6,9 @@ Whatever is left over, missing or contradictory is an error.
 
 from __future__ import annotations
 
+import json
 import pickle
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +16,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import mtp_writers
 from conftest import GOLDEN
+from eagle_export.checkpoint import LM_HEAD
 from eagle_export.errors import ExportError
 from eagle_export.families.source import load_source
 from eagle_export.graphs import build_head
@@ -68,6 +72,24 @@ def same_weights(one: Pair, other: Pair) -> None:
 
 
 @pytest.mark.parametrize("producer", WRITERS)
+def test_an_eagle3_head_that_drafts_all_tokens_may_have_the_targets_lm_head(tmp_path: Path) -> None:
+    folder = tmp_path / "head"
+    shutil.copytree(GOLDEN / "head_eagle3_dv44", folder)
+    stored = load_file(folder / "model.safetensors")
+    save_file({n: t for n, t in stored.items() if n not in (LM_HEAD, "d2t", "t2d")}, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "draft_vocab_size": 256}))
+    pair = open_pair(TARGET, folder)
+    assert pair.head is not None
+    assert (pair.head.config.draft_vocab_size, pair.head.config.borrows_lm_head, pair.head.d2t) == (256, True, None)
+    weights = weight_sources(pair)
+    assert weights["draft"]["head.lm_head.weight"] == weights["target"][LM_HEAD]
+    assert build_graphs(pair, "fp32", 8)["draft"].graph.outputs
+    (folder / "config.json").write_text(json.dumps(config))  # a draft vocabulary of 44
+    with pytest.raises(ExportError, match=r"tensor 'lm_head.weight' is missing"):
+        open_pair(TARGET, folder)
+
+
 def test_a_head_of_each_producer_is_the_official_head(producer: str, tmp_path: Path) -> None:
     kind, write = WRITERS[producer]
     pair, reference = open_pair(TARGET, write(golden_head(kind)).write(tmp_path / "head")), official_pair(kind)

@@ -152,7 +152,7 @@ DAMAGE: list[tuple[str, Sequence[Callable[[Path], object]], Sequence[str]]] = [
     ("manifest cut short", [truncate(MANIFEST_NAME, 300)], [f"bundle/{MANIFEST_NAME}", "JSON"]),
     ("manifest not text", [lambda b: (b / MANIFEST_NAME).write_bytes(b"\xff\x00")], [MANIFEST_NAME, "JSON"]),
     ("manifest a list", [lambda b: (b / MANIFEST_NAME).write_text("[]")], [MANIFEST_NAME, "JSON object"]),
-    ("version", [lambda b: edit(b, lambda m: m.update(schema_version=8))], [MANIFEST_NAME, "schema_version is 8"]),
+    ("version", [lambda b: edit(b, lambda m: m.update(schema_version=10))], [MANIFEST_NAME, "schema_version is 10"]),
     ("unknown key", [lambda b: edit(b, lambda m: m["head"].update(beam=3))], [MANIFEST_NAME, "head", "'beam'"]),
     ("missing key", [lambda b: edit(b, lambda m: m["target"].pop("context"))], [MANIFEST_NAME, "target", "'context'"]),
     ("wrong type", [lambda b: edit(b, lambda m: m["head"].update(taps="2"))], [MANIFEST_NAME, "head: taps", "'2'"]),

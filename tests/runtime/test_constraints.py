@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
@@ -225,6 +226,26 @@ def test_the_missing_library_names_its_extra(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(ConstraintError, match=r"pip install 'eagle-edge\[grammar\]'"):
         grammars().matcher(Constraint.json_object())
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_has_rows() -> None:
+    """As Gemma-3's text models have it: such a token is never drawn, and forced ones are not drafted."""
+    content = json.loads(TOKENIZER)
+    beyond = {"id": VOCAB, "content": "<image>", "special": True, "normalized": False}
+    content["added_tokens"].append({**beyond, "single_word": False, "lstrip": False, "rstrip": False})
+    larger = Grammars(lambda: json.dumps(content), VOCAB, [EOS, VOCAB + 5])
+    matcher = larger.matcher(Constraint.choice(["yes", "no"]))
+    assert matcher.mask().shape == (VOCAB,) and texts_of(matcher.mask()) == {"y", "n"}
+    for token in ids("yes"):
+        assert Lookahead(matcher).allowed([], np.array([token, VOCAB - 1])).tolist() == [True, False]
+        matcher.consume(token)
+    assert matcher.finished or texts_of(matcher.mask()) == {""}
+    assert matcher.has_row(VOCAB - 1) and not matcher.has_row(VOCAB)
+
+
+def test_a_tokenizer_with_fewer_tokens_than_rows() -> None:
+    matcher = Grammars(lambda: TOKENIZER, VOCAB + 64, [EOS]).matcher(Constraint.choice(["yes"]))
+    assert matcher.mask().shape == (VOCAB + 64,) and np.flatnonzero(matcher.mask()).tolist() == ids("y")
 
 
 def test_looking_ahead_changes_nothing() -> None:

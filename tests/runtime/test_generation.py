@@ -184,7 +184,7 @@ def test_settings_are_checked_before_any_work(model_of: Callable[..., EagleModel
 def test_text_in_text_out(text_bundle: Path, recorded: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     prompt = "".join(chr(token - 3) for token in recorded["prompt_ids"])
     with EagleModel.load(text_bundle) as model:
-        pieces = list(model.stream(prompt, **SMALL))
+        pieces = list(model.stream(prompt, **SMALL, temperature=0))
         result = pieces[-1].result
         assert result is not None
         assert result.text == recorded["text"].split("<eos>")[0]
@@ -194,7 +194,7 @@ def test_text_in_text_out(text_bundle: Path, recorded: dict[str, Any], capsys: p
         assert model.text.encode(chat) == [88, 61, 35, *(ord(c) + 3 for c in "hello"), 1, 68, 61]
         assert model.generate(chat, max_new_tokens=4).usage.prompt_tokens == 11
     model.close()  # closed by the block already
-    assert cli.main([str(text_bundle), "--prompt", prompt]) == 0
+    assert cli.main([str(text_bundle), "--prompt", prompt, "--temperature", "0"]) == 0
     captured = capsys.readouterr()
     assert captured.out == result.text + "\n"
     assert "per target pass" in captured.err

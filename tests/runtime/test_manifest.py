@@ -36,6 +36,7 @@ from eagle_runtime.bundle.manifest import (
     TreeDefaults,
     read_manifest,
 )
+from eagle_runtime.bundle.sampling_defaults import SamplingDefaults
 from eagle_runtime.errors import BundleError, RequestError
 from eagle_runtime.files import file_sha256
 
@@ -92,6 +93,7 @@ def little_bundle(folder: Path) -> Manifest:
         target=TargetSpec("llama", 8, 50, 2, 2, 4, 64, (1, 2), target),
         head=HeadSpec("eagle3", 8, 20, 1, 2, 4, 3, (2, 4, 5), None, head),
         tree_defaults=TreeDefaults(draft_top_k=3),
+        sampling=SamplingDefaults(temperature=0.6, top_p=0.9),
         tools={"torch": "2.13.0"},
         files={name: file_sha256(folder / name) for name in FILES},
         certificate=Certificate((golden, golden), 0.5, 1e-9, 2.0, Limits(0.7, 0.15)),

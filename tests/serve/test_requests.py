@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from eagle_serve.errors import ApiError
+from eagle_serve.grammar import Grammar
 from eagle_serve.json_body import parse_json
 from eagle_serve.options import Options
-from eagle_serve.refused import NEUTRAL
-from eagle_serve.request import Endpoint, Grammar, Request, parse_request
+from eagle_serve.refused import Endpoint, neutral
+from eagle_serve.request import Request, parse_request
 
 USER = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -45,6 +46,9 @@ def refusal(endpoint: Endpoint = "chat", options: Options | None = None, **field
         ({"temperature": 0}, {"temperature": 0.0}),
         ({"top_p": 1}, {"top_p": 1.0}),
         ({"top_k": 40}, {"top_k": 40}),
+        ({"top_k": -1}, {"top_k": 0}),
+        ({"random_seed": 4}, {"seed": 4}),
+        ({"random_seed": 4, "seed": 5}, {"seed": 5}),
         ({"min_p": 0.1}, {"min_p": 0.1}),
         ({"repetition_penalty": 1.1}, {"repetition_penalty": 1.1}),
         ({"repeat_penalty": 1.1}, {"repetition_penalty": 1.1}),
@@ -87,12 +91,26 @@ def test_what_is_not_a_setting() -> None:
     plain = parsed()
     assert (plain.stream, plain.include_usage, plain.max_tokens, plain.logprobs) == (False, False, None, None)
     assert parsed(max_tokens=-1).max_tokens is None
+    assert parsed(max_tokens=32_000).max_tokens == 32_000  # the engine takes what is left of the context
+    assert parsed(n_predict=7).max_tokens == parsed(num_predict=5, max_new_tokens=7).max_tokens == 7
     assert parsed(logprobs=True).logprobs == 0
     assert parsed("completions").max_tokens == 16
     assert parsed("completions", logprobs=2, best_of=1).logprobs == 2
     assert parsed("completions", logprobs=0).logprobs == 0
     assert parsed("completions", logprobs=False).logprobs is None
-    assert parsed("completions", prompt=[3, 4]).prompt == (3, 4)
+    assert parsed("completions", prompt=[3, 4]).prompt == parsed("completions", prompt=[[3, 4]]).prompt == (3, 4)
+    assert parsed("completions", prompt=["a"]).prompt == "a"
+    assert parsed(enable_thinking=False).template_kwargs == {"enable_thinking": False}
+
+
+def test_answers_do_not_go_on_with_messages() -> None:
+    begun = [*USER, {"role": "assistant", "content": "def f("}]
+    assert refusal(messages=begun, continue_final_message=True)[1:] == (
+        "unsupported_parameter",
+        "continue_final_message",
+    )
+    assert refusal(messages=[{**begun[1], "prefix": True}])[1:] == ("unsupported_parameter", "messages[0].prefix")
+    assert len(parsed(messages=[{**begun[1], "prefix": False}]).messages) == 1
 
 
 @pytest.mark.parametrize(
@@ -114,6 +132,7 @@ def test_what_is_not_a_setting() -> None:
         ({"eagle": {"constraint": {"lark": "start: /a/"}}}, Grammar("lark", "start: /a/")),
         ({"eagle": {"constraint": {"choice": ["a", "b"]}}}, Grammar("choice", ("a", "b"))),
         ({"eagle": {"constraint": {"json_schema": SCHEMA}}}, Grammar("json_schema", SCHEMA)),
+        ({"eagle": {"constraint": None}}, None),
     ],
 )
 def test_grammars(fields: dict[str, Any], grammar: Grammar | None) -> None:
@@ -177,6 +196,16 @@ def test_tools_that_are_not_called_are_ignored() -> None:
         {"moderation": True}, {"mirostat": 2}, {"mirostat_mode": 1}, {"typical_p": 0.9}, {"tfs_z": 0.9},
         {"xtc_probability": 0.5}, {"dry_multiplier": 0.8}, {"dynatemp_range": 0.5}, {"use_beam_search": True},
         {"length_penalty": 2}, {"grammar": "root ::= x"}, {"ebnf": "x"}, {"regex": "x"},
+        {"guided_json": {"type": "object"}}, {"guided_regex": "[0-9]+"}, {"guided_choice": ["a"]},
+        {"structured_outputs": {"choice": ["a"]}}, {"json_schema": {"type": "object"}},
+        {"continue_final_message": True}, {"add_generation_prompt": False}, {"guided_grammar": "root ::= x"},
+        {"structural_tag": "{}"}, {"bad_words": ["self"]}, {"allowed_token_ids": [5, 6]}, {"prompt_logprobs": 1},
+        {"include_stop_str_in_output": True}, {"skip_special_tokens": False}, {"truncate_prompt_tokens": 5},
+        {"chat_template": "{{ messages }}"}, {"logits_processors": ["x"]}, {"stop_regex": "a+"}, {"format": "json"},
+        {"samplers": ["top_k"]}, {"top_n_sigma": 1.5}, {"repeat_last_n": 64},
+        {"do_sample": False}, {"num_beams": 2}, {"no_repeat_ngram_size": 3}, {"negative_prompt": "x"},
+        {"ban_eos_token": True}, {"safe_prompt": True}, {"thinking": {"type": "enabled"}}, {"think": True},
+        {"lora": [{"id": 0, "scale": 1}]}, {"min_new_tokens": 3}, {"system": "Be brief"},
     ],
     ids=lambda fields: "-".join(fields),
 )  # fmt: skip
@@ -186,9 +215,13 @@ def test_refused(fields: dict[str, Any]) -> None:
 
 
 def test_neutral_values_of_refused_fields_pass() -> None:
-    for name, values in NEUTRAL.items():
-        for value in values:
-            assert parsed(**one(name, value)).ignored == (), name
+    endpoints: tuple[Endpoint, ...] = ("chat", "completions")
+    for endpoint in endpoints:
+        for name, values in neutral(endpoint).items():
+            for value in values:
+                own = {"messages": USER} if endpoint == "chat" else {"prompt": "x"}
+                request = parse_request({**own, name: value}, endpoint, Options(), NAMES)
+                assert request.ignored == (), name
     assert parsed(mirostat=0, mirostat_tau=5.0).ignored == ("mirostat_tau",)
     assert parsed(modalities=["text"]).ignored == ()
     assert refusal(mirostat=False) == (400, "unsupported_parameter", "mirostat")  # false is no number
@@ -252,25 +285,27 @@ def test_wrong_types_of_chats(fields: dict[str, Any], param: str) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"prompt": None}, {"prompt": 3}, {"prompt": ["a"]}, {"prompt": [[1]]}, {"prompt": {"a": 1}}],
+    [{"prompt": None}, {"prompt": 3}, {"prompt": {"a": 1}}],
     ids=str,
 )
 def test_wrong_prompts(fields: dict[str, Any]) -> None:
     assert refusal("completions", **fields) == (400, "invalid_type", "prompt")
+    for several in (["a", "b"], [[1], [2]], ["a", [1]], [["a"]]):
+        assert refusal("completions", prompt=several) == (400, "unsupported_parameter", "prompt")
 
 
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"temperature": -0.1}, "temperature"), ({"temperature": 10**400}, "temperature"), ({"top_p": 0}, "top_p"),
-        ({"top_p": 1.1}, "top_p"), ({"top_k": -1}, "top_k"), ({"min_p": 2}, "min_p"),
+        ({"top_p": 1.1}, "top_p"), ({"top_k": -2}, "top_k"), ({"min_p": 2}, "min_p"),
         ({"repetition_penalty": 0}, "repetition_penalty"), ({"presence_penalty": 2.1}, "presence_penalty"),
         ({"frequency_penalty": -3}, "frequency_penalty"), ({"seed": 2**64}, "seed"), ({"seed": -(2**63) - 1}, "seed"),
         ({"repeat_penalty": 1.2, "repetition_penalty": 1.1}, "repeat_penalty"),
         ({"logit_bias": {"a": 1}}, "logit_bias"), ({"logit_bias": {"-1": 1}}, "logit_bias"),
         ({"logit_bias": {"1": 101}}, "logit_bias.1"), ({"stop": ["a"] * 17}, "stop"), ({"stop": ""}, "stop[0]"),
         ({"stop": "a" * 257}, "stop[0]"), ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": -2}, "max_tokens"),
-        ({"max_tokens": 4097}, "max_tokens"), ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"min_tokens": -1}, "min_tokens"), ({"n": 0}, "n"),
         ({"response_format": {"type": "x"}}, "response_format.type"),
         ({"eagle": {"method": "x"}}, "eagle.method"), ({"eagle": {"tree": "x"}}, "eagle.tree"),

@@ -162,11 +162,113 @@ def test_a_template_that_fails(tmp_path: Path, template: str, capsys: pytest.Cap
     """Skipped in training, as any conversation that the template refuses; one line where answers are asked for."""
     target = text_target(tmp_path / "target", template)
     data = write_rows(tmp_path / "a.jsonl", [{"turns": ["hi"], "messages": DIALOGUE_OF_TWO}])
-    reader = TextReader(target, 256, [EOS])
-    assert list(reader.read([data])) == [] and reader.skipped == 1
+    with pytest.raises(TrainError, match="line 1: the chat template refuses it"):
+        read(target, data)
     assert answer(target, data, tmp_path / "out.jsonl") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"the chat template of {target} fails on a prompt" in line
+
+
+TOOL_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+GOOD = {"messages": DIALOGUE_OF_TWO}
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        ({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": None}]}, "role and content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]}, "only text is learned"),
+        ({"messages": "hi"}, "role and content"),
+        ({"messages": DIALOGUE_OF_TWO, "tools": "{"}, "tools are text that is no JSON"),
+        ({"something": 1}, "the row holds no 'ids'"),
+        ({"ids": [1, 999]}, "ids must be"),
+        ({"text": "\ud800"}, "half a character"),
+        ([1], "holds no JSON object"),
+        ("{", "is not readable JSON"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("form", ["lines", "array"])
+def test_rows_that_cannot_be_used_are_left_out_and_counted(tmp_path: Path, form: str, bad: Any, says: str) -> None:
+    rows = [json.dumps(GOOD), bad if isinstance(bad, str) else json.dumps(bad), json.dumps(GOOD)]
+    path = tmp_path / ("a.jsonl" if form == "lines" else "a.json")
+    path.write_text("\n".join(rows) if form == "lines" else f"[\n{','.join(rows)}\n]", encoding="utf-8")
+    reader = TextReader(text_target(tmp_path / "target"), 256, [EOS])
+    damaged_array = form == "array" and bad == "{"  # nothing after it can be read either
+    assert len(list(reader.read([path]))) == (1 if damaged_array else 2)
+    assert reader.skipped == 1
+    assert says in reader.skip_reason and f"{path}, {'line' if form == 'lines' else 'row'} 2" in reader.skip_reason
+
+
+def test_where_every_row_is_left_out_the_first_reason_is_given(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.jsonl", [{"messages": 3}] * 5)
+    with pytest.raises(TrainError, match=r"line 1: a message needs .*, and 4 more rows cannot be used"):
+        read(GOLDEN / "target", path)
+
+
+PARTS = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
+QUESTION, HO = "<user>hi\n<assistant>", "ho$"
+
+
+@pytest.mark.parametrize(
+    ("row", "text", "learned"),
+    [
+        ({"messages": [{"role": "user", "content": PARTS}, DIALOGUE_OF_TWO[1]]}, "^<user>h\ni\n<assistant>ho$\n", HO),
+        ({"conversation": [{"from": "chatgpt", "value": "x"}, *DIALOGUE_OF_TWO]}, f"^{QUESTION}ho$\n", HO),
+        ({"prompt": DIALOGUE_OF_TWO[:1], "completion": DIALOGUE_OF_TWO[1:]}, f"^{QUESTION}ho$\n", HO),
+        ({"prompt": "hi", "chosen": DIALOGUE_OF_TWO[1:], "rejected": []}, f"^{QUESTION}ho$\n", HO),
+        ({"prompt": "hi ", "completion": "ho"}, "hi ho", "ho"),
+        ({"instruction": "hi", "input": "", "output": "ho"}, f"^{QUESTION}ho$\n", HO),
+        ({"text": "hi", "messages": DIALOGUE_OF_TWO}, f"^{QUESTION}ho$\n", HO),
+        ({"text": "hi"}, "hi", "hi"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_forms_of_rows(tmp_path: Path, row: dict[str, Any], text: str, learned: str) -> None:
+    target = text_target(tmp_path / "target")
+    for name, content in (("a.jsonl", json.dumps(row)), ("a.json", json.dumps([row], indent=1))):
+        (tmp_path / name).write_text(content)
+        (example,) = read(target, tmp_path / name)
+        assert as_text(example.ids) == text
+        assert as_text([i for i, on in zip(example.ids, example.mask, strict=True) if on]) == learned
+
+
+@pytest.mark.parametrize(
+    ("content", "count"),
+    [
+        (json.dumps([GOOD, GOOD]), 2),
+        (json.dumps({"data": [GOOD, GOOD, GOOD]}), 3),
+        (json.dumps(GOOD, indent=2), 1),
+        (f"{json.dumps(GOOD)}\n\n{json.dumps(GOOD)}\n", 2),  # lines under the other name
+    ],
+    ids=["array", "object of rows", "one row", "lines"],
+)
+def test_json_files_of_rows(tmp_path: Path, content: str, count: int) -> None:
+    (tmp_path / "a.json").write_text(content)
+    examples = read(text_target(tmp_path / "target"), tmp_path / "a.json")
+    assert [as_text(example.ids) for example in examples] == [f"^{QUESTION}ho$\n"] * count
+
+
+@pytest.mark.parametrize("content", ['{"name": "x", "version": 1}', "[1, 2]", "// no JSON"])
+def test_other_json_files_are_text(tmp_path: Path, content: str) -> None:
+    (tmp_path / "a.json").write_text(content)
+    (example,) = read(text_target(tmp_path / "target"), tmp_path / "a.json")
+    assert as_text(example.ids) == content and all(example.mask)
+
+
+def test_calls_of_tools_reach_the_template(tmp_path: Path) -> None:
+    template = (
+        "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}{% for m in messages %}<{{ m.role }}>"
+        "{% for c in m.tool_calls or [] %}{{ c.function.name }}({{ c.function.arguments.x }}){% endfor %}"
+        "{{ m.content or '' }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    calls = {"role": "assistant", "content": None, "tool_calls": [TOOL_CALL]}
+    messages = [DIALOGUE_OF_TWO[0], calls, {"role": "tool", "content": "1", "tool_call_id": "1"}, DIALOGUE_OF_TWO[1]]
+    row = {"messages": messages, "tools": json.dumps([{"type": "function", "function": {"name": "f"}}])}
+    (example,) = read(text_target(tmp_path / "target", template), write_rows(tmp_path / "a.jsonl", [row]))
+    assert as_text(example.ids) == "[f]<user>hi<assistant>f(1)$<tool>1<assistant>ho$"
+    assert as_text([i for i, on in zip(example.ids, example.mask, strict=True) if on]) == "f(1)$ho$"
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

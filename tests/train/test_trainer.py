@@ -210,8 +210,9 @@ def test_a_killed_run_goes_on_to_the_same_bits(answers: Path, tmp_path: Path) ->
 
 def test_an_interrupted_eagle3_run_goes_on_to_the_same_bits(answers: Path, tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    sizes = {"steps": 12, "batch_size": 4, "seq_len": 32, "ttt_steps": 3, "draft_vocab": 64, "save_every": 5}
-    config = TrainConfig("eagle3", **sizes, ttt_share=0.5)
+    config = TrainConfig(
+        "eagle3", steps=12, batch_size=4, seq_len=32, ttt_steps=3, draft_vocab=64, save_every=5, ttt_share=0.5
+    )
 
     def run(output: Path, clock: Callable[[], float] = time.monotonic, resume: bool = False) -> None:
         train_head(Job(TARGET, (answers,), output, device="cpu", resume=resume), config, clock)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from eagle_runtime.command import Parser, run_command
 from eagle_runtime.errors import EagleError
+from eagle_runtime.machine.host import threads_allowed
 from eagle_train.config import ALL_FILES, DRAFT_VOCAB, INPUTS, KINDS, LAYOUTS, Job, Sampling, TrainConfig
 
 TARGET_HELP = "Hugging Face folder of the target (Llama architecture)"
@@ -57,6 +58,7 @@ def _from_arguments(kind: type[Settings], args: argparse.Namespace) -> Settings:
 
 
 def _set_threads(threads: int | None) -> None:
+    threads = threads_allowed() if threads is None else threads
     if threads is None:
         return
     if threads < 1:

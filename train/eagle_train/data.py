@@ -1,4 +1,4 @@
-"""Reads training text and cuts it into windows of token ids with a loss mask, kept on disk to save memory."""
+"""Reads training text as token ids with a loss mask, and cuts it into windows, kept on disk to save memory."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_calib.texts import joined
-from eagle_runtime.files import json_lines, text_lines
+from eagle_runtime.files import text_lines
 from eagle_train.config import ALL_FILES
-from eagle_train.errors import TrainError
+from eagle_train.data_rows import Message, completion_of, is_chat, messages_of, rows_of, tools_of
+from eagle_train.errors import RowError, TrainError
 
 WINDOW_FILES = ("ids.bin", "mask.bin", "starts.bin", "digest")  # of a folder of windows
 BLOCK_CHARS = 1 << 20  # of a plain text file, tokenised at a time
-ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
-Message = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,8 @@ class Example:
 class TextReader:
     """Reads data files as examples, encoded by the target's tokenizer.
 
-    skipped, skip_reason: number of conversations that the chat template refused, and why it refused the first."""
+    skipped, skip_reason: number of rows that cannot be used, as those that the chat template refuses, and why the first
+    one cannot; such rows are left out."""
 
     def __init__(self, target: Path, vocab_size: int, eos: Sequence[int], pattern: str = ALL_FILES) -> None:
         self._target = target
@@ -48,51 +48,77 @@ class TextReader:
     def read(self, paths: Iterable[Path]) -> Iterator[Example]:
         """Yields the examples of all files in order; of a folder those that match the pattern, sorted by name.
 
-        Raises TrainError for what is missing, is no text, or has no known form."""
+        Raises TrainError for a file that is missing or no text, and where every row of all files is left out."""
+        before, used = self.skipped, False
         for path in data_files(paths, self._pattern):
-            if path.suffix == ".jsonl":
-                for number, row in json_lines(path, TrainError, "correct the file"):
-                    yield from self._row(f"{path}, line {number}", row)
-            else:
-                for block in joined(text_lines(path, TrainError, newline=""), BLOCK_CHARS):
-                    yield self._plain(str(path), block)
+            for example in self._file(path):
+                used = True
+                yield example
+        if not used and self.skipped > before:
+            others = self.skipped - before - 1
+            also = f", and {others} more rows cannot be used" if others else ""
+            raise TrainError(f"{self.skip_reason}{also}; there is nothing to learn from")
 
-    def _row(self, where: str, row: Mapping[str, Any]) -> Iterator[Example]:
+    def _file(self, path: Path) -> Iterator[Example]:
+        rows = rows_of(path, self._leave_out)
+        if rows is None:
+            for block in joined(text_lines(path, TrainError, newline=""), BLOCK_CHARS):
+                yield self._plain(str(path), block)
+            return
+        for where, row in rows:
+            try:
+                yield from self._row(where, row)
+            except RowError as error:
+                self._leave_out(str(error))
+
+    def _leave_out(self, reason: str) -> None:
+        self.skipped += 1
+        self.skip_reason = self.skip_reason or reason
+
+    def _row(self, where: str, row: Mapping[str, Any]) -> list[Example]:
         if "ids" in row:
-            yield self._ids(where, row)
-        elif "messages" in row or "conversations" in row:
-            yield from self._conversation(where, messages_of(where, row))
-        elif isinstance(row.get("text"), str):
-            yield self._plain(where, row["text"])
-        else:
-            raise TrainError(
-                f"{where}: the row holds no 'ids', 'messages', 'conversations' or 'text'; correct the file"
-            )
+            return [self._ids(where, row)]
+        if isinstance(row.get("text"), str) and not is_chat(row):
+            return [self._plain(where, row["text"])]
+        if (pair := completion_of(row)) is not None:
+            return [self._completed(where, *pair)]
+        return self._conversation(where, messages_of(where, row), tools_of(where, row))
 
     def _ids(self, where: str, row: Mapping[str, Any]) -> Example:
         ids = ids_of(where, row["ids"], self._vocab_size)
         prompt = row.get("prompt_tokens", 0)
         if type(prompt) is not int or not 0 <= prompt <= len(ids):
-            raise TrainError(f"{where}: prompt_tokens is {prompt!r}, but must be a number up to {len(ids)}")
+            raise RowError(f"{where}: prompt_tokens is {prompt!r}, but must be a number up to {len(ids)}")
         return Example(ids, [i >= prompt for i in range(len(ids))])
 
     def _plain(self, where: str, text: str) -> Example:
         tokenizer = self.tokenizer(where)
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        begin = tokenizer("a")["input_ids"][:1]
-        return Example(ids, [True] * len(ids), begin if begin == [tokenizer.bos_token_id] else ())
+        return Example(ids, [True] * len(ids), self._begin(where))
 
-    def _conversation(self, where: str, messages: list[Message]) -> list[Example]:
+    def _begin(self, where: str) -> Sequence[int]:
+        """The bos that the tokenizer puts before every text, if it does."""
+        tokenizer = self.tokenizer(where)
+        begin: list[int] = tokenizer("a")["input_ids"][:1]
+        return begin if begin == [tokenizer.bos_token_id] else ()
+
+    def _completed(self, where: str, prompt: str, completion: str) -> Example:
+        """A prompt and its completion, which alone carries loss."""
+        text = prompt + completion
+        example = self._masked(self.tokenizer(where), text, [(len(prompt), len(text))])
+        return Example(example.ids, example.mask, self._begin(where))
+
+    def _conversation(
+        self, where: str, messages: list[Message], tools: Sequence[Mapping[str, Any]] | None
+    ) -> list[Example]:
         """Returns one example, or one per answer if the template rewrites earlier turns."""
         tokenizer = self.tokenizer(where)
         if not tokenizer.chat_template:
             raise TrainError(f"{where}: {self._target} has no chat template; give plain text or ids")
         try:
-            parts = _rendered(tokenizer, messages)
+            parts = _rendered(tokenizer, messages, tools)
         except Exception as error:  # a template may raise any exception
-            self.skipped += 1
-            self.skip_reason = self.skip_reason or f"{where}: {error}"
-            return []
+            raise RowError(f"{where}: the chat template refuses it ({first_line(error)})") from None
         return [self._masked(tokenizer, text, spans) for text, spans in parts]
 
     def _masked(self, tokenizer: Any, text: str, spans: Sequence[tuple[int, int]]) -> Example:
@@ -150,32 +176,20 @@ def data_files(paths: Iterable[Path], pattern: str) -> Iterator[Path]:
             raise TrainError(f"{path} does not exist; give files or folders of training text")
 
 
-def messages_of(where: str, row: Mapping[str, Any]) -> list[Message]:
-    """Returns the messages of a row in either of the two common forms, without answers before the first question."""
-    rows = row.get("messages", row.get("conversations"))
-    messages = []
-    for item in rows if isinstance(rows, list) else [None]:
-        role = item.get("role", item.get("from")) if isinstance(item, dict) else None
-        content = item.get("content", item.get("value")) if isinstance(item, dict) else None
-        if not isinstance(role, str) or not isinstance(content, str):
-            raise TrainError(f"{where}: a message needs role and content (or from and value) as text; correct the file")
-        messages.append({"role": ROLES.get(role, role), "content": content})
-    asked = next((i for i, message in enumerate(messages) if message["role"] == "user"), len(messages))
-    return [m for i, m in enumerate(messages) if i >= asked or m["role"] != "assistant"]
-
-
 def ids_of(where: str, ids: Any, vocab_size: int) -> list[int]:
     """Returns ids if it is a list of token ids. Raises TrainError."""
     if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < vocab_size for i in ids):
-        raise TrainError(f"{where}: ids must be a list of whole numbers from 0 to {vocab_size - 1}; correct the file")
+        raise RowError(f"{where}: ids must be a list of whole numbers from 0 to {vocab_size - 1}; correct the file")
     return ids
 
 
-def _rendered(tokenizer: Any, messages: Sequence[Message]) -> list[tuple[str, list[tuple[int, int]]]]:
+def _rendered(
+    tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
+) -> list[tuple[str, list[tuple[int, int]]]]:
     """Returns (text, spans of its answers in characters) of a conversation, by rendering every prefix of it."""
 
     def render(count: int, **kwargs: Any) -> str:
-        return str(tokenizer.apply_chat_template(messages[:count], tokenize=False, **kwargs))
+        return str(tokenizer.apply_chat_template(messages[:count], tools=tools, tokenize=False, **kwargs))
 
     answers = []
     for i, message in enumerate(messages):

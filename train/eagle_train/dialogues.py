@@ -11,7 +11,8 @@ from typing import Any
 
 from eagle_runtime.files import json_lines
 from eagle_train.config import Sampling
-from eagle_train.data import Message, first_line, ids_of, load_tokenizer, messages_of
+from eagle_train.data import first_line, ids_of, load_tokenizer
+from eagle_train.data_rows import Message, messages_of
 from eagle_train.errors import TrainError
 
 OVERRIDES = ("temperature", "top_p", "top_k", "max_new_tokens")  # settings that a prompt's row may have

@@ -134,7 +134,7 @@ def _prepare(
                 shutil.rmtree(job.output, ignore_errors=True)
             raise
         if reader.skipped:
-            _say(f"{reader.skipped} conversations left out; the chat template refuses them ({reader.skip_reason})")
+            _say(f"{reader.skipped} rows left out, which cannot be used; the first: {reader.skip_reason}")
     processes.wait_for_everyone()
     windows = open_windows(work / "data")
     held_out = open_windows(work / "eval") if job.eval_data else None

@@ -17,6 +17,7 @@ from eagle_export.checkpoint import Checkpoint
 from eagle_export.errors import ExportError
 from eagle_export.families.experts import Experts
 from eagle_export.heads.rope import rope_settings
+from eagle_runtime.bundle.sampling_defaults import SamplingDefaults
 
 if TYPE_CHECKING:
     from torch import Tensor  # imported with the class that a family names: configs are read without it
@@ -61,7 +62,9 @@ class Family:
     rotary_layers: config -> number of layers that rotate queries and keys.
     context: config -> the longest text for which the graph computes what transformers does.
     logits: config, the LM head's output [..., V] -> logits [..., V].
-    refuse: raises ExportError for a config that transformers runs and this exporter cannot express."""
+    refuse: raises ExportError for a config that transformers runs and this exporter cannot express.
+    sampling: settings that the family's chat models are published with, for files that state none; None if there are no
+    such settings of all of them."""
 
     name: str
     model_type: str
@@ -74,6 +77,7 @@ class Family:
     context: Callable[[Config], int] = whole_context
     logits: Callable[[Config, Tensor], Tensor] = plain_logits
     refuse: Callable[[Checkpoint], None] = no_moving_rope
+    sampling: SamplingDefaults | None = None
 
     def model_class(self) -> Any:
         """Returns transformers' class. Raises ExportError if this release of transformers has none."""

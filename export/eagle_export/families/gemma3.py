@@ -8,6 +8,7 @@ from eagle_export.errors import ExportError
 from eagle_export.families.family import Family, no_moving_rope
 from eagle_export.families.gemma2 import bounded_logits
 from eagle_export.families.windows import by_layer_type
+from eagle_runtime.bundle.sampling_defaults import SamplingDefaults
 
 
 def refuse(checkpoint: Checkpoint) -> None:
@@ -31,4 +32,5 @@ FAMILY = Family(
     windows=by_layer_type,
     logits=bounded_logits,
     refuse=refuse,
+    sampling=SamplingDefaults(temperature=1.0, top_k=64, top_p=0.95),  # of its generation_config.json, all sizes
 )

@@ -2,6 +2,7 @@
 
 from eagle_export.families.experts import Experts
 from eagle_export.families.family import Family
+from eagle_export.families.qwen3 import SAMPLING
 from eagle_export.families.windows import every_layer
 
 EXPERTS = Experts(
@@ -20,4 +21,5 @@ FAMILY = Family(
     layer_norms=4,
     windows=every_layer,
     experts=EXPERTS,
+    sampling=SAMPLING,
 )

@@ -2,6 +2,7 @@
 
 from eagle_export.families.family import Config, Family
 from eagle_export.families.windows import by_layer_type
+from eagle_runtime.bundle.sampling_defaults import SamplingDefaults
 
 
 def rotary_layers(config: Config) -> int:
@@ -15,4 +16,5 @@ FAMILY = Family(
     causal_lm="SmolLM3ForCausalLM",
     windows=by_layer_type,
     rotary_layers=rotary_layers,
+    sampling=SamplingDefaults(temperature=0.6, top_p=0.95),  # of its generation_config.json
 )

@@ -15,7 +15,7 @@ from eagle_export.trace import quiet
 
 
 class _Lazy:
-    """A tensor of a GGUF file as transformers' loader takes tensors of a state dict: read when it is indexed."""
+    """A stored tensor as transformers' loader takes tensors of a state dict: read when it is indexed."""
 
     def __init__(self, tensor: StoredTensor) -> None:
         self._tensor = tensor
@@ -30,10 +30,11 @@ def load_source(source: Path | Checkpoint) -> Any:
     checkpoint = open_target(source) if isinstance(source, Path) else source
     family = family_of(checkpoint)
     cls = family.model_class()
-    made: dict[str, Any] = {}  # from a GGUF file
-    if checkpoint.texts is not None:
-        tensors = {name: _Lazy(tensor) for name, tensor in checkpoint.tensors.items()}
-        made = {"config": read_config(family, checkpoint), "state_dict": tensors}
+    # Of a GGUF file, or under other names than transformers knows, tensors are given to it.
+    made = checkpoint.texts is not None or any(name != each.name for name, each in checkpoint.tensors.items())
+    state: dict[str, Any] = {}
+    if made:
+        state["state_dict"] = {name: _Lazy(tensor) for name, tensor in checkpoint.tensors.items()}
     with quiet("transformers"):
         model = cls.from_pretrained(
             None if made else checkpoint.folder,
@@ -42,7 +43,8 @@ def load_source(source: Path | Checkpoint) -> Any:
             use_safetensors=True,
             dtype=torch.float32,
             attn_implementation=attention_of(checkpoint),
-            **made,
+            config=read_config(family, checkpoint),
+            **state,
         )
     return model.eval()
 

@@ -9,9 +9,15 @@ from eagle_export.gguf.architectures import architecture_of, config_of
 from eagle_export.gguf.file import SUFFIX, read_gguf
 from eagle_export.gguf.tensors import check_kinds, named_tensors
 from eagle_export.gguf.tokenizer import special_ids, texts_of
+from eagle_export.reconcile import reconciled
 
 
 def open_target(path: Path) -> Checkpoint:
+    """Opens a target, and decides what its parts contradict each other in (reconcile.py). Raises ExportError."""
+    return reconciled(open_stored(path))
+
+
+def open_stored(path: Path) -> Checkpoint:
     """Opens a folder, or a GGUF file: a path that ends in .gguf and is no folder. Raises ExportError."""
     return open_gguf(path) if path.suffix == SUFFIX and not path.is_dir() else open_checkpoint(path)
 

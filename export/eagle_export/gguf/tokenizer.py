@@ -15,9 +15,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from eagle_export.errors import ExportError
-from eagle_export.gguf.file import ADVICE, GgufFile
+from eagle_export.gguf.file import ADVICE, GgufFile, shortest
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # kinds of tokens, of llama.h
+SAMPLING = {  # transformers' name -> the key after general.sampling.
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
 SPACE = "\u2581"  # how sentencepiece writes a space
 ENDINGS = frozenset(  # control tokens at which llama.cpp ends a text, whatever the metadata says
     ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "</s>")
@@ -102,8 +109,21 @@ def texts_of(file: GgufFile) -> dict[str, bytes]:
     settings = {**special, "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     texts = {"tokenizer.json": content, "tokenizer_config.json": settings}
     files = {name: json.dumps(each, ensure_ascii=False).encode() for name, each in texts.items()}
+    if (sampling := _sampling(file)) is not None:
+        files["generation_config.json"] = json.dumps(sampling).encode()
     template = file.metadata.get("tokenizer.chat_template")
     return {**files, "chat_template.jinja": template.encode()} if isinstance(template, str) else files
+
+
+def _sampling(file: GgufFile) -> dict[str, Any] | None:
+    """The settings of sampling in the metadata, by transformers' names; None if there are none."""
+    stated = {name: file.metadata.get(f"general.sampling.{key}") for name, key in SAMPLING.items()}
+    settings = {
+        name: shortest(value) if isinstance(value, float) else value
+        for name, value in stated.items()
+        if value is not None
+    }
+    return {"do_sample": True, **settings} if settings else None
 
 
 def special_ids(file: GgufFile) -> dict[str, Any]:
@@ -231,7 +251,9 @@ def _listed(file: GgufFile, key: str) -> list[str]:
 
 
 def _token_id(file: GgufFile, name: str, count: int) -> int | None:
+    """An id of the metadata; None for one that says that there is none: -1, which is stored without its sign, and for
+    one beyond the tokens, which no text can hold."""
     value = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
-    if value is not None and not (type(value) is int and 0 <= value < max(count, 1)) and count:
-        raise ExportError(f"{file.path}: {name}_token_id is {value!r}, but there are {count} tokens; {ADVICE}")
-    return value
+    if value is not None and type(value) is not int:
+        raise ExportError(f"{file.path}: {name}_token_id is {value!r}, but must be a whole number; {ADVICE}")
+    return value if value is not None and 0 <= value < (count or 1 << 31) else None

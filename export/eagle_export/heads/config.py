@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from eagle_export.checkpoint import Checkpoint, StoredTensor
+from eagle_export.checkpoint import Checkpoint
 from eagle_export.errors import ExportError
 from eagle_export.heads.ahead_config import NO_ATTENTION, Ahead
 from eagle_export.heads.ahead_reader import read_ahead
@@ -15,13 +15,15 @@ from eagle_export.heads.block_config import Block, read_block
 from eagle_export.heads.layouts import HeadLayout, OutputNorm
 from eagle_export.heads.rope import rope_settings
 from eagle_export.heads.taps import default_taps as default_taps
+from eagle_export.heads.vocabulary import READS_TAPS as READS_TAPS
+from eagle_export.heads.vocabulary import draft_vocabulary, has_lm_head
+from eagle_export.heads.vocabulary import stored_map as stored_map
 from eagle_runtime.bundle.manifest import AHEAD, HeadKind
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig
 
 TapNorm = Literal["none", "each", "all"]
-READS_TAPS = ("eagle3", "block")  # kinds of heads that read several hidden states of the target
 Result = TypeVar("Result")
 
 
@@ -35,7 +37,7 @@ class HeadConfig:
     before fc (nothing, each tap, or all taps as one); output_norm: where the last norm stands (before the LM head
     alone, also before the head's own next step, or nowhere). For multi-token prediction (mtp): hidden_first: whether
     the feature comes before the embedding in what fc reads; masks_first: whether the embedding in the row of position 0
-    is zero."""
+    is zero. own_lm_head: whether an EAGLE-3 head has an LM head of its own."""
 
     kind: HeadKind
     hidden_size: int
@@ -61,6 +63,7 @@ class HeadConfig:
     masks_first: bool = False
     block: Block | None = None
     ahead: Ahead | None = None
+    own_lm_head: bool = True
 
     @property
     def borrows(self) -> bool:
@@ -72,7 +75,8 @@ class HeadConfig:
         """Whether the head has the target's LM head."""
         if self.ahead is not None:
             return not self.ahead.own_lm_heads
-        return self.borrows or (self.block is not None and not self.block.own_lm_head)
+        own = self.own_lm_head if self.block is None else self.block.own_lm_head
+        return self.borrows or not own
 
     @property
     def embeds(self) -> bool:
@@ -135,7 +139,7 @@ def read_head_config(
     hidden, fed = head.require("fc.weight", (None, None)).shape
     _check_fc(head, kind, hidden, fed, target_hidden)
     num_heads, kv_heads, head_dim = _attention_sizes(head, layer)
-    draft_vocab = _draft_vocabulary(head, kind, hidden, vocab)
+    draft_vocab = draft_vocabulary(head, kind, hidden, target_hidden, vocab)
     return HeadConfig(
         kind=kind,
         hidden_size=hidden,
@@ -160,6 +164,7 @@ def read_head_config(
         hidden_first=layout.hidden_first,
         masks_first=layout.masks_first,
         block=block,
+        own_lm_head=kind != "eagle3" or has_lm_head(head, kind, vocab),
     )
 
 
@@ -195,7 +200,7 @@ def head_problems(
         try_to(lambda: _check_fc(head, kind, hidden, fed, target_hidden))
         if kind in READS_TAPS and len(problems) == before:
             try_to(lambda: _taps(head, layout, fed // target_hidden, target_layers))
-        size = try_to(lambda: _draft_vocabulary(head, kind, hidden, vocab))
+        size = try_to(lambda: draft_vocabulary(head, kind, hidden, target_hidden, vocab))
         if size is not None:
             try_to(lambda: stored_map(head, kind, size, vocab))
         if "embed_tokens.weight" in head.tensors:
@@ -263,44 +268,6 @@ def _attention_sizes(head: Checkpoint, layer: str) -> tuple[int, int, int]:
             "another head"
         )
     return num_heads, kv_heads, head_dim
-
-
-def _draft_vocabulary(head: Checkpoint, kind: HeadKind, hidden: int, vocab: int) -> int:
-    """Width of the head's logits."""
-    own = kind == "eagle3" or (kind == "block" and "lm_head.weight" in head.tensors)
-    draft_vocab = head.require("lm_head.weight", (None, hidden)).shape[0] if own else vocab
-    _check_stated(head, {"hidden_size": hidden, "draft_vocab_size": draft_vocab if own else None})
-    return draft_vocab
-
-
-def stored_map(head: Checkpoint, kind: HeadKind, size: int, vocab: int) -> StoredTensor | None:
-    """Returns d2t [Vd], the offsets from draft to target ids, of a head of `size` draft tokens; None if the ids are the
-    same. Raises ExportError."""
-    if kind not in READS_TAPS:
-        return None
-    if "d2t" not in head.tensors:
-        if size != vocab:
-            raise ExportError(
-                f"{head.folder}: lm_head has {size} rows for a vocabulary of {vocab}, but tensor 'd2t' is missing; "
-                "the checkpoint is incomplete"
-            )
-        return None
-    stored = head.require("d2t", (size,))
-    if stored.dtype not in ("I32", "I64"):
-        raise ExportError(f"{stored.file}: tensor 'd2t' is stored as {stored.dtype}, but must hold whole numbers")
-    if "t2d" in head.tensors:
-        head.require("t2d", (vocab,))
-    return stored
-
-
-def _check_stated(head: Checkpoint, sizes: Mapping[str, int | None]) -> None:
-    """Raises ExportError if the config states another size than the tensors have (None: not looked at)."""
-    for key, size in sizes.items():
-        if size is not None and head.integer(key, size) != size:
-            raise ExportError(
-                f"{head.folder / 'config.json'}: {key} is {head.config[key]}, but the tensors have {size}; config and "
-                "weights do not belong together"
-            )
 
 
 def _num_layers(head: Checkpoint, kind: HeadKind) -> int:

@@ -17,12 +17,13 @@ def rope_settings(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     for key in ("rope_parameters", "rope_scaling"):
         if not isinstance(config.get(key) or {}, Mapping):
             raise ExportError(f"{where}: {key} is {config[key]!r}, but must be an object")
-    parameters = dict(config.get("rope_parameters") or {})
-    scaling = dict(config.get("rope_scaling") or {})
+    parameters = {k: v for k, v in (config.get("rope_parameters") or {}).items() if v is not None}
+    scaling = {k: v for k, v in (config.get("rope_scaling") or {}).items() if v is not None}
     kind = scaling.get("rope_type", scaling.get("type", parameters.get("rope_type", "default")))
     if kind not in ("default", "linear", "llama3", "yarn"):
         raise ExportError(f"{where}: rope scaling {kind!r} depends on the text's length; it is not supported")
-    theta = config.get("rope_theta", parameters.get("rope_theta", 10000.0))
+    theta = config.get("rope_theta")
+    theta = parameters.get("rope_theta", 10000.0) if theta is None else theta
     if type(theta) not in (int, float) or not 0 < theta < math.inf:
         raise ExportError(f"{where}: rope_theta is {theta!r}, but must be a number above 0")
     merged = {**parameters, **{k: v for k, v in scaling.items() if k != "type"}}

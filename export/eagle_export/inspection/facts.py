@@ -90,7 +90,7 @@ def target_facts(whole: Checkpoint) -> TargetFacts:
         model_type=str(target.config.get("model_type")),
         family=family,
         problems=(),
-        notes=tuple(_notes(readable, config, experts)),
+        notes=(*whole.notes, *_notes(readable, config, experts)),
         parameters=parameters,
         active=parameters if experts is None else _active(target, experts),
         stored=_types(target),

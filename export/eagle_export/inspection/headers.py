@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from eagle_export.checkpoint import Checkpoint, pickled_weights, read_json
-from eagle_export.gguf.checkpoint import open_target
+from eagle_export.gguf.checkpoint import open_stored
 from eagle_export.hub import HubModel, hub_id, look_up
 from eagle_export.hub import open_headers as open_hub_headers
 from eagle_export.inspection.pickled import pickled_tensors
+from eagle_export.reconcile import reconciled, unwrapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +26,16 @@ class Headers:
         return None if self.model is None else self.model.commit
 
 
-def open_headers(argument: str, *, pickled: bool = False) -> Headers:
-    """argument: a folder, a GGUF file, or the id of a model on the hub. pickled: whether pickled weights are read if
-    there is no safetensors file. No values of tensors are read. Raises ExportError."""
+def open_headers(argument: str, *, head: bool = False) -> Headers:
+    """argument: a folder, a GGUF file, or the id of a model on the hub. head: whether it is a head's, whose weights may
+    be pickled, or a target's. No values of tensors are read. Raises ExportError."""
+    stored = _stored_headers(argument, head)
+    if not head:
+        return replace(stored, checkpoint=reconciled(stored.checkpoint))
+    return replace(stored, checkpoint=replace(stored.checkpoint, tensors=unwrapped(stored.checkpoint.tensors)[0]))
+
+
+def _stored_headers(argument: str, pickled: bool) -> Headers:
     name = hub_id(argument)
     if name is not None:
         model = look_up(name, pickled=pickled)
@@ -35,7 +43,7 @@ def open_headers(argument: str, *, pickled: bool = False) -> Headers:
     folder = Path(argument)
     weights = pickled_weights(folder) if pickled else None
     if weights is None:
-        return Headers(open_target(folder), None)
+        return Headers(open_stored(folder), None)
     config = read_json(folder / "config.json")
     with weights.open("rb") as file:
         return Headers(Checkpoint(folder, config, pickled_tensors(file, weights)), None)

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from eagle_runtime.machine.container import memory_limit
+from eagle_runtime.machine.host import threads_allowed
+
 SAMPLE_BYTES = 1 << 29  # bytes read per try, more than most caches hold
 TRIES = 5
 
@@ -43,19 +46,25 @@ def this_machine() -> Place | None:
 
 
 def physical_memory() -> int | None:
-    """Bytes of memory without swap; None if the system does not say."""
+    """Bytes of memory without swap, of the machine or of the container that it is; None if the system does not say."""
     if sys.platform == "win32":
         from eagle_runtime.machine.host import total_memory
 
         return total_memory()
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return min(size, memory_limit() or size)
     except (OSError, ValueError):
         return None
 
 
 def physical_cores() -> int:
-    """Returns the number of cores of this process without hyper-threads; all logical cores if that is unknown."""
+    """Returns the number of cores of this process without hyper-threads; all logical cores if that is unknown. In a
+    container with a quota of processor time no more than that pays for."""
+    return min(_cores(), threads_allowed() or _cores())
+
+
+def _cores() -> int:
     logical = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     siblings = set()
     for cpu in logical:

@@ -45,7 +45,7 @@ def inspect(target: str, draft: str | None, context: int | None = None) -> Repor
     of_head: Headers | None = None
     head: HeadFacts | None = None
     if draft is not None:
-        of_head = open_headers(draft, pickled=True)
+        of_head = open_headers(draft, head=True)
         head = head_facts(of_head.checkpoint, facts, checkpoint)
     needed = () if facts.problems else needs(facts, checkpoint, head, tokens)
     return Report(facts, opened.commit, head, None if of_head is None else of_head.commit, tokens, needed)

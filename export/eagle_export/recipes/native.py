@@ -133,7 +133,7 @@ def _without_factor(q: ir.Value) -> tuple[ir.Value, float]:
 
 
 def _rotation(value: ir.Value | None) -> tuple[ir.Value, ir.Value, ir.Value] | None:
-    """Rows [1, T, heads, width] that are rotated into `value` [1, heads, T, width], and cosines and sines; None
+    """Rows [1, T, heads, width] whose parts are rotated into `value` [1, heads, T, width], and cosines and sines; None
     if that is not how it is computed."""
     node = None if value is None else value.producer()
     if node is None or node.op_type != "RotaryEmbedding" or any(a.value for a in node.attributes.values()):

@@ -14,7 +14,15 @@ from pathlib import Path, PurePosixPath
 
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, Manifest
 from eagle_runtime.errors import BundleError
-from eagle_runtime.files import GRAPH_BYTES, TEXT_BYTES, bundle_file, file_sha256, read_plain
+from eagle_runtime.files import (
+    GRAPH_BYTES,
+    STANDS_FOR,
+    TEXT_BYTES,
+    bundle_file,
+    file_sha256,
+    is_pointer,
+    read_plain,
+)
 from eagle_runtime.machine.user_cache import read_cached, write_cached
 
 # Message of onnx.proto -> field number -> message in that field.
@@ -100,6 +108,8 @@ def read_text_file(bundle: Path, manifest: Manifest, name: str) -> bytes | None:
 
 
 def _check_digest(bundle: Path, name: str, actual: str, expected: str) -> None:
+    if actual != expected and is_pointer(bundle / name):
+        raise BundleError(f"{bundle / name} {STANDS_FOR}")
     if actual != expected:
         raise BundleError(
             f"{bundle / name} does not match its SHA-256 in {MANIFEST_NAME}; copy or export the bundle again"

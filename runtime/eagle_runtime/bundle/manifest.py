@@ -23,6 +23,7 @@ from eagle_runtime.bundle.graph import Shape as Shape
 from eagle_runtime.bundle.graph import TensorSpec as TensorSpec
 from eagle_runtime.bundle.graph import ahead_shapes, cache_shapes, cache_types
 from eagle_runtime.bundle.graph import pieces_of as pieces_of
+from eagle_runtime.bundle.sampling_defaults import SAMPLING_RANGES, SamplingDefaults
 from eagle_runtime.bundle.typed_json import from_json
 from eagle_runtime.errors import BundleError
 from eagle_runtime.files import MANIFEST_BYTES, bundle_file, read_json
@@ -174,13 +175,14 @@ class Certificate:
 class Manifest:
     """precision: per graph ("target", "draft"). head: None if the bundle has none. files: path inside the bundle ->
     SHA-256, for all files but this one. tools: name -> version of what built the bundle. certificate: None if the
-    bundle was never compared with its source."""
+    bundle was never compared with its source. sampling: of what a caller does not say."""
 
     schema_version: int
     precision: dict[str, str]
     target: TargetSpec
     head: HeadSpec | None
     tree_defaults: TreeDefaults
+    sampling: SamplingDefaults
     tools: dict[str, str]
     files: dict[str, str]
     certificate: Certificate | None
@@ -295,12 +297,13 @@ def _check_numbers(manifest: Manifest, where: str) -> None:
     """Raises BundleError for a number that no model, tree or certificate has, before anything of that size is
     allocated."""
     models = [(name, model, MODEL_RANGES) for name, model in manifest.models.items()]
-    numbers: list[tuple[str, float, int, float]] = [
+    numbers: list[tuple[str, float, float, float]] = [
         (f"{name}: {key}", getattr(part, key), least, most)
         for name, part, ranges in (*models, ("tree_defaults", manifest.tree_defaults, TREE_RANGES))
         for key, (least, most) in ranges.items()
         if hasattr(part, key)
     ]
+    numbers += [(f"sampling: {key}", getattr(manifest.sampling, key), *ends) for key, ends in SAMPLING_RANGES.items()]
     numbers += [("target: eos_token_ids", token, 0, (1 << 31) - 1) for token in manifest.target.eos_token_ids]
     if manifest.head is not None:
         numbers += [("draft: taps", tap, 0, MODEL_RANGES["num_layers"][1]) for tap in manifest.head.taps]

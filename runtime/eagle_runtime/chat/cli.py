@@ -29,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(args: argparse.Namespace) -> None:
     """Load the bundle, talk until the end. Raises what the bundle's errors are, and Interrupted while it loads."""
     screen, interrupt = Screen(), Interrupt()
-    settings = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature}
+    settings = {"max_new_tokens": args.max_new_tokens}
+    settings |= {name: value for name in ("temperature", "seed") if (value := getattr(args, name)) is not None}
     with output_errors(), interrupt.handled() if screen.interactive else contextlib.nullcontext():
         try:
             model = EagleModel.load(
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
         with model:
             if not model.text.available:
                 raise RequestError(f"{args.bundle} has no tokenizer, so it takes no text; eagle-run takes --prompt-ids")
-            talk = Talk(model, screen, interrupt, settings | ({} if args.seed is None else {"seed": args.seed}))
+            talk = Talk(model, screen, interrupt, settings)
             if args.load is not None:
                 talk.load(args.load)
             if screen.interactive:
@@ -66,13 +67,17 @@ def _parser() -> Parser:
     parser.add_argument("bundle", help="folder written by eagle-export")
     parser.add_argument("--load", metavar="FILE", help="go on with a conversation that /save wrote")
     parser.add_argument("--max-new-tokens", type=int, default=1024, metavar="N", help="of an answer (default: 1024)")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0: the likeliest token (default)")
+    parser.add_argument(
+        "--temperature", type=float, metavar="X", help="0: the likeliest token (default: the model's own; see /set)"
+    )
     parser.add_argument("--seed", type=int, metavar="N", help="of the random numbers (default: new ones)")
     parser.add_argument(
         "--backend", default=AUTO, metavar="B", help=f"engine to run on: {', '.join(BACKENDS)}, or auto (default)"
     )
     parser.add_argument("--context", type=int, metavar="N", help="tokens of the whole conversation to make room for")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of a forward pass (default: physical cores)")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="of a forward pass (default: physical cores, or quota)"
+    )
     parser.add_argument("--draft-bundle", metavar="FOLDER", help="bundle of a smaller model that drafts")
     parser.add_argument("--habits", metavar="FILE", help="keep what method recycling learns in this file")
     return parser

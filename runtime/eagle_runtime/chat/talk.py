@@ -193,7 +193,9 @@ class Talk:
         name, _, value = rest.partition(" ")
         if not name:
             for setting in SETTINGS:
-                self._screen.note(f"{setting} {json.dumps(self._settings.get(setting, 'default'))}")
+                own = getattr(self._model.manifest.sampling, setting, None)
+                default = "default" if own is None else f"default ({own:g})"
+                self._screen.note(f"{setting} {json.dumps(self._settings.get(setting, default))}")
         elif not value.strip():
             self._settings.pop(_setting(name), None)
         else:

@@ -64,7 +64,7 @@ class Grammars:
         """tokenizer_json: gives the content of a tokenizer.json, None without one; called when first needed."""
         self._tokenizer_json = tokenizer_json
         self._vocab_size = vocab_size
-        self._eos = list(eos_token_ids)
+        self._eos = [token for token in eos_token_ids if token < vocab_size]
         self._lock = threading.Lock()  # of what is compiled; held for a moment
         self._compiling = threading.Lock()  # one at a time
         self._tokenizer: LLTokenizer | None = None
@@ -136,8 +136,9 @@ class Grammars:
             if not self._eos:
                 raise ConstraintError("the bundle names no end-of-sequence token, which constraints need")
             try:
-                self._unknown = _unknown_token(content)
-                self._tokenizer = LLTokenizer(content, n_vocab=self._vocab_size, eos_token=self._eos)
+                self._unknown, tokens = _unknown_token(content), _count_tokens(content)
+                # A tokenizer may have more tokens than the model has rows: masks are cut to the rows (Matcher).
+                self._tokenizer = LLTokenizer(content, n_vocab=max(self._vocab_size, tokens), eos_token=self._eos)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ConstraintError(
                     f"llguidance cannot read this model's tokenizer ({one_line(str(error))})"
@@ -167,6 +168,14 @@ def _unknown_token(tokenizer_json: str) -> int | None:
         return unknown
     ids: dict[str, int] = model["vocab"]
     return ids.get(model.get("unk_token"))
+
+
+def _count_tokens(tokenizer_json: str) -> int:
+    """One more than the highest id."""
+    data = json.loads(tokenizer_json)
+    vocab = data["model"]["vocab"]  # id of each token, or in a list at its id
+    ids = list(vocab.values()) if isinstance(vocab, dict) else [len(vocab) - 1]
+    return 1 + max([*ids, *(token["id"] for token in data.get("added_tokens") or ())], default=-1)
 
 
 def _may_take_long(constraint: Constraint) -> bool:

@@ -6,6 +6,7 @@ Shapes: k candidates.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 import numpy as np
 
@@ -29,7 +30,7 @@ class Lookahead:
 
     def forced(self, most: int) -> list[int]:
         """Returns the tokens that must follow the root, often none, and at most `most`."""
-        tokens = self._copy.compute_ff_tokens()[:most]
+        tokens = list(takewhile(self._matcher.has_row, self._copy.compute_ff_tokens()[:most]))
         self.forced_tokens += len(tokens)
         return tokens
 

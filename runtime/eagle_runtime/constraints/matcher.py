@@ -36,7 +36,7 @@ class Matcher:
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
         mask = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
-        if self._unknown is not None:
+        if self._unknown is not None and self.has_row(self._unknown):
             mask[self._unknown] = False
         if not mask.any():
             raise ConstraintError(
@@ -49,6 +49,10 @@ class Matcher:
         self._matcher.consume_token(token)
         self._check()
         self._ended = token in self._ends
+
+    def has_row(self, token: int) -> bool:
+        """Returns whether the model has a row for a token; the tokenizer may have more tokens."""
+        return token < self._vocab_size
 
     @property
     def finished(self) -> bool:

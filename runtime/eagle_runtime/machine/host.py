@@ -1,5 +1,6 @@
-"""The processor's name and instruction sets, by which results of measurements and checks are stored, and the size of
-the memory, so that caches that can never fit are refused before they are allocated."""
+"""The processor's name and instruction sets, by which results of measurements and checks are stored, and what this
+process may have of the machine: memory, so that caches that can never fit are refused before they are allocated, and
+threads. In a container it is the smaller of the machine's and the container's."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ import platform
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from eagle_runtime.machine.container import memory_left, memory_limit, processors, swap_limit
 
 CPUINFO = Path("/proc/cpuinfo")  # Linux: a block of "key : value" lines for each core
 NAMES = ("model name", "Hardware", "CPU part")  # the last stands alone on most ARM machines
@@ -54,6 +57,10 @@ def _detected() -> set[str]:
 def free_memory() -> int | None:
     """Returns the bytes of memory that can still be used: on other systems than Linux and Windows, all physical memory;
     None if unknown."""
+    return _least(_free_on_machine(), memory_left())
+
+
+def _free_on_machine() -> int | None:
     if sys.platform == "win32":
         return (_windows_memory() or [0] * 3)[2] or None
     try:
@@ -76,13 +83,29 @@ def total_memory() -> int | None:
         return None if status is None else status[3]  # bytes that all processes together may commit
     try:
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
-        return 1024 * (int(fields["MemTotal"].split()[0]) + int(fields["SwapTotal"].split()[0]))
+        memory, swap = (1024 * int(fields[name].split()[0]) for name in ("MemTotal", "SwapTotal"))
+        return (_least(memory, memory_limit()) or 0) + (_least(swap, swap_limit()) or 0)
     except (OSError, ValueError, KeyError):
         pass
     try:
         return 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
         return None
+
+
+def threads_allowed() -> int | None:
+    """Returns the most threads that a container's quota of processor time pays for, 1 at least; None without a quota,
+    or where this process has no more cores than that."""
+    quota = processors()
+    if quota is None:
+        return None
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, int(quota)) if quota < cores else None
+
+
+def _least(*sizes: int | None) -> int | None:
+    """The smallest size that is known."""
+    return min((size for size in sizes if size is not None), default=None)
 
 
 def _windows_memory() -> list[int] | None:

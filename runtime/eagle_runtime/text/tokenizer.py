@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from eagle_runtime.arguments import checked_ids, short_repr
 from eagle_runtime.errors import BundleError, RequestError, TemplateError, is_panic
@@ -225,16 +225,18 @@ def _errors_of(path: Path, failed: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _silent_panics() -> Iterator[None]:
     """What a library in Rust writes on stderr before it raises a panic is dropped; all else that is written there
-    meanwhile comes after the block. Windows has no such way: there it is shown."""
+    meanwhile comes after the block. Windows has no such way, nor has a process that may write no file: there it is
+    shown."""
+    aside = _aside()
     try:
-        if sys.platform == "win32":
+        if aside is None:
             raise OSError
         kept = os.dup(2)
     except OSError:  # no stderr
         yield
         return
     panicked = False
-    with tempfile.TemporaryFile() as aside:
+    with aside:
         os.dup2(aside.fileno(), 2)
         try:
             yield
@@ -247,6 +249,18 @@ def _silent_panics() -> Iterator[None]:
             aside.seek(0)
             while not panicked and (piece := aside.read(1 << 16)):
                 os.write(2, piece)
+
+
+def _aside() -> IO[bytes] | None:
+    """A file without a name: in memory where the system has such files, else in the folder for temporary ones."""
+    if sys.platform == "win32":
+        return None
+    with contextlib.suppress(OSError):
+        if sys.platform == "linux":
+            return os.fdopen(os.memfd_create("stderr"), "w+b")
+    with contextlib.suppress(OSError):
+        return tempfile.TemporaryFile()
+    return None
 
 
 def _one_line(error: BaseException) -> str:

@@ -54,7 +54,9 @@ def _parser() -> Parser:
     parser.add_argument("--memory-limit", type=int, metavar="BYTES", help="for weights, keys and values together")
     parser.add_argument("--backend", default=AUTO, metavar="B", help="engine to run on (default: auto)")
     parser.add_argument("--context", type=int, metavar="N", help="tokens of prompt and output to make room for")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of a forward pass (default: physical cores)")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="of a forward pass (default: physical cores, or quota)"
+    )
     parser.add_argument("--draft-bundle", metavar="FOLDER", help="bundle of a smaller model that drafts")
     parser.add_argument("--habits", metavar="FILE", help="keep what method recycling learns in this file")
     return parser

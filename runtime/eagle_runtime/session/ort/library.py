@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from eagle_runtime.bundle.listed_files import external_files
 from eagle_runtime.errors import BackendError
 from eagle_runtime.session.ort import small_graphs
 
@@ -54,6 +55,9 @@ def open_graph(
         options.intra_op_num_threads = threads
     if model is not None:
         options.add_session_config_entry(WEIGHTS_FOLDER, str(path.parent))
+        for name in _linked_weights(path.parent, model):  # which ONNX Runtime does not follow out of the folder
+            content = np.memmap(path.parent / name, np.uint8, "r")
+            options.add_external_initializers_from_files_in_memory([name], [content], [content.size])
     if len(providers) > 1:
         options.add_session_config_entry(ASSIGNMENT, "1")
     for name, value in (config or {}).items():
@@ -65,6 +69,12 @@ def open_graph(
         return ort.InferenceSession(model or str(path), options, providers=list(providers), enable_fallback=False)
     except Exception as error:  # onnxruntime raises a dozen types without a common base
         raise engine_error(f"load {path}", error) from None
+
+
+def _linked_weights(folder: Path, model: bytes) -> list[str]:
+    """The files of weights that are links out of the graph's folder, as in the hub's cache."""
+    names = set(external_files(model))
+    return sorted(name for name in names if (folder / name).resolve().parent != (folder / name).parent.resolve())
 
 
 @functools.cache

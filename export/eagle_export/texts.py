@@ -1,19 +1,17 @@
-"""Tokenizer and template files of a source, as a bundle holds them."""
+"""A target's tokenizer, chat template and settings of generation as files of a bundle."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from eagle_export.checkpoint import TEXT_FILES, Checkpoint, read_json
 from eagle_export.errors import ExportError
 from eagle_runtime.errors import BundleError
+from eagle_runtime.text.tokenizer import Text
 
 
 def read_texts(source: Checkpoint) -> dict[str, bytes]:
-    """Tokenizer and template files, name -> content. Raises ExportError, before the trace, for one that the runtime
-    could not read."""
-    try:
-        source.text()
-    except BundleError as error:
-        raise ExportError(str(error)) from None
+    """Returns name -> content. Raises ExportError for what is no text."""
     if source.texts is not None:
         return dict(source.texts)
     target, texts = source.folder, {}
@@ -29,6 +27,15 @@ def read_texts(source: Checkpoint) -> dict[str, bytes]:
         template = _stored_template(read_json(target / "tokenizer_config.json").get("chat_template"))
         texts |= {"chat_template.jinja": template.encode(errors="replace")} if template is not None else {}
     return texts
+
+
+def text_of(source: Checkpoint, texts: Mapping[str, bytes]) -> Text:
+    """Returns the tokenizer and template in what read_texts returned. Raises ExportError for a tokenizer that the
+    runtime could not read."""
+    try:
+        return Text(source.folder, texts.get)
+    except BundleError as error:
+        raise ExportError(str(error)) from None
 
 
 def _stored_template(stored: object) -> str | None:

@@ -1,4 +1,4 @@
-"""What the target says of the windows, kept on disk: in fp16, shared by heads of all kinds, filled where it stopped."""
+"""What the target says of the windows, kept on disk: in fp16, shared by all kinds of heads, filled where it stopped."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ def test_an_interrupted_fill_goes_on(
 ) -> None:
     monkeypatch.setattr(cache, "TOKENS", 40)
     monkeypatch.setattr(cache, "SAVED_EVERY_S", 0.0)
-    read, states = [], FrozenTarget.states
+    read: list[torch.Size] = []
+    states = FrozenTarget.states
 
     def interrupted(self: FrozenTarget, ids: torch.Tensor, taps: tuple[int, ...]) -> States:
         if len(read) == 5:
@@ -98,7 +99,12 @@ def test_an_interrupted_fill_goes_on(
     assert set(done) == {"last", "best", "lse", "tap2", "tap4"} and 0 < done["last"] < len(windows)
     later: list[torch.Size] = []
     with monkeypatch.context() as patch:
-        patch.setattr(FrozenTarget, "states", lambda *args: (later.append(args[1].shape), states(*args))[1])
+
+        def counted(self: FrozenTarget, ids: torch.Tensor, taps: tuple[int, ...]) -> States:
+            later.append(ids.shape)
+            return states(self, ids, taps)
+
+        patch.setattr(FrozenTarget, "states", counted)
         parts = CachedTeacher(tmp_path / "parts", target, (2, 4), windows, "target")
     assert sum(shape[0] for shape in later) == len(windows) - done["last"]  # the rest alone
     whole = CachedTeacher(tmp_path / "whole", target, (2, 4), windows, "target")

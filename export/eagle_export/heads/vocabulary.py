@@ -1,0 +1,63 @@
+"""Which of the target's tokens a head drafts: the rows of its LM head, and the map from draft to target ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from eagle_export.checkpoint import LM_HEAD, Checkpoint, StoredTensor
+from eagle_export.errors import ExportError
+from eagle_runtime.bundle.manifest import HeadKind
+
+READS_TAPS = ("eagle3", "block")  # kinds of heads that read several hidden states of the target
+
+
+def has_lm_head(head: Checkpoint, kind: HeadKind, vocab: int) -> bool:
+    """Whether a head has an LM head of its own. An EAGLE-3 head may leave it out where it drafts all tokens of the
+    target, in the target's order: then it has the target's, as vLLM and SGLang load it."""
+    if kind != "eagle3":
+        return kind == "block" and LM_HEAD in head.tensors
+    all_tokens = "d2t" not in head.tensors and head.config.get("draft_vocab_size") in (None, vocab)
+    return LM_HEAD in head.tensors or not all_tokens
+
+
+def draft_vocabulary(head: Checkpoint, kind: HeadKind, hidden: int, target_hidden: int, vocab: int) -> int:
+    """Returns the width of the head's logits. hidden, target_hidden: its and the target's. Raises ExportError."""
+    own = has_lm_head(head, kind, vocab)
+    if kind == "eagle3" and not own and hidden != target_hidden:
+        raise ExportError(
+            f"{head.folder}: tensor {LM_HEAD!r} is missing, and the target's is {target_hidden} wide where the head is "
+            f"{hidden}; the checkpoint is incomplete"
+        )
+    draft_vocab = head.require(LM_HEAD, (None, hidden)).shape[0] if own else vocab
+    check_stated(head, {"hidden_size": hidden, "draft_vocab_size": draft_vocab if own else None})
+    return draft_vocab
+
+
+def stored_map(head: Checkpoint, kind: HeadKind, size: int, vocab: int) -> StoredTensor | None:
+    """Returns d2t [Vd], the offsets from draft to target ids, of a head of `size` draft tokens; None if the ids are the
+    same. Raises ExportError."""
+    if kind not in READS_TAPS:
+        return None
+    if "d2t" not in head.tensors:
+        if size != vocab:
+            raise ExportError(
+                f"{head.folder}: lm_head has {size} rows for a vocabulary of {vocab}, but tensor 'd2t' is missing; "
+                "the checkpoint is incomplete"
+            )
+        return None
+    stored = head.require("d2t", (size,))
+    if stored.dtype not in ("I32", "I64"):
+        raise ExportError(f"{stored.file}: tensor 'd2t' is stored as {stored.dtype}, but must hold whole numbers")
+    if "t2d" in head.tensors:
+        head.require("t2d", (vocab,))
+    return stored
+
+
+def check_stated(head: Checkpoint, sizes: Mapping[str, int | None]) -> None:
+    """Raises ExportError if the config states another size than the tensors have (None: not looked at)."""
+    for key, size in sizes.items():
+        if size is not None and head.integer(key, size) != size:
+            raise ExportError(
+                f"{head.folder / 'config.json'}: {key} is {head.config[key]}, but the tensors have {size}; config and "
+                "weights do not belong together"
+            )

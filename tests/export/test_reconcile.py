@@ -1,0 +1,150 @@
+"""Where the parts of a checkpoint contradict each other: what counts, and that a note says so."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from conftest import GOLDEN
+from eagle_export.bundle import export
+from eagle_export.checkpoint import EMBEDDING, LM_HEAD
+from eagle_export.errors import ExportError
+from eagle_export.families.config import check_config, read_config
+from eagle_export.families.registry import family_of
+from eagle_export.families.source import load_source
+from eagle_export.gguf.checkpoint import open_target
+from eagle_export.inspection.headers import open_headers
+from eagle_export.pair import open_pair
+from eagle_export.reconcile import untied_note
+from eagle_runtime import EagleModel
+from export_workplace import configure, make_target
+
+IDS = [5, 7, 200, 33, 7, 5, 90, 41]
+
+
+def renamed(change: Callable[[str], str]) -> Callable[[dict[str, Tensor]], object]:
+    def rename(tensors: dict[str, Tensor]) -> None:
+        old = tensors.copy()
+        tensors.clear()
+        tensors.update({change(name): tensor for name, tensor in old.items()})
+
+    return rename
+
+
+def test_tied_by_the_config_and_stored_apart(tmp_path: Path) -> None:
+    """transformers does not tie then; neither does a bundle, and names with a wrapper are read too."""
+    plain = make_target(tmp_path / "plain")
+    configure(plain, tie_word_embeddings=True)
+    wrapped = shutil.copytree(plain, tmp_path / "wrapped")
+    tensors = load_file(plain / "model.safetensors")
+    save_file({f"_orig_mod.{name}": tensor for name, tensor in tensors.items()}, wrapped / "model.safetensors")
+    done = export(wrapped, None, tmp_path / "bundle", certify=False)
+    assert any("'_orig_mod.'" in warning for warning in done.warnings)
+    assert any("ties the LM head" in warning and LM_HEAD in warning for warning in done.warnings)
+    with torch.no_grad():
+        (expected,) = load_source(plain)(torch.tensor([IDS])).logits.numpy()
+        assert np.array_equal(load_source(wrapped)(torch.tensor([IDS])).logits[0].numpy(), expected)
+    with EagleModel.load(tmp_path / "bundle") as model:
+        scored = np.concatenate([rows.copy() for rows in model.score(IDS)])
+    assert np.abs(scored - expected).max() < 1e-3
+
+
+def test_an_equal_copy_needs_no_note(tmp_path: Path) -> None:
+    target = make_target(tmp_path / "t", lambda tensors: tensors.update({LM_HEAD: tensors[EMBEDDING].clone()}))
+    configure(target, tie_word_embeddings=True)
+    assert untied_note(open_target(target)) is None
+    assert not read_config(family_of(open_target(target)), open_target(target)).tie_word_embeddings
+
+
+def test_an_lm_head_that_is_neither_stored_nor_tied(tmp_path: Path) -> None:
+    target = make_target(tmp_path / "t", lambda tensors: tensors.pop(LM_HEAD))
+    with pytest.raises(ExportError, match="tie_word_embeddings"):
+        open_pair(target, None)
+    configure(target, tie_word_embeddings=True)
+    assert open_pair(target, None).tied
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda name: f"_orig_mod.{name}", "'_orig_mod.'"),
+        (lambda name: f"module.{name}", "'module.'"),
+        (lambda name: f"base_model.model.{name}", "'base_model.model.'"),
+        (lambda name: f"module._orig_mod.{name}", "'module._orig_mod.'"),
+        (lambda name: name.replace("layers.1.", "layers.1._fsdp_wrapped_module."), "'_fsdp_wrapped_module.'"),
+        (lambda name: name.removeprefix("model."), "'model.'"),
+        (lambda name: f"module.{name.removeprefix('model.')}", "'model.'"),
+    ],
+    ids=["compiled", "parallel", "peft", "both", "within", "no class", "no class, parallel"],
+)
+def test_names_of_tensors(tmp_path: Path, change: Callable[[str], str], named: str) -> None:
+    target = make_target(tmp_path / "t", renamed(change))
+    pair = open_pair(target, None)
+    assert set(pair.target.tensors) == set(open_target(make_target(tmp_path / "plain")).tensors)
+    assert any(named in note for note in pair.target.notes)
+    assert open_headers(str(target)).checkpoint.notes == pair.target.notes  # as inspect reads it
+
+
+def test_heads_are_unwrapped_too(tmp_path: Path) -> None:
+    head = tmp_path / "head"
+    shutil.copytree(GOLDEN / "head_eagle1", head)
+    tensors = load_file(head / "model.safetensors")
+    save_file({f"module.{name}": tensor for name, tensor in tensors.items()}, head / "model.safetensors")
+    part = open_pair(GOLDEN / "target", head).head
+    assert part is not None and set(part.checkpoint.tensors) == set(tensors)
+
+
+def test_adapters_are_named(tmp_path: Path) -> None:
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    target = make_target(tmp_path / "t", lambda tensors: tensors.update({name: torch.zeros(2, 2)}))
+    with pytest.raises(ExportError, match=r"an adapter that is not merged .*lora_A.*merge_and_unload"):
+        open_target(target)
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "config.json").write_text((target / "config.json").read_text())
+    (folder / "adapter_config.json").write_text("{}")
+    save_file({name: torch.zeros(2, 2)}, folder / "adapter_model.safetensors")
+    with pytest.raises(ExportError, match="an adapter without its model"):
+        open_target(folder)
+
+
+@pytest.mark.parametrize(
+    ("stated", "read"),
+    [
+        ({"quantization_config": None}, {}),
+        ({"quantization_config": {}}, {}),
+        ({"pad_token_id": 256}, {"pad_token_id": None}),
+        ({"pad_token_id": -1}, {"pad_token_id": None}),
+        ({"pad_token_id": 255}, {"pad_token_id": 255}),
+        ({"sliding_window": -1}, {}),
+        ({"rope_theta": None}, {}),
+        ({"rope_scaling": {"type": None, "factor": None}}, {}),
+        ({"num_key_value_heads": None, "head_dim": None}, {}),
+    ],
+    ids=lambda value: "-".join(value) or "nothing",
+)
+def test_values_that_say_nothing(tmp_path: Path, stated: dict[str, Any], read: dict[str, Any]) -> None:
+    target = make_target(tmp_path / "t")
+    path = target / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **stated}))
+    checkpoint = open_target(target)
+    check_config(family_of(checkpoint), checkpoint)
+    config = read_config(family_of(checkpoint), checkpoint)
+    assert {name: getattr(config, name) for name in read} == read
+    assert checkpoint.notes == ()
+
+
+def test_sizes_that_the_tensors_do_not_have_are_the_configs_fault(tmp_path: Path) -> None:
+    target = make_target(tmp_path / "t")
+    configure(target, vocab_size=300)
+    with pytest.raises(ExportError, match=r"\[256, 64\], but config.json asks for \[300, 64\]"):
+        open_pair(target, None)
