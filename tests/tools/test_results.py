@@ -21,10 +21,10 @@ from eagle_tools.bench.plan import Plan
 from eagle_tools.bench.rows import Row
 from eagle_tools.bench.run import Reporter
 from eagle_tools.peers.engine import FORMATS
-from eagle_tools.questions import Question
+from eagle_tools.questions import Question, read_questions
 from eagle_tools.results import main, pairs
 from eagle_tools.results.command import ROOT, _parser
-from eagle_tools.results.pairs import ALONE, HEADS, NAMES, PRECISIONS, Pair, bundle_of, drop_older, grown
+from eagle_tools.results.pairs import ALONE, HEADS, NAMES, PRECISIONS, QUESTIONS, Pair, bundle_of, drop_older, grown
 from eagle_tools.results.stages import LONG, Finished, Sizes, Stage, finish, long_questions, signature_of, stages_of
 from eagle_tools.results.tables import results_page
 
@@ -152,6 +152,11 @@ def test_prompts_that_are_long(bundle: Path) -> None:
         long.turns[0].endswith(short.turns[0]) for short, long in zip(questions[::2], questions[1::2], strict=True)
     )
     assert len(long_questions(text, WORDS[:2], 2)[1].turns[0]) > 1000  # two questions are repeated
+
+
+def test_the_questions_that_are_asked_by_default_are_shipped() -> None:
+    questions = read_questions(QUESTIONS)
+    assert len({question.turns for question in questions}) == len(questions) >= 30
 
 
 def test_what_cannot_be_made_is_reported_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
