@@ -194,10 +194,10 @@ def export(
         )
         graphs: dict[str, ir.Model] = {}
         layers: tuple[Layer, ...] = ()
-        requirement = requirement_of(
-            pair, backend, precisions, way, bundle, calibrated=observed is not None, certify=certify
-        )
         if not holds_refused(work_folder(bundle), key):
+            requirement = requirement_of(
+                pair, backend, precisions, way, bundle, calibrated=observed is not None, certify=certify
+            )
             requirement.check(bundle)
             progress.update(task, description="tracing")  # refuses damaged checkpoints before anything is written
             graphs = build_graphs(pair, recipe.traced, top_k, routed=routes_experts(backend))

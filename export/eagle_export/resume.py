@@ -34,10 +34,7 @@ def fingerprint(sources: Sequence[Path], settings: Mapping[str, object]) -> str:
 
 def holds_refused(work: Path, key: str) -> bool:
     """Returns whether a work folder keeps a refused bundle of this key."""
-    folder = work / KEPT
-    with contextlib.suppress(OSError, ValueError):
-        return (folder / KEY).read_text(encoding="utf-8") == key and (folder / REFUSED).is_dir()
-    return False
+    return _is_of(work / KEPT, key) and (work / KEPT / REFUSED).is_dir()
 
 
 @contextlib.contextmanager
@@ -46,10 +43,7 @@ def kept(work: Path, key: str) -> Iterator[Path]:
     after an error of the input, and stays if a bundle was refused, or if the export is stopped in another way with
     something finished."""
     folder = work / KEPT
-    with contextlib.suppress(OSError, ValueError):
-        if (folder / KEY).read_text(encoding="utf-8") == key:
-            key = ""
-    if key:
+    if not _is_of(folder, key):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         (folder / KEY).write_text(key, encoding="utf-8")
@@ -64,3 +58,11 @@ def kept(work: Path, key: str) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
         raise
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_of(folder: Path, key: str) -> bool:
+    """Returns whether a folder of finished work was left by an export of this key."""
+    try:
+        return (folder / KEY).read_text(encoding="utf-8") == key
+    except (OSError, ValueError):
+        return False

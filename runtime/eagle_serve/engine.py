@@ -30,7 +30,6 @@ FIELDS = {
 }
 
 
-ON_CPU = ("native", "cpu")  # backends whose models may have several caches
 LIBRARIES = {  # backend -> distribution of its engine
     "cpu": "onnxruntime",
     "native": "onnxruntime",
@@ -45,7 +44,7 @@ class Engine:
 
     def __init__(self, model: EagleModel, bundle: Path, options: Options, metrics: Metrics) -> None:
         """bundle: the folder that the model was loaded from. Raises BundleError, RequestError."""
-        if options.parallel > 1 and model.backend not in ON_CPU:
+        if options.parallel > 1 and not model.bundle.on_cpu:
             raise RequestError(f"requests cannot take turns on {model.backend}, whose caches are one; use --parallel 1")
         self.model = model
         self.names = (bundle.resolve().name, *options.aliases)

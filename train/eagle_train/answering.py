@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
+from eagle_train.attention import rotated
 from eagle_train.config import Sampling
 from eagle_train.errors import TrainError
 from eagle_train.sampling import choose, loop_start
@@ -288,7 +289,7 @@ class Slots:
             normed = rms_norm(stream, (stream.shape[-1],), layer.norms[0], self._eps)
             parts = torch.split(linear(normed, layer.qkv, layer.qkv_bias), split, -1)
             queries, keys, values = (part.reshape(len(ids), -1, self._width) for part in parts)
-            queries, keys = _rotated(queries, cos, sin), _rotated(keys, cos, sin)
+            queries, keys = rotated(queries, cos, sin), rotated(keys, cos, sin)
             stream = stream + layer.out(attend(number, queries, keys, values))
             normed = rms_norm(stream, (stream.shape[-1],), layer.norms[1], self._eps)
             gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
@@ -340,9 +341,3 @@ def _causal(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """[1, A, T, D] and [1, K, T, D] of a text -> [T, A * D]."""
     out = scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
     return out[0].transpose(0, 1).flatten(1)
-
-
-def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates [N, heads, D] by the angles of the rows [N, 1, D]."""
-    first, second = heads.chunk(2, -1)
-    return heads * cos + torch.cat((-second, first), -1) * sin

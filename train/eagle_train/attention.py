@@ -27,6 +27,12 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, own_keys: Tensor, own_values
     return cast(Tensor, _Attend.apply(q, keys, values, own_keys, own_values, rows))  # type: ignore[no-untyped-call]
 
 
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Returns x [n, heads, D] rotated as Llama does; cos, sin [n, 1, D]."""
+    low, high = x.chunk(2, -1)
+    return x * cos + torch.cat([-high, low], -1) * sin
+
+
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_export.heads.layers import Attention
-from eagle_train.attention import attend
+from eagle_train.attention import attend, rotated
 
 
 def reaching(learning: Sequence[Tensor]) -> list[Tensor]:
@@ -55,7 +55,7 @@ def unroll_rows(
         if attention.qk_norm:
             q, k = attention.q_norm(q), attention.k_norm(k)
         position = at % length + step
-        q, k = (_rotated(x, cos[position, None], sin[position, None]).to(v.dtype) for x in (q, k))
+        q, k = (rotated(x, cos[position, None], sin[position, None]).to(v.dtype) for x in (q, k))
         return q, k, v
 
     everywhere = torch.arange(ids.numel(), device=ids.device)
@@ -120,9 +120,3 @@ def _joined(attention: Attention) -> tuple[Tensor, Tensor | None]:
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     weight = torch.cat([each.weight for each in projections])
     return weight, None if attention.q_proj.bias is None else torch.cat([each.bias for each in projections])
-
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Returns x [n, heads, D] rotated as Llama does; cos, sin [n, 1, D]."""
-    low, high = x.chunk(2, -1)
-    return x * cos + torch.cat([-high, low], -1) * sin

@@ -61,9 +61,7 @@ class ExactAttention(Pass[ir.Node]):
                 columns[part.window] = _columns(model, node, part)
             changed[str(node.outputs[0].name)] = "committed keys in fp32, recent ones in fp64"
             replace(node, _attend(model, node, part, columns[part.window]))
-            keys, values = part.past
-            keys.shape = ir.Shape([part.kv_heads, "C", part.width])
-            values.shape = ir.Shape([part.kv_heads, part.width // part.cut, "C", part.cut])
+            head_major(part)
         graph_input(model, "tree_mask").shape = ir.Shape([1, 1, "T", "T"])
         model.opset_imports[MICROSOFT] = 1
         return changed
@@ -118,6 +116,13 @@ class _Columns:
 def attention_nodes(model: ir.Model) -> list[ir.Node]:
     """Returns all Attention nodes, in the graph's order."""
     return [node for node in model.graph if node.op_type == "Attention"]
+
+
+def head_major(part: Part) -> None:
+    """Gives the inputs of the past the shapes of a head-major cache: keys [Hkv, C, D], values [Hkv, S, C, D/S]."""
+    keys, values = part.past
+    keys.shape = ir.Shape([part.kv_heads, "C", part.width])
+    values.shape = ir.Shape([part.kv_heads, part.width // part.cut, "C", part.cut])
 
 
 def part_of(model: ir.Model, node: ir.Node) -> Part:

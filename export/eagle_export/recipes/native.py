@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from eagle_export.recipes.attention import ExactAttention, Part, attention_nodes, graph_input, part_of
+from eagle_export.recipes.attention import ExactAttention, Part, attention_nodes, graph_input, head_major, part_of
 from eagle_export.recipes.graph import insert, replace
 from eagle_export.recipes.graph_pass import Pass
 from eagle_export.recipes.plan import Passes, apply
@@ -65,9 +65,7 @@ class NativeAttention(Pass[ir.Node]):
             part = part_of(model, node)
             changed[str(node.outputs[0].name)] = "one operator"
             _attend(model, node, part)
-            keys, values = part.past
-            keys.shape = ir.Shape([part.kv_heads, "C", part.width])
-            values.shape = ir.Shape([part.kv_heads, part.width // part.cut, "C", part.cut])
+            head_major(part)
         graph_input(model, "tree_mask").shape = ir.Shape([1, 1, "T", "T"])
         model.opset_imports[DOMAIN] = 1
         return changed

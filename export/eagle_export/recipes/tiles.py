@@ -8,13 +8,13 @@ small product.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from eagle_export.recipes.graph import Array
+from eagle_runtime.machine.host import cores, threads_allowed
 
 COLUMNS = 1024  # of a tile, at most
 MULTIPLE = 64  # of columns, in every tile but the last
@@ -27,7 +27,7 @@ def tiled(work: Callable[[slice], None], columns: int) -> None:
     size = -(-columns // -(-columns // COLUMNS))  # tiles take equally long
     size = -(-size // MULTIPLE) * MULTIPLE
     tiles = [slice(start, min(start + size, columns)) for start in range(0, columns, size)]
-    workers, threads = min(len(tiles), _processors()), torch.get_num_threads()
+    workers, threads = min(len(tiles), threads_allowed() or cores()), torch.get_num_threads()
     try:
         if workers == 1:
             torch.set_num_threads(1)
@@ -49,8 +49,3 @@ def product(left: Array, right: Array) -> Array:
         return np.zeros((len(left), right.shape[1]), np.float32)
     result: Array = torch.mm(torch.from_numpy(left), torch.from_numpy(right)).numpy()
     return result
-
-
-def _processors() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1

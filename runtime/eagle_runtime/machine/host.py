@@ -99,8 +99,12 @@ def threads_allowed() -> int | None:
     quota = processors()
     if quota is None:
         return None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, int(quota)) if quota < cores else None
+    return max(1, int(quota)) if quota < cores() else None
+
+
+def cores() -> int:
+    """Returns how many logical processors this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _least(*sizes: int | None) -> int | None:

@@ -79,13 +79,17 @@ def format_of(name: str) -> Format:
 
 def installed(modules: Sequence[str]) -> bool:
     """Returns whether all modules are there."""
-    return all(find_spec(module) is not None for module in modules)
+    return _missing(modules) is None
 
 
 def check_installed(engine: str, modules: Sequence[str]) -> None:
     """Raises RequestError unless the modules are installed that convert to an engine's formats and decode."""
-    for module in modules:
-        if find_spec(module) is None:
-            raise RequestError(
-                f"the comparison with {engine} needs {module!r}; pip install 'eagle-edge[cpu,export,bench,peers]'"
-            )
+    if (module := _missing(modules)) is not None:
+        raise RequestError(
+            f"the comparison with {engine} needs {module!r}; pip install 'eagle-edge[cpu,export,bench,peers]'"
+        )
+
+
+def _missing(modules: Sequence[str]) -> str | None:
+    """Returns the first module that is not installed."""
+    return next((module for module in modules if find_spec(module) is None), None)
