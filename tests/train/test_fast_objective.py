@@ -21,6 +21,7 @@ from eagle_train.config import TrainConfig
 from eagle_train.linear_loss import LEAST, linear_loss
 from eagle_train.metrics import Tally
 from eagle_train.objective import Vocabulary, eagle1_objective, eagle3_objective
+from eagle_train.precision import unhalved
 from eagle_train.rows import reaching, unroll_rows
 from eagle_train.taught import ROWS, Batch, StateLogits, Taught, WholeLogits, likeliest
 from plain_objective import distribution_loss, plain_eagle1, plain_eagle3
@@ -162,8 +163,8 @@ def test_the_loss_through_the_lm_head_in_chunks() -> None:
 
 def test_what_states_say_is_what_their_logits_say() -> None:
     torch.manual_seed(2)
-    states, lm_head = torch.randn(2, ROWS, 6), torch.randn(40, 6)
-    asked = torch.rand(2, ROWS) < 0.8
+    states, lm_head = torch.randn(2, ROWS["cpu"], 6), torch.randn(40, 6)
+    asked = torch.rand(2, ROWS["cpu"]) < 0.8
     logits = states @ lm_head.T
     said, whole = StateLogits(states, lm_head, *likeliest(states, lm_head, asked)), WholeLogits(logits)
     assert torch.equal(said.best[asked], whole.best[asked])
@@ -201,3 +202,13 @@ def test_bfloat16_is_near(kernels: str, kind: str) -> None:
     near = learned(value)
     assert near.dtype == torch.float32
     assert torch.nn.functional.cosine_similarity(near, exact, dim=0) > 0.99
+
+
+def test_fp16_of_a_target_is_joined_with_what_a_head_computes() -> None:
+    """As on a GPU, where a target stays in the type of its checkpoint: autocast to bfloat16 joins no fp16."""
+    half, single = torch.tensor([1.5], dtype=torch.float16), torch.tensor([2.5])
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.raises(RuntimeError):
+            torch.cat([half, single])
+        assert torch.cat([unhalved(half), single]).tolist() == [1.5, 2.5]
+    assert unhalved(single) is single and unhalved(None) is None

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
 from eagle_train.attention import rotated
@@ -25,7 +26,11 @@ from eagle_train.sampling import choose, loop_start
 from eagle_train.target import FrozenTarget
 
 BUCKET = 128  # tokens by which the lengths of two buckets differ
-READ = 768  # tokens of prompts, about, that are read in one pass
+READ = {"cpu": 768}  # tokens of prompts, about, that are read in one pass
+READ_ELSEWHERE = 16384
+# cuDNN's attention is planned anew for every length, which takes more than a millisecond.
+ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+REFILL = 1 / 32  # share of the rows that must be free before prompts are read: a pass costs a GPU as much as a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +138,7 @@ class TargetSampler:
         self._target, self._threads = target, torch.get_num_threads()
         workers = min(self._threads, rows) if target.device.type == "cpu" else 1
         self._rows = -(-rows // workers)
+        self._read = READ.get(target.device.type, READ_ELSEWHERE)
         self._layers = [_joined(layer) for layer in target.model.model.layers]
         self._workers = range(workers)
 
@@ -147,7 +153,8 @@ class TargetSampler:
                 while True:
                     waiting = []
                     for slots in idle:
-                        new = self._next(requests, self._rows - slots.count)
+                        room = self._rows - slots.count
+                        new = self._next(requests, room) if room >= REFILL * self._rows else []
                         if new or slots.count:
                             running[pool.submit(slots.advance, new)] = slots
                         else:
@@ -166,7 +173,7 @@ class TargetSampler:
     def _next(self, requests: Requests, room: int) -> list[Request]:
         """Returns prompts to read in one pass, at most `room`. Raises TrainError."""
         new: list[Request] = []
-        while len(new) < room and sum(len(each.ids) for each in new) < READ and (request := requests.take()):
+        while len(new) < room and sum(len(each.ids) for each in new) < self._read and (request := requests.take()):
             if len(request.ids) >= self.context:
                 raise TrainError(
                     f"a prompt has {len(request.ids)} tokens, but the target's context is {self.context}; shorten it"
@@ -197,7 +204,8 @@ class Slots:
     @torch.no_grad()
     def advance(self, new: list[Request]) -> list[Row]:
         """Reads new prompts, if any, else writes a token of every answer. Returns the answers that ended."""
-        return self._read(new) if new else self._step()
+        with sdpa_kernel(ATTENTION):
+            return self._read(new) if new else self._step()
 
     def _read(self, requests: list[Request]) -> list[Row]:
         """Reads prompts, one after another without padding, and takes their first tokens. Returns the answers that
@@ -240,9 +248,10 @@ class Slots:
         for bucket in buckets:
             own = lengths[start : start + len(bucket.rows)]
             used = int(own.max()) + 1
-            hidden = (torch.arange(used) > own[:, None])[:, None, None, :]
-            mask = torch.zeros(hidden.shape, dtype=self._like.dtype).masked_fill(hidden, -torch.inf).to(device)
-            parts.append((bucket, slice(start, start + len(own)), used, torch.arange(len(own)), own, mask))
+            ends, places = own.to(device), torch.arange(len(own), device=device)
+            hidden = (torch.arange(used, device=device) > ends[:, None])[:, None, None, :]
+            mask = self._like.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+            parts.append((bucket, slice(start, start + len(own)), used, places, ends, mask))
             start += len(own)
 
         def attend(number: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ class _Attend(torch.autograd.Function):
 
 
 def flashes(device: torch.device) -> bool:
-    """Returns whether the fused operator of CPUs computes the causal block; else matrices of scores, text by text."""
+    """Returns whether the fused operator of CPUs computes the causal block; else matrices of scores."""
     return device.type == "cpu"
 
 
@@ -83,10 +83,9 @@ def _causal(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     if flashes(q.device):
         out, lse = FLASH(q, k, v, 0.0, True)
         return out, lse
-    parts = [_scores(one, key) for one, key in zip(q, k, strict=True)]
-    lse = torch.stack([part.logsumexp(-1) for part in parts])
-    out = [torch.matmul((s - each[..., None]).exp().to(v.dtype), x) for s, each, x in zip(parts, lse, v, strict=True)]
-    return torch.stack(out), lse
+    scores = _scores(q, k)
+    lse = scores.logsumexp(-1)
+    return torch.matmul((scores - lse[..., None]).exp_().to(v.dtype), v), lse
 
 
 def _causal_backward(
@@ -96,20 +95,16 @@ def _causal_backward(
     if flashes(q.device):
         dq, dk, dv = FLASH_BACKWARD(given, q, k, v, out, lse, 0.0, True)
         return dq, dk, dv
-    gradients = []
-    for one, key, value, above, each, reach in zip(q, k, v, given, out, lse, strict=True):
-        probabilities = (_scores(one, key) - reach[..., None]).exp()
-        mean = (above.float() * each.float()).sum(-1, keepdim=True)
-        pull = probabilities * (torch.matmul(above, value.transpose(-1, -2)).float() - mean) * one.shape[-1] ** -0.5
-        pull = pull.to(one.dtype)
-        dv = torch.matmul(probabilities.to(one.dtype).transpose(-1, -2), above)
-        gradients.append((torch.matmul(pull, key), torch.matmul(pull.transpose(-1, -2), one), dv))
-    dq, dk, dv = (torch.stack(parts) for parts in zip(*gradients, strict=True))
-    return dq, dk, dv
+    probabilities = (_scores(q, k) - lse[..., None]).exp_()
+    mean = (given.float() * out.float()).sum(-1, keepdim=True)
+    pull = torch.matmul(given, v.transpose(-1, -2)).float().sub_(mean).mul_(probabilities).mul_(q.shape[-1] ** -0.5)
+    pull = pull.to(q.dtype)
+    dv = torch.matmul(probabilities.to(q.dtype).transpose(-1, -2), given)
+    return torch.matmul(pull, k), torch.matmul(pull.transpose(-1, -2), q), dv
 
 
 def _scores(q: Tensor, k: Tensor) -> Tensor:
-    """Returns the masked scores [Hq, T, T] in fp32 of one text."""
+    """Returns the masked scores [B, Hq, T, T] in fp32."""
     scores = torch.matmul(q, k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5
     later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
     masked: Tensor = scores.masked_fill_(later, -torch.inf)

@@ -38,6 +38,7 @@ from eagle_train.config import DRAFT_VOCAB, Inputs, Layout, TrainConfig
 from eagle_train.errors import TrainError
 from eagle_train.layouts import config_json, stored_name
 from eagle_train.objective import Vocabulary
+from eagle_train.precision import unhalved
 from eagle_train.target import FrozenTarget
 from eagle_train.ttt import Head
 
@@ -147,11 +148,11 @@ def new_head(
         torch.manual_seed(seed)
         head = build_any_head(shape)
         assert not isinstance(head, HeadsAhead)
+        cast(torch.nn.Module, head).to(target.device)
         if isinstance(head, BlockHead):
             start_block(head, target)
     model = target.model
-    cast(torch.nn.Module, head).to(target.device)
-    head.embed_tokens = model.model.embed_tokens
+    head.embed_tokens = _embedding(model.model.embed_tokens)
     if isinstance(head, Eagle1Head):
         head.lm_head = model.lm_head
     else:
@@ -166,6 +167,14 @@ def new_head(
     if isinstance(head, Eagle1Head):
         _cut_inputs(head, shape.hidden_size, inputs)
     return head
+
+
+def _embedding(given: torch.nn.Embedding) -> torch.nn.Embedding:
+    """Returns the target's embedding, in fp32 where it is stored in fp16 (precision.unhalved)."""
+    if given.weight.dtype != torch.float16:
+        return given
+    copied = torch.nn.Embedding(*given.weight.shape, _weight=unhalved(given.weight.data))
+    return copied.requires_grad_(False)
 
 
 def _lm_head_rows(target_rows: Tensor, vocabulary: Vocabulary | None, given: HeadPart | None) -> Tensor:

@@ -3,7 +3,12 @@ Weights, losses and AdamW's moments are fp32 everywhere."""
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
+from torch import Tensor
+
+Given = TypeVar("Given", Tensor, None, Tensor | None)
 
 
 def mixed(device: torch.device) -> torch.autocast:
@@ -16,3 +21,8 @@ def has_bf16(device: torch.device) -> bool:
     if device.type != "cpu":
         return device.type == "cuda"
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def unhalved(state: Given) -> Given:
+    """Returns a state that can be joined with others under `mixed`, which takes fp32 and bfloat16, but not fp16."""
+    return state.float() if state is not None and state.dtype == torch.float16 else state

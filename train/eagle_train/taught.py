@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
-ROWS = 128  # of logits over the whole vocabulary that are held at a time
+ROWS = {"cpu": 128}  # of logits over the whole vocabulary that are held at a time
+ROWS_ELSEWHERE = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,8 @@ def likeliest(states: Tensor, lm_head: Tensor, asked: Tensor) -> tuple[Tensor, T
     best = torch.zeros(asked.shape, dtype=torch.int64, device=states.device)
     lse = torch.zeros(asked.shape, dtype=torch.float32, device=states.device)
     flat = states.flatten(0, 1)
-    for rows in torch.split(torch.nonzero(asked.flatten()).flatten(), ROWS):
+    size = ROWS.get(states.device.type, ROWS_ELSEWHERE)
+    for rows in torch.split(torch.nonzero(asked.flatten()).flatten(), size):
         logits = _logits(flat[rows], lm_head)
         best.view(-1)[rows], lse.view(-1)[rows] = logits.argmax(-1), logits.logsumexp(-1)
     return best, lse

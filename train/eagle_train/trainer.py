@@ -50,7 +50,7 @@ from eagle_train.head import (
 from eagle_train.metrics import Acceptance, Tally
 from eagle_train.objective import Vocabulary, eagle1_objective, eagle3_objective
 from eagle_train.output import CHECKPOINT, LOG, WORK, check_output
-from eagle_train.precision import mixed
+from eagle_train.precision import mixed, unhalved
 from eagle_train.target import FrozenTarget, fingerprint, open_llama
 from eagle_train.taught import Batch, Taught
 
@@ -315,7 +315,7 @@ class Run:
         return block_objective(self._head, self._shape, batch, taught, self._vocabulary, roots, tally)
 
     def _as_read(self, taught: Taught) -> Taught:
-        return Taught(self._read(taught.features), taught.said, taught.last)
+        return Taught(self._read(unhalved(taught.features)), taught.said, unhalved(taught.last))
 
     def _evaluate(self) -> Acceptance | None:
         """Returns the acceptance on the held-out data, if given, and logs it."""
