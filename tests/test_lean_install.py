@@ -69,7 +69,7 @@ def test_the_wheel_holds_the_packages_and_their_types(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == PACKAGES
     assert {f"{package}/py.typed" for package in PACKAGES} <= set(names)
-    sources = {path.relative_to(path.parents[1]) for path in ROOT.glob("*/eagle_*/*.py")}
+    sources = {path.relative_to(path.parents[1]) for package in PACKAGES for path in ROOT.glob(f"*/{package}/*.py")}
     assert {source.as_posix() for source in sources} <= set(names)
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     page = {path.relative_to(ROOT / "runtime").as_posix() for path in ROOT.glob("runtime/eagle_serve/page/*")}

@@ -71,7 +71,6 @@ def same_weights(one: Pair, other: Pair) -> None:
     assert one.head.d2t is None or other.head.d2t is None or torch.equal(one.head.d2t, other.head.d2t)
 
 
-@pytest.mark.parametrize("producer", WRITERS)
 def test_an_eagle3_head_that_drafts_all_tokens_may_have_the_targets_lm_head(tmp_path: Path) -> None:
     folder = tmp_path / "head"
     shutil.copytree(GOLDEN / "head_eagle3_dv44", folder)
@@ -90,6 +89,7 @@ def test_an_eagle3_head_that_drafts_all_tokens_may_have_the_targets_lm_head(tmp_
         open_pair(TARGET, folder)
 
 
+@pytest.mark.parametrize("producer", WRITERS)
 def test_a_head_of_each_producer_is_the_official_head(producer: str, tmp_path: Path) -> None:
     kind, write = WRITERS[producer]
     pair, reference = open_pair(TARGET, write(golden_head(kind)).write(tmp_path / "head")), official_pair(kind)

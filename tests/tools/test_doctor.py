@@ -22,10 +22,12 @@ from eagle_calib.replay import replay
 from eagle_export.certificate import make_certificate
 from eagle_export.checkpoint import open_checkpoint
 from eagle_runtime import EagleModel
+from eagle_runtime.backends import on_cpu
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, Manifest, read_manifest
 from eagle_runtime.loading import bundle_of_sessions
 from eagle_runtime.session.ort.device_session import OrtDeviceSession
 from eagle_runtime.session.ort.library import open_graph
+from eagle_runtime.session.ort.operators import native_operators
 from eagle_runtime.session.ort.memory import OrtMemory
 from eagle_runtime.session.protocol import Session
 from eagle_runtime.session.trt.session import start_sessions
@@ -93,8 +95,9 @@ def test_a_sound_bundle(precision: str, certified: Callable[[str], Path], capsys
     assert status == 0
     words = {name: word for name, (word, _) in lines.items()}
     fine = ["files", "limits", "engine", "lossless", "agreement", "tau", *(["rows"] if precision == "int8" else [])]
+    native = [] if precision == "int8" and native_operators().library else ["native"]  # it has a graph for it, or none
     assert words == dict.fromkeys(fine, "ok") | dict.fromkeys(
-        ("logits", "speed", "cuda", "tensorrt", "tensorrt-rtx"), "-"
+        ("logits", "speed", "cuda", "tensorrt", "tensorrt-rtx", *native), "-"
     )
     assert precision == "fp32" or lines["rows"][1].startswith("rows are equal to the bit")
     assert lines["engine"][1].startswith("cpu: ") and lines["tensorrt"][1] == "the bundle has no engines for it"
@@ -292,11 +295,12 @@ def test_wrong_input_takes_one_line(
 def test_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in report["backends"]] == ["tensorrt-rtx", "tensorrt", "cuda", "cpu"]
-    *others, cpu = report["backends"]
+    assert [row["name"] for row in report["backends"]] == ["tensorrt-rtx", "tensorrt", "cuda", "native", "cpu"]
+    *others, native, cpu = report["backends"]
     assert report["ok"] is cpu["works"] is True
     assert report["gpu"]["works"] or not any(row["works"] for row in others)
     assert cpu["says"].startswith("onnxruntime ") and "CPUExecutionProvider" in cpu["says"]
+    assert native["says"].startswith("eagle-edge-kernels ")
     for row in others:
         assert (
             row["works"] or "is missing" in row["says"] or "pip install" in row["says"] or "nvidia-smi" in row["says"]
@@ -306,14 +310,14 @@ def test_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_machine_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["gpu", "tensorrt-rtx", "tensorrt", "cuda", "cpu"]
+    assert [line.split()[0] for line in lines] == ["gpu", "tensorrt-rtx", "tensorrt", "cuda", "native", "cpu"]
     assert lines[-1].startswith("cpu           works  onnxruntime ")
 
 
 def test_no_gpu_engine_works_without_a_gpu() -> None:
     gpu = nvidia_gpu()
     for name, finding in find_engines().items():
-        if name != "cpu" and not gpu.works:
+        if not on_cpu(name) and not gpu.works:
             assert not finding.works
 
 

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from eagle_runtime.backends import BACKENDS
+from eagle_runtime.backends import BACKENDS, NATIVE
 from eagle_runtime.errors import BackendError
 from eagle_runtime.machine.nvidia import first_gpu
 
@@ -34,6 +34,7 @@ def find_engines(gpu: Finding | None = None) -> dict[str, Finding]:
         "tensorrt-rtx": _tensorrt("tensorrt-rtx", "tensorrt_rtx", gpu),
         "tensorrt": _tensorrt("tensorrt", "tensorrt", gpu),
         "cuda": _onnxruntime("cuda", PROVIDERS["cuda"], gpu),
+        NATIVE: _native(),
         "cpu": _onnxruntime("cpu", PROVIDERS["cpu"], None),
     }
     assert tuple(findings) == BACKENDS
@@ -58,6 +59,17 @@ def _onnxruntime(extra: str, provider: str, gpu: Finding | None) -> Finding:
         return _joined(name, [gpu])
     missing = f"{name} has no {provider}: pip uninstall onnxruntime, then pip install 'eagle-edge[{extra}]'"
     return _joined("", [Finding(False, missing), gpu])
+
+
+def _native() -> Finding:
+    tried = "[(one := m.native_operators()).instructions, one.reason]"
+    found = _imported("eagle_runtime.session.ort.operators", tried, "cpu")
+    if isinstance(found, Finding):
+        return found
+    instructions, reason = found
+    if reason:
+        return Finding(False, f"{reason}: docs/kernels.md says how to get it")
+    return Finding(True, f"eagle-edge-kernels ({instructions})")
 
 
 def _tensorrt(extra: str, library: str, gpu: Finding) -> Finding:

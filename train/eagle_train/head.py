@@ -173,8 +173,8 @@ def _embedding(given: torch.nn.Embedding) -> torch.nn.Embedding:
     """Returns the target's embedding, in fp32 where it is stored in fp16 (precision.unhalved)."""
     if given.weight.dtype != torch.float16:
         return given
-    copied = torch.nn.Embedding(*given.weight.shape, _weight=unhalved(given.weight.data))
-    return copied.requires_grad_(False)
+    count, width = given.weight.shape
+    return torch.nn.Embedding(count, width, _weight=unhalved(given.weight.data)).requires_grad_(False)
 
 
 def _lm_head_rows(target_rows: Tensor, vocabulary: Vocabulary | None, given: HeadPart | None) -> Tensor:

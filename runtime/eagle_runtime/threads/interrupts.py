@@ -92,7 +92,7 @@ def _watch(reader: socket.socket, numbers: frozenset[int], others: frozenset[int
     if hasattr(signal, "pthread_sigmask"):  # or the system may deliver to this thread what should wake the main one
         signal.pthread_sigmask(signal.SIG_BLOCK, numbers | others)
     first: float | None = None
-    resent: list[int] = []  # signals that this thread has sent, whose bytes are still to come
+    unsent, on_its_way = 2, False  # signals that this thread sends the main one after the first, one after the other
     again: int | None = None
     while data := _received(reader):
         if data[0] in others and hasattr(signal, "pthread_kill"):
@@ -102,21 +102,18 @@ def _watch(reader: socket.socket, numbers: frozenset[int], others: frozenset[int
         if data[0] not in numbers:
             continue
         now = time.monotonic()
-        if first is None:
-            first = now
-            if hasattr(signal, "pthread_kill"):
-                # An engine's thread may have got it, which does not wake the main one; and the main one may just then
-                # begin to wait for a line, which only a signal that comes later ends.
-                for pause in (0.0, AGAIN_S):
-                    if not done.wait(pause):
-                        resent.append(data[0])
-                        signal.pthread_kill(threading.main_thread().ident or 0, data[0])
-        elif data[0] in resent:
-            resent.remove(data[0])
-        elif now > first + SAME_S:
+        if first is not None and not on_its_way and now > first + SAME_S:
             if not done.wait(max(0.0, first + CLEANUP_S - now)):
                 os._exit(128 + data[0])
             return
+        # An engine's thread may have got it, which does not wake the main one; and the main one may just then begin to
+        # wait for a line, which only a signal that comes later ends. Each is sent when the one before has come: two
+        # that are on their way at once may come as one, and what a user sends would be taken for the other.
+        pause, on_its_way = 0.0 if first is None else AGAIN_S, False
+        first = now if first is None else first
+        if unsent and hasattr(signal, "pthread_kill") and not done.wait(pause):
+            unsent, on_its_way = unsent - 1, True
+            signal.pthread_kill(threading.main_thread().ident or 0, data[0])
 
 
 def _received(reader: socket.socket) -> bytes:
