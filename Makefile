@@ -13,7 +13,7 @@ NUMERIC := $(addprefix tests/,export/test_recipes.py export/test_calibrated_reci
 	runtime/test_constrained_identity.py)
 AS_AVX2 = PYTHONPATH=$(CURDIR)/.avx2
 
-.PHONY: setup kernels test test-avx2 numeric-avx2 lint demo bench processors faults transformers clean
+.PHONY: setup kernels test test-slow test-avx2 numeric-avx2 lint demo bench processors faults transformers clean
 .DEFAULT_GOAL := test
 
 setup: .venv/.installed
@@ -39,6 +39,10 @@ lint: setup
 test: lint
 	@$(BIN)/python -m eagle_tools.as_avx2
 	$(BIN)/pytest -n 2 --dist worksteal
+
+# What takes long beside what is like it (tests/slow.txt), and what takes minutes each: some hours in all.
+test-slow: setup
+	$(BIN)/pytest -n 2 --dist worksteal -m "slow and not gpu"
 
 # All of it as on a processor with AVX2 alone, at full speed (tools/eagle_tools/as_avx2.py); there it is `make test`.
 test-avx2: lint

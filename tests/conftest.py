@@ -56,6 +56,19 @@ def write_block(kind: str, folder: Path) -> Path:
     return written
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Gives the tests that slow.txt lists the mark slow."""
+    lines = (Path(__file__).parent / "slow.txt").read_text(encoding="utf-8").splitlines()
+    listed = {line for line in lines if not line.startswith("#")}
+    for item in items:
+        if item.nodeid in listed:
+            item.add_marker(pytest.mark.slow)
+    whole = {item.nodeid.partition("[")[0] for item in items}  # tests with all their parameters, unless ids were given
+    gone = {each for each in listed if each.partition("[")[0] in whole} - {item.nodeid for item in items}
+    if gone and len(whole) > 1000:
+        raise pytest.UsageError(f"tests/slow.txt lists what no test is called: {', '.join(sorted(gone))}")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def measured_costs(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What passes cost is measured by the tests, not read from the user's own cache."""

@@ -184,7 +184,7 @@ def change(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (change("pre", None), "does not say how its tokenizer cuts text"),
         (change("merges", ["a b c"]), "merge 'a b c' has not two parts"),
         (change("merges", []), "tokenizer.ggml.merges is missing"),
-        (change("eos_token_id", 5000), "eos_token_id is 5000, but there are 4200 tokens"),
+        (change("eos_token_id", "two"), "eos_token_id is 'two', but must be a whole number"),
         (change("token_type", [1, 2]), "their kinds are not as many"),
         (change("tokens", ["a", "a"]), "its tokens are not distinct"),
         (

@@ -27,8 +27,8 @@ from eagle_runtime.bundle.manifest import MANIFEST_NAME, Manifest, read_manifest
 from eagle_runtime.loading import bundle_of_sessions
 from eagle_runtime.session.ort.device_session import OrtDeviceSession
 from eagle_runtime.session.ort.library import open_graph
-from eagle_runtime.session.ort.operators import native_operators
 from eagle_runtime.session.ort.memory import OrtMemory
+from eagle_runtime.session.ort.operators import native_operators
 from eagle_runtime.session.protocol import Session
 from eagle_runtime.session.trt.session import start_sessions
 from eagle_tools.doctor import _graphs, _lossless, _ties, main
