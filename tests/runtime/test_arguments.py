@@ -45,7 +45,7 @@ def test_whole_numbers(name: str, value: Any, model_of: Callable[..., EagleModel
 
 def test_a_length_of_none(model_of: Callable[..., EagleModel]) -> None:
     with pytest.raises(RequestError, match="max_new_tokens is None"):
-        model_of("eagle1").stream(PROMPT, max_new_tokens=None)  # type: ignore[arg-type]
+        model_of("eagle1").stream(PROMPT, max_new_tokens=None)
 
 
 @pytest.mark.parametrize("name", ["top_k", "temperature", "top_p", "logit_bias"])
