@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import _thread
 import json
-import threading
-import time
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from eagle_train.data import load_tokenizer
 from eagle_train.dialogues import Prompts, user_header
 from eagle_train.errors import TrainError
 from eagle_train.generate import Asker
+from eagle_train.partial import PartialFile
 from eagle_train.sampling import choose, cut_loop, uniform
 from eagle_train.target import FrozenTarget
 from text_targets import EOS, text_target
@@ -170,28 +169,30 @@ def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
     return path
 
 
-def interrupt_after(partial: Path, rows: int) -> threading.Thread:
-    """Returns a thread that interrupts the main thread, as Ctrl+C does, when the file has that many rows."""
+def interrupt_after(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the program interrupt itself, as Ctrl+C does, when it has written that many rows."""
+    add, written = PartialFile.add, 0
 
-    def watch() -> None:
-        while not partial.is_file() or partial.read_bytes().count(b"\n") < rows:
-            time.sleep(0.002)
-        _thread.interrupt_main()
+    def adding(file: PartialFile, *row: Any) -> None:
+        nonlocal written
+        add(file, *row)
+        written += 1
+        if written == rows:
+            signal.raise_signal(signal.SIGINT)
 
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    return thread
+    monkeypatch.setattr(PartialFile, "add", adding)
 
 
-def test_a_stopped_run_goes_on(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stopped_run_goes_on(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Answers that had ended are kept, half a line is not, and the file is the same as without the stop."""
     rows = write(tmp_path / "prompts.jsonl", [{"ids": ids} for ids in prompts([4] * 40)])
     whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     partial = tmp_path / "out.partial.jsonl"
     options = ["--max-new-tokens", "40", "--batch-size"]
-    watch = interrupt_after(partial, 3)
+    interrupt_after(3, monkeypatch)
     assert main(generate(folder, rows, out, *options, "2")) == 130
-    watch.join()
     finished = partial.read_bytes()
     assert 3 <= finished.count(b"\n") < 40
     assert not out.exists()
