@@ -8,18 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-MODEL = "grown"  # in the heading of the model whose table is drawn
-COLUMNS = ("precision", "method", "tok/s")  # of the table that compares with PyTorch
+MODEL = "SmolLM2"  # in the heading of the model whose table is drawn
+COLUMNS = ("precision", "method", "tok/s")  # of the table that compares engines
 BARS = (  # what runs, precision and method of a row of the table -> label
-    ("PyTorch", "fp32", "eager", "PyTorch, fp32"),
-    ("PyTorch", "bf16", "compiled", "PyTorch, bf16, compiled"),
-    ("PyTorch", "bf16", "prompt-lookup", "PyTorch, bf16, its own prompt lookup"),
-    ("eagle-edge, EAGLE-1 head", "int8, head int4", "vanilla", "eagle-edge, int8, without drafts"),
-    ("eagle-edge, EAGLE-1 head", "int8, head int4", "eagle+lookup", "eagle-edge, int8, with drafts (default)"),
+    ("pytorch", "fp32", "eager", "PyTorch, fp32"),
+    ("llama.cpp", "q8_0", "plain", "llama.cpp, q8_0"),
+    ("onnxruntime-genai", "int8", "plain", "onnxruntime-genai, int8"),
+    ("eagle-edge", "int8, head int4", "vanilla", "eagle-edge, int8, without drafts"),
+    ("eagle-edge", "int8, head int4", "eagle+lookup", "eagle-edge, int8, with drafts (default)"),
+    ("llama.cpp", "q4_0", "plain", "llama.cpp, q4_0"),
+    ("onnxruntime-genai", "int4", "plain", "onnxruntime-genai, int4"),
+    ("eagle-edge", "int4", "vanilla", "eagle-edge, int4, without drafts"),
+    ("eagle-edge", "int4", "eagle+lookup", "eagle-edge, int4, with drafts (default)"),
 )
 CAPTION = (
-    "Llama of 1.0 B parameters: the demo pair of 5.6 M parameters, grown by function-preserving steps",
-    "medians of 8 prompts with 95 % intervals, from docs/results.md",
+    "SmolLM2-135M-Instruct, 30 layers x 576, one token after another and with drafts",
+    "medians of 6 prompts with 95 % intervals, from docs/results.md",
 )
 LEFT, WIDTH, TOP, STEP = 280, 400, 60, 30  # of the bars, in pixels
 

@@ -268,7 +268,7 @@ def test_the_page_in_docs_names_its_command_version_and_machine() -> None:
     args = _parser().parse_args(shlex.split(command)[3:])
     assert re.search(r"^- measured on \d{4}-\d\d-\d\d by eagle-edge [\d.]+, commit [0-9a-f]{7,}$", page, re.M)
     facts = re.findall(r"^- (.*)$", page.partition("\n## ")[0], re.M)
-    for fact in (r".*, \d+ threads", "Linux, .*", r"onnxruntime [\d.]+", r"cpu: memory read at [\d.]+ GB/s"):
+    for fact in (r".*, \d+ threads", "Linux, .*", r"onnxruntime [\d.]+", r"(cpu|native): memory read at [\d.]+ GB/s"):
         assert any(re.fullmatch(fact, line) for line in facts), fact
     assert f"- {args.max_new_tokens} new tokens" in page
     assert page.count("\n## ") == len(args.pairs) and set(args.pairs) <= set(NAMES)
