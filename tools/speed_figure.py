@@ -59,7 +59,7 @@ def draw(bars: list[Bar]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 60} {height}" font-family="sans-serif" '
         'font-size="13">',
         f'<rect width="{LEFT + WIDTH + 60}" height="{height}" fill="white"/>',
-        '<text x="12" y="18" font-weight="bold">Tokens per second, greedy, two threads of a CPU</text>',
+        '<text x="12" y="18" font-weight="bold">Tokens per second, greedy, two threads of a CPU with AVX2 alone</text>',
         *(
             f'<text x="12" y="{35 + 14 * index}" font-size="11" fill="#666">{line}</text>'
             for index, line in enumerate(CAPTION)

@@ -22,9 +22,9 @@ from eagle_runtime import EagleModel
 from eagle_runtime.result import Result
 from eagle_tools import toy_demo
 from eagle_tools.bench.machine import physical_cores
+from eagle_tools.results.pairs import HEADS, SHIPPED
 
 TOOLS = Path(__file__).resolve().parents[1]
-HEAD = TOOLS / "smollm2" / "eagle3"
 QUESTION = "Why do leaves change colour in autumn?"
 COMPARED = (
     QUESTION,
@@ -43,7 +43,7 @@ def main(folder: Path = TOOLS.parent / ".demo") -> int:
     if not source.is_dir() and not _taken_out(source, console):
         console.print("showing the toy pair of 5.6 M parameters instead: its text means little")
         return toy_demo.main(folder)
-    equal = show(source, HEAD, folder / "smollm2", console)
+    equal = show(source, SHIPPED / HEADS[0], folder / "smollm2", console)
     for name in toy_demo.HEADS.values():  # the examples of docs/ open these
         export(toy_demo.PAIR / "target", toy_demo.PAIR / name, folder / name)
     return 0 if equal else 1

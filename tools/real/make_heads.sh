@@ -26,14 +26,15 @@ answer "$work/headers.jsonl" "$work/asked.jsonl"
 [ -d "$work/prompts" ] || prompts mix "$target" --headers "$work/headers.jsonl" --asked "$work/asked.jsonl" \
   --held-out "$questions"/*.jsonl --count "${PROMPTS:-8000}" --shards 4 --evaluation 64 -o "$work/prompts"
 mkdir -p "$work/answers"
-# JOBS: files that are answered at once. On an H200 four processes with BATCH=1024 wrote 20,000 tokens a second, in 73 GB.
+# JOBS: files that are answered at once. On an H200 four processes with BATCH=1024 wrote 20,000 tokens a second, in
+# 73 GB.
 running=0
 for prompts_file in "$work"/prompts/*.jsonl; do
   answer "$prompts_file" "$work/answers/$(basename "$prompts_file")" &
   running=$((running + 1))
   if [ "$running" -ge "${JOBS:-1}" ]; then wait -n; running=$((running - 1)); fi
 done
-wait
+while [ "$running" -gt 0 ]; do wait -n; running=$((running - 1)); done  # one by one: a failed one ends the script
 
 # EAGLE-1 first: the block head begins with its layer.
 data=("$work"/answers/train-*.jsonl)
@@ -45,7 +46,7 @@ head() {
     --cache "$work/cache" --steps "${STEPS:-6000}" "${resume[@]}" "$@"
 }
 head "head --kind eagle3" "$work/wide" --draft-vocab 8192
-[ -d "$work/eagle3" ] || train head --kind eagle3 "$target" --data "${data[@]}" --init "$work/wide" --draft-vocab 4864 \
-  --steps 0 -o "$work/eagle3"  # the most frequent draft tokens, for a file below 16 MB
+[ -f "$work/eagle3/config.json" ] || train head --kind eagle3 "$target" --data "${data[@]}" --init "$work/wide" \
+  --draft-vocab 4864 --steps 0 -o "$work/eagle3"  # the most frequent draft tokens, for a file below 16 MB
 head "head --kind eagle1" "$work/eagle1"
 head block "$work/block" --init "$work/eagle1"

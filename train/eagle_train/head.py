@@ -171,10 +171,11 @@ def new_head(
 
 def _embedding(given: torch.nn.Embedding) -> torch.nn.Embedding:
     """Returns the target's embedding, in fp32 where it is stored in fp16 (precision.unhalved)."""
-    if given.weight.dtype != torch.float16:
+    single = unhalved(given.weight)
+    if single is given.weight:
         return given
-    count, width = given.weight.shape
-    return torch.nn.Embedding(count, width, _weight=unhalved(given.weight.data)).requires_grad_(False)
+    count, width = single.shape
+    return torch.nn.Embedding(count, width, _weight=single).requires_grad_(False)
 
 
 def _lm_head_rows(target_rows: Tensor, vocabulary: Vocabulary | None, given: HeadPart | None) -> Tensor:
