@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from eagle_export import trace
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import MANIFEST_NAME
 from eagle_runtime.session.ort.operators import native_operators
+from eagle_runtime.threads.interrupts import STOP_SIGNALS
 from trace_memory import TraceMemory
 
 # Of tests of the native operators: they need eagle-edge-kernels, which `make kernels` builds.
@@ -67,6 +69,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     gone = {each for each in listed if each.partition("[")[0] in whole} - {item.nodeid for item in items}
     if gone and len(whole) > 1000:
         raise pytest.UsageError(f"tests/slow.txt lists what no test is called: {', '.join(sorted(gone))}")
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    """Restores the handlers of signals: a command that was stopped in this process leaves them ignored, and programs that
+    later tests start would ignore them too."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

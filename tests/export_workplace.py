@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,13 +113,9 @@ def shard(folder: Path) -> None:
 
 @contextmanager
 def workplace(golden: Path, root: Path, monkeypatch: pytest.MonkeyPatch, traces: TraceMemory) -> Iterator[Workplace]:
-    """A workplace; the signal handlers and the variable that the command sets in its process are restored at the
-    end."""
+    """A workplace; the variable that the command sets in its process is restored at the end."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield Workplace(golden, root, traces)
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def refusal(work: Workplace, argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:

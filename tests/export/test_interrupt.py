@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -76,13 +76,9 @@ def out(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Restores the signal handlers and the variable that the command sets in its process."""
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restores the variable that the command sets in its process."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def start(*argv: object, stdout: int = subprocess.PIPE, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:

@@ -315,12 +315,8 @@ def test_an_error_that_replaces_a_stop_counts_as_the_stop() -> None:
         except Interrupted:
             raise TypeError("expected str, bytes or os.PathLike object, not BufferedWriter") from None
 
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        with pytest.raises(Interrupted) as stop, handled_interrupts():
-            replace()
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with pytest.raises(Interrupted) as stop, handled_interrupts():
+        replace()
     assert stop.value.args == (signal.SIGTERM,)
     with pytest.raises(TypeError), handled_interrupts():
         raise TypeError
