@@ -73,8 +73,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _handlers() -> Iterator[None]:
-    """Restores the handlers of signals: a command that was stopped in this process leaves them ignored, and programs that
-    later tests start would ignore them too."""
+    """Restores the handlers of signals: a command that was stopped in this process leaves them ignored, and programs
+    that later tests start would ignore them too."""
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     yield
     for number, handler in before.items():
