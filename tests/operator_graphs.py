@@ -114,10 +114,11 @@ class Heads:
     cap: float = 0.0
     rotated: bool = True
 
-    def session(self, **other: int) -> Any:
-        """Of one ExactTreeAttention. other: attributes in the place of the right ones."""
+    def session(self, by_rows: bool = False, **other: int) -> Any:
+        """Of one ExactTreeAttention. by_rows: keys and values [1, P, KV, D]; other: attributes in the place of the
+        right ones."""
         names = ["q", "k", "v", "keys", "values", "positions", "mask", *(["cosine", "sine"] if self.rotated else [])]
-        ranks = [3, 3, 3, 3, 4, 2, 4, 3, 3]
+        ranks = [3, 3, 3, 4 if by_rows else 3, 4, 2, 4, 3, 3]
         kinds = {name: TensorProto.INT64 if name == "positions" else TensorProto.FLOAT for name in names}
         attributes: dict[str, Any] = {"heads": self.heads, "kv_heads": self.kv_heads, "width": self.width}
         attributes |= {"scale": self.width**-0.5, "window": self.window, "softcap": self.cap}
@@ -155,6 +156,14 @@ class Heads:
                 "sine": np.sin(angles).astype(np.float32)[None],
             }
         return feeds
+
+    def level(self, feeds: dict[str, Array], past: tuple[Array, Array], earlier: int) -> dict[str, Array]:
+        """Inputs of a pass by rows over the nodes of a tree from `earlier` on, of which `feeds` are the inputs. past:
+        keys and values [L + earlier, KV, D] of the committed rows and of the nodes before."""
+        named = ("q", "k", "v", "positions", "cosine", "sine")
+        mine = {name: feeds[name][:, earlier:] for name in named if name in feeds}
+        mask = np.ascontiguousarray(feeds["mask"][:, :, earlier:])
+        return {**mine, "keys": past[0][None], "values": past[1][None], "mask": mask}
 
     def in_words(self, feeds: dict[str, Array], past: tuple[Array, Array]) -> Array:
         """What a pass computes [T, heads * D], in fp64."""

@@ -70,7 +70,7 @@ class ExpertSession(OrtSession):
 
     def run(self, feeds: Mapping[str, Any], cache: KVCache | HeadMajorCache) -> dict[str, Array]:
         results = super().run(feeds, cache)
-        values = self._binding.get_outputs()[len(self._new_names) :]  # as they were bound: new rows first
+        values = self._bound.binding.get_outputs()[len(self._new_names) :]  # as they were bound: new rows first
         for name, value in zip(self.outputs, values, strict=True):
             if results[name].size == 0:
                 results[name] = value.numpy()[0]
@@ -80,7 +80,7 @@ class ExpertSession(OrtSession):
         spec = self.outputs[name]
         if all(dim in sizes for dim in spec.shape if isinstance(dim, str)):
             return super()._bind_output(name, sizes)
-        self._binding.bind_output(name, "cpu")  # memory of the engine's own
+        self._bound.binding.bind_output(name, "cpu")  # memory of the engine's own
         return np.empty(0, np.dtype(spec.dtype))
 
 

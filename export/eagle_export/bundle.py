@@ -34,6 +34,7 @@ from eagle_export.limits import FidelityError, required_fidelity
 from eagle_export.pair import Pair, build_graphs, open_pair
 from eagle_export.preflight import NOTABLE, requirement_of
 from eagle_export.recipes.native import DOMAIN, both_forms
+from eagle_export.recipes.native_head import native_head
 from eagle_export.recipes.plan import (
     AUTO,
     apply,
@@ -65,7 +66,7 @@ from eagle_runtime.command import print_line
 from eagle_runtime.files import file_sha256
 
 GRAPH_FILES = {"target": "target/model.onnx", "draft": "draft/model.onnx"}
-NATIVE_FILE = "target/native.onnx"
+NATIVE_FILES = {"target": "target/native.onnx", "draft": "draft/native.onnx"}
 TOP_K = 64  # default of the top k that a head's graph returns per row; sampled trees use many candidates
 SAVE_IT = "AutoTokenizer.from_pretrained(...).save_pretrained(...) writes one"
 GOES_ON = "free space if that is why, and give the same command again: it goes on with what is finished"
@@ -227,21 +228,23 @@ def export(
                 progress.update(task, description="choosing scales")
                 others = {name: graph for name, graph in graphs.items() if name != "target"}
                 decisions = {name: apply(recipe.passes[name], graph) for name, graph in others.items()}
-                decisions["target"], native = both_forms(recipe.passes["target"], graphs["target"])
+                decisions["target"], native_target = both_forms(recipe.passes["target"], graphs["target"])
+                natives = {"target": native_target} if native_target is not None else {}
+                if natives and "draft" in graphs and (native := native_head(graphs["draft"])) is not None:
+                    natives["draft"] = native
                 total = sum(num_bytes(graph) for graph in graphs.values())
                 check_space(bundle.parent, total - folder_bytes(finished))
                 progress.update(task, total=total, completed=0)
-                hashes = _write(folder, pair.texts, graphs, native, finished, partial(_show_tensor, progress, task))
+                hashes = _write(folder, pair.texts, graphs, natives, finished, partial(_show_tensor, progress, task))
                 if pair.head is not None and pair.head.config.markov_rank:
                     write_transitions(folder / TRANSITIONS, pair.head)
                 manifest = _manifest(
                     folder, pair, graphs, precisions, decisions, top_k, draft_vocab, hashes, sources or {}
                 )
-                if native is not None:
-                    manifest = _with_native(manifest, native)
+                manifest = _with_native(manifest, natives)
                 (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
                 # Frees weights and recorded inputs before the source's weights are loaded.
-                del graphs, native, others, recipe, with_inputs, recorded
+                del graphs, natives, native_target, others, recipe, with_inputs, recorded
                 if certify:
                     try:
                         manifest, head_check, shortfalls = certified(pair, folder, manifest, layers, required, report)
@@ -262,11 +265,11 @@ def _write(
     folder: Path,
     texts: Mapping[str, bytes],
     graphs: Mapping[str, ir.Model],
-    native: ir.Model | None,
+    natives: Mapping[str, ir.Model],
     finished: Path,
     report: Report,
 ) -> dict[str, str]:
-    """Writes everything but the manifest. native: another form of the target, over the same weights. finished: where
+    """Writes everything but the manifest. natives: other forms of graphs, over the same weights. finished: where
     weights of an earlier run may be. Returns the SHA-256 of the files of weights, by their names in the bundle."""
     hashes, before = {}, 0
     for name, graph in graphs.items():
@@ -274,8 +277,8 @@ def _write(
         path.parent.mkdir()
         hashes[GRAPH_FILES[name] + DATA_SUFFIX] = save(graph, path, partial(_after, report, before), finished)
         before += num_bytes(graph)
-    if native is not None:
-        save_over(native, graphs["target"], folder / NATIVE_FILE, GRAPH_FILES["target"])
+    for name, native in natives.items():
+        save_over(native, graphs[name], folder / NATIVE_FILES[name], GRAPH_FILES[name])
     for name, content in texts.items():
         (folder / name).write_bytes(content)
     return hashes
@@ -332,11 +335,19 @@ def _manifest(
     )
 
 
-def _with_native(manifest: Manifest, native: ir.Model) -> Manifest:
-    operators = {node.op_type for node in native.graph if node.domain == DOMAIN}
-    spec = NativeSpec(NATIVE_FILE, OPERATORS, tuple(sorted(operators)))
-    graph = replace(manifest.target.graph, native=spec)
-    return replace(manifest, target=replace(manifest.target, graph=graph))
+def _with_native(manifest: Manifest, natives: Mapping[str, ir.Model]) -> Manifest:
+    """natives: by the graphs' names."""
+
+    def with_native(name: str, graph: GraphSpec) -> GraphSpec:
+        if name not in natives:
+            return graph
+        operators = {node.op_type for node in natives[name].graph if node.domain == DOMAIN}
+        return replace(graph, native=NativeSpec(NATIVE_FILES[name], OPERATORS, tuple(sorted(operators))))
+
+    target, head = manifest.target, manifest.head
+    target = replace(target, graph=with_native("target", target.graph))
+    head = None if head is None else replace(head, graph=with_native("draft", head.graph))
+    return replace(manifest, target=target, head=head)
 
 
 def _head_spec(config: HeadConfig, graph: GraphSpec, top_k: int, draft_vocab: int | None) -> HeadSpec:

@@ -2,9 +2,12 @@
 // columns, in the order of their positions, and on nothing else.
 //
 //   inputs   q [1, T, heads * D] or [1, T, heads, D], k and v alike with kv_heads, fp32
-//            past keys [kv_heads, C, D], past values [kv_heads, D / cut, C, cut], fp32 or both fp16
-//            position_ids [1, T] int64, the first being the number of committed columns
-//            tree_mask [1, 1, T, T] fp32: a row sees the new rows at which it is above -1
+//            past keys [kv_heads, C, D], past values [kv_heads, D / cut, C, cut], fp32 or both fp16; or both
+//            [1, P, kv_heads, D] fp32, without a window
+//            position_ids [1, T] int64, the first being the number of committed columns; of the second form P - L + T
+//            columns are committed, whatever the positions
+//            tree_mask [1, 1, T, T] fp32: a row sees the new rows at which it is above -1; of the second form
+//            [1, 1, T, L]: the last L - T rows of the past belong to the tree too
 //            cosine and sine [1, T, D / 2] fp32, or neither: q and k are rotated already
 //   outputs  [1, T, heads * D], new keys and new values [1, T, kv_heads, D], fp32
 //   attributes  heads, kv_heads, width (D), scale; window (0: none), softcap (0: none)
@@ -18,7 +21,7 @@
 
 namespace eagle {
 namespace {
-constexpr double FEW = 250e3;      // multiply-adds that one thread computes as fast as several
+constexpr double FEW = 100e3;      // multiply-adds that one thread computes as fast as several
 constexpr int64_t SPLIT_ROWS = 32;  // up to so many rows columns are split among threads, above rows are
 constexpr int64_t BLOCK_ROWS = 48;  // rows times query heads per key of one piece of work, where rows are split
 
@@ -50,6 +53,34 @@ bool rows_of(const ort::Tensor& t, int64_t rows, int64_t heads, int64_t width) {
   return (t.rank == 3 && t.dims[2] == heads * width) || (t.rank == 4 && t.dims[2] == heads && t.dims[3] == width);
 }
 
+// Keys [kv_heads, C, D], values [kv_heads, D / cut, C, cut].
+bool lay_out_heads(const Node& node, const ort::Tensor& keys, const ort::Tensor& values, Attention* job) {
+  const int64_t D = node.width, cut = values.rank == 4 ? values.dims[3] : 0, columns = keys.dims[1];
+  job->half = keys.type == ort::FLOAT16;
+  const int kind = job->half ? ort::FLOAT16 : ort::FLOAT;
+  if (!keys.is(kind, 3) || keys.dims[0] != node.kv_heads || columns < 1 || keys.dims[2] != D || !values.is(kind, 4) ||
+      values.dims[0] != node.kv_heads || cut < 8 || cut % 8 || values.dims[1] * cut != D || values.dims[2] != columns)
+    return false;
+  job->columns = columns, job->cut = cut;
+  job->key_head = job->value_head = columns * D, job->key_column = D;
+  job->value_column = cut, job->value_piece = columns * cut;
+  return true;
+}
+
+// Keys and values [1, P, kv_heads, D]; of none there is no memory.
+bool lay_out_rows(const Node& node, const ort::Tensor& keys, const ort::Tensor& values, Attention* job) {
+  const int64_t D = node.width, columns = keys.dims[1];
+  for (const ort::Tensor* t : {&keys, &values})
+    if (t->type != ort::FLOAT || t->rank != 4 || t->dims[0] != 1 || t->dims[1] != columns || columns < 0 ||
+        (columns > 0 && t->data == nullptr) || t->dims[2] != node.kv_heads || t->dims[3] != D || node.window)
+      return false;
+  job->half = false;
+  job->columns = columns, job->cut = D;
+  job->key_head = job->value_head = D, job->key_column = job->value_column = node.kv_heads * D;
+  job->value_piece = 0;
+  return true;
+}
+
 // Whether row t sees the new rows 0 .. t and no others, for all rows.
 bool is_chain(const float* mask, int64_t rows) {
   for (int64_t t = 0; t < rows; t++) {
@@ -73,25 +104,24 @@ ort::Status read(const Node& node, void* context, Attention* job, const float** 
   if (rows < 1 || rows > (1 << 20) || !rows_of(q, rows, node.heads, D) || !rows_of(k, rows, node.kv_heads, D) ||
       !rows_of(v, rows, node.kv_heads, D))
     return ort::error("ExactTreeAttention: q, k or v have another shape or type");
-  const bool half = keys.type == ort::FLOAT16;
-  const int kind = half ? ort::FLOAT16 : ort::FLOAT;
-  const int64_t columns = keys.rank == 3 ? keys.dims[1] : 0, cut = values.rank == 4 ? values.dims[3] : 0;
-  if (!keys.is(kind, 3) || keys.dims[0] != node.kv_heads || columns < 1 || keys.dims[2] != D || !values.is(kind, 4) ||
-      values.dims[0] != node.kv_heads || cut < 8 || cut % 8 || values.dims[1] * cut != D || values.dims[2] != columns)
+  const bool by_rows = keys.rank == 4;
+  if (!(by_rows ? lay_out_rows(node, keys, values, job) : lay_out_heads(node, keys, values, job)))
     return ort::error("ExactTreeAttention: past keys or values have another shape or type");
+  const int64_t seen = tree.rank == 4 ? tree.dims[3] : 0;
   if (!positions.is(ort::INT64, 2) || positions.dims[0] != 1 || positions.dims[1] != rows || !tree.is(ort::FLOAT, 4) ||
-      tree.dims[0] != 1 || tree.dims[1] != 1 || tree.dims[2] != rows || tree.dims[3] != rows)
+      tree.dims[0] != 1 || tree.dims[1] != 1 || tree.dims[2] != rows || seen < rows ||
+      seen > rows + (by_rows ? j.columns : 0))
     return ort::error("ExactTreeAttention: position_ids or tree_mask have another shape or type");
   const bool rotates = cosine.data != nullptr || sine.data != nullptr;
   for (const ort::Tensor* t : {&cosine, &sine})
     if (rotates && (!t->is(ort::FLOAT, 3) || t->dims[0] != 1 || t->dims[1] != rows || t->dims[2] * 2 != D || D % 16))
       return ort::error("ExactTreeAttention: cosine or sine have another shape or type");
-  j.rows = rows, j.columns = columns, j.cut = cut, j.half = half;
+  j.rows = rows, j.earlier = seen - rows;
   j.heads = node.heads, j.kv_heads = node.kv_heads, j.width = D, j.window = node.window;
   j.scale = node.scale, j.cap = node.cap;
   j.positions = static_cast<const int64_t*>(positions.data);
-  j.committed = j.positions[0];
-  if (j.committed < 0 || j.committed > columns)
+  j.committed = by_rows ? j.columns - j.earlier : j.positions[0];
+  if (j.committed < 0 || j.committed > j.columns)
     return ort::error("ExactTreeAttention: the first position is not a number of columns of the cache");
   j.q = static_cast<const float*>(q.data), j.k = static_cast<const float*>(k.data), j.v = static_cast<const float*>(v.data);
   j.past_keys = keys.data, j.past_values = values.data;
@@ -103,6 +133,19 @@ ort::Status read(const Node& node, void* context, Attention* job, const float** 
   return ort::output(context, 2, rows_out, 4, &j.new_values);
 }
 
+// The tree's rows that are in the cache, and room for the new ones after them: to be freed with `memory`.
+bool join_earlier(Attention* job, Buffer* memory) {
+  Attention& j = *job;
+  const int64_t row = j.kv_heads * j.width, size = (j.earlier + j.rows) * row;
+  float* both = reinterpret_cast<float*>(memory->get(static_cast<size_t>(2 * size) * 4));
+  if (both == nullptr) return false;
+  const size_t bytes = static_cast<size_t>(j.earlier * row) * 4;
+  memcpy(both, static_cast<const float*>(j.past_keys) + j.committed * row, bytes);
+  memcpy(both + size, static_cast<const float*>(j.past_values) + j.committed * row, bytes);
+  j.new_keys = both, j.new_values = both + size;
+  return true;
+}
+
 ort::Status compute(void* kernel, void* context) {
   const Node& node = *static_cast<const Node*>(kernel);
   const Kernels& kernels = *node.kernels;
@@ -110,20 +153,23 @@ ort::Status compute(void* kernel, void* context) {
   const float* mask = nullptr;
   RETURN_IF_ERROR(read(node, context, &j, &mask));
 
-  Buffer lists;
-  j.chain = is_chain(mask, j.rows);
+  Buffer lists, joined;
+  float *const keys_out = j.new_keys, *const values_out = j.new_values;
+  if (j.earlier && !join_earlier(&j, &joined)) return ort::error("ExactTreeAttention: out of memory (bad allocation)");
+  const int64_t tree = j.earlier + j.rows;
+  j.chain = j.earlier == 0 && is_chain(mask, j.rows);
   j.longest = j.rows;
   if (!j.chain) {
     int64_t count = 0;
-    for (int64_t i = 0; i < j.rows * j.rows; i++) count += mask[i] > -1;
+    for (int64_t i = 0; i < j.rows * tree; i++) count += mask[i] > -1;
     int32_t* seen = reinterpret_cast<int32_t*>(lists.get(static_cast<size_t>(count + j.rows + 2) * 4));
     if (seen == nullptr) return ort::error("ExactTreeAttention: out of memory (bad allocation)");
     int32_t *first = seen + count, n = 0;
     j.longest = 0;
     first[0] = 0;
     for (int64_t t = 0; t < j.rows; t++) {
-      for (int64_t u = 0; u < j.rows; u++)
-        if (mask[t * j.rows + u] > -1) seen[n++] = static_cast<int32_t>(u);
+      for (int64_t u = 0; u < tree; u++)
+        if (mask[t * tree + u] > -1) seen[n++] = static_cast<int32_t>(u);
       first[t + 1] = n;
       if (n - first[t] > j.longest) j.longest = n - first[t];
     }
@@ -144,6 +190,11 @@ ort::Status compute(void* kernel, void* context) {
   bool failed = false;  // a thread had no memory; all threads write the same value
   auto prepared = [&](size_t h) { kernels.prepare(j, int64_t(h)); };
   RETURN_IF_ERROR(ort::parallel(context, size_t(j.kv_heads), alone || j.rows < 16, prepared));
+  if (j.earlier) {
+    const int64_t row = j.kv_heads * j.width;
+    memcpy(keys_out, j.new_keys + j.earlier * row, static_cast<size_t>(j.rows * row) * 4);
+    memcpy(values_out, j.new_values + j.earlier * row, static_cast<size_t>(j.rows * row) * 4);
+  }
   if (split) {
     const size_t needed = kernels.scratch(j, j.rows) * 4;
     auto part = [&](size_t i) {

@@ -108,9 +108,9 @@ static void prepare(const Attention& job, int64_t h) {
     for (int64_t g = 0; g < sharing; g++)
       rotated(job.q + (t * job.heads + h * sharing + g) * D, job.queries + ((h * job.rows + t) * sharing + g) * D,
               job.scale);
-    const int64_t row = (t * job.kv_heads + h) * D;
-    rotated(job.k + row, job.new_keys + row, 1.f);
-    memcpy(job.new_values + row, job.v + row, static_cast<size_t>(D) * 4);
+    const int64_t from = (t * job.kv_heads + h) * D, row = from + job.earlier * job.kv_heads * D;
+    rotated(job.k + from, job.new_keys + row, 1.f);
+    memcpy(job.new_values + row, job.v + from, static_cast<size_t>(D) * 4);
     if (job.half)  // as it will be read from the cache
       for (int64_t d = 0; d < D; d++) {
         job.new_keys[row + d] = of_half(to_half(job.new_keys[row + d]));
@@ -188,10 +188,10 @@ static void group_sums(const Attention& job, int64_t h, int64_t first, int64_t l
   const int64_t D = job.width, sharing = job.sharing(), rows = (last - first) * sharing, apart = job.kv_heads * D;
   float *S = work, *O = S + rows * LINE, *tops = O + rows * D, *totals = tops + rows;
   const float* Q = job.queries + (h * job.rows + first) * sharing * D;
-  const B* keys = static_cast<const B*>(job.past_keys) + h * job.columns * D;
-  const B* values = static_cast<const B*>(job.past_values) + h * job.columns * D;
+  const B* keys = static_cast<const B*>(job.past_keys) + h * job.key_head;
+  const B* values = static_cast<const B*>(job.past_values) + h * job.value_head;
   const float *new_keys = job.new_keys + h * D, *new_values = job.new_values + h * D;
-  const int64_t longest = job.chain ? last : job.longest, piece = job.columns * job.cut;
+  const int64_t longest = job.chain ? last : job.longest;
   int64_t oldest = INT64_MAX;  // position that a row sees
   for (int64_t t = first; t < last && job.window; t++) oldest = smaller(oldest, job.positions[t] - job.window + 1);
   for (int64_t r = 0; r < rows; r++) out.top[r] = LOWEST;
@@ -202,7 +202,7 @@ static void group_sums(const Attention& job, int64_t h, int64_t first, int64_t l
     if (job.window && old == BLOCK && start + BLOCK <= oldest) continue;  // no row sees any of it
     auto mine = [&](int64_t t) { return within(job.visible(t) - from, 0, BLOCK - old); };
     auto list = [&](int64_t t) { return job.seen + job.first[t] + from; };
-    if (old) scores(job, Q, rows, keys + start * D, D, nullptr, old, S);
+    if (old) scores(job, Q, rows, keys + start * job.key_column, job.key_column, nullptr, old, S);
     if (fits && job.chain) scores(job, Q, rows, new_keys + from * apart, apart, nullptr, fits, S + old);
     if (fits && !job.chain)
       for (int64_t t = first; t < last; t++)
@@ -217,7 +217,8 @@ static void group_sums(const Attention& job, int64_t h, int64_t first, int64_t l
       if (n) weigh(job, t, s, start, old, n, job.chain ? nullptr : list(t), from, tops[r], totals[r]);
       for (int64_t i = n; i < old + fits; i++) s[i] = 0;
     }
-    mix(job, S, rows, values + start * job.cut, job.cut, piece, job.cut, nullptr, old, O, false);
+    mix(job, S, rows, values + start * job.value_column, job.cut, job.value_piece, job.value_column, nullptr, old, O,
+        false);
     if (fits && job.chain) mix(job, S + old, rows, new_values + from * apart, D, 0, apart, nullptr, fits, O, true);
     if (fits && !job.chain)
       for (int64_t t = first; t < last; t++) {

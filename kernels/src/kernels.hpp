@@ -56,12 +56,15 @@ struct Attention {
   bool half;                                // the cache holds fp16
   const float *q, *k, *v;                   // [T, heads, D], [T, kv_heads, D] twice
   const float *cosine, *sine;               // [T, D / 2], or null: q and k are rotated already
-  const void *past_keys, *past_values;      // [kv_heads, columns, D], [kv_heads, D / cut, columns, cut]
+  const void *past_keys, *past_values;      // column 0 of head 0
+  int64_t key_head, key_column;             // numbers from one head to the next, and from one column to the next
+  int64_t value_head, value_column, value_piece;
   const int64_t* positions;                 // [T]
-  float *out, *new_keys, *new_values;       // [T, heads, D], [T, kv_heads, D] twice
-  bool chain;                               // row t sees the new rows 0..t; else those in `seen`
+  int64_t earlier;                          // rows of the tree that the cache holds after the committed ones
+  float *out, *new_keys, *new_values;       // [T, heads, D], [earlier + T, kv_heads, D] twice
+  bool chain;                               // row t sees the tree's rows 0..t; else those in `seen`
   const int32_t *seen, *first;              // row t sees seen[first[t]] .. seen[first[t + 1] - 1], ascending
-  int64_t longest;                          // the most new rows that one sees
+  int64_t longest;                          // the most of the tree's rows that one sees
   float* queries;                           // [kv_heads, T, heads / kv_heads, D], rotated and scaled
   float* parts;                             // [kv_heads, groups, T * heads / kv_heads, D + 2]; split work only
   int64_t groups;

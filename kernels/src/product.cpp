@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "arena.hpp"
 #include "kernels.hpp"
 #include "memory.hpp"
 #include "operators.hpp"
@@ -20,8 +21,9 @@ namespace eagle {
 namespace {
 constexpr int MOST = 3;                 // weights of one operator
 constexpr int NORM = 3 * MOST + 1, UP = NORM + 1, ADDED = UP + 1, INPUTS = ADDED + 1;  // places of inputs
-constexpr int64_t MANY = 16;            // rows that are worth several threads' quantising
-constexpr int64_t CHUNK_WORK = 100000;  // multiply-adds of one piece of work, some microseconds
+constexpr int64_t MANY = 16;            // rows that are worth several threads' quantising,
+constexpr int64_t MANY_GATED = 8192;    // or activations
+constexpr int64_t CHUNK_WORK = 25000;   // multiply-adds of one piece of work, a microsecond
 constexpr int64_t PIECES = 64;          // of work, at most
 constexpr int64_t INPUTS_AT_ONCE = 1024;  // whose levels of one panel stay in the first cache while rows change
 
@@ -32,7 +34,7 @@ struct Product {
   float* norm = nullptr;  // before.norm
   Weight weights[MOST] = {};
   ~Product() {
-    for (Weight& w : weights) release(w.levels), release(w.meta);
+    for (Weight& w : weights) release_weights(w.levels), release_weights(w.meta);
     release(norm);
   }
 };
@@ -116,8 +118,8 @@ ort::Status read_weight(const void* info, int index, int64_t inputs, const Kerne
   const bool sound_zeros = zeros.data == nullptr || (zeros.is(ort::UINT8, 2) && zeros.dims[0] == columns &&
                                                      zeros.dims[1] == (w->blocks * bits + 7) / 8);
   if (!sound || !sound_zeros) return ort::error("RowExactMatMul: a weight's levels, steps or zero levels have another shape or type");
-  w->levels = allocate(static_cast<size_t>(w->panels * w->panel_bytes()) + 64);
-  w->meta = allocate(static_cast<size_t>(w->panels * w->blocks * META) + 64);
+  w->levels = allocate_weights(static_cast<size_t>(w->panels * w->panel_bytes()) + 64);
+  w->meta = allocate_weights(static_cast<size_t>(w->panels * w->blocks * META) + 64);
   if (w->levels == nullptr || w->meta == nullptr) return ort::error("RowExactMatMul: out of memory (bad allocation)");
   pack(kernels, levels, steps, zeros, w);
   return nullptr;
@@ -250,7 +252,8 @@ ort::Status read_rows(const Product& p, void* context, const float* x, const flo
       t += n;
     }
   };
-  RETURN_IF_ERROR(ort::parallel(context, size_t(tiles), rows < MANY, piece));
+  const bool gated = p.before.activation != NONE && rows * p.weights[0].inputs >= MANY_GATED;
+  RETURN_IF_ERROR(ort::parallel(context, size_t(tiles), rows < MANY && !gated, piece));
   return failed ? ort::error("RowExactMatMul: out of memory (bad allocation)") : nullptr;
 }
 

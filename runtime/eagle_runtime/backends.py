@@ -139,7 +139,8 @@ def _on_host(backend: str, bundle: Path, manifest: Manifest, graph: GraphSpec, t
     content, path = read_graph(bundle, manifest, file), bundle / file
     if graph.past:
         return OrtSession(path, graph, threads, content, operators)
-    return AheadSession(open_on_cpu(path, graph, threads, content), path, graph)
+    library = None if operators is None else operators.library
+    return AheadSession(open_on_cpu(path, graph, threads, content, library), path, graph)
 
 
 def files_read(backend: str, manifest: Manifest) -> set[str]:

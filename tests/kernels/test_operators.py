@@ -132,6 +132,45 @@ def test_attention_has_the_same_bits_in_any_tree_and_on_every_instruction_set(he
         np.testing.assert_array_equal(one[0, 0], out[0, node])
 
 
+@pytest.mark.parametrize("heads", [heads for heads in HEADS if not heads.window])
+@pytest.mark.parametrize("length", [0, 1, 127, 300])
+def test_attention_over_rows_has_the_bits_of_the_whole_tree(heads: Heads, length: int, instruction_set: str) -> None:
+    rng = np.random.default_rng(length)
+    past = tuple(rng.standard_normal((length, heads.kv_heads, heads.width)).astype(np.float32) for _ in range(2))
+    parents = [-1, -1, 0, 1, 1, 2, 4, 4, 6]
+    feeds = heads.feeds(heads.rows(rng, len(parents)), (past[0], past[1]), parents, spare=9)
+    with instructions(instruction_set):
+        whole = heads.session().run(None, feeds)
+        session = heads.session(by_rows=True)
+    for first, last in ((0, 9), (0, 2), (2, 5), (5, 8), (8, 9)):
+        until = {name: value[:, :last] for name, value in feeds.items() if name not in ("keys", "values")}
+        until["mask"] = feeds["mask"][:, :, :last, :last]
+        grown = tuple(np.concatenate([old, new[0, :first]]) for old, new in zip(past, whole[1:], strict=True))
+        level = session.run(None, heads.level(until, (grown[0], grown[1]), first))
+        for mine, all_rows in zip(level, whole, strict=True):
+            np.testing.assert_array_equal(mine, all_rows[:, first:last])
+
+
+def test_attention_over_rows_refuses_what_does_not_fit() -> None:
+    heads, rng = Heads(9, 3, 64, 16), np.random.default_rng(0)
+    past = np.zeros((5, 3, 64), np.float32)
+    feeds = heads.feeds(heads.rows(rng, 3), (past, past), [-1, 0, 1], spare=0)
+    level, session = heads.level(feeds, (past, past), 1), heads.session(by_rows=True)
+    assert session.run(None, level)[0].shape == (1, 2, 576)
+    for change, said in (
+        ({"mask": np.zeros((1, 1, 2, 8), np.float32)}, "position_ids or tree_mask"),
+        ({"mask": np.zeros((1, 1, 2, 1), np.float32)}, "position_ids or tree_mask"),
+        ({"values": np.zeros((1, 4, 3, 64), np.float32)}, "past keys or values"),
+        ({"keys": np.zeros((1, 5, 3, 32), np.float32)}, "past keys or values"),
+        ({"keys": np.zeros((2, 5, 3, 64), np.float32)}, "past keys or values"),
+    ):
+        with pytest.raises(Exception, match=said):
+            session.run(None, {**level, **change})
+    windowed = dataclasses.replace(heads, window=4).session(by_rows=True)
+    with pytest.raises(Exception, match="past keys or values"):
+        windowed.run(None, level)
+
+
 def test_a_prompt_has_the_same_bits_in_chunks_of_any_size() -> None:
     heads, rng = Heads(6, 3, 32, 16), np.random.default_rng(0)
     past = tuple(rng.standard_normal((150, 3, 32)).astype(np.float32) for _ in range(2))
@@ -175,7 +214,7 @@ def test_attention_refuses_what_does_not_fit(change: dict[str, Array], said: str
 @pytest.mark.parametrize("other", [{"heads": 8}, {"kv_heads": 0}, {"width": 4}, {"window": -1}, {"width": 1 << 40}])
 def test_attributes_of_attention_are_checked(other: dict[str, int]) -> None:
     with pytest.raises(BackendError, match=r"heads, kv_heads, width, scale, window or softcap"):
-        Heads(9, 3, 64, 16).session(**other)
+        Heads(9, 3, 64, 16).session(False, **other)
 
 
 @pytest.mark.parametrize(

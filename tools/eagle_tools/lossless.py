@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from eagle_runtime import EagleModel, SamplingParams
+from eagle_runtime.backends import NATIVE
 from eagle_runtime.command import Parser
 from eagle_runtime.errors import RequestError
 from eagle_runtime.machine.host import processor_name
@@ -47,6 +48,7 @@ class Outcome:
 
     bundle: str
     precision: str
+    backend: str
     processor: str
     runs: int
     differ: int
@@ -56,13 +58,15 @@ class Outcome:
     seconds: float
 
 
-def compare_runs(bundle: Path, runs: int, new_tokens: int, threads: int | None, seed: int) -> Outcome:
+def compare_runs(
+    bundle: Path, runs: int, new_tokens: int, threads: int | None, seed: int, backend: str = "cpu"
+) -> Outcome:
     """Decode `runs` times with drafts and without; returns the outcome. Raises EagleError if the bundle cannot be
     run."""
     started = time.perf_counter()
     random = np.random.default_rng(seed)
     differ = ties = drafted_tokens = passes = 0
-    with EagleModel.load(bundle, backend="cpu", threads=threads) as model:
+    with EagleModel.load(bundle, backend=backend, threads=threads) as model:
         for number in range(runs):
             prompt = random_prompt(model, random)
             settings = {**SETTINGS[int(random.integers(len(SETTINGS)))], "max_new_tokens": new_tokens, "seed": number}
@@ -80,7 +84,7 @@ def compare_runs(bundle: Path, runs: int, new_tokens: int, threads: int | None, 
         precision = model.manifest.precision["target"]
     seconds = round(time.perf_counter() - started, 1)
     tau = round(drafted_tokens / max(passes, 1), 2)
-    return Outcome(str(bundle), precision, processor_name(), runs, differ, ties, tau, rows, seconds)
+    return Outcome(str(bundle), precision, backend, processor_name(), runs, differ, ties, tau, rows, seconds)
 
 
 def random_prompt(model: EagleModel, random: np.random.Generator) -> list[int]:
@@ -124,7 +128,7 @@ def run(args: argparse.Namespace) -> bool:
         raise RequestError(f"runs is {args.runs} and tokens {args.tokens}, but they must be 1 and 2 or more")
     lossless = True
     for bundle in args.bundles:
-        outcome = compare_runs(Path(bundle), args.runs, args.tokens, args.threads, args.seed)
+        outcome = compare_runs(Path(bundle), args.runs, args.tokens, args.threads, args.seed, args.backend)
         allowed = 0 if outcome.rows else outcome.ties  # quantised targets must be equal without ties
         lossless &= outcome.differ == allowed
         print(json.dumps(asdict(outcome)) if args.json else described(outcome), flush=True)
@@ -136,8 +140,9 @@ def described(outcome: Outcome) -> str:
     ties = f", {outcome.ties} of them ties" if outcome.ties else ""
     rows = f"; {outcome.rows}" if outcome.rows else ""
     return (
-        f"{outcome.bundle}: {outcome.precision}, {outcome.differ} of {outcome.runs} runs differ{ties}, "
-        f"tau {outcome.tau:.2f}{rows}; {outcome.processor}, {outcome.seconds:.0f} s"
+        f"{outcome.bundle}: {outcome.precision} on {outcome.backend}, "
+        f"{outcome.differ} of {outcome.runs} runs differ{ties}, tau {outcome.tau:.2f}{rows}; "
+        f"{outcome.processor}, {outcome.seconds:.0f} s"
     )
 
 
@@ -146,6 +151,7 @@ def _parser() -> Parser:
     parser.add_argument("bundles", nargs="+", metavar="BUNDLE", help="folder written by eagle-export")
     parser.add_argument("--runs", type=int, default=200, metavar="N", help="generations of each kind (default 200)")
     parser.add_argument("--tokens", type=int, default=24, metavar="N", help="new tokens of each (default 24)")
+    parser.add_argument("--backend", choices=("cpu", NATIVE), default="cpu", help="form of the graphs that runs")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of a forward pass (default: physical cores)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the choice of prompts and settings")
     parser.add_argument("--json", action="store_true", help="print one JSON object per bundle")

@@ -64,15 +64,16 @@ class NativeAttention(Pass[ir.Node]):
         for node in matches:
             part = part_of(model, node)
             changed[str(node.outputs[0].name)] = "one operator"
-            _attend(model, node, part)
+            attend(model, node, part)
             head_major(part)
         graph_input(model, "tree_mask").shape = ir.Shape([1, 1, "T", "T"])
         model.opset_imports[DOMAIN] = 1
         return changed
 
 
-def _attend(model: ir.Model, node: ir.Node, part: Part) -> None:
-    """Puts the operator in the place of an Attention node."""
+def attend(model: ir.Model, node: ir.Node, part: Part, wanted: ir.Value | None = None) -> None:
+    """Puts the operator in the place of an Attention node. wanted: numbers [R] of the rows whose output the node
+    computes, of as many queries as new keys; None for all."""
     op = partial(insert, node)
     scale = node.attributes.get_float("scale", part.width**-0.5)
     q, factor = _without_factor(part.q)
@@ -99,6 +100,8 @@ def _attend(model: ir.Model, node: ir.Node, part: Part) -> None:
         old.name, new.name = f"{name}.computed", name
         assert model.graph.outputs[at] is new
     out.type = node.outputs[0].type
+    if wanted is not None:
+        out = op("Gather", [out, wanted], axis=1)
     merged = _merged(node)
     if merged is not None:
         replace(merged, out)
@@ -163,7 +166,7 @@ class NativeProducts(Pass[ir.Node]):
     name = "native products"
 
     def pattern(self, model: ir.Model) -> list[ir.Node]:
-        return [node for node in model.graph if node.op_type == "MatMulNBits" and _is_native(node)]
+        return [node for node in model.graph if node.op_type == "MatMulNBits" and is_native(node)]
 
     def rewrite(self, model: ir.Model, matches: list[ir.Node]) -> dict[str, str]:
         changed = {}
@@ -174,9 +177,9 @@ class NativeProducts(Pass[ir.Node]):
             if len(of_input[-1]) == JOINED:
                 of_input.append([])
             of_input[-1].append(node)
-        for x, parts in groups.items():
+        for parts in groups.values():
             for nodes in parts:
-                inputs: list[ir.Value | None] = [x]
+                inputs: list[ir.Value | None] = [nodes[0].inputs[0]]  # which may have been replaced meanwhile
                 attributes = {"K": nodes[0].attributes.get_int("K")}
                 for index, node in enumerate(nodes):
                     level, step, *zero = node.inputs[1:4]
@@ -193,7 +196,7 @@ class NativeProducts(Pass[ir.Node]):
         return changed
 
 
-def _is_native(node: ir.Node) -> bool:
+def is_native(node: ir.Node) -> bool:
     """Whether a MatMulNBits is one that RowExactMatMul computes."""
     level, step, *zero = node.inputs[1:]
     stored = [level, _producer_input(step, "Cast") or step, *[value for value in zero if value is not None]]

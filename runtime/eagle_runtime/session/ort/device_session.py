@@ -64,19 +64,19 @@ class OrtDeviceSession(BoundSession):
                 self._feed(name, padded[name], sizes)
         device, total = self._memory.device, sizes["T"]
         kept = next(name for name in self.outputs if name in ROWS)
-        self._binding.bind_output(kept, device)  # into new memory in every forward pass
+        self._bound.binding.bind_output(kept, device)  # into new memory in every forward pass
         self._bind_cache(device, cache.addresses, cache.length, total)
         on_host = [name for name in self.outputs if name not in (kept, "logits")]
         results: dict[str, Any] = {name: self._bind_output(name, sizes) for name in on_host}
         if self._logits is None:
-            run_graph(self._session, self._binding)
+            run_graph(self._session, self._bound.binding)
         else:
             block = self._logits.reserve(sizes["R"])
-            self._binding.bind_output("logits", device, 0, np.float32, (1, *block.shape), block.address)
-            run_graph(self._session, self._binding)
+            self._bound.binding.bind_output("logits", device, 0, np.float32, (1, *block.shape), block.address)
+            run_graph(self._session, self._bound.binding)
             inverse_temperature = feeds.get("inverse_temperature", np.ones(1, np.float32))
             results["logits"] = self._logits.read(block, feeds.get("watched_ids"), inverse_temperature)
-        value = self._binding.get_outputs()[0]  # outputs come in the order in which they were bound first
+        value = self._bound.binding.get_outputs()[0]  # outputs come in the order in which they were bound first
         spec = self.outputs[kept]
         wanted = count if spec.shape[1] == "T" else sizes["R"]  # R counts no padding rows
         spare = sizes[str(spec.shape[1])] - wanted
@@ -96,8 +96,8 @@ class OrtDeviceSession(BoundSession):
     def _bind_rows(self, name: str, rows: OrtRows, total: int) -> None:
         spec = self.inputs[name]
         shape = (1, total, int(spec.shape[2]))
-        self._bound_inputs.pop(name, None)
-        self._binding.bind_input(name, self._memory.device, 0, np.dtype(spec.dtype).type, shape, rows.address)
+        self._bound.inputs.pop(name, None)
+        self._bound.binding.bind_input(name, self._memory.device, 0, np.dtype(spec.dtype).type, shape, rows.address)
 
 
 def check_rows(path: Path, spec: GraphSpec) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,19 @@ from eagle_runtime.session.row_padding import RowPadding, pad_rows
 EXACT_BYTES = "session.x64quantprecision"
 DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
 DTYPES |= {"tensor(int64)": "int64", "tensor(int8)": "int8"}
+MOST_BOUND = 64  # rows of passes that are bound apart
+
+
+@dataclass(slots=True)
+class Bound:
+    """What a binding of ONNX Runtime holds. inputs: each with the sizes of the symbolic dimensions that its shape
+    determines. past, new: addresses and columns of a head-major cache, and addresses and number of the new rows."""
+
+    binding: Any
+    inputs: dict[str, tuple[Array, dict[str, int]]] = field(default_factory=dict)
+    outputs: dict[str, Array] = field(default_factory=dict)
+    past: tuple[int, ...] = ()
+    new: tuple[int, ...] = ()
 
 
 class BoundSession(Session):
@@ -43,7 +57,7 @@ class BoundSession(Session):
         self.path = path
         self.version = VERSION
         self._session = session
-        self._binding = session.io_binding()
+        self._bound = Bound(session.io_binding())
         self._reads_host = device == "cpu"
         self._past_names, self._new_names = spec.past, spec.present
         self.inputs: Mapping[str, TensorSpec] = {n: s for n, s in spec.inputs.items() if n not in self._past_names}
@@ -54,20 +68,16 @@ class BoundSession(Session):
         self._row_bytes = spec.kv_row_bytes
         self._rows_input = next(name for name, one in self.inputs.items() if one.shape[:2] == (1, "T"))
         self._buffers: dict[str, Array] = {}
-        # Bound inputs, each with the sizes of the symbolic dimensions that its shape determines.
-        self._bound_inputs: dict[str, tuple[Array, dict[str, int]]] = {}
-        self._bound_outputs: dict[str, Array] = {}
 
     def close(self) -> None:
-        del self._binding, self._session
+        del self._bound, self._session
         self._buffers.clear()
-        self._bound_inputs.clear()
-        self._bound_outputs.clear()
 
     def _feed(self, name: str, value: Array, sizes: dict[str, int]) -> None:
         """Copy a host array to the buffer of an input, and bind that, unless it is bound with this shape and read where
         it is. Adds the symbolic dimensions of the input to `sizes`."""
-        buffer, fixed = self._bound_inputs.get(name, (None, {}))
+        bound = self._bound
+        buffer, fixed = bound.inputs.get(name, (None, {}))
         if buffer is not None and buffer.shape == value.shape:
             np.copyto(buffer, value, "no")
         else:
@@ -75,13 +85,13 @@ class BoundSession(Session):
             shape = (1,) * (len(spec.shape) - value.ndim) + value.shape
             dims = list(zip(spec.shape, shape, strict=True))
             assert all(dim == size for dim, size in dims if not isinstance(dim, str)), name
-            self._bound_inputs.pop(name, None)  # an interrupt may come before it is bound
+            bound.inputs.pop(name, None)  # an interrupt may come before it is bound
             buffer = self._buffer(name, spec, value.shape)
             fixed = {dim: size for dim, size in dims if isinstance(dim, str)}
             np.copyto(buffer, value, "no")
-            self._binding.bind_input(name, "cpu", 0, buffer.dtype.type, shape, buffer.ctypes.data)
+            bound.binding.bind_input(name, "cpu", 0, buffer.dtype.type, shape, buffer.ctypes.data)
             if self._reads_host:
-                self._bound_inputs[name] = buffer, fixed
+                bound.inputs[name] = buffer, fixed
         for dim, size in fixed.items():
             assert sizes.setdefault(dim, size) == size, f"{name}: {dim} is {size} and {sizes[dim]}"
 
@@ -89,8 +99,12 @@ class BoundSession(Session):
         """Returns host memory of that shape, reusing the tensor's earlier buffer if it is large enough."""
         count = math.prod(shape)
         if name not in self._buffers or self._buffers[name].size < count:
+            self._moved()
             self._buffers[name] = aligned_empty((count,), spec.dtype)
         return self._buffers[name][:count].reshape(shape)
+
+    def _moved(self) -> None:
+        """A buffer is about to be replaced by a larger one."""
 
     def _bind_cache(self, device: str, addresses: Sequence[int], length: int, rows: int) -> None:
         """Bind the first `length` rows of the cache as the past, and the `rows` rows after them as the place of the new
@@ -100,20 +114,21 @@ class BoundSession(Session):
         past_shape = (1, length, *self._row_shape)
         new_shape = (1, rows, *self._row_shape)
         for past, new, address in zip(self._past_names, self._new_names, addresses, strict=True):
-            self._binding.bind_input(past, device, 0, kind, past_shape, address)
-            self._binding.bind_output(new, device, 0, kind, new_shape, address + length * self._row_bytes)
+            self._bound.binding.bind_input(past, device, 0, kind, past_shape, address)
+            self._bound.binding.bind_output(new, device, 0, kind, new_shape, address + length * self._row_bytes)
 
     def _bind_output(self, name: str, sizes: Mapping[str, int]) -> Array:
         """Bind an output to a host buffer, which stays bound while its shape stays the same. Returns the buffer,
         without the batch axis."""
         spec = self.outputs[name]
         shape = tuple([sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape])
-        buffer = self._bound_outputs.get(name)
+        bound = self._bound
+        buffer = bound.outputs.get(name)
         if buffer is None or buffer.shape != shape[1:]:
-            self._bound_outputs.pop(name, None)  # as in _feed
+            bound.outputs.pop(name, None)  # as in _feed
             buffer = self._buffer(name, spec, shape[1:])
-            self._binding.bind_output(name, "cpu", 0, buffer.dtype.type, shape, buffer.ctypes.data)
-            self._bound_outputs[name] = buffer
+            bound.binding.bind_output(name, "cpu", 0, buffer.dtype.type, shape, buffer.ctypes.data)
+            bound.outputs[name] = buffer
         return buffer
 
 
@@ -158,8 +173,7 @@ class OrtSession(BoundSession):
         self._past_specs = [spec.inputs[name] for name in self._past_names]
         self._pieces = pieces_of(spec)
         self.exact = self._pieces is not None
-        self._bound_past: tuple[int, ...] = ()  # addresses and columns of the head-major cache that is bound
-        self._bound_new: tuple[int, ...] = ()  # addresses and number of the new rows that are bound
+        self._by_rows: dict[int, Bound] = {}  # of the numbers of rows that trees have
 
     def new_cache(self, capacity: int) -> KVCache | HeadMajorCache:
         if self._pieces is None:
@@ -175,6 +189,7 @@ class OrtSession(BoundSession):
             numbers = feeds["logit_rows"]
             feeds = pad_rows(feeds, rows - count)
             feeds["logit_rows"] = np.concatenate([numbers, np.repeat(numbers[-1:], logit_rows - wanted)])
+        self._bind_for(rows)
         sizes: dict[str, int] = {}
         for name in self.inputs:
             self._feed(name, feeds[name], sizes)
@@ -184,29 +199,40 @@ class OrtSession(BoundSession):
             cache.make_room(rows)
             self._bind_cache("cpu", cache.addresses, cache.length, rows)
         results = {name: self._bind_output(name, sizes) for name in self.outputs}
-        run_graph(self._session, self._binding)
+        run_graph(self._session, self._bound.binding)
         if padded:
             kept = {"T": count, "R": wanted}
             results = {name: value[: kept[str(self.outputs[name].shape[1])]] for name, value in results.items()}
         return results
 
+    def _bind_for(self, rows: int) -> None:
+        """Take what is bound for passes over so many rows: binding a cache of many layers anew takes as long as a
+        layer."""
+        number = rows if rows <= MOST_BOUND else 0
+        if number not in self._by_rows:
+            self._by_rows[number] = Bound(self._session.io_binding())
+        self._bound = self._by_rows[number]
+
+    def _moved(self) -> None:
+        self._by_rows.clear()  # which hold its address; the pass that is being bound keeps its own
+
     def _bind_head_major(self, cache: HeadMajorCache, rows: int) -> None:
         """Bind the cache and the place of `rows` new rows, unless the same are bound already."""
         cache.expect(rows)
-        arrays, new, count = cache.arrays, cache.written, len(cache.arrays)
-        if (past := (*(array.ctypes.data for array in arrays), cache.columns)) != self._bound_past:
-            self._bound_past = ()  # as in _feed
+        arrays, new, count, bound = cache.arrays, cache.written, len(cache.arrays), self._bound
+        if (past := (*(array.ctypes.data for array in arrays), cache.columns)) != bound.past:
+            bound.past = ()  # as in _feed
             for index, (name, spec) in enumerate(zip(self._past_names, self._past_specs, strict=True)):
                 array = arrays[index % count][index // count]
                 shape = [cache.columns if isinstance(size, str) else size for size in spec.shape]
-                self._binding.bind_input(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
-            self._bound_past = past
-        if (place := (*(array.ctypes.data for array in new), rows)) != self._bound_new:
-            self._bound_new = ()
+                bound.binding.bind_input(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
+            bound.past = past
+        if (place := (*(array.ctypes.data for array in new), rows)) != bound.new:
+            bound.new = ()
             for index, name in enumerate(self._new_names):
                 array = new[index % count][index // count]
-                self._binding.bind_output(name, "cpu", 0, array.dtype.type, (1, *array.shape), array.ctypes.data)
-            self._bound_new = place
+                bound.binding.bind_output(name, "cpu", 0, array.dtype.type, (1, *array.shape), array.ctypes.data)
+            bound.new = place
 
     def joined(self, parts: Sequence[Array]) -> Array:
         return np.concatenate(parts)
