@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,22 @@ def test_costs_by_shapes(precision: str, bundle_of: Callable[..., Path]) -> None
             assert np.all(np.diff(timings.at(100)[1:]) >= 0)
     alone = prior_costs(read_manifest(bundle_of("alone", precision)), "cpu")
     assert alone.head is None and alone.plain_at(64) > 0
+
+
+@pytest.mark.parametrize("precision", ["int4", "int8"])
+def test_first_rows_of_native_products_hide_behind_the_reading_of_weights(
+    precision: str, bundle_of: Callable[..., Path]
+) -> None:
+    manifest = read_manifest(bundle_of("eagle3", precision))
+    graph = manifest.target.graph
+    wide = {
+        name: replace(spec, shape=(int(spec.shape[0]) * 3000, *spec.shape[1:])) for name, spec in graph.weights.items()
+    }
+    large = replace(manifest, target=replace(manifest.target, graph=replace(graph, weights=wide)))
+    seconds = prior_costs(large, "native").target.at(64)
+    assert seconds[2] < 1.02 * seconds[1] and 1.5 < seconds[8] / seconds[1] < 4
+    further = np.diff(seconds[8:])
+    assert np.all(further > 0) and further.max() < 1.01 * further.min()
 
 
 def test_larger_weights_take_longer(bundle_of: Callable[..., Path]) -> None:

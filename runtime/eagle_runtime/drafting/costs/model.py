@@ -27,7 +27,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from eagle_runtime.backends import on_cpu
+from eagle_runtime.backends import NATIVE, on_cpu
 from eagle_runtime.bundle.manifest import DTYPE_BITS, GraphSpec, HeadSpec, Manifest, TargetSpec
 
 Seconds = npt.NDArray[np.float64]
@@ -102,7 +102,8 @@ class Assumed:
     """Figures of a machine. bytes_per_s: read from memory. layer_s: the engine's own time for a layer, of graphs that
     compute in their weights' type and of others, which hold more operators. row_s: for a weight and a row, by the
     weight's bits. context_s: for a byte of the keys and values before a row; attention_s: for a further row and a
-    number among those. host_s: for a verification, and for a level of the head's tree."""
+    number among those. host_s: for a verification, and for a level of the head's tree. hidden: whether products are
+    computed while weights are read, so that the first rows take no time of their own."""
 
     bytes_per_s: float
     layer_s: tuple[float, float]
@@ -110,12 +111,18 @@ class Assumed:
     context_s: float
     attention_s: float
     host_s: tuple[float, float]
+    hidden: bool = False
 
 
 # As `eagle-bench --tune` measured on two cores of an EPYC (Zen 5) with the pair of tools/demo_pair, and with it grown
 # to 12 layers x 1024, in fp32, int8 and int4: fp32 reads 558 MB in 12.7 ms, a further row takes 0.66 ms of it for 140
 # million weights, and 0.51 ms in int4. For int8 from docs/results.md: 60 rows take four times as long as one.
 CPU = Assumed(45e9, (40e-6, 150e-6), {32: 5e-12, 16: 5e-12, 8: 1.6e-12, 4: 3.5e-12}, 55e-12, 6e-12, (3e-4, 2e-4))
+# Native operators on two cores of an EPYC (Zen 3, AVX2) that others used too: fitted to what `costs()` had learned after
+# 18 answers of SmolLM2-135M-Instruct in int4 and in int8. Eight rows take 2.1 and 1.7 times as long as one, two the same.
+NATIVE_CPU = Assumed(
+    18e9, (100e-6, 100e-6), {32: 2e-11, 16: 2e-11, 8: 16e-12, 4: 12e-12}, 55e-12, 12e-12, (8e-4, 7e-4), True
+)
 # A GPU reads a terabyte per second, its kernels start in microseconds, and sixty rows are nearly free.
 GPU = Assumed(1e12, (30e-6, 50e-6), dict.fromkeys((32, 16, 8, 4), 3e-14), 2e-12, 6e-14, (3e-4, 3e-4))
 
@@ -123,7 +130,7 @@ GPU = Assumed(1e12, (30e-6, 50e-6), dict.fromkeys((32, 16, 8, 4), 3e-14), 2e-12,
 def prior_costs(manifest: Manifest, backend: str, draft_model: TargetSpec | None = None) -> Costs:
     """Returns what forward passes of a bundle's graphs may cost on a backend, the host's work included. draft_model:
     drafts in place of the head."""
-    machine = CPU if on_cpu(backend) else GPU
+    machine = NATIVE_CPU if backend == NATIVE else CPU if on_cpu(backend) else GPU
     verifying, level = machine.host_s
     target = _timings(manifest.target, machine, TARGET_ROWS, verifying)
     head = draft_model or manifest.head
@@ -152,13 +159,15 @@ def _read(graph: GraphSpec) -> Iterator[tuple[int, int]]:
 def _timings(spec: TargetSpec | HeadSpec, machine: Assumed, rows: tuple[int, ...], host: float) -> Timings:
     read = list(_read(spec.graph))
     quantised = any(bits < 16 for _, bits in read)
-    one = host + machine.layer_s[quantised] * spec.num_layers + pass_bytes(spec.graph) / machine.bytes_per_s
-    further = sum(count * machine.row_s.get(bits, 0.0) for count, bits in read)
+    own = host + machine.layer_s[quantised] * spec.num_layers
+    reading = pass_bytes(spec.graph) / machine.bytes_per_s
+    row = sum(count * machine.row_s.get(bits, 0.0) for count, bits in read)
     context = 2 * spec.num_layers * spec.graph.kv_row_bytes * machine.context_s
     # As many query heads as fill the width.
     attention = 2 * spec.num_layers * spec.hidden_size * machine.attention_s
-    counts = np.array(rows, np.float64) - 1
-    lines = [one + counts * further + before * (context + counts * attention) for before in CONTEXTS]
+    numbers = np.array(rows, np.float64)
+    products = np.maximum(reading, numbers * row) if machine.hidden else reading + (numbers - 1) * row
+    lines = [own + products + before * (context + (numbers - 1) * attention) for before in CONTEXTS]
     return Timings(rows, CONTEXTS, tuple(tuple(line.tolist()) for line in lines))
 
 
