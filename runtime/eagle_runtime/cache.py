@@ -258,7 +258,7 @@ class HeadMajorCache(Cache):
         end = self.length + len(path)
         if end > self.columns:
             self._lay_out(end)
-        chosen: Int | slice = slice(len(path)) if path[-1] == len(path) - 1 else path
+        chosen: Int | slice = path if len(path) and path[-1] >= len(path) else slice(len(path))
         for array, shape, new in zip(self.arrays, self._shapes, self.written, strict=True):
             rows = new[:, chosen].reshape(self._layers, len(path), *shape)
             array[:, :, :, self.length : end] = np.moveaxis(rows, 1, 3)

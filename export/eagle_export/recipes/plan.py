@@ -128,7 +128,7 @@ def auto_passes(seen: Observations | None, wide: frozenset[str]) -> Passes:
 
 def head_in_int4(seen: Observations | None) -> Passes:
     """The passes of a head in int4, whose LM head is in int8: it says which tokens rank first."""
-    return (EmbeddingFp16(), WeightBlocks(HEAD, seen, wanted=all_but_lm_head), WeightBlocks(HEAD_LM, seen))
+    return (EmbeddingFp16(), WeightBlocks(HEAD, seen, finer=HEAD_LM, is_finer=is_lm_head))
 
 
 CPU = {
