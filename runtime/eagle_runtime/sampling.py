@@ -25,6 +25,7 @@ from eagle_runtime.race import Known, contains, decide, highest, rest_of_mass
 from eagle_runtime.tree import Bool, Int
 
 LogProbs = tuple[float, tuple[tuple[int, float], ...]]  # of the token drawn, and of the likeliest ones
+ROUNDING = 1e-6  # of a score, far above that of its logarithms
 AHEAD = 8  # positions whose random numbers are made while the target's forward pass runs, at most
 
 
@@ -209,8 +210,12 @@ class Sampler:
         # differ by rounding, as those of one token in different trees may, then draw another token with a chance of
         # about that difference (Daliri et al., arXiv 2408.07978). Inverting the cumulative distribution would do so
         # hundreds of times as often, since rounding shifts the edges of all tokens.
-        rates = np.exp(scores - scores.max())
-        return int(np.argmax(rates / self.exponential_noise(self.position)))
+        noise = self.exponential_noise(self.position)
+        # The likeliest token rings at its number; to ring earlier, another needs this score, whatever its number.
+        likeliest = int(np.argmax(scores))
+        least = scores[likeliest] + math.log(noise.min() / noise[likeliest]) - ROUNDING
+        few = np.flatnonzero(scores >= least)
+        return int(few[np.argmax(np.exp(scores[few] - scores[likeliest]) / noise[few])])
 
     @np.errstate(over="ignore", invalid="ignore")  # what overflows is refused below
     def process(self, logits: npt.NDArray[np.float32]) -> Row:

@@ -259,9 +259,11 @@ def test_first_rows_of_native_products_hide_behind_the_reading_of_weights(
 ) -> None:
     manifest = read_manifest(bundle_of("eagle3", precision))
     graph = manifest.target.graph
-    wide = {
-        name: replace(spec, shape=(int(spec.shape[0]) * 3000, *spec.shape[1:])) for name, spec in graph.weights.items()
+    shapes = {
+        name: (*spec.shape[:1], *[int(size) * 3000 for size in spec.shape[1:2]], *spec.shape[2:])
+        for name, spec in graph.weights.items()
     }
+    wide = {name: replace(spec, shape=shapes[name]) for name, spec in graph.weights.items()}
     large = replace(manifest, target=replace(manifest.target, graph=replace(graph, weights=wide)))
     seconds = prior_costs(large, "native").target.at(64)
     assert seconds[2] < 1.02 * seconds[1] and 1.5 < seconds[8] / seconds[1] < 4

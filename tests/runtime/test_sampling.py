@@ -165,3 +165,14 @@ def test_nan_logits_are_an_error(temperature: float) -> None:
     logits = np.array([0, math.nan, 1, 2], np.float32)
     with pytest.raises(EagleError, match="not finite"):
         Sampler(SamplingParams(temperature=temperature), [0], 4).next(logits)
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.7, 1.0, 30.0])
+def test_the_token_whose_clock_rings_first_is_drawn(temperature: float) -> None:
+    rng, vocab = np.random.default_rng(4), 3000
+    sampler = Sampler(SamplingParams(temperature=temperature, seed=9), [1, 2], vocab)
+    for position in range(2, 202):
+        logits = rng.normal(0, rng.choice([0.1, 3, 20]), vocab).astype(np.float32)
+        scores = logits.astype(np.float64) / temperature
+        rates = np.exp(scores - scores.max())
+        assert sampler.next(logits) == int(np.argmax(rates / exponential_noise(9, position, vocab)))
