@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 from filelock import FileLock
 
-from eagle_export import trace
+from eagle_export import pair
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import MANIFEST_NAME
 from eagle_runtime.session.ort.operators import native_operators
@@ -30,6 +31,10 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # some tests import it them
 # five times as long. Workers and the programs that tests start take the number from here; see also one_thread.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+# A machine that is busy with other work fails no test.
+hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("busy")
 
 GOLDEN = Path(__file__).parent / "golden"
 INT8_CACHE = "+int8 cache"  # end of the name of a precision, see bundle_of
@@ -102,13 +107,22 @@ def one_thread() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the workers of this run share."""
+    base = tmp_path_factory.getbasetemp()
+    # It is the parent of their folders; without workers that parent is shared by all runs.
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
 @pytest.fixture(scope="session", autouse=True)
-def trace_memory() -> Iterator[TraceMemory]:
-    """Exports in this process trace equal modules once."""
-    memory = TraceMemory()
+def trace_memory(shared: Path) -> Iterator[TraceMemory]:
+    """Exports by the tests of this run trace equal modules once."""
+    (shared / "traces").mkdir(exist_ok=True)
+    memory = TraceMemory(shared / "traces")
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("trace_target", "trace_draft"):
-            patch.setattr(f"eagle_export.pair.{name}", memory.around(getattr(trace, name)))
+        for name in ("trace_target", "trace_draft", "trace_ahead"):
+            patch.setattr(f"eagle_export.pair.{name}", memory.around(getattr(pair, name)))
         yield memory
 
 
@@ -127,12 +141,9 @@ def golden() -> Path:
 
 
 @pytest.fixture(scope="session")
-def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def bundle_of(shared: Path) -> Callable[..., Path]:
     """kind of head, or "alone", precision (fp32) -> bundle of the golden pair, of its target alone, or with a recorded
     block head, exported by the first worker that asks. A precision of the target may be followed by "+int8 cache"."""
-    base = tmp_path_factory.getbasetemp()
-    # Workers of one run share the parent of their folders; without workers that parent is shared by all runs.
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
     def bundle(kind: str, precision: str = "fp32") -> Path:
         folder = shared / f"bundle_{kind}_{precision}"

@@ -84,10 +84,8 @@ def commands(block: str) -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="session")
-def demo_bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def demo_bundles(shared: Path) -> Path:
     """The folder .demo as `make demo` leaves it, made by the first worker that asks."""
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     folder = shared / ".demo"
     with FileLock(f"{folder}.lock"):
         if not folder.exists():

@@ -50,16 +50,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def device(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def device(wheel: Path, shared: Path) -> Path:
     """The programs folder of an environment that holds the wheel and its [cpu] extra, made by the first worker."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "device"
+    folder = shared / "device"
     programs = folder / ("Scripts" if os.name == "nt" else "bin")
     with FileLock(f"{folder}.lock"):
         if not (folder / "complete").exists():
-            built = build(tmp_path_factory.mktemp("build"))
             venv.create(folder, with_pip=True)
-            run(programs / "python", "-m", "pip", "install", "--quiet", f"eagle-edge[cpu] @ {built.as_uri()}")
+            run(programs / "python", "-m", "pip", "install", "--quiet", f"eagle-edge[cpu] @ {wheel.as_uri()}")
             (folder / "complete").touch()
     return programs
 

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from eagle_export import trace
 from eagle_export.bundle import export
 from eagle_export.pair import Pair, _draft_module, _target_module, open_pair
+from export_workplace import make_target
 from trace_memory import TraceMemory, UndescribedError, describe, describe_module
 
 
@@ -20,16 +22,35 @@ def pair(golden: Path) -> Pair:
     return open_pair(golden / "target", golden / "head_eagle3_dv44")
 
 
-def test_a_remembered_trace_gives_the_same_bytes(golden: Path, tmp_path: Path, trace_memory: TraceMemory) -> None:
-    enabled, folders = trace_memory.enabled, []
-    try:
-        for number, trace_memory.enabled in enumerate((False, True, True)):
-            folders.append(tmp_path / str(number))
-            export(golden / "target", None, folders[-1], certify=False)
-    finally:
-        trace_memory.enabled = enabled
-    fresh, *remembered = ({path.name: path.read_bytes() for path in each.rglob("*/model*")} for each in folders)
-    assert remembered == [fresh, fresh]
+def test_a_remembered_trace_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remembered by this process, or by another of the same run."""
+    target = make_target(tmp_path / "target")
+    (tmp_path / "traces").mkdir()
+    ours, theirs = TraceMemory(tmp_path / "traces"), TraceMemory(tmp_path / "traces")
+    bundles = []
+    for number, (memory, enabled, traced) in enumerate(
+        [(ours, False, 1), (ours, True, 2), (ours, True, 2), (theirs, True, 0)]
+    ):
+        memory.enabled = enabled
+        monkeypatch.setattr("eagle_export.pair.trace_target", memory.around(trace.trace_target))
+        export(target, None, folder := tmp_path / str(number), certify=False)
+        bundles.append({path.relative_to(folder): path.read_bytes() for path in folder.rglob("*/model*")})
+        assert memory.traced == traced
+    assert len(bundles[0]) == 2 and all(each == bundles[0] for each in bundles)
+
+
+def test_keys_are_those_of_other_processes(pair: Pair) -> None:
+    """They hold no addresses and no order of sets."""
+    assert pair.head is not None
+    modules = _target_module(pair, torch.float32), _draft_module(pair, pair.head, torch.float32, 8)
+    assert all(" at 0x" not in describe_module(module) for module in modules)
+    texts = set()
+    for _ in range(2):  # a function in a function has an address, and in the order of a set's values hashes take part
+        names: dict[str, Any] = {}
+        exec("def outer(x):\n return [(lambda: y)() for y in x if y in {'a', 'b', 'c'}]", names)
+        texts.add(describe(names["outer"].__code__))
+    (text,) = texts
+    assert " at 0x" not in text and "{'a', 'b', 'c'}" in text
 
 
 def other_config(**changes: Any) -> Callable[[Pair], Pair]:

@@ -1,4 +1,4 @@
-"""Traces of equal modules, made once per process of tests: nine tenths of an export of a tiny pair is its trace.
+"""Traces of equal modules, made once per run of tests: nine tenths of an export of a tiny pair is its trace.
 
 A trace depends on the module alone: its classes, their settings, shapes of parameters and values of buffers. They make
 the key. A module with something that the key does not cover is traced anew; with EAGLE_FRESH_TRACES=1 all are.
@@ -6,22 +6,29 @@ the key. A module with something that the key does not cover is traced anew; wit
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
 import hashlib
+import json
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from types import ModuleType
+from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from filelock import FileLock
+from onnx_ir.tensor_adapters import TorchTensor, to_torch_dtype
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers import PretrainedConfig
 
-KEPT = 24  # traces, each a graph without weights
+GIVEN = "names given"  # in the metadata of a written trace
+KEPT = 24  # traces in memory, each a graph without weights
 OF_TORCH = frozenset(vars(torch.nn.Module()))  # parameters, buffers and hooks are described apart, or are not there
 
 
@@ -30,7 +37,8 @@ class UndescribedError(Exception):
 
 
 def describe(value: Any) -> str:
-    """Returns a text that is equal for equal values. Raises UndescribedError for what it does not know."""
+    """Returns a text that is equal for equal values, in any process. Raises UndescribedError for what it does not
+    know."""
     if value is None or isinstance(value, bool | int | float | str | bytes | torch.dtype | torch.device):
         return repr(value)
     if isinstance(value, torch.Tensor):
@@ -49,6 +57,8 @@ def describe(value: Any) -> str:
         return f"{{{', '.join(f'{describe(key)}: {describe(each)}' for key, each in value.items())}}}"
     if isinstance(value, set | frozenset):
         return f"{{{', '.join(sorted(map(describe, value)))}}}"
+    if isinstance(value, CodeType):
+        return f"code {value.co_code!r} {describe(value.co_consts)} {value.co_names}"
     if isinstance(value, functools.partial):
         return f"partial {describe(value.func)} {describe(value.args)} {describe(value.keywords)}"
     if isinstance(value, type):
@@ -61,8 +71,7 @@ def describe(value: Any) -> str:
     if callable(value) and name is not None and (bound is None or isinstance(bound, ModuleType)):
         cells = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
         code, defaults = getattr(value, "__code__", None), getattr(value, "__defaults__", None)
-        body = "" if code is None else f"{code.co_code!r} {code.co_consts!r} {code.co_names}"
-        return f"{value.__module__}.{name} {describe(cells)} {describe(defaults)} {body}"
+        return f"{value.__module__}.{name} {describe(cells)} {describe(defaults)} {describe(code)}"
     raise UndescribedError(f"{type(value)}")
 
 
@@ -82,13 +91,19 @@ def describe_module(module: torch.nn.Module) -> str:
 class TraceMemory:
     """Traces by what they were made of. asked, traced: how often."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        """folder: of this run of tests; its processes share the traces there."""
         self.enabled = not os.environ.get("EAGLE_FRESH_TRACES")
         self.asked = self.traced = 0
+        self._folder = folder
         self._kept: OrderedDict[str, ir.Model] = OrderedDict()
 
     def around(self, trace: Callable[..., ir.Model]) -> Callable[..., ir.Model]:
         """Returns `trace`, which gets a module first, with this memory."""
+
+        def traced(module: torch.nn.Module, *settings: Any) -> ir.Model:
+            self.traced += 1
+            return trace(module, *settings)
 
         def remembered(module: torch.nn.Module, *settings: Any) -> ir.Model:
             self.asked += 1
@@ -97,18 +112,58 @@ class TraceMemory:
             except UndescribedError:
                 text = None
             if text is None:
-                self.traced += 1
-                return trace(module, *settings)
+                return traced(module, *settings)
             key = hashlib.sha256(text.encode()).hexdigest()
             if key not in self._kept:
-                self.traced += 1
-                self._kept[key] = trace(module, *settings)
+                file = self._folder / f"{key}.onnx"
+                with FileLock(f"{file}.lock"):  # another process may be tracing the same
+                    if file.exists():
+                        self._kept[key] = read(file)
+                    else:
+                        self._kept[key] = traced(module, *settings)
+                        with contextlib.suppress(OSError):  # a test may have filled the disk
+                            write(self._kept[key], file)
                 if len(self._kept) > KEPT:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(key)
             return _copy(self._kept[key])
 
         return remembered
+
+
+def write(model: ir.Model, file: Path) -> None:
+    """Writes a trace: of its fake weights the shapes and types, and which names it has given."""
+    model = _copy(model)
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is not None and isinstance(tensor.raw, FakeTensor):
+            shape = ir.Shape(tensor.shape.numpy())
+            value.const_value = ir.ExternalTensor("", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
+    given = {key: sorted(each) if isinstance(each, set) else each for key, each in _given(model).items()}
+    model.metadata_props[GIVEN] = json.dumps(given)
+    beside = file.with_suffix(".part")
+    beside.write_bytes(ir.to_proto(model).SerializeToString())
+    beside.rename(file)
+
+
+def read(file: Path) -> ir.Model:
+    """Reads what `write` wrote."""
+    model: ir.Model = ir.from_proto(onnx.ModelProto.FromString(file.read_bytes()))
+    given = json.loads(model.metadata_props.pop(GIVEN))
+    _given(model).update({key: set(each) if isinstance(each, list) else each for key, each in given.items()})
+    with FakeTensorMode():
+        for name, value in model.graph.initializers.items():
+            tensor = value.const_value
+            if isinstance(tensor, ir.ExternalTensor):
+                fake = torch.empty(tensor.shape.numpy(), dtype=to_torch_dtype(tensor.dtype))
+                value.const_value = TorchTensor(fake, name)
+    return model
+
+
+def _given(model: ir.Model) -> dict[str, Any]:
+    """The state of what names new values and nodes."""
+    state: dict[str, Any] = vars(model.graph._name_authority)
+    return state
 
 
 def _copy(model: ir.Model) -> ir.Model:

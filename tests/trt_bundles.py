@@ -3,7 +3,6 @@ file loads them with pytest_plugins."""
 
 from __future__ import annotations
 
-import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -22,11 +21,9 @@ CAPABILITIES = ["12.0", "8.6", "8.9", "8.6"]  # in no order, and one of them twi
 
 
 @pytest.fixture(scope="session")
-def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
+def made_once(shared: Path) -> Callable[[str, Callable[[Path], object]], Path]:
     """Returns a function: name, make -> the folder of that name, which the first worker that asks for it fills with
     `make(folder)`. Tests leave it as it is."""
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
     def folder(name: str, make: Callable[[Path], object]) -> Path:
         made, finished = shared / name, shared / f"{name}.finished"

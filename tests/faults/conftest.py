@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,10 +35,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="session")
-def text_bundle(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def text_bundle(pair: tuple[Path, Path], shared: Path) -> Callable[[str], Path]:
     """precision -> bundle of the pair, with a certificate if it is of fp32."""
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
     def bundle(precision: str) -> Path:
         folder = shared / f"text_bundle_{precision}"
