@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from conftest import GOLDEN
+from export_workplace import make_target
 
 LINUX = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
 
@@ -106,8 +107,10 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def test_commands_write_what_was_asked_for_and_call_nobody(place: Place) -> None:
-    target, head = GOLDEN / "target", GOLDEN / "head_eagle1"
+def test_commands_write_what_was_asked_for_and_call_nobody(
+    place: Place, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    target, head = make_target(tmp_path_factory.mktemp("pair") / "target"), GOLDEN / "head_eagle1"
     steps: list[tuple[object, ...]] = [
         ("eagle_export.cli", target, head, "-o", "bundle"),
         ("eagle_calib.cli", "bundle", "-o", "calib", "--data", "ids.jsonl", "--max-tokens", 40),

@@ -227,10 +227,11 @@ def test_the_error_names_a_library_that_is_not_installed(bundle: Path, monkeypat
 
 
 def test_a_failed_build_leaves_the_older_engines(
-    bundle: Path, engines_of: Callable[[str], tuple[Path, module.Built]], monkeypatch: pytest.MonkeyPatch
+    engines_of: Callable[[str], tuple[Path, module.Built]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, older = engines_of("eagle1")
-    shutil.copytree(older.folder, bundle / "engines/tensorrt-rtx-sm89")
+    older, done = engines_of("eagle3")
+    bundle = Path(shutil.copytree(older, tmp_path / "bundle"))
+    (bundle / "engines" / done.folder.name).rename(bundle / "engines/tensorrt-rtx-sm89")
     files = {path: path.read_bytes() for path in bundle.rglob("*") if path.is_file()}
 
     def fail(path: Path) -> str:

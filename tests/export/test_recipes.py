@@ -243,7 +243,7 @@ def test_every_large_weight_is_changed_and_listed(kind: str, precision: str, bun
 @pytest.mark.parametrize("precision", ["int8-static", "int8-weight"])
 def test_dequantised_weights_have_zero_points(precision: str, bundle_of: Callable[..., Path]) -> None:
     """One for each column. Without them no processor with AVX2 alone can run the graph (recipes/qdq.py)."""
-    bundle = bundle_of("eagle1", precision)
+    bundle = bundle_of("eagle3", precision)
     for spec in read_manifest(bundle).models.values():
         graph = ir.load(bundle / spec.graph.file).graph
         weights = [node for node in graph if node.op_type == "DequantizeLinear" and node.inputs[0] in weights_of(graph)]

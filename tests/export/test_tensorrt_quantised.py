@@ -153,7 +153,7 @@ def test_a_bundle_whose_sums_would_overflow_is_refused(
 
 def test_fp16_products_are_counted_as_such(engines_of: Callable[[str], tuple[Path, Built]]) -> None:
     """Control: a graph whose weights are in fp16 does not pass."""
-    _, built = engines_of("eagle1")
+    _, built = engines_of("eagle3")
     draft = next(engine for engine in built.built if engine.name == "draft")
     of_trees = [kernel for kernel in draft.kernels if kernel.profile == 0]
     assert set(map(kind, products(of_trees))) == {"fp16"} and len(products(of_trees)) >= 7 * 5
@@ -180,7 +180,7 @@ def test_fp8_is_refused_for_cards_that_lack_it(
     quantised_bundle_of: Callable[[str, str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In a line, before a build; by default engines are for the others."""
-    bundle = quantised_bundle_of("eagle1", "fp8")
+    bundle = quantised_bundle_of("eagle3", "fp8")
     engines = ["engines", str(bundle), "--backend", "tensorrt-rtx", "--compute-capability"]
     assert main([*engines, "8.9", "8.6", "8.0"]) == 2
     assert capsys.readouterr().err == (
@@ -190,7 +190,7 @@ def test_fp8_is_refused_for_cards_that_lack_it(
     assert not (bundle / "engines").exists()
     manifest = read_manifest(bundle)
     assert default_capabilities(manifest) == ("8.9", "12.0")
-    assert default_capabilities(read_manifest(quantised_bundle_of("eagle1", "int8"))) == CAPABILITIES
+    assert default_capabilities(read_manifest(quantised_bundle_of("eagle3", "int8"))) == CAPABILITIES
     check_capabilities(bundle, manifest, ["8.9", "9.0", "12.0"])
 
 
@@ -201,7 +201,7 @@ def test_fp8_runs_on_a_cpu_close_to_fp32(
     rows = np.arange(16)
     feeds = {"input_ids": rows + 60, "position_ids": rows, "logit_rows": rows}
     logits: list[npt.NDArray[Any]] = []
-    for bundle in (bundle_of("eagle1"), quantised_bundle_of("eagle1", "fp8")):
+    for bundle in (bundle_of("eagle3"), quantised_bundle_of("eagle3", "fp8")):
         graph = read_manifest(bundle).target.graph
         mask = additive_mask(np.tri(16, dtype=np.bool_), graph.inputs["tree_mask"].dtype)
         with OrtSession(bundle / graph.file, graph, 1) as session:

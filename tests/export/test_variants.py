@@ -30,6 +30,7 @@ class Variant:
     """How a pair differs from the usual one."""
 
     kind: str
+    target_layers: int = 7
     target: dict[str, Any] = field(default_factory=dict)
     head: dict[str, Any] = field(default_factory=dict)
     hidden: int = 32  # width of the head
@@ -63,13 +64,14 @@ VARIANTS = {
     # Llama-3.2: tied embedding, llama3 rope, bf16 in shards; head without bias and embedding, with its own rope_theta
     "eagle1_llama3": Variant(
         "eagle1",
+        target_layers=2,
         target={"tie_word_embeddings": True, "rope_theta": 500000.0, "rope_scaling": LLAMA3_ROPE},
         head={"rope_theta": 500000.0, "bias": False},
         dtype=torch.bfloat16,
         shards=True,
     ),
     # Qwen2-like head: biases everywhere, two layers, an embedding that is not the target's
-    "eagle1_two_layers": Variant("eagle1", fc_bias=True, qkv_bias=True, layers=2, own_embedding=True, head_dim=16),
+    "eagle1_two_layers": Variant("eagle1", 2, fc_bias=True, qkv_bias=True, layers=2, own_embedding=True, head_dim=16),
     # full vocabulary without maps; rope_theta left out, so 10000 and not the target's; fp16 files
     "eagle3_full_vocabulary": Variant(
         "eagle3", target={"rope_theta": 500000.0}, taps=(2, 3, 4), dtype=torch.float16, kv_heads=4
@@ -136,7 +138,7 @@ def make_target(variant: Variant, folder: Path) -> LlamaForCausalLM:
         **{
             "hidden_size": 32,
             "intermediate_size": 48,
-            "num_hidden_layers": 7,
+            "num_hidden_layers": variant.target_layers,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
             "head_dim": 8,

@@ -114,7 +114,7 @@ def test_padding_changes_no_bit(bundle_of: Callable[..., Path], precision: str, 
     """Padding changes nothing in trees whose rows are equal without it: 16 and 48 rows, after a prompt whose last chunk
     is padded too."""
     rng = np.random.default_rng(3)
-    with EagleModel.load(bundle_of("alone", precision), threads=1, backend="cpu") as model:
+    with EagleModel.load(bundle_of("eagle3", precision), threads=1, backend="cpu") as model:
         session = model.sessions[0]
         assert isinstance(session, OrtSession)
         outputs = []
@@ -139,7 +139,7 @@ def test_padding_changes_no_bit(bundle_of: Callable[..., Path], precision: str, 
     "precision", ["int8", "int8-token", "int8-static", "int8-weight", "int4", "int4-int8", "int8+int8 cache"]
 )
 def test_every_quantised_precision_passes_here(bundle_of: Callable[..., Path], precision: str) -> None:
-    with EagleModel.load(bundle_of("alone", precision), threads=2, backend="cpu") as model:
+    with EagleModel.load(bundle_of("eagle3", precision), threads=2, backend="cpu") as model:
         assert model.row_check is not None and model.row_check.padding is not None
 
 
