@@ -11,8 +11,17 @@ unexport PYTHONDONTWRITEBYTECODE
 NUMERIC := $(addprefix tests/,export/test_recipes.py export/test_calibrated_recipes.py export/test_exact_attention.py \
 	export/test_certificate.py runtime/test_exact_rows.py runtime/test_token_identity.py runtime/test_golden.py \
 	runtime/test_constrained_identity.py)
-# What the native operators compute, and who chooses them.
-NATIVE := $(addprefix tests/,kernels runtime/test_token_identity.py runtime/test_backends.py tools/test_doctor.py)
+# What the native operators compute, and who chooses them: what `make test` left out or ran without them.
+NATIVE := $(addprefix tests/,kernels \
+	runtime/test_token_identity.py::test_tokens_of_the_native_form_are_equal_without_ties \
+	export/test_exact_attention.py::test_logits_of_the_native_form_are_the_same_to_the_bit_in_any_tree \
+	$(addprefix runtime/test_backends.py::test_,where_it_is_installed_native_graphs_run \
+	without_the_package_the_portable_graph_runs a_bundle_for_other_operators_is_refused \
+	a_bundle_for_cpus_tries_no_other_backend) \
+	$(addprefix tools/test_doctor.py::test_,the_machine the_machine_in_lines))
+# Neighbouring tests share bundles, so workers get them in runs. A test that hangs fails, and takes its worker along.
+PYTEST := $(BIN)/pytest -n 2 --dist worksteal
+QUICK := $(PYTEST) -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 AS_AVX2 = PYTHONPATH=$(CURDIR)/.avx2
 
 .PHONY: setup kernels test test-slow test-avx2 numeric-avx2 test-native lint demo bench processors faults transformers clean
@@ -37,28 +46,27 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Neighbouring tests share bundles and traces, so workers get them in runs (--dist worksteal).
 test: lint
 	@$(BIN)/python -m eagle_tools.as_avx2
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(QUICK)
 
 # What takes long beside what is like it (tests/slow.txt), and what takes minutes each: some hours in all.
 test-slow: setup
-	$(BIN)/pytest -n 2 --dist worksteal -m "slow and not gpu"
+	$(PYTEST) -m "slow and not gpu and not emulated"
 
 # All of it as on a processor with AVX2 alone, at full speed (tools/eagle_tools/as_avx2.py); there it is `make test`.
 test-avx2: lint
 	@$(BIN)/python -m eagle_tools.as_avx2 .avx2
-	$(AS_AVX2) $(BIN)/pytest -n 2 --dist worksteal
+	$(AS_AVX2) $(QUICK)
 
 # Its numeric part, which is empty where `make test` computed like that.
 numeric-avx2: setup
 	@$(BIN)/python -m eagle_tools.as_avx2 .avx2
-	@if [ -d .avx2 ]; then $(AS_AVX2) $(BIN)/pytest -n 2 --dist worksteal $(NUMERIC); fi
+	@if [ -d .avx2 ]; then $(AS_AVX2) $(QUICK) $(NUMERIC); fi
 
 # With the native operators, which stay installed.
 test-native: kernels
-	$(BIN)/pytest -n 2 --dist worksteal $(NATIVE)
+	$(QUICK) $(NATIVE)
 
 # A published model (93 MB, without the packages that it names: they run it in other engines); without a network a toy
 # stands in for it. Ends with a chat page: the server runs until Ctrl-C where there is somebody to open its address.
