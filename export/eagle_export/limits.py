@@ -26,9 +26,9 @@ LIMITS = {
     "int8-static": Limits(0.82, 0.04),
     "int8-weight": Limits(0.91, 0.005),
     "fp8": Limits(0.82, 0.04),
-    "int4": Limits(0.74, 0.1),
+    "int4": Limits(0.66, 0.2),
     "int4-int8": Limits(0.82, 0.04),
-    "auto": Limits(0.74, 0.1),
+    "auto": Limits(0.66, 0.2),
 }
 # Precision -> what to try instead: the first that the backend has, if it needs a calibration only where one was given.
 WIDER = {
