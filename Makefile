@@ -24,7 +24,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 QUICK := $(PYTEST) -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 AS_AVX2 = PYTHONPATH=$(CURDIR)/.avx2
 
-.PHONY: setup kernels test test-slow test-avx2 numeric-avx2 test-native lint demo bench processors faults transformers clean
+.PHONY: setup kernels wheels kernels-elsewhere test test-slow test-avx2 numeric-avx2 test-native lint demo bench processors faults transformers clean
 .DEFAULT_GOAL := test
 
 setup: .venv/.installed
@@ -40,6 +40,15 @@ setup: .venv/.installed
 kernels: setup
 	@command -v c++ >/dev/null || { echo "no C++ compiler: install one (Debian: g++); without it portable graphs run"; exit 1; }
 	$(BIN)/python -m pip install --quiet ./kernels
+
+# Wheels of the native operators for six systems, in dist; then the operators on ARM64 and on Windows, by emulation
+# (docs/kernels.md). The first time takes half an hour.
+wheels: setup
+	$(BIN)/python -m pip install --quiet --editable ".[wheels]"
+	$(BIN)/python -m eagle_tools.kernel_wheels dist
+
+kernels-elsewhere: kernels wheels
+	PYTHON=$(BIN)/python tools/kernels_elsewhere.sh .elsewhere
 
 lint: setup
 	$(BIN)/ruff check .
@@ -105,4 +114,4 @@ transformers: setup
 	done
 
 clean:
-	rm -rf .venv .demo .avx2 .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .demo .avx2 .elsewhere .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -45,8 +45,23 @@ def instructions(name: str) -> Iterator[None]:
         operators.eagle_use_instruction_set(None)
 
 
-def opened(nodes: Sequence[Any], inputs: dict[str, tuple[int, int]], outputs: int, weights: dict[str, Array]) -> Any:
-    """A session of one thread. inputs: name -> type and rank."""
+@dataclass(frozen=True, slots=True)
+class OneNode:
+    """model: the serialised graph. session: of one thread."""
+
+    model: bytes
+    session: Any
+
+    def run(self, names: None, feeds: dict[str, Array]) -> list[Array]:
+        """All outputs."""
+        outputs: list[Array] = self.session.run(names, feeds)
+        return outputs
+
+
+def opened(
+    nodes: Sequence[Any], inputs: dict[str, tuple[int, int]], outputs: int, weights: dict[str, Array]
+) -> OneNode:
+    """inputs: name -> type and rank."""
     infos = [helper.make_tensor_value_info(name, kind, [None] * rank) for name, (kind, rank) in inputs.items()]
     outs = [helper.make_tensor_value_info(f"y{i}", TensorProto.FLOAT, None) for i in range(outputs)]
     tensors = [numpy_helper.from_array(array, name) for name, array in weights.items()]
@@ -54,7 +69,7 @@ def opened(nodes: Sequence[Any], inputs: dict[str, tuple[int, int]], outputs: in
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("eagle", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     content: bytes = model.SerializeToString()
-    return open_graph(Path("one"), threads=1, model=content, operators=library())
+    return OneNode(content, open_graph(Path("one"), threads=1, model=content, operators=library()))
 
 
 def random_blocks(rng: np.random.Generator, shape: tuple[int, int], grid: Grid) -> Blocks:
@@ -67,8 +82,8 @@ def random_blocks(rng: np.random.Generator, shape: tuple[int, int], grid: Grid) 
     return Blocks(rng.integers(0, high, shape).astype(np.uint8), step, zero.astype(np.uint8), grid)
 
 
-def product(blocks: Sequence[Blocks], norm: Array | None = None, more: Sequence[str] = (), **other: Any) -> Any:
-    """A session of one RowExactMatMul. norm: factors of the norm before it; more: which of "up" and "added" are inputs.
+def product(blocks: Sequence[Blocks], norm: Array | None = None, more: Sequence[str] = (), **other: Any) -> OneNode:
+    """One RowExactMatMul. norm: factors of the norm before it; more: which of "up" and "added" are inputs.
     other: further attributes, or those in the place of the right ones."""
     names: list[str] = ["x"]
     weights: dict[str, Array] = {}
@@ -114,9 +129,9 @@ class Heads:
     cap: float = 0.0
     rotated: bool = True
 
-    def session(self, by_rows: bool = False, **other: int) -> Any:
-        """Of one ExactTreeAttention. by_rows: keys and values [1, P, KV, D]; other: attributes in the place of the
-        right ones."""
+    def session(self, by_rows: bool = False, **other: int) -> OneNode:
+        """One ExactTreeAttention. by_rows: keys and values [1, P, KV, D]; other: attributes in the place of the right
+        ones."""
         names = ["q", "k", "v", "keys", "values", "positions", "mask", *(["cosine", "sine"] if self.rotated else [])]
         ranks = [3, 3, 3, 4 if by_rows else 3, 4, 2, 4, 3, 3]
         kinds = {name: TensorProto.INT64 if name == "positions" else TensorProto.FLOAT for name in names}

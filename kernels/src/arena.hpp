@@ -1,8 +1,8 @@
 // Memory for weights, which are read once per pass and never from a cache: in large pages where the system has them, so
 // that the processor looks up few addresses and prefetches beyond 4 kB.
 #pragma once
-#include <cstddef>
-#include <cstdint>
+#include <stddef.h>
+#include <stdint.h>
 
 namespace eagle {
 

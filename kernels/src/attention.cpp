@@ -11,9 +11,8 @@
 //            cosine and sine [1, T, D / 2] fp32, or neither: q and k are rotated already
 //   outputs  [1, T, heads * D], new keys and new values [1, T, kv_heads, D], fp32
 //   attributes  heads, kv_heads, width (D), scale; window (0: none), softcap (0: none)
-#include <cstdlib>
-#include <cstring>
-#include <initializer_list>
+#include <stdlib.h>
+#include <string.h>
 
 #include "kernels.hpp"
 #include "memory.hpp"
@@ -113,7 +112,8 @@ ort::Status read(const Node& node, void* context, Attention* job, const float** 
       seen > rows + (by_rows ? j.columns : 0))
     return ort::error("ExactTreeAttention: position_ids or tree_mask have another shape or type");
   const bool rotates = cosine.data != nullptr || sine.data != nullptr;
-  for (const ort::Tensor* t : {&cosine, &sine})
+  const ort::Tensor* tables[] = {&cosine, &sine};
+  for (const ort::Tensor* t : tables)
     if (rotates && (!t->is(ort::FLOAT, 3) || t->dims[0] != 1 || t->dims[1] != rows || t->dims[2] * 2 != D || D % 16))
       return ort::error("ExactTreeAttention: cosine or sine have another shape or type");
   j.rows = rows, j.earlier = seen - rows;

@@ -1,8 +1,9 @@
 // AVX2 and FMA: products of bytes are added up in pairs in 16 bits, which four-bit levels cannot exceed. Eight-bit ones
 // are multiplied as 16-bit numbers.
+#if defined(__x86_64__) || defined(_M_X64)
 #include <immintrin.h>
 
-#include <cstring>
+#include <string.h>
 
 #include "kernels.hpp"
 
@@ -181,3 +182,4 @@ const Kernels* avx2_kernels() {
                                                                                                            : nullptr;
 }
 }  // namespace eagle
+#endif

@@ -1,5 +1,5 @@
 // Which instruction set is used.
-#include <cstring>
+#include <string.h>
 
 #include "kernels.hpp"
 

@@ -1,8 +1,8 @@
 // What an instruction set provides. Every set computes the same bits: integer sums are exact in any order, and all sums
 // of floats have an order that is fixed here and in attention.inl.
 #pragma once
-#include <cstddef>
-#include <cstdint>
+#include <stddef.h>
+#include <stdint.h>
 
 namespace eagle {
 

@@ -1,7 +1,6 @@
 // Registration with ONNX Runtime, and the checks before it.
-#include <cstdlib>
-#include <cstring>
-#include <initializer_list>
+#include <stdlib.h>
+#include <string.h>
 
 #include "kernels.hpp"
 #include "operators.hpp"
@@ -83,7 +82,8 @@ EXPORTED void* RegisterCustomOps(void* options, const ort::ApiBase* base) {
   ort::call(ort::RELEASE_STATUS, status);
   void* domain = nullptr;
   RETURN_IF_ERROR(ort::call(ort::CREATE_DOMAIN, "eagle", &domain));
-  for (const ort::CustomOp* op : {eagle::attention_operator(), eagle::product_operator()})
+  const ort::CustomOp* operators[] = {eagle::attention_operator(), eagle::product_operator()};
+  for (const ort::CustomOp* op : operators)
     RETURN_IF_ERROR(ort::call(ort::DOMAIN_ADD, domain, op));
   return ort::call(ort::OPTIONS_ADD_DOMAIN, options, domain);
 }

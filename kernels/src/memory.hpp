@@ -1,9 +1,11 @@
-// Aligned memory and objects without exceptions.
+// Aligned memory and objects without exceptions. No part of C++'s library is used, so that compilers for other systems
+// need none of it.
 #pragma once
-#include <cstddef>
-#include <cstdint>
-#include <cstdlib>
-#include <new>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+inline void* operator new(size_t, void* place) noexcept { return place; }
 
 namespace eagle {
 

@@ -1,8 +1,8 @@
 // The part of ONNX Runtime's C interface that the operators use, declared by hand: the table of functions only grows at
 // its end, and the layout of a custom operator is fixed by the version that it names.
 #pragma once
-#include <cstddef>
-#include <cstdint>
+#include <stddef.h>
+#include <stdint.h>
 
 namespace ort {
 

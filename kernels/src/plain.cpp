@@ -1,5 +1,5 @@
 // The form that defines the bits, for any processor.
-#include <cstring>
+#include <string.h>
 
 #include "kernels.hpp"
 

@@ -9,8 +9,8 @@
 //
 // With norm, x / root(mean(x^2) + epsilon) * norm takes the place of x; with up, activation(x) * up does (1: SiLU, 2: GELU
 // by tanh). `added` is added to the product of the only weight.
-#include <cstdlib>
-#include <cstring>
+#include <stdlib.h>
+#include <string.h>
 
 #include "arena.hpp"
 #include "kernels.hpp"
