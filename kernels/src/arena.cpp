@@ -4,8 +4,6 @@
 
 #if defined(__linux__)
 #include <sys/mman.h>
-
-#include <atomic>
 #endif
 
 namespace eagle {
@@ -24,14 +22,14 @@ struct Region {
 };
 
 Region* regions = nullptr;  // the newest first
-std::atomic_flag busy = ATOMIC_FLAG_INIT;
+bool busy = false;
 
 struct Lock {
   Lock() {
-    while (busy.test_and_set(std::memory_order_acquire)) {
+    while (__atomic_test_and_set(&busy, __ATOMIC_ACQUIRE)) {
     }
   }
-  ~Lock() { busy.clear(std::memory_order_release); }
+  ~Lock() { __atomic_clear(&busy, __ATOMIC_RELEASE); }
 };
 
 Region* map_region(size_t bytes) {

@@ -69,7 +69,8 @@ bool lay_out_heads(const Node& node, const ort::Tensor& keys, const ort::Tensor&
 // Keys and values [1, P, kv_heads, D]; of none there is no memory.
 bool lay_out_rows(const Node& node, const ort::Tensor& keys, const ort::Tensor& values, Attention* job) {
   const int64_t D = node.width, columns = keys.dims[1];
-  for (const ort::Tensor* t : {&keys, &values})
+  const ort::Tensor* both[] = {&keys, &values};
+  for (const ort::Tensor* t : both)
     if (t->type != ort::FLOAT || t->rank != 4 || t->dims[0] != 1 || t->dims[1] != columns || columns < 0 ||
         (columns > 0 && t->data == nullptr) || t->dims[2] != node.kv_heads || t->dims[3] != D || node.window)
       return false;

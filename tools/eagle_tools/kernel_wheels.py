@@ -56,7 +56,7 @@ def build(system: System, out: Path) -> Path:
             "CMAKE_SYSTEM_NAME": "Linux",
             "CMAKE_SYSTEM_PROCESSOR": system.processor,
             "CMAKE_CXX_COMPILER": compiler,
-            "CMAKE_SHARED_MODULE_SUFFIX": system.suffix,
+            "LIBRARY_SUFFIX": system.suffix,
             "CMAKE_MODULE_LINKER_FLAGS": "-s",
         }
         settings = [f"--config-settings=cmake.define.{name}={value}" for name, value in defines.items()]
