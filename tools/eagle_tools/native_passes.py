@@ -1,4 +1,4 @@
-"""Processor time of forward passes with the portable and the native form of a bundle's target, by turns:
+"""Processor time of forward passes with the portable and the native form of a bundle's graphs, by turns:
 
     python -m eagle_tools.native_passes BUNDLE --contexts 128,1024 --rows 1,4,8,16
 
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from eagle_runtime import EagleModel
 from eagle_runtime.backends import NATIVE
 from eagle_runtime.command import Parser, run_command
+from eagle_runtime.drafting.head import Head, Scratch
 from eagle_runtime.target import Target
 from eagle_runtime.tree import Tree
 
@@ -26,8 +28,9 @@ TURNS, EACH = 6, 2  # passes of a backend: TURNS times EACH, after one that is n
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Milliseconds of the fastest pass over `rows` rows after `context`, by backend."""
+    """Milliseconds of the fastest pass of a graph over `rows` rows after `context`, by backend."""
 
+    graph: str
     context: int
     rows: int
     fastest: dict[str, float]
@@ -40,24 +43,50 @@ def measure(bundle: Path, contexts: Sequence[int], counts: Sequence[int]) -> Ite
         EagleModel.load(bundle, backend=BACKENDS[0], threads=1, context=size, check_hashes="once") as portable,
         EagleModel.load(bundle, backend=BACKENDS[1], threads=1, context=size, check_hashes="once") as native,
     ):
-        targets = {name: Target(one.sessions[0], size) for name, one in zip(BACKENDS, (portable, native), strict=True)}
+        models = dict(zip(BACKENDS, (portable, native), strict=True))
+        targets = {name: Target(one.sessions[0], size) for name, one in models.items()}
+        heads = {
+            name: Head(one.sessions[1], size, max(counts)) for name, one in models.items() if len(one.sessions) > 1
+        }
+        width = 0 if native.manifest.head is None else native.manifest.head.hidden_size
         for context in contexts:
             for target in targets.values():
                 target.cache.pretend(context)
             for rows in counts:
                 chain = Tree(np.arange(rows), np.arange(-1, rows - 1), np.zeros(rows, np.float32))
-                seconds = {name: min(_passes(target, chain)) for name, target in targets.items()}
-                for _ in range(TURNS - 1):
-                    again = {name: min(_passes(target, chain)) for name, target in targets.items()}
-                    seconds = {name: min(seconds[name], again[name]) for name in seconds}
-                yield Measured(context, rows, {name: 1e3 * value for name, value in seconds.items()})
+                verify = {name: partial(target.verify, chain) for name, target in targets.items()}
+                yield Measured("target", context, rows, _fastest(verify))
+                if heads:
+                    levels = {name: _level(head, width, context, rows) for name, head in heads.items()}
+                    yield Measured("head", context, rows, _fastest(levels))
 
 
-def _passes(target: Target, tree: Tree) -> Iterator[float]:
-    target.verify(tree)
+def _level(head: Head, width: int, context: int, rows: int) -> Callable[[], object]:
+    """A pass of the head over a level of `rows` nodes below the root's children, `context` rows being committed."""
+    head.cache.pretend(context)
+    tokens, hidden = np.arange(rows), np.zeros((rows, width), np.float32)
+
+    def grow() -> None:
+        with Scratch(head) as scratch:
+            scratch.feed(tokens, hidden, np.full(rows, -1))
+
+    return grow
+
+
+def _fastest(passes: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Milliseconds of the fastest of each, which take turns."""
+    seconds: dict[str, float] = {}
+    for _ in range(TURNS):
+        for name, one in passes.items():
+            seconds[name] = min(seconds.get(name, np.inf), *_passes(one))
+    return {name: 1e3 * value for name, value in seconds.items()}
+
+
+def _passes(one: Callable[[], object]) -> Iterator[float]:
+    one()
     for _ in range(EACH):
         started = time.thread_time()
-        target.verify(tree)
+        one()
         yield time.thread_time() - started
 
 
@@ -78,7 +107,7 @@ def run(args: argparse.Namespace) -> None:
     """Prints a line for each context and number of rows."""
     for each in measure(args.bundle, args.contexts, args.rows):
         times = ", ".join(f"{name} {value:.2f} ms" for name, value in each.fastest.items())
-        print(f"context {each.context}, rows {each.rows}: {times}")
+        print(f"{each.graph}, context {each.context}, rows {each.rows}: {times}", flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:
