@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from eagle_export.heads.ahead import HeadsAhead
 from eagle_export.heads.config import HeadConfig
-from eagle_export.trace import OPSET, Expected, check_contract, clear_metadata, quiet
+from eagle_export.trace import OPSET, Expected, check_contract, clear_metadata, fold, quiet
 from eagle_runtime.bundle.graph import ahead_inputs, ahead_outputs
 
 Logits = Callable[[Tensor], Tensor]
@@ -92,6 +92,7 @@ def trace_ahead(module: AheadGraph, width: int, dtype: torch.dtype) -> ir.Model:
             verbose=False,
         )
     assert program is not None
+    fold(program.model)
     clear_metadata(program.model)
     check_contract(program.model, Expected(0, 0, 0))
     return program.model

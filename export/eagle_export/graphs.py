@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -62,17 +62,24 @@ class TargetGraph(nn.Module):
         self.model = model.model
         self.lm_head = model.lm_head
         self.taps = taps
+        self.numbers = tuple(range(len(windows)))  # of the layers that it has: a trace may go without some
         self.head_reader = reader  # a name that no target's own parameter has
 
     def forward(
-        self, input_ids: Tensor, position_ids: Tensor, tree_mask: Tensor, logit_rows: Tensor, past: list[Rows]
-    ) -> tuple[Tensor, Tensor, list[Rows]]:
-        """Returns logits [1,R,V] fp32, features [1,T,Hd], and new rows per layer."""
-        cache = _NewRows(past)
-        tapped: list[Tensor] = []
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        tree_mask: Tensor,
+        logit_rows: Tensor,
+        past: list[Rows],
+        tapped: Sequence[Tensor] = (),
+    ) -> tuple[Tensor, Tensor, list[Rows], list[Tensor]]:
+        """tapped: the hidden states [1,T,H] at the taps, which a trace connects (repeated_layers.py). Returns logits
+        [1,R,V] fp32, features [1,T,Hd], and per layer new rows and the hidden state after it [1,T,H]."""
+        cache = _NewRows(past, self.numbers)
+        after: list[Tensor] = []
         hooks = [
-            self.model.layers[tap - 1].register_forward_hook(lambda _m, _i, out: tapped.append(out))
-            for tap in self.taps
+            layer.register_forward_hook(lambda _module, _inputs, out: after.append(out)) for layer in self.model.layers
         ]
         mask = full_mask(tree_mask, past)
         masks = {width: windowed(mask, position_ids, width) for width in dict.fromkeys(self.windows)}
@@ -87,9 +94,9 @@ class TargetGraph(nn.Module):
             hook.remove()
         logits = self.lm_head(hidden.index_select(1, logit_rows)).float()
         logits = self.family.logits(self.config, logits)
-        return logits, self._features(tapped, hidden, position_ids), cache.new
+        return logits, self._features(tapped, hidden, position_ids), cache.new, after
 
-    def _features(self, tapped: list[Tensor], hidden: Tensor, position_ids: Tensor) -> Tensor:
+    def _features(self, tapped: Sequence[Tensor], hidden: Tensor, position_ids: Tensor) -> Tensor:
         """tapped: hidden states at the taps; hidden: after the last norm."""
         reader = self.head_reader
         if isinstance(reader, BlockReader):
@@ -215,20 +222,22 @@ def _modelings(module: nn.Module) -> list[ModuleType]:
 
 
 class _NewRows(Cache):  # type: ignore[misc]
-    """A cache that concatenates past and new rows for attention, and keeps the new ones."""
+    """A cache that concatenates past and new rows for attention, and keeps the new ones. numbers: of the layers that
+    the past is of."""
 
-    def __init__(self, past: list[Rows]) -> None:
+    def __init__(self, past: list[Rows], numbers: tuple[int, ...]) -> None:
         super().__init__(layers=[])
-        self.past = past
+        self.past, self.numbers = past, numbers
         self.new: list[Rows] = []
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         new = (key_states.transpose(1, 2), value_states.transpose(1, 2))
-        assert len(self.new) == layer_idx
+        place = len(self.new)
+        assert self.numbers[place] == layer_idx
         self.new.append(new)
-        keys, values = (torch.cat(pair, 1).transpose(1, 2) for pair in zip(self.past[layer_idx], new, strict=True))
+        keys, values = (torch.cat(pair, 1).transpose(1, 2) for pair in zip(self.past[place], new, strict=True))
         return keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -39,7 +39,7 @@ from eagle_export.recipes.routed_experts import RoutedExperts
 from eagle_export.reconcile import check_ends, unwrapped
 from eagle_export.texts import read_texts, text_of
 from eagle_export.trace import Expected, Layout, build_fake, trace_draft, trace_target
-from eagle_export.weights import Weight, attach, simplify
+from eagle_export.weights import Weight, attach, store_transposed
 from eagle_runtime.text.tokenizer import Text
 
 # Tensors of an EAGLE-3 or block head in the target's graph, and those of a block head in both graphs.
@@ -155,7 +155,9 @@ def build_graphs(pair: Pair, precision: str, top_k: int, routed: bool = True) ->
     computed for the rows that are routed to them alone, else for all rows."""
     dtype = DTYPES[precision]
     head = pair.head
-    modules, checkpoints = {"target": _target_module(pair, dtype)}, {"target": pair.target}
+    target = _target_module(pair, dtype)
+    modules: dict[str, torch.nn.Module] = {"target": target}
+    checkpoints = {"target": pair.target}
     if head is not None:
         modules["draft"], checkpoints["draft"] = _draft_module(pair, head, dtype, top_k), head.checkpoint
     weights = weight_sources(pair)
@@ -164,7 +166,7 @@ def build_graphs(pair: Pair, precision: str, top_k: int, routed: bool = True) ->
     layers = int(pair.config.num_hidden_layers)
     graphs = {
         "target": trace_target(
-            modules["target"],
+            target,
             Layout(layers, pair.num_kv_heads, pair.head_dim, dtype),
             Expected(
                 attention=layers,
@@ -189,7 +191,7 @@ def build_graphs(pair: Pair, precision: str, top_k: int, routed: bool = True) ->
         )
     for name, model in graphs.items():
         attach(model, weights[name])
-        simplify(model)
+        store_transposed(model)
     _note_windows(graphs["target"], pair.windows)
     if routed and pair.family.experts is not None and not RoutedExperts().apply(graphs["target"]):
         raise ExportError("no experts were recognised in the trace; report this as a bug")
@@ -288,7 +290,7 @@ def _check_borrowed(target: Checkpoint, head: Checkpoint) -> None:
         )
 
 
-def _target_module(pair: Pair, dtype: torch.dtype) -> torch.nn.Module:
+def _target_module(pair: Pair, dtype: torch.dtype) -> TargetGraph:
     head = None if pair.head is None else pair.head.config
 
     def build() -> TargetGraph:

@@ -9,20 +9,25 @@ from __future__ import annotations
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import onnx_ir as ir
 import torch
+from onnxscript import optimizer
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from eagle_export.errors import ExportError
-from eagle_export.graphs import native_operators, rotary_modules
+from eagle_export.graphs import TargetGraph, native_operators, rotary_modules
 from eagle_export.heads.config import HeadConfig
+from eagle_export.repeated_layers import hidden_names, repeat_layers, repeats_of, shortened, tap_names
 from eagle_runtime.bundle.graph import past_names, present_names
+
+Built = TypeVar("Built", bound=nn.Module)
 
 OPSET = 24
 # Example sizes, all different and above 1: torch would merge equal dimensions, and make a size of 1 a constant.
@@ -48,7 +53,7 @@ class Expected:
     rotary: int  # one for queries and one for keys of a layer
 
 
-def build_fake(build: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
+def build_fake(build: Callable[[], Built], dtype: torch.dtype) -> Built:
     """Builds a module with fake parameters of `dtype`, which take no memory, but with real rotary tables and
     multipliers, which are in no checkpoint."""
     before = torch.get_default_dtype()
@@ -71,13 +76,26 @@ def real_scales(module: nn.Module) -> None:
             part.embed_scale = torch.tensor(part.scalar_embed_scale)
 
 
-def trace_target(module: nn.Module, layout: Layout, expected: Expected) -> ir.Model:
-    """Traces a TargetGraph into ONNX, with the contract's names. Raises ExportError if the trace is not as expected."""
+def trace_target(module: TargetGraph, layout: Layout, expected: Expected) -> ir.Model:
+    """Traces a target into ONNX, with the contract's names. Raises ExportError if the trace is not as expected."""
+    repeats = repeats_of(module)
+    with shortened(module, repeats):
+        model = trace_layers(module, replace(layout, num_layers=len(repeats.traced)))
+    fold(model)
+    repeat_layers(model, repeats, module.taps)
+    return _checked(model, expected)
+
+
+def trace_layers(module: TargetGraph, layout: Layout) -> ir.Model:
+    """Traces a target with the layers that it has. It has inputs in the place of taps, and outputs for the hidden
+    states after its layers."""
     names = ["input_ids", "position_ids", "tree_mask", "logit_rows"]
     t, mask = EXAMPLE["T"], torch.zeros(1, 1, EXAMPLE["T"], EXAMPLE["L"], dtype=layout.dtype)
     args = (torch.zeros(1, t, dtype=torch.int64), torch.arange(t)[None], mask, torch.arange(EXAMPLE["R"]))
     dims = ({1: "T"}, {1: "T"}, {2: "T", 3: "L"}, {0: "R"})
-    return _trace(module, names, args, dims, ["logits", "features"], layout, expected)
+    size = (1, t, int(module.config.hidden_size))
+    taps = {name: torch.zeros(size, dtype=layout.dtype) for name in tap_names(len(module.taps))}
+    return _trace(module, names, args, dims, ["logits", "features"], layout, taps, hidden_names(layout.num_layers))
 
 
 def trace_draft(module: nn.Module, config: HeadConfig, layout: Layout, expected: Expected) -> ir.Model:
@@ -90,7 +108,9 @@ def trace_draft(module: nn.Module, config: HeadConfig, layout: Layout, expected:
     args = (torch.zeros_like(ids), features, ids, mask, torch.arange(EXAMPLE["R"]))
     dims = ({1: row}, {1: "T"}, {1: row}, {2: row, 3: "L"}, {0: "R"})
     last = ["hidden"] if config.block is None else ["scores"] if config.markov_rank else []
-    return _trace(module, names, args, dims, ["log_probs", "token_ids", *last], layout, expected, row)
+    model = _trace(module, names, args, dims, ["log_probs", "token_ids", *last], layout)
+    fold(model)
+    return _checked(model, expected, row)
 
 
 def _trace(
@@ -100,9 +120,11 @@ def _trace(
     dims: tuple[dict[int, str], ...],
     output_names: list[str],
     layout: Layout,
-    expected: Expected,
-    row: str = "T",
+    taps: Mapping[str, Tensor] = MappingProxyType({}),
+    hidden: Sequence[str] = (),
 ) -> ir.Model:
+    """taps: inputs [1,T,H] after the past ones, of which the module takes a list. hidden: names of outputs after the
+    new rows."""
     symbols = {name: torch.export.Dim(name, min=0 if name == "P" else 1) for name in EXAMPLE}
     dynamic: list[Any] = [{axis: symbols[name] for axis, name in dim.items()} for dim in dims]
     dynamic.append([({1: symbols["P"]}, {1: symbols["P"]})] * layout.num_layers)
@@ -112,20 +134,43 @@ def _trace(
         (torch.zeros(shape, dtype=layout.dtype), torch.zeros(shape, dtype=layout.dtype))
         for _ in range(layout.num_layers)
     ]
+    last = [list(taps.values())] if taps else []
+    dynamic += [[{1: symbols["T"]} for _ in each] for each in last]
     with native_operators(module), quiet("torch.onnx"):
         program = torch.onnx.export(
             module,
-            (*args, past),
+            (*args, past, *last),
             dynamo=True,
             dynamic_shapes=tuple(dynamic),
             opset_version=OPSET,
             optimize=False,  # its constant folding would read the fake weights
-            input_names=[*input_names, *past_names(layout.num_layers)],
-            output_names=[*output_names, *present_names(layout.num_layers)],
+            input_names=[*input_names, *past_names(layout.num_layers), *taps],
+            output_names=[*output_names, *present_names(layout.num_layers), *hidden],
             verbose=False,
         )
     assert program is not None
-    model = program.model
+    model: ir.Model = program.model
+    return model
+
+
+def fold(model: ir.Model) -> None:
+    """Folds constants, in place."""
+    weights = {value: value.const_value for value in model.graph.initializers.values() if is_fake(value)}
+    for weight in weights:
+        weight.const_value = None  # hidden: folding would read every weight, and merge equal ones
+    with quiet("onnx_ir"):
+        optimizer.optimize_ir(model)
+    for weight, tensor in weights.items():
+        weight.const_value = tensor
+
+
+def is_fake(value: ir.Value) -> bool:
+    """Whether an initializer is a parameter of a traced module, which has no values."""
+    return isinstance(getattr(value.const_value, "raw", None), FakeTensor)
+
+
+def _checked(model: ir.Model, expected: Expected, row: str = "T") -> ir.Model:
+    """Returns a trace, without what torch notes at its nodes. Raises ExportError if it is not as expected."""
     clear_metadata(model)
     check_contract(model, expected, row)
     return model

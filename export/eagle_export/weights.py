@@ -14,13 +14,12 @@ import ml_dtypes  # noqa: F401  (adds the 16-bit types that onnx_ir writes to Nu
 import numpy as np
 import onnx_ir as ir
 import torch
-from onnxscript import optimizer
 
 from eagle_export.checkpoint import StoredTensor
 from eagle_export.data_file import Report, external, point_to, write
 from eagle_export.errors import ExportError
 from eagle_export.parted import Array, Part, PartedTensor, transposed
-from eagle_export.trace import quiet
+from eagle_export.trace import is_fake
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec
 
 DATA_SUFFIX = ".data"
@@ -41,7 +40,7 @@ def attach(model: ir.Model, weights: Mapping[str, Weight]) -> None:
     graph = model.graph
     for name, value in list(graph.initializers.items()):
         if name not in weights:
-            if _is_fake(value):
+            if is_fake(value):
                 raise ExportError(f"no tensor of the checkpoints belongs to parameter {name!r}; report this as a bug")
             continue
         weight = weights[name]
@@ -59,15 +58,8 @@ def attach(model: ir.Model, weights: Mapping[str, Weight]) -> None:
         graph.register_initializer(value)
 
 
-def simplify(model: ir.Model) -> None:
-    """Folds constants. A transposed weight stays a lazy weight, and is written transposed."""
-    weights = {value: value.const_value for value in model.graph.initializers.values() if _is_lazy(value)}
-    for weight in weights:
-        weight.const_value = None  # hidden: folding would read every weight, and merge equal ones
-    with quiet("onnx_ir"):
-        optimizer.optimize_ir(model)
-    for weight, tensor in weights.items():
-        weight.const_value = tensor
+def store_transposed(model: ir.Model) -> None:
+    """Removes transpositions of weights, which are written transposed."""
     for node in list(model.graph):
         value = node.inputs[0] if node.op_type == "Transpose" else None
         if value is None or not _is_lazy(value) or len(value.uses()) > 1:
@@ -181,8 +173,3 @@ def _set_lazy(value: ir.Value, tensor: PartedTensor) -> None:
 
 def _is_lazy(value: ir.Value | None) -> bool:
     return value is not None and isinstance(value.const_value, PartedTensor)
-
-
-def _is_fake(value: ir.Value) -> bool:
-    raw = getattr(value.const_value, "raw", None)
-    return isinstance(raw, torch._subclasses.fake_tensor.FakeTensor)

@@ -1,0 +1,102 @@
+"""Tiny random targets of every family."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eagle_export.families.registry import FAMILIES
+
+VOCAB, HIDDEN, LAYERS, CONTEXT = 64, 32, 4, 256
+
+
+@dataclass(frozen=True)
+class Row:
+    """A family, and how its config differs from that of all."""
+
+    model_type: str
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+PARTIAL_LONGROPE = {
+    "original_max_position_embeddings": CONTEXT,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "short_factor": [1.0, 1.5],
+        "long_factor": [2.0, 9.0],
+        "original_max_position_embeddings": CONTEXT,
+    },
+}
+CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}  # low enough to matter
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 2.0,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
+# A family is one row here and one file in export/eagle_export/families.
+ROWS = {
+    "Llama": Row("llama"),
+    "Qwen2.5, tied, upper layers with a window": Row(
+        "qwen2", {"tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 12, "max_window_layers": 2}
+    ),
+    "Qwen3": Row("qwen3", {"head_dim": 16}),
+    "MiMo-7B": Row("mimo"),
+    "Mistral": Row("mistral", {"sliding_window": 70, "head_dim": 16}),
+    "Phi-3, with a window": Row("phi3", {"sliding_window": 20}),
+    "Phi-4-mini": Row(
+        "phi3", {"tie_word_embeddings": True, "max_position_embeddings": 2 * CONTEXT, **PARTIAL_LONGROPE}
+    ),
+    "Gemma": Row("gemma", {"head_dim": 16}),
+    "Gemma-2": Row("gemma2", {"head_dim": 16, "sliding_window": 12, "query_pre_attn_scalar": 24, **CAPS}),
+    "Gemma-3": Row("gemma3_text", {"head_dim": 16, "sliding_window": 70, "sliding_window_pattern": 3}),
+    "SmolLM3": Row("smollm3", {"no_rope_layer_interval": 2}),
+    "Granite": Row("granite", MULTIPLIERS),
+    "OLMo-2": Row("olmo2"),
+    "Mixtral": Row("mixtral", {"num_local_experts": 4, "sliding_window": 12}),
+    "Qwen3-MoE, one layer without experts": Row(
+        "qwen3_moe", {**EXPERTS, "moe_intermediate_size": 24, "norm_topk_prob": True, "mlp_only_layers": [1]}
+    ),
+    "OLMoE": Row("olmoe", {**EXPERTS, "clip_qkv": 1.5}),
+}
+
+
+def source_of(row: Row) -> Any:
+    """The random model of a row, in fp32."""
+    torch.manual_seed(7)
+    cls = FAMILIES[row.model_type].model_class()
+    config = cls.config_class(
+        **{
+            "vocab_size": VOCAB,
+            "hidden_size": HIDDEN,
+            "intermediate_size": 48,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": CONTEXT,
+            "initializer_range": 0.15,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "pad_token_id": None,
+            **row.config,
+        }
+    )
+    model = cls(config).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith(("norm.weight", "bias", "gate.weight")):  # else all ones or zeros
+            torch.nn.init.normal_(parameter, parameter.mean().item(), 0.3)
+    return model
+
+
+def save_source(row: Row, folder: Path) -> None:
+    """Writes the checkpoint of a row's model."""
+    source_of(row).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())  # MiMo runs another family's class
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": row.model_type}))
