@@ -60,6 +60,9 @@ class InputStatistics:
         """Reservoir sampling (Vitter's algorithm R): each row so far is in the sample with the same probability."""
         places = self._rows + np.arange(len(rows))
         kept = len(self._sample)
+        if len(rows) and places[-1] < kept:
+            self._sample[places] = rows
+            return
         slots = np.where(places < kept, places, self._rng.integers(0, places + 1))
         for row in np.flatnonzero(slots < kept):
             self._sample[slots[row]] = rows[row]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -243,8 +244,10 @@ def export(
                 )
                 manifest = _with_native(manifest, natives)
                 (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
-                # Frees weights and recorded inputs before the source's weights are loaded.
+                # Frees weights and recorded inputs before the source's weights are loaded. Graphs refer to themselves.
+                native = None
                 del graphs, natives, native_target, others, recipe, with_inputs, recorded
+                gc.collect()
                 if certify:
                     try:
                         manifest, head_check, shortfalls = certified(pair, folder, manifest, layers, required, report)

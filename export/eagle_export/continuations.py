@@ -45,7 +45,7 @@ def continuations(
     transformers_logging.disable_progress_bar()
     try:
         model = load_source(source)
-        results = [_continue(model, prompt, eos, count) for prompt in prompts]
+        results = _continued(model, prompts, eos, count)
         look(model)
     except Exception as error:  # transformers, safetensors and a full memory raise many kinds
         raise ExportError(f"transformers does not run {folder} ({first_line(error)})") from None
@@ -58,17 +58,26 @@ def continuations(
 
 
 @torch.inference_mode()
-def _continue(model: Any, prompt: Sequence[int], eos: Collection[int], count: int) -> Continuation:
-    rows: list[Float] = []
-    tokens: list[int] = []
-    name, cache, new = cache_keyword(model), None, list(prompt)
-    while len(tokens) < count and not (tokens and tokens[-1] in eos):
-        out = model(input_ids=torch.tensor([new]), use_cache=True, logits_to_keep=1, **{name: cache})
+def _continued(model: Any, prompts: Sequence[Sequence[int]], eos: Collection[int], count: int) -> list[Continuation]:
+    """All prompts in one batch: from the end of the shortest one on, each text is read token by token, first the rest
+    of its prompt and then its continuation."""
+    texts, rows = [list(prompt) for prompt in prompts], [list[Float]() for _ in prompts]
+    shortest, longest = min(map(len, prompts)), max(map(len, prompts))
+    name, cache, new = cache_keyword(model), None, torch.tensor([prompt[:shortest] for prompt in prompts])
+    for length in range(shortest, longest + count):
+        out = model(input_ids=new, use_cache=True, logits_to_keep=1, **{name: cache})
         cache = out[name]
-        rows.append(out.logits[0, -1].float().numpy())
-        tokens.append(int(rows[-1].argmax()))
-        new = tokens[-1:]
-    return Continuation(list(prompt), tokens, np.stack(rows))
+        for text, row, logits in zip(texts, rows, out.logits[:, -1], strict=True):
+            if len(text) == length and len(row) < count and not (row and text[-1] in eos):
+                row.append(logits.float().numpy())
+                text.append(int(row[-1].argmax()))
+        if all(len(text) <= length for text in texts):
+            break
+        new = torch.tensor([[text[min(length, len(text) - 1)]] for text in texts])  # a finished text repeats its end
+    return [
+        Continuation(list(prompt), text[len(prompt) :], np.stack(row))
+        for prompt, text, row in zip(prompts, texts, rows, strict=True)
+    ]
 
 
 def first_line(error: Exception) -> str:

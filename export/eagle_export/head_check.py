@@ -101,12 +101,11 @@ def own_text(
     """Continues all starts, which have one length, greedily in one batch by `count` tokens. model: as transformers runs
     it."""
     made: list[Tensor] = []
-    report(f"checking the head: text of the target (0 of {count} tokens)")
-    for new in continued(model, starts, count, lambda logits: logits.argmax(-1, keepdim=True)):
-        made.append(new)
+    for read in continued(model, starts, count, lambda logits: logits.argmax(-1, keepdim=True)):
         report(f"checking the head: text of the target ({len(made)} of {count} tokens)")
+        made.append(read.tokens)
     texts = []
-    for start, tokens in zip(starts, torch.cat(made, 1).tolist(), strict=True):
+    for start, tokens in zip(starts, torch.cat(made[1:], 1).tolist(), strict=True):
         end = next((index + 1 for index, token in enumerate(tokens) if token in eos), len(tokens))
         texts.append(Continued(start, tokens[:end]))
     return texts

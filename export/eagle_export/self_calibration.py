@@ -2,18 +2,18 @@
 transformers on text of a file or, without one, on text that it generates itself.
 
 Text of the model's own has the inputs that it sees in use, whatever it was trained on. It is sampled at temperature 1
-after a few tokens of the package's text, as LLM-QAT does (arXiv 2305.17888), and then read in one forward pass whose
-inputs are recorded.
+after a few tokens of the package's text, as LLM-QAT does (arXiv 2305.17888); what layers read meanwhile is recorded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers.utils import logging as transformers_logging
@@ -29,8 +29,17 @@ from eagle_export.families.fused_experts import expert_inputs, fused_experts
 from eagle_export.families.source import load_source
 from eagle_export.heads.ahead import HeadsAhead
 from eagle_export.heads.block import BlockHead
-from eagle_export.heads.eager import EagerHead, eager_head, eager_weights, features_of, read_block_rows, read_rows
+from eagle_export.heads.eager import (
+    EagerHead,
+    Hidden,
+    eager_head,
+    eager_weights,
+    features_of,
+    read_block_rows,
+    read_rows,
+)
 from eagle_export.pair import HeadPart
+from eagle_export.parted import Array
 from eagle_export.source_text import SEED, continued, text_starts
 from eagle_runtime.text.tokenizer import Text
 from eagle_runtime.tree import Float
@@ -79,11 +88,11 @@ def observe_source(
         longest = int(model.config.max_position_embeddings)
         if data is None:
             starts = text_starts(text, vocab, SEQUENCES, START, 2 * START, MAX_TOKENS)
-            windows = _own_text(model, starts, min(LENGTH, longest), report)
+            windows, observed = _own_text(model, starts, min(LENGTH, longest), head, report)
         else:
             windows = read_windows(data, text, vocab, min(WINDOW, longest), MAX_TOKENS)
-        probes = tuple(_probe(model, window) for window in windows[:PROBES])
-        return Recorded(_observed(model, windows, head, report), probes)
+            observed = _observed(model, windows, head, report)
+        return Recorded(observed, tuple(_probe(model, window) for window in windows[:PROBES]))
     except (ExportError, CalibrationError):
         raise
     except Exception as error:  # transformers, safetensors and a full memory raise many kinds
@@ -94,21 +103,44 @@ def observe_source(
 
 
 @torch.inference_mode()
-def _own_text(model: Any, starts: Sequence[list[int]], length: int, report: Callable[[str], None]) -> list[list[int]]:
+def _own_text(
+    model: Any,
+    starts: Sequence[list[int]],
+    length: int,
+    head: HeadPart | None,
+    report: Callable[[str], None],
+) -> tuple[list[list[int]], dict[str, Observed]]:
     """Continues all starts, which have one length, to `length` tokens, sampled at temperature 1. End-of-sequence tokens
-    are sampled like others, and a text goes on after one."""
-    random = torch.Generator().manual_seed(SEED)
+    are sampled like others, and a text goes on after one. Returns the texts, and the inputs that were recorded while
+    they were written."""
+    random, taps = torch.Generator().manual_seed(SEED), set[int]()
+    if head is not None:
+        taps = {-1, *head.config.taps}
 
     def sample(logits: Tensor) -> Tensor:
         return torch.multinomial(logits.float().softmax(-1), 1, generator=random)
 
-    tokens = torch.tensor(starts)
-    report(f"generating text to calibrate on ({tokens.shape[1]} of {length} tokens)")
-    for new in continued(model, starts, length - tokens.shape[1], sample):
-        tokens = torch.cat([tokens, new], 1)
-        report(f"generating text to calibrate on ({tokens.shape[1]} of {length} tokens)")
-    result: list[list[int]] = tokens.tolist()
-    return result
+    inputs, tokens, tapped = LayerInputs.of(model), list[Tensor](), {tap: list[Tensor]() for tap in taps}
+    for read in continued(model, starts, max(0, length - len(starts[0])), sample, with_hidden=head is not None):
+        tokens.append(read.tokens)
+        for tap, kept in tapped.items():
+            kept.append(read.hidden[tap])
+        report(f"generating text to calibrate on ({sum(each.shape[1] for each in tokens)} of {length} tokens)")
+    texts, hidden = torch.cat(tokens, 1), {tap: torch.cat(kept, 1) for tap, kept in tapped.items()}
+    read_by_head = (
+        (text, {tap: each[row : row + 1] for tap, each in hidden.items()}) for row, text in enumerate(texts)
+    )
+    order = _text_by_text([each.shape[1] for each in tokens], len(texts))
+    return texts.tolist(), _all_inputs(model, inputs, head, read_by_head, order)
+
+
+def _text_by_text(passes: Sequence[int], texts: int) -> Array:
+    """Returns where the rows of the first text are, then those of the second one, ..., among rows that were read pass
+    by pass. passes: rows of each text in each of them."""
+    starts = np.cumsum([0, *(texts * rows for rows in passes)])
+    places = [start + np.arange(texts * rows).reshape(texts, rows) for start, rows in zip(starts, passes, strict=False)]
+    order: Array = np.concatenate(places, 1).ravel()
+    return order
 
 
 @torch.inference_mode()
@@ -162,15 +194,18 @@ class LayerInputs:
             rows
         )
 
-    def observed(self) -> dict[str, Observed]:
-        """Ends the recording and returns weight name -> inputs, without experts of fewer than LEAST_ROWS rows."""
+    def observed(self, order: Array | None = None) -> dict[str, Observed]:
+        """Ends the recording and returns weight name -> inputs, without experts of fewer than LEAST_ROWS rows. order:
+        of the rows of layers that read every row."""
         for hook in self._hooks:
             hook.remove()
         observed = {}
         while self._statistics:  # each is freed when it is copied: those of all layers may take gigabytes
             name, one = self._statistics.popitem()
             if one.rows >= LEAST_ROWS or not is_expert(name):
-                observed[name] = one.observed()
+                seen = one.observed()
+                every = order is not None and seen.rows == len(order) == len(seen.sample)
+                observed[name] = replace(seen, sample=seen.sample[order]) if every else seen
         return observed | {name: observed[other] for name, other in self._same_input.items() if other in observed}
 
 
@@ -206,14 +241,31 @@ def _observed(
 ) -> dict[str, Observed]:
     """Reads every window as a prompt."""
     inputs = LayerInputs.of(model)
+
+    def read() -> Iterator[tuple[Tensor, Hidden]]:
+        for number, window in enumerate(windows):
+            report(f"recording inputs ({number} of {len(windows)} texts)")
+            tokens = torch.tensor(list(window))
+            out = model(input_ids=tokens[None], use_cache=False, output_hidden_states=head is not None)
+            yield tokens, out.hidden_states or ()
+
+    return _all_inputs(model, inputs, head, read())
+
+
+def _all_inputs(
+    model: Any,
+    inputs: LayerInputs,
+    head: HeadPart | None,
+    texts: Iterable[tuple[Tensor, Hidden]],
+    order: Array | None = None,
+) -> dict[str, Observed]:
+    """Returns the inputs of a target's layers and of its head's. texts: each with the target's hidden states, for the
+    head. order: as for LayerInputs.observed."""
     head_inputs = None if head is None else HeadInputs(head, eager_head(head.config, eager_weights(head, model)))
-    for number, window in enumerate(windows):
-        report(f"recording inputs ({number} of {len(windows)} texts)")
-        tokens = torch.tensor(list(window))
-        out = model(input_ids=tokens[None], use_cache=False, output_hidden_states=head is not None)
+    for tokens, hidden in texts:
         if head_inputs is not None:
-            head_inputs.read(tokens, out.hidden_states)
-    observed = inputs.observed()
+            head_inputs.read(tokens, hidden)
+    observed = inputs.observed(order)
     if model.config.tie_word_embeddings:
         observed[EMBEDDING] = observed[LM_HEAD]
     return observed if head_inputs is None else observed | head_inputs.observed()

@@ -1,11 +1,12 @@
 """Text that a source writes itself, in transformers: what it begins with, and how it goes on.
 
-Shapes: V vocabulary; a batch of texts has B rows.
+Shapes: T tokens, H width, V vocabulary; a batch has B texts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,14 +32,29 @@ def text_starts(text: Text, vocab: int, count: int, size: int, window: int, most
     return starts
 
 
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A forward pass over T rows of each text. tokens [B, T]: what it reads. hidden: per layer what the model computes
+    for them [B, T, H], the embedding first; empty unless it is asked for."""
+
+    tokens: Tensor
+    hidden: tuple[Tensor, ...]
+
+
 def continued(
-    model: Any, starts: Sequence[list[int]], count: int, choose: Callable[[Tensor], Tensor]
-) -> Iterator[Tensor]:
-    """Yields the next token [B, 1] of all starts, which have one length, `count` times. model: as transformers runs it.
-    choose: logits [B, V] -> tokens [B, 1]."""
+    model: Any,
+    starts: Sequence[Sequence[int]],
+    count: int,
+    choose: Callable[[Tensor], Tensor],
+    *,
+    with_hidden: bool = False,
+) -> Iterator[Pass]:
+    """Reads all starts, which have one length, and then `count` more tokens of each, one by one. model: as transformers
+    runs it. choose: logits [B, V] -> the next tokens [B, 1]."""
     name, cache, new = cache_keyword(model), None, torch.tensor(starts)
-    for _ in range(count):
-        out = model(input_ids=new, use_cache=True, logits_to_keep=1, **{name: cache})
+    for left in reversed(range(count + 1)):
+        out = model(input_ids=new, use_cache=True, output_hidden_states=with_hidden, **{name: cache})
         cache = out[name]
-        new = choose(out.logits[:, -1])
-        yield new
+        yield Pass(new, tuple(out.hidden_states) if with_hidden else ())
+        if left:
+            new = choose(out.logits[:, -1])
