@@ -49,7 +49,7 @@ def text(page: str) -> str:
         ("precision.md", f"layers are recorded, {KEPT} rows each"),
         ("precision.md", f"| `int4-int8` | q, gate and up in blocks of {MIXED.size}; the others as `int8-token` |"),
         ("precision.md", f"weights in blocks of {MIXED.size}; LM head fp16 |"),
-        ("precision.md", f"**The head** may have blocks of {HEAD.size} in int4"),
+        ("precision.md", f"**The head** has blocks of {HEAD.size} in int4"),
         ("precision.md", f"cut into {PRODUCT_PARTS} parts and that of the LM head into {LM_HEAD_PARTS}"),
         ("precision.md", f"keys {RECENT} or more positions back"),
         ("precision.md", f"no tree is deeper than {MAX_DEPTH} levels"),

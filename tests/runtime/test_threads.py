@@ -431,7 +431,8 @@ def test_an_interrupt_anywhere_leaves_the_model_usable(
                 model.generate(prompt, **settings)
             missed += lines.left > 0
             assert Thread(lambda: model.generate(prompt, **settings)).result().token_ids == wanted, place
-        assert missed <= len(places) // 20  # the last ones: not every generation comes to as many lines
+        # The last ones: not every generation comes to as many lines, since what is bound is kept for the next one.
+        assert missed <= len(places) // 10
 
 
 # Closed

@@ -172,6 +172,7 @@ def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
 def interrupt_after(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the program interrupt itself, as Ctrl+C does, when it has written that many rows."""
     add, written = PartialFile.add, 0
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background programs are started without it
 
     def adding(file: PartialFile, *row: Any) -> None:
         nonlocal written

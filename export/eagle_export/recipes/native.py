@@ -216,6 +216,14 @@ class JoinedSteps(Pass[ir.Node]):
         return [node for node in model.graph if node.op_type == "RowExactMatMul" and _joinable(node)]
 
     def rewrite(self, model: ir.Model, matches: list[ir.Node]) -> dict[str, str]:
+        changed: dict[str, str] = {}
+        while matches:  # what was joined may leave another product as the only reader of its input
+            changed |= self._join(matches)
+            RemoveUnusedNodesPass()(model)  # else they count as users of what was joined
+            matches = self.pattern(model)
+        return changed
+
+    def _join(self, matches: list[ir.Node]) -> dict[str, str]:
         changed = {}
         for node in matches:
             inputs = [*node.inputs, *[None] * (NORM - len(node.inputs))]
@@ -240,7 +248,6 @@ class JoinedSteps(Pass[ir.Node]):
                 ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
                 old.name, new.name = f"{name}.apart", name
             changed[str(joined.outputs[0].name)] = "with what surrounds it"
-        RemoveUnusedNodesPass()(model)  # else they count as users of what was joined
         return changed
 
 

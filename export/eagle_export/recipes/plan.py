@@ -38,7 +38,6 @@ from eagle_export.recipes.weight_blocks import Int4Dequantized, WeightBlocks, si
 # more differ between one row and several, so that the runtime pads one row to two.
 INT8, INT4 = Grid(8, 64, asymmetric=True), Grid(4, 128, asymmetric=True)
 MIXED = Grid(4, 32, asymmetric=True)  # the layers of int4-int8 that are in four bits
-HEAD_LM = Grid(8, 64, asymmetric=True)
 HEAD = Grid(4, 128, asymmetric=True)  # two thirds of the time of 32, for 1 % of acceptance
 AUTO = "auto"  # the precision whose layers are chosen by measuring (automatic.py)
 SIGNED, UNSIGNED = np.int8(0), np.uint8(128)  # zero points of static int8: see Int8Static
@@ -128,7 +127,7 @@ def auto_passes(seen: Observations | None, wide: frozenset[str]) -> Passes:
 
 def head_in_int4(seen: Observations | None) -> Passes:
     """The passes of a head in int4, whose LM head is in int8: it says which tokens rank first."""
-    return (EmbeddingFp16(), WeightBlocks(HEAD, seen, finer=HEAD_LM, is_finer=is_lm_head))
+    return (EmbeddingFp16(), WeightBlocks(HEAD, seen, finer=INT8, is_finer=is_lm_head))
 
 
 CPU = {
