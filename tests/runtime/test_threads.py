@@ -421,6 +421,7 @@ def test_an_interrupt_anywhere_leaves_the_model_usable(
     with EagleModel.load(bundle_of("eagle3", precision), threads=1, context=128, check_hashes=False) as model:
         prompt = prompts[0][:20]
         wanted = model.generate(prompt, **settings).token_ids
+        model.generate(prompt, **settings)  # buffers have grown, and all that is kept for later passes is there
         with Interrupter(-1) as lines:
             model.generate(prompt, **settings)
         random.seed(count)
@@ -431,8 +432,7 @@ def test_an_interrupt_anywhere_leaves_the_model_usable(
                 model.generate(prompt, **settings)
             missed += lines.left > 0
             assert Thread(lambda: model.generate(prompt, **settings)).result().token_ids == wanted, place
-        # The last ones: not every generation comes to as many lines, since what is bound is kept for the next one.
-        assert missed <= len(places) // 10
+        assert missed <= len(places) // 20  # the last ones: not every generation comes to as many lines
 
 
 # Closed
