@@ -1,18 +1,17 @@
 #!/usr/bin/env bash
 # The native operators on other systems than this one, compiled here and compared to the bit with the plain form here:
 #
-#   tools/kernels_elsewhere.sh FOLDER      keeps compilers, libraries and wheels there (some 400 MB)
+#   tools/kernels_elsewhere.sh FOLDER      keeps libraries there (some 400 MB)
 #
 # Linux on ARM64 by qemu-user (tools/as_arm64.sh), Windows on x86-64 by wine, in that system's own ONNX Runtime. Needs
-# qemu-user, wine64, `make kernels`, and the packages of eagle-edge[wheels].
+# qemu-user, wine64, `make kernels` and `make wheels`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p "$1"; folder=$(realpath "$1"); python=${PYTHON:-.venv/bin/python}
 PYTHONPATH=tests "$python" tests/recorded_graphs.py "$folder/cases"
 compile() { "$python" -m ziglang cc -O1 -target "$1" -o "$2" tests/kernels/replay.c; }
 unpacked() {  # SYSTEM: the folder of its wheel's library
-  "$python" -m eagle_tools.kernel_wheels "$folder/wheels" --only "$1" >&2
-  "$python" -m zipfile -e "$folder"/wheels/*"$1".whl "$folder/$1" && echo "$folder/$1/eagle_edge_kernels"
+  "$python" -m zipfile -e dist/eagle_edge_kernels-*"$1".whl "$folder/$1" && echo "$folder/$1/eagle_edge_kernels"
 }
 
 arm=$(unpacked manylinux2014_aarch64)

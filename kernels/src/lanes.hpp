@@ -15,6 +15,9 @@ static inline V root(V a) { return _mm256_sqrt_ps(a); }
 static inline V larger(V a, V b) { return _mm256_max_ps(a, b); }
 static inline V absolute(V a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.f), a); }
 static inline V with_sign(V a, V sign) { return _mm256_or_ps(a, _mm256_and_ps(_mm256_set1_ps(-0.f), sign)); }
+static inline V at_sign(V x, V positive, V negative) {  // positive where x >= 0, else negative
+  return _mm256_blendv_ps(negative, positive, _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_GE_OQ));
+}
 static inline V nearest(V a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 static inline V power2(V n) {  // of whole numbers from -126 to 127
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
@@ -63,6 +66,9 @@ static inline float32x4_t with_sign4(float32x4_t a, float32x4_t s) {
   return vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(a), vandq_u32(bit, vreinterpretq_u32_f32(s))));
 }
 static inline V with_sign(V a, V s) { return {with_sign4(a.a, s.a), with_sign4(a.b, s.b)}; }
+static inline V at_sign(V x, V positive, V negative) {
+  return {vbslq_f32(vcgezq_f32(x.a), positive.a, negative.a), vbslq_f32(vcgezq_f32(x.b), positive.b, negative.b)};
+}
 static inline V nearest(V a) { return {vrndnq_f32(a.a), vrndnq_f32(a.b)}; }
 static inline float32x4_t power4(float32x4_t n) {
   return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127)), 23));
@@ -125,6 +131,7 @@ static inline V root(V a) { V r; EACH r.x[i] = __builtin_sqrtf(a.x[i]); return r
 static inline V larger(V a, V b) { V r; EACH r.x[i] = a.x[i] > b.x[i] ? a.x[i] : b.x[i]; return r; }
 static inline V absolute(V a) { V r; EACH r.x[i] = __builtin_fabsf(a.x[i]); return r; }
 static inline V with_sign(V a, V s) { V r; EACH r.x[i] = __builtin_copysignf(a.x[i], s.x[i]); return r; }
+static inline V at_sign(V x, V p, V n) { V r; EACH r.x[i] = x.x[i] >= 0 ? p.x[i] : n.x[i]; return r; }
 static inline V nearest(V a) { V r; EACH r.x[i] = __builtin_nearbyintf(a.x[i]); return r; }
 static inline int32_t whole(float x) { return x >= -1e9f && x <= 1e9f ? static_cast<int32_t>(x) : INT32_MIN; }
 static inline V power2(V n) {

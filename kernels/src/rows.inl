@@ -1,15 +1,5 @@
 // What happens to a row before it is quantised. Included once per instruction set, after lanes.hpp.
 
-static inline V at_sign(V x, V positive, V negative) {  // positive where x >= 0, else negative
-#if defined(LANES_AVX2)
-  return _mm256_blendv_ps(negative, positive, _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_GE_OQ));
-#else
-  float a[8], p[8], n[8];
-  store(a, x), store(p, positive), store(n, negative);
-  for (int i = 0; i < 8; i++) p[i] = a[i] >= 0 ? p[i] : n[i];
-  return load(p);
-#endif
-}
 static inline V sigmoid(V x) {
   const V t = exponential(sub(all(0.f), absolute(x))), whole = add(all(1.f), t);
   return at_sign(x, div(all(1.f), whole), div(t, whole));
