@@ -38,6 +38,7 @@ from eagle_export.recipes.native import DOMAIN, both_forms
 from eagle_export.recipes.native_head import native_head
 from eagle_export.recipes.plan import (
     AUTO,
+    Passes,
     apply,
     default_draft_precision,
     plan,
@@ -227,12 +228,7 @@ def export(
                         layer_choice = choose(pair, recipe, top_k, recorded, budget, bundle, report)
                         recipe = with_inputs(wide=[each.name for each in layer_choice if each.wide])
                 progress.update(task, description="choosing scales")
-                others = {name: graph for name, graph in graphs.items() if name != "target"}
-                decisions = {name: apply(recipe.passes[name], graph) for name, graph in others.items()}
-                decisions["target"], native_target = both_forms(recipe.passes["target"], graphs["target"])
-                natives = {"target": native_target} if native_target is not None else {}
-                if natives and "draft" in graphs and (native := native_head(graphs["draft"])) is not None:
-                    natives["draft"] = native
+                decisions, natives = _rewritten(recipe.passes, graphs)
                 total = sum(num_bytes(graph) for graph in graphs.values())
                 check_space(bundle.parent, total - folder_bytes(finished))
                 progress.update(task, total=total, completed=0)
@@ -245,8 +241,7 @@ def export(
                 manifest = _with_native(manifest, natives)
                 (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
                 # Frees weights and recorded inputs before the source's weights are loaded. Graphs refer to themselves.
-                native = None
-                del graphs, natives, native_target, others, recipe, with_inputs, recorded
+                del graphs, natives, recipe, with_inputs, recorded
                 gc.collect()
                 if certify:
                     try:
@@ -262,6 +257,19 @@ def export(
             written_bytes = folder_bytes(folder)
     shared = shared_weights(manifest)
     return Exported(bundle, manifest, shared, written_bytes, tuple(warnings), tuple(layer_choice), head_check)
+
+
+def _rewritten(
+    passes: Mapping[str, Passes], graphs: Mapping[str, ir.Model]
+) -> tuple[dict[str, dict[str, str]], dict[str, ir.Model]]:
+    """Runs the passes over the graphs, in place. Returns by the graphs' names what was done, and the native forms: of
+    the target if it has one, and then of the head if that has one too."""
+    decisions = {name: apply(passes[name], graph) for name, graph in graphs.items() if name != "target"}
+    decisions["target"], target = both_forms(passes["target"], graphs["target"])
+    if target is None:
+        return decisions, {}
+    head = native_head(graphs["draft"]) if "draft" in graphs else None
+    return decisions, {"target": target} | ({} if head is None else {"draft": head})
 
 
 def _write(
