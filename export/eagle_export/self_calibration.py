@@ -121,7 +121,8 @@ def _own_text(
         return torch.multinomial(logits.float().softmax(-1), 1, generator=random)
 
     inputs, tokens, tapped = LayerInputs.of(model), list[Tensor](), {tap: list[Tensor]() for tap in taps}
-    for read in continued(model, starts, max(0, length - len(starts[0])), sample, with_hidden=head is not None):
+    count, with_hidden = max(0, length - len(starts[0])), head is not None
+    for read in continued(model, starts, count, sample, with_hidden=with_hidden, logits_to_keep=0):
         tokens.append(read.tokens)
         for tap, kept in tapped.items():
             kept.append(read.hidden[tap])

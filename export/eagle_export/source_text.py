@@ -48,12 +48,15 @@ def continued(
     choose: Callable[[Tensor], Tensor],
     *,
     with_hidden: bool = False,
+    logits_to_keep: int = 1,
 ) -> Iterator[Pass]:
     """Reads all starts, which have one length, and then `count` more tokens of each, one by one. model: as transformers
-    runs it. choose: logits [B, V] -> the next tokens [B, 1]."""
+    runs it. choose: logits [B, V] -> the next tokens [B, 1]. logits_to_keep: of each text's last rows in a pass; 0 for
+    all rows, where what the LM head reads is recorded."""
     name, cache, new = cache_keyword(model), None, torch.tensor(starts)
     for left in reversed(range(count + 1)):
-        out = model(input_ids=new, use_cache=True, output_hidden_states=with_hidden, **{name: cache})
+        settings = {"logits_to_keep": logits_to_keep, "output_hidden_states": with_hidden, name: cache}
+        out = model(input_ids=new, use_cache=True, **settings)
         cache = out[name]
         yield Pass(new, tuple(out.hidden_states) if with_hidden else ())
         if left:
