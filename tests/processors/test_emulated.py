@@ -1,8 +1,8 @@
 """Other processors than this one, by user-mode emulation (Debian's qemu-user): kernels are chosen by the processor.
 
-    make processors        all of it, marked `emulated`: about half an hour
+    make processors        all of it: about half an hour
 
-The first test is of the suite itself wherever qemu is installed.
+`make numeric-avx2` tests the same kernels at full speed, by an altered library (tools/eagle_tools/as_avx2.py).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ QUANTISED = ("int8", "int8-static", "int8-weight", "int4")
 SOURCES = os.pathsep.join(str(ROOT / folder) for folder in ("runtime", "calib", "export", "train", "tools"))
 KERNELS = ("tests/export/test_recipes.py", "tests/export/test_exact_attention.py", "tests/export/test_certificate.py")
 
+pytestmark = pytest.mark.emulated
 needs_x86 = pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="qemu-x86_64 is not installed")
 needs_arm = pytest.mark.skipif(shutil.which("qemu-aarch64") is None, reason="qemu-aarch64 is not installed")
 
@@ -74,14 +75,12 @@ def test_with_avx2_alone_int8_computes_what_it_does_here(
 
 
 @needs_x86
-@pytest.mark.emulated
 @pytest.mark.parametrize("file", KERNELS)
 def test_recipes_attention_and_certificates_with_avx2_alone(file: str, tmp_path: Path) -> None:
     emulated([*AVX2, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n0", file], tmp_path)
 
 
 @needs_x86
-@pytest.mark.emulated
 @pytest.mark.parametrize("precision", [*QUANTISED, "fp32"])
 def test_32_generations_with_avx2_alone(bundle_of: Callable[..., Path], precision: str, tmp_path: Path) -> None:
     (outcome,) = outcomes([*AVX2, sys.executable], [bundle_of("eagle3", precision)], 32, 24, tmp_path)
@@ -89,7 +88,6 @@ def test_32_generations_with_avx2_alone(bundle_of: Callable[..., Path], precisio
 
 
 @needs_arm
-@pytest.mark.emulated
 @pytest.mark.parametrize("precision", [*QUANTISED, "fp32"])
 def test_32_generations_on_arm64(bundle_of: Callable[..., Path], precision: str, tmp_path: Path) -> None:
     """The folder of the ARM64 Python outlives the test, as it takes a minute to fill: EAGLE_ARM64 names it."""
