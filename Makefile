@@ -53,7 +53,7 @@ kernels-elsewhere: kernels wheels
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	MYPY_NUM_WORKERS=2 $(BIN)/mypy
 
 test: lint
 	@$(BIN)/python -m eagle_tools.as_avx2
