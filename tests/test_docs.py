@@ -89,7 +89,7 @@ def demo_bundles(shared: Path) -> Path:
     folder = shared / ".demo"
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
-            assert toy_demo.main(folder) == 0
+            assert toy_demo.main(folder, 1) == 0
     return folder
 
 

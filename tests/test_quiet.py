@@ -81,6 +81,7 @@ class Place:
             "TMPDIR": str(root / "tmp"),
             "PYTHONPATH": os.pathsep.join(paths),
             "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1",  # a second thread would wait for the other worker's core by spinning
             "QUIET_ROOT": str(root),
         }
 

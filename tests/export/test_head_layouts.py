@@ -142,7 +142,13 @@ def test_deepspec_heads_have_five_taps_and_normalised_queries(tmp_path: Path) ->
     assert pair.head.config.qk_norm
     assert pair.head.d2t is None
     assert not pair.head.own_embedding
-    build_graphs(pair, "fp32", 8)  # every tensor is used
+
+
+@pytest.mark.slow
+def test_every_tensor_of_a_deepspec_head_is_used(tmp_path: Path) -> None:
+    golden = golden_head("eagle3")
+    pair = open_pair(TARGET, deepspec(golden.tensors, golden.config).write(tmp_path / "head"))
+    assert set(build_graphs(pair, "fp32", 8)) == {"target", "draft"}
 
 
 def test_pickled_heads_are_read_as_tensors_alone(tmp_path: Path) -> None:

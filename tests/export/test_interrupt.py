@@ -104,7 +104,7 @@ def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) ->
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_while_writing(golden: Path, tmp_path: Path, out: Path, number: int, status: int) -> None:
     target = wide_target(golden, tmp_path / "target", width=400_000)  # 307 MB, written in about a second
-    with start(target, golden / "head_eagle1", "-o", out / "bundle") as process:
+    with start(target, "-o", out / "bundle") as process:
         journal = out / KEPT / "target.journal"
         wait_for(lambda: journal.is_file() and journal.stat().st_size, process)
         process.send_signal(signal.SIGSTOP)

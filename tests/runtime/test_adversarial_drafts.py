@@ -61,7 +61,7 @@ def check(outcome: Outcome, cases: int) -> None:
 
 @pytest.mark.parametrize(("kind", "precision"), [("deepspec", "fp32"), ("eagle3", "int8")])
 def test_some_wrong_drafts(kind: str, precision: str, bundle_of: Callable[..., Path]) -> None:
-    check(attack_bundle(bundle_of(kind, precision), 600, 24, threads=1, texts=texts()), 600)
+    check(attack_bundle(bundle_of(kind, precision), 300, 24, threads=1, texts=texts()), 300)
 
 
 @pytest.mark.slow

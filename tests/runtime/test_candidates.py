@@ -158,7 +158,7 @@ def trials(seeds: range, least_draws: int, size: int | None = None) -> Outcome:
 
 
 def test_candidates_draw_what_the_whole_row_draws() -> None:
-    outcome = trials(range(10**6), 6000)
+    outcome = trials(range(10**6), 2500)
     assert 0.2 < outcome.fetches / outcome.draws < 0.8, "both ways are tested"
 
 

@@ -97,7 +97,7 @@ def test_twenty_turns(precision: str, template: str, chat_bundle: Callable[..., 
             for seed in range(20):
                 text = question(rng)
                 # Trees that do not depend on the clock, so that cycles can be compared.
-                common = {"max_new_tokens": 20, "ignore_eos": seed % 3 > 0, "seed": seed, "tree": "dynamic", **drawn}
+                common = {"max_new_tokens": 12, "ignore_eos": seed % 3 > 0, "seed": seed, "tree": "dynamic", **drawn}
                 before = drafted.slot.state.tokens.copy()
                 rows_read.clear()
                 result = list(drafted.send(text, **common))[-1].result
@@ -110,7 +110,7 @@ def test_twenty_turns(precision: str, template: str, chat_bundle: Callable[..., 
                 assert again.token_ids == result.token_ids
                 reused += result.usage.target_passes
                 anew += again.usage.target_passes
-            assert reused <= 1.03 * anew and anew < 20 * 19
+            assert reused <= 1.03 * anew and anew < 20 * 11
             assert plain.messages == drafted.messages and len(drafted.messages) == 40
 
 

@@ -25,13 +25,14 @@ HEADS = {"EAGLE-1/2": "eagle1", "EAGLE-3": "eagle3"}
 PROMPTS, NEW_TOKENS = 6, 96
 
 
-def main(folder: Path = PAIR.parents[1] / ".demo") -> int:
-    """Write the bundles to `folder` and print the table; returns 1 if any output differs from plain decoding."""
+def main(folder: Path = PAIR.parents[1] / ".demo", count: int = PROMPTS) -> int:
+    """Write the bundles to `folder` and print the table, of `count` prompts; returns 1 if any output differs from plain
+    decoding."""
     console = Console()
     folder.mkdir(exist_ok=True)
-    prompts = [question.turns[0] for question in read_questions(PAIR / "heldout.jsonl", PROMPTS)]
+    prompts = [question.turns[0] for question in read_questions(PAIR / "heldout.jsonl", count)]
     table = Table("method", "tree", "tokens per target pass", "target passes", "output")
-    table.title = f"{PROMPTS} prompts that the pair was not trained on, greedy, {NEW_TOKENS} tokens each"
+    table.title = f"{count} prompts that the pair was not trained on, greedy, {NEW_TOKENS} tokens each"
     plain: list[Result] = []
     equal = True
     for name, head in HEADS.items():
