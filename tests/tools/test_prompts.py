@@ -10,7 +10,7 @@ import pytest
 
 from eagle_tools.prompts.__main__ import main
 from eagle_tools.prompts.dedupe import Seen
-from eagle_tools.prompts.mix import FURTHER, OWN_SHARE, TEMPERATURES, mixed
+from eagle_tools.prompts.mix import FURTHER, JOINED, OWN_SHARE, TEMPERATURES, mixed, texts_of
 from eagle_tools.prompts.own import SYSTEMS
 from eagle_tools.prompts.passages import Function, functions, prose
 from eagle_tools.prompts.templates import ON_CODE, made_up, on_code
@@ -97,6 +97,13 @@ def test_a_mix_has_all_kinds_and_no_repetition() -> None:
     assert {row.get("temperature") for row in rows} == {settings.get("temperature") for _, settings in TEMPERATURES}
     assert {row.get("further", 0) for row in rows} == set(range(len(FURTHER)))
     assert {len(row["messages"]) for row in rows} == {1, 2}
+
+
+def test_half_of_the_passages_are_joined_to_long_texts() -> None:
+    passages = [f"passage {n}" for n in range(100)]
+    texts = texts_of(random.Random(0), passages)
+    assert texts[:50] == passages[:50] and "\n\n".join(texts[50:]) == "\n\n".join(passages[50:])
+    assert {text.count("passage") for text in texts[50:-1]} <= set(range(JOINED[0], JOINED[1] + 1))
 
 
 def test_made_up_problems_differ() -> None:

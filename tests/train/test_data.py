@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import GOLDEN, load_trace
+from eagle_train import data
 from eagle_train.batches import Order
 from eagle_train.cli import main
 from eagle_train.data import Example, TextReader, Windows, write_windows
@@ -52,6 +53,16 @@ DIALOGUE = [
     {"from": "human", "value": "1+1?"},
     {"from": "gpt", "value": "two"},
 ]
+
+
+def test_large_files_are_read_by_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [write_rows(tmp_path / f"{name}.jsonl", [{"ids": [7, ord(name)]}, {"ids": "bad"}]) for name in "cab"]
+    one = TextReader(tmp_path, 256, [EOS])
+    wanted = list(one.read(files))
+    monkeypatch.setattr(data, "APART", 0)
+    several = TextReader(tmp_path, 256, [EOS])
+    assert list(several.read(files)) == wanted and [each.ids[1] for each in wanted] == [*map(ord, "cab")]
+    assert (several.skipped, several.skip_reason) == (one.skipped, one.skip_reason) and one.skipped == 3
 
 
 @pytest.mark.parametrize("spelling", ["conversations", "messages"])

@@ -18,7 +18,7 @@ from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_train import attention
 from eagle_train.config import TrainConfig
-from eagle_train.linear_loss import LEAST, linear_loss
+from eagle_train.linear_loss import LEAST, _loss_and_pull, linear_loss, whole_loss
 from eagle_train.metrics import Tally
 from eagle_train.objective import Vocabulary, eagle1_objective, eagle3_objective
 from eagle_train.precision import unhalved
@@ -52,7 +52,7 @@ def gradients(head: torch.nn.Module, features: Tensor, loss: Tensor) -> list[Ten
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Attention by the operator of CPUs, and by the matrices of other devices."""
     if request.param == "matrices":
-        monkeypatch.setattr(attention, "flashes", lambda device: False)
+        monkeypatch.setattr(attention, "_fused", lambda q: None)
     return str(request.param)
 
 
@@ -159,6 +159,19 @@ def test_the_loss_through_the_lm_head_in_chunks() -> None:
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+def test_the_loss_that_gpus_compile_is_the_loss() -> None:
+    torch.manual_seed(6)
+    teacher, of = (torch.randn(5, 300) * 3).softmax(-1) * 0.9, torch.tensor([0, 0, 1, 2, 3, 4, 4])
+    logits, wanted = torch.randn(7, 300) * 2, torch.randint(0, 300, (7,))
+    wanted[0] = logits[0].argmax()
+    losses, right, pull = whole_loss(teacher, of, logits, wanted)
+    pulled = logits.clone()
+    for ours, theirs in zip(
+        (losses, right, pull), (*_loss_and_pull(teacher[of], pulled, torch.empty(7, 300), wanted), pulled), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_what_states_say_is_what_their_logits_say() -> None:

@@ -15,6 +15,7 @@ from eagle_train import cache
 from eagle_train.batches import OnlineTeacher, gather
 from eagle_train.cache import CachedTeacher
 from eagle_train.data import Example, Windows, write_windows
+from eagle_train.held import HeldTeacher
 from eagle_train.target import FrozenTarget, States
 from eagle_train.taught import Taught
 
@@ -35,7 +36,7 @@ def windows(tmp_path_factory: pytest.TempPathFactory) -> Windows:
     return write_windows(examples, tmp_path_factory.mktemp("windows"), 40, "texts")
 
 
-def taught(teacher: CachedTeacher | OnlineTeacher, windows: Windows, indices: Sequence[int]) -> Taught:
+def taught(teacher: CachedTeacher | HeldTeacher | OnlineTeacher, windows: Windows, indices: Sequence[int]) -> Taught:
     return teacher.teach(windows, indices, gather(windows, indices, CPU))
 
 
@@ -63,6 +64,23 @@ def test_a_cache_says_what_the_target_says(
         torch.testing.assert_close(a, b, rtol=0.02, atol=1e-3)
     stored = np.load(next(tmp_path.glob("*/last.npy")), mmap_mode="r")
     assert stored.dtype == np.float16 and stored.shape == (len(windows.ids), target.hidden_size + 1)
+
+
+@pytest.mark.parametrize("taps", [(), (2, 4, 5)])
+def test_states_that_a_gpu_holds_are_those_of_the_first_epoch(
+    taps: tuple[int, ...], target: FrozenTarget, windows: Windows
+) -> None:
+    held, online = HeldTeacher(target, taps, windows), OnlineTeacher(target, taps)
+    for indices in ([0, 7, 11], [3, 4]):
+        taught(held, windows, indices)
+    mixed = [7, 3, 0]  # all known, in another batch
+    ours, theirs = (taught(each, windows, mixed) for each in (held, online))
+    batch = gather(windows, mixed, CPU)
+    inside, rows = batch.ids > 0, torch.nonzero(batch.asked.flatten()).flatten()
+    torch.testing.assert_close(ours.features[inside], theirs.features[inside])
+    torch.testing.assert_close(ours.said.logits(rows, None), theirs.said.logits(rows, None))
+    torch.testing.assert_close(ours.said.probabilities(rows, None), theirs.said.probabilities(rows, None))
+    assert torch.equal(ours.said.best, theirs.said.best) and not HeldTeacher.fits(target, taps, windows)
 
 
 def test_heads_share_what_they_read_alike(target: FrozenTarget, windows: Windows, tmp_path: Path) -> None:

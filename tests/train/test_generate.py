@@ -22,6 +22,7 @@ from eagle_train.data import load_tokenizer
 from eagle_train.dialogues import Prompts, user_header
 from eagle_train.errors import TrainError
 from eagle_train.generate import Asker
+from eagle_train.graphed import GraphedSampler
 from eagle_train.partial import PartialFile
 from eagle_train.sampling import choose, cut_loop, uniform
 from eagle_train.target import FrozenTarget
@@ -77,13 +78,21 @@ def prompts(lengths: Sequence[int]) -> list[list[int]]:
     return [choices.integers(0, VOCAB, length).tolist() for length in lengths]
 
 
-def answers(target: FrozenTarget, requests: Sequence[Request], rows: int) -> dict[int, list[int]]:
-    ended = list(TargetSampler(target, rows).answers(Listed(requests)))
+def answers(
+    target: FrozenTarget,
+    requests: Sequence[Request],
+    rows: int,
+    kind: type[TargetSampler] | type[GraphedSampler] = TargetSampler,
+) -> dict[int, list[int]]:
+    ended = list(kind(target, rows).answers(Listed(requests)))
     assert len(ended) == len(requests)
     return {request.number: tokens for request, tokens in ended}
 
 
-def test_rows_that_are_refilled_write_what_each_writes_alone(target: FrozenTarget) -> None:
+@pytest.mark.parametrize("kind", [TargetSampler, GraphedSampler])
+def test_rows_that_are_refilled_write_what_each_writes_alone(
+    target: FrozenTarget, kind: type[TargetSampler] | type[GraphedSampler]
+) -> None:
     """Across the ends of buckets and up to the end of the context, against the reference's own forward pass."""
     lengths = (1, 5, BUCKET - 3, BUCKET, BUCKET + 1, 3 * BUCKET - 4, 40, 2, 2 * BUCKET - 1, 7)
     limits = (140, 3, 9, 9, 8, 50, 20, 1, 12, 30)
@@ -91,14 +100,14 @@ def test_rows_that_are_refilled_write_what_each_writes_alone(target: FrozenTarge
         Request(ids, number, Sampling(temperature=number % 2 * 0.8, max_new_tokens=limit))
         for number, (ids, limit) in enumerate(zip(prompts(lengths), limits, strict=True))
     ]
-    ended = answers(target, requests, rows=4)
+    ended = answers(target, requests, 4, kind)
     for request in requests:
         tokens, count = ended[request.number], len(request.ids)
         assert len(tokens) == min(request.sampling.max_new_tokens, 3 * BUCKET - count)
         logits = target.model(torch.tensor([[*request.ids, *tokens[:-1]]])).logits[0, count - 1 :]
         wanted = choose(logits, [(request.sampling, request.number, place) for place in range(len(tokens))])
         assert tokens == wanted
-    assert answers(target, requests, rows=64) == ended
+    assert answers(target, requests, 64, kind) == ended
 
 
 def test_a_token_depends_on_its_own_row_alone() -> None:
@@ -131,7 +140,8 @@ def test_samples_follow_the_distribution(temperature: float, top_p: float, top_k
 
 
 def test_random_numbers_are_even_and_unrelated() -> None:
-    numbers = uniform([(seed, number, place) for seed in (0, 1) for number in range(50) for place in range(50)])
+    keys = [(seed, number, place) for seed in (0, 1) for number in range(50) for place in range(50)]
+    numbers = uniform(np.array(keys, np.uint64))
     assert len(set(numbers.tolist())) == 5000
     assert np.histogram(numbers, 10, (0, 1))[0].min() > 400
     assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.06

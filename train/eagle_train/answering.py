@@ -4,7 +4,7 @@ Keys and values are kept in buckets of equally long rows, where each row grows i
 moves to the next. So attention of a short row does not read as far as that of a long one, and memory is taken for rows
 that are there.
 
-Shapes: N rows, T tokens of a prompt, L layers, D width of a head, A heads, K key/value heads, G = A / K, H hidden size.
+Shapes: N rows, T tokens of a prompt, L layers, D width of a head, A heads, K key/value heads, H hidden size.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import scaled_dot_product_attention
 
-from eagle_train.attention import rotated
 from eagle_train.config import Sampling
+from eagle_train.decoder import Decoder
 from eagle_train.errors import TrainError
 from eagle_train.sampling import choose, loop_start
 from eagle_train.target import FrozenTarget
@@ -113,19 +113,6 @@ class Bucket:
             setattr(self, name, new)
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """Weights of a decoder layer, with those of one input joined."""
-
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    out: Any
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Any
-    norms: tuple[Tensor, Tensor]
-
-
 class TargetSampler:
     """An AnswerSampler that runs the target's weights. rows: answers that are written at once.
 
@@ -139,13 +126,13 @@ class TargetSampler:
         workers = min(self._threads, rows) if target.device.type == "cpu" else 1
         self._rows = -(-rows // workers)
         self._read = READ.get(target.device.type, READ_ELSEWHERE)
-        self._layers = [_joined(layer) for layer in target.model.model.layers]
+        self._decoder = Decoder(target)
         self._workers = range(workers)
 
     def answers(self, requests: Requests) -> Iterator[tuple[Request, list[int]]]:
         """Yields each request's new tokens as they end. Raises TrainError for a prompt that the context does not
         hold."""
-        idle = [Slots(self._target, self._layers) for _ in self._workers]
+        idle = [Slots(self._target, self._decoder) for _ in self._workers]
         running: dict[Future[list[Row]], Slots] = {}
         threads = 1 if len(idle) > 1 else self._threads
         try:
@@ -185,15 +172,12 @@ class TargetSampler:
 class Slots:
     """Answers that one thread writes, a token of each at a time."""
 
-    def __init__(self, target: FrozenTarget, layers: Sequence[Layer]) -> None:
-        config = target.config
-        self._target, self._layers = target, layers
-        self._context = int(config.max_position_embeddings)
-        self._kv_heads, self._width = int(config.num_key_value_heads), int(config.head_dim)
-        self._group = int(config.num_attention_heads) // self._kv_heads
-        self._eps = float(config.rms_norm_eps)
+    def __init__(self, target: FrozenTarget, decoder: Decoder) -> None:
+        self._target, self._decoder = target, decoder
+        self._context = int(target.config.max_position_embeddings)
+        self._kv_heads, self._group, self._width = decoder.kv_heads, decoder.group, decoder.width
         weight = target.model.model.embed_tokens.weight
-        self._like = weight.new_empty(len(layers), self._kv_heads, 0, self._width)
+        self._like = weight.new_empty(len(decoder.layers), self._kv_heads, 0, self._width)
         self._buckets: list[Bucket] = []
 
     @property
@@ -214,7 +198,7 @@ class Slots:
         lengths = [row.length for row in rows]
         ids = torch.tensor([token for request in requests for token in request.ids])
         positions = torch.cat([torch.arange(length) for length in lengths])
-        kept = self._like.new_empty(2, len(self._layers), self._kv_heads, len(ids), self._width)
+        kept = self._like.new_empty(2, len(self._decoder.layers), self._kv_heads, len(ids), self._width)
 
         def attend(number: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             kept[0, number], kept[1, number] = keys.transpose(0, 1), values.transpose(0, 1)
@@ -223,7 +207,7 @@ class Slots:
             )
             return torch.cat([_causal(*(part[None] for part in text)) for text in texts])
 
-        hidden = self._pass(ids, positions, attend)
+        hidden = self._decoder.hidden(ids, positions, attend)
         last = torch.tensor(lengths).cumsum(0) - 1
         ended, staying = self._choose(hidden[last.to(hidden.device)], rows)
         texts = torch.split(kept, lengths, 3)
@@ -269,7 +253,7 @@ class Slots:
             return out.view(len(rows), -1)
 
         ids = torch.tensor([row.tokens[-1] for row in rows])
-        hidden = self._pass(ids, lengths, attend)
+        hidden = self._decoder.hidden(ids, lengths, attend)
         for row in rows:
             row.length += 1
         ended, _ = self._choose(hidden, rows)
@@ -285,25 +269,6 @@ class Slots:
         for row, kept in moved:
             self._bucket_of(row).add(row, *kept)
         return ended
-
-    def _pass(self, ids: Tensor, positions: Tensor, attend: Any) -> Tensor:
-        """Returns the hidden states [N, H] after the last norm of ids [N] at positions [N]."""
-        model = self._target.model.model
-        device = self._like.device
-        stream = model.embed_tokens(ids.to(device))
-        cos, sin = (part[0][:, None] for part in model.rotary_emb(stream[None], positions[None].to(device)))
-        heads = self._group * self._kv_heads
-        split = [heads * self._width] + [self._kv_heads * self._width] * 2
-        for number, layer in enumerate(self._layers):
-            normed = rms_norm(stream, (stream.shape[-1],), layer.norms[0], self._eps)
-            parts = torch.split(linear(normed, layer.qkv, layer.qkv_bias), split, -1)
-            queries, keys, values = (part.reshape(len(ids), -1, self._width) for part in parts)
-            queries, keys = rotated(queries, cos, sin), rotated(keys, cos, sin)
-            stream = stream + layer.out(attend(number, queries, keys, values))
-            normed = rms_norm(stream, (stream.shape[-1],), layer.norms[1], self._eps)
-            gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-            stream = stream + layer.down(silu(gate) * up)
-        return rms_norm(stream, (stream.shape[-1],), model.norm.weight, self._eps)
 
     def _choose(self, hidden: Tensor, rows: Sequence[Row]) -> tuple[list[Row], list[int]]:
         """Gives each row its next token. Returns the answers that end with it, and the places of the others."""
@@ -321,29 +286,6 @@ class Slots:
             else:
                 staying.append(place)
         return ended, staying
-
-
-def _joined(layer: Any) -> Layer:
-    """Joins the weights of a layer that have one input; the layer then holds views of them, so that none is stored
-    twice."""
-    attention, mlp = layer.self_attn, layer.mlp
-    qkv = _join(attention.q_proj, attention.k_proj, attention.v_proj)
-    norms = (layer.input_layernorm.weight, layer.post_attention_layernorm.weight)
-    return Layer(*qkv, attention.o_proj, *_join(mlp.gate_proj, mlp.up_proj), mlp.down_proj, norms)
-
-
-def _join(*parts: Any) -> tuple[Tensor, Tensor | None]:
-    """Returns weight and bias, if there is one, of linear operators as one."""
-    bias = None if parts[0].bias is None else _shared([part.bias for part in parts])
-    return _shared([part.weight for part in parts]), bias
-
-
-def _shared(tensors: Sequence[Tensor]) -> Tensor:
-    """Returns the tensors one after another; each becomes a view of its part."""
-    whole = torch.cat([tensor.data for tensor in tensors])
-    for tensor, view in zip(tensors, torch.split(whole, [len(tensor) for tensor in tensors]), strict=True):
-        tensor.data = view
-    return whole
 
 
 def _causal(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -9,13 +9,15 @@ Shapes: B texts, T tokens, n rows of them, S own drafts of a row, Hq/Hkv query/k
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+GPU_FLASH = torch.ops.aten._scaled_dot_product_flash_attention
+GPU_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, own_keys: Tensor, own_values: Tensor, rows: Tensor) -> Tensor:
@@ -73,15 +75,19 @@ class _Attend(torch.autograd.Function):
         return dq, dk, dv, own_dk, own_dv, None
 
 
-def flashes(device: torch.device) -> bool:
-    """Returns whether the fused operator of CPUs computes the causal block; else matrices of scores."""
-    return device.type == "cpu"
+def _fused(q: Tensor) -> Literal["cpu", "cuda"] | None:
+    """Returns whose fused operator computes the causal block; None: matrices of scores do. A GPU's takes half
+    precision and heads of up to 256 in steps of 8."""
+    if q.device.type == "cpu":
+        return "cpu"
+    half = q.dtype in (torch.float16, torch.bfloat16)
+    return "cuda" if q.device.type == "cuda" and half and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256 else None
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Returns output and fp32 log-sum-exp [B, Hq, T] of causal attention over [B, Hq, T, D]."""
-    if flashes(q.device):
-        out, lse = FLASH(q, k, v, 0.0, True)
+    if (where := _fused(q)) is not None:
+        out, lse, *_ = FLASH(q, k, v, 0.0, True) if where == "cpu" else GPU_FLASH(q, k, v, 0.0, True)
         return out, lse
     scores = _scores(q, k)
     lse = scores.logsumexp(-1)
@@ -92,8 +98,14 @@ def _causal_backward(
     given: Tensor, q: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients of q, k and v [B, Hq, T, D]; given: that of the output."""
-    if flashes(q.device):
+    if (where := _fused(q)) == "cpu":
         dq, dk, dv = FLASH_BACKWARD(given, q, k, v, out, lse, 0.0, True)
+        return dq, dk, dv
+    if where == "cuda":
+        none, length = torch.empty(0, dtype=torch.int64, device=q.device), q.shape[2]
+        dq, dk, dv = GPU_FLASH_BACKWARD(
+            given, q, k, v, out, lse.contiguous(), None, None, length, length, 0.0, True, none, none
+        )
         return dq, dk, dv
     probabilities = (_scores(q, k) - lse[..., None]).exp_()
     mean = (given.float() * out.float()).sum(-1, keepdim=True)

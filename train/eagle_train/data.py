@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from eagle_train.data_rows import Message, completion_of, is_chat, messages_of, 
 from eagle_train.errors import RowError, TrainError
 
 WINDOW_FILES = ("ids.bin", "mask.bin", "starts.bin", "digest")  # of a folder of windows
+APART = 1 << 23  # bytes of files that are worth starting processes for
 BLOCK_CHARS = 1 << 20  # of a plain text file, tokenised at a time
 
 
@@ -50,14 +54,31 @@ class TextReader:
 
         Raises TrainError for a file that is missing or no text, and where every row of all files is left out."""
         before, used = self.skipped, False
-        for path in data_files(paths, self._pattern):
-            for example in self._file(path):
-                used = True
-                yield example
+        for example in self._all(list(data_files(paths, self._pattern))):
+            used = True
+            yield example
         if not used and self.skipped > before:
             others = self.skipped - before - 1
             also = f", and {others} more rows cannot be used" if others else ""
             raise TrainError(f"{self.skip_reason}{also}; there is nothing to learn from")
+
+    def _all(self, files: Sequence[Path]) -> Iterator[Example]:
+        """Yields the examples of files; large ones are read by several processes at once."""
+        if len(files) < 2 or sum(path.stat().st_size for path in files) < APART:
+            for path in files:
+                yield from self._file(path)
+            return
+        workers, context = min(len(files), os.cpu_count() or 1), multiprocessing.get_context("spawn")
+        one = TextReader(self._target, self._vocab_size, tuple(self._eos), self._pattern)
+        with ProcessPoolExecutor(workers, context) as pool:
+            for examples, skipped, reason in pool.map(one.of_file, files):
+                self.skipped, self.skip_reason = self.skipped + skipped, self.skip_reason or reason
+                yield from examples
+
+    def of_file(self, path: Path) -> tuple[list[Example], int, str]:
+        """Returns a file's examples, how many rows were left out, and why the first was."""
+        self.skipped, self.skip_reason = 0, ""
+        return list(self._file(path)), self.skipped, self.skip_reason
 
     def _file(self, path: Path) -> Iterator[Example]:
         rows = rows_of(path, self._leave_out)

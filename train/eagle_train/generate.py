@@ -23,6 +23,7 @@ from eagle_train.bundle_target import opened_sampler
 from eagle_train.config import Sampling
 from eagle_train.dialogues import Dialogue, Prompts, user_header
 from eagle_train.errors import TrainError
+from eagle_train.graphed import GraphedSampler
 from eagle_train.partial import PartialFile
 from eagle_train.progress import Progress
 from eagle_train.target import FrozenTarget, open_llama
@@ -85,7 +86,8 @@ def _opened(target: Path, sampling: Sampling, device: str | None, bundle: Path |
     """Opens what answers: the target's weights or a bundle."""
     if bundle is None:
         where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        yield TargetSampler(FrozenTarget(target, where), sampling.batch_size)
+        kind = GraphedSampler if where.type == "cuda" else TargetSampler
+        yield kind(FrozenTarget(target, where), sampling.batch_size)
     else:
         with opened_sampler(bundle, open_llama(target)) as sampler:
             yield sampler

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -73,20 +74,26 @@ class _LinearLoss(torch.autograd.Function):
         pulled, grown = torch.zeros_like(hidden), torch.zeros_like(lm_head, dtype=torch.float32)
         losses = weights.new_zeros(count)
         right = torch.zeros(count, dtype=torch.bool, device=hidden.device)
-        buffers = [hidden.new_empty((min(size, count), width), dtype=torch.float32) for _ in range(3)]
+        fused = hidden.device.type == "cuda"
+        shape = (0 if fused else min(size, count), width)
+        buffers = [hidden.new_empty(shape, dtype=torch.float32) for _ in range(3)]
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, count, size):
                 part = slice(start, min(start + size, count))
-                p, q, spare = (buffer[: part.stop - start] for buffer in buffers)
                 rows, among = torch.unique_consecutive(teacher_rows[part], return_inverse=True)
-                torch.index_select(teacher(rows), 0, among, out=p)
                 h, share = hidden[part], weights[part, None]
-                if h.dtype == torch.float32:
-                    torch.mm(h, lm_head.T, out=q)
+                if fused:
+                    logits = torch.mm(h, lm_head.T)
+                    losses[part], right[part], pull = _compiled()(teacher(rows), among, logits, wanted[part])
                 else:
-                    q.copy_(torch.mm(h, lm_head.T))
-                losses[part], right[part] = _loss_and_pull(p, q, spare, wanted[part])
-                pull = q.to(h.dtype)
+                    p, q, spare = (buffer[: part.stop - start] for buffer in buffers)
+                    torch.index_select(teacher(rows), 0, among, out=p)
+                    if h.dtype == torch.float32:
+                        torch.mm(h, lm_head.T, out=q)
+                    else:
+                        q.copy_(torch.mm(h, lm_head.T))
+                    losses[part], right[part] = _loss_and_pull(p, q, spare, wanted[part])
+                    pull = q.to(h.dtype)
                 torch.mm(pull, lm_head, out=pulled[part]).mul_(share)
                 if h.dtype == torch.float32:
                     grown.addmm_(pull.T, h * share)
@@ -118,6 +125,33 @@ def _loss_and_pull(p: Tensor, q: Tensor, spare: Tensor, wanted: Tensor) -> tuple
     q.mul_((CROSS_ENTROPY * mass + (1 - CROSS_ENTROPY) * gained)[:, None])
     q.sub_(spare, alpha=1 - CROSS_ENTROPY).sub_(p, alpha=CROSS_ENTROPY)
     return CROSS_ENTROPY * cross_entropy + (1 - CROSS_ENTROPY) * variation, right
+
+
+def whole_loss(probabilities: Tensor, among: Tensor, logits: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As _loss_and_pull, written for a compiler: it makes a few passes over the logits of it.
+
+    probabilities [k, Vd]: of the teachers. among [n]: which of them each row learns. logits [n, Vd]. Returns losses
+    [n], whether `wanted` [n] is the likeliest id, and the gradients [n, Vd] by the logits in their type."""
+    p, z = probabilities[among], logits.float()
+    z = z - z.amax(-1, keepdim=True)
+    right = z.gather(-1, wanted[:, None])[:, 0] == 0
+    e = z.exp()
+    scale = e.sum(-1, keepdim=True)
+    q = e / scale
+    mass = p.sum(-1)
+    expected = (p * z).sum(-1)
+    above = torch.where(p > q, q, 0.0)  # where the draft has too little
+    missed = torch.where(p > q, p - q, 0.0).sum(-1)
+    gained = above.sum(-1)
+    cross_entropy, variation = mass * scale[:, 0].log() - expected, 1 - mass + missed
+    pull = q * (CROSS_ENTROPY * mass + (1 - CROSS_ENTROPY) * gained)[:, None]
+    pull = pull - (1 - CROSS_ENTROPY) * above - CROSS_ENTROPY * p
+    return CROSS_ENTROPY * cross_entropy + (1 - CROSS_ENTROPY) * variation, right, pull.to(logits.dtype)
+
+
+@lru_cache(maxsize=1)
+def _compiled() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    return cast(Callable[..., tuple[Tensor, Tensor, Tensor]], torch.compile(whole_loss, dynamic=True))
 
 
 def classification(hidden: Tensor, lm_head: Tensor, said: Said, rows: Tensor) -> tuple[Tensor, Tensor]:

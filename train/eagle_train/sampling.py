@@ -32,19 +32,20 @@ def choose(logits: Tensor, rows: Sequence[Chosen]) -> list[int]:
         if sampling.temperature > 0:
             groups.setdefault((sampling.temperature, sampling.top_p, sampling.top_k), []).append(place)
     for (temperature, top_p, top_k), places in groups.items():
-        points = uniform([(rows[place][0].seed, *rows[place][1:]) for place in places])
+        keys = [[each % (1 << 64) for each in (rows[place][0].seed, *rows[place][1:])] for place in places]
+        points = torch.from_numpy(uniform(np.array(keys, U64))).to(logits.device, torch.float32)
         part = logits if len(places) == len(rows) else logits[torch.tensor(places, device=logits.device)]
-        for place, token in zip(places, _sampled(part / temperature, top_p, top_k, points), strict=True):
+        for place, token in zip(places, drawn(part / temperature, top_p, top_k, points).tolist(), strict=True):
             tokens[place] = token
     return [int(token) for token in tokens]
 
 
-def _sampled(scaled: Tensor, top_p: float, top_k: int, points: npt.NDArray[np.float64]) -> list[int]:
-    """Returns the tokens at which the sums of the allowed probabilities reach the points [N] in [0, 1).
+def drawn(scaled: Tensor, top_p: float, top_k: int, points: Tensor) -> Tensor:
+    """Returns the tokens [N] at which the sums of the allowed probabilities reach the points [N] in [0, 1).
 
-    top_k goes before top_p, which keeps the fewest of the likeliest tokens that together reach it."""
-    at = torch.from_numpy(points).to(scaled.device, torch.float32)[:, None]
-    vocab = scaled.shape[-1]
+    scaled [N, V]: logits over the temperature. top_k goes before top_p, which keeps the fewest of the likeliest tokens
+    that together reach it."""
+    at, vocab = points[:, None], scaled.shape[-1]
     if top_p >= 1 and not 0 < top_k < vocab:
         return _reached(torch.softmax(scaled, -1), at)
     size = min(top_k or vocab, vocab, NUCLEUS) if top_p < 1 else min(top_k, vocab)
@@ -59,22 +60,22 @@ def _sampled(scaled: Tensor, top_p: float, top_k: int, points: npt.NDArray[np.fl
         probs = torch.softmax(values, -1)
     before = probs.cumsum(-1) - probs
     probs = probs.masked_fill(before >= top_p, 0.0)
-    return ids.gather(1, torch.tensor(_reached(probs, at), device=ids.device)[:, None])[:, 0].tolist()
+    return ids.gather(1, _reached(probs, at)[:, None])[:, 0]
 
 
-def _reached(probs: Tensor, at: Tensor) -> list[int]:
+def _reached(probs: Tensor, at: Tensor) -> Tensor:
     """Returns the first places at which the sums of probs [N, V] exceed the shares `at` [N, 1] of their totals."""
     sums = probs.cumsum(-1)
     places = torch.searchsorted(sums, at * sums[:, -1:], right=True)[:, 0]
     last = (sums < sums[:, -1:]).sum(-1)  # a share may be rounded up to the total
-    return torch.minimum(places, last).tolist()
+    return torch.minimum(places, last)
 
 
-def uniform(keys: Sequence[tuple[int, int, int]]) -> npt.NDArray[np.float64]:
-    """Returns numbers in [0, 1), one for each triple of whole numbers, on which alone it depends (SplitMix64)."""
+def uniform(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+    """Returns numbers [n] in [0, 1), one for each triple of keys [n, 3], on which alone it depends (SplitMix64)."""
     state = np.zeros(len(keys), U64)
     with np.errstate(over="ignore"):
-        for part in np.array([[each % (1 << 64) for each in key] for key in keys], U64).reshape(-1, 3).T:
+        for part in keys.T:
             state = state + part + U64(0x9E3779B97F4A7C15)
             state = (state ^ (state >> U64(30))) * U64(0xBF58476D1CE4E5B9)
             state = (state ^ (state >> U64(27))) * U64(0x94D049BB133111EB)

@@ -87,6 +87,11 @@ class StateLogits:
     def best(self) -> Tensor:
         return self._best
 
+    @property
+    def lse(self) -> Tensor:
+        """Returns the log-sum-exp [B, T] of the rows that are asked for."""
+        return self._lse
+
     def logits(self, rows: Tensor, kept: Tensor | None) -> Tensor:
         return _logits(self._flat[rows], self._lm_head if kept is None else self._rows_of(kept))
 

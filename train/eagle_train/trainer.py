@@ -47,6 +47,7 @@ from eagle_train.head import (
     trained,
     vocabulary_of,
 )
+from eagle_train.held import HeldTeacher
 from eagle_train.metrics import Acceptance, Tally
 from eagle_train.objective import Vocabulary, eagle1_objective, eagle3_objective
 from eagle_train.output import CHECKPOINT, LOG, WORK, check_output
@@ -188,6 +189,8 @@ class Run:
         )
         self._teacher: Teacher = OnlineTeacher(target, shape.taps) if bundle is None else bundle
         self._examiner: Teacher = self._teacher  # of the held-out data
+        if bundle is None and job.cache is None and HeldTeacher.fits(target, shape.taps, windows):
+            self._teacher = HeldTeacher(target, shape.taps, windows)
         self._identity = {
             **config.fixed(),
             "data": windows.digest,
