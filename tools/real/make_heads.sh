@@ -3,9 +3,10 @@
 #
 #     tools/real/make_heads.sh WORK QUESTIONS     (QUESTIONS: a folder of held-out question sets, as JSONL)
 #
-# Finished steps are kept in WORK, and a stopped one goes on: run it again. PROMPTS, STEPS and BATCH change the amounts;
-# the defaults write about 1.5 million tokens of answers. On two cores of a processor that takes a day, on one GPU less
-# than an hour. The heads are in WORK/eagle3, WORK/eagle1 and WORK/block, their curves in training/log.jsonl of each.
+# Finished steps are kept in WORK, and a stopped one goes on: run it again. PROMPTS, STEPS, BATCH (answers at once) and
+# WINDOWS (of a training step) change the amounts; the defaults write about 1.5 million tokens of answers. On one GPU that
+# takes less than an hour (answers: 36,000 tokens a second on an H200 with BATCH=1024; EAGLE-3: 410,000), on two cores of a
+# processor a day, with WINDOWS=8. The heads are in WORK/eagle3, WORK/eagle1 and WORK/block, their curves in training/log.jsonl of each.
 set -euo pipefail
 work=${1:?a folder to work in}
 questions=${2:?a folder of question sets that stay out of the training data}
@@ -26,8 +27,7 @@ answer "$work/headers.jsonl" "$work/asked.jsonl"
 [ -d "$work/prompts" ] || prompts mix "$target" --headers "$work/headers.jsonl" --asked "$work/asked.jsonl" \
   --held-out "$questions"/*.jsonl --count "${PROMPTS:-8000}" --shards 4 --evaluation 64 -o "$work/prompts"
 mkdir -p "$work/answers"
-# JOBS: files that are answered at once. On an H200 four processes with BATCH=1024 wrote 20,000 tokens a second, in
-# 73 GB.
+# JOBS: files that are answered at once; more than one gain nothing on a GPU, which then changes from one to the next.
 running=0
 for prompts_file in "$work"/prompts/*.jsonl; do
   answer "$prompts_file" "$work/answers/$(basename "$prompts_file")" &
@@ -38,14 +38,16 @@ while [ "$running" -gt 0 ]; do wait -n; running=$((running - 1)); done  # one by
 
 # EAGLE-1 first: the block head begins with its layer.
 data=("$work"/answers/train-*.jsonl)
+cache="--cache $work/cache"
+if "$python" -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then cache=; fi  # its memory is the cache
 head() {
   read -ra kind <<<"$1"
   out=$2; shift 2
   resume=(); [ -d "$out/training" ] && resume=(--resume)
   train "${kind[@]}" "$target" --data "${data[@]}" --eval-data "$work/answers/eval.jsonl" -o "$out" \
-    --cache "$work/cache" --steps "${STEPS:-6000}" "${resume[@]}" "$@"
+    $cache --batch-size "${WINDOWS:-128}" --seq-len 1536 --steps "${STEPS:-6000}" "${resume[@]}" "$@"
 }
-head "head --kind eagle3" "$work/wide" --draft-vocab 8192
+head "head --kind eagle3" "$work/wide" --draft-vocab 8192 --ttt-steps 6 --ttt-share 0.4 --lr 0.0012
 [ -f "$work/eagle3/config.json" ] || train head --kind eagle3 "$target" --data "${data[@]}" --init "$work/wide" \
   --draft-vocab 4864 --steps 0 -o "$work/eagle3"  # the most frequent draft tokens, for a file below 16 MB
 head "head --kind eagle1" "$work/eagle1"

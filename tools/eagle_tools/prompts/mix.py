@@ -20,7 +20,9 @@ TEMPERATURES: tuple[tuple[float, dict[str, Any]], ...] = (
 )
 FURTHER = (0.75, 0.2, 0.05)  # shares of dialogues with 0, 1 and 2 further questions
 SYSTEM_SHARE = 0.3  # of the target's own questions, which keep the system prompt under which they were asked
-LONGEST = 1600  # characters of a prompt
+LONGEST = 6000  # characters of a prompt
+ALONE = 0.5  # of the passages, that are texts by themselves; the others are joined to long ones
+JOINED = (3, 9)  # passages of a long text
 
 
 def mixed(
@@ -43,7 +45,11 @@ def mixed(
             system = [{"role": "system", "content": question["system"]}] if keep else []
             rows.append({"kind": question["kind"], "messages": [*system, _user(question["text"])]})
     rows = rows[: int(count * OWN_SHARE) or 1]
-    sources: Sequence[Iterator[Prompt]] = (on_text(choices, passages), on_code(choices, functions), made_up(choices))
+    sources: Sequence[Iterator[Prompt]] = (
+        on_text(choices, texts_of(choices, passages)),
+        on_code(choices, functions),
+        made_up(choices),
+    )
     for source in itertools.cycle(sources):
         if len(rows) >= count:
             break
@@ -57,6 +63,18 @@ def mixed(
         if further:
             row["further"] = further
     return rows
+
+
+def texts_of(choices: random.Random, passages: Sequence[str]) -> list[str]:
+    """Returns texts of one passage, and, of those that follow one another, of several (JOINED), so that some prompts
+    are long."""
+    alone = int(len(passages) * ALONE)
+    texts, start = list(passages[:alone]), alone
+    while start < len(passages):
+        end = start + choices.randint(*JOINED)
+        texts.append("\n\n".join(passages[start:end]))
+        start = end
+    return texts
 
 
 def _user(text: str) -> dict[str, str]:
