@@ -27,7 +27,9 @@ def tiled(work: Callable[[slice], None], columns: int) -> None:
     size = -(-columns // -(-columns // COLUMNS))  # tiles take equally long
     size = -(-size // MULTIPLE) * MULTIPLE
     tiles = [slice(start, min(start + size, columns)) for start in range(0, columns, size)]
-    workers, threads = min(len(tiles), threads_allowed() or cores()), torch.get_num_threads()
+    threads = torch.get_num_threads()
+    # What a container allows is read from its files, which takes longer than the one tile of a small layer.
+    workers = 1 if len(tiles) == 1 else min(len(tiles), threads_allowed() or cores())
     try:
         if workers == 1:
             torch.set_num_threads(1)
