@@ -208,19 +208,26 @@ def test_a_destination_that_is_taken_is_refused_before_the_download(shell: Shell
     assert not shell.hub.served
 
 
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        (("acme/nothing",), "acme/nothing is no folder here and no model on the hub, or it is private"),
-        (("acme/gated",), "acme/gated is gated: accept its licence on its page on the hub, and log in"),
-        (("acme/demo@v9",), "acme/demo@v9: the model has no revision 'v9'"),
-        (("acme/broken",), "acme/broken has no model.safetensors"),
-        (("acme/damaged",), "acme/damaged: the header of its weights is damaged"),
-        (("acme/pickled",), "acme/pickled has no safetensors file, only pickled weights, which are not downloaded"),
-    ],
-)
-def test_errors_are_one_sentence(shell: Shell, arguments: tuple[str, ...], why: str) -> None:
-    assert why in shell.refusal("inspect", *arguments)
+ERRORS = {
+    "acme/nothing": "acme/nothing is no folder here and no model on the hub, or it is private",
+    "acme/gated": "acme/gated is gated: accept its licence on its page on the hub, and log in",
+    "acme/demo@v9": "acme/demo@v9: the model has no revision 'v9'",
+    "acme/broken": "acme/broken has no model.safetensors",
+    "acme/damaged": "acme/damaged: the header of its weights is damaged",
+    "acme/pickled": "acme/pickled has no safetensors file, only pickled weights, which are not downloaded",
+}
+
+
+def test_errors_are_one_sentence(shell: Shell) -> None:
+    """One process asks for all, after the command itself for one of them."""
+    (first, sentence), *_ = ERRORS.items()
+    assert sentence in shell.refusal("inspect", first)
+    statuses = f"from eagle_export.cli import main\nprint([main(['inspect', name]) for name in {list(ERRORS)}])"
+    out, err = shell._run([sys.executable, "-c", statuses], 0)
+    lines = err.strip().splitlines()
+    assert out.strip() == str([2] * len(ERRORS)) and len(lines) == len(ERRORS)
+    for line, why in zip(lines, ERRORS.values(), strict=True):
+        assert why in line
 
 
 def test_without_a_network(shell: Shell) -> None:
