@@ -111,7 +111,7 @@ def test_a_pair_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "Llama, model_type llama, 5.6 M parameters in F16" in out and "can be exported" in out
     assert "EAGLE-3 in the layout of SpecForge" in out and "taps hidden_states [2, 4, 5]" in out
-    assert "fits the target" in out and re.search(r"│ int8, head int4 +│ +6.1 MB │ 3.2 MB", out)
+    assert "fits the target" in out and re.search(r"│ int8, head int4 +│ +6.1 MB │ 2.2 MB", out)
 
 
 def test_the_report_for_programs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,8 +126,8 @@ def auto_passes(seen: Observations | None, wide: frozenset[str]) -> Passes:
 
 
 def head_in_int4(seen: Observations | None) -> Passes:
-    """The passes of a head in int4, whose LM head is in int8: it says which tokens rank first."""
-    return (EmbeddingFp16(), WeightBlocks(HEAD, seen, finer=INT8, is_finer=is_lm_head))
+    """The passes of a head in int4, whose LM head is in int8: it says which tokens rank first. So is its embedding."""
+    return (WeightBlocks(HEAD, seen, finer=INT8, is_finer=is_lm_head), EmbeddingBlocks(INT8))
 
 
 CPU = {
@@ -340,7 +340,7 @@ def apply(passes: Passes, model: ir.Model) -> dict[str, str]:
     """Runs passes over a graph, in place. Returns weight or node name -> what was done to it. Raises ExportError."""
     done: dict[str, str] = {}
     for step in passes:
-        if isinstance(step, EmbeddingFp16) and [value.name for value in model.graph.inputs] == ["features"]:
+        if isinstance(step, (EmbeddingFp16, EmbeddingBlocks)) and [value.name for value in model.graph.inputs] == ["features"]:
             continue  # Medusa's heads read no tokens
         changed = step.apply(model)
         if not changed and isinstance(passes[0], KeepLayers):
