@@ -74,6 +74,13 @@ def test_every_place_of_a_tensor_is_looked_at() -> None:
     }  # fmt: skip
 
 
+def test_a_location_without_a_text_is_the_empty_one() -> None:
+    model = helper.make_model(helper.make_graph([], "empty", [], [], initializer=[outside("a", "")]))
+    assert list(external_files(model.SerializeToString())) == list(named_by_onnx(model)) == [""]
+    model.graph.initializer[0].external_data[1].ClearField("value")
+    assert list(external_files(model.SerializeToString())) == list(named_by_onnx(model)) == [""]
+
+
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
 def test_exported_graphs_name_their_own_weights(bundle_of: Callable[..., Path], precision: str) -> None:
     bundle = bundle_of("eagle3", precision)

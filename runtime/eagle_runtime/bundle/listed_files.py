@@ -150,7 +150,7 @@ def external_files(model: bytes) -> Iterator[str]:
                 keys += [model[start:end]] if number == KEY else []
                 values += [model[start:end]] if number == VALUE else []
         if b"location" in keys:
-            yield from (value.decode() for value in values)
+            yield from (value.decode() for value in values or [b""])  # left out, it is empty
 
 
 def _fields(model: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
