@@ -37,6 +37,11 @@ def run(*command: object, expect: int = 0, folder: Path | None = None) -> subpro
     return done
 
 
+def pip(programs: Path, *arguments: object) -> str:
+    """What pip prints, for an environment that has none of its own: putting one there takes longer than the rest."""
+    return run(sys.executable, "-m", "pip", "--python", programs / "python", *arguments).stdout
+
+
 def build(folder: Path) -> Path:
     """The wheel of this tree."""
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT)
@@ -56,8 +61,8 @@ def device(wheel: Path, shared: Path) -> Path:
     programs = folder / ("Scripts" if os.name == "nt" else "bin")
     with FileLock(f"{folder}.lock"):
         if not (folder / "complete").exists():
-            venv.create(folder, with_pip=True)
-            run(programs / "python", "-m", "pip", "install", "--quiet", f"eagle-edge[cpu] @ {wheel.as_uri()}")
+            venv.create(folder)
+            pip(programs, "install", "--quiet", "--no-compile", f"eagle-edge[cpu] @ {wheel.as_uri()}")
             (folder / "complete").touch()
     return programs
 
@@ -75,7 +80,7 @@ def test_the_wheel_holds_the_packages_and_their_types(wheel: Path) -> None:
 
 
 def test_only_what_decoding_needs_is_installed(device: Path) -> None:
-    listed = json.loads(run(device / "python", "-m", "pip", "list", "--format", "json").stdout)
+    listed = json.loads(pip(device, "list", "--format", "json"))
     names = {package["name"].lower() for package in listed}
     assert {"eagle-edge", "numpy", "tokenizers", "jinja2", "onnxruntime"} <= names
     assert not names & {name.replace("_", "-") for name in HEAVY}
