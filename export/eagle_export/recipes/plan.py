@@ -339,9 +339,10 @@ def _with_int8_cache(passes: Passes, backend: str, precision: str, cache_precisi
 def apply(passes: Passes, model: ir.Model) -> dict[str, str]:
     """Runs passes over a graph, in place. Returns weight or node name -> what was done to it. Raises ExportError."""
     done: dict[str, str] = {}
+    reads_tokens = [value.name for value in model.graph.inputs] != ["features"]
     for step in passes:
-        if isinstance(step, (EmbeddingFp16, EmbeddingBlocks)) and [value.name for value in model.graph.inputs] == ["features"]:
-            continue  # Medusa's heads read no tokens
+        if isinstance(step, (EmbeddingFp16, EmbeddingBlocks)) and not reads_tokens:
+            continue  # Medusa's heads
         changed = step.apply(model)
         if not changed and isinstance(passes[0], KeepLayers):
             raise ExportError(f"no layer is left for pass {step.name!r}; keep fewer, or choose a wider precision")
