@@ -300,11 +300,14 @@ def _after(report: Report, before: int, name: str, done: int) -> None:
 
 
 def shared_weights(manifest: Manifest) -> tuple[str, ...]:
-    """Names of the weights, without small constants, that are the same in both graphs."""
+    """Names of the weights, without small constants, that are the same in both graphs. What is rounded in blocks is
+    not: a target's table is rounded as its LM head, a head's as a table."""
     if manifest.head is None:
         return ()
-    target, head = manifest.target.graph.weights, manifest.head.graph.weights
-    return tuple(sorted(name for name in target if target[name] == head.get(name) and "." in name))
+    target, head = manifest.target.graph, manifest.head.graph
+    rounded = tuple(f"{name}." for graph in (target, head) for name, done in graph.recipe.items() if "blocks" in done)
+    same = (name for name, spec in target.weights.items() if spec == head.weights.get(name) and "." in name)
+    return tuple(sorted(name for name in same if not name.startswith(rounded)))
 
 
 def _manifest(

@@ -18,6 +18,7 @@ from eagle_export.checkpoint import Checkpoint
 from eagle_export.errors import ExportError
 from eagle_export.families.family import cache_keyword
 from eagle_export.families.source import load_source
+from eagle_export.source_text import few_rows
 from eagle_runtime.tree import Float
 
 
@@ -45,7 +46,8 @@ def continuations(
     transformers_logging.disable_progress_bar()
     try:
         model = load_source(source)
-        results = _continued(model, prompts, eos, count)
+        with few_rows(model):
+            results = _continued(model, prompts, eos, count)
         look(model)
     except Exception as error:  # transformers, safetensors and a full memory raise many kinds
         raise ExportError(f"transformers does not run {folder} ({first_line(error)})") from None

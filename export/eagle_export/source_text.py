@@ -6,7 +6,9 @@ Shapes: T tokens, H width, V vocabulary; a batch has B texts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,10 +56,31 @@ def continued(
     runs it. choose: logits [B, V] -> the next tokens [B, 1]. logits_to_keep: of each text's last rows in a pass; 0 for
     all rows, where what the LM head reads is recorded."""
     name, cache, new = cache_keyword(model), None, torch.tensor(starts)
-    for left in reversed(range(count + 1)):
-        settings = {"logits_to_keep": logits_to_keep, "output_hidden_states": with_hidden, name: cache}
-        out = model(input_ids=new, use_cache=True, **settings)
-        cache = out[name]
-        yield Pass(new, tuple(out.hidden_states) if with_hidden else ())
-        if left:
-            new = choose(out.logits[:, -1])
+    with few_rows(model):
+        for left in reversed(range(count + 1)):
+            settings = {"logits_to_keep": logits_to_keep, "output_hidden_states": with_hidden, name: cache}
+            out = model(input_ids=new, use_cache=True, **settings)
+            cache = out[name]
+            yield Pass(new, tuple(out.hidden_states) if with_hidden else ())
+            if left:
+                new = choose(out.logits[:, -1])
+
+
+@contextmanager
+def few_rows(model: torch.nn.Module) -> Iterator[None]:
+    """In this context linear layers multiply their weight by the rows, not the rows by the weight: for 24 rows of 576
+    channels that takes two thirds of the time (torch 2.13 with MKL on an AMD EPYC, 58 and 40 GFLOP/s)."""
+    layers = [each for each in model.modules() if type(each) is torch.nn.Linear]
+    for layer in layers:
+        layer.forward = partial(_product, layer)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def _product(layer: torch.nn.Linear, x: Tensor) -> Tensor:
+    """Returns what the layer makes of x [..., K]."""
+    rows = torch.mm(layer.weight, x.reshape(-1, x.shape[-1]).T).T.contiguous()
+    return (rows if layer.bias is None else rows + layer.bias).reshape(*x.shape[:-1], -1)

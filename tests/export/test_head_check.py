@@ -22,7 +22,7 @@ from eagle_export.heads.eager import eager_head, eager_weights
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_export.pair import open_pair
-from eagle_export.source_text import text_starts
+from eagle_export.source_text import few_rows, text_starts
 from eagle_runtime.text.tokenizer import Text
 from head_writers import read, speculators
 
@@ -98,6 +98,16 @@ def test_heads_that_are_read_as_trained_pass(target: str, kind: str, source_of: 
     assert check.share > 0.5
     assert check.warning() is None
     assert check.best is None or check.best.gain < 0
+
+
+def test_few_rows_are_multiplied_the_other_way_round() -> None:
+    layer = torch.nn.Linear(5, 7)
+    x = torch.randn(2, 3, 5)
+    wanted = layer(x)
+    with few_rows(torch.nn.Sequential(layer)):
+        assert "forward" in vars(layer)
+        torch.testing.assert_close(layer(x), wanted)
+    assert "forward" not in vars(layer)
 
 
 @pytest.mark.parametrize("target", ["demo", "golden"])

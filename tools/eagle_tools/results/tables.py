@@ -66,7 +66,7 @@ $ eagle-bench .demo/eagle1 --prompts tools/demo_pair/heldout.jsonl --count 1 --m
 ```
 
 The model is SmolLM2-135M-Instruct. Its weights come from a four-bit file, and every engine runs the same weights. Its
-EAGLE-3 head is the one in `tools/smollm2`, whose README says how shortly it was trained. A grown form, where one is
+EAGLE-3 head is the one in `tools/smollm2`, whose README says how it was trained. A grown form, where one is
 listed, gives the small model's text at the cost of a model of its size, by function-preserving steps
 (`tools/grow.py`); it is no trained model of that size.
 
