@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def instructions(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class OneNode:
-    """model: the serialised graph. session: of one thread."""
+    """model: the serialised graph. session: of one thread, unless it was opened with more."""
 
     model: bytes
     session: Any
@@ -59,17 +59,21 @@ class OneNode:
 
 
 def opened(
-    nodes: Sequence[Any], inputs: dict[str, tuple[int, int]], outputs: int, weights: dict[str, Array]
+    nodes: Sequence[Any], inputs: dict[str, tuple[int, int]], outputs: int, weights: dict[str, Array], threads: int = 1
 ) -> OneNode:
-    """inputs: name -> type and rank."""
+    """inputs: name -> type and rank. Outputs are y0, y1, ..."""
     infos = [helper.make_tensor_value_info(name, kind, [None] * rank) for name, (kind, rank) in inputs.items()]
     outs = [helper.make_tensor_value_info(f"y{i}", TensorProto.FLOAT, None) for i in range(outputs)]
     tensors = [numpy_helper.from_array(array, name) for name, array in weights.items()]
     graph = helper.make_graph(nodes, "one", infos, outs, tensors)
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("eagle", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    content: bytes = model.SerializeToString()
-    return OneNode(content, open_graph(Path("one"), threads=1, model=content, operators=library()))
+    return opened_model(model.SerializeToString(), threads)
+
+
+def opened_model(content: bytes, threads: int = 1) -> OneNode:
+    """A session of a serialised graph."""
+    return OneNode(content, open_graph(Path("one"), threads=threads, model=content, operators=library()))
 
 
 def random_blocks(rng: np.random.Generator, shape: tuple[int, int], grid: Grid) -> Blocks:
@@ -85,21 +89,35 @@ def random_blocks(rng: np.random.Generator, shape: tuple[int, int], grid: Grid) 
 def product(blocks: Sequence[Blocks], norm: Array | None = None, more: Sequence[str] = (), **other: Any) -> OneNode:
     """One RowExactMatMul. norm: factors of the norm before it; more: which of "up" and "added" are inputs.
     other: further attributes, or those in the place of the right ones."""
-    names: list[str] = ["x"]
+    outputs = [f"y{i}" for i in range(len(blocks))]
+    node, weights = product_node("", "x", blocks, outputs, norm, {name: name for name in more}, **other)
+    return opened([node], dict.fromkeys(("x", *more), (TensorProto.FLOAT, 3)), len(blocks), weights)
+
+
+def product_node(
+    name: str,
+    x: str,
+    blocks: Sequence[Blocks],
+    outputs: Sequence[str],
+    norm: Array | None = None,
+    more: Mapping[str, str] | None = None,
+    **other: Any,
+) -> tuple[Any, dict[str, Array]]:
+    """A RowExactMatMul of x and its weights, whose names begin with `name`. more: "up" and "added" by their names in
+    the graph; other: as in `product`."""
+    names, more = [x], more or {}
     weights: dict[str, Array] = {}
     attributes: dict[str, Any] = {"K": blocks[0].level.shape[0]}
     for i, one in enumerate(blocks):
         arrays = packed(one)[: 3 if one.grid.asymmetric else 2]
-        mine = {f"{kind}{i}": array for kind, array in zip(("levels", "steps", "zeros"), arrays, strict=False)}
+        mine = {f"{name}{kind}{i}": array for kind, array in zip(("levels", "steps", "zeros"), arrays, strict=False)}
         names += [*mine, *[""] * (3 - len(mine))]
         weights |= mine
         attributes |= {f"bits_{i}": one.grid.bits, f"block_{i}": one.grid.size, f"N_{i}": one.level.shape[1]}
     names += [""] * (10 - len(names))
-    names += ["" if norm is None else "norm", *(name if name in more else "" for name in ("up", "added"))]
-    weights |= {} if norm is None else {"norm": norm}
-    outputs = [f"y{i}" for i in range(len(blocks))]
-    node = helper.make_node("RowExactMatMul", names, outputs, domain="eagle", **{**attributes, **other})
-    return opened([node], dict.fromkeys(("x", *more), (TensorProto.FLOAT, 3)), len(blocks), weights)
+    names += ["" if norm is None else f"{name}norm", more.get("up", ""), more.get("added", "")]
+    weights |= {} if norm is None else {f"{name}norm": norm}
+    return helper.make_node("RowExactMatMul", names, outputs, domain="eagle", **{**attributes, **other}), weights
 
 
 def product_in_words(x: Array, blocks: Blocks) -> Array:

@@ -1,6 +1,6 @@
-"""OneNode graphs of the native operators, for replay.c: python tests/recorded_graphs.py CASES writes them.
+"""Graphs of the native operators, for replay.c: python tests/recorded_graphs.py CASES writes them.
 
-A case is a graph of one node with its weights, inputs, and the outputs of the plain form, which defines the bits."""
+A case is a graph with its weights, inputs, and the outputs of the plain form, which defines the bits."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from eagle_export.recipes.blocks import Grid
 from operator_graphs import Array, Heads, OneNode, instructions, product, random_blocks
+from step_graphs import layers
 
 TYPES = {np.dtype(np.float32): 1, np.dtype(np.int64): 7}  # ONNX's numbers
 PRODUCTS = [  # K, columns and grids of the weights, rows
@@ -47,6 +48,10 @@ def cases() -> list[tuple[OneNode, dict[str, Array], list[Array]]]:
                 )
                 inputs = heads.feeds(heads.rows(rng, len(parents)), (past[0], past[1]), list(parents), spare=8)
                 found.append((session, inputs, session.run(None, inputs)))
+        two = layers(rng)
+        for length, parents in [(0, [-1]), (130, [-1, 0, 0, 1, 1, 2, 5])]:
+            inputs = two.feeds(rng, length, parents)
+            found.append((two.joined, inputs, two.joined.run(None, inputs)))
     return found
 
 

@@ -1,6 +1,7 @@
 // Attention over eight lanes at a time. Included once per instruction set, after lanes.hpp.
 
 constexpr float LOWEST = -3.0e38f;
+constexpr int64_t KEYS_AHEAD = 16, VALUES_AHEAD = 24, LINE_OF_CACHE = 64;  // columns that are fetched early; bytes
 constexpr int64_t LINE = BLOCK + 8;  // scores of a row; a few beyond the last may be written
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t within(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
@@ -34,6 +35,9 @@ static void scores(const Attention& job, const float* q, int64_t rows, const K* 
       const int64_t column = smaller(c + i, count - 1);
       four[i] = keys + (which ? which[column] : column) * apart;
     }
+    if (which == nullptr)
+      for (int64_t i = 0; i < 4 * apart; i += LINE_OF_CACHE / int64_t(sizeof(K)))
+        __builtin_prefetch(keys + (c + KEYS_AHEAD) * apart + i);
     int64_t r = 0;
     for (; r + 3 <= rows; r += 3) score_tile<3>(q + r * job.width, job.width, four, job.width, out + r * LINE + c, LINE);
     if (rows - r == 2) score_tile<2>(q + r * job.width, job.width, four, job.width, out + r * LINE + c, LINE);
@@ -52,6 +56,7 @@ static inline void mix_tile(const float* weights, const B* const* values, int64_
     const int64_t at = (which ? which[c] : c) * apart;
     V value[W];
     for (int w = 0; w < W; w++) value[w] = load(values[w] + at);
+    for (int w = 0; w < W; w += 2) __builtin_prefetch(values[w] + at + VALUES_AHEAD * apart);
     for (int i = 0; i < M; i++) {
       const V weight = all(weights[i * LINE + c]);
       for (int w = 0; w < W; w++) sums[i][w] = fma(weight, value[w], sums[i][w]);

@@ -5,4 +5,5 @@
 namespace eagle {
 const ort::CustomOp* attention_operator();
 const ort::CustomOp* product_operator();
+const ort::CustomOp* steps_operator();
 }  // namespace eagle

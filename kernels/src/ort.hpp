@@ -37,7 +37,7 @@ enum Entry : int {  // places in the table, from 0
   PARALLEL_FOR = 274,
 };
 
-enum Type : int { FLOAT = 1, UINT8 = 2, INT8 = 3, INT64 = 7, FLOAT16 = 10 };
+enum Type : int { ANY = 0, FLOAT = 1, UINT8 = 2, INT8 = 3, INT64 = 7, FLOAT16 = 10 };
 enum Code : int { FAIL = 1, INVALID_ARGUMENT = 2 };
 
 struct ApiBase {
@@ -96,17 +96,6 @@ Status constant(const void* info, size_t index, Tensor* tensor);  // fails if th
 Status output(void* context, size_t index, const int64_t* dims, size_t rank, float** data);
 bool attribute(const void* info, const char* name, int64_t* value);  // false: absent
 bool attribute(const void* info, const char* name, float* value);
-
-// Runs f(0) .. f(n - 1) on the session's threads; alone: on this one.
-template <class F>
-Status parallel(void* context, size_t n, bool alone, F& f) {
-  if (alone || n < 2) {
-    for (size_t i = 0; i < n; i++) f(i);
-    return nullptr;
-  }
-  auto each = [](void* body, size_t i) { (*static_cast<F*>(body))(i); };
-  return call(PARALLEL_FOR, context, static_cast<void (*)(void*, size_t)>(each), n, size_t(0), static_cast<void*>(&f));
-}
 
 #define RETURN_IF_ERROR(expression) \
   if (ort::Status status_ = (expression)) return status_

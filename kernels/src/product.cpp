@@ -9,22 +9,18 @@
 //
 // With norm, x / root(mean(x^2) + epsilon) * norm takes the place of x; with up, activation(x) * up does (1: SiLU, 2: GELU
 // by tanh). `added` is added to the product of the only weight.
-#include <stdlib.h>
 #include <string.h>
 
 #include "arena.hpp"
 #include "kernels.hpp"
-#include "memory.hpp"
 #include "operators.hpp"
+#include "steps.hpp"
 
 namespace eagle {
 namespace {
 constexpr int MOST = 3;                 // weights of one operator
 constexpr int NORM = 3 * MOST + 1, UP = NORM + 1, ADDED = UP + 1, INPUTS = ADDED + 1;  // places of inputs
-constexpr int64_t MANY = 16;            // rows that are worth several threads' quantising,
-constexpr int64_t MANY_GATED = 8192;    // or activations
-constexpr int64_t CHUNK_WORK = 25000;   // multiply-adds of one piece of work, a microsecond
-constexpr int64_t PIECES = 64;          // of work, at most
+constexpr int64_t MANY = 8192;          // inputs that are worth several threads' quantising
 constexpr int64_t INPUTS_AT_ONCE = 1024;  // whose levels of one panel stay in the first cache while rows change
 
 struct Product {
@@ -90,28 +86,25 @@ void pack(const Kernels& kernels, const ort::Tensor& levels, const ort::Tensor& 
     }
 }
 
-ort::Status read_weight(const void* info, int index, int64_t inputs, const Kernels& kernels, Weight* w) {
+ort::Status read_weight(const Source& source, int index, int64_t inputs, const Kernels& kernels, Weight* w) {
   char name[16] = "bits_0";
   const char last = static_cast<char>('0' + index);
   int64_t bits = 0, block = 0, columns = 0;
   name[5] = last;
-  const bool has_bits = ort::attribute(info, name, &bits);
+  const bool has_bits = source.attribute(name, &bits);
   memcpy(name, "N_0", 4), name[2] = last;
-  const bool has_columns = ort::attribute(info, name, &columns);
+  const bool has_columns = source.attribute(name, &columns);
   memcpy(name, "block_0", 8), name[6] = last;
-  const bool has_block = ort::attribute(info, name, &block);
+  const bool has_block = source.attribute(name, &block);
   if (!has_bits || !has_columns || !has_block) return ort::error("RowExactMatMul: bits, N or block of a weight is missing");
   if ((bits != 4 && bits != 8) || block < 16 || block > 256 || (block & (block - 1)) || columns < 1 ||
       columns > (int64_t(1) << 31))
     return ort::error("RowExactMatMul: bits must be 4 or 8, and block a power of two from 16 to 256");
   *w = {inputs, columns, block, (inputs + block - 1) / block, (columns + PANEL - 1) / PANEL, int(bits), nullptr, nullptr};
   ort::Tensor levels, steps, zeros;
-  RETURN_IF_ERROR(ort::constant(info, size_t(3 * index + 1), &levels));
-  RETURN_IF_ERROR(ort::constant(info, size_t(3 * index + 2), &steps));
-  if (ort::Status absent = ort::constant(info, size_t(3 * index + 3), &zeros)) {
-    ort::call(ort::RELEASE_STATUS, absent);
-    zeros = ort::Tensor{};
-  }
+  RETURN_IF_ERROR(source.constant(3 * index + 1, &levels));
+  RETURN_IF_ERROR(source.constant(3 * index + 2, &steps));
+  source.constant_if_given(3 * index + 3, &zeros);
   const bool sound = levels.is(ort::UINT8, 3) && levels.dims[0] == columns && levels.dims[1] == w->blocks &&
                      levels.dims[2] == block * bits / 8 && steps.is(ort::FLOAT16, 2) && steps.dims[0] == columns &&
                      steps.dims[1] == w->blocks;
@@ -120,57 +113,46 @@ ort::Status read_weight(const void* info, int index, int64_t inputs, const Kerne
   if (!sound || !sound_zeros) return ort::error("RowExactMatMul: a weight's levels, steps or zero levels have another shape or type");
   w->levels = allocate_weights(static_cast<size_t>(w->panels * w->panel_bytes()) + 64);
   w->meta = allocate_weights(static_cast<size_t>(w->panels * w->blocks * META) + 64);
-  if (w->levels == nullptr || w->meta == nullptr) return ort::error("RowExactMatMul: out of memory (bad allocation)");
+  if (w->levels == nullptr || w->meta == nullptr) return ort::error(NO_MEMORY);
   pack(kernels, levels, steps, zeros, w);
   return nullptr;
 }
 
-ort::Status read_before(const void* info, int64_t channels, Product* p) {
+ort::Status read_before(const Source& source, int64_t channels, Product* p) {
   int64_t activation = NONE;
-  ort::attribute(info, "activation", &activation);
+  source.attribute("activation", &activation);
   if (activation < NONE || activation > GELU) return ort::error("RowExactMatMul: activation must be 0, 1 or 2");
   p->before.activation = static_cast<int>(activation);
   ort::Tensor norm;
-  if (ort::Status absent = ort::constant(info, NORM, &norm)) {
-    ort::call(ort::RELEASE_STATUS, absent);
-    norm = ort::Tensor{};
-  }
+  source.constant_if_given(NORM, &norm);
   const bool sound = norm.data == nullptr || (norm.is(ort::FLOAT, 1) && norm.dims[0] == channels &&
-                                              ort::attribute(info, "epsilon", &p->before.epsilon) &&
+                                              source.attribute("epsilon", &p->before.epsilon) &&
                                               p->before.epsilon >= 0 && activation == NONE);
   if (!sound || ((norm.data != nullptr || activation != NONE) && channels % 8))
     return ort::error("RowExactMatMul: norm, epsilon or activation do not fit each other or K");
   if (norm.data == nullptr) return nullptr;
   p->norm = reinterpret_cast<float*>(allocate(static_cast<size_t>(channels) * 4));
-  if (p->norm == nullptr) return ort::error("RowExactMatMul: out of memory (bad allocation)");
+  if (p->norm == nullptr) return ort::error(NO_MEMORY);
   memcpy(p->norm, norm.data, static_cast<size_t>(channels) * 4);
   p->before.norm = p->norm;
   return nullptr;
 }
 
-ort::Status create(const ort::CustomOp*, const void*, const void* info, void** kernel) {
-  size_t outputs = 0, inputs = 0;
-  RETURN_IF_ERROR(ort::call(ort::INFO_OUTPUT_COUNT, info, &outputs));
-  RETURN_IF_ERROR(ort::call(ort::INFO_INPUT_COUNT, info, &inputs));
+ort::Status create(const Source& source, void** what) {
   int64_t channels = 0;
-  if (!ort::attribute(info, "K", &channels) || channels < 1 || channels > (1 << 24))
+  if (!source.attribute("K", &channels) || channels < 1 || channels > (1 << 24))
     return ort::error("RowExactMatMul: K must be from 1 to 2^24");
-  if (outputs < 1 || outputs > MOST || inputs < 3 * outputs) return ort::error("RowExactMatMul has one to three weights");
+  if (source.outputs < 1 || source.outputs > MOST) return ort::error("RowExactMatMul has one to three weights");
   Product* p = make<Product>();
-  if (p == nullptr) return ort::error("RowExactMatMul: out of memory (bad allocation)");
+  if (p == nullptr) return ort::error(NO_MEMORY);
   p->kernels = &chosen();
-  p->count = static_cast<int>(outputs);
-  for (int i = 0; i < p->count; i++)
-    if (ort::Status status = read_weight(info, i, channels, *p->kernels, &p->weights[i])) {
-      unmake(p);
-      return status;
-    }
-  if (ort::Status status = read_before(info, channels, p)) {
-    unmake(p);
-    return status;
-  }
-  *kernel = p;
-  return nullptr;
+  p->count = source.outputs;
+  ort::Status status = read_before(source, channels, p);
+  for (int i = 0; i < p->count && status == nullptr; i++)
+    status = read_weight(source, i, channels, *p->kernels, &p->weights[i]);
+  if (status) unmake(p);
+  else *what = p;
+  return status;
 }
 
 // Rows of a tile, quantised for one size of blocks and one layout, and the tiles that they make.
@@ -178,7 +160,6 @@ struct Input {
   int64_t block = 0, blocks = 0;
   bool wide = false;
   int most = 1;  // rows of a tile
-  Buffer memory;
   uint8_t* values = nullptr;  // [rows, blocks * block], tile by tile
   float* scales = nullptr;
   int32_t* sums = nullptr;
@@ -203,16 +184,7 @@ void interleave(const int8_t* row, int64_t n, int rows, int r, uint8_t* tile, bo
   }
 }
 
-// Allocates what `read_tile` fills.
-bool make_room(int64_t rows, Input* in) {
-  const size_t values = static_cast<size_t>(rows * in->row_bytes()), each = static_cast<size_t>(rows * in->blocks) * 4;
-  uint8_t* p = in->memory.get(values + 2 * each + 128);
-  if (p == nullptr) return false;
-  in->values = p;
-  in->scales = reinterpret_cast<float*>(p + (values + 63) / 64 * 64);
-  in->sums = reinterpret_cast<int32_t*>(in->scales + rows * in->blocks);
-  return true;
-}
+constexpr size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Quantises n rows from row t on, which make one tile. work: K floats, and blocks * block bytes after them.
 void read_tile(const Product& p, const float* x, const float* up, int64_t t, int n, const Input& in, float* work) {
@@ -228,33 +200,6 @@ void read_tile(const Product& p, const float* x, const float* up, int64_t t, int
     p.kernels->quantise(row, channels, in.block, in.blocks, bytes, in.scales + at, in.sums + at);
     interleave(bytes, in.blocks * in.block, n, r, in.values + t * in.row_bytes(), in.wide);
   }
-}
-
-ort::Status read_rows(const Product& p, void* context, const float* x, const float* up, int64_t rows, Input* in) {
-  if (!make_room(rows, in)) return ort::error("RowExactMatMul: out of memory (bad allocation)");
-  const size_t needed = static_cast<size_t>(p.weights[0].inputs * 4 + in->blocks * in->block) + 64;
-  const int64_t step = in->most, tiles = (rows + step - 1) / step;
-  bool failed = false;  // all threads write the same value
-  // Tiles of one piece of work: those that begin in a range of rows. The last two of all rows share their rows evenly.
-  auto piece = [&](size_t index) {
-    Buffer buffer;
-    float* work = reinterpret_cast<float*>(buffer.get(needed));
-    if (work == nullptr) {
-      failed = true;
-      return;
-    }
-    const int64_t first = int64_t(index) * step, last = index + 1 == size_t(tiles) ? rows : first + step;
-    int64_t t = 0;
-    while (t < first) t += tile_rows(t, rows, in->most);
-    for (; t < last;) {
-      const int n = tile_rows(t, rows, in->most);
-      read_tile(p, x, up, t, n, *in, work);
-      t += n;
-    }
-  };
-  const bool gated = p.before.activation != NONE && rows * p.weights[0].inputs >= MANY_GATED;
-  RETURN_IF_ERROR(ort::parallel(context, size_t(tiles), rows < MANY && !gated, piece));
-  return failed ? ort::error("RowExactMatMul: out of memory (bad allocation)") : nullptr;
 }
 
 // Panels first .. last - 1 of one weight for all rows. added: [rows, N] to add, or null.
@@ -291,14 +236,79 @@ void panels(const Kernels& kernels, const Weight& w, const Input& in, int64_t ro
   }
 }
 
-ort::Status compute(void* kernel, void* context) {
-  const Product& p = *static_cast<const Product*>(kernel);
-  ort::Tensor x, up, added;
-  size_t given = 0;
-  RETURN_IF_ERROR(ort::call(ort::INPUT_COUNT, context, &given));
-  RETURN_IF_ERROR(ort::input(context, 0, &x));
-  if (given > UP) RETURN_IF_ERROR(ort::input(context, UP, &up));
-  if (given > ADDED) RETURN_IF_ERROR(ort::input(context, ADDED, &added));
+struct Work {  // of one pass
+  const Product* product;
+  const float *x, *up, *added;
+  int64_t rows, total;  // panels of all weights
+  int count;            // of inputs
+  Input inputs[MOST];
+  int reads[MOST];      // which of them a weight reads
+  float* out[MOST];
+};
+
+// Quantises the tiles of some pieces: those that begin in a range of rows. The last two of all rows share them evenly.
+void read_tiles(const void* work, int64_t from, int64_t to, uint8_t* scratch) {
+  const Work& w = *static_cast<const Work*>(work);
+  for (int i = 0; i < w.count; i++) {
+    const Input& in = w.inputs[i];
+    const int64_t first = from * in.most, last = to * in.most < w.rows ? to * in.most : w.rows;
+    int64_t t = 0;
+    while (t < first && t < last) t += tile_rows(t, w.rows, in.most);
+    while (t < last) {
+      const int n = tile_rows(t, w.rows, in.most);
+      read_tile(*w.product, w.x, w.up, t, n, in, reinterpret_cast<float*>(scratch));
+      t += n;
+    }
+  }
+}
+
+// Panels first .. last - 1, those of all weights being numbered one after the other.
+void multiply(const void* work, int64_t first, int64_t last, uint8_t*) {
+  const Work& work_of = *static_cast<const Work*>(work);
+  const Product& p = *work_of.product;
+  for (int i = 0; i < p.count; i++) {
+    const Weight& w = p.weights[i];
+    if (first < w.panels && last > 0)
+      panels(*p.kernels, w, work_of.inputs[work_of.reads[i]], work_of.rows, first < 0 ? 0 : first,
+             last < w.panels ? last : w.panels, work_of.added, work_of.out[i]);
+    first -= w.panels, last -= w.panels;
+  }
+}
+
+// Finds which inputs the weights read, and memory for them.
+ort::Status lay_out_inputs(const Product& p, Pass* pass, Work* work) {
+  size_t needed = 0;
+  for (int i = 0; i < p.count; i++) {
+    const Weight& w = p.weights[i];
+    const bool wide = w.bits == 8 && p.kernels->wide_inputs;
+    const int most = p.kernels->tile_rows[w.bits == 8];
+    int n = 0;
+    while (n < work->count && !(work->inputs[n].block == w.block && work->inputs[n].wide == wide &&
+                                work->inputs[n].most == most))
+      n++;
+    work->reads[i] = n;
+    if (n < work->count) continue;
+    Input& in = work->inputs[work->count++];
+    in.block = w.block, in.blocks = w.blocks, in.wide = wide, in.most = most;
+    needed += rounded(size_t(work->rows * in.row_bytes())) + 2 * rounded(size_t(work->rows * in.blocks) * 4);
+    pass->needs(size_t(w.inputs * 4 + in.blocks * in.block));
+  }
+  uint8_t* at = pass->memory_at(&pass->work, needed);
+  if (at == nullptr) return ort::error(NO_MEMORY);
+  for (int i = 0; i < work->count; i++) {
+    Input& in = work->inputs[i];
+    const size_t each = rounded(size_t(work->rows * in.blocks) * 4);
+    in.values = at;
+    in.scales = reinterpret_cast<float*>(at + rounded(size_t(work->rows * in.row_bytes())));
+    in.sums = reinterpret_cast<int32_t*>(reinterpret_cast<uint8_t*>(in.scales) + each);
+    at = reinterpret_cast<uint8_t*>(in.sums) + each;
+  }
+  return nullptr;
+}
+
+ort::Status plan(const void* what, Pass* pass) {
+  const Product& p = *static_cast<const Product*>(what);
+  const ort::Tensor &x = pass->input(0), &up = pass->input(UP), &added = pass->input(ADDED);
   const int64_t channels = p.weights[0].inputs;
   if (x.type != ort::FLOAT || x.rank < 1 || x.dims[x.rank - 1] != channels)
     return ort::error("RowExactMatMul: x is not fp32 with K as its last dimension");
@@ -308,43 +318,30 @@ ort::Status compute(void* kernel, void* context) {
     return ort::error("RowExactMatMul: up has another shape or type, or stands without an activation");
   if (added.data != nullptr && (p.count > 1 || added.type != ort::FLOAT || added.count() != rows * p.weights[0].columns))
     return ort::error("RowExactMatMul: added has another shape or type");
-  float* out[MOST];
-  Input inputs[MOST];
-  int reads[MOST];
-  int64_t dims[6], total = 0;
+  Work* work = pass->memory.get_zeros<Work>(1);
+  if (work == nullptr) return ort::error(NO_MEMORY);
+  *work = Work{};
+  work->product = &p, work->rows = rows;
+  work->x = static_cast<const float*>(x.data), work->up = static_cast<const float*>(up.data);
+  work->added = static_cast<const float*>(added.data);
+  int64_t dims[6];
   memcpy(dims, x.dims, sizeof dims);
   for (int i = 0; i < p.count; i++) {
-    const Weight& w = p.weights[i];
-    dims[x.rank - 1] = w.columns;
-    RETURN_IF_ERROR(ort::output(context, size_t(i), dims, x.rank, &out[i]));
-    const bool wide = w.bits == 8 && p.kernels->wide_inputs;
-    const int most = p.kernels->tile_rows[w.bits == 8];
-    reads[i] = i;
-    for (int j = i - 1; j >= 0; j--)
-      if (inputs[j].block == w.block && inputs[j].wide == wide && inputs[j].most == most) reads[i] = j;
-    if (reads[i] == i) {
-      inputs[i].block = w.block, inputs[i].blocks = w.blocks, inputs[i].wide = wide, inputs[i].most = most;
-      if (rows)
-        RETURN_IF_ERROR(read_rows(p, context, static_cast<const float*>(x.data), static_cast<const float*>(up.data), rows,
-                                  &inputs[i]));
-    }
-    total += w.panels;
+    dims[x.rank - 1] = p.weights[i].columns;
+    RETURN_IF_ERROR(pass->output(i, dims, x.rank, &work->out[i]));
+    work->total += p.weights[i].panels;
   }
   if (rows == 0) return nullptr;
-  const int64_t work = total * PANEL * channels * (rows + 3) / 4;
-  int64_t pieces = work / CHUNK_WORK < 1 ? 1 : work / CHUNK_WORK > PIECES ? PIECES : work / CHUNK_WORK;
-  if (pieces > total) pieces = total;
-  auto piece = [&](size_t index) {
-    int64_t first = total * int64_t(index) / pieces, last = total * int64_t(index + 1) / pieces;
-    for (int i = 0; i < p.count; i++) {
-      const Weight& w = p.weights[i];
-      if (first < w.panels && last > 0)
-        panels(*p.kernels, w, inputs[reads[i]], rows, first < 0 ? 0 : first, last < w.panels ? last : w.panels,
-               static_cast<const float*>(added.data), out[i]);
-      first -= w.panels, last -= w.panels;
-    }
-  };
-  return ort::parallel(context, size_t(pieces), false, piece);
+  RETURN_IF_ERROR(lay_out_inputs(p, pass, work));
+  // Each input has tiles of its own size; pieces are those of the first, whose ranges of rows all of them take.
+  int64_t tiles = 1;
+  for (int i = 0; i < work->count; i++) {
+    const int64_t of_input = (rows + work->inputs[i].most - 1) / work->inputs[i].most;
+    tiles = of_input > tiles ? of_input : tiles;
+  }
+  pass->add(read_tiles, work, tiles, rows * channels < MANY);
+  pass->add(multiply, work, work->total, false, p.weights[0].levels, p.weights[0].panels * p.weights[0].panel_bytes());
+  return nullptr;
 }
 
 constexpr ort::CustomOp OPERATOR = {
@@ -359,7 +356,7 @@ constexpr ort::CustomOp OPERATOR = {
     [](const ort::CustomOp*, size_t) { return int(ort::FLOAT); },
     [](const ort::CustomOp*) -> size_t { return MOST; },
     nullptr,
-    [](void* kernel) { unmake(static_cast<Product*>(kernel)); },
+    destroy_steps,
     [](const ort::CustomOp*, size_t i) { return i < 3 ? 0 : 1; },
     [](const ort::CustomOp*, size_t i) { return i < 1 ? 0 : 1; },
     [](const ort::CustomOp*, size_t) { return 0; },
@@ -367,10 +364,13 @@ constexpr ort::CustomOp OPERATOR = {
     [](const ort::CustomOp*) { return 0; },
     [](const ort::CustomOp*) { return 0; },
     [](const ort::CustomOp*) { return 0; },
-    create,
-    compute,
+    [](const ort::CustomOp*, const void*, const void* info, void** kernel) { return create_one(PRODUCT, info, kernel); },
+    compute_steps,
 };
 }  // namespace
+
+const Kind PRODUCT = {INPUTS, [](int i) { return i == 0 || i > NORM; }, create,
+                      [](void* what) { unmake(static_cast<Product*>(what)); }, plan};
 
 const ort::CustomOp* product_operator() { return &OPERATOR; }
 }  // namespace eagle

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Generic, TypeVar
 
+from eagle_runtime.bundle.graph import OLDER_OPERATORS, OPERATORS
 from eagle_runtime.bundle.listed_files import read_graph
-from eagle_runtime.bundle.manifest import OPERATORS, GraphSpec, Manifest
+from eagle_runtime.bundle.manifest import GraphSpec, Manifest
 from eagle_runtime.errors import BackendError, BundleError, EagleError
 from eagle_runtime.machine.host import total_memory
 from eagle_runtime.session.protocol import Session, SessionOfAMachine
@@ -129,7 +130,7 @@ def _on_host(backend: str, bundle: Path, manifest: Manifest, graph: GraphSpec, t
     operators, file = None, graph.file
     if backend == NATIVE and graph.native is not None:
         operators, file = native_operators(), graph.native.file
-        if graph.native.operators != OPERATORS:
+        if graph.native.operators not in (OPERATORS, *OLDER_OPERATORS):
             raise BundleError(
                 f"{bundle} is made for native operators of version {graph.native.operators}, and this runtime has "
                 f"{OPERATORS}; export the bundle again"

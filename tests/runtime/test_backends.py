@@ -77,6 +77,10 @@ def test_a_bundle_for_other_operators_is_refused(bundle_of: Callable[..., Path],
         EagleModel.load(bundle, backend=NATIVE, context=64)
     with EagleModel.load(bundle, context=64) as model:
         assert model.backend == "cpu"
+    data["target"]["graph"]["native"]["operators"] = "2"  # which are still there
+    (bundle / MANIFEST_NAME).write_text(json.dumps(data))
+    with EagleModel.load(bundle, context=64) as model:
+        assert model.backend == NATIVE
 
 
 def opening(*works: str) -> tuple[list[str], Callable[[str], str]]:

@@ -1,9 +1,9 @@
 """The native form of a quantised target for CPUs: the same weights and inputs and outputs, with the operators of
 eagle-edge-kernels in the place of exact attention and of MatMulNBits.
 
-A row of an operator's output depends on that row alone (kernels/src), so no number of rows needs padding, and of the
-65 nodes per layer of the portable form five are left. Both forms are written into a bundle over one file of weights;
-the runtime takes the native one where the operators are installed."""
+A row of an operator's output depends on that row alone (kernels/src), so no number of rows needs padding. Of the 65
+nodes per layer of the portable form five are left, which become steps of one node (native_steps.py). Both forms are
+written into a bundle over one file of weights; the runtime takes the native one where the operators are installed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from eagle_export.recipes.attention import ExactAttention, Part, attention_nodes, graph_input, head_major, part_of
 from eagle_export.recipes.graph import insert, replace
 from eagle_export.recipes.graph_pass import Pass
+from eagle_export.recipes.native_steps import DOMAIN as DOMAIN
+from eagle_export.recipes.native_steps import JoinedRuns
 from eagle_export.recipes.plan import Passes, apply
 from eagle_export.recipes.weight_blocks import INT8_COMPUTE
 
-DOMAIN = "eagle"  # of the operators
 LANES = 8  # a head's width, and a piece of its values, must be a multiple of it
 JOINED = 3  # products of one input that one operator computes
 NORM = 3 * JOINED + 1  # place of the operator's inputs that are no weights
@@ -38,7 +39,7 @@ def both_forms(passes: Passes, model: ir.Model) -> tuple[dict[str, str], ir.Mode
     native = model.clone() if _fits(model) else None
     done |= apply(exact, model)
     if native is not None:
-        for step in (NativeAttention(), NativeProducts(), JoinedSteps()):
+        for step in (NativeAttention(), NativeProducts(), JoinedSteps(), JoinedRuns()):
             step.apply(native)
         RemoveUnusedNodesPass()(native)
     return done, native

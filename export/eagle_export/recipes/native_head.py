@@ -15,6 +15,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from eagle_export.recipes.attention import Part, attention_nodes, part_of
 from eagle_export.recipes.graph_pass import Pass
 from eagle_export.recipes.native import DOMAIN, LANES, JoinedSteps, NativeProducts, attend, is_native
+from eagle_export.recipes.native_steps import JoinedRuns
 
 # What may stand between the rows of a head's input and its queries.
 OF_QUERIES = ("Mul", "RotaryEmbedding", "Transpose", "RMSNormalization", "Reshape", "Add", "MatMulNBits")
@@ -25,7 +26,7 @@ def native_head(model: ir.Model) -> ir.Model | None:
     if not any(node.op_type == "MatMulNBits" and is_native(node) for node in model.graph):
         return None
     native = model.clone()
-    steps = (NativeHeadAttention(), NativeProducts(), JoinedSteps())
+    steps = (NativeHeadAttention(), NativeProducts(), JoinedSteps(), JoinedRuns())
     for step in steps if all(_fits(native, node) for node in attention_nodes(native)) else steps[1:]:
         step.apply(native)
     RemoveUnusedNodesPass()(native)

@@ -1,0 +1,280 @@
+// RowExactSteps: steps one after the other, each of which is what RowExactMatMul or ExactTreeAttention computes. Threads
+// stay together from the first to the last, and what only steps read is no tensor of the graph.
+//
+//   inputs   plan [steps, 17] int64, an initializer: per step its kind (0: RowExactMatMul, 1: ExactTreeAttention), the
+//            places of its 13 inputs, and those of its 3 outputs. An input is -1 (absent), the number of an input of the
+//            node, or -2 - n, n being an output of an earlier step, of which each has three numbers: 3 * step + output.
+//            An output is the number of one of the node, -1 (read by steps alone), or -2 (the step has no such output)
+//            then whatever the steps read
+//   outputs  fp32
+//   attributes  those of step i with the prefix "s<i>_"
+#include "steps.hpp"
+
+#include <string.h>
+
+#include "operators.hpp"
+
+namespace eagle {
+namespace {
+constexpr int64_t PLAN_WIDTH = 1 + STEP_INPUTS + STEP_OUTPUTS, MOST_STEPS = 4096, MOST_NODE_INPUTS = 1 << 17;
+const Kind* const KINDS[] = {&PRODUCT, &ATTENTION};
+
+// The node, or a node of one step. Values are numbered: first what the node gets, then what steps compute.
+struct Steps {
+  int64_t count = 0, given = 0, places = 0;  // steps; inputs of the node that are read in a pass; places of values
+  Step* steps = nullptr;
+  int64_t* inputs = nullptr;   // [given]: the node's number of it
+  int64_t* outputs = nullptr;  // [3 * count]: the node's number of an output; negative: -1 - its place
+  void* kept = nullptr;        // memory between passes
+  ~Steps() {
+    release(kept);
+    for (int64_t i = 0; i < count && steps != nullptr; i++)
+      if (steps[i].what != nullptr) steps[i].kind->destroy(steps[i].what);
+    free(steps), free(inputs), free(outputs);
+  }
+  int64_t values() const { return given + count * STEP_OUTPUTS; }
+  bool make_room(int64_t steps_count, int64_t most_inputs) {
+    steps = static_cast<Step*>(calloc(size_t(steps_count), sizeof(Step)));
+    inputs = static_cast<int64_t*>(calloc(size_t(most_inputs), sizeof(int64_t)));
+    outputs = static_cast<int64_t*>(calloc(size_t(steps_count * STEP_OUTPUTS), sizeof(int64_t)));
+    count = steps_count;
+    return steps != nullptr && inputs != nullptr && outputs != nullptr;
+  }
+  // The value that is an input of the node.
+  int64_t value_of(int64_t input) {
+    for (int64_t i = 0; i < given; i++)
+      if (inputs[i] == input) return i;
+    inputs[given] = input;
+    return given++;
+  }
+};
+
+// Gives every value that only steps see a place that no other has as long as it is read.
+bool find_places(Steps* all, Memory* memory) {
+  const int64_t n = all->count * STEP_OUTPUTS;
+  int64_t *last = memory->get_zeros<int64_t>(size_t(n)), *until = memory->get_zeros<int64_t>(size_t(n) + 1);
+  if (last == nullptr || until == nullptr) return false;
+  for (int64_t s = 0; s < all->count; s++)
+    for (int64_t v : all->steps[s].in)
+      if (v >= all->given) last[v - all->given] = s;
+  for (int64_t v = 0; v < n; v++) {
+    const int64_t step = v / STEP_OUTPUTS;
+    if (all->outputs[v] != -1) continue;
+    int64_t place = 0;
+    while (place < all->places && until[place] >= step) place++;
+    if (place == all->places) all->places++;
+    until[place] = last[v] > step ? last[v] : step;
+    all->outputs[v] = -1 - place;
+  }
+  return true;
+}
+
+ort::Status read_plan(const void* info, const ort::Tensor& plan, int64_t node_inputs, int64_t node_outputs, Steps* all) {
+  const int64_t* rows = static_cast<const int64_t*>(plan.data);
+  const int64_t n = all->count * STEP_OUTPUTS;
+  Memory memory;
+  bool* given = memory.get_zeros<bool>(size_t(node_outputs) + 1);
+  if (given == nullptr) return ort::error(NO_MEMORY);
+  // Numbers of outputs of steps follow those of inputs, which are counted first.
+  for (int64_t s = 0; s < all->count; s++) {
+    const int64_t* row = rows + s * PLAN_WIDTH;
+    if (row[0] < 0 || row[0] > 1) return ort::error("RowExactSteps: the plan has a step of an unknown kind");
+    Step& step = all->steps[s];
+    step.kind = KINDS[row[0]];
+    for (int i = 0; i < STEP_INPUTS; i++) {
+      const int64_t at = row[1 + i];
+      const bool known = at == -1 || (at > 0 && at < node_inputs) || (at < -1 && -2 - at < s * STEP_OUTPUTS);
+      if (!known || (i >= step.kind->inputs && at != -1))
+        return ort::error("RowExactSteps: the plan has an input that is not there");
+      if (at < -1 && all->outputs[-2 - at] == -2) return ort::error("RowExactSteps: the plan has an input that is not there");
+      step.in[i] = at == -1 || !step.kind->read(i) ? -1 : at > 0 ? all->value_of(at) : at;
+      if (at < -1 && step.in[i] == -1) return ort::error("RowExactSteps: a weight is no initializer of the graph");
+    }
+    for (int i = 0; i < STEP_OUTPUTS; i++) {
+      const int64_t to = row[1 + STEP_INPUTS + i];
+      if (to < -2 || to >= node_outputs || (to >= 0 && given[to]) || (i > 0 && to != -2 && row[STEP_INPUTS + i] == -2))
+        return ort::error("RowExactSteps: the plan has an output that is not there, or one twice");
+      if (to >= 0) given[to] = true;
+      all->outputs[s * STEP_OUTPUTS + i] = to;
+    }
+  }
+  for (int64_t i = 0; i < node_outputs; i++)
+    if (!given[i]) return ort::error("RowExactSteps: an output is no step's");
+  for (int64_t s = 0; s < all->count; s++) {
+    Step& step = all->steps[s];
+    for (int64_t& v : step.in)
+      if (v < -1) v = all->given + (-2 - v);
+    int outputs = 0;
+    for (int i = 0; i < STEP_OUTPUTS; i++) {
+      const bool has = all->outputs[s * STEP_OUTPUTS + i] != -2;
+      step.out[i] = has ? all->given + s * STEP_OUTPUTS + i : -1;
+      outputs += has;
+    }
+    const Source source{info, s, rows + s * PLAN_WIDTH + 1, outputs};
+    RETURN_IF_ERROR(step.kind->create(source, &step.what));
+  }
+  for (int64_t v = 0; v < n; v++)
+    if (all->outputs[v] == -2) all->outputs[v] = 0;  // read by none, provided by none
+  return find_places(all, &memory) ? nullptr : ort::error(NO_MEMORY);
+}
+
+ort::Status read_steps(const void* info, Steps* all) {
+  size_t inputs = 0, outputs = 0;
+  ort::Tensor plan;
+  RETURN_IF_ERROR(ort::call(ort::INFO_INPUT_COUNT, info, &inputs));
+  RETURN_IF_ERROR(ort::call(ort::INFO_OUTPUT_COUNT, info, &outputs));
+  RETURN_IF_ERROR(ort::constant(info, 0, &plan));
+  if (!plan.is(ort::INT64, 2) || plan.dims[1] != PLAN_WIDTH || plan.dims[0] < 1 || plan.dims[0] > MOST_STEPS ||
+      inputs > size_t(MOST_NODE_INPUTS))
+    return ort::error("RowExactSteps: the plan has another shape or type");
+  if (!all->make_room(plan.dims[0], int64_t(inputs))) return ort::error(NO_MEMORY);
+  return read_plan(info, plan, int64_t(inputs), int64_t(outputs), all);
+}
+
+ort::Status create(const ort::CustomOp*, const void*, const void* info, void** kernel) {
+  Steps* all = make<Steps>();
+  if (all == nullptr) return ort::error(NO_MEMORY);
+  if (ort::Status status = read_steps(info, all)) {
+    unmake(all);
+    return status;
+  }
+  *kernel = all;
+  return nullptr;
+}
+
+// Sets the values that the node gets.
+ort::Status read_values(const Steps& all, Pass* pass) {
+  size_t given = 0;
+  RETURN_IF_ERROR(ort::call(ort::INPUT_COUNT, pass->context, &given));
+  for (int64_t i = 0; i < all.given; i++) {
+    if (size_t(all.inputs[i]) >= given) continue;
+    RETURN_IF_ERROR(ort::input(pass->context, size_t(all.inputs[i]), &pass->values[i]));
+  }
+  return nullptr;
+}
+}  // namespace
+
+bool Source::attribute(const char* name, int64_t* value) const {
+  char full[40];
+  return ort::attribute(info, named(name, full), value);
+}
+bool Source::attribute(const char* name, float* value) const {
+  char full[40];
+  return ort::attribute(info, named(name, full), value);
+}
+const char* Source::named(const char* name, char* full) const {
+  if (number < 0) return name;
+  char digits[20], *to = full;
+  int count = 0;
+  for (int64_t n = number; n > 0 || count == 0; n /= 10) digits[count++] = static_cast<char>('0' + n % 10);
+  *to++ = 's';
+  while (count > 0) *to++ = digits[--count];
+  *to++ = '_';
+  strncpy(to, name, 16);
+  return full;
+}
+ort::Status Source::constant(int input, ort::Tensor* tensor) const {
+  const int64_t at = places == nullptr ? input : places[input];
+  if (at < 0) return ort::error("a weight is missing");
+  return ort::constant(info, size_t(at), tensor);
+}
+void Source::constant_if_given(int input, ort::Tensor* tensor) const {
+  *tensor = ort::Tensor{};
+  if (ort::Status absent = constant(input, tensor)) {
+    ort::call(ort::RELEASE_STATUS, absent);
+    *tensor = ort::Tensor{};
+  }
+}
+
+const ort::Tensor& Pass::input(int i) const {
+  static const ort::Tensor absent{};
+  return step->in[i] < 0 ? absent : values[step->in[i]];
+}
+
+ort::Status Pass::output(int i, const int64_t* dims, size_t rank, float** data) {
+  const int64_t value = step->out[i], to = outputs[value - given];
+  ort::Tensor& t = values[value];
+  t.type = ort::FLOAT, t.rank = rank;
+  memcpy(t.dims, dims, rank * sizeof(int64_t));
+  if (to >= 0) {
+    RETURN_IF_ERROR(ort::output(context, size_t(to), dims, rank, data));
+  } else {
+    *data = reinterpret_cast<float*>(memory_at(&places[-1 - to], size_t(t.count()) * sizeof(float)));
+  }
+  t.data = *data;
+  return *data == nullptr && t.count() > 0 ? ort::error(NO_MEMORY) : nullptr;
+}
+
+uint8_t* Pass::memory_at(Place* place, size_t bytes) {
+  if (place->data == nullptr || place->size < bytes) *place = {memory.get(bytes), bytes};
+  return place->data;
+}
+
+ort::Status create_one(const Kind& kind, const void* info, void** kernel) {
+  size_t outputs = 0;
+  RETURN_IF_ERROR(ort::call(ort::INFO_OUTPUT_COUNT, info, &outputs));
+  Steps* all = make<Steps>();
+  if (all == nullptr || !all->make_room(1, STEP_INPUTS)) {
+    unmake(all);
+    return ort::error(NO_MEMORY);
+  }
+  Step& step = all->steps[0];
+  step.kind = &kind;
+  for (int i = 0; i < STEP_INPUTS; i++) step.in[i] = i < kind.inputs && kind.read(i) ? all->value_of(i) : -1;
+  for (int i = 0; i < STEP_OUTPUTS; i++) {
+    step.out[i] = size_t(i) < outputs ? all->given + i : -1;
+    all->outputs[i] = i;
+  }
+  if (ort::Status status = kind.create({info, -1, nullptr, static_cast<int>(outputs)}, &step.what)) {
+    unmake(all);
+    return status;
+  }
+  *kernel = all;
+  return nullptr;
+}
+
+void destroy_steps(void* kernel) { unmake(static_cast<Steps*>(kernel)); }
+
+ort::Status compute_steps(void* kernel, void* context) {
+  Steps& all = *static_cast<Steps*>(kernel);
+  Pass pass(context, &all.kept);
+  pass.outputs = all.outputs, pass.given = all.given;
+  pass.values = pass.memory.get_zeros<ort::Tensor>(size_t(all.values()));
+  pass.places = pass.memory.get_zeros<Pass::Place>(size_t(all.places));
+  pass.phases = reinterpret_cast<Phase*>(pass.memory.get(size_t(all.count) * STEP_PHASES * sizeof(Phase)));
+  if (pass.values == nullptr || pass.places == nullptr || pass.phases == nullptr) return ort::error(NO_MEMORY);
+  RETURN_IF_ERROR(read_values(all, &pass));
+  for (int64_t s = 0; s < all.count; s++) {
+    pass.step = &all.steps[s];
+    RETURN_IF_ERROR(pass.step->kind->plan(pass.step->what, &pass));
+  }
+  uint8_t* mine = pass.memory.get(pass.scratch);
+  return mine == nullptr ? ort::error(NO_MEMORY) : run_phases(context, pass.phases, pass.count, pass.scratch, mine);
+}
+
+namespace {
+constexpr ort::CustomOp OPERATOR = {
+    ort::OP_VERSION,
+    nullptr,
+    [](const ort::CustomOp*) { return "RowExactSteps"; },
+    [](const ort::CustomOp*) -> const char* { return nullptr; },
+    [](const ort::CustomOp*, size_t i) { return i == 0 ? int(ort::INT64) : int(ort::ANY); },
+    [](const ort::CustomOp*) -> size_t { return 2; },
+    [](const ort::CustomOp*, size_t) { return int(ort::FLOAT); },
+    [](const ort::CustomOp*) -> size_t { return 1; },
+    nullptr,
+    destroy_steps,
+    [](const ort::CustomOp*, size_t i) { return i == 0 ? 0 : 2; },
+    [](const ort::CustomOp*, size_t) { return 2; },
+    [](const ort::CustomOp*, size_t) { return 0; },
+    [](const ort::CustomOp*) { return 1; },
+    [](const ort::CustomOp*) { return 0; },
+    [](const ort::CustomOp*) { return 1; },
+    [](const ort::CustomOp*) { return 1; },
+    create,
+    compute_steps,
+};
+}  // namespace
+
+const ort::CustomOp* steps_operator() { return &OPERATOR; }
+}  // namespace eagle

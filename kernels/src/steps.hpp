@@ -1,0 +1,91 @@
+// What an operator computes: one step, or steps one after the other. A kind of steps reads its attributes and weights
+// when a session is opened; in each pass it checks its inputs, provides its outputs and says what is to be computed.
+#pragma once
+#include "crew.hpp"
+#include "memory.hpp"
+#include "ort.hpp"
+
+namespace eagle {
+
+constexpr int STEP_INPUTS = 13, STEP_OUTPUTS = 3;  // at most
+
+constexpr const char* NO_MEMORY = "out of memory (bad allocation)";
+
+// Where a step's attributes and constants lie in a node.
+struct Source {
+  const void* info;
+  int64_t number;         // of a step among others, whose attributes begin with "s<number>_"; -1: of the only one
+  const int64_t* places;  // of its inputs among the node's; negative: not among them
+  int outputs;
+
+  bool attribute(const char* name, int64_t* value) const;  // false: absent
+  bool attribute(const char* name, float* value) const;
+  ort::Status constant(int input, ort::Tensor* tensor) const;    // fails if it is no initializer
+  void constant_if_given(int input, ort::Tensor* tensor) const;  // without data if it is none
+
+ private:
+  const char* named(const char* name, char* full) const;
+};
+
+// Which of a tree's rows each row sees.
+struct Visible {
+  const float* mask;
+  int64_t rows, tree, longest;  // rows of the pass and of the tree; the most that one sees
+  bool chain;                   // row t sees the tree's rows 0..t; else those in `seen`
+  const int32_t *seen, *first;  // row t sees seen[first[t]] .. seen[first[t + 1] - 1], ascending
+};
+
+struct Step;
+
+// What the steps of one pass share.
+struct Pass {
+  void* context;
+  Memory memory;
+  const Step* step = nullptr;      // the one at hand
+  ort::Tensor* values = nullptr;   // that steps read and write; without data until they are known
+  const int64_t* outputs = nullptr;  // see Steps
+  int64_t given = 0;                 // values that the node gets: the first ones
+  struct Place { uint8_t* data; size_t size; };
+  Place* places = nullptr;           // of values that only steps see
+  Place work{};                      // of what a step needs until it ends
+  Phase* phases = nullptr;
+  int64_t count = 0;               // of phases
+  size_t scratch = 0;
+  Visible visible{};               // of the last mask that was read
+
+  Pass(void* context, void** kept) : context(context), memory(kept) {}
+
+  const ort::Tensor& input(int i) const;  // without data where it is absent
+  ort::Status output(int i, const int64_t* dims, size_t rank, float** data);
+  uint8_t* memory_at(Place* place, size_t bytes);  // which the values before it had; null: out of memory
+  // read: memory that the phase reads first, and that pieces of it share
+  void add(void (*run)(const void*, int64_t, int64_t, uint8_t*), const void* work, int64_t pieces, bool alone,
+           const uint8_t* read = nullptr, int64_t bytes = 0) {
+    phases[count++] = Phase{run, work, pieces, alone, read, static_cast<size_t>(bytes), {0, 0}};
+  }
+  void needs(size_t bytes) { scratch = bytes > scratch ? bytes : scratch; }
+};
+
+struct Kind {
+  int inputs;
+  bool (*read)(int input);  // whether it is read in a pass
+  ort::Status (*create)(const Source& source, void** what);
+  void (*destroy)(void* what);
+  ort::Status (*plan)(const void* what, Pass* pass);
+};
+constexpr int STEP_PHASES = 3;  // that a step adds at most
+
+struct Step {
+  const Kind* kind;
+  void* what;
+  int64_t in[STEP_INPUTS], out[STEP_OUTPUTS];  // numbers of values; negative: none
+};
+
+extern const Kind ATTENTION, PRODUCT;
+
+// Operators: of one step, whose inputs and outputs are the node's.
+ort::Status create_one(const Kind& kind, const void* info, void** kernel);
+void destroy_steps(void* kernel);
+ort::Status compute_steps(void* kernel, void* context);
+
+}  // namespace eagle
