@@ -21,6 +21,7 @@ namespace {
 constexpr int MOST = 3;                 // weights of one operator
 constexpr int NORM = 3 * MOST + 1, UP = NORM + 1, ADDED = UP + 1, INPUTS = ADDED + 1;  // places of inputs
 constexpr int64_t MANY = 8192;          // inputs that are worth several threads' quantising
+constexpr int64_t FEW = 50000;          // multiply-adds that one thread computes as fast as several: two microseconds
 constexpr int64_t INPUTS_AT_ONCE = 1024;  // whose levels of one panel stay in the first cache while rows change
 
 struct Product {
@@ -217,7 +218,7 @@ void panels(const Kernels& kernels, const Weight& w, const Input& in, int64_t ro
       for (int64_t t = 0; t < rows;) {
         const int n = tile_rows(t, rows, in.most);
         const bool only = rows <= in.most, end = t + n == rows;
-        const uint8_t* ahead = only ? here + 2048 : end ? here + count * block_bytes : here;
+        const uint8_t* ahead = only ? here + 1024 : end ? here + count * block_bytes : here;
         const Rows x = {in.values + t * in.row_bytes() + b * unit * n, in.scales + t * in.blocks, in.sums + t * in.blocks};
         float* out = y + t * w.columns + column;
         if (left >= PANEL) kernels.product(w, panel, b, count, n, x, out, w.columns, ahead);
@@ -340,7 +341,8 @@ ort::Status plan(const void* what, Pass* pass) {
     tiles = of_input > tiles ? of_input : tiles;
   }
   pass->add(read_tiles, work, tiles, rows * channels < MANY);
-  pass->add(multiply, work, work->total, false, p.weights[0].levels, p.weights[0].panels * p.weights[0].panel_bytes());
+  const bool few = work->total * PANEL * channels * ((rows + 3) / 4) < FEW;
+  pass->add(multiply, work, work->total, few, p.weights[0].levels, p.weights[0].panels * p.weights[0].panel_bytes());
   return nullptr;
 }
 
