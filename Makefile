@@ -17,6 +17,7 @@ NATIVE := $(addprefix tests/,kernels \
 	export/test_exact_attention.py::test_logits_of_the_native_form_are_the_same_to_the_bit_in_any_tree \
 	$(addprefix runtime/test_backends.py::test_,where_it_is_installed_native_graphs_run \
 	without_the_package_the_portable_graph_runs a_bundle_for_other_operators_is_refused \
+	a_bundle_for_older_operators_runs \
 	a_bundle_for_cpus_tries_no_other_backend) \
 	$(addprefix tools/test_doctor.py::test_,the_machine the_machine_in_lines))
 # Neighbouring tests share bundles, so workers get them in runs. A test that hangs fails, and takes its worker along.

@@ -218,8 +218,7 @@ class Run:
         self._optimizer = torch.optim.AdamW(
             self._parameters.values(), lr=self._peak, betas=BETAS, weight_decay=0.0, fused=True
         )
-        self._log = job.output / WORK / LOG
-        self._progress = Progress(0, 0.0)
+        self._log, self._progress = job.output / WORK / LOG, Progress(0, 0.0)
         if self._checkpoint.is_file():
             self._resume()
         elif processes.is_main_process:
