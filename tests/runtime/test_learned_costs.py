@@ -276,6 +276,19 @@ def test_larger_weights_take_longer(bundle_of: Callable[..., Path]) -> None:
     assert pass_bytes(wide) > 1.5 * pass_bytes(narrow) > 0
 
 
+def test_a_table_of_which_rows_are_gathered_is_not_read(bundle_of: Callable[..., Path]) -> None:
+    manifest = read_manifest(bundle_of("eagle3", "int8"))
+    assert manifest.head is not None
+    graph = manifest.head.graph
+    table = {name for name in graph.weights if name.startswith("model.embed_tokens.weight.int8")}
+    assert table, "a head in int4 has its embedding in int8"
+    larger = {
+        name: replace(spec, shape=(1000 * int(spec.shape[0]), *spec.shape[1:])) if name in table else spec
+        for name, spec in graph.weights.items()
+    }
+    assert pass_bytes(replace(graph, weights=larger)) == pass_bytes(graph)
+
+
 # In a model.
 
 

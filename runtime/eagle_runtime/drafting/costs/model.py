@@ -148,10 +148,14 @@ def pass_bytes(graph: GraphSpec) -> int:
 
 def _read(graph: GraphSpec) -> Iterator[tuple[int, int]]:
     """Yields (numbers, bits of one) of every stored tensor that a pass reads whole."""
-    gathered = f"{EMBEDDING}.fp16" if f"{EMBEDDING}.fp16" in graph.weights else EMBEDDING
-    own_head = any(name != gathered and name.startswith(("lm_head.", f"{EMBEDDING}.")) for name in graph.weights)
+    table = [name for name in graph.weights if name == EMBEDDING or name.startswith(f"{EMBEDDING}.")]  # in any form
+    if any("lm_head." in name for name in graph.weights):  # the target's or the head's own
+        gathered = set(table)
+    else:  # the LM head is the table, in the same form or in another one beside it
+        apart = f"{EMBEDDING}.fp16" if f"{EMBEDDING}.fp16" in table else EMBEDDING
+        gathered = {apart} if len(table) > 1 else set()
     for name, spec in graph.weights.items():
-        if not (own_head and name == gathered):
+        if name not in gathered:
             count, bits = prod(map(int, spec.shape)), DTYPE_BITS[spec.dtype]
             yield (2 * count, 4) if name.endswith(FOUR_BITS) and bits == 8 else (count, bits)
 
