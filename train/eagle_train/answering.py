@@ -42,6 +42,13 @@ class Request:
     sampling: Sampling
 
 
+def checked(request: Request, context: int) -> Request:
+    """Returns the request. Raises TrainError for a prompt that a context of so many tokens does not hold."""
+    if len(request.ids) >= context:
+        raise TrainError(f"a prompt has {len(request.ids)} tokens, but the target's context is {context}; shorten it")
+    return request
+
+
 class Requests(Protocol):
     """Where prompts come from."""
 
@@ -161,11 +168,7 @@ class TargetSampler:
         """Returns prompts to read in one pass, at most `room`. Raises TrainError."""
         new: list[Request] = []
         while len(new) < room and sum(len(each.ids) for each in new) < self._read and (request := requests.take()):
-            if len(request.ids) >= self.context:
-                raise TrainError(
-                    f"a prompt has {len(request.ids)} tokens, but the target's context is {self.context}; shorten it"
-                )
-            new.append(request)
+            new.append(checked(request, self.context))
         return new
 
 

@@ -18,10 +18,9 @@ from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from eagle_train.answering import ATTENTION, Request, Requests, Row
+from eagle_train.answering import ATTENTION, Request, Requests, Row, checked
 from eagle_train.config import Sampling
 from eagle_train.decoder import Decoder
-from eagle_train.errors import TrainError
 from eagle_train.sampling import cut_loop, drawn, loop_start, uniform
 from eagle_train.target import FrozenTarget
 
@@ -46,20 +45,13 @@ class GraphedSampler:
         waiting: deque[Request] = deque()
         while True:
             while len(waiting) < self._rows and (request := requests.take()) is not None:
-                waiting.append(self._checked(request))
+                waiting.append(checked(request, self.context))
             if not waiting:
                 return
             needs = sorted(self._needs(request) for request in waiting)
             room = needs[int(FITTING * (len(needs) - 1))]
             with sdpa_kernel(ATTENTION):
                 waiting = yield from self._wave(requests, waiting, min(-(-room // ROOM) * ROOM, self.context))
-
-    def _checked(self, request: Request) -> Request:
-        if len(request.ids) >= self.context:
-            raise TrainError(
-                f"a prompt has {len(request.ids)} tokens, but the target's context is {self.context}; shorten it"
-            )
-        return request
 
     def _needs(self, request: Request) -> int:
         """Returns the tokens that a request may take in all."""
@@ -76,7 +68,7 @@ class GraphedSampler:
             free = [place for place, row in enumerate(rows) if row is None]
             new: list[tuple[int, Row]] = []
             while free and (request := waiting.popleft() if waiting else requests.take()) is not None:
-                if self._needs(self._checked(request)) > room:
+                if self._needs(checked(request, self.context)) > room:
                     others.append(request)
                 else:
                     new.append((free.pop(), Row(request, len(request.ids))))
