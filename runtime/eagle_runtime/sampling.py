@@ -27,6 +27,7 @@ from eagle_runtime.tree import Bool, Int
 LogProbs = tuple[float, tuple[tuple[int, float], ...]]  # of the token drawn, and of the likeliest ones
 ROUNDING = 1e-6  # of a score, far above that of its logarithms
 AHEAD = 8  # positions whose random numbers are made while the target's forward pass runs, at most
+FP32_MIN = float(np.finfo(np.float32).min)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,9 @@ class Sampler:
             and (least == 0 or len(self._late) == 0)
             and not self._history_counts
         )
+        self._unfiltered = (
+            self._raw_scores and params.temperature > 0 and (params.top_k, params.top_p, params.min_p) == (0, 1, 0)
+        )
 
     def next(self, logits: npt.NDArray[np.float32] | LogitRow) -> int:
         """Draw the token of the next position from the target's logits and add it to the history. logits: [V], or a row
@@ -175,7 +179,7 @@ class Sampler:
                 f"the target's logits at position {self.position} are not finite; the model's weights or its "
                 "precision do not fit (try fp32)"
             )
-        token = likeliest if self.takes_highest else self._draw(logits)
+        token = likeliest if self.takes_highest else self._draw(logits, likeliest)
         if self._num_log_probs is not None:
             self._log_probs.append(log_probs_of(logits, token, self._num_log_probs))
         return token
@@ -202,20 +206,31 @@ class Sampler:
         records, self._log_probs = self._log_probs, []
         return records
 
-    def _draw(self, logits: npt.NDArray[np.float32]) -> int:
-        scores = self.process(logits)
-        if self.params.temperature == 0:
-            return int(np.argmax(scores))
+    def _draw(self, logits: npt.NDArray[np.float32], likeliest: int) -> int:
+        """likeliest: the token with the highest logit."""
+        temperature = self.params.temperature
         # The Gumbel-max trick: of exponential clocks with rates p, each rings first with probability p. Logits that
         # differ by rounding, as those of one token in different trees may, then draw another token with a chance of
         # about that difference (Daliri et al., arXiv 2408.07978). Inverting the cumulative distribution would do so
         # hundreds of times as often, since rounding shifts the edges of all tokens.
-        noise = self.exponential_noise(self.position)
-        # The likeliest token rings at its number; to ring earlier, another needs this score, whatever its number.
-        likeliest = int(np.argmax(scores))
-        least = scores[likeliest] + math.log(noise.min() / noise[likeliest]) - ROUNDING
-        few = np.flatnonzero(scores >= least)
-        return int(few[np.argmax(np.exp(scores[few] - scores[likeliest]) / noise[few])])
+        if self._unfiltered and math.isfinite(best := float(logits[likeliest]) / temperature):
+            # Scores are made for the few tokens that may win. A logit is in fp32, so that rounding to it excludes none.
+            few = np.flatnonzero(logits >= np.float32(max(self._least_score(best, likeliest) * temperature, FP32_MIN)))
+            scores = logits[few].astype(np.float64) / temperature
+        else:
+            every = self.process(logits)
+            likeliest = int(np.argmax(every))
+            if temperature == 0:
+                return likeliest
+            best = float(every[likeliest])
+            few = np.flatnonzero(every >= self._least_score(best, likeliest))
+            scores = every[few]
+        return int(few[np.argmax(np.exp(scores - best) / self.exponential_noise(self.position)[few])])
+
+    def _least_score(self, best: float, likeliest: int) -> float:
+        """The likeliest token, of score `best`, rings at its number; to ring earlier, another needs this score."""
+        numbers, least = self.exponential_noise(self.position), self._noise.least(self.position)
+        return best + math.log(least / numbers[likeliest]) - ROUNDING
 
     @np.errstate(over="ignore", invalid="ignore")  # what overflows is refused below
     def process(self, logits: npt.NDArray[np.float32]) -> Row:

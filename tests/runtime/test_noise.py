@@ -7,9 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from eagle_runtime import noise
 from eagle_runtime.filters import Row
-from eagle_runtime.noise import KEPT, KEPT_DRAWN, Noise, exponential_noise, lowest, workers
+from eagle_runtime.noise import KEPT, KEPT_DRAWN, Noise, Numbers, Stream, exponential_noise, lowest, workers
 from eagle_runtime.sampling import Sampler, SamplingParams
 from patience import PATIENCE_S
 
@@ -23,21 +22,38 @@ def test_the_lowest_numbers(size: int, count: int) -> None:
     assert len(set(lowest(crowded, count).tolist())) == min(size, count)
 
 
+def plainly(seed: int, position: int, count: int) -> Row:
+    """The numbers of a generator that is made for the position."""
+    generator = np.random.Generator(np.random.Philox(counter=[0, 0, 0, position], key=seed))
+    return np.maximum(generator.standard_exponential(count), np.finfo(np.float64).tiny)
+
+
+@pytest.mark.parametrize("seed", [0, 3, 2**63 + 5, 2**64 - 1])
+def test_a_stream_makes_the_numbers_of_any_position(seed: int) -> None:
+    stream = Stream(seed)
+    for position, count in ((7, 3000), (0, 1), (7, 3000), (2**40, 7), (8, 70000), (1, 0)):
+        numbers, least = stream.at(position, count)
+        assert np.array_equal(numbers, plainly(seed, position, count))
+        assert least == numbers.min(initial=np.inf)
+        assert np.array_equal(numbers, exponential_noise(seed, position, count))
+
+
 class Made:
     """Counts the positions whose numbers are made."""
 
     def __init__(self) -> None:
         self.positions: list[int] = []
 
-    def __call__(self, seed: int, position: int, count: int) -> Row:
-        self.positions.append(position)
-        return exponential_noise(seed, position, count)
-
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Made:
-    counter = Made()
-    monkeypatch.setattr(noise, "exponential_noise", counter)
+    counter, make = Made(), Stream.at
+
+    def counted(stream: Stream, position: int, count: int) -> Numbers:
+        counter.positions.append(position)
+        return make(stream, position, count)
+
+    monkeypatch.setattr(Stream, "at", counted)
     return counter
 
 
@@ -45,7 +61,8 @@ def test_numbers_are_made_once_wherever_they_are_made(made: Made) -> None:
     numbers = Noise(3, 1000)
     numbers.prepare(range(5, 9))
     for position in (7, 8, 9, 5, 6, 5, 7):
-        assert np.array_equal(numbers.at(position), exponential_noise(3, position, 1000))
+        assert np.array_equal(numbers.at(position), plainly(3, position, 1000))
+        assert numbers.least(position) == plainly(3, position, 1000).min()
     numbers.prepare(range(5, 9))
     assert np.array_equal(numbers.lowest(8, 4), np.argsort(numbers.at(8))[:4])
     assert sorted(made.positions) == [5, 6, 7, 8, 9]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -167,12 +168,29 @@ def test_nan_logits_are_an_error(temperature: float) -> None:
         Sampler(SamplingParams(temperature=temperature), [0], 4).next(logits)
 
 
-@pytest.mark.parametrize("temperature", [0.05, 0.7, 1.0, 30.0])
+@pytest.mark.parametrize("temperature", [1e-30, 0.05, 0.7, 1.0, 30.0, 1e30])
 def test_the_token_whose_clock_rings_first_is_drawn(temperature: float) -> None:
     rng, vocab = np.random.default_rng(4), 3000
     sampler = Sampler(SamplingParams(temperature=temperature, seed=9), [1, 2], vocab)
     for position in range(2, 202):
         logits = rng.normal(0, rng.choice([0.1, 3, 20]), vocab).astype(np.float32)
+        logits[rng.random(vocab) < rng.choice([0, 0.5, 0.999])] = -np.inf
+        logits[rng.integers(vocab)] = 0
         scores = logits.astype(np.float64) / temperature
         rates = np.exp(scores - scores.max())
         assert sampler.next(logits) == int(np.argmax(rates / exponential_noise(9, position, vocab)))
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 0.7, 1e30])
+def test_a_draw_from_few_scores_is_that_from_all(temperature: float) -> None:
+    """A filter that keeps everything makes the scores of the whole row."""
+    rng, vocab = np.random.default_rng(5), 2000
+    few = Sampler(SamplingParams(temperature=temperature, seed=3), [0], vocab)
+    every = Sampler(SamplingParams(temperature=temperature, seed=3, top_k=vocab), [0], vocab)
+    for _ in range(200):
+        logits = (rng.normal(0, 3, vocab) * rng.choice([1e-38, 1, 1e20])).astype(np.float32).round(rng.integers(3))
+        assert few.next(logits) == every.next(logits)
+    for sampler in (few, every):
+        if temperature < 1:
+            with pytest.raises(RequestError, match="no token is left"):
+                Sampler(replace(sampler.params, temperature=1e-310), [0], vocab).next(np.full(vocab, 9, np.float32))
