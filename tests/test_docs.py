@@ -27,12 +27,14 @@ from eagle_calib import cli as calib_cli
 from eagle_export import cli as export_cli
 from eagle_runtime import cli as run_cli
 from eagle_runtime.chat import cli as chat_cli
+from eagle_runtime.drafting.methods import METHODS
 from eagle_serve import cli as serve_cli
 from eagle_tools import doctor, toy_demo
 from eagle_tools.bench import cli as bench_cli
 from eagle_tools.grow.shape import Shape
 from eagle_tools.precision import cli as precision_cli
 from eagle_train import cli as train_cli
+from method_table import PAGE, table
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -217,6 +219,13 @@ def test_files_in_drawings_exist(drawing: Path) -> None:
     """Names that stand alone in the text of a drawing, below the runtime's package."""
     for name in re.findall(r">([\w/]+(?:\.py|/))<", drawing.read_text(encoding="utf-8")):
         assert (ROOT / "runtime/eagle_runtime" / name).exists(), name
+
+
+def test_the_table_of_methods_is_that_of_the_code() -> None:
+    """Every name and every tree has its row, and the rows are those that `python tools/method_table.py` writes."""
+    rows = table().splitlines()[2:]
+    assert {row.split("`")[1] for row in rows} == {method.name for method in METHODS}
+    assert table() in PAGE.read_text(encoding="utf-8")
 
 
 def test_every_option_of_the_readme_exists() -> None:

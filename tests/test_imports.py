@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # Folder and package of each part, lowest first: a part may import itself and what stands before it.
 PARTS = {name: f"eagle_{name}" for name in ("runtime", "calib", "export", "train", "tools")}
 SERVE = "runtime/eagle_serve"  # a package of its own: nothing else imports it, and of the runtime it imports only
-OPEN = {"eagle_runtime", "eagle_runtime.command"}  # the public names, and what all commands share
+# the public names, what all commands share, and the names of drafting methods
+OPEN = {"eagle_runtime", "eagle_runtime.command", "eagle_runtime.drafting.methods"}
 LEAN = ("runtime", "calib")  # installed without the exporter's libraries
 HEAVY = {"torch", "transformers", "onnx", "onnxscript", "onnx_ir"}
 BASE = {"numpy", "tokenizers", "jinja2", "safetensors"}  # what the distribution requires whatever its extras

@@ -116,7 +116,7 @@ def test_habits_are_the_default_where_passes_take_long(model_of: Callable[..., E
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"method": "eagle"}, "the bundle has no draft head; use method recycling, lookup or vanilla, or"),
+        ({"method": "eagle"}, "the bundle has no draft head; use method .* or vanilla, or export"),
         ({"method": "eagle+lookup"}, "the bundle has no draft head"),
         ({"tree": DynamicTree()}, "the bundle has no draft head"),
         ({"tree": "dynamic"}, "method lookup does not draft a dynamic tree"),

@@ -7,15 +7,13 @@ import contextlib
 import dataclasses
 import json
 import sys
-import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from eagle_runtime.backends import AUTO, BACKENDS, reasons_text
-from eagle_runtime.bundle.manifest import TreeKind
-from eagle_runtime.command import Parser, output_errors, run_command
-from eagle_runtime.drafting.choose import Method
+from eagle_runtime.backends import AUTO, reasons_text
+from eagle_runtime.command import Parser, add_model_options, model_options, output_errors, run_command
+from eagle_runtime.drafting.methods import HELP, NAMES, TREES, method_named
 from eagle_runtime.eagle_model import EagleModel
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle
@@ -43,25 +41,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(args: argparse.Namespace) -> None:
     """Decode with the parsed arguments and print the text as it comes, or one JSON object at the end."""
     with output_errors(), contextlib.ExitStack() as stack:
-        model = stack.enter_context(
-            EagleModel.load(
-                args.bundle,
-                backend=args.backend or AUTO,
-                context=args.context,
-                threads=args.threads,
-                draft_bundle=args.draft_bundle,
-                datastore=args.datastore,
-                habits=args.habits,
-                on_progress=LoadingLine(sys.stderr),
-            )
-        )
+        options = {**model_options(args), "backend": args.backend or AUTO}
+        model = stack.enter_context(EagleModel.load(on_progress=LoadingLine(sys.stderr), **options))
         if args.backend == AUTO:
             over = f" ({reasons_text(model.passed_over)})" if model.passed_over else ""
             print(f"eagle-run: on {model.backend}{over}", file=sys.stderr)
         if model.notice is not None:
             print(f"eagle-run: {model.notice}", file=sys.stderr)
-        if args.habits is not None and (method := args.method or model.default_method) != "recycling":
-            raise RequestError(f"--habits is for method recycling, but method {method} drafts; add --method recycling")
+        method = method_named(args.method or model.default_method)
+        if args.habits is not None and method.proposer != "habits":
+            raise RequestError(
+                f"--habits is for method recycling, but method {method.name} drafts; add --method recycling"
+            )
         tracer, before = _Tracer(), model.counters()
         pieces = model.stream(
             _prompt(args),
@@ -179,36 +170,19 @@ def _parser() -> Parser:
         description="Decode one prompt from a bundle.",
         epilog=f"eagle-run {WORKER} BUNDLE serves lines of JSON on standard input and output.",
     )
-    parser.add_argument("bundle", help="folder written by eagle-export")
+    add_model_options(parser, backend=None)  # None: auto, silently
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", help="text")
     source.add_argument("--prompt-ids", type=_ids, metavar="1,2,3", help="token ids")
     source.add_argument("--prompt-file", metavar="F", help="UTF-8 text file")
     parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N")
-    parser.add_argument(
-        "--method",
-        choices=typing.get_args(Method),
-        help="default: eagle+lookup; eagle where a tree is named; without a head recycling where passes take long, "
-        "else lookup; draft-model if there is one",
-    )
-    parser.add_argument(
-        "--backend",
-        metavar="B",
-        help=f"engine to run on: {', '.join(BACKENDS)}, or auto, which prints its choice (default: auto, silently)",
-    )
-    parser.add_argument("--context", type=int, metavar="N", help="tokens of prompt and output to make room for")
-    parser.add_argument(
-        "--threads", type=int, metavar="N", help="of a forward pass (default: physical cores, or quota)"
-    )
-    parser.add_argument("--draft-bundle", metavar="FOLDER", help="bundle of a smaller model that drafts")
-    parser.add_argument("--datastore", metavar="FILE", help="text or JSONL that is searched for n-gram matches too")
-    parser.add_argument("--habits", metavar="FILE", help="keep what method recycling learns in this file")
+    parser.add_argument("--method", choices=NAMES, help=HELP)
     parser.add_argument("--ignore-eos", action="store_true", help="decode past end-of-sequence tokens")
     parser.add_argument("--stop-token-ids", type=_ids, default=[], metavar="1,2", help="more tokens that end the text")
     parser.add_argument("--trace", metavar="FILE", help="write one JSON line per cycle")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     tree = parser.add_argument_group("draft tree (defaults: the bundle's)")
-    tree.add_argument("--tree", choices=typing.get_args(TreeKind))
+    tree.add_argument("--tree", choices=TREES)
     tree.add_argument("--total-token", type=int, metavar="N", help="nodes verified per forward pass, root included")
     tree.add_argument("--depth", type=int, metavar="N", help="growth passes: the tree has N + 1 levels below its root")
     tree.add_argument("--draft-top-k", type=int, metavar="K", help="beam, and children per node")

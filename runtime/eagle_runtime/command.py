@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NoReturn
 
+from eagle_runtime.backends import AUTO, BACKENDS
 from eagle_runtime.errors import EagleError, EagleWarning, RequestError, is_panic
 from eagle_runtime.threads.interrupts import Interrupted, handled_interrupts
 
@@ -23,6 +24,27 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         print_line(self.prog, f"{message}; see {self.prog} --help")
         self.exit(2)
+
+
+def add_model_options(parser: argparse.ArgumentParser, backend: str | None = AUTO) -> None:
+    """Add the bundle, and the options by which it is loaded."""
+    parser.add_argument("bundle", help="folder written by eagle-export")
+    parser.add_argument(
+        "--backend", default=backend, metavar="B", help=f"engine to run on: {', '.join(BACKENDS)}, or auto (default)"
+    )
+    parser.add_argument("--context", type=int, metavar="N", help="tokens of prompt and output to make room for")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="of a forward pass (default: physical cores, or quota)"
+    )
+    parser.add_argument("--draft-bundle", metavar="FOLDER", help="bundle of a smaller model that drafts")
+    parser.add_argument("--datastore", metavar="FILE", help="text or JSONL that is searched for n-gram matches too")
+    parser.add_argument("--habits", metavar="FILE", help="keep what method recycling learns in this file")
+
+
+def model_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Those options, as `EagleModel.load` takes them."""
+    names = ("bundle", "backend", "context", "threads", "draft_bundle", "datastore", "habits")
+    return {name: getattr(args, name) for name in names}
 
 
 def print_line(program: str, message: str) -> None:

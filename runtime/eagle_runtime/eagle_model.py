@@ -14,11 +14,11 @@ from eagle_runtime.conversation import Conversation, OnEnd
 from eagle_runtime.datastore_file import with_datastore
 from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.draft_bundle import with_draft_bundle
-from eagle_runtime.drafting.choose import NO_HEAD, Method
 from eagle_runtime.drafting.costs.measurement import measure
 from eagle_runtime.drafting.costs.model import Costs
 from eagle_runtime.drafting.coupling import GumbelRanker, NoiseWeight, RankedHead
 from eagle_runtime.drafting.head import HeadOfText
+from eagle_runtime.drafting.methods import NO_HEAD
 from eagle_runtime.errors import ClosedError, ContextError, RequestError
 from eagle_runtime.generate import steps
 from eagle_runtime.habits_file import HabitsFile
@@ -142,7 +142,7 @@ class EagleModel:
         return self._head
 
     @property
-    def default_method(self) -> Method:
+    def default_method(self) -> str:
         """The method of a request that names neither method nor tree."""
         return self.bundle.default_method
 
@@ -174,11 +174,9 @@ class EagleModel:
         - on_cycle: called with each Cycle after its verification. on_prefill: called with the tokens of a long prompt
           that are read so far, and all of them, after each chunk but the last.
 
-        What drafts changes the speed, not the output. method: "vanilla" (no drafts), "lookup" (n-gram matches), "eagle"
-        (the head), "eagle+lookup" (both), "draft-model" (of `draft_bundle`) or "lookahead" (n-grams it forecasts),
-        "recycling" (its own likely tokens); None takes `default_method`, or "eagle" if the tree asked for is one that
-        only a head grows. tree, total_token, depth, draft_top_k: see manifest.TreeDefaults; None takes the bundle's,
-        and a dynamic tree if total_token or depth is given. A cost-aware tree is sized by measured costs (see `costs`).
+        What drafts changes the speed, not the output. method: one of drafting.methods, which say what they draft and
+        when they are taken for None. tree, total_token, depth, draft_top_k: see manifest.TreeDefaults; None takes the
+        bundle's, and a dynamic tree if total_token or depth is given. Costs (see `costs`) size a cost-aware tree.
         tree may also be a TreeShape, drafter a drafting.drafter.Drafter of your own, new per call.
 
         How tokens are sampled: sampling, a SamplingParams, or its fields as keyword settings, as temperature=0.7; a

@@ -30,16 +30,17 @@ from eagle_runtime.bundle.listed_files import read_listed, read_text_file, verif
 from eagle_runtime.bundle.manifest import AHEAD, Manifest, read_manifest
 from eagle_runtime.constraints.grammars import Grammars
 from eagle_runtime.decoding_state import DecodingState
+from eagle_runtime.drafting.acceptance import Acceptance
 from eagle_runtime.drafting.ahead_heads import HydraHeads, MedusaHeads
 from eagle_runtime.drafting.block_head import BlockHead
-from eagle_runtime.drafting.build import Acceptance
-from eagle_runtime.drafting.choose import Method, default_method
 from eagle_runtime.drafting.costs.model import prior_costs, unknown
 from eagle_runtime.drafting.costs.storage import MOVED, NOTABLE, LearnedCosts, file_name, open_costs
 from eagle_runtime.drafting.datastore import Datastore
-from eagle_runtime.drafting.draft_model import DraftModelHead
-from eagle_runtime.drafting.habits import Habits
+from eagle_runtime.drafting.draft_model import CHILDREN, DraftModelHead
+from eagle_runtime.drafting.habits import SUCCESSORS, Habits
 from eagle_runtime.drafting.head import Head, HeadOfText
+from eagle_runtime.drafting.method import Loaded, Proposer
+from eagle_runtime.drafting.methods import default_method
 from eagle_runtime.drafting.one_call import OneCallHead
 from eagle_runtime.drafting.transitions import Transitions, read_transitions
 from eagle_runtime.errors import BackendError, BundleError, RequestError
@@ -98,20 +99,21 @@ class OpenBundle:
     pass_s: float = 0.0
 
     @property
-    def default_method(self) -> Method:
+    def default_method(self) -> str:
         """The method of a request that names neither method nor tree."""
-        return default_method(
-            self.manifest.tree_defaults,
-            self.head is not None,
-            self.draft is not None,
-            self.habits_pay,
-        )
+        return default_method(self.loaded).name
 
     @property
-    def habits_pay(self) -> bool:
-        """Whether the habits are expected to draft faster than matches alone: where a token without drafts takes long,
-        or a user has them kept. Not with a datastore, which is searched for matches."""
-        return self.datastore is None and (self.habits_file is not None or self.pass_s >= HABITS_PAY_S)
+    def loaded(self) -> Loaded:
+        """What decides between methods. Habits pay where a token without drafts takes long, or a user has them kept;
+        not with a datastore, which is searched for matches."""
+        per_row: dict[Proposer, int] = {"habits": SUCCESSORS}
+        if self.head is not None:
+            per_row["head"] = self.head.top_k
+        if self.draft is not None:
+            per_row["draft model"] = min(CHILDREN, self.manifest.target.vocab_size)
+        pay = self.datastore is None and (self.habits_file is not None or self.pass_s >= HABITS_PAY_S)
+        return Loaded(self.manifest.tree_defaults, per_row, self.datastore is not None, pay)
 
     @property
     def on_cpu(self) -> bool:

@@ -14,13 +14,12 @@ from eagle_runtime.bundle.sampling_defaults import SamplingDefaults
 from eagle_runtime.constraints.constraint import Constraint
 from eagle_runtime.constraints.lookahead import Lookahead
 from eagle_runtime.decoding_state import DecodingState
-from eagle_runtime.drafting.build import build_drafter
-from eagle_runtime.drafting.choose import Choice, Method, Sizes, Vanilla, choose_drafter
-from eagle_runtime.drafting.drafter import CheckedDrafter, Drafter, NoDraft
-from eagle_runtime.drafting.head import DraftHead
+from eagle_runtime.drafting.choose import Sizes, choose_drafter
+from eagle_runtime.drafting.drafter import CheckedDrafter, Drafter
+from eagle_runtime.drafting.method import Parts
 from eagle_runtime.drafting.predicted import PredictedText
-from eagle_runtime.drafting.recycling import RecyclingHead
 from eagle_runtime.drafting.shapes import TreeShape
+from eagle_runtime.drafting.vanilla import NoDraft
 from eagle_runtime.errors import RequestError
 from eagle_runtime.generate import Cycle
 from eagle_runtime.loading import OpenBundle
@@ -63,7 +62,7 @@ def request_of(
     logprobs: int | None = None,
     constraint: Constraint | None = None,
     prediction: str | Sequence[int] | None = None,
-    method: Method | None = None,
+    method: str | None = None,
     tree: TreeKind | TreeShape | None = None,
     total_token: int | None = None,
     depth: int | None = None,
@@ -98,26 +97,29 @@ def request_of(
         params, prompt, target.vocab_size, late=eos | stop_ids, least=least, log_probs=logprobs, matcher=matcher
     )
     predicted = None if prediction is None else PredictedText(prompt, _predicted_ids(bundle, prediction))
-    sizes, top_ks = (
-        Sizes(total_token, depth, draft_top_k),
-        [None if one is None else one.top_k for one in (state.head, state.draft_model)],
-    )
+    sizes = Sizes(total_token, depth, draft_top_k)
+    off = NoDraft(bundle.costs) if bundle.drafts_are_off else None  # drafts would change the output
     if drafter is None:
-        method, choice = choose_drafter(
-            method,
-            tree,
-            sizes,
-            bundle.manifest.tree_defaults,
-            *top_ks,
-            datastore=bundle.datastore is not None,
-            habits=bundle.habits_pay,
+        choice = choose_drafter(method, tree, sizes, bundle.loaded)
+        parts = Parts(
+            sampler=sampler,
+            costs=bundle.costs,
+            acceptance=bundle.acceptance,
+            cache=state.target.cache,
+            habits=bundle.habits,
+            head=state.head,
+            draft_model=state.draft_model,
+            draft_costs=None if bundle.draft is None else bundle.draft.costs,
+            datastore=bundle.datastore,
+            predicted=predicted,
+            lookahead=lookahead,
         )
-        drafter = _drafter(bundle, state, choice, method, sampler, lookahead, predicted)
+        method, drafter = choice.method.name, off or choice.build(choice, parts)
     elif (method, tree, *sizes) != (None,) * 5:
         raise RequestError("a drafter of your own takes no method, tree or sizes of a tree; leave them out")
     else:
         checked = CheckedDrafter(drafter, target.vocab_size)
-        drafter = NoDraft(bundle.costs) if bundle.drafts_are_off else checked
+        drafter = off or checked
     name, has_text = method or "drafter", bundle.text.available
     return Request(prompt, sampler, drafter, name, end, has_text, on_cycle, on_prefill, lookahead, predicted)
 
@@ -152,30 +154,6 @@ def _predicted_ids(bundle: OpenBundle, prediction: str | Sequence[int]) -> list[
     if wrong := [token for token in ids if not 0 <= token < vocab]:
         raise RequestError(f"prediction holds the id {short_repr(wrong[0])}, outside the vocabulary of {vocab}")
     return ids
-
-
-def _drafter(
-    bundle: OpenBundle,
-    state: DecodingState,
-    choice: Choice,
-    method: Method,
-    sampler: Sampler,
-    lookahead: Lookahead | None,
-    predicted: PredictedText | None,
-) -> Drafter:
-    """Builds what was chosen, or NoDraft where the target's rows are not exact: drafts would change the output."""
-    if isinstance(choice, Vanilla) or bundle.drafts_are_off:
-        return NoDraft(bundle.costs)
-    head: DraftHead | None = state.head
-    costs, recycling = bundle.costs, None
-    if method == "recycling":
-        recycling = RecyclingHead(bundle.habits, state.target.cache)
-    if method == "draft-model":
-        assert bundle.draft is not None
-        head, costs = state.draft_model, bundle.draft.costs
-    return build_drafter(
-        choice, method, sampler, head, costs, bundle.acceptance, lookahead, predicted, bundle.datastore, recycling
-    )
 
 
 def _sampling_params(

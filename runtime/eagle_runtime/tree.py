@@ -108,6 +108,12 @@ def subtree(root: int, tokens: Int, parents: Int, scores: Float, kept: Int) -> T
     )
 
 
+def chain_of(root: int, drafted: Sequence[int]) -> Tree:
+    """Returns a tree without branches, whose scores are all 0."""
+    count = 1 + len(drafted)
+    return Tree(np.array([root, *drafted], np.int64), np.arange(-1, count - 1), np.zeros(count, np.float32))
+
+
 def choice_parents(choices: Sequence[tuple[int, ...]]) -> Int:
     """Choices (child ranks from the root, sorted by length then rank) -> parents [N] of the tree with its root.
 

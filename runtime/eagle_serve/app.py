@@ -26,6 +26,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from eagle_runtime import EagleError
+from eagle_runtime.drafting.methods import NAMES
 from eagle_serve.answers import Answer
 from eagle_serve.engine import Engine
 from eagle_serve.errors import ApiError, error_of
@@ -41,6 +42,7 @@ from eagle_serve.stream import EventStream, whole
 T = TypeVar("T")
 PREPARING = 2  # threads that make requests ready
 log = logging.getLogger("eagle_serve")
+METHOD_OPTIONS = "".join(f"<option>{name}</option>" for name in NAMES).encode()  # what the page offers
 PAGE = {
     "/": ("index.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
@@ -130,7 +132,8 @@ def _router(service: Service) -> Router:
 
     async def page(http: HttpRequest) -> Response:
         name, kind = PAGE[http.url.path]
-        return Response(resources.files("eagle_serve").joinpath("page", name).read_bytes(), media_type=kind)
+        content = resources.files("eagle_serve").joinpath("page", name).read_bytes()
+        return Response(content.replace(b"<!-- methods -->", METHOD_OPTIONS), media_type=kind)
 
     return Router(
         [

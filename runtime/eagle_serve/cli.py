@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_runtime import EagleModel, RequestError
-from eagle_runtime.command import Parser, print_line, run_command
+from eagle_runtime.command import Parser, add_model_options, model_options, print_line, run_command
 from eagle_serve.log_lines import logged
 from eagle_serve.options import Options
 
@@ -47,15 +47,7 @@ def _serve(args: argparse.Namespace, options: Options) -> None:
 
     def load() -> None:
         try:
-            model = EagleModel.load(
-                args.bundle,
-                backend=args.backend,
-                context=args.context,
-                threads=args.threads,
-                kv_budget=args.kv_budget,
-                draft_bundle=args.draft_bundle,
-                habits=args.habits,
-            )
+            model = EagleModel.load(kv_budget=args.kv_budget, **model_options(args))
             models.append(model)
             service.begin(Engine(model, Path(args.bundle), options, service.metrics))
             print_line("eagle-serve", f"{args.bundle} is served at {address_of(listener)} on {model.backend}")
@@ -156,16 +148,9 @@ def _count(least: int, most: int) -> Any:
 
 def _parser() -> Parser:
     parser = Parser(prog="eagle-serve", description="Serve a bundle over HTTP, with OpenAI's API and a chat page.")
-    parser.add_argument("bundle", help="folder written by eagle-export")
+    add_model_options(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: this machine alone)")
     parser.add_argument("--port", type=_count(0, 65535), default=8000, metavar="N", help="default: 8000; 0: any")
-    parser.add_argument("--backend", default="auto", metavar="B", help="engine to run on (default: auto)")
-    parser.add_argument("--context", type=int, metavar="N", help="tokens of prompt and output to make room for")
-    parser.add_argument(
-        "--threads", type=int, metavar="N", help="of a forward pass (default: physical cores, or quota)"
-    )
-    parser.add_argument("--draft-bundle", metavar="FOLDER", help="bundle of a smaller model that drafts")
-    parser.add_argument("--habits", metavar="FILE", help="keep what method recycling learns in this file")
     names = parser.add_argument_group("names")
     names.add_argument("--alias", action="append", default=[], metavar="NAME", help="another name of the model")
     names.add_argument("--strict-model", action="store_true", help="refuse requests for models of other names")

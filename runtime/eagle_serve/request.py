@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from eagle_runtime.drafting.methods import NAMES, TREES
 from eagle_serve.checks import a_list, an_object, boolean, ids, integer, number, one_of, text
 from eagle_serve.errors import ApiError, unsupported, wrong_type, wrong_value
 from eagle_serve.grammar import Grammar, grammar_of
@@ -14,8 +15,6 @@ from eagle_serve.options import Options
 from eagle_serve.refused import Endpoint, neutral, refuse
 
 MOST_TOKENS = 2**31 - 1
-METHODS = ("vanilla", "lookup", "recycling", "eagle", "eagle+lookup")
-TREES = ("cost-aware", "dynamic", "static", "chain")
 MOST_LOGPROBS = 20
 COMPLETION_TOKENS = 16  # OpenAI's default of its older endpoint
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "chat_template", "continue_final_message")
@@ -78,8 +77,7 @@ def parse_request(body: Mapping[str, Any], endpoint: Endpoint, options: Options,
         messages = parse_messages(given.get("messages"), options.limits.messages)
     else:
         prompt = _prompt(given.get("prompt"))
-    eagle = _eagle(given)
-    settings = {**_sampling(given), **eagle.settings}
+    drafting, trace = _eagle(given)
     template_kwargs = _template_kwargs(given) if endpoint == "chat" else {}
     stream_options = an_object(given.get("stream_options", {}), "stream_options")
     return Request(
@@ -88,22 +86,16 @@ def parse_request(body: Mapping[str, Any], endpoint: Endpoint, options: Options,
         prompt=prompt,
         messages=tuple(messages),
         template_kwargs=template_kwargs,
-        settings=settings,
+        settings={**_sampling(given), **drafting},
         max_tokens=_max_tokens(given, endpoint),
         stream=boolean(given.get("stream", False), "stream"),
         include_usage=boolean(stream_options.get("include_usage") or False, "stream_options.include_usage"),
         logprobs=_logprobs(given, endpoint),
         grammar=grammar_of(given, options),
         prediction=_prediction(given) if endpoint == "chat" else None,
-        trace=eagle.trace,
+        trace=trace,
         ignored=tuple(name for name in given if name not in COMMON | own | _saying_nothing(given, endpoint)),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Eagle:
-    settings: Mapping[str, Any]
-    trace: bool
 
 
 def _model(given: Mapping[str, Any], names: Sequence[str] | None) -> str | None:
@@ -243,18 +235,19 @@ def _saying_nothing(given: Mapping[str, Any], endpoint: Endpoint) -> set[str]:
     )
 
 
-def _eagle(given: Mapping[str, Any]) -> _Eagle:
+def _eagle(given: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """Settings of drafts, and whether to tell which tokens were drafted."""
     eagle = an_object(given.get("eagle", {}), "eagle")
     settings: dict[str, Any] = {}
     trace = False
     for name, value in eagle.items():
         where = f"eagle.{name}"
         if name == "method":
-            settings["method"] = one_of(METHODS)(value, where)
+            settings["method"] = one_of(NAMES)(value, where)
         elif name == "tree":
             settings["tree"] = one_of(TREES)(value, where)
         elif name == "trace":
             trace = boolean(value, where)
         elif name != "constraint":  # which grammar_of reads
             raise wrong_value("eagle", f"has no {name[:40]!r}; it takes method, tree, trace and constraint")
-    return _Eagle(settings, trace)
+    return settings, trace

@@ -17,8 +17,9 @@ from eagle_calib.replay import forced_logits
 from eagle_runtime import BackendError, BundleError, EagleModel, SamplingParams
 from eagle_runtime.candidates import LogitRow
 from eagle_runtime.decoding_state import DecodingState
-from eagle_runtime.drafting.drafter import Drafter, NoDraft
+from eagle_runtime.drafting.drafter import Drafter
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter
+from eagle_runtime.drafting.vanilla import NoDraft
 from eagle_runtime.generate import generate
 from eagle_runtime.machine.nvidia import DeviceInfo, first_gpu
 from eagle_runtime.sampling import Sampler

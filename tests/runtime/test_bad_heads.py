@@ -17,9 +17,10 @@ from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
 from eagle_runtime.drafting.costs.model import Costs, Timings
 from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, NoiseWeight, RankedHead
-from eagle_runtime.drafting.drafter import Drafter, NoDraft
+from eagle_runtime.drafting.drafter import Drafter
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree, chain
+from eagle_runtime.drafting.vanilla import NoDraft
 from eagle_runtime.errors import EagleWarning
 from eagle_runtime.generate import generate
 from eagle_runtime.sampling import Sampler

@@ -22,9 +22,9 @@ from conftest import put_tokenizer
 from eagle_runtime import Constraint, EagleModel, Result, SamplingParams
 from eagle_runtime.constraints.lookahead import Lookahead
 from eagle_runtime.decoding_state import DecodingState
-from eagle_runtime.drafting.build import build_drafter
-from eagle_runtime.drafting.choose import CostAware
+from eagle_runtime.drafting.choose import Sizes, choose_drafter
 from eagle_runtime.drafting.costs.model import Costs, Timings
+from eagle_runtime.drafting.method import Parts
 from eagle_runtime.generate import generate
 from eagle_runtime.sampling import Sampler
 from eagle_tools.toy_demo import PAIR
@@ -263,7 +263,10 @@ def passes(model: EagleModel, constraint: Constraint, seed: int, temperature: fl
     matcher = model.bundle.grammars.matcher(constraint)
     sampler = Sampler(params, prompt, vocab, matcher=matcher)
     lookahead = Lookahead(matcher) if aware else None
-    drafter = build_drafter(CostAware(True, True, 10), "eagle+lookup", sampler, model.head, COSTS, {}, lookahead)
+    cache, habits = model._target.cache, model.bundle.habits
+    parts = Parts(sampler, COSTS, {}, cache, habits, head=model.head, lookahead=lookahead)
+    choice = choose_drafter("eagle+lookup", None, Sizes(), model.bundle.loaded)
+    drafter = choice.build(choice, parts)
     cycles = -1  # the prompt's is none of them
     for _ in generate(DecodingState(model._target, model.head), drafter, sampler, prompt):
         cycles += 1

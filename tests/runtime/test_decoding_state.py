@@ -16,9 +16,10 @@ from eagle_runtime.cache import KVCache
 from eagle_runtime.decoding_state import DecodingState
 from eagle_runtime.drafting import head as head_module
 from eagle_runtime.drafting.coupling import GumbelRanker, NoiseWeight, RankedHead
-from eagle_runtime.drafting.drafter import Drafter, NoDraft
+from eagle_runtime.drafting.drafter import Drafter
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, chain
+from eagle_runtime.drafting.vanilla import NoDraft
 from eagle_runtime.generate import generate
 from eagle_runtime.prefix import common_prefix
 from eagle_runtime.sampling import Sampler

@@ -22,9 +22,10 @@ from scipy.stats import chisquare
 from eagle_runtime.accept import Step
 from eagle_runtime.cache import KVCache
 from eagle_runtime.decoding_state import DecodingState
-from eagle_runtime.drafting.drafter import Drafter, NoDraft
+from eagle_runtime.drafting.drafter import Drafter
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree, TreeShape, chain
+from eagle_runtime.drafting.vanilla import NoDraft
 from eagle_runtime.generate import Cycle, generate
 from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.target import Features, Target, causal

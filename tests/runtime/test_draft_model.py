@@ -17,6 +17,7 @@ from eagle_runtime.bundle.manifest import TreeDefaults
 from eagle_runtime.drafting.choose import Sizes, choose_drafter
 from eagle_runtime.drafting.draft_model import DraftModelHead, likeliest
 from eagle_runtime.drafting.head import NEVER, Scratch
+from eagle_runtime.drafting.method import Loaded
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter
 from eagle_runtime.errors import EagleWarning
 from eagle_runtime.target import Target
@@ -216,4 +217,4 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing_open(
     ):
         model.generate([1, 2], method="draft-model")
     with pytest.raises(RequestError, match="computes 16; lower draft_top_k"):
-        choose_drafter("draft-model", "dynamic", Sizes(draft_top_k=20), TreeDefaults(), None, 16)
+        choose_drafter("draft-model", "dynamic", Sizes(draft_top_k=20), Loaded(TreeDefaults(), {"draft model": 16}))

@@ -35,8 +35,9 @@ from eagle_runtime.drafting.costs.model import (
     unknown,
 )
 from eagle_runtime.drafting.costs.storage import FEW, MOVED, NOTABLE, LearnedCosts, open_costs, read_belief
-from eagle_runtime.drafting.drafter import Drafter, NoDraft
+from eagle_runtime.drafting.drafter import Drafter
 from eagle_runtime.drafting.head import Head
+from eagle_runtime.drafting.vanilla import NoDraft
 from eagle_runtime.generate import generate
 from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.target import Target

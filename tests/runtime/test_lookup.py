@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from eagle_runtime import EagleModel
 from eagle_runtime.decoding_state import DecodingState
-from eagle_runtime.drafting.drafter import NoDraft
-from eagle_runtime.drafting.lookup import PLACES, LookupDrafter, NgramIndex
+from eagle_runtime.drafting.lookup import LookupDrafter
+from eagle_runtime.drafting.matches import PLACES, NgramIndex
 from eagle_runtime.drafting.predicted import LONGEST, SHORTEST
-from eagle_runtime.errors import RequestError
+from eagle_runtime.drafting.vanilla import NoDraft
 from eagle_runtime.generate import generate
 from eagle_runtime.sampling import Sampler, SamplingParams
 
@@ -70,11 +70,6 @@ def test_a_draft_is_a_chain_of_the_size_that_is_allowed(max_nodes: int) -> None:
     drafted = [7, 8, 9, 1, 2, 3][: max_nodes - 1]
     assert tree.tokens.tolist() == [6, *drafted]
     assert tree.parents.tolist() == list(range(-1, len(drafted)))
-
-
-def test_a_lookup_of_nothing_is_refused() -> None:
-    with pytest.raises(RequestError, match="0 tokens cannot be drafted"):
-        LookupDrafter(0)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from eagle_runtime.drafting.drafter import NoDraft
 from eagle_runtime.drafting.head import WINDOW, Head, Proposal, Scratch
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree, TreeShape, chain
+from eagle_runtime.drafting.vanilla import NoDraft
 from eagle_runtime.errors import RequestError
 from eagle_runtime.target import PREFILL_CHUNK, Target
 from eagle_runtime.tree import (

@@ -15,6 +15,7 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletionChunk
 
 from eagle_runtime import EagleModel
+from eagle_runtime.drafting.methods import NAMES
 from eagle_serve import Options
 from eagle_serve.server import serving
 from raw_http import events, post, request
@@ -173,6 +174,8 @@ WRONG: list[tuple[dict[str, Any], type[openai.APIStatusError], str, str | None]]
     ({"extra_body": {"stop_token_ids": [2**31]}}, openai.BadRequestError, "invalid_value", "stop_token_ids[0]"),
     ({"extra_body": {"eagle": {"method": "lookup", "tree": "dynamic"}}}, openai.BadRequestError, "invalid_value",
      "eagle.method"),
+    ({"extra_body": {"eagle": {"method": "draft-model"}}}, openai.BadRequestError, "invalid_value", "eagle.method"),
+    ({"extra_body": {"eagle": {"method": "medusa"}}}, openai.BadRequestError, "invalid_value", "eagle.method"),
 ]  # fmt: skip
 
 
@@ -185,6 +188,25 @@ def test_errors_have_their_class(
             client.chat.completions.create(**{"model": "any", "messages": MESSAGES, "stream": streamed, **fields})
         assert isinstance(caught.value.body, dict)
         assert (caught.value.body["code"], caught.value.body["param"]) == (code, param)
+
+
+def test_every_method_is_served_by_its_name(served_bundle: Path) -> None:
+    with (
+        EagleModel.load(served_bundle, draft_bundle=served_bundle, threads=1) as model,
+        serving(model, served_bundle) as where,
+        OpenAI(base_url=f"{where}/v1", api_key="none", max_retries=0) as client,
+    ):
+        wanted = model.generate(MESSAGES, max_new_tokens=16, method="vanilla", **SETTINGS)
+        page = request(where, "GET", "/").body.decode()
+        for name in (None, *NAMES):
+            assert f"<option>{name}</option>" in page or name is None
+            body = {} if name is None else {"eagle": {"method": name}}
+            answer = client.chat.completions.create(
+                model="any", messages=MESSAGES, max_completion_tokens=16, extra_body=body, **SETTINGS
+            )
+            eagle: Any = answer.model_extra and answer.model_extra["eagle"]
+            assert answer.choices[0].message.content == wanted.text
+            assert eagle["method"] == (name or "draft-model")
 
 
 def test_errors_of_keys_models_and_hosts(served_model: EagleModel, served_bundle: Path) -> None:

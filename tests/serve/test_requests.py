@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from eagle_runtime.drafting.methods import METHODS
 from eagle_serve.errors import ApiError
 from eagle_serve.grammar import Grammar
 from eagle_serve.json_body import parse_json
@@ -17,6 +18,7 @@ from eagle_serve.request import Request, parse_request
 
 USER = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+NAMES_OF_METHODS = tuple(method.name for method in METHODS)
 NAMES = ("pair", "other")
 
 
@@ -68,6 +70,7 @@ def refusal(endpoint: Endpoint = "chat", options: Options | None = None, **field
         ({"ignore_eos": True}, {"ignore_eos": True}),
         ({"eagle": {"method": "vanilla"}}, {"method": "vanilla"}),
         ({"eagle": {"tree": "chain", "method": "lookup"}}, {"tree": "chain", "method": "lookup"}),
+        *(({"eagle": {"method": name}}, {"method": name}) for name in NAMES_OF_METHODS),
         ({"temperature": None, "stop": None, "seed": None}, {}),
     ],
 )

@@ -18,9 +18,8 @@ from eagle_export.pair import open_pair
 from eagle_runtime import EagleModel
 from eagle_runtime.accept import Step
 from eagle_runtime.bundle.manifest import HeadKind
-from eagle_runtime.drafting.lookup import chain_of
 from eagle_runtime.target import Features
-from eagle_runtime.tree import Float, Tree
+from eagle_runtime.tree import Float, Tree, chain_of
 from eagle_train.bundle_target import opened_target
 from eagle_train.cli import main
 from eagle_train.target import FrozenTarget

@@ -15,17 +15,18 @@ from statistics import median
 
 from eagle_runtime import EagleModel, Result
 from eagle_runtime.command import Parser, run_command
-from eagle_runtime.drafting.choose import Method
+from eagle_runtime.drafting.methods import METHODS
 from eagle_runtime.errors import RequestError
 from eagle_tools.markdown import markdown_table
 from eagle_tools.questions import read_questions
 from eagle_tools.turns import by_turns, generation, starting_order
 
+SIZED = [method.name for method in METHODS if method.trees[0].kinds[:1] == ("cost-aware",)]
 NAMES = ("plain", "measured", "shapes")  # plain decoding, and the two kinds of costs to begin with
 
 
 def compare(
-    bundle: Path, prompts: Sequence[str | Sequence[int]], threads: int | None, method: Method | None, new_tokens: int
+    bundle: Path, prompts: Sequence[str | Sequence[int]], threads: int | None, method: str | None, new_tokens: int
 ) -> list[dict[str, Result]]:
     """Returns the results of each prompt by name; on the first prompt each model generates for the first time. The
     learned costs are discarded. Raises RequestError where outputs differ."""
@@ -76,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("bundle", type=Path, metavar="BUNDLE")
     parser.add_argument("--prompts", type=Path, required=True, metavar="FILE", help='JSONL with "turns" per line')
     parser.add_argument("--count", type=int, metavar="N", help="take the first N questions (default: all)")
-    parser.add_argument("--method", choices=["eagle", "eagle+lookup", "lookup"], help="default: the bundle's")
+    parser.add_argument("--method", choices=SIZED, help="default: the bundle's")
     parser.add_argument("--max-new-tokens", type=int, default=96, metavar="N", help="per prompt (default 96)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of a pass (default: the engine's choice)")
 

@@ -23,6 +23,7 @@ import numpy as np
 from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.backends import NATIVE
 from eagle_runtime.command import Parser
+from eagle_runtime.drafting.methods import METHODS
 from eagle_runtime.errors import RequestError
 from eagle_runtime.machine.host import processor_name
 from eagle_tools.check_command import run_check
@@ -104,15 +105,14 @@ def random_prompt(model: EagleModel, random: np.random.Generator) -> list[int]:
 def random_method(model: EagleModel, random: np.random.Generator) -> dict[str, Any]:
     """Returns settings of a method and a tree that the bundle can draft."""
     depth = int(random.integers(0, 12))
-    choices: list[dict[str, Any]] = [{}, {"method": "lookup"}, {"method": "lookup", "tree": "chain", "depth": depth}]
-    if model.manifest.head is not None:
-        size = {"total_token": int(random.integers(2, 65)), "depth": min(depth, 7)}
-        choices += [
-            {"method": "eagle"},
-            {"method": "eagle", "tree": "dynamic", **size},
-            {"method": "eagle", "tree": "static", "draft_top_k": 4},
-            {"method": "eagle", "tree": "chain", "depth": depth},
-        ]
+    dynamic = {"total_token": int(random.integers(2, 65)), "depth": min(depth, 7)}
+    sizes = {"dynamic": dynamic, "static": {"draft_top_k": 4}, "chain": {"depth": depth}}
+    runnable = (None, "habits") if model.manifest.head is None else (None, "habits", "head")
+    choices: list[dict[str, Any]] = [{}]
+    for method in METHODS:
+        for trees in method.trees if method.proposer in runnable and not method.drafts_nothing else ():
+            kinds = () if trees.datastore else trees.kinds or (None,)
+            choices += [{"method": method.name, "tree": kind, **sizes.get(kind or "", {})} for kind in kinds]
     return choices[int(random.integers(len(choices)))]
 
 

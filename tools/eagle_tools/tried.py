@@ -30,10 +30,12 @@ from typing import Any
 
 from eagle_runtime import Constraint, ContextError, EagleModel, Result, TemplateError
 from eagle_runtime.command import Parser, run_command
+from eagle_runtime.drafting.methods import ALONE
 from eagle_runtime.errors import RequestError
 from eagle_tools.ties import is_tie
 from eagle_tools.tried_clients import is_exact, soak, worker
 
+TARGET_ALONE = tuple(name for name in ALONE if name != "vanilla")
 QUESTIONS = (
     "Write a short poem about the sea.",
     "def fibonacci(n):\n    Complete this Python function, then explain it.",
@@ -118,7 +120,7 @@ def identity(args: argparse.Namespace) -> Lines:
         notes.write_text("\n\n".join([__doc__ or "", *QUESTIONS]), encoding="utf-8")
         habits = Path(folder) / "habits.bin"
         kinds: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
-            ("", {}, ("lookup", "recycling", "lookahead")),
+            ("", {}, TARGET_ALONE),
             ("with a datastore", {"datastore": notes}, ("lookup",)),
             ("with habits", {"habits": habits}, ("recycling",)),
             ("with the habits of before", {"habits": habits}, ("recycling",)),
@@ -276,7 +278,7 @@ def long(args: argparse.Namespace) -> Lines:
         seconds = time.perf_counter() - started
         yield f"{len(ids)} of {model.context} tokens: first token after {wanted.usage.prefill_s:.1f} of {seconds:.1f} s"
         yield f"keys and values: {model.memory().kv_used / 1e6:.0f} MB; answer {wanted.text!r:.70}"
-        for method in ("lookup", "recycling", "lookahead"):
+        for method in TARGET_ALONE:
             got = model.generate(ids, method=method, max_new_tokens=24)
             tie = "" if compare(model, ids, wanted, got) else " but for a tie"
             yield f"{method}: equal{tie}, {got.usage.tau:.2f} tokens per pass"

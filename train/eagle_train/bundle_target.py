@@ -25,11 +25,10 @@ from eagle_export.heads.config import default_taps
 from eagle_export.pair import HeadPart, open_pair
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import HeadKind, Manifest, read_manifest
-from eagle_runtime.drafting.lookup import chain_of
 from eagle_runtime.files import file_sha256
 from eagle_runtime.loading import MAX_THREADS, OpenBundle, open_bundle
 from eagle_runtime.target import SCORE_CHUNK
-from eagle_runtime.tree import Float
+from eagle_runtime.tree import Float, chain_of
 from eagle_train.answering import Request, Requests
 from eagle_train.data import Windows
 from eagle_train.errors import TrainError

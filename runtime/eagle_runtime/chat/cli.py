@@ -9,10 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from eagle_runtime.backends import AUTO, BACKENDS
 from eagle_runtime.chat.screen import Interrupt, Screen, at_terminal
 from eagle_runtime.chat.talk import Talk
-from eagle_runtime.command import Parser, output_errors, run_command
+from eagle_runtime.command import Parser, add_model_options, model_options, output_errors, run_command
 from eagle_runtime.eagle_model import EagleModel
 from eagle_runtime.errors import RequestError
 from eagle_runtime.loading_line import LoadingLine
@@ -33,15 +32,7 @@ def run(args: argparse.Namespace) -> None:
     settings |= {name: value for name in ("temperature", "seed") if (value := getattr(args, name)) is not None}
     with output_errors(), interrupt.handled() if screen.interactive else contextlib.nullcontext():
         try:
-            model = EagleModel.load(
-                args.bundle,
-                backend=args.backend,
-                context=args.context,
-                threads=args.threads,
-                draft_bundle=args.draft_bundle,
-                habits=args.habits,
-                on_progress=LoadingLine(sys.stderr),
-            )
+            model = EagleModel.load(on_progress=LoadingLine(sys.stderr), **model_options(args))
         except KeyboardInterrupt:
             raise Interrupted(signal.SIGINT) from None
         with model:
@@ -64,22 +55,13 @@ def _parser() -> Parser:
     parser = Parser(
         prog="eagle-chat", description="Talk with a bundle. Without a terminal each line of the input is a question."
     )
-    parser.add_argument("bundle", help="folder written by eagle-export")
+    add_model_options(parser)
     parser.add_argument("--load", metavar="FILE", help="go on with a conversation that /save wrote")
     parser.add_argument("--max-new-tokens", type=int, default=1024, metavar="N", help="of an answer (default: 1024)")
     parser.add_argument(
         "--temperature", type=float, metavar="X", help="0: the likeliest token (default: the model's own; see /set)"
     )
     parser.add_argument("--seed", type=int, metavar="N", help="of the random numbers (default: new ones)")
-    parser.add_argument(
-        "--backend", default=AUTO, metavar="B", help=f"engine to run on: {', '.join(BACKENDS)}, or auto (default)"
-    )
-    parser.add_argument("--context", type=int, metavar="N", help="tokens of the whole conversation to make room for")
-    parser.add_argument(
-        "--threads", type=int, metavar="N", help="of a forward pass (default: physical cores, or quota)"
-    )
-    parser.add_argument("--draft-bundle", metavar="FOLDER", help="bundle of a smaller model that drafts")
-    parser.add_argument("--habits", metavar="FILE", help="keep what method recycling learns in this file")
     return parser
 
 

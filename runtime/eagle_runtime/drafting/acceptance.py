@@ -171,3 +171,6 @@ class DraftRate:
     def value(self) -> float:
         """Tokens for the cost of one; infinite before the first verification."""
         return self._tokens / self._cost if self._cost else np.inf
+
+
+Acceptance = dict[tuple[str, bool, bool], AcceptanceStats]  # by (method, whether greedy, whether constrained)

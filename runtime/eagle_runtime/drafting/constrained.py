@@ -16,9 +16,8 @@ from eagle_runtime.accept import Step
 from eagle_runtime.constraints.lookahead import Lookahead
 from eagle_runtime.drafting.drafter import Drafter
 from eagle_runtime.drafting.head import NEVER, DraftHead, Proposal, States, Weigher
-from eagle_runtime.drafting.lookup import chain_of
 from eagle_runtime.target import Features
-from eagle_runtime.tree import MAX_DEPTH, Float, Int, Tree, subtree
+from eagle_runtime.tree import MAX_DEPTH, Float, Int, Tree, chain_of, subtree
 
 
 class ConstrainedHead:
@@ -81,31 +80,16 @@ def _scaled_to_one(log_probs: Float) -> Float:
     return scaled
 
 
-class PrunedDrafter:
-    """A drafter whose trees lose the nodes that the grammar does not allow. For drafters that learn nothing from nodes
-    by their numbers."""
-
-    def __init__(self, drafter: Drafter, lookahead: Lookahead) -> None:
-        self._drafter = drafter
-        self._lookahead = lookahead
-
-    def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
-        """As in Drafter."""
-        return pruned(self._drafter.grow(tokens, features, max_nodes), self._lookahead)
-
-    def learn(self, step: Step) -> None:
-        """As in Drafter."""
-        self._drafter.learn(step)
-
-
 class ConstrainedDrafter:
     """Drafts the tokens that the grammar forces as a chain of its own, and lets another drafter draft where it leaves a
     choice. Where the grammar forces a token, no other can be drawn."""
 
-    def __init__(self, drafter: Drafter, lookahead: Lookahead) -> None:
-        """drafter: sees the same lookahead."""
+    def __init__(self, drafter: Drafter, lookahead: Lookahead, prune: bool) -> None:
+        """drafter: sees the same lookahead. prune: it does not, but learns nothing from nodes by their numbers, and its
+        trees lose the nodes that the grammar does not allow."""
         self._drafter = drafter
         self._lookahead = lookahead
+        self._prune = prune
         self._forced = False
 
     def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
@@ -115,12 +99,18 @@ class ConstrainedDrafter:
         self._forced = len(forced) > 0
         if self._forced:
             return chain_of(tokens[-1], forced)
-        return self._drafter.grow(tokens, features, max_nodes)
+        tree = self._drafter.grow(tokens, features, max_nodes)
+        return pruned(tree, self._lookahead) if self._prune else tree
 
     def learn(self, step: Step) -> None:
         """A forced chain teaches nothing of the drafter; the rows wait until the head reads them, as in a pause."""
         if not self._forced:
             self._drafter.learn(step)
+
+
+def constrained(drafter: Drafter, lookahead: Lookahead | None, *, prune: bool = False) -> Drafter:
+    """Returns the drafter itself where there is no grammar, else as ConstrainedDrafter."""
+    return drafter if lookahead is None else ConstrainedDrafter(drafter, lookahead, prune)
 
 
 def pruned(tree: Tree, lookahead: Lookahead) -> Tree:

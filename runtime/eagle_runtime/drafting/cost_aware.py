@@ -28,7 +28,7 @@ from eagle_runtime.drafting.costs.model import HEAD_ROWS, LARGEST, Costs, Second
 from eagle_runtime.drafting.costs.storage import CostSource
 from eagle_runtime.drafting.datastore import NOTHING, Continuations, Datastore
 from eagle_runtime.drafting.head import WINDOW, DraftHead, Proposal, Scratch
-from eagle_runtime.drafting.lookup import EarlierText, NgramIndex, longest_match
+from eagle_runtime.drafting.matches import EarlierText, NgramIndex, longest_match
 from eagle_runtime.drafting.predicted import PredictedText
 from eagle_runtime.target import Features
 from eagle_runtime.tree import Float, Int, Tree, best_first, root_only, subtree

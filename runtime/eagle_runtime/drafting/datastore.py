@@ -16,11 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from eagle_runtime.accept import Step
-from eagle_runtime.drafting.lookup import NgramIndex, chain_of, longest_match
-from eagle_runtime.drafting.predicted import LONGEST, SHORTEST, PredictedText
-from eagle_runtime.target import Features
-from eagle_runtime.tree import Float, Int, Tree, best_first, rerank, root_only
+from eagle_runtime.drafting.predicted import LONGEST, SHORTEST
+from eagle_runtime.tree import Float, Int, best_first
 
 MARK = -1  # before each document, and after the last
 PLACES = 512  # that are counted; of more, so many at equal distances in the index
@@ -144,28 +141,3 @@ def _sorted_suffixes(text: npt.NDArray[np.int32], report: Callable[[int, int], N
         known, done = 2 * known, done + 1
     report(total, total)
     return order.astype(np.int64)
-
-
-class DatastoreDrafter:
-    """Drafts a tree of the most frequent continuations in a datastore, or a chain where the text itself, or a predicted
-    one, has a longer match. One object per generation."""
-
-    def __init__(self, datastore: Datastore, nodes: int, depth: int, predicted: PredictedText | None = None) -> None:
-        """nodes: of a tree, the root included; depth: levels below the root. predicted: is searched too."""
-        self._datastore = datastore
-        self._nodes, self._depth = nodes, depth
-        self._index = NgramIndex()
-        self._predicted = predicted
-
-    def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
-        """As in Drafter."""
-        most = min(self._nodes, max_nodes) - 1
-        following, length = longest_match(self._index, self._predicted, tokens, min(self._depth, most))
-        hits = self._datastore.continuations(tokens, most, self._depth)
-        if hits.length and hits.length >= length:
-            scores = np.log(hits.counts / hits.places).astype(np.float32)
-            return rerank(tokens[-1], hits.tokens, hits.parents, scores, most + 1)
-        return chain_of(tokens[-1], following) if following else root_only(tokens[-1])
-
-    def learn(self, step: Step) -> None:
-        """The next call of `grow` gets the whole text, and needs nothing else."""

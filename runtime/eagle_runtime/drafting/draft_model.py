@@ -15,7 +15,10 @@ from typing import Any
 import numpy as np
 
 from eagle_runtime.cache import Cache
+from eagle_runtime.drafting.build import cost_aware_drafter, shaped_drafter
+from eagle_runtime.drafting.drafter import Drafter
 from eagle_runtime.drafting.head import NEVER, ONE_ROW, OutputCheck, Proposal, States, Weigher
+from eagle_runtime.drafting.method import Choice, Method, Parts, Trees
 from eagle_runtime.prefix import common_prefix
 from eagle_runtime.target import Features, Target, row_numbers
 from eagle_runtime.tree import Float, Int
@@ -131,3 +134,22 @@ def likeliest(logits: Float, count: int) -> tuple[Int, Float]:
         log_probs = np.take_along_axis(shifted, best, 1) - log_sums
         order = np.argsort(-log_probs, axis=1, kind="stable")
     return np.take_along_axis(best, order, 1).astype(np.int64), np.take_along_axis(log_probs, order, 1)
+
+
+def _shaped(choice: Choice, parts: Parts) -> Drafter:
+    return shaped_drafter(choice, parts, parts.draft_model)
+
+
+def _sized(choice: Choice, parts: Parts) -> Drafter:
+    return cost_aware_drafter(choice, parts, parts.draft_model, parts.draft_costs)
+
+
+DRAFTS = "a smaller model's proposals (`--draft-bundle FOLDER`), in the trees of `eagle`"
+DRAFT_MODEL = Method(
+    "draft-model",
+    (Trees(("cost-aware",), DRAFTS, _sized), Trees(("dynamic", "static", "chain"), "the same", _shaped)),
+    proposer="draft model",
+    any_shape=_shaped,
+    default="with a draft bundle",
+    is_default=lambda loaded, fixed: "draft model" in loaded.per_row,
+)

@@ -5,19 +5,16 @@ A new kind of drafter is a class with `grow` and `learn`; nothing else in the lo
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from eagle_runtime.accept import Step
 from eagle_runtime.arguments import short_repr
-from eagle_runtime.drafting.costs.measurement import CycleTimer
-from eagle_runtime.drafting.costs.storage import LearnedCosts
 from eagle_runtime.errors import RequestError
 from eagle_runtime.target import Features
-from eagle_runtime.tree import Float, Tree, root_only
+from eagle_runtime.tree import Float, Tree
 
 
 class Drafter(Protocol):
@@ -41,23 +38,6 @@ class PromptLearner(Drafter, Protocol):
     def learn_prompt(self, tokens: Sequence[int], logits: Float) -> None:
         """Called for every part of the prompt that was read. tokens: the text up to its end; logits [R, V]: after the
         last R of them."""
-
-
-class NoDraft:
-    """Drafts nothing: vanilla decoding through the same loop, sampler and stop code."""
-
-    def __init__(self, costs: LearnedCosts | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
-        """costs: learns what a verification without drafts costs."""
-        self._timer = CycleTimer(costs, clock)
-
-    def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
-        """Returns the root alone."""
-        self._timer.begin(len(tokens) - 1)
-        return root_only(tokens[-1])
-
-    def learn(self, step: Step) -> None:
-        """Reports the cycle's seconds to the costs."""
-        self._timer.end(1)
 
 
 class CheckedDrafter:

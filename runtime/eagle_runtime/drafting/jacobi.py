@@ -20,6 +20,9 @@ import numpy as np
 
 from eagle_runtime.accept import Step
 from eagle_runtime.constraints.lookahead import Lookahead
+from eagle_runtime.drafting.constrained import constrained
+from eagle_runtime.drafting.drafter import Drafter
+from eagle_runtime.drafting.method import Choice, Method, Parts, Trees
 from eagle_runtime.target import Features
 from eagle_runtime.tree import Tree
 
@@ -123,3 +126,11 @@ class _Growing:
 def _likeliest(row: object) -> int:
     """row: logits [V], or a LogitRow."""
     return int(row.argmax()) if isinstance(row, np.ndarray) else int(row.candidates.ids[0])  # type: ignore[attr-defined]
+
+
+def _lookahead(choice: Choice, parts: Parts) -> Drafter:
+    return constrained(JacobiDrafter(lookahead=parts.lookahead), parts.lookahead)
+
+
+DRAFTS = "the target's own forecasts of several positions, and n-grams that it forecast before"
+LOOKAHEAD = Method("lookahead", (Trees((), DRAFTS, _lookahead),))

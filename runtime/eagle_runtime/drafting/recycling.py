@@ -14,11 +14,13 @@ import numpy as np
 
 from eagle_runtime.accept import Step
 from eagle_runtime.cache import Cache
+from eagle_runtime.drafting.build import cost_aware_drafter
 from eagle_runtime.drafting.costs.model import HEAD_ROWS, Costs, Pass, Timings
-from eagle_runtime.drafting.costs.storage import LearnedCosts
+from eagle_runtime.drafting.costs.storage import CostSource
 from eagle_runtime.drafting.drafter import Drafter
 from eagle_runtime.drafting.habits import SUCCESSORS, Context, Habits, Row
 from eagle_runtime.drafting.head import NEVER, ONE_ROW, OutputCheck, Proposal, States, Weigher
+from eagle_runtime.drafting.method import Choice, Method, Parts, Trees
 from eagle_runtime.drafting.suffix import SuffixAutomaton
 from eagle_runtime.target import Features, row_numbers
 from eagle_runtime.tree import Float, Int, Tree
@@ -143,7 +145,7 @@ class RecyclingDrafter:
 class HostCosts:
     """What passes of a bundle cost, with levels of the tree that the host alone grows: the mean of their seconds."""
 
-    def __init__(self, costs: LearnedCosts) -> None:
+    def __init__(self, costs: CostSource) -> None:
         """costs: of the target, and of a head that is not used."""
         self._costs = costs
         self._level_s = self._shown_s = LEVEL_S
@@ -172,3 +174,19 @@ class HostCosts:
             if one.kind == "head":
                 self._level_s += NEWEST * (one.seconds - self._level_s)
         self._costs.learn([one for one in passes if one.kind != "head"])
+
+
+def _recycling(choice: Choice, parts: Parts) -> Drafter:
+    head = RecyclingHead(parts.habits, parts.cache)
+    drafter = cost_aware_drafter(choice, parts, head, HostCosts(parts.costs), lookup=True, index=head.index)
+    return RecyclingDrafter(drafter, parts.habits)
+
+
+DRAFTS = "what the target itself held likely after the same tokens, and matches of any length, in one tree"
+RECYCLING = Method(
+    "recycling",
+    (Trees(("cost-aware",), DRAFTS, _recycling),),
+    proposer="habits",
+    default="without a head where a pass takes 10 ms and more",
+    is_default=lambda loaded, fixed: loaded.habits_pay and not fixed,
+)

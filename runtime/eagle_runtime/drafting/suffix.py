@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eagle_runtime.drafting.lookup import following_tokens
+from eagle_runtime.drafting.matches import following_tokens
 
 HOPS = 16  # links of a new token's state whose latest place is brought up to date
 

@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from eagle_runtime.backends import AUTO
-from eagle_runtime.command import Parser, run_command
+from eagle_runtime.command import Parser, add_model_options, model_options, run_command
 from eagle_runtime.eagle_model import EagleModel
 from eagle_runtime.errors import MemoryLimitError
 from eagle_runtime.worker.pipes import Writer, end_with_parent, private_pipes, read_lines
@@ -24,15 +23,7 @@ def run(args: argparse.Namespace) -> None:
     source, sink = private_pipes()
     end_with_parent()
     budget = None if args.memory_limit is None else _budget(Path(args.bundle), args.memory_limit)
-    with EagleModel.load(
-        args.bundle,
-        backend=args.backend,
-        context=args.context,
-        threads=args.threads,
-        kv_budget=budget,
-        draft_bundle=args.draft_bundle,
-        habits=args.habits,
-    ) as model:
+    with EagleModel.load(kv_budget=budget, **model_options(args)) as model:
         service = Service(model, Writer(sink), args.memory_limit)
         service.run(read_lines(source))
 
@@ -50,13 +41,6 @@ def _budget(bundle: Path, limit: int) -> int:
 
 def _parser() -> Parser:
     parser = Parser(prog="eagle-run --worker", description="Serve lines of JSON on standard input and output.")
-    parser.add_argument("bundle", help="folder written by eagle-export")
+    add_model_options(parser)
     parser.add_argument("--memory-limit", type=int, metavar="BYTES", help="for weights, keys and values together")
-    parser.add_argument("--backend", default=AUTO, metavar="B", help="engine to run on (default: auto)")
-    parser.add_argument("--context", type=int, metavar="N", help="tokens of prompt and output to make room for")
-    parser.add_argument(
-        "--threads", type=int, metavar="N", help="of a forward pass (default: physical cores, or quota)"
-    )
-    parser.add_argument("--draft-bundle", metavar="FOLDER", help="bundle of a smaller model that drafts")
-    parser.add_argument("--habits", metavar="FILE", help="keep what method recycling learns in this file")
     return parser

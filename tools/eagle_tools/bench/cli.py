@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import json
 import sys
-import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -172,16 +171,15 @@ def write_text(path: Path, text: str) -> None:
 
 def _methods(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Returns the methods that every bundle must run, and those that it runs if it can."""
-    from eagle_runtime.bundle.manifest import TreeKind
-    from eagle_runtime.drafting.choose import Method
+    from eagle_runtime.drafting.methods import NAMES, TREES
     from eagle_tools.bench.methods import ABLATED, VANILLA, offered, sweep
 
     must = tuple(args.methods.split(",")) if args.methods is not None else (VANILLA,)
     wanted: list[str] = []
     if args.methods is None and not (args.ablate or args.sweep or args.table):
-        wanted += [name for name in offered() if name in typing.get_args(Method)]
+        wanted += [name for name in offered() if name in NAMES]
     if args.ablate:
-        wanted += [*typing.get_args(TreeKind), *ABLATED]
+        wanted += [*TREES, *ABLATED]
     if args.sweep:
         wanted += sweep()
     return must, tuple(name for name in dict.fromkeys(wanted) if name not in must)

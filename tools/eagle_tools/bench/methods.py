@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from eagle_runtime.bundle.manifest import Manifest, TreeKind
-from eagle_runtime.drafting.choose import Method
+from eagle_runtime.bundle.manifest import Manifest
+from eagle_runtime.drafting.methods import METHODS, NAMES, TREES
 from eagle_runtime.errors import RequestError
 from eagle_tools.bench.ablations import ablations
 
@@ -24,15 +23,15 @@ SWEEP = tuple((total, depth, k) for total in (8, 16, 32, 60) for depth in (2, 3,
 
 def offered() -> list[str]:
     """Returns all known names, whether or not a given bundle can run them."""
-    methods = sorted(typing.get_args(Method), key=lambda name: name != VANILLA)
-    return list(dict.fromkeys([*methods, DATASTORE, *typing.get_args(TreeKind), *ABLATED]))
+    methods = sorted(NAMES, key=lambda name: name != VANILLA)
+    return list(dict.fromkeys([*methods, DATASTORE, *TREES, *ABLATED]))
 
 
 def check_names(names: Sequence[str]) -> None:
     """Raises RequestError for an unknown name or one that occurs twice."""
     for name in names:
         both = BOTH.fullmatch(name)
-        known = both and both[1] in typing.get_args(Method) and both[2] in typing.get_args(TreeKind)
+        known = both and both[1] in NAMES and both[2] in TREES
         if not known and name not in offered() and not SHAPE.fullmatch(name):
             raise RequestError(
                 f"method {name!r} is unknown; there is {', '.join(offered())}, METHOD:TREE, and TOTAL/DEPTH/TOP_K "
@@ -42,13 +41,18 @@ def check_names(names: Sequence[str]) -> None:
         raise RequestError(f"methods {','.join(names)} name one twice; give each once")
 
 
+def takes_draft_model(name: str) -> bool:
+    """Whether a method is one that a draft bundle drafts for."""
+    return any(name.split(":")[0] == method.name and method.proposer == "draft model" for method in METHODS)
+
+
 def settings_of(name: str, manifest: Manifest) -> Settings:
     """Returns the settings of a method for EagleModel.generate with this bundle. name: checked by `check_names`."""
-    if name in typing.get_args(Method):
+    if name in NAMES:
         return {"method": name}
     if name == DATASTORE:
         return {"method": "lookup", "tree": "dynamic"}
-    if name in typing.get_args(TreeKind):
+    if name in TREES:
         return {"method": "eagle", "tree": name}
     if name in ABLATED:
         defaults = manifest.tree_defaults

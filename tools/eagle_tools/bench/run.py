@@ -18,7 +18,7 @@ from eagle_tools.bench.contenders import Contender, bundle_contenders, first_tur
 from eagle_tools.bench.cycles import Recorder
 from eagle_tools.bench.identity import FOREIGN, PYTORCH, difference_sentence, differing_rows
 from eagle_tools.bench.memory import Job, JobError, Peak, peak_of
-from eagle_tools.bench.methods import DATASTORE, VANILLA, settings_of
+from eagle_tools.bench.methods import DATASTORE, VANILLA, settings_of, takes_draft_model
 from eagle_tools.bench.peer_rows import CONTEXT, ROWS, Passes, measure_passes
 from eagle_tools.bench.peers import Peers, Stored, converted_peers, load_peers, stored_target
 from eagle_tools.bench.plan import Plan, bundle_names, check, check_length
@@ -159,7 +159,7 @@ def _loaded_with(plan: Plan, must: Sequence[str]) -> tuple[Path | None, Path | N
     """Returns the draft bundle and the datastore that a bundle's methods need. must: of this bundle. A datastore is for
     all methods that look for matches, but for DATASTORE alone where any bundle runs that."""
     methods = {*must, *plan.wanted}
-    drafts = any(method.split(":")[0] == "draft-model" for method in methods)
+    drafts = any(map(takes_draft_model, methods))
     alone = any(DATASTORE in methods for _, methods in plan.bundles)
     return plan.draft_bundle if drafts else None, plan.datastore if DATASTORE in methods or not alone else None
 
@@ -254,7 +254,7 @@ def measure_peaks(
             continue  # measured in its own process already
         ours = backend != PYTORCH
         folder = folder_of[bundle] if ours else plan.pytorch
-        draft = str(plan.draft_bundle) if ours and method.split(":")[0] == "draft-model" else None
+        draft = str(plan.draft_bundle) if ours and takes_draft_model(method) else None
         text = str(plan.datastore) if ours and method == DATASTORE else None
         shared[key] = (precision, backend, bundle, ours and method != VANILLA, draft, text)
         how = method if ours else "eager"

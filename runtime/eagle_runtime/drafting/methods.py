@@ -1,0 +1,39 @@
+"""All drafting methods. Where a request names none, the first one that is its default is taken."""
+
+from __future__ import annotations
+
+import typing
+
+from eagle_runtime.arguments import short_repr
+from eagle_runtime.bundle.manifest import TreeKind
+from eagle_runtime.drafting.draft_model import DRAFT_MODEL
+from eagle_runtime.drafting.eagle import EAGLE, EAGLE_LOOKUP
+from eagle_runtime.drafting.jacobi import LOOKAHEAD
+from eagle_runtime.drafting.lookup import LOOKUP
+from eagle_runtime.drafting.method import Loaded, Method
+from eagle_runtime.drafting.recycling import RECYCLING
+from eagle_runtime.drafting.vanilla import VANILLA
+from eagle_runtime.errors import RequestError
+
+METHODS = (DRAFT_MODEL, EAGLE_LOOKUP, EAGLE, RECYCLING, LOOKUP, LOOKAHEAD, VANILLA)
+NAMES = tuple(method.name for method in METHODS)
+TREES: tuple[TreeKind, ...] = typing.get_args(TreeKind)
+ALONE = tuple(method.name for method in METHODS if method.proposer in (None, "habits"))  # need nothing but the target
+HELP = "default, the first that applies: " + ", ".join(f"{one.name} {one.default}" for one in METHODS if one.default)
+NO_HEAD = (
+    f"the bundle has no draft head; use method {', '.join(ALONE[:-1])} or {ALONE[-1]}, or export the target with a head"
+)
+NO_DRAFT_MODEL = "method draft-model takes a draft model; load the bundle with draft_bundle (--draft-bundle FOLDER)"
+
+
+def method_named(name: str) -> Method:
+    """The method of a name. Raises RequestError for one that no method has."""
+    for method in METHODS:
+        if method.name == name:
+            return method
+    raise RequestError(f"method is {short_repr(name)}, but must be one of {', '.join(NAMES)}")
+
+
+def default_method(loaded: Loaded, fixed: bool = False) -> Method:
+    """The method of a request that names none. fixed: whether it asks for a fixed tree, by name or by size."""
+    return next(method for method in METHODS if method.is_default(loaded, fixed))

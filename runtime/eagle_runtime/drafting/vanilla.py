@@ -1,0 +1,38 @@
+"""Method vanilla: decoding without drafts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from eagle_runtime.accept import Step
+from eagle_runtime.drafting.costs.measurement import CycleTimer
+from eagle_runtime.drafting.costs.storage import CostSource
+from eagle_runtime.drafting.drafter import Drafter
+from eagle_runtime.drafting.method import Choice, Method, Parts, Trees
+from eagle_runtime.target import Features
+from eagle_runtime.tree import Tree, root_only
+
+
+class NoDraft:
+    """Drafts nothing: vanilla decoding through the same loop, sampler and stop code."""
+
+    def __init__(self, costs: CostSource | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
+        """costs: learns what a verification without drafts costs."""
+        self._timer = CycleTimer(costs, clock)
+
+    def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
+        """Returns the root alone."""
+        self._timer.begin(len(tokens) - 1)
+        return root_only(tokens[-1])
+
+    def learn(self, step: Step) -> None:
+        """Reports the cycle's seconds to the costs."""
+        self._timer.end(1)
+
+
+def _vanilla(choice: Choice, parts: Parts) -> Drafter:
+    return NoDraft(parts.costs)
+
+
+VANILLA = Method("vanilla", (Trees((), "nothing", _vanilla),), drafts_nothing=True)
