@@ -184,17 +184,29 @@ class HeadMajorCache(Cache):
 
     It holds several arrays [layers, kv_heads, pieces, columns, width]: keys in one piece of head_dim and values in
     `pieces`; or, if dtype is int8, keys in head_dim pieces of one, values in one piece, and one fp32 scale per row of
-    each. They are laid out for `columns` rows, 0 only after `shrink`; those not yet committed hold zeros. When more
-    rows are committed they are laid out anew, for STEP more rows or one more in SPARE: then moving rows costs about as
-    much per token as reading unused columns. `written` holds the rows of the last forward pass, as one array [layers,
-    T, kv_heads, pieces * width] for each."""
+    each. They are laid out for `columns` rows, 0 only after `shrink`. For a graph that reads all columns, those not yet
+    committed hold zeros. When more rows are committed they are laid out anew, for STEP more rows or one more in SPARE:
+    then moving rows costs about as much per token as reading unused columns. For a graph that reads committed columns
+    alone they are laid out for as many as are allocated. `written` holds the rows of the last forward pass, as one
+    array [layers, T, kv_heads, pieces * width] for each. past, new: where `arrays` and `written` begin, and their
+    columns and rows; the same object as long as they stay there."""
 
     in_place = False
 
     def __init__(
-        self, layers: int, capacity: int, kv_heads: int, head_dim: int, pieces: int, dtype: npt.DTypeLike = np.float32
+        self,
+        layers: int,
+        capacity: int,
+        kv_heads: int,
+        head_dim: int,
+        pieces: int,
+        dtype: npt.DTypeLike = np.float32,
+        *,
+        all_read: bool = True,
     ) -> None:
+        """all_read: whether the graph reads columns that are not committed too."""
         super().__init__(capacity)
+        self._all_read = all_read
         self._layers = layers
         self._most = -(-max(capacity, 1) // STEP) * STEP
         self._shapes = [(kv_heads, 1, head_dim), (kv_heads, pieces, head_dim // pieces)]
@@ -207,7 +219,7 @@ class HeadMajorCache(Cache):
         self._reallocate()
         self._new_stores = [aligned_empty((0,), kind) for kind in dtypes]
         self.written: list[npt.NDArray[np.generic]] = []
-        self.arrays = self._views(0)
+        self._show(0)
         self.expect(0)
 
     @property
@@ -227,7 +239,7 @@ class HeadMajorCache(Cache):
         super().shrink()
         self._allocated = 0
         self._reallocate()
-        self.arrays = self._views(0)
+        self._show(0)
 
     def read(self) -> list[npt.NDArray[np.generic]]:
         return [np.moveaxis(array[:, :, :, : self.length], 3, ROWS_AXIS).copy() for array in self.arrays]
@@ -253,19 +265,21 @@ class HeadMajorCache(Cache):
             self._new_stores = [aligned_empty((math.prod(shape),), store.dtype) for shape, store in pairs]
         pairs = zip(shapes, self._new_stores, strict=True)
         self.written = [store[: math.prod(shape)].reshape(shape) for shape, store in pairs]
+        self.new = (*(array.ctypes.data for array in self.written), rows)
 
     def gather(self, path: Int) -> None:
         end = self.length + len(path)
         if end > self.columns:
             self._lay_out(end)
         chosen: Int | slice = path if len(path) and path[-1] >= len(path) else slice(len(path))
-        for array, shape, new in zip(self.arrays, self._shapes, self.written, strict=True):
-            rows = new[:, chosen].reshape(self._layers, len(path), *shape)
-            array[:, :, :, self.length : end] = np.moveaxis(rows, 1, 3)
+        for array, shape, new in zip(self._by_rows, self._shapes, self.written, strict=True):
+            array[:, self.length : end] = new[:, chosen].reshape(self._layers, len(path), *shape)
 
     def truncate(self, length: int) -> None:
         before = self.length
         super().truncate(length)
+        if not self._all_read:
+            return
         if length == 0:
             self._lay_out(min(self.columns, 1))
         else:
@@ -277,13 +291,14 @@ class HeadMajorCache(Cache):
         self._lay_out(max(length, 1))
         super().pretend(length)
 
-    def _views(self, columns: int) -> list[npt.NDArray[np.generic]]:
-        """Returns the arrays for so many columns, as views of the start of their storage."""
-        views = []
+    def _show(self, columns: int) -> None:
+        """Make the arrays views of the start of their storage, for so many columns."""
+        self.arrays: list[npt.NDArray[np.generic]] = []
         for store, (heads, pieces, width) in zip(self._stores, self._shapes, strict=True):
             flat = store[:, : heads * pieces * columns * width]
-            views.append(flat.reshape(self._layers, heads, pieces, columns, width))
-        return views
+            self.arrays.append(flat.reshape(self._layers, heads, pieces, columns, width))
+        self._by_rows = [np.moveaxis(array, 3, ROWS_AXIS) for array in self.arrays]
+        self.past = (*(array.ctypes.data for array in self.arrays), columns)
 
     def _reallocate(self) -> None:
         """Make the arrays' memory new, [layers, values] for the allocated columns of each."""
@@ -300,12 +315,18 @@ class HeadMajorCache(Cache):
             self.before_growth(self.token_bytes * (allocated - self._allocated))
             self._allocated = allocated
             self._reallocate()
-        before, self.arrays = self.arrays, self._views(columns)
+        if not self._all_read:
+            columns = self._allocated
+            if columns == self.columns:
+                return
+        before = self.arrays
+        self._show(columns)
         for old, new, (heads, pieces, _) in zip(before, self.arrays, self._shapes, strict=True):
             for head in reversed(range(heads)):  # the last one moves first, so that nothing is overwritten
                 for piece in reversed(range(pieces)):
                     new[:, head, piece, : self.length] = old[:, head, piece, : self.length]
-                    new[:, head, piece, self.length :] = 0
+                    if self._all_read:
+                        new[:, head, piece, self.length :] = 0
 
 
 class NoRows(Cache):

@@ -97,10 +97,12 @@ class HeadMajorMachine(CacheMachine):
     """With many rows, so that the layout grows."""
 
     dtype: npt.DTypeLike = np.float32
+    all_read = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache: HeadMajorCache = HeadMajorCache(LAYERS, MANY, HEADS, WIDTH, PIECES, self.dtype)
+        shape = LAYERS, MANY, HEADS, WIDTH, PIECES
+        self.cache: HeadMajorCache = HeadMajorCache(*shape, self.dtype, all_read=self.all_read)
 
     def write(self, count: int) -> list[int]:
         tags = [next(self.tags) for _ in range(count)]
@@ -121,12 +123,26 @@ class HeadMajorMachine(CacheMachine):
             np.testing.assert_array_equal(held.reshape(content.shape), content)
 
     @invariant()
-    def unused_columns_hold_zeros(self) -> None:
+    def arrays_are_where_the_cache_says(self) -> None:
         assert self.cache.columns >= max(1, self.cache.length) and self.cache.columns % STEP == 0
         for array in self.cache.arrays:
             assert all(layer.flags.c_contiguous for layer in array)
             assert array.ctypes.data % ALIGNMENT == 0
-            assert not array[:, :, :, self.cache.length :].any()
+            assert not (self.all_read and array[:, :, :, self.cache.length :].any())
+        assert self.cache.past == (*(array.ctypes.data for array in self.cache.arrays), self.cache.columns)
+        written = self.cache.written
+        assert self.cache.new == (*(array.ctypes.data for array in written), written[0].shape[1])
+
+
+class CommittedMachine(HeadMajorMachine):
+    """For a graph that reads committed columns alone: the others hold what they held."""
+
+    all_read = False
+
+    @invariant()
+    def the_layout_grows_alone(self) -> None:
+        assert self.cache.columns >= getattr(self, "most", 0)
+        self.most = self.cache.columns
 
 
 class Int8Machine(HeadMajorMachine):
@@ -147,7 +163,8 @@ def marks(tags: list[int]) -> npt.NDArray[np.float64]:
 
 
 TestRows, TestHeadMajor, TestInt8 = RowsMachine.TestCase, HeadMajorMachine.TestCase, Int8Machine.TestCase
-TestRows.settings = TestHeadMajor.settings = TestInt8.settings = settings(
+TestCommitted = CommittedMachine.TestCase
+TestRows.settings = TestHeadMajor.settings = TestInt8.settings = TestCommitted.settings = settings(
     max_examples=40, stateful_step_count=15, deadline=None
 )
 
@@ -159,6 +176,20 @@ def test_a_head_major_cache_shrinks_when_it_is_emptied() -> None:
     assert (cache.length, cache.columns) == (18 * STEP, 20 * STEP)
     cache.truncate(0)
     assert (cache.length, cache.columns) == (0, STEP)
+
+
+def test_a_layout_stays_where_columns_that_are_not_committed_are_not_read() -> None:
+    """Sessions bind it anew for every number of rows where it changes."""
+    cache = HeadMajorCache(LAYERS, 20 * STEP, HEADS, WIDTH, PIECES, all_read=False)
+    place = cache.past
+    for length in (1, 3 * STEP, 0, 2 * STEP):
+        cache.pretend(length)
+        assert cache.past is place
+    cache.pretend(4 * STEP)
+    assert cache.columns == 8 * STEP
+    cache.truncate(0)
+    cache.shrink()
+    assert cache.columns == cache.nbytes == 0
 
 
 def test_keys_and_values_are_contiguous_arrays() -> None:

@@ -178,7 +178,8 @@ class OrtSession(BoundSession):
     def new_cache(self, capacity: int) -> KVCache | HeadMajorCache:
         if self._pieces is None:
             return KVCache(self._layers, capacity, *self._row_shape, self._row.dtype)
-        return HeadMajorCache(self._layers, capacity, *self._row_shape, self._pieces, self._row.dtype)
+        shape = self._layers, capacity, *self._row_shape, self._pieces
+        return HeadMajorCache(*shape, self._row.dtype, all_read=not self.native)
 
     def run(self, feeds: Mapping[str, Any], cache: KVCache | HeadMajorCache) -> dict[str, Array]:
         count, wanted = len(feeds[self._rows_input]), len(feeds["logit_rows"])
@@ -220,14 +221,14 @@ class OrtSession(BoundSession):
         """Bind the cache and the place of `rows` new rows, unless the same are bound already."""
         cache.expect(rows)
         arrays, new, count, bound = cache.arrays, cache.written, len(cache.arrays), self._bound
-        if (past := (*(array.ctypes.data for array in arrays), cache.columns)) != bound.past:
+        if (past := cache.past) != bound.past:
             bound.past = ()  # as in _feed
             for index, (name, spec) in enumerate(zip(self._past_names, self._past_specs, strict=True)):
                 array = arrays[index % count][index // count]
                 shape = [cache.columns if isinstance(size, str) else size for size in spec.shape]
                 bound.binding.bind_input(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
             bound.past = past
-        if (place := (*(array.ctypes.data for array in new), rows)) != bound.new:
+        if (place := cache.new) != bound.new:
             bound.new = ()
             for index, name in enumerate(self._new_names):
                 array = new[index % count][index // count]
