@@ -33,8 +33,8 @@ def accept(tree: Tree, logits: Float | LogitRows, sampler: Sampler) -> Step:
 
     logits [N, V]: the target's, one row per node, on the host or where the engine keeps them. Lossless for any tree:
     every token emitted is literally a sample of the target given its own prefix, whatever the drafter proposed."""
-    edges = list(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
-    children = {edge: node for node, edge in reversed(list(enumerate(edges)))}  # of equal siblings the first
+    edges = zip(tree.parents[::-1].tolist(), tree.tokens[::-1].tolist(), strict=True)
+    children = dict(zip(edges, range(tree.num_nodes - 1, -1, -1), strict=True))  # of equal siblings the first
     path, tokens = [0], []
     while True:
         token = sampler.next(logits[path[-1]])

@@ -218,7 +218,7 @@ class HeadMajorCache(Cache):
         self._dtypes = dtypes
         self._reallocate()
         self._new_stores = [aligned_empty((0,), kind) for kind in dtypes]
-        self.written: list[npt.NDArray[np.generic]] = []
+        self._made_for: dict[int, tuple[list[npt.NDArray[np.generic]], tuple[int, ...]]] = {}  # of numbers of rows
         self._show(0)
         self.expect(0)
 
@@ -257,15 +257,16 @@ class HeadMajorCache(Cache):
         """Give `written` the size that a forward pass over `rows` rows needs, and `arrays` a column at least."""
         if self.columns == 0:
             self._lay_out(1)
-        if self.written and self.written[0].shape[1] == rows:
-            return
-        shapes = [(self._layers, rows, heads, pieces * width) for heads, pieces, width in self._shapes]
-        if math.prod(shapes[0]) > self._new_stores[0].size:
+        if rows not in self._made_for:
+            shapes = [(self._layers, rows, heads, pieces * width) for heads, pieces, width in self._shapes]
+            if math.prod(shapes[0]) > self._new_stores[0].size:
+                self._made_for.clear()
+                pairs = zip(shapes, self._new_stores, strict=True)
+                self._new_stores = [aligned_empty((math.prod(shape),), store.dtype) for shape, store in pairs]
             pairs = zip(shapes, self._new_stores, strict=True)
-            self._new_stores = [aligned_empty((math.prod(shape),), store.dtype) for shape, store in pairs]
-        pairs = zip(shapes, self._new_stores, strict=True)
-        self.written = [store[: math.prod(shape)].reshape(shape) for shape, store in pairs]
-        self.new = (*(array.ctypes.data for array in self.written), rows)
+            written = [store[: math.prod(shape)].reshape(shape) for shape, store in pairs]
+            self._made_for[rows] = written, (*(array.ctypes.data for array in written), rows)
+        self.written, self.new = self._made_for[rows]
 
     def gather(self, path: Int) -> None:
         end = self.length + len(path)

@@ -7,8 +7,10 @@ Shapes: N nodes, M pool entries, k children per expanded node.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -52,31 +54,38 @@ def root_only(token: int) -> Tree:
 
 def node_depths(parents: Int) -> Int:
     """parents [N] -> depth of each node [N], 0 at the root."""
-    depths = np.zeros(len(parents), np.int64)
-    for node in range(1, len(parents)):
-        depths[node] = depths[parents[node]] + 1
-    return depths
+    depths = [0]
+    for parent in parents.tolist()[1:]:
+        depths.append(depths[parent] + 1)
+    return np.array(depths, np.int64)
 
 
 def ancestor_mask(parents: Int) -> Bool:
     """parents [N] -> [N, N]; row i marks node i and its ancestors."""
-    mask = np.eye(len(parents), dtype=np.bool_)
-    for node in range(1, len(parents)):
-        mask[node] |= mask[parents[node]]
+    mask = np.zeros((len(parents), len(parents)), np.bool_)
+    mask[0, 0] = True
+    for node, parent in enumerate(parents.tolist()[1:], 1):
+        mask[node] = mask[parent]
+        mask[node, node] = True
     return mask
 
 
 def additive_mask(visible: Bool, dtype: npt.DTypeLike) -> npt.NDArray[np.floating]:
     """visible [T, L] -> tree_mask [T, L] of the graphs: 0 where a row may see a column, else `hiding(dtype)`."""
-    mask = np.zeros(visible.shape, dtype)
-    mask[~visible] = hiding(mask.dtype)
+    seen, unseen = np.zeros((), dtype), np.array(hiding(dtype), dtype)
+    mask: npt.NDArray[np.floating] = np.where(visible, seen, unseen)
     return mask
 
 
 def hiding(dtype: npt.DTypeLike) -> float:
     """Returns what a mask of this type adds to a score to hide it. It is finite, because an infinity would turn a row
     that sees nothing into NaN. In fp16 two such masks and a score have a finite sum too."""
-    return -3e4 if np.dtype(dtype) == np.float16 else float(np.finfo(dtype).min)
+    return _hiding(np.dtype(dtype))
+
+
+@functools.cache
+def _hiding(kind: np.dtype[Any]) -> float:
+    return -3e4 if kind == np.float16 else float(np.finfo(kind).min)
 
 
 def best_first(scores: Float, count: int) -> Int:
@@ -101,11 +110,12 @@ def subtree(root: int, tokens: Int, parents: Int, scores: Float, kept: Int) -> T
     node_of = np.full(len(tokens) + 1, -1, np.int64)  # pool index -> node; the last slot serves parent -1
     node_of[kept] = np.arange(1, len(kept) + 1)
     node_of[-1] = 0
-    return Tree(
-        tokens=np.concatenate(([root], tokens[kept])).astype(np.int64),
-        parents=np.concatenate(([-1], node_of[parents[kept]])).astype(np.int64),
-        scores=np.concatenate(([0.0], scores[kept])).astype(np.float32),
-    )
+    count = 1 + len(kept)
+    tree = Tree(np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.float32))
+    tree.tokens[0], tree.tokens[1:] = root, tokens[kept]
+    tree.parents[0], tree.parents[1:] = -1, node_of[parents[kept]]
+    tree.scores[0], tree.scores[1:] = 0, scores[kept]
+    return tree
 
 
 def chain_of(root: int, drafted: Sequence[int]) -> Tree:

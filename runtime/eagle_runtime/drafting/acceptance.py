@@ -9,6 +9,9 @@ Shapes: N tree nodes, B bins of log-probabilities, M lengths of n-gram matches.
 
 from __future__ import annotations
 
+import bisect
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -18,6 +21,7 @@ from eagle_runtime.tree import MAX_DEPTH, Float, Int, Tree, node_depths
 
 # Bins of a head's log-probabilities, each corrected by accepted / expected.
 EDGES = np.log(np.array([0.003, 0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97], np.float32))
+EDGE_LIST: list[float] = EDGES.tolist()
 PRIOR = 3.0  # counted tokens that the prior weighs as much as
 MOST_LOG_CHANCE = np.float32(np.log(0.995))  # of a single token
 FADE = 0.995  # of all counts, per verification: a text changes as it goes on
@@ -47,11 +51,9 @@ class AcceptanceStats:
 
     def __init__(self) -> None:
         bins = len(EDGES) + 1
-        self._expected = np.zeros(bins)
-        self._accepted = np.zeros(bins)
+        self._counts = np.zeros((2, bins))  # of proposed tokens: the sums of their chances, and those accepted
         self._log_ratios = np.zeros(bins, np.float32)  # of accepted to expected, the prior included
-        self._tried_matches = np.full(len(MATCHED), PRIOR)
-        self._accepted_matches = PRIOR * MATCHED
+        self._matches = PRIOR * np.stack([np.ones(len(MATCHED)), MATCHED])  # tokens of matches tried, and accepted
         self.budget = DraftBudget()
         self.noise_weight = NoiseWeight()
         self.levels = LevelGains()
@@ -64,27 +66,27 @@ class AcceptanceStats:
 
     def matched(self, matches: Int) -> Float:
         """matches [n], as match_kinds returns them -> log-chances [n] of the tokens given the one before each."""
-        chance = self._accepted_matches[matches] / self._tried_matches[matches]
+        chance = self._matches[1, matches] / self._matches[0, matches]
         log_chance: Float = np.log(np.clip(chance, 1e-3, 0.995)).astype(np.float32)
         return log_chance
 
     def learn(self, tree: Tree, path: Int, log_probs: Float, matches: Int) -> None:
         """Count a verified tree. path: the accepted nodes, root first. log_probs [N]: the head's of each node given its
         parent, NaN for nodes that it did not propose; matches [N]: as match_kinds returns them, 0 for nodes of none."""
-        for counts in (self._expected, self._accepted, self._tried_matches, self._accepted_matches):
-            counts *= FADE
-        accepted = np.zeros(tree.num_nodes + 1, np.bool_)  # the last slot serves the root's parent, -1
-        accepted[path] = True
-        tried, accepted = accepted[tree.parents], accepted[:-1]  # tried: a child of an accepted node
-        proposed = np.flatnonzero(tried & (~np.isnan(log_probs)))
-        bins = np.searchsorted(EDGES, log_probs[proposed])
-        self._expected += np.bincount(bins, np.exp(log_probs[proposed]), len(self._expected))
-        self._accepted += np.bincount(bins, accepted[proposed], len(self._accepted))
-        self._log_ratios = np.log((self._accepted + PRIOR) / (self._expected + PRIOR)).astype(np.float32)
-        matched = np.flatnonzero(tried & (matches > 0))
-        if len(matched):
-            self._tried_matches += np.bincount(matches[matched], minlength=len(MATCHED))
-            self._accepted_matches += np.bincount(matches[matched], accepted[matched], len(MATCHED))
+        self._counts *= FADE
+        self._matches *= FADE
+        accepted = set(path.tolist())
+        of_nodes = zip(tree.parents.tolist(), log_probs.tolist(), matches.tolist(), strict=True)
+        for node, (parent, log_prob, kind) in enumerate(of_nodes):  # a few nodes: arrays would take longer
+            if parent not in accepted:
+                continue
+            counted = 1, node in accepted
+            if not math.isnan(log_prob):
+                self._counts[:, bisect.bisect_left(EDGE_LIST, log_prob)] += math.exp(log_prob), counted[1]
+            if kind > 0:
+                self._matches[:, kind] += counted
+        sums = self._counts + PRIOR
+        self._log_ratios = np.log(sums[1] / sums[0]).astype(np.float32)
 
 
 class DraftBudget:

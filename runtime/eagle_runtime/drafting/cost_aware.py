@@ -331,9 +331,9 @@ def best_size(chances: Seconds, verify: Seconds, spent: float) -> tuple[int, flo
     """Returns the number of nodes, root included, with the highest rate, and that rate in tokens per second.
 
     chances [M]: of candidates; verify[n - 1]: seconds for n nodes; spent: seconds of drafting."""
-    best = np.sort(chances)[::-1][: len(verify) - 1]
-    tokens = np.ones(1 + len(best))
-    tokens[1:] += np.cumsum(best)
+    tokens = np.ones(min(1 + len(chances), len(verify)))
+    np.cumsum(np.sort(chances)[: -len(tokens) : -1], out=tokens[1:])
+    tokens[1:] += 1
     rates = tokens / (verify[: len(tokens)] + spent)
     nodes = int(rates.argmax())
     return nodes + 1, float(rates[nodes])

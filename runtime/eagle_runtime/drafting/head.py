@@ -5,6 +5,7 @@ Shapes: T rows of one forward pass, R rows that are proposed for, k proposed tok
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -280,9 +281,8 @@ class OutputCheck:
         if (  # quickly, as every level of a tree comes here; NaN fails every comparison
             token_ids.view(np.uint64).max() < self._vocab_size
             and (bounded[:, :-1] >= bounded[:, 1:]).all()
-            and bounded[:, -1].min() > -np.inf
-            and bounded[:, 0].min() >= NEVER
-            and log_probs[:, 0].max() < np.inf
+            and all(value > -math.inf for value in bounded[:, -1].tolist())
+            and all(NEVER <= value < math.inf for value in log_probs[:, 0].tolist())
         ):
             return token_ids.copy(), bounded
         outside = (token_ids < 0) | (token_ids >= self._vocab_size)

@@ -39,6 +39,7 @@ class Vocabulary:
         """name: of the tokenizer, for errors."""
         self._tokenizer = tokenizer
         self._name = name
+        self._tokens: dict[int, str | None] = {}  # of ids that were asked for
         added = tokenizer.get_added_tokens_decoder().values()
         self._special = frozenset(token.content for token in added if token.special)
         decoder = tokenizer.decoder
@@ -46,11 +47,13 @@ class Vocabulary:
 
     def token(self, token_id: int) -> str | None:
         """The token of an id that has part in a text; None for others."""
-        try:
-            token: str | None = self._tokenizer.id_to_token(token_id)
-        except OverflowError:  # negative, or of more than 32 bits
-            return None
-        return None if token in self._special else token
+        if token_id not in self._tokens:
+            try:
+                token: str | None = self._tokenizer.id_to_token(token_id)
+            except OverflowError:  # negative, or of more than 32 bits
+                return None
+            self._tokens[token_id] = None if token in self._special else token
+        return self._tokens[token_id]
 
     def byte(self, token: str) -> int | None:
         """The byte that a token of a byte-fallback tokenizer stands for; None for others."""
