@@ -32,6 +32,7 @@ from eagle_export.heads.eager import (
     read_block_rows,
     read_rows,
 )
+from eagle_export.heads.kinds import KINDS
 from eagle_export.pair import HeadPart
 from eagle_export.source_text import continued
 
@@ -192,16 +193,7 @@ def _other_readings(config: HeadConfig, target: Any) -> Iterator[tuple[str, Head
         if taps and taps[0] > 0 and taps[-1] < int(target.num_hidden_layers):
             layers = [tap - 1 for tap in taps]
             yield f"its taps one layer {words} (the outputs of layers {layers})", replace(config, taps=taps)
-    if config.kind == "eagle3":
-        other = not config.normed_residual
-        yield f"norm_before_residual {str(other).lower()}", replace(config, normed_residual=other)
-    if config.block is not None:
-        for key, field in (("sample_from_anchor", "anchor"), ("causal", "causal")):
-            turned = not getattr(config.block, field)
-            block = replace(config.block, **{field: turned})
-            yield f"{key} {str(turned).lower()}", replace(config, block=block)
-    if config.kind == "mtp":
-        yield "its two inputs in the other order", replace(config, hidden_first=not config.hidden_first)
+    yield from KINDS[config.kind].other_readings(config)
     if config.ahead is not None:
         return
     rope = config.rope["rope_parameters"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,10 +29,13 @@ from eagle_export.gguf.checkpoint import open_target
 from eagle_export.graphs import DraftGraph, TargetGraph, build_head
 from eagle_export.heads.block import BlockHead, BlockReader
 from eagle_export.heads.block_layouts import fitted
-from eagle_export.heads.config import HeadConfig, read_head_config, stored_map
+from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle3 import TapReader
+from eagle_export.heads.kinds import KEYS, KINDS, READER, Kind
 from eagle_export.heads.layouts import HeadLayout, official
 from eagle_export.heads.prediction import prediction_layers, without_prediction_layers
+from eagle_export.heads.reading import read_head_config
+from eagle_export.heads.vocabulary import stored_map
 from eagle_export.recipes.graph import WINDOW
 from eagle_export.recipes.routed_experts import RoutedExperts
 from eagle_export.reconcile import check_ends, unwrapped
@@ -42,9 +44,6 @@ from eagle_export.trace import Expected, Layout, build_fake, trace_draft, trace_
 from eagle_export.weights import Weight, attach, store_transposed
 from eagle_runtime.text.tokenizer import Text
 
-# Tensors of an EAGLE-3 or block head in the target's graph, and those of a block head in both graphs.
-READER = ("head.fc.", "head.fc_norm.", "head.input_norm.", "head.hidden_norm.")
-SHARED = re.compile(r"head\.layers\.\d+\.self_attn\.(k_proj|v_proj|k_norm)\.")
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 STORED = ("F64", "F32", "F16", "BF16")  # other types are quantised, and useless without their scales
 
@@ -59,6 +58,11 @@ class HeadPart:
     config: HeadConfig
     d2t: torch.Tensor | None
     own_embedding: bool
+
+    @property
+    def kind(self) -> Kind:
+        """The head's kind."""
+        return KINDS[self.config.kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,7 @@ def left_out_note(pair: Pair) -> str | None:
     folder = pair.target.folder
     if not pair.left_out:
         return None
-    if pair.head is not None and pair.head.config.kind == "mtp":
+    if pair.head is not None and pair.head.kind.in_target:
         return (
             f"of the multi-token-prediction layers of {folder} the first drafts, fed with its own output; the others "
             "are left out"
@@ -134,7 +138,7 @@ def open_pair(target_folder: Path, head_folder: Path | None) -> Pair:
     config = read_config(family, target)
     check_ends(target, config)
     part = None if head is None else _head_part(target, config, head)
-    drafting = part is not None and part.config.kind == "mtp" and target_folder.samefile(part.checkpoint.folder)
+    drafting = part is not None and part.kind.in_target and target_folder.samefile(part.checkpoint.folder)
     texts = read_texts(target)
     text = text_of(target, texts)
     generation = generation_of(target, family, text, int(config.vocab_size))
@@ -223,11 +227,11 @@ def weight_sources(pair: Pair) -> dict[str, dict[str, Weight]]:
         draft["head.embed_tokens.weight"] = target[EMBEDDING]
     if head.config.borrows_lm_head:
         draft["head.lm_head.weight"] = target[LM_HEAD]
+    own = {name.removeprefix("head."): name for name in draft}
     if not head.config.borrows:  # its reader reads taps, so it is part of the target's graph
-        for name in [name for name in draft if name.startswith(READER)]:
-            target[f"head_reader.{name.removeprefix('head.')}"] = draft.pop(name)
-    if head.config.kind == "block":
-        target |= {f"head_reader.{name.removeprefix('head.')}": draft[name] for name in draft if SHARED.match(name)}
+        target |= {f"head_reader.{name}": draft.pop(own[name]) for name in own if name.startswith(READER)}
+    if head.kind.keys_in_target:
+        target |= {f"head_reader.{name}": draft[own[name]] for name in own if KEYS.match(name)}
     return {"target": target, "draft": draft}
 
 
@@ -255,25 +259,21 @@ def _head_part(target: Checkpoint, config: Config, head: Checkpoint) -> HeadPart
 
 def _tap_norms(head: HeadPart | None) -> int:
     """Norms of the head in the target's graph: between the taps and fc, or of a block head after fc and of its keys."""
-    if head is not None and head.config.kind == "block":
-        return 1 + head.config.num_layers * head.config.qk_norm
-    kind = "none" if head is None else head.config.tap_norm
-    return 0 if head is None or kind == "none" else 1 if kind == "all" else len(head.config.taps)
+    if head is None:
+        return 0
+    config, norms = head.config, {"none": 0, "all": 1, "each": len(head.config.taps)}
+    return norms[config.tap_norm] + (1 + config.num_layers * config.qk_norm if head.kind.keys_in_target else 0)
 
 
 def _tap_rotations(head: HeadPart | None) -> int:
     """Rotations of a block head in the target's graph."""
-    return head.config.num_layers if head is not None and head.config.kind == "block" else 0
+    return head.config.num_layers if head is not None and head.kind.keys_in_target else 0
 
 
 def _draft_norms(config: HeadConfig) -> int:
     """Norms in the draft graph."""
-    per_head = 2 * config.num_layers if config.qk_norm else 0
-    if config.kind == "block":
-        return per_head + 2 * config.num_layers + 1
-    if config.borrows:
-        return per_head + 2 * config.num_layers + (3 if config.kind == "mtp" else -1)
-    return per_head + (3 if config.output_norm == "none" else 4)
+    of_layer = 4 if config.qk_norm else 2
+    return of_layer * config.num_layers + KINDS[config.kind].norms - (config.output_norm == "none")
 
 
 def _check_borrowed(target: Checkpoint, head: Checkpoint) -> None:
@@ -367,7 +367,7 @@ def _vocabulary_map(head: Checkpoint, config: HeadConfig) -> torch.Tensor | None
     """Returns d2t [Vd], the offsets from draft to target ids, checked against t2d [V] if the file has it; None if the
     ids are the same."""
     size, vocab = config.draft_vocab_size, config.vocab_size
-    stored = stored_map(head, config.kind, size, vocab)
+    stored = stored_map(head, KINDS[config.kind], size, vocab)
     if stored is None:
         return None
     d2t = stored.read().to(torch.int64)

@@ -18,8 +18,8 @@ from transformers import LlamaForCausalLM
 from conftest import GOLDEN, HEADS
 from eagle_export.bundle import export
 from eagle_export.heads.block import BlockHead, read_blocks
-from eagle_export.heads.config import default_taps
 from eagle_export.heads.eager import eager_head, eager_weights
+from eagle_export.heads.taps import default_taps
 from eagle_export.pair import open_pair
 from eagle_runtime import EagleModel
 from eagle_runtime.generate import Cycle

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, linear
 
 from eagle_export.checkpoint import Checkpoint
-from eagle_export.heads.config import default_taps
+from eagle_export.heads.taps import default_taps
 from eagle_export.pair import HeadPart, open_pair
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import HeadKind, Manifest, read_manifest

@@ -16,8 +16,9 @@ from transformers import LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from eagle_export.checkpoint import Checkpoint, open_checkpoint
-from eagle_export.heads.config import HeadConfig, default_taps
+from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.rope import rope_settings
+from eagle_export.heads.taps import default_taps
 from eagle_runtime.bundle.manifest import HeadKind
 from eagle_runtime.files import file_sha256
 from eagle_train.data import first_line

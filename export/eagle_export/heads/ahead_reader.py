@@ -18,7 +18,7 @@ HYDRA_SETTINGS: dict[str, tuple[object, str]] = {
 }
 
 
-def read_ahead(head: Checkpoint, grounded: bool, hidden: int, vocab: int) -> Ahead:
+def read_ahead(head: Checkpoint, hidden: int, vocab: int, *, grounded: bool) -> Ahead:
     """Returns the sizes of the heads of a folder with the official names, for a target of this hidden size and
     vocabulary. grounded: whether they are Hydra's. Raises ExportError."""
     _check_settings(head, grounded, vocab)

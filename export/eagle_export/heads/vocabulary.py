@@ -6,24 +6,13 @@ from collections.abc import Mapping
 
 from eagle_export.checkpoint import LM_HEAD, Checkpoint, StoredTensor
 from eagle_export.errors import ExportError
-from eagle_runtime.bundle.manifest import HeadKind
-
-READS_TAPS = ("eagle3", "block")  # kinds of heads that read several hidden states of the target
+from eagle_export.heads.kinds import Kind
 
 
-def has_lm_head(head: Checkpoint, kind: HeadKind, vocab: int) -> bool:
-    """Whether a head has an LM head of its own. An EAGLE-3 head may leave it out where it drafts all tokens of the
-    target, in the target's order: then it has the target's, as vLLM and SGLang load it."""
-    if kind != "eagle3":
-        return kind == "block" and LM_HEAD in head.tensors
-    all_tokens = "d2t" not in head.tensors and head.config.get("draft_vocab_size") in (None, vocab)
-    return LM_HEAD in head.tensors or not all_tokens
-
-
-def draft_vocabulary(head: Checkpoint, kind: HeadKind, hidden: int, target_hidden: int, vocab: int) -> int:
+def draft_vocabulary(head: Checkpoint, kind: Kind, hidden: int, target_hidden: int, vocab: int) -> int:
     """Returns the width of the head's logits. hidden, target_hidden: its and the target's. Raises ExportError."""
-    own = has_lm_head(head, kind, vocab)
-    if kind == "eagle3" and not own and hidden != target_hidden:
+    own = kind.has_lm_head(head, vocab)
+    if kind.reads_taps and not own and hidden != target_hidden:
         raise ExportError(
             f"{head.folder}: tensor {LM_HEAD!r} is missing, and the target's is {target_hidden} wide where the head is "
             f"{hidden}; the checkpoint is incomplete"
@@ -33,10 +22,10 @@ def draft_vocabulary(head: Checkpoint, kind: HeadKind, hidden: int, target_hidde
     return draft_vocab
 
 
-def stored_map(head: Checkpoint, kind: HeadKind, size: int, vocab: int) -> StoredTensor | None:
+def stored_map(head: Checkpoint, kind: Kind, size: int, vocab: int) -> StoredTensor | None:
     """Returns d2t [Vd], the offsets from draft to target ids, of a head of `size` draft tokens; None if the ids are the
     same. Raises ExportError."""
-    if kind not in READS_TAPS:
+    if not kind.reads_taps:
         return None
     if "d2t" not in head.tensors:
         if size != vocab:

@@ -13,10 +13,12 @@ from eagle_export.errors import ExportError
 from eagle_export.families.config import check_config
 from eagle_export.families.family import Family
 from eagle_export.families.registry import family_of
-from eagle_export.heads.block_layouts import left_out, with_targets_rotation
-from eagle_export.heads.config import READS_TAPS, HeadConfig, head_problems, read_head_config
+from eagle_export.heads.block_layouts import with_targets_rotation
+from eagle_export.heads.config import HeadConfig
+from eagle_export.heads.kinds import KINDS
 from eagle_export.heads.layouts import HeadLayout, official
 from eagle_export.heads.prediction import prediction_layers, without_prediction_layers
+from eagle_export.heads.reading import head_problems, read_head_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ def head_facts(head: Checkpoint, target: TargetFacts, checkpoint: Checkpoint) ->
     if layout is not None:
         read = with_targets_rotation(read, layout, checkpoint.config)
         problems += head_problems(read, layout, *sizes)
-        if layout.kind not in READS_TAPS:
+        if not KINDS[layout.kind].reads_taps:
             problems += _borrowed_problems(read, checkpoint)
         if layout.names is not None:
             head = replace(head, tensors=read.tensors)
@@ -144,7 +146,7 @@ def head_facts(head: Checkpoint, target: TargetFacts, checkpoint: Checkpoint) ->
         hidden_size=None if fc is None or not fc.shape else fc.shape[0],
         draft_vocab_size=None if lm_head is None or not lm_head.shape else lm_head.shape[0],
         stated_target=_stated_target(head.config),
-        notes=() if layout is None or layout.kind != "block" or (note := left_out(head)) is None else (note,),
+        notes=() if layout is None or (note := KINDS[layout.kind].note(head)) is None else (note,),
         official=None if layout is None else read,
     )
 

@@ -8,15 +8,12 @@ from math import prod
 
 from eagle_export.checkpoint import EMBEDDING, LM_HEAD, Checkpoint, StoredTensor
 from eagle_export.families.family import Family
-from eagle_export.heads.config import READS_TAPS, HeadConfig
+from eagle_export.heads.config import HeadConfig
+from eagle_export.heads.kinds import KEYS, KINDS, READER
 from eagle_export.inspection.sizes import Before, GraphShapes, Layers, alike
 
 HEAD_EMBEDDING = "embed_tokens.weight"
-READER = ("fc.", "fc_norm.", "input_norm.", "hidden_norm.")  # of a head that reads taps, in the target's graph
-BOTH = re.compile(r"layers\.\d+\.self_attn\.(k_proj|v_proj|k_norm)\.")  # of a block head, in both graphs
 MAPS = ("d2t", "t2d")
-# Layers that read what was joined; the decoder layer of multi-token prediction has a norm in front of it.
-JOINED = (r"fc\.|(midlayer|layers\.0)\.self_attn\.[qkv]_proj\.", r"fc\.")
 MAP_BYTES = 8  # of a draft token's id in the graph
 
 
@@ -33,13 +30,14 @@ def target_shapes(
             layers.append(_layer(name, tensor, _before(name)))
         else:
             numbers += prod(tensor.shape)
-    if head is not None and config is not None and config.kind in READS_TAPS:
+    if head is not None and config is not None and KINDS[config.kind].reads_taps:
+        both = KINDS[config.kind].keys_in_target
         for name, tensor in head.tensors.items():
             if name == "fc.weight":
                 layers.append(_layer(f"head_reader.{name}", tensor, "norm" if config.tap_norm == "all" else "joined"))
-            elif config.kind == "block" and BOTH.match(name) and _is_layer(name, tensor):
+            elif both and KEYS.match(name) and _is_layer(name, tensor):
                 layers.append(_layer(f"head_reader.{name}", tensor, "norm"))
-            elif name.startswith(READER) or (config.kind == "block" and BOTH.match(name)):
+            elif name.startswith(READER) or (both and KEYS.match(name)):
                 numbers += prod(tensor.shape)
     rows, width = tensors[EMBEDDING].shape
     return GraphShapes(
@@ -55,7 +53,7 @@ def draft_shapes(target: Checkpoint, head: Checkpoint, config: HeadConfig) -> Gr
         if (name == LM_HEAD and config.borrows_lm_head) or (not config.borrows and name.startswith(READER)):
             continue
         if _is_layer(name, tensor):
-            joined = config.ahead is not None or re.match(JOINED[config.kind in ("mtp", "block")], name) is not None
+            joined = re.match(KINDS[config.kind].joined, name) is not None
             before: Before = "lm_head" if name.endswith(".lm_head.weight") else "joined" if joined else _before(name)
             layers.append(_layer(f"head.{name}", tensor, before))
         else:

@@ -6,13 +6,13 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_export.heads.block_config import Block
+from eagle_export.heads.kinds import KINDS
 from eagle_export.inspection.facts import HeadFacts, TargetFacts
 from eagle_export.inspection.machine import GB, Place
 from eagle_export.inspection.needs import Need
 from eagle_export.inspection.report import Report, fits, least_class, places
 
 WIDTH = 120
-KINDS = {"eagle1": "EAGLE-1/2", "eagle3": "EAGLE-3", "mtp": "Multi-token prediction", "block": "Block head"}
 
 
 def show(report: Report, machine: Place | None) -> None:
@@ -57,8 +57,7 @@ def _head_lines(head: HeadFacts, commit: str | None) -> list[str]:
     lines = [f"head     {head.name}{_at(commit)}"]
     what = f"{_count(head.parameters)} parameters in {head.stored}, {_size(head.bytes)}"
     if head.layout is not None:
-        kind = KINDS.get(head.layout.kind, head.layout.kind.capitalize())
-        lines.append(f"         {kind} in the layout of {head.layout.producer}, {what}")
+        lines.append(f"         {KINDS[head.layout.kind].title} in the layout of {head.layout.producer}, {what}")
     else:
         lines.append(f"         {what}")
     if head.config is not None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from eagle_export.heads.config import default_taps
+from eagle_export.heads.taps import default_taps
 from eagle_export.pair import Pair
 from eagle_tools.grow.shape import GrowError, Shape, head_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from eagle_export.heads.config import default_taps
+from eagle_export.heads.taps import default_taps
 from eagle_export.pair import HeadPart, Pair
 from eagle_runtime.errors import EagleError
 

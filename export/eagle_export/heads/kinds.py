@@ -1,0 +1,107 @@
+"""The kinds of heads: what each one's checkpoint has, and what of it stands in the two graphs. head_graphs.py has their
+modules; nothing here needs torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from eagle_export.checkpoint import LM_HEAD, Checkpoint
+from eagle_export.heads.ahead_config import Ahead
+from eagle_export.heads.ahead_reader import read_ahead
+from eagle_export.heads.block_config import Block, read_block
+from eagle_export.heads.block_layouts import left_out
+from eagle_export.heads.config import HeadConfig
+from eagle_runtime.bundle.manifest import HeadKind
+
+Readings = Iterator[tuple[str, HeadConfig]]
+READER = ("fc.", "fc_norm.", "input_norm.", "hidden_norm.")  # reads_taps: in the target's graph
+KEYS = re.compile(r"layers\.\d+\.self_attn\.(k_proj|v_proj|k_norm)\.")  # keys_in_target: in both graphs
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of head.
+
+    title: its name in reports. layer: prefix of the tensors of its first decoder layer; unnumbered: whether that has no
+    number, and no other layer after it. in_target: whether it stands in the target's folder, with the target's config.
+    bias_keys: of its config, which say whether fc has a bias. reads_taps: whether it reads several hidden states of the
+    target, in the target's graph; names_taps: whether its config must say which.
+    keys_in_target: whether its keys and values are made there too. recurrent: whether its last norm is part of what its
+    own next step reads. norms: in the draft graph, but for two in each layer and those of queries and keys. joined:
+    linear layers whose inputs are parts joined to one.
+
+    has_lm_head: whether it has an LM head, given the target's vocabulary. read_ahead, read_block: what such heads alone
+    have. other_readings: of the same folder, in words that follow a share. note: on what is left out of it."""
+
+    title: str
+    layer: str = "layers.0"
+    unnumbered: bool = False
+    in_target: bool = False
+    bias_keys: tuple[str, ...] = ()
+    reads_taps: bool = False
+    names_taps: bool = False
+    keys_in_target: bool = False
+    recurrent: bool = False
+    norms: int = 0
+    joined: str = r"fc\."
+    has_lm_head: Callable[[Checkpoint, int], bool] = lambda head, vocab: False
+    read_ahead: Callable[[Checkpoint, int, int], Ahead] | None = None
+    read_block: Callable[[Checkpoint, int, int, int], Block] | None = None
+    other_readings: Callable[[HeadConfig], Readings] = lambda config: iter(())
+    note: Callable[[Checkpoint], str | None] = lambda head: None
+
+
+def _eagle3_lm_head(head: Checkpoint, vocab: int) -> bool:
+    """An EAGLE-3 head may leave it out where it drafts all tokens of the target, in the target's order: then it has the
+    target's, as vLLM and SGLang load it."""
+    all_tokens = "d2t" not in head.tensors and head.config.get("draft_vocab_size") in (None, vocab)
+    return LM_HEAD in head.tensors or not all_tokens
+
+
+def _eagle3_readings(config: HeadConfig) -> Readings:
+    other = not config.normed_residual
+    yield f"norm_before_residual {str(other).lower()}", replace(config, normed_residual=other)
+
+
+def _mtp_readings(config: HeadConfig) -> Readings:
+    yield "its two inputs in the other order", replace(config, hidden_first=not config.hidden_first)
+
+
+def _block_readings(config: HeadConfig) -> Readings:
+    assert config.block is not None
+    for key, field in (("sample_from_anchor", "anchor"), ("causal", "causal")):
+        turned = not getattr(config.block, field)
+        yield f"{key} {str(turned).lower()}", replace(config, block=replace(config.block, **{field: turned}))
+
+
+JOINED = r"fc\.|(midlayer|layers\.0)\.self_attn\.[qkv]_proj\."
+KINDS: Mapping[HeadKind, Kind] = {
+    "eagle1": Kind("EAGLE-1/2", bias_keys=("bias",), norms=-1, joined=JOINED),
+    "eagle3": Kind(
+        "EAGLE-3",
+        layer="midlayer",
+        unnumbered=True,
+        reads_taps=True,
+        norms=2,
+        joined=JOINED,
+        has_lm_head=_eagle3_lm_head,
+        other_readings=_eagle3_readings,
+    ),
+    "mtp": Kind("Multi-token prediction", in_target=True, recurrent=True, norms=3, other_readings=_mtp_readings),
+    "block": Kind(
+        "Block head",
+        reads_taps=True,
+        names_taps=True,
+        keys_in_target=True,
+        norms=1,
+        has_lm_head=lambda head, vocab: LM_HEAD in head.tensors,
+        read_block=read_block,
+        other_readings=_block_readings,
+        note=left_out,
+    ),
+    "medusa": Kind("Medusa", joined="", read_ahead=partial(read_ahead, grounded=False)),
+    "hydra": Kind("Hydra", joined="", read_ahead=partial(read_ahead, grounded=True)),
+}
