@@ -17,7 +17,7 @@ import pytest
 import torch
 from filelock import FileLock
 
-from eagle_export import pair
+from eagle_export import head_modules, pair
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import MANIFEST_NAME
 from eagle_runtime.session.ort.operators import native_operators
@@ -133,8 +133,8 @@ def trace_memory(shared: Path) -> Iterator[TraceMemory]:
     (shared / "traces").mkdir(exist_ok=True)
     memory = TraceMemory(shared / "traces")
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("trace_target", "trace_draft", "trace_ahead"):
-            patch.setattr(f"eagle_export.pair.{name}", memory.around(getattr(pair, name)))
+        for module, name in ((pair, "trace_target"), (head_modules, "trace_draft"), (head_modules, "trace_ahead")):
+            patch.setattr(module, name, memory.around(getattr(module, name)))
         yield memory
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from conftest import GOLDEN
 from eagle_export.checkpoint import open_checkpoint
-from eagle_export.graphs import build_head
+from eagle_export.head_modules import build_head
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.layouts import official
 from eagle_export.heads.reading import read_head_config

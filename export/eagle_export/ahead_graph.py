@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from eagle_export.heads.ahead import HeadsAhead
-from eagle_export.heads.config import HeadConfig
 from eagle_export.trace import OPSET, Expected, check_contract, clear_metadata, fold, quiet
 from eagle_runtime.bundle.graph import ahead_inputs, ahead_outputs
 
@@ -62,12 +61,6 @@ class HydraGraph(AheadGraph):
         """See the module."""
         rows = [self.best(depth, features.expand(-1, of.shape[1], -1), of) for depth, of in enumerate(paths)]
         return (*(log_probs for log_probs, _ in rows), *(ids for _, ids in rows))
-
-
-def ahead_graph(config: HeadConfig, top_k: int, logits: Logits | None = None) -> AheadGraph:
-    """The graph of uninitialised heads. top_k, logits: as in AheadGraph."""
-    kind = HydraGraph if config.kind == "hydra" else MedusaGraph
-    return kind(HeadsAhead(config), top_k, logits)
 
 
 def trace_ahead(module: AheadGraph, width: int, dtype: torch.dtype) -> ir.Model:

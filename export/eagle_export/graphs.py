@@ -24,13 +24,10 @@ from transformers.models.llama import modeling_llama
 
 from eagle_export.families.dense_experts import make_dense
 from eagle_export.families.family import Config, Family, Windows, cache_keyword
-from eagle_export.heads.ahead import HeadsAhead
-from eagle_export.heads.block import BlockHead, BlockReader
-from eagle_export.heads.config import HeadConfig
+from eagle_export.heads.block import BlockReader
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head, TapReader
 from eagle_export.heads.layers import Rows
-from eagle_export.heads.mtp import PredictionHead
 from eagle_runtime.tree import hiding
 
 ATTENTION = "eagle_edge"  # name of our attention function in transformers's registry
@@ -161,20 +158,6 @@ def windowed(mask: Tensor, position_ids: Tensor, width: int | None) -> Tensor:
     return mask.masked_fill(
         keys[None, :] <= rows[:, None] - width, hiding(np.float16 if mask.dtype == torch.float16 else np.float32)
     )
-
-
-def build_any_head(config: HeadConfig) -> Eagle1Head | Eagle3Head | BlockHead | HeadsAhead:
-    """An uninitialised head of the config's kind."""
-    if config.ahead is not None:
-        return HeadsAhead(config)
-    return BlockHead(config) if config.kind == "block" else build_head(config)
-
-
-def build_head(config: HeadConfig) -> Eagle1Head | Eagle3Head:
-    """An uninitialised head of the config's kind, one that drafts recurrently."""
-    if config.kind == "mtp":
-        return PredictionHead(config)
-    return Eagle3Head(config) if config.kind == "eagle3" else Eagle1Head(config)
 
 
 def rotary_modules(module: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eagle_export.head_modules import AnyHead
 from eagle_export.heads.ahead import HeadsAhead
 from eagle_export.heads.block import BlockHead
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eager import (
-    EagerHead,
     Hidden,
     TokenRows,
     eager_head,
@@ -160,7 +160,7 @@ def compare_readings(
 
 
 def _drafted(
-    head: EagerHead, part: HeadPart, config: HeadConfig, text: Continued, hidden: Hidden
+    head: AnyHead, part: HeadPart, config: HeadConfig, text: Continued, hidden: Hidden
 ) -> tuple[Tensor, Tensor]:
     """hidden: the target's hidden states [1, T, H], the embedding first and the last one after the last norm. Returns
     per generated token but the first, which no head drafts, whether the head drafts it, and its log-probability by the

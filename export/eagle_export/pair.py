@@ -10,8 +10,6 @@ from pathlib import Path
 import onnx_ir as ir
 import torch
 
-from eagle_export.ahead_graph import AheadGraph, ahead_graph, trace_ahead
-from eagle_export.block_graph import BlockGraph
 from eagle_export.checkpoint import (
     EMBEDDING,
     LM_HEAD,
@@ -26,11 +24,10 @@ from eagle_export.families.family import Config, Family, Windows
 from eagle_export.families.registry import family_of
 from eagle_export.generation import Generation, generation_of
 from eagle_export.gguf.checkpoint import open_target
-from eagle_export.graphs import DraftGraph, TargetGraph, build_head
-from eagle_export.heads.block import BlockHead, BlockReader
+from eagle_export.graphs import TargetGraph
+from eagle_export.head_modules import MODULES
 from eagle_export.heads.block_layouts import fitted
 from eagle_export.heads.config import HeadConfig
-from eagle_export.heads.eagle3 import TapReader
 from eagle_export.heads.kinds import KEYS, KINDS, READER, Kind
 from eagle_export.heads.layouts import HeadLayout, official
 from eagle_export.heads.prediction import prediction_layers, without_prediction_layers
@@ -40,7 +37,7 @@ from eagle_export.recipes.graph import WINDOW
 from eagle_export.recipes.routed_experts import RoutedExperts
 from eagle_export.reconcile import check_ends, unwrapped
 from eagle_export.texts import read_texts, text_of
-from eagle_export.trace import Expected, Layout, build_fake, trace_draft, trace_target
+from eagle_export.trace import Expected, Layout, build_fake, trace_target
 from eagle_export.weights import Weight, attach, store_transposed
 from eagle_runtime.text.tokenizer import Text
 
@@ -179,20 +176,8 @@ def build_graphs(pair: Pair, precision: str, top_k: int, routed: bool = True) ->
             ),
         )
     }
-    if head is not None and isinstance(modules["draft"], AheadGraph):
-        graphs["draft"] = trace_ahead(modules["draft"], head.config.hidden_size, dtype)
-    elif head is not None:
-        config = head.config
-        graphs["draft"] = trace_draft(
-            modules["draft"],
-            config,
-            Layout(config.num_layers, config.num_kv_heads, config.head_dim, dtype),
-            Expected(
-                attention=config.num_layers,
-                rms_norm=_draft_norms(config),
-                rotary=2 * config.num_layers,
-            ),
-        )
+    if head is not None:
+        graphs["draft"] = MODULES[head.config.kind].trace(modules["draft"], head.config, dtype)
     for name, model in graphs.items():
         attach(model, weights[name])
         store_transposed(model)
@@ -270,12 +255,6 @@ def _tap_rotations(head: HeadPart | None) -> int:
     return head.config.num_layers if head is not None and head.kind.keys_in_target else 0
 
 
-def _draft_norms(config: HeadConfig) -> int:
-    """Norms in the draft graph."""
-    of_layer = 4 if config.qk_norm else 2
-    return of_layer * config.num_layers + KINDS[config.kind].norms - (config.output_norm == "none")
-
-
 def _check_borrowed(target: Checkpoint, head: Checkpoint) -> None:
     """Raises ExportError if a head holds another LM head than the target's, which it borrows. Files for vLLM hold a
     copy."""
@@ -294,10 +273,11 @@ def _target_module(pair: Pair, dtype: torch.dtype) -> TargetGraph:
     head = None if pair.head is None else pair.head.config
 
     def build() -> TargetGraph:
-        if head is None or head.borrows or head.ahead is not None:
-            return TargetGraph(pair.family, pair.config, pair.windows, (), None)
-        reader = BlockReader(head) if head.kind == "block" else TapReader(head)
-        return TargetGraph(pair.family, pair.config, pair.windows, head.taps, reader)
+        reader = None if head is None else MODULES[head.kind].reader
+        taps = () if head is None else head.taps
+        return TargetGraph(
+            pair.family, pair.config, pair.windows, taps, None if head is None or reader is None else reader(head)
+        )
 
     with accepted_by_transformers(pair.target):
         return build_fake(build, dtype)
@@ -306,21 +286,8 @@ def _target_module(pair: Pair, dtype: torch.dtype) -> TargetGraph:
 def _draft_module(pair: Pair, head: HeadPart, dtype: torch.dtype, top_k: int) -> torch.nn.Module:
     logits = partial(pair.family.logits, pair.config) if head.config.borrows_lm_head else None
 
-    def build() -> DraftGraph | BlockGraph | AheadGraph:
-        if head.config.ahead is not None:
-            return ahead_graph(head.config, top_k, logits)
-        if head.config.kind == "block":
-            block = BlockHead(head.config)
-            del block.fc, block.hidden_norm
-            return BlockGraph(block, head.config, top_k, logits)
-        module = build_head(head.config)
-        if head.config.kind == "eagle3":
-            for name in ("fc", "fc_norm", "input_norm"):
-                module._modules.pop(name, None)
-        return DraftGraph(module, top_k, logits)
-
     with accepted_by_transformers(head.checkpoint):
-        module = build_fake(build, dtype)
+        module = build_fake(partial(MODULES[head.config.kind].graph, head.config, top_k, logits), dtype)
     if head.d2t is not None:
         module.d2t = head.d2t[:, None]
     return module

@@ -27,10 +27,10 @@ from eagle_export.continuations import first_line
 from eagle_export.errors import ExportError
 from eagle_export.families.fused_experts import expert_inputs, fused_experts
 from eagle_export.families.source import load_source
+from eagle_export.head_modules import AnyHead
 from eagle_export.heads.ahead import HeadsAhead
 from eagle_export.heads.block import BlockHead
 from eagle_export.heads.eager import (
-    EagerHead,
     Hidden,
     eager_head,
     eager_weights,
@@ -214,7 +214,7 @@ class HeadInputs(LayerInputs):
     """What the layers of a head read over a text: with the target's features, and with its own hidden states in their
     place, as on the second level of a tree. Medusa's and Hydra's heads read the target's features alone."""
 
-    def __init__(self, part: HeadPart, head: EagerHead) -> None:
+    def __init__(self, part: HeadPart, head: AnyHead) -> None:
         """head: as eager_head returns it."""
         self._config, self._head = part.config, head
         borrowed = LM_HEAD if part.config.borrows_lm_head else None  # has the target's name, and its inputs there

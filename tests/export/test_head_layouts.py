@@ -24,7 +24,7 @@ from conftest import GOLDEN
 from eagle_export.checkpoint import LM_HEAD
 from eagle_export.errors import ExportError
 from eagle_export.families.source import load_source
-from eagle_export.graphs import build_head
+from eagle_export.head_modules import build_head
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eager import eager_head, eager_weights
 from eagle_export.heads.eagle3 import Eagle3Head

@@ -24,8 +24,8 @@ from eagle_export import certificate, cli
 from eagle_export.bundle import export
 from eagle_export.errors import ExportError
 from eagle_export.families.source import load_source
-from eagle_export.graphs import build_head
 from eagle_export.head_check import Continued, HeadCheck, check_head, own_text
+from eagle_export.head_modules import build_head
 from eagle_export.heads.eager import eager_head, eager_weights, read_rows
 from eagle_export.heads.mtp import PredictionHead
 from eagle_export.inspection.report import inspect

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from conftest import HEADS
-from eagle_export.graphs import build_head
+from eagle_export.head_modules import build_head
 from eagle_export.heads.config import HeadConfig
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.session.ort.session import OrtSession

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from conftest import GOLDEN
 from eagle_export.errors import ExportError
-from eagle_export.graphs import build_any_head
+from eagle_export.head_modules import build_any_head
 from eagle_export.heads.block import BlockHead
 from eagle_export.heads.config import HeadConfig
 from eagle_export.pair import open_pair

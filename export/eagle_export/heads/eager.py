@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from eagle_export.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
-from eagle_export.graphs import build_any_head
+from eagle_export.head_modules import AnyHead, build_any_head
 from eagle_export.heads.ahead import HeadsAhead
 from eagle_export.heads.block import BlockHead, read_blocks
 from eagle_export.heads.config import HeadConfig
@@ -24,7 +24,6 @@ from eagle_export.pair import HeadPart
 from eagle_runtime.tree import hiding
 
 TABLE = "embed_tokens.weight"  # of a head
-EagerHead = Eagle1Head | Eagle3Head | BlockHead | HeadsAhead
 Hidden = Sequence[Tensor] | Mapping[int, Tensor]  # the target's hidden states by tap; -1: the last
 
 
@@ -40,7 +39,7 @@ class TokenRows(torch.nn.Module):
         return self.rows[torch.searchsorted(self.ids, tokens)]
 
 
-def eager_head(config: HeadConfig, weights: Mapping[str, Tensor], embedding: TokenRows | None = None) -> EagerHead:
+def eager_head(config: HeadConfig, weights: Mapping[str, Tensor], embedding: TokenRows | None = None) -> AnyHead:
     """Returns a head with the weights of `eager_weights`, which may be read as another config says. embedding: in place
     of the one among the weights."""
     with torch.device("meta"):
@@ -88,7 +87,7 @@ def _stored_weights(part: HeadPart, without: str) -> dict[str, Tensor]:
     return {name: stored[name].read().float() for name in names if name in stored and name != without}
 
 
-def features_of(head: EagerHead, taps: Sequence[int], hidden: Hidden) -> Tensor:
+def features_of(head: AnyHead, taps: Sequence[int], hidden: Hidden) -> Tensor:
     """Returns features [1, T, Hd] for the head. hidden: the target's hidden states [1, T, H], the embedding first and
     the last one after the last norm."""
     return head.features([hidden[tap] for tap in taps]) if isinstance(head, Eagle3Head) else hidden[-1]

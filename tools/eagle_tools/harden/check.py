@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from eagle_export.checkpoint import EMBEDDING, LM_HEAD
-from eagle_export.graphs import build_head
+from eagle_export.head_modules import build_head
 from eagle_export.pair import open_pair
 from eagle_tools.harden.weights import head_part
 
