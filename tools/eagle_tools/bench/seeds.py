@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from eagle_export.heads.kinds import KINDS
 from eagle_runtime.bundle.manifest import HeadKind, Manifest, read_manifest
 from eagle_runtime.errors import RequestError
 from eagle_tools.bench.estimate import Estimate
@@ -24,8 +25,7 @@ NOTE = (
     "billion parameters. The pair that this project ships (8 layers of width 256, 5.6 million parameters) completes "
     "code and does not chat: to the six sets' questions it answers with code."
 )
-HEADS: dict[HeadKind, str] = {"eagle1": "EAGLE-1", "eagle3": "EAGLE-3", "mtp": "MTP head"}
-HEADS |= {"medusa": "Medusa-1", "hydra": "Hydra", "block": "block head"}
+HEADS: dict[HeadKind, str] = {"eagle1": "EAGLE-1", "mtp": "MTP head", "medusa": "Medusa-1", "block": "block head"}
 WITHOUT_HEAD = {  # method -> name of the drafter, key in PUBLISHED
     "draft-model:chain": ("draft model, chain", "SpS"),
     "draft-model:cost-aware": ("draft model, tree sized by costs", "SpS"),
@@ -156,7 +156,7 @@ def drafter_of(setup: Setup, kind: HeadKind | None) -> tuple[str, str]:
     published = OF_HEAD.get(kind, "")
     if kind == "eagle1":
         published = {"eagle:static": "EAGLE", "eagle+lookup": "SAMD"}.get(setup.method, published)
-    return f"{HEADS[kind]}, {WITH_HEAD[setup.method]}", published
+    return f"{HEADS.get(kind, KINDS[kind].title)}, {WITH_HEAD[setup.method]}", published
 
 
 def seeds_tables(measured: Sequence[Figure], targets: str) -> str:
