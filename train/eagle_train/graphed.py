@@ -10,7 +10,7 @@ Shapes: N places, R tokens that a place holds, L layers, A query heads, K key/va
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -27,6 +27,8 @@ from eagle_train.target import FrozenTarget
 STEPS = 16  # between two looks of the host at the tokens
 ROOM = 128  # by which the lengths of two graphs, and of caches, differ
 PROMPTS = 64  # read in one pass
+FLASH = torch.ops.aten._flash_attention_forward
+Attended = Callable[[Tensor, Tensor, Tensor], Tensor]
 FITTING = 0.97  # share of the first requests for which caches are long enough; the others come afterwards
 
 
@@ -111,7 +113,7 @@ class Places:
         self.count, self._room = count, room
         self._kv_heads, self._group, self._width = decoder.kv_heads, decoder.group, decoder.width
         like = target.model.model.embed_tokens.weight
-        shape = (len(decoder.layers), count, self._kv_heads, room, self._width)
+        shape = (len(decoder.layers), count, room, self._kv_heads, self._width)
         self._keys, self._values = like.new_zeros(shape), like.new_zeros(shape)
         self._tokens = torch.zeros(count, dtype=torch.int64, device=self._device)
         self._lengths = torch.zeros(count, dtype=torch.int64, device=self._device)
@@ -131,9 +133,10 @@ class Places:
         positions = torch.arange(longest, device=self._device)
 
         def attend(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            q, k, v = (x.view(len(rows), longest, -1, self._width).transpose(1, 2) for x in (q, k, v))
-            self._keys[number][places, :, :longest] = k
-            self._values[number][places, :, :longest] = v
+            q, k, v = (x.view(len(rows), longest, -1, self._width) for x in (q, k, v))
+            self._keys[number][places, :longest] = k
+            self._values[number][places, :longest] = v
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
             out = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
             return out.transpose(1, 2).reshape(len(rows) * longest, -1)
 
@@ -146,7 +149,7 @@ class Places:
         """Writes STEPS tokens of all rows. Returns those of each place [N][STEPS]."""
         alive = [row for row in rows if row is not None]
         reach = max(row.length for row in alive) + STEPS
-        used = min(-(-reach // ROOM) * ROOM, self._room)
+        used = self._room if self._fused() else min(-(-reach // ROOM) * ROOM, self._room)
         groups, points = _groups(rows, self._device)
         written = torch.empty(STEPS, self.count, dtype=torch.int64, device=self._device)
         for step in range(STEPS):
@@ -178,20 +181,47 @@ class Places:
         return self._hidden[used]
 
     def _token_pass(self, used: int) -> Tensor:
-        hidden = torch.arange(used, device=self._device) > self._lengths[:, None]
-        mask = torch.zeros(hidden.shape, dtype=self._keys.dtype, device=self._device)
-        mask = mask.masked_fill_(hidden, -torch.inf)[:, None, None].expand(-1, self._kv_heads, self._group, -1)
+        attended = self._varlen() if self._fused() else self._masked(used)
 
         def attend(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             """A group of query heads takes the place of rows of queries: its keys are read once."""
             keys, values = self._keys[number], self._values[number]
-            keys[self._places, :, self._lengths] = k
-            values[self._places, :, self._lengths] = v
-            q = q.reshape(self.count, self._kv_heads, self._group, self._width)
-            out = scaled_dot_product_attention(q, keys[:, :, :used], values[:, :, :used], attn_mask=mask)
-            return out.reshape(self.count, -1)
+            keys[self._places, self._lengths] = k
+            values[self._places, self._lengths] = v
+            return attended(q.reshape(self.count, self._kv_heads, self._group, self._width), keys, values)
 
         return self._decoder.hidden(self._tokens, self._lengths, attend)
+
+    def _fused(self) -> bool:
+        """Returns whether flash attention computes a step, which reads each row's cache as far as it is filled."""
+        half = self._keys.dtype in (torch.float16, torch.bfloat16)
+        return self._device.type == "cuda" and half and self._width % 8 == 0 and self._width <= 256
+
+    def _varlen(self) -> Attended:
+        """A place's cache is a sequence of `room` keys, of which `filled` count; its query heads' groups are another of
+        `group` queries, which all see them."""
+        ends = torch.arange(self.count + 1, device=self._device, dtype=torch.int32)
+        filled = (self._lengths + 1).to(torch.int32)
+
+        def attended(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            flat = q.transpose(1, 2).reshape(-1, self._kv_heads, self._width)
+            keys, values = keys.flatten(0, 1), values.flatten(0, 1)
+            sizes = ends * self._group, ends * self._room, self._group, self._room
+            out: Tensor = FLASH(flat, keys, values, *sizes, 0.0, False, False, seqused_k=filled)[0]
+            return out.view(self.count, self._group, self._kv_heads, -1).transpose(1, 2).reshape(self.count, -1)
+
+        return attended
+
+    def _masked(self, used: int) -> Attended:
+        hidden = torch.arange(used, device=self._device) > self._lengths[:, None]
+        mask = torch.zeros(hidden.shape, dtype=self._keys.dtype, device=self._device)
+        mask = mask.masked_fill_(hidden, -torch.inf)[:, None, None].expand(-1, self._kv_heads, self._group, -1)
+
+        def attended(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            k, v = (x[:, :used].transpose(1, 2) for x in (keys, values))
+            return scaled_dot_product_attention(q, k, v, attn_mask=mask).reshape(self.count, -1)
+
+        return attended
 
 
 def _groups(rows: Sequence[Row | None], device: torch.device) -> tuple[dict[tuple[float, float, int], Tensor], Tensor]:
