@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from eagle_tools.prompts.__main__ import main
+from eagle_tools.prompts.articles import article_prompts, articles
 from eagle_tools.prompts.dedupe import Seen
 from eagle_tools.prompts.mix import FURTHER, JOINED, OWN_SHARE, TEMPERATURES, mixed, texts_of
 from eagle_tools.prompts.own import SYSTEMS
@@ -97,6 +98,29 @@ def test_a_mix_has_all_kinds_and_no_repetition() -> None:
     assert {row.get("temperature") for row in rows} == {settings.get("temperature") for _, settings in TEMPERATURES}
     assert {row.get("further", 0) for row in rows} == set(range(len(FURTHER)))
     assert {len(row["messages"]) for row in rows} == {1, 2}
+
+
+def test_requests_for_articles_differ() -> None:
+    rows = list(article_prompts(200, seed=2))
+    assert rows == list(article_prompts(200, seed=2))
+    texts = {row["messages"][0]["content"] for row in rows}
+    assert len(texts) > 190 and not [text for text in texts if "{" in text]
+    assert {row["max_new_tokens"] for row in rows} == {512}
+
+
+def test_articles_that_are_long_enough_are_texts_to_ask_about(
+    modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, file, out = text_target(tmp_path / "target"), tmp_path / "articles.jsonl", tmp_path / "out"
+    report = "The bridge of Leeds was closed on Monday, said the mayor. " * 8
+    question = {"role": "user", "content": "Write."}
+    rows = [{"messages": [question, {"role": "assistant", "content": text}]} for text in (f" {report}", "Too short.")]
+    assert list(articles([*rows, {"messages": [question]}])) == [report.strip()]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    files = ["--articles", str(file), "--modules", str(modules)]
+    monkeypatch.setattr("eagle_tools.prompts.__main__.prose", lambda root: [])  # thousands of this machine's texts
+    assert main(["mix", str(target), *files, "--count", "40", "-o", str(out)]) == 0
+    assert "The bridge of Leeds was closed" in (out / "train-00.jsonl").read_text(encoding="utf-8")
 
 
 def test_half_of_the_passages_are_joined_to_long_texts() -> None:

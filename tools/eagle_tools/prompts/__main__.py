@@ -1,9 +1,12 @@
-"""Make prompts for `eagle-train generate`: questions that a target asks itself, and templates over open text.
+"""Make prompts for `eagle-train generate`: questions that a target asks itself, and templates over open text and over
+articles that it writes.
 
     python -m eagle_tools.prompts headers TARGET --count 4000 -o headers.jsonl
     eagle-train generate TARGET --data headers.jsonl -o asked.jsonl
+    python -m eagle_tools.prompts articles TARGET --count 800 -o requests.jsonl
+    eagle-train generate TARGET --data requests.jsonl -o articles.jsonl
     python -m eagle_tools.prompts mix TARGET --headers headers.jsonl --asked asked.jsonl \\
-        --held-out QUESTIONS/*.jsonl --count 6000 --shards 6 --evaluation 64 -o prompts
+        --articles articles.jsonl --held-out QUESTIONS/*.jsonl --count 6000 --shards 6 --evaluation 64 -o prompts
 
 writes prompts/eval.jsonl and prompts/train-00.jsonl, ...; rows are in random order, so every file has all kinds and
 temperatures. The same options and packages give the same files.
@@ -21,6 +24,7 @@ from typing import Any
 from eagle_runtime.command import Parser, run_command
 from eagle_runtime.errors import RequestError
 from eagle_runtime.files import json_lines, replacing
+from eagle_tools.prompts.articles import article_prompts, articles
 from eagle_tools.prompts.mix import mixed
 from eagle_tools.prompts.own import headers, questions
 from eagle_tools.prompts.passages import functions, prose, standard_library
@@ -36,6 +40,10 @@ def _headers(args: argparse.Namespace) -> None:
     _write(args.output, headers(load_tokenizer(args.target, "headers"), args.count, args.seed))
 
 
+def _articles(args: argparse.Namespace) -> None:
+    _write(args.output, article_prompts(args.count, args.seed))
+
+
 def _mix(args: argparse.Namespace) -> None:
     if args.shards < 1 or not 0 <= args.evaluation < args.count:
         raise RequestError("shards must be 1 or more, and evaluation below count")
@@ -44,7 +52,8 @@ def _mix(args: argparse.Namespace) -> None:
     own = [
         row for pair in zip(args.headers, args.asked, strict=True) for row in questions(tokenizer, *map(_rows, pair))
     ]
-    rows = mixed(own, prose(args.modules), functions(args.modules), held_out, args.count, args.seed)
+    passages = [*prose(args.modules), *(text for path in args.articles for text in articles(_rows(path)))]
+    rows = mixed(own, passages, functions(args.modules), held_out, args.count, args.seed)
     args.output.mkdir(parents=True, exist_ok=True)
     rest = rows[args.evaluation :]
     if args.evaluation:
@@ -86,13 +95,17 @@ def _parser() -> Parser:
     second.add_argument("--headers", type=Path, nargs="+", default=[], metavar="FILE", help="what `headers` wrote")
     meaning = "what eagle-train made of each of them"
     second.add_argument("--asked", type=Path, nargs="+", default=[], metavar="FILE", help=meaning)
+    meaning = "what eagle-train made of what `articles` wrote"
+    second.add_argument("--articles", type=Path, nargs="+", default=[], metavar="FILE", help=meaning)
     meaning = "questions to keep away from: JSONL of turns or messages"
     second.add_argument("--held-out", type=Path, nargs="+", default=[], metavar="FILE", help=meaning)
     meaning = "Python modules to take docstrings and functions of (default: Python's own)"
     second.add_argument("--modules", type=Path, default=standard_library(), metavar="FOLDER", help=meaning)
     second.add_argument("--shards", type=int, default=1, metavar="N", help="files to train on (default 1)")
     second.add_argument("--evaluation", type=int, default=0, metavar="N", help="prompts of eval.jsonl (default 0)")
-    for command in (first, second):
+    third = commands.add_parser("articles", help="requests for articles to be asked about, for eagle-train generate")
+    third.set_defaults(run=_articles)
+    for command in (first, second, third):
         command.add_argument("target", type=Path, metavar="TARGET", help="Hugging Face folder with a chat template")
         command.add_argument("--count", type=int, required=True, metavar="N")
         command.add_argument("--seed", type=int, default=0, metavar="N", help="default 0")

@@ -12,6 +12,8 @@ Prompt = tuple[str, str, str]  # kind, text, and the part of it that is not the 
 ON_TEXT = [
     ("summary", "Summarize the following text in {n} sentences.\n\n{text}"),
     ("summary", "{text}\n\nTL;DR:"),
+    ("summary", "Summarize: {text}"),
+    ("summary", "Summarize this for me, please:\n\n{text}"),
     ("summary", "What are the main points of this text? Answer with a short list.\n\n{text}"),
     ("summary", "Give this text a title and one sentence that says what it is about.\n\n{text}"),
     ("rewriting", "Rewrite the following text so that a ten-year-old understands it.\n\n{text}"),
