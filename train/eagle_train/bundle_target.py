@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, linear
 
 from eagle_export.checkpoint import Checkpoint
+from eagle_export.heads.kinds import KINDS
 from eagle_export.heads.taps import default_taps
 from eagle_export.pair import HeadPart, open_pair
 from eagle_runtime import EagleModel
@@ -111,7 +112,7 @@ def check_bundle(bundle: Path, target: Checkpoint, kind: HeadKind, seq_len: int,
             f"seq_len is {seq_len}, but {bundle} serves {manifest.target.context} tokens; give a smaller seq_len"
         )
     if kind != "eagle3":
-        if head is not None and head.kind in ("eagle3", "block"):
+        if head is not None and KINDS[head.kind].reads_taps:
             raise TrainError(
                 f"the features of {bundle} are those of its {head.kind} head, which no {kind} head reads; give a "
                 "bundle of the target alone, or with an eagle1 head"

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from eagle_runtime.command import Parser, run_command
 from eagle_runtime.errors import EagleError
 from eagle_runtime.machine.host import threads_allowed
-from eagle_train.config import ALL_FILES, DRAFT_VOCAB, INPUTS, KINDS, LAYOUTS, Job, Sampling, TrainConfig
+from eagle_train.config import ALL_FILES, DRAFT_VOCAB, INPUTS, Job, Sampling, TrainConfig
+from eagle_train.kinds import LAYOUTS, TRAINED
 
 TARGET_HELP = "Hugging Face folder of the target (Llama architecture)"
 Settings = TypeVar("Settings", TrainConfig, Job, Sampling)
@@ -93,7 +94,7 @@ class _Options:
 
 
 def _add_head(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kind", required=True, choices=KINDS)
+    parser.add_argument("--kind", required=True, choices=[kind for kind, how in TRAINED.items() if not how.own_command])
     job, learning = _add_training(parser)
     meaning = "learn features and logits of this exported target, such as an int4 one, instead of TARGET's"
     job.add("--target-bundle", meaning, type=Path, metavar="BUNDLE")

@@ -7,20 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from eagle_runtime.bundle.manifest import AHEAD, HeadKind
+from eagle_runtime.bundle.manifest import HeadKind
 from eagle_runtime.sampling import SamplingParams
 from eagle_train.errors import TrainError
+from eagle_train.kinds import TRAINED, Layout, Trained
 
 # What a row of an EAGLE-1 head reads (EAGLE paper, section 5.3.2: the input ablation). Decoding always feeds
 # feature+shifted; "feature" and "token" heads have zero weights for the other input, so they can decode too.
 Inputs = Literal["feature+shifted", "feature+unshifted", "feature", "token"]
 INPUTS: tuple[Inputs, ...] = ("feature+shifted", "feature+unshifted", "feature", "token")
-
-KINDS: tuple[HeadKind, ...] = ("eagle1", "eagle3", "medusa", "hydra")  # that eagle-train head trains
-
-# How the folder of a trained head is written. speculators has no EAGLE-1 heads.
-Layout = Literal["safeailab", "speculators"]
-LAYOUTS: tuple[Layout, ...] = ("safeailab", "speculators")
 
 DECAY = 0.8  # weight of step j of training-time test is DECAY**j (EAGLE-3)
 CLIP = 0.5  # maximum norm of the gradient
@@ -92,14 +87,15 @@ class TrainConfig:
             raise TrainError(f"ttt_share is {self.ttt_share}, but must be above 0 and at most 1")
         if self.inputs not in INPUTS:
             raise TrainError(f"inputs is {self.inputs!r}, but must be one of {', '.join(INPUTS)}")
-        if self.kind not in (*KINDS, "block"):
-            raise TrainError(f"heads of kind {self.kind} are not trained here, only {', '.join(KINDS)} and block")
-        if self.draft_vocab is not None and self.kind not in ("eagle3", "block"):
+        if self.kind not in TRAINED:
+            *most, last = TRAINED
+            raise TrainError(f"heads of kind {self.kind} are not trained here, only {', '.join(most)} and {last}")
+        if self.draft_vocab is not None and not self.of_kind.own_vocabulary:
             raise TrainError(
                 f"draft_vocab is for EAGLE-3 and block heads; a head of kind {self.kind} has the target's vocabulary, "
                 "so leave it out"
             )
-        if self.kind != "eagle1" and self.inputs != "feature+shifted":
+        if not self.of_kind.ablated and self.inputs != "feature+shifted":
             raise TrainError(
                 "the input ablation is for EAGLE-1 heads; train an eagle1 head, or leave inputs at its default"
             )
@@ -107,16 +103,19 @@ class TrainConfig:
             raise TrainError("warmup, noise, classification and seed must be 0 or more")
 
     @property
+    def of_kind(self) -> Trained:
+        """How heads of this kind are trained."""
+        return TRAINED[self.kind]
+
+    @property
     def measured_steps(self) -> int:
         """Drafted tokens in a row of which the acceptance is measured."""
-        if self.kind == "block":
-            return self.block
-        return self.heads if self.kind in AHEAD else self.ttt_steps
+        return int(getattr(self, self.of_kind.steps))
 
     @property
     def trained_steps(self) -> int:
         """Those that training looks at."""
-        return 1 if self.kind == "eagle1" else self.measured_steps
+        return self.measured_steps if self.of_kind.unrolled else 1
 
     def fixed(self) -> dict[str, Any]:
         """Returns the settings that a resumed run must share; budget and intervals may change."""

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -30,12 +30,13 @@ from eagle_export.heads.block import BlockHead
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.pair import HeadPart, open_pair
-from eagle_runtime.bundle.manifest import AHEAD
+from eagle_runtime.bundle.manifest import HeadKind
 from eagle_runtime.files import replacing
 from eagle_train.ahead import FILES, ahead_json, ahead_shape, new_heads, stored_ahead
 from eagle_train.blocks import block_shape, start_block
-from eagle_train.config import DRAFT_VOCAB, Inputs, Layout, TrainConfig
+from eagle_train.config import DRAFT_VOCAB, Inputs, TrainConfig
 from eagle_train.errors import TrainError
+from eagle_train.kinds import Layout
 from eagle_train.layouts import config_json, stored_name
 from eagle_train.objective import Vocabulary
 from eagle_train.precision import unhalved
@@ -124,9 +125,16 @@ def coverage(counts: npt.NDArray[np.int64], vocabulary: Vocabulary | None) -> fl
 def shape_of(config: TrainConfig, target: FrozenTarget, size: int) -> HeadConfig:
     """Returns the shape of a new head of the config's kind. size: of its vocabulary. Raises ExportError for a target
     that cannot have one."""
-    if config.kind in AHEAD:
-        return ahead_shape(config.kind, config.heads, target)
-    return block_shape(target, config, size) if config.kind == "block" else target.head_config(config.kind, size)
+    return SHAPES[config.kind](config, target, size)
+
+
+SHAPES: Mapping[HeadKind, Callable[[TrainConfig, FrozenTarget, int], HeadConfig]] = {
+    "eagle1": lambda config, target, size: target.head_config("eagle1", size),
+    "eagle3": lambda config, target, size: target.head_config("eagle3", size),
+    "medusa": lambda config, target, size: ahead_shape("medusa", config.heads, target),
+    "hydra": lambda config, target, size: ahead_shape("hydra", config.heads, target),
+    "block": lambda config, target, size: block_shape(target, config, size),
+}
 
 
 def new_head(

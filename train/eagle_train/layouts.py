@@ -16,7 +16,7 @@ import torch
 
 from eagle_export.heads.block_layouts import OWN_CLASS
 from eagle_export.heads.config import HeadConfig
-from eagle_train.config import Layout
+from eagle_train.kinds import Layout
 from eagle_train.target import FrozenTarget
 
 SPECULATIVE_TOKENS = 3  # that a server drafts where nobody says how many; as speculators' own converter writes

@@ -17,6 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from eagle_export.checkpoint import Checkpoint, open_checkpoint
 from eagle_export.heads.config import HeadConfig
+from eagle_export.heads.kinds import KINDS
 from eagle_export.heads.rope import rope_settings
 from eagle_export.heads.taps import default_taps
 from eagle_runtime.bundle.manifest import HeadKind
@@ -127,7 +128,7 @@ class FrozenTarget:
             qkv_bias=False,
             # Engines disagree on a bias here (some drop it, some invent one), and LLaMA-3 heads do without.
             fc_bias=False,
-            taps=default_taps(int(config.num_hidden_layers)) if kind == "eagle3" else (),
+            taps=default_taps(int(config.num_hidden_layers)) if KINDS[kind].reads_taps else (),
         )
 
 

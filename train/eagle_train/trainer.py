@@ -63,11 +63,11 @@ def train_head(job: Job, config: TrainConfig, clock: Callable[[], float] = time.
 
     Raises TrainError, ExportError for a target that cannot be used, or FolderError while another process trains into
     the same folder. A checkpoint written before stays usable."""
-    if job.layout == "speculators" and config.kind != "eagle3":
+    if job.layout not in config.of_kind.layouts:
         raise TrainError(
             "speculators has no layout for other heads than EAGLE-3's; leave layout out, or train an eagle3 head"
         )
-    if job.target_bundle is not None and config.kind == "block":
+    if job.target_bundle is not None and not config.of_kind.from_bundle:
         raise TrainError("block heads learn from TARGET alone; leave target_bundle out")
     processes = PartialState(cpu=job.device == "cpu")
     device = torch.device("cpu") if job.device == "cpu" else processes.device
@@ -140,7 +140,7 @@ def _prepare(
     windows = open_windows(work / "data")
     held_out = open_windows(work / "eval") if job.eval_data else None
     counts = windows.loss_counts(target.vocab_size)
-    if config.kind not in ("eagle3", "block"):
+    if not config.of_kind.own_vocabulary:
         vocabulary = None
     elif given is not None and given.config.kind == config.kind and config.draft_vocab is None:
         vocabulary = vocabulary_of(given)
