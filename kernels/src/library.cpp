@@ -6,12 +6,6 @@
 #include "operators.hpp"
 #include "ort.hpp"
 
-#if defined(_WIN32)
-#define EXPORTED extern "C" __declspec(dllexport)
-#else
-#define EXPORTED extern "C" __attribute__((visibility("default")))
-#endif
-
 namespace ort {
 const Function* api = nullptr;
 

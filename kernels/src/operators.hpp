@@ -2,6 +2,12 @@
 #pragma once
 #include "ort.hpp"
 
+#if defined(_WIN32)
+#define EXPORTED extern "C" __declspec(dllexport)
+#else
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+#endif
+
 namespace eagle {
 const ort::CustomOp* attention_operator();
 const ort::CustomOp* product_operator();

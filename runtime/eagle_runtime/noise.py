@@ -13,6 +13,7 @@ from functools import cache, cached_property
 import numpy as np
 
 from eagle_runtime.filters import Row
+from eagle_runtime.native_draws import native_draws
 from eagle_runtime.tree import MAX_DEPTH, Int
 
 TINY = np.finfo(np.float64).tiny
@@ -35,6 +36,8 @@ class Stream:
     Used by one thread."""
 
     def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._native = native_draws()
         self._philox = np.random.Philox(key=seed)
         self._generator = np.random.Generator(self._philox)
         self._begin = self._philox.state
@@ -42,9 +45,12 @@ class Stream:
 
     def at(self, position: int, count: int) -> Numbers:
         """Returns the numbers [count] of an absolute position, and the smallest."""
-        self._counter[3] = position
-        self._philox.state = self._begin
-        numbers: Row = self._generator.standard_exponential(count)
+        if self._native is not None:
+            numbers = self._native.exponential(self._seed, position, count)
+        else:
+            self._counter[3] = position
+            self._philox.state = self._begin
+            numbers = self._generator.standard_exponential(count)
         least = float(numbers.min(initial=np.inf))
         if least < TINY:  # with a chance of 2e-16 per number
             numbers, least = np.maximum(numbers, TINY), float(TINY)

@@ -17,12 +17,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from eagle_runtime.filters import Row
-from eagle_runtime.tree import Bool, Int
+from eagle_runtime.native_draws import native_draws
+from eagle_runtime.tree import Bool, Float, Int
 
 ROUNDING = 1e-9  # of a share of the probability, and of a race's values against each other
 NEAR = 1e-12  # scores closer than this, but not equal, may have probabilities in either order
 SUM_ERROR = 2e-4  # relative, of the sum that a log-sum-exp stands for: twice what Candidates promises
 FP32_ERROR = 2.0**-21  # of a log-sum-exp by its own size: its terms and itself are rounded to fp32
+SLACK = 1e-6  # of a score, far above that of its logarithms
+MOST_SCORE = 500.0  # that native_draws looks at
+FP32_MIN = float(np.finfo(np.float32).min)
 LOG_VOCABULARY = 16.0  # at least the logarithm of any V
 
 
@@ -87,6 +91,19 @@ def decide(known: Known, top_k: int, top_p: float, min_p: float) -> int | None:
     if min_p > 0:
         kept = after_min_p(known, kept, min_p)
     return winner(known, kept)
+
+
+def contenders(logits: Float, numbers: Row, smallest: float, likeliest: int, temperature: float) -> Int:
+    """Returns tokens of a row without filters, in ascending order: all that may have the highest
+    exp(logit / temperature) / number, and some others. numbers [V]: random numbers, all above 0, the smallest of them
+    `smallest`; likeliest: the token with the highest logit, whose score is finite."""
+    best = float(logits[likeliest]) / temperature
+    # The likeliest token rings at its number. To ring earlier, another needs a higher value,
+    value = best - math.log(numbers[likeliest]) - SLACK
+    if (native := native_draws()) is not None and abs(best) < MOST_SCORE and temperature > 1 / MOST_SCORE:
+        return native.may_win(logits, numbers, temperature, value)
+    # so at least this score whatever its number. A logit is in fp32, so that rounding to it excludes none.
+    return np.flatnonzero(logits >= np.float32(max((value + math.log(smallest)) * temperature, FP32_MIN)))
 
 
 def winner(known: Known, kept: Kept) -> int | None:

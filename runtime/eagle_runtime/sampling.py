@@ -21,13 +21,12 @@ from eagle_runtime.constraints.matcher import Matcher
 from eagle_runtime.errors import EagleError, RequestError
 from eagle_runtime.filters import Row, apply_repetition_penalty, keep_min_p, keep_top_k, keep_top_p
 from eagle_runtime.noise import Noise
-from eagle_runtime.race import Known, contains, decide, highest, rest_of_mass
+from eagle_runtime.race import Known, contains, contenders, decide, highest, rest_of_mass
 from eagle_runtime.tree import Bool, Int
 
 LogProbs = tuple[float, tuple[tuple[int, float], ...]]  # of the token drawn, and of the likeliest ones
 ROUNDING = 1e-6  # of a score, far above that of its logarithms
 AHEAD = 8  # positions whose random numbers are made while the target's forward pass runs, at most
-FP32_MIN = float(np.finfo(np.float32).min)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,23 +213,20 @@ class Sampler:
         # about that difference (Daliri et al., arXiv 2408.07978). Inverting the cumulative distribution would do so
         # hundreds of times as often, since rounding shifts the edges of all tokens.
         if self._unfiltered and math.isfinite(best := float(logits[likeliest]) / temperature):
-            # Scores are made for the few tokens that may win. A logit is in fp32, so that rounding to it excludes none.
-            few = np.flatnonzero(logits >= np.float32(max(self._least_score(best, likeliest) * temperature, FP32_MIN)))
+            numbers, smallest = self.exponential_noise(self.position), self._noise.least(self.position)
+            few = contenders(logits, numbers, smallest, likeliest, temperature)  # the only tokens whose scores are made
             scores = logits[few].astype(np.float64) / temperature
         else:
             every = self.process(logits)
             likeliest = int(np.argmax(every))
             if temperature == 0:
                 return likeliest
+            numbers, smallest = self.exponential_noise(self.position), self._noise.least(self.position)
+            # The likeliest token rings at its number; to ring earlier, another needs this score, whatever its number.
             best = float(every[likeliest])
-            few = np.flatnonzero(every >= self._least_score(best, likeliest))
+            few = np.flatnonzero(every >= best + math.log(smallest / numbers[likeliest]) - ROUNDING)
             scores = every[few]
-        return int(few[np.argmax(np.exp(scores - best) / self.exponential_noise(self.position)[few])])
-
-    def _least_score(self, best: float, likeliest: int) -> float:
-        """The likeliest token, of score `best`, rings at its number; to ring earlier, another needs this score."""
-        numbers, least = self.exponential_noise(self.position), self._noise.least(self.position)
-        return best + math.log(least / numbers[likeliest]) - ROUNDING
+        return int(few[np.argmax(np.exp(scores - best) / numbers[few])])
 
     @np.errstate(over="ignore", invalid="ignore")  # what overflows is refused below
     def process(self, logits: npt.NDArray[np.float32]) -> Row:

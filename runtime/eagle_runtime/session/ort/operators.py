@@ -31,6 +31,15 @@ class Operators:
     reason: str = ""
 
 
+def installed_library() -> Path | None:
+    """Returns the path of the installed package's shared library, whether it can be used or not; None without one."""
+    try:
+        import eagle_edge_kernels
+    except ImportError:
+        return None
+    return Path(eagle_edge_kernels.library())
+
+
 @functools.cache
 def native_operators() -> Operators:
     """Returns the installed operators, checked once per process."""
