@@ -43,7 +43,7 @@ def test_chat(client: OpenAI, served_model: EagleModel) -> None:
     assert choice.message.content == wanted.text and choice.message.role == "assistant"
     assert choice.finish_reason == wanted.finish_reason
     assert answer.model == "pair" and answer.object == "chat.completion" and answer.id.startswith("chatcmpl-")
-    assert answer.system_fingerprint is not None and "_cpu-" in answer.system_fingerprint
+    assert answer.system_fingerprint is not None and f"_{served_model.backend}-" in answer.system_fingerprint
     usage = answer.usage
     assert usage is not None
     assert usage.prompt_tokens == wanted.usage.prompt_tokens
@@ -149,7 +149,7 @@ def test_models(client: OpenAI, served_model: EagleModel) -> None:
     (model,) = client.models.list().data
     assert model.id == "pair" and client.models.retrieve("pair").id == "pair"
     meta: Any = model.model_extra and model.model_extra["meta"]
-    assert meta["context"] == served_model.context and meta["backend"] == "cpu" and meta["chat"] is True
+    assert meta["context"] == served_model.context and meta["backend"] == served_model.backend and meta["chat"] is True
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-4o")
 
