@@ -80,7 +80,9 @@ const Ziggurat ZIGGURAT;
 
 // The words of Philox 4x64 with ten rounds (Salmon et al. 2011), for the key (seed, 0), after the counter (0, 0, 0, position).
 struct Philox {
-  uint64_t seed, position, block = 0, words[WORDS];
+  Philox(uint64_t key, uint64_t counter) : seed(key), position(counter) {}
+  const uint64_t seed, position;
+  uint64_t block = 0, words[WORDS];
   int at = WORDS;
 
   void refill() {
@@ -117,7 +119,7 @@ inline int32_t exponent(double number) {
 // key=seed)).standard_exponential(count).
 EXPORTED void eagle_exponential_noise(uint64_t seed, uint64_t position, int64_t count, double* out) {
   const Ziggurat& zig = ZIGGURAT;
-  Philox philox{seed, position};
+  Philox philox(seed, position);
   for (double* const end = out + count; out < end;) {
     if (philox.at + GROUP <= WORDS && out + GROUP <= end) {
       const uint64_t* words = philox.words + philox.at;

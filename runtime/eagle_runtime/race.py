@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -26,6 +27,10 @@ SUM_ERROR = 2e-4  # relative, of the sum that a log-sum-exp stands for: twice wh
 FP32_ERROR = 2.0**-21  # of a log-sum-exp by its own size: its terms and itself are rounded to fp32
 SLACK = 1e-6  # of a score, far above that of its logarithms
 MOST_SCORE = 500.0  # that native_draws looks at
+MOST_TEMPERATURE = 1e6  # and its inverse the least, at which different logits have different scores
+ROUNDING_64 = 1e-14  # of a score by its own size, fp64
+NEAR_P = 1e-4  # of top-p: a sum so near to it may be on either side
+TRIED = 8  # contenders whose filters are looked at
 FP32_MIN = float(np.finfo(np.float32).min)
 LOG_VOCABULARY = 16.0  # at least the logarithm of any V
 
@@ -91,6 +96,74 @@ def decide(known: Known, top_k: int, top_p: float, min_p: float) -> int | None:
     if min_p > 0:
         kept = after_min_p(known, kept, min_p)
     return winner(known, kept)
+
+
+def drawn(
+    logits: Float, numbers: Row, smallest: float, temperature: float, top_k: int, top_p: float, min_p: float
+) -> int | None:
+    """Returns the token of a whole row [V] that wins the race of exp(logit / temperature) / number after the filters
+    (as in SamplingParams), or None where that takes the scores of all. numbers [V]: random numbers, all above 0, the
+    smallest of them `smallest`."""
+    likeliest = int(logits.argmax())
+    best = float(logits[likeliest]) / temperature
+    if not (math.isfinite(best) and 1 / MOST_TEMPERATURE < temperature < MOST_TEMPERATURE):
+        return None
+    few = contenders(logits, numbers, smallest, likeliest, temperature)
+    scores = logits[few].astype(np.float64) / temperature
+    values = np.exp(scores - best) / numbers[few]
+    if top_p == 1 and top_k == min_p == 0:
+        return int(few[values.argmax()])
+    filters = RowFilters(logits, logits[likeliest], temperature, top_k, top_p, min_p)
+    for place in np.argsort(-values, kind="stable")[:TRIED].tolist():
+        if (kept := filters.keep(float(logits[few[place]]))) is None:
+            return None
+        if kept:
+            return int(few[place])
+    return None
+
+
+class RowFilters:
+    """Says of single tokens of a row of logits [V] whether the filters keep them. highest: of the logits."""
+
+    def __init__(
+        self, logits: Float, highest: np.float32, temperature: float, top_k: int, top_p: float, min_p: float
+    ) -> None:
+        self._logits, self._highest, self._temperature = logits, highest, temperature
+        self._top_k = top_k if top_k < len(logits) else 0
+        self._top_p, self._min_p = top_p, min_p
+
+    def keep(self, logit: float) -> bool | None:
+        """Returns whether a token with this logit is kept; None where the sum of what is more likely is too close to
+        top-p to tell, or others are so close to it that rounding decides their order."""
+        temperature = self._temperature
+        score, best = logit / temperature, float(self._highest) / temperature
+        if self._min_p > 0 and score - best < math.log(self._min_p):
+            return False
+        if not self._top_k and self._top_p == 1:
+            return True
+        near = (NEAR + ROUNDING_64 * abs(best)) * temperature
+        reached = self._logits[self._logits >= np.float32(logit - near)]
+        if 0 < self._top_k <= np.count_nonzero(reached > np.float32(logit)):
+            return False
+        if self._top_p == 1 or len(reached) == 1:
+            return True
+        weights = np.exp(reached.astype(np.float64) / temperature - best)
+        most = float(weights.sum()) - math.exp(score - best)
+        if most < (self._top_p - NEAR_P) * self._sum:
+            return True
+        least = float(weights[reached > np.float32(logit + near)].sum())
+        return False if least >= (self._top_p + NEAR_P) * self._sum else None
+
+    @cached_property
+    def _sum(self) -> float:
+        """The sum of exp(score - the highest) of what top-k keeps, within a hundred thousandth of itself."""
+        logits = self._logits
+        if self._top_k:
+            place = len(logits) - self._top_k
+            logits = logits[logits >= np.partition(logits, place)[place]]
+        with np.errstate(over="ignore"):  # of logits that weigh nothing
+            scores = (logits - self._highest) * np.float32(1 / self._temperature)
+        return float(np.exp(scores).sum())
 
 
 def contenders(logits: Float, numbers: Row, smallest: float, likeliest: int, temperature: float) -> Int:

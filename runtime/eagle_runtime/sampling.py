@@ -21,7 +21,7 @@ from eagle_runtime.constraints.matcher import Matcher
 from eagle_runtime.errors import EagleError, RequestError
 from eagle_runtime.filters import Row, apply_repetition_penalty, keep_min_p, keep_top_k, keep_top_p
 from eagle_runtime.noise import Noise
-from eagle_runtime.race import Known, contains, contenders, decide, highest, rest_of_mass
+from eagle_runtime.race import Known, contains, decide, drawn, highest, rest_of_mass
 from eagle_runtime.tree import Bool, Int
 
 LogProbs = tuple[float, tuple[tuple[int, float], ...]]  # of the token drawn, and of the likeliest ones
@@ -158,9 +158,6 @@ class Sampler:
             and (least == 0 or len(self._late) == 0)
             and not self._history_counts
         )
-        self._unfiltered = (
-            self._raw_scores and params.temperature > 0 and (params.top_k, params.top_p, params.min_p) == (0, 1, 0)
-        )
 
     def next(self, logits: npt.NDArray[np.float32] | LogitRow) -> int:
         """Draw the token of the next position from the target's logits and add it to the history. logits: [V], or a row
@@ -178,7 +175,7 @@ class Sampler:
                 f"the target's logits at position {self.position} are not finite; the model's weights or its "
                 "precision do not fit (try fp32)"
             )
-        token = likeliest if self.takes_highest else self._draw(logits, likeliest)
+        token = likeliest if self.takes_highest else self._draw(logits)
         if self._num_log_probs is not None:
             self._log_probs.append(log_probs_of(logits, token, self._num_log_probs))
         return token
@@ -205,28 +202,25 @@ class Sampler:
         records, self._log_probs = self._log_probs, []
         return records
 
-    def _draw(self, logits: npt.NDArray[np.float32], likeliest: int) -> int:
-        """likeliest: the token with the highest logit."""
-        temperature = self.params.temperature
+    def _draw(self, logits: npt.NDArray[np.float32]) -> int:
+        params = self.params
+        if params.temperature == 0:
+            return int(np.argmax(self.process(logits)))
         # The Gumbel-max trick: of exponential clocks with rates p, each rings first with probability p. Logits that
         # differ by rounding, as those of one token in different trees may, then draw another token with a chance of
         # about that difference (Daliri et al., arXiv 2408.07978). Inverting the cumulative distribution would do so
         # hundreds of times as often, since rounding shifts the edges of all tokens.
-        if self._unfiltered and math.isfinite(best := float(logits[likeliest]) / temperature):
-            numbers, smallest = self.exponential_noise(self.position), self._noise.least(self.position)
-            few = contenders(logits, numbers, smallest, likeliest, temperature)  # the only tokens whose scores are made
-            scores = logits[few].astype(np.float64) / temperature
-        else:
-            every = self.process(logits)
-            likeliest = int(np.argmax(every))
-            if temperature == 0:
-                return likeliest
-            numbers, smallest = self.exponential_noise(self.position), self._noise.least(self.position)
-            # The likeliest token rings at its number; to ring earlier, another needs this score, whatever its number.
-            best = float(every[likeliest])
-            few = np.flatnonzero(every >= best + math.log(smallest / numbers[likeliest]) - ROUNDING)
-            scores = every[few]
-        return int(few[np.argmax(np.exp(scores - best) / numbers[few])])
+        numbers, smallest = self.exponential_noise(self.position), self._noise.least(self.position)
+        if self._raw_scores:
+            filters = params.top_k, params.top_p, params.min_p
+            if (token := drawn(logits, numbers, smallest, params.temperature, *filters)) is not None:
+                return token
+        scores = self.process(logits)
+        # The likeliest token rings at its number; to ring earlier, another needs this score, whatever its number.
+        likeliest = int(np.argmax(scores))
+        least = scores[likeliest] + math.log(smallest / numbers[likeliest]) - ROUNDING
+        few = np.flatnonzero(scores >= least)
+        return int(few[np.argmax(np.exp(scores[few] - scores[likeliest]) / numbers[few])])
 
     @np.errstate(over="ignore", invalid="ignore")  # what overflows is refused below
     def process(self, logits: npt.NDArray[np.float32]) -> Row:

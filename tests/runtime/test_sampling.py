@@ -181,16 +181,48 @@ def test_the_token_whose_clock_rings_first_is_drawn(temperature: float) -> None:
         assert sampler.next(logits) == int(np.argmax(rates / exponential_noise(9, position, vocab)))
 
 
-@pytest.mark.parametrize("temperature", [1e-30, 0.7, 1e30])
-def test_a_draw_from_few_scores_is_that_from_all(temperature: float) -> None:
-    """A filter that keeps everything makes the scores of the whole row."""
+FILTERS: list[dict[str, Any]] = [
+    {},
+    {"top_k": 1},
+    {"top_k": 40},
+    {"top_p": 0.9},
+    {"top_p": 0.3},
+    {"top_p": 1e-5},
+    {"min_p": 0.1},
+    {"top_k": 30, "top_p": 0.8, "min_p": 0.02},
+    {"top_p": 0.95, "min_p": 0.05},
+]
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-5, 0.2, 1.0, 30.0, 1e5, 1e30])
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_a_draw_from_few_scores_is_that_from_all(filters: dict[str, Any], temperature: float) -> None:
+    """A bias makes the scores of the whole row; this one changes nothing."""
     rng, vocab = np.random.default_rng(5), 2000
-    few = Sampler(SamplingParams(temperature=temperature, seed=3), [0], vocab)
-    every = Sampler(SamplingParams(temperature=temperature, seed=3, top_k=vocab), [0], vocab)
-    for _ in range(200):
-        logits = (rng.normal(0, 3, vocab) * rng.choice([1e-38, 1, 1e20])).astype(np.float32).round(rng.integers(3))
+    few = Sampler(SamplingParams(temperature=temperature, seed=3, **filters), [0], vocab)
+    every = Sampler(replace(few.params, logit_bias={7: 0.0}), [0], vocab)
+    for _ in range(100):
+        logits = (rng.normal(0, 3, vocab) * rng.choice([1e-38, 0.1, 1, 1e20])).astype(np.float32).round(rng.integers(3))
+        logits[rng.random(vocab) < rng.choice([0, 0.5, 0.999])] = -np.inf
+        logits[rng.integers(vocab)] = rng.choice([0, 3])
         assert few.next(logits) == every.next(logits)
     for sampler in (few, every):
         if temperature < 1:
             with pytest.raises(RequestError, match="no token is left"):
                 Sampler(replace(sampler.params, temperature=1e-310), [0], vocab).next(np.full(vocab, 9, np.float32))
+
+
+def test_most_draws_need_the_scores_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, vocab, whole = np.random.default_rng(6), 20_000, []
+    process = Sampler.process
+
+    def noted(sampler: Sampler, logits: npt.NDArray[np.float32]) -> Row:
+        whole.append(sampler.position)
+        return process(sampler, logits)
+
+    monkeypatch.setattr(Sampler, "process", noted)
+    for filters in FILTERS:
+        sampler = Sampler(SamplingParams(temperature=0.8, seed=3, **filters), [0], vocab)
+        for _ in range(50):
+            sampler.next(rng.normal(0, 3, vocab).astype(np.float32))
+    assert len(whole) < 0.1 * 50 * len(FILTERS), "of all draws"
