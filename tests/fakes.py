@@ -19,7 +19,9 @@ import numpy as np
 
 from eagle_runtime.bundle.manifest import TensorSpec
 from eagle_runtime.cache import Cache, KVCache
+from eagle_runtime.drafting.head import HeadOfText, Proposal
 from eagle_runtime.session.protocol import Array, Session
+from eagle_runtime.target import Features
 from eagle_runtime.tree import Bool, Float
 
 
@@ -211,3 +213,10 @@ def paired_history(rows: Float) -> Float:
     torn = np.any(rows[0] != history[:, :-1].T, axis=1)
     history[1, 1:][torn] = -1
     return np.ascontiguousarray(history)
+
+
+def observed(head: HeadOfText, tokens: Sequence[int], features: Features) -> Proposal:
+    """Lets a head read features [n, Hd]. tokens [n]: the token after each, the root last. Returns its proposal."""
+    assert len(tokens) == len(features) > 0
+    head.note(features)
+    return head.catch_up(tokens)

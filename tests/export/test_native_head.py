@@ -12,6 +12,7 @@ from conftest import needs_operators
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.drafting.head import Head, Proposal, Scratch
+from fakes import observed
 
 
 def proposals(bundle: Path, backend: str) -> list[Proposal]:
@@ -22,7 +23,7 @@ def proposals(bundle: Path, backend: str) -> list[Proposal]:
         head = Head(session, 128, 32)
         features = rng.standard_normal((43, int(session.inputs["features"].shape[2]))).astype(np.float32)
         tokens = rng.integers(0, 256, 43).tolist()
-        found = [head.observe(tokens[:40], features[:40]), head.observe(tokens[40:], features[40:])]
+        found = [observed(head, tokens[:40], features[:40]), observed(head, tokens[40:], features[40:])]
         with Scratch(head) as scratch:
             rows = np.zeros(3, np.int64)
             ids = rng.integers(0, 256, 3)

@@ -42,6 +42,7 @@ from eagle_train.config import TrainConfig
 from eagle_train.errors import TrainError
 from eagle_train.head import read_head
 from eagle_train.target import FrozenTarget
+from fakes import observed
 from grow import grow
 from harden import harden
 from mtp_writers import (
@@ -217,8 +218,8 @@ def assert_drafts(bundle: Path, source: Any, module: nn.Module) -> None:
         np.testing.assert_allclose(rows, features_of(PROMPT)[0], atol=1e-4)
         first, later = PROMPT[1:6], [*PROMPT[6:], 9]
         features = features_of(PROMPT)
-        assert_row(model.head.observe(first, rows[:5]), 0, hidden_of(first, features[:, :5])[0, -1])
-        proposal = model.head.observe(later, rows[5:])
+        assert_row(observed(model.head, first, rows[:5]), 0, hidden_of(first, features[:, :5])[0, -1])
+        proposal = observed(model.head, later, rows[5:])
         text = first + later
         hidden = hidden_of(text, features)
         assert_row(proposal, 0, hidden[0, -1])

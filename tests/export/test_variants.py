@@ -21,6 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from eagle_export.bundle import export
 from eagle_runtime import EagleModel
 from eagle_runtime.drafting.head import Scratch
+from fakes import observed
 
 PROMPT = [5, 17, 3, 60, 41, 2, 33, 8, 19, 4, 55]
 
@@ -313,7 +314,7 @@ def test_bundle_equals_the_papers(name: str, tmp_path: Path) -> None:
         logits, rows = model._target.prefill(PROMPT)
         np.testing.assert_allclose(logits, out.logits[0, -1], atol=1e-4)
         np.testing.assert_allclose(rows, features, atol=1e-4)
-        proposal = model.head.observe(ids, rows)
+        proposal = observed(model.head, ids, rows)
         with Scratch(model.head) as scratch:
             following = scratch.feed(np.array([11]), proposal.hidden, np.array([-1]))
     for ours, reference in ((proposal, log_probs[-1]), (following, next_log_probs[-1])):

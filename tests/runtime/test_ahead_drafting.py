@@ -163,7 +163,8 @@ def test_a_head_follows_the_text(ahead_model: Models, kind: str) -> None:
     make = {"medusa": MedusaHeads, "hydra": HydraHeads}[kind]
     tokens, features = [5, 9, 4, 3, 8, 2], feature_rows(5, width)
     whole, parts = make(session, 64, 32), make(session, 64, 32)
-    wanted = whole.observe(tokens, features)
+    whole.note(features)
+    wanted = whole.catch_up(tokens)
     assert whole.unread == 0 and whole.cache.length == 5
 
     for piece in (features[:2], features[2:3], features[3:]):

@@ -27,7 +27,7 @@ from eagle_runtime.sampling import Sampler
 from eagle_runtime.session.protocol import Array
 from eagle_runtime.target import Target
 from eagle_runtime.tree import EAGLE1_CHOICES
-from fakes import Blend, FakeHead, FakeTarget, Table
+from fakes import Blend, FakeHead, FakeTarget, Table, observed
 from machine_fake import FixedCosts
 
 VOCAB, TOP_K, CAPACITY, SCRATCH = 40, 12, 200, 80
@@ -171,7 +171,7 @@ def test_a_sound_head_is_left_as_it_is() -> None:
     features = np.array([[1, 0], [2, 1]], np.float32)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        proposal = head.observe([2, 3], features)
+        proposal = observed(head, [2, 3], features)
     feeds = {
         "input_ids": np.array([2, 3]),
         "features": features,

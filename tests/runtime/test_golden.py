@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 from conftest import GOLDEN, load_trace
 from eagle_runtime import EagleModel, cli
 from eagle_runtime.tree import ancestor_mask, node_depths
+from fakes import observed
 
 TIE = 2e-5  # below this gap another order of summation may legally give another tree (golden README)
 DYNAMIC = ["--total-token", "16", "--depth", "3", "--draft-top-k", "4"]
@@ -77,7 +78,7 @@ def test_first_draft_log_probs(name: str, kind: str, bundle_of: Callable[..., Pa
     tokens = fixture["draft_in_ids"].tolist()
     with EagleModel.load(bundle_of(kind)) as model:
         _, features = model._target.prefill(tokens[:-1])
-        proposal = model.head.observe(tokens[1:], features)
+        proposal = observed(model.head, tokens[1:], features)
     expected = fixture["draft_first_logprobs"]
     best = np.argsort(-expected, kind="stable")[: proposal.log_probs.shape[1]]
     np.testing.assert_allclose(proposal.log_probs[0], expected[best], atol=1e-4)

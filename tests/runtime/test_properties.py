@@ -21,7 +21,7 @@ from eagle_runtime.sampling import Sampler, SamplingParams
 from eagle_runtime.session.ort.session import OrtSession
 from eagle_runtime.target import Target
 from eagle_runtime.tree import EAGLE1_CHOICES, Int, Tree, ancestor_mask, node_depths, root_only
-from fakes import rows_of
+from fakes import observed, rows_of
 
 CAPACITY = 128
 SCRATCH = 64
@@ -152,7 +152,7 @@ def test_scores_are_those_of_each_path_alone(pair: Pair, shape: str, prompt: lis
     assert len(set(siblings)) == len(siblings)
 
     alone = pair.head()
-    first = alone.observe(tokens[1:], features)
+    first = observed(alone, tokens[1:], features)
     for node in range(1, tree.num_nodes):
         own = tree.tokens[path_to(node, tree.parents)[1:]].tolist()
         assert_close(tree.scores[node], score_of_path(alone, first, own))
@@ -189,7 +189,7 @@ def test_head_rows_hold_verified_tokens_only(
         tokens += cycle.step.tokens.tolist()
     fresh = pair.head()
     _, features = pair.target().prefill(tokens[:-1])
-    fresh.observe(tokens[1:], features)
+    observed(fresh, tokens[1:], features)
     assert head.cache.length == fresh.cache.length == len(tokens) - 1
     committed = slice(0, len(tokens) - 1)
     assert_close(rows_of(head.cache)[:, committed], rows_of(fresh.cache)[:, committed])

@@ -27,7 +27,7 @@ from eagle_runtime.tree import (
     rerank,
     root_only,
 )
-from fakes import FakeHead, FakeTarget, Language, Table, history_of
+from fakes import FakeHead, FakeTarget, Language, Table, history_of, observed
 
 ROOT = 77
 VOCAB = 6
@@ -285,7 +285,7 @@ def fail_while_growing(head: Head, proposal: Proposal) -> None:
 
 def test_scratch_rows_are_gone_even_after_an_error() -> None:
     head = Head(FakeHead(Table(VOCAB, 0, 1.0), top_k=2), capacity=8, scratch=4)
-    proposal = head.observe([1, 2], history_of([5, 1]).T)
+    proposal = observed(head, [1, 2], history_of([5, 1]).T)
     with pytest.raises(KeyError):
         fail_while_growing(head, proposal)
     assert head.cache.length == 2
@@ -294,8 +294,8 @@ def test_scratch_rows_are_gone_even_after_an_error() -> None:
 def test_proposals_outlive_the_next_pass() -> None:
     """Sessions reuse their buffers, so what the head hands out must be its own."""
     head = Head(FakeHead(Table(VOCAB, 0, 1.0), top_k=2), capacity=8, scratch=4)
-    first = head.observe([1, 2], history_of([5, 1]).T)
-    again = Head(FakeHead(Table(VOCAB, 0, 1.0), top_k=2), capacity=8, scratch=4).observe([1, 2], history_of([5, 1]).T)
+    first = observed(head, [1, 2], history_of([5, 1]).T)
+    again = observed(Head(FakeHead(Table(VOCAB, 0, 1.0), top_k=2), capacity=8, scratch=4), [1, 2], history_of([5, 1]).T)
     with Scratch(head) as scratch:
         scratch.feed(first.tokens[0], first.hidden[np.zeros(2, np.int64)], np.array([-1, -1]))
     np.testing.assert_array_equal(first.tokens, again.tokens)
@@ -321,8 +321,8 @@ def test_the_head_reads_the_end_of_what_is_long(first: int, count: int) -> None:
     features = history_of(text[:-1]).T
     head = Head(FakeHead(draft, top_k=3), 1024, 0)
     if first:
-        head.observe(text[1 : first + 1], features[:first])
-    proposal = head.observe(text[first + 1 :], features[first:])
+        observed(head, text[1 : first + 1], features[:first])
+    proposal = observed(head, text[first + 1 :], features[first:])
     read = text if count <= WINDOW else text[-WINDOW - 1 :]
     assert proposal.tokens[0].tolist() == [token for token, _ in likeliest(draft, read, 3)]
     assert head.cache.length == len(read) - 1

@@ -109,7 +109,8 @@ class _ByLevels:
         levels, two or none; of none, only what is proposed after the prompt."""
         head, session = self._head, self._session
         head.cache.truncate(0)
-        head.observe([*prompt[1:], int(prompt[0])], features)
+        head.note(features)
+        head.catch_up([*prompt[1:], int(prompt[0])])
         rows = session.rows()
         hidden = np.repeat(features[-1:], CHILDREN, 0)
         nested = np.arange(CHILDREN)[::-1] // 2  # two children for each of the last two nodes of the first level

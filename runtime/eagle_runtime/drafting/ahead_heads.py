@@ -85,11 +85,6 @@ class AheadHeads:
         self._feature = np.array(snapshot.pending[-1][-1:], self._dtype) if snapshot.pending else None
         self._read = self._feature is None
 
-    def observe(self, tokens: Sequence[int], features: Features) -> Proposal:
-        """As in HeadOfText."""
-        self.note(features)
-        return self.catch_up(tokens)
-
     def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
         """As in DraftHead."""
         raise NotImplementedError

@@ -103,9 +103,6 @@ class HeadOfText(DraftHead, Protocol):
         """Forget the features from position `length` on, and what was read with them; what is noted next is of that
         position."""
 
-    def observe(self, tokens: Sequence[int], features: Features) -> Proposal:
-        """Note features [n, Hd], and read all that were noted. tokens [n]: the token after each, the root last."""
-
     def snapshot(self) -> HeadSnapshot:
         """Returns a copy of what it holds of the text."""
 
@@ -217,12 +214,6 @@ class Head:
     def _have_read(self) -> None:
         """The rows are in the cache."""
         self._noted, self._unread, self._noted_from = [], 0, self._noted_from + self._unread
-
-    def observe(self, tokens: Sequence[int], features: Features) -> Proposal:
-        """Note features [n, Hd], and read all that were noted. tokens [n]: the token after each, the root last."""
-        assert len(tokens) == len(features) > 0
-        self.note(features)
-        return self.catch_up(tokens)
 
     def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:
         """As in DraftHead."""

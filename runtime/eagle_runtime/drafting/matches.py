@@ -3,33 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from eagle_runtime.drafting.predicted import LONGEST, SHORTEST, PredictedText
+from eagle_runtime.drafting.suffix import SuffixAutomaton, following_tokens
 
 PLACES = 8  # latest places of a pair of tokens that are searched
-
-
-class EarlierText(Protocol):
-    """Finds where the end of a growing text occurred before: an NgramIndex, or a suffix.SuffixAutomaton."""
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Add new tokens. tokens: the whole text so far, which begins with the text that was added before."""
-
-    def match(self) -> tuple[int, int]:
-        """Returns the position after an earlier match of the text's end, and its length; (0, 0) if there is none."""
-
-    def continuation(self, place: int, count: int) -> list[int]:
-        """Returns at most `count` tokens from a position on, as following_tokens does."""
-
-
-def following_tokens(tokens: list[int], place: int, count: int) -> list[int]:
-    """Returns at most `count` tokens of a text from a position on. Where they reach the text's end they go on from the
-    position again: the text may be a loop."""
-    following = tokens[place : place + count]
-    while following and len(following) < count:
-        following += following[: count - len(following)]
-    return following
 
 
 class NgramIndex:
@@ -61,8 +39,11 @@ class NgramIndex:
         return best
 
     def continuation(self, place: int, count: int) -> list[int]:
-        """As in EarlierText."""
+        """As in following_tokens."""
         return following_tokens(self._tokens, place, count)
+
+
+EarlierText = NgramIndex | SuffixAutomaton
 
 
 def longest_match(

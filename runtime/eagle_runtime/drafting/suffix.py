@@ -9,9 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eagle_runtime.drafting.matches import following_tokens
-
 HOPS = 16  # links of a new token's state whose latest place is brought up to date
+
+
+def following_tokens(tokens: list[int], place: int, count: int) -> list[int]:
+    """Returns at most `count` tokens of a text from a position on. Where they reach the text's end they go on from the
+    position again: the text may be a loop."""
+    following = tokens[place : place + count]
+    while following and len(following) < count:
+        following += following[: count - len(following)]
+    return following
 
 
 class SuffixAutomaton:
@@ -37,7 +44,7 @@ class SuffixAutomaton:
         return self._match
 
     def continuation(self, place: int, count: int) -> list[int]:
-        """As in EarlierText."""
+        """As in following_tokens."""
         return following_tokens(self._tokens, place, count)
 
     def _add(self, token: int) -> None:
