@@ -25,13 +25,11 @@ def check_settings(pair: Pair, backend: str, cache_precision: str | None, draft_
             f"{target} is a {pair.family.name} model: its attention has bounded scores, which TensorRT cannot run; "
             "export it for backend cpu"
         )
-    if head is not None and head.config.block is not None and (backend == "cuda" or draft_vocab):
-        what = "do not run on backend cuda" if backend == "cuda" else "keep all tokens of their LM head"
+    if head is not None and (problem := _problem_of_head(head, backend, draft_vocab)) is not None:
         raise ExportError(
-            f"{head.checkpoint.folder} is a block head, and block heads {what}; change that setting, or the head"
+            f"{head.checkpoint.folder} holds a head of kind {head.config.kind}, and such heads {problem}; change that "
+            "setting, or the head"
         )
-    if head is not None and head.config.ahead is not None:
-        _check_ahead(head, backend, draft_vocab)
 
 
 def notes_on(pair: Pair, backend: str) -> list[str]:
@@ -50,15 +48,7 @@ def notes_on(pair: Pair, backend: str) -> list[str]:
     return notes
 
 
-def _check_ahead(head: HeadPart, backend: str, draft_vocab: int | None) -> None:
-    """Raises ExportError for what Medusa's and Hydra's heads cannot have."""
-    if backend in ("tensorrt", "tensorrt-rtx"):
-        raise ExportError(
-            f"{head.checkpoint.folder} holds {head.config.kind.capitalize()} heads, which run on ONNX Runtime alone; "
-            "export them for backend cpu or cuda"
-        )
-    if draft_vocab is not None:
-        raise ExportError(
-            f"{head.checkpoint.folder} holds {head.config.kind.capitalize()} heads, whose LM heads keep all tokens; "
-            "leave the draft vocabulary out"
-        )
+def _problem_of_head(head: HeadPart, backend: str, draft_vocab: int | None) -> str | None:
+    if backend in head.kind.not_on:
+        return f"do not run on backend {backend}"
+    return "keep all tokens of their LM heads" if draft_vocab is not None and head.kind.all_tokens else None

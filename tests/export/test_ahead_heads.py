@@ -224,7 +224,7 @@ def test_inspect_names_producer_and_kind(tmp_path: Path) -> None:
 
 def test_what_such_heads_cannot_have_is_refused(tmp_path: Path) -> None:
     folder = write_medusa(tmp_path / "head", seeded(medusa, WIDTH, VOCAB, HEADS))
-    with pytest.raises(ExportError, match="Medusa heads, which run on ONNX Runtime alone"):
+    with pytest.raises(ExportError, match="kind medusa, and such heads do not run on backend tensorrt"):
         export(TARGET, folder, tmp_path / "b", precision="fp16", backend="tensorrt-rtx", certify=False)
     bundle = export(TARGET, folder, tmp_path / "bundle", certify=False).bundle
     with pytest.raises(CalibrationError, match="Medusa heads, whose inputs are not recorded"):

@@ -31,7 +31,8 @@ class Kind:
     target, in the target's graph; names_taps: whether its config must say which.
     keys_in_target: whether its keys and values are made there too. recurrent: whether its last norm is part of what its
     own next step reads. norms: in the draft graph, but for two in each layer and those of queries and keys. joined:
-    linear layers whose inputs are parts joined to one.
+    linear layers whose inputs are parts joined to one. not_on: backends that cannot run it. all_tokens: whether its
+    draft vocabulary cannot be chosen at export.
 
     has_lm_head: whether it has an LM head, given the target's vocabulary. read_ahead, read_block: what such heads alone
     have. other_readings: of the same folder, in words that follow a share. note: on what is left out of it."""
@@ -47,6 +48,8 @@ class Kind:
     recurrent: bool = False
     norms: int = 0
     joined: str = r"fc\."
+    not_on: tuple[str, ...] = ()
+    all_tokens: bool = False
     has_lm_head: Callable[[Checkpoint, int], bool] = lambda head, vocab: False
     read_ahead: Callable[[Checkpoint, int, int], Ahead] | None = None
     read_block: Callable[[Checkpoint, int, int, int], Block] | None = None
@@ -77,6 +80,7 @@ def _block_readings(config: HeadConfig) -> Readings:
         yield f"{key} {str(turned).lower()}", replace(config, block=replace(config.block, **{field: turned}))
 
 
+AHEAD = partial(Kind, joined="", not_on=("tensorrt", "tensorrt-rtx"), all_tokens=True)
 JOINED = r"fc\.|(midlayer|layers\.0)\.self_attn\.[qkv]_proj\."
 KINDS: Mapping[HeadKind, Kind] = {
     "eagle1": Kind("EAGLE-1/2", bias_keys=("bias",), norms=-1, joined=JOINED),
@@ -97,11 +101,13 @@ KINDS: Mapping[HeadKind, Kind] = {
         names_taps=True,
         keys_in_target=True,
         norms=1,
+        not_on=("cuda",),
+        all_tokens=True,
         has_lm_head=lambda head, vocab: LM_HEAD in head.tensors,
         read_block=read_block,
         other_readings=_block_readings,
         note=left_out,
     ),
-    "medusa": Kind("Medusa", joined="", read_ahead=partial(read_ahead, grounded=False)),
-    "hydra": Kind("Hydra", joined="", read_ahead=partial(read_ahead, grounded=True)),
+    "medusa": AHEAD("Medusa", read_ahead=partial(read_ahead, grounded=False)),
+    "hydra": AHEAD("Hydra", read_ahead=partial(read_ahead, grounded=True)),
 }
