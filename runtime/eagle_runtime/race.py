@@ -99,23 +99,27 @@ def decide(known: Known, top_k: int, top_p: float, min_p: float) -> int | None:
 
 
 def drawn(
-    logits: Float, numbers: Row, smallest: float, temperature: float, top_k: int, top_p: float, min_p: float
+    logits: Float,
+    likeliest: int,
+    numbers: Row,
+    smallest: float,
+    temperature: float,
+    filters: tuple[int, float, float],
 ) -> int | None:
     """Returns the token of a whole row [V] that wins the race of exp(logit / temperature) / number after the filters
-    (as in SamplingParams), or None where that takes the scores of all. numbers [V]: random numbers, all above 0, the
-    smallest of them `smallest`."""
-    likeliest = int(logits.argmax())
+    top_k, top_p, min_p (as in SamplingParams), or None where that takes the scores of all. likeliest: has the highest
+    logit. numbers [V]: random numbers, all above 0, the smallest of them `smallest`."""
     best = float(logits[likeliest]) / temperature
     if not (math.isfinite(best) and 1 / MOST_TEMPERATURE < temperature < MOST_TEMPERATURE):
         return None
     few = contenders(logits, numbers, smallest, likeliest, temperature)
     scores = logits[few].astype(np.float64) / temperature
     values = np.exp(scores - best) / numbers[few]
-    if top_p == 1 and top_k == min_p == 0:
+    if filters == (0, 1, 0):
         return int(few[values.argmax()])
-    filters = RowFilters(logits, logits[likeliest], temperature, top_k, top_p, min_p)
+    row = RowFilters(logits, logits[likeliest], temperature, *filters)
     for place in np.argsort(-values, kind="stable")[:TRIED].tolist():
-        if (kept := filters.keep(float(logits[few[place]]))) is None:
+        if (kept := row.keep(float(logits[few[place]]))) is None:
             return None
         if kept:
             return int(few[place])

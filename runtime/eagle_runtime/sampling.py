@@ -175,7 +175,7 @@ class Sampler:
                 f"the target's logits at position {self.position} are not finite; the model's weights or its "
                 "precision do not fit (try fp32)"
             )
-        token = likeliest if self.takes_highest else self._draw(logits)
+        token = likeliest if self.takes_highest else self._draw(logits, likeliest)
         if self._num_log_probs is not None:
             self._log_probs.append(log_probs_of(logits, token, self._num_log_probs))
         return token
@@ -202,7 +202,8 @@ class Sampler:
         records, self._log_probs = self._log_probs, []
         return records
 
-    def _draw(self, logits: npt.NDArray[np.float32]) -> int:
+    def _draw(self, logits: npt.NDArray[np.float32], likeliest: int) -> int:
+        """likeliest: the token with the highest logit."""
         params = self.params
         if params.temperature == 0:
             return int(np.argmax(self.process(logits)))
@@ -213,7 +214,8 @@ class Sampler:
         numbers, smallest = self.exponential_noise(self.position), self._noise.least(self.position)
         if self._raw_scores:
             filters = params.top_k, params.top_p, params.min_p
-            if (token := drawn(logits, numbers, smallest, params.temperature, *filters)) is not None:
+            token = drawn(logits, likeliest, numbers, smallest, params.temperature, filters)
+            if token is not None:
                 return token
         scores = self.process(logits)
         # The likeliest token rings at its number; to ring earlier, another needs this score, whatever its number.

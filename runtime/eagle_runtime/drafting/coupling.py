@@ -151,8 +151,9 @@ class GumbelRanker:
             self._root = tokens[0], scores[0], noise[0]
         log_chances = log_softmax(scores + self._weight.value * noise)[:, :-1]
         order = np.argsort(-log_chances, axis=1, kind="stable")
-        log_chances = np.maximum(np.take_along_axis(log_chances, order, 1), NEVER)
-        return np.take_along_axis(tokens, order, 1), np.minimum(log_chances, 0).astype(np.float32)
+        rows = np.arange(len(tokens))[:, None]
+        log_chances = np.maximum(log_chances[rows, order], NEVER)
+        return tokens[rows, order], np.minimum(log_chances, 0).astype(np.float32)
 
     def weights(self, position: int, levels: int, known: Int | None) -> Weights:
         """As in Weigher, without the filters, which an engine does not know."""
@@ -170,7 +171,10 @@ class GumbelRanker:
         tokens, scores, noise = self._root
         places = np.flatnonzero(tokens == token)
         column = places[0] if len(places) else len(tokens)
-        self._weight.learn(log_softmax(scores + WEIGHTS[:, None] * noise)[:, column])
+        weighed = scores + WEIGHTS[:, None] * noise
+        highest = weighed.max(1)
+        sums = np.exp(weighed - highest[:, None]).sum(1)
+        self._weight.learn(weighed[:, column] - highest - np.log(sums))
         self._root = None
 
     def _filtered(self, log_probs: Row) -> Row:
