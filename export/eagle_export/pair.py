@@ -28,7 +28,7 @@ from eagle_export.graphs import TargetGraph
 from eagle_export.head_modules import MODULES
 from eagle_export.heads.block_layouts import fitted
 from eagle_export.heads.config import HeadConfig
-from eagle_export.heads.kinds import KEYS, KINDS, READER, Kind
+from eagle_export.heads.kinds import KINDS, Kind, placed
 from eagle_export.heads.layouts import HeadLayout, official
 from eagle_export.heads.prediction import prediction_layers, without_prediction_layers
 from eagle_export.heads.reading import read_head_config
@@ -200,23 +200,14 @@ def weight_sources(pair: Pair) -> dict[str, dict[str, Weight]]:
     head = pair.head
     if head is None:
         return {"target": target}
-    elsewhere = _rotary_buffers(head.checkpoint) | ({LM_HEAD} if head.config.borrows else {"d2t", "t2d"})
-    elsewhere |= {"norm.weight"} if head.config.output_norm == "none" else set()
-    elsewhere |= {LM_HEAD} if head.config.borrows_lm_head else set()
-    draft = {
-        f"head.{name}": Weight(f"head.{name}", tensor)
-        for name, tensor in head.checkpoint.tensors.items()
-        if name not in elsewhere
-    }
+    in_draft, in_target = placed(head.config, head.checkpoint.tensors)
+    own = {name: Weight(f"head.{name}", tensor) for name, tensor in head.checkpoint.tensors.items()}
+    target |= {f"head_reader.{name}": own[name] for name in in_target}
+    draft = {f"head.{name}": own[name] for name in in_draft}
     if not head.own_embedding and head.config.embeds:
         draft["head.embed_tokens.weight"] = target[EMBEDDING]
     if head.config.borrows_lm_head:
         draft["head.lm_head.weight"] = target[LM_HEAD]
-    own = {name.removeprefix("head."): name for name in draft}
-    if not head.config.borrows:  # its reader reads taps, so it is part of the target's graph
-        target |= {f"head_reader.{name}": draft.pop(own[name]) for name in own if name.startswith(READER)}
-    if head.kind.keys_in_target:
-        target |= {f"head_reader.{name}": draft[own[name]] for name in own if KEYS.match(name)}
     return {"target": target, "draft": draft}
 
 

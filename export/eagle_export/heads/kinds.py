@@ -4,7 +4,7 @@ modules; nothing here needs torch."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -111,3 +111,15 @@ KINDS: Mapping[HeadKind, Kind] = {
     "medusa": AHEAD("Medusa", read_ahead=partial(read_ahead, grounded=False)),
     "hydra": AHEAD("Hydra", read_ahead=partial(read_ahead, grounded=True)),
 }
+
+
+def placed(config: HeadConfig, names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Returns which of a head's tensors stand in the draft graph, and which in the target's; some do in both. Tables of
+    rotations are computed, and maps of the vocabulary and what the head has of the target are no weights of its own."""
+    elsewhere = {LM_HEAD} if config.borrows_lm_head else set()
+    elsewhere |= set() if config.borrows else {"d2t", "t2d"}
+    elsewhere |= {"norm.weight"} if config.output_norm == "none" else set()
+    own = [name for name in names if name not in elsewhere and not name.endswith("rotary_emb.inv_freq")]
+    read = [] if config.borrows else [name for name in own if name.startswith(READER)]
+    both = [name for name in own if KINDS[config.kind].keys_in_target and KEYS.match(name)]
+    return [name for name in own if name not in read], [*read, *both]

@@ -9,7 +9,7 @@ from math import prod
 from eagle_export.checkpoint import EMBEDDING, LM_HEAD, Checkpoint, StoredTensor
 from eagle_export.families.family import Family
 from eagle_export.heads.config import HeadConfig
-from eagle_export.heads.kinds import KEYS, KINDS, READER
+from eagle_export.heads.kinds import KINDS, placed
 from eagle_export.inspection.sizes import Before, GraphShapes, Layers, alike
 
 HEAD_EMBEDDING = "embed_tokens.weight"
@@ -30,14 +30,13 @@ def target_shapes(
             layers.append(_layer(name, tensor, _before(name)))
         else:
             numbers += prod(tensor.shape)
-    if head is not None and config is not None and KINDS[config.kind].reads_taps:
-        both = KINDS[config.kind].keys_in_target
-        for name, tensor in head.tensors.items():
-            if name == "fc.weight":
-                layers.append(_layer(f"head_reader.{name}", tensor, "norm" if config.tap_norm == "all" else "joined"))
-            elif both and KEYS.match(name) and _is_layer(name, tensor):
-                layers.append(_layer(f"head_reader.{name}", tensor, "norm"))
-            elif name.startswith(READER) or (both and KEYS.match(name)):
+    if head is not None and config is not None:
+        for name in placed(config, head.tensors)[1]:
+            tensor = head.tensors[name]
+            if _is_layer(name, tensor):
+                joined = name == "fc.weight" and config.tap_norm != "all"
+                layers.append(_layer(f"head_reader.{name}", tensor, "joined" if joined else "norm"))
+            else:
                 numbers += prod(tensor.shape)
     rows, width = tensors[EMBEDDING].shape
     return GraphShapes(
@@ -47,10 +46,10 @@ def target_shapes(
 
 def draft_shapes(target: Checkpoint, head: Checkpoint, config: HeadConfig) -> GraphShapes:
     """The head's graph, with what it borrows of the target."""
-    tensors = {name: tensor for name, tensor in _used(head).items() if name not in (*MAPS, HEAD_EMBEDDING)}
     layers, numbers = [], 0
-    for name, tensor in tensors.items():
-        if (name == LM_HEAD and config.borrows_lm_head) or (not config.borrows and name.startswith(READER)):
+    for name in placed(config, head.tensors)[0]:
+        tensor = head.tensors[name]
+        if name in (*MAPS, HEAD_EMBEDDING):
             continue
         if _is_layer(name, tensor):
             joined = re.match(KINDS[config.kind].joined, name) is not None
