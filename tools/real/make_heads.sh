@@ -5,7 +5,7 @@
 #
 # Finished steps are kept in WORK, and a stopped one goes on: run it again. PROMPTS, STEPS, BATCH (answers at once) and
 # WINDOWS (of a training step) change the amounts; the defaults write about 1.5 million tokens of answers. On one GPU that
-# takes less than an hour (answers: 36,000 tokens a second on an H200 with BATCH=1024; EAGLE-3: 410,000), on two cores of a
+# takes less than an hour (answers: 69,000 tokens a second on an H200 with BATCH=2048; EAGLE-3: 410,000), on two cores of a
 # processor a day, with WINDOWS=8. The heads are in WORK/eagle3, WORK/eagle1 and WORK/block, their curves in training/log.jsonl of each.
 set -euo pipefail
 work=${1:?a folder to work in}
@@ -24,7 +24,10 @@ answer() {
     --max-new-tokens 384 --batch-size "${BATCH:-192}"
 }
 answer "$work/headers.jsonl" "$work/asked.jsonl"
+[ -f "$work/requests.jsonl" ] || prompts articles "$target" --count "$((${PROMPTS:-8000} / 10))" -o "$work/requests.jsonl"
+answer "$work/requests.jsonl" "$work/articles.jsonl"
 [ -d "$work/prompts" ] || prompts mix "$target" --headers "$work/headers.jsonl" --asked "$work/asked.jsonl" \
+  --articles "$work/articles.jsonl" \
   --held-out "$questions"/*.jsonl --count "${PROMPTS:-8000}" --shards 4 --evaluation 64 -o "$work/prompts"
 mkdir -p "$work/answers"
 # JOBS: files that are answered at once; more than one gain nothing on a GPU, which then changes from one to the next.
