@@ -132,6 +132,22 @@ def test_attention_has_the_same_bits_in_any_tree_and_on_every_instruction_set(he
         np.testing.assert_array_equal(one[0, 0], out[0, node])
 
 
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("length", [0, 1, 127, 300])
+def test_columns_that_are_not_committed_are_not_read(heads: Heads, length: int, instruction_set: str) -> None:
+    """A cache leaves in them what they held (HeadMajorCache)."""
+    rng = np.random.default_rng(length)
+    past = tuple(rng.standard_normal((length, heads.kv_heads, heads.width)).astype(np.float32) for _ in range(2))
+    feeds = heads.feeds(heads.rows(rng, 5), (past[0], past[1]), [-1, 0, 0, 1, 3], spare=70)
+    other = {name: feeds[name].copy() for name in ("keys", "values")}
+    other["keys"][:, length:], other["values"][:, :, length:] = np.nan, np.nan
+    with instructions(instruction_set):
+        session = heads.session()
+        for mine, same in zip(session.run(None, {**feeds, **other}), session.run(None, feeds), strict=True):
+            np.testing.assert_array_equal(mine, same)
+            assert np.isfinite(mine).all()
+
+
 @pytest.mark.parametrize("heads", [heads for heads in HEADS if not heads.window])
 @pytest.mark.parametrize("length", [0, 1, 127, 300])
 def test_attention_over_rows_has_the_bits_of_the_whole_tree(heads: Heads, length: int, instruction_set: str) -> None:
