@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from eagle_export.families.source import load_source
+from eagle_export.reading.families.source import load_source
 
 
 class Block(nn.Module):

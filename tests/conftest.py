@@ -17,11 +17,11 @@ import pytest
 import torch
 from filelock import FileLock
 
-from eagle_export import head_modules, pair
+from eagle_export.graphs import head_modules, pair
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import MANIFEST_NAME
+from eagle_runtime.commands.interrupts import STOP_SIGNALS
 from eagle_runtime.session.ort.operators import native_operators
-from eagle_runtime.threads.interrupts import STOP_SIGNALS
 from trace_memory import TraceMemory
 
 # Of tests of the native operators: they need eagle-edge-kernels, which `make kernels` builds.

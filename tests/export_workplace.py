@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from conftest import GOLDEN
-from eagle_export.cli import main
+from eagle_export.commands.cli import main
 from trace_memory import TraceMemory
 
 LAYERS = 2  # of make_target's targets

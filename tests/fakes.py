@@ -17,12 +17,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from eagle_runtime.base.tree import Bool, Float
 from eagle_runtime.bundle.manifest import TensorSpec
-from eagle_runtime.cache import Cache, KVCache
-from eagle_runtime.drafting.head import HeadOfText, Proposal
-from eagle_runtime.session.protocol import Array, Session
-from eagle_runtime.target import Features
-from eagle_runtime.tree import Bool, Float
+from eagle_runtime.core.cache import Cache, KVCache
+from eagle_runtime.core.head import HeadOfText, Proposal
+from eagle_runtime.core.session import Array, Session
+from eagle_runtime.core.target import Features
 
 
 def history_of(tokens: Sequence[int]) -> Float:

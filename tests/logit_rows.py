@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from eagle_runtime.candidates import Candidates
-from eagle_runtime.tree import Float, Int
+from eagle_runtime.base.tree import Float, Int
+from eagle_runtime.sampling.candidates import Candidates
 
 SUM_ERROR = 5e-5  # of log_sum_exp, half of what Candidates allows
 

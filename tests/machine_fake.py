@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from eagle_runtime.cache import KVCache
+from eagle_runtime.core.cache import KVCache
+from eagle_runtime.core.session import Array
 from eagle_runtime.drafting.costs.model import LARGEST, Costs, Pass, unknown
 from eagle_runtime.drafting.costs.storage import LearnedCosts
-from eagle_runtime.session.protocol import Array
 from fakes import FakeHead, FakeTarget, Language
 
 NOISE = 0.1  # standard deviation of the logarithm of a forward pass's time

@@ -1,7 +1,7 @@
 """An engine in NumPy: ONNX's reference implementation runs a graph node by node. It is slow and independent of every
 kernel that ships, so tests compare other engines with it.
 
-It is also the smallest example of a backend: a Session (eagle_runtime.session.protocol) and the row-major cache.
+It is also the smallest example of a backend: a Session (eagle_runtime.core.session) and the row-major cache.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 from eagle_runtime.bundle.manifest import GraphSpec
-from eagle_runtime.cache import KVCache
-from eagle_runtime.session.protocol import Array, Session
+from eagle_runtime.core.cache import KVCache
+from eagle_runtime.core.session import Array, Session
 
 BATCHED = {"input_ids", "position_ids", "features"}  # inputs that have a batch axis in the graph
 

@@ -16,19 +16,19 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from conftest import GOLDEN
+from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
-from eagle_export.errors import ExportError
+from eagle_export.graphs.eager import eager_head, eager_weights, read_block_rows
+from eagle_export.graphs.pair import open_pair
 from eagle_export.heads.block import BlockHead
-from eagle_export.heads.eager import eager_head, eager_weights, read_block_rows
-from eagle_export.pair import open_pair
 from eagle_runtime import EagleModel
+from eagle_runtime.base.errors import EagleWarning
+from eagle_runtime.base.tree import node_depths
+from eagle_runtime.core.generate import Cycle
 from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.block_head import BlockHead as RuntimeHead
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
 from eagle_runtime.drafting.costs.model import Costs, Timings
-from eagle_runtime.errors import EagleWarning
-from eagle_runtime.generate import Cycle
-from eagle_runtime.tree import node_depths
 from machine_fake import FixedCosts
 
 ROWS = 6
@@ -119,7 +119,7 @@ def test_drafts_are_those_of_the_torch_module(head: Path, model: EagleModel, pro
             wanted = read_block_rows(module, pair.head.config, tokens, states, torch.tensor([len(text) - 1]))
             scores = wanted[0, depth].log_softmax(-1)
         order = scores.argsort(descending=True, stable=True)[: runtime.top_k].tolist()
-        if depth == 0 or module.markov_head is None:  # exact; later ones are, but for what is no candidate
+        if depth == 0 or module.markov_head is None:  # exact; later ones are, but for what is not a candidate
             assert proposal.tokens[0, :5].tolist() == order[:5]
             np.testing.assert_allclose(proposal.log_probs[0, :5], scores[order[:5]], atol=2e-4)
         else:

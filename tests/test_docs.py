@@ -24,9 +24,9 @@ import pytest
 from filelock import FileLock
 
 from eagle_calib import cli as calib_cli
-from eagle_export import cli as export_cli
-from eagle_runtime import cli as run_cli
-from eagle_runtime.chat import cli as chat_cli
+from eagle_export.commands import cli as export_cli
+from eagle_runtime.commands import cli as run_cli
+from eagle_runtime.commands.chat import cli as chat_cli
 from eagle_runtime.drafting.methods import METHODS
 from eagle_serve import cli as serve_cli
 from eagle_tools import doctor, toy_demo

@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAIR = ROOT / "tools/demo_pair"
 APPLICATION = """
 import sys
-from eagle_runtime import worker
-from eagle_runtime.chat import cli
+from eagle_runtime.commands import worker
+from eagle_runtime.commands.chat import cli
 
 sys.exit(worker.main(sys.argv[2:]) if sys.argv[1] == "--worker" else cli.main())
 """

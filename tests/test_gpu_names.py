@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import trt_fake
-from eagle_runtime.errors import BackendError
+from eagle_runtime.base.errors import BackendError
 from eagle_runtime.session.trt.driver import CudaDriver
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -97,7 +97,7 @@ def all_uses() -> list[Use]:
 
 
 def read_api() -> dict[str, list[tuple[int, int]]]:
-    """Returns Class, or Class.member -> the least and largest number of arguments per overload; empty for what is no
+    """Returns Class, or Class.member -> the least and largest number of arguments per overload; empty for what is not a
     method."""
     api: dict[str, list[tuple[int, int]]] = {}
     owner = ""

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PARTS = {name: f"eagle_{name}" for name in ("runtime", "calib", "export", "train", "tools")}
 SERVE = "runtime/eagle_serve"  # a package of its own: nothing else imports it, and of the runtime it imports only
 # the public names, what all commands share, and the names of drafting methods
-OPEN = {"eagle_runtime", "eagle_runtime.command", "eagle_runtime.drafting.methods"}
+OPEN = {"eagle_runtime", "eagle_runtime.commands.command", "eagle_runtime.drafting.methods"}
 LEAN = ("runtime", "calib")  # installed without the exporter's libraries
 HEAVY = {"torch", "transformers", "onnx", "onnxscript", "onnx_ir"}
 BASE = {"numpy", "tokenizers", "jinja2", "safetensors"}  # what the distribution requires whatever its extras
@@ -29,7 +29,7 @@ OF_SERVE = {"starlette", "uvicorn"}
 HOOKS = "runtime/eagle_runtime/_pyinstaller/"  # files that PyInstaller runs, and nothing imports
 ENGINES = {  # engine library -> the one file that imports it
     "onnxruntime": "runtime/eagle_runtime/session/ort/library.py",
-    "eagle_edge_kernels": "runtime/eagle_runtime/session/ort/operators.py",
+    "eagle_edge_kernels": "runtime/eagle_runtime/machine/kernels.py",
     "tensorrt_rtx": "runtime/eagle_runtime/session/trt/library.py",
     "tensorrt": "runtime/eagle_runtime/session/trt/library.py",
     "cuda": "runtime/eagle_runtime/session/trt/driver.py",
@@ -109,7 +109,7 @@ def house(tmp_path: Path) -> Path:
         ("runtime/eagle_runtime/a.py", "import eagle_export", 1),
         ("runtime/eagle_runtime/a.py", "import eagle_serve", 1),
         ("runtime/eagle_runtime/a.py", "import starlette", 1),
-        ("runtime/eagle_serve/a.py", "from eagle_runtime.sampling import Sampler", 1),
+        ("runtime/eagle_serve/a.py", "from eagle_runtime.sampling.sampler import Sampler", 1),
         ("runtime/eagle_serve/a.py", "import numpy, torch", 1),
         ("tools/eagle_tools/a.py", "from eagle_serve import serving", 1),
         ("runtime/eagle_runtime/a.py", "from eagle_calib.texts import joined", 1),
@@ -180,7 +180,7 @@ def test_every_public_name_is_imported_from_where_it_is_defined() -> None:
 def test_the_command_lines_wait_with_heavy_imports() -> None:
     """So that a wrong argument is reported at once."""
     code = (
-        "import json, sys, eagle_runtime.cli, eagle_calib.cli, eagle_export.cli; "
+        "import json, sys, eagle_runtime.commands.cli, eagle_calib.cli, eagle_export.commands.cli; "
         "print(json.dumps({'modules': sorted(sys.modules)}))"
     )
     modules = set(in_new_process(code)["modules"])  # type: ignore[call-overload]

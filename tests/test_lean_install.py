@@ -134,7 +134,7 @@ def test_the_missing_engine_names_its_extra(device: Path, bundle_of: Callable[..
     for package in held.iterdir():
         if not package.name.startswith("onnxruntime"):
             (tmp_path / package.name).symlink_to(package)
-    command = (device / "python", "-S", "-m", "eagle_runtime.cli", bundle_of("eagle1"), "--prompt-ids", "5,6")
+    command = (device / "python", "-S", "-m", "eagle_runtime.commands.cli", bundle_of("eagle1"), "--prompt-ids", "5,6")
     done = run(*command, expect=2, folder=tmp_path)  # "-m" searches the folder it is started in
     assert done.stdout == "" and done.stderr.count("\n") == 1
     assert done.stderr.startswith("eagle-run: ") and "pip install 'eagle-edge[cpu]'" in done.stderr

@@ -113,9 +113,9 @@ def test_commands_write_what_was_asked_for_and_call_nobody(
 ) -> None:
     target, head = make_target(tmp_path_factory.mktemp("pair") / "target"), GOLDEN / "head_eagle1"
     steps: list[tuple[object, ...]] = [
-        ("eagle_export.cli", target, head, "-o", "bundle"),
+        ("eagle_export.commands.cli", target, head, "-o", "bundle"),
         ("eagle_calib.cli", "bundle", "-o", "calib", "--data", "ids.jsonl", "--max-tokens", 40),
-        ("eagle_runtime.cli", "bundle", "--prompt-ids", "5,6,7", "--max-new-tokens", 8, "--method", "eagle"),
+        ("eagle_runtime.commands.cli", "bundle", "--prompt-ids", "5,6,7", "--max-new-tokens", 8, "--method", "eagle"),
         ("eagle_tools.doctor", "bundle", "--backend", "cpu"),
         ("eagle_tools.doctor",),
     ]

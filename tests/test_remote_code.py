@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eagle_export.cli import main
+from eagle_export.commands.cli import main
 from eagle_runtime import EagleError
 from eagle_tools.bench.pytorch import _loaded, check_checkpoint
 from eagle_train.data import load_tokenizer

@@ -15,21 +15,21 @@ import pytest
 from conftest import GOLDEN, HEADS, put_tokenizer
 from eagle_calib.calibration import Calibration, read_calibration
 from eagle_calib.cli import main as calib_main
+from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
-from eagle_export.certificate import make_certificate
-from eagle_export.checkpoint import open_checkpoint
-from eagle_export.cli import main as export_main
-from eagle_export.errors import ExportError
+from eagle_export.checking.certificate import make_certificate
+from eagle_export.commands.cli import main as export_main
+from eagle_export.reading.checkpoint import open_checkpoint
 from eagle_runtime import EagleModel
+from eagle_runtime.base.errors import RequestError
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
-from eagle_runtime.cli import main as run_main
+from eagle_runtime.commands.cli import main as run_main
+from eagle_runtime.core.generate import Cycle
 from eagle_runtime.drafting.costs.model import Costs
 from eagle_runtime.drafting.costs.storage import LearnedCosts
 from eagle_runtime.drafting.datastore import Datastore
 from eagle_runtime.drafting.shapes import DynamicTree
-from eagle_runtime.errors import RequestError
-from eagle_runtime.generate import Cycle
-from eagle_runtime.loading import HABITS_PAY_S
+from eagle_runtime.opening.loading import HABITS_PAY_S
 from eagle_runtime.session.ort.device_session import OrtDeviceSession
 from eagle_runtime.session.ort.library import open_graph
 from eagle_runtime.session.ort.memory import OrtMemory

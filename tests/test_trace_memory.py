@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from eagle_export import trace
 from eagle_export.bundle import export
-from eagle_export.pair import Pair, _draft_module, _target_module, open_pair
+from eagle_export.graphs import trace
+from eagle_export.graphs.pair import Pair, _draft_module, _target_module, open_pair
 from export_workplace import make_target
 from trace_memory import TraceMemory, UndescribedError, describe, describe_module
 
@@ -32,7 +32,7 @@ def test_a_remembered_trace_gives_the_same_bytes(tmp_path: Path, monkeypatch: py
         [(ours, False, 1), (ours, True, 2), (ours, True, 2), (theirs, True, 0)]
     ):
         memory.enabled = enabled
-        monkeypatch.setattr("eagle_export.pair.trace_target", memory.around(trace.trace_target))
+        monkeypatch.setattr("eagle_export.graphs.pair.trace_target", memory.around(trace.trace_target))
         export(target, None, folder := tmp_path / str(number), certify=False)
         bundles.append({path.relative_to(folder): path.read_bytes() for path in folder.rglob("*/model*")})
         assert memory.traced == traced

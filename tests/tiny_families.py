@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from eagle_export.families.registry import FAMILIES
+from eagle_export.reading.families.registry import FAMILIES
 
 VOCAB, HIDDEN, LAYERS, CONTEXT = 64, 32, 4, 256
 

@@ -9,11 +9,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from conftest import GOLDEN
-from eagle_export.checkpoint import open_checkpoint
-from eagle_export.head_modules import build_head
+from eagle_export.graphs.head_modules import build_head
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.layouts import official
 from eagle_export.heads.reading import read_head_config
+from eagle_export.reading.checkpoint import open_checkpoint
 from eagle_runtime.bundle.manifest import HeadKind
 from eagle_train.ttt import Head
 

@@ -24,9 +24,9 @@ import onnxruntime as ort
 from cuda_fake import FakeDriver
 from eagle_export.tensorrt.build import profiles_of
 from eagle_export.tensorrt.engine_graphs import EngineGraph, engine_graphs, files_of, write_tables
+from eagle_runtime.base.errors import BackendError
+from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
-from eagle_runtime.errors import BackendError
-from eagle_runtime.files import file_sha256
 from eagle_runtime.session.trt.engine_file import (
     ENGINES,
     SIDECAR,
@@ -119,7 +119,7 @@ class FakeRuntime:
         try:
             return FakeEngine(self, json.loads(bytes(memoryview(serialized_engine))))
         except ValueError:
-            self.fail("the engine is no engine")
+            self.fail("the engine is not an engine")
             return None
 
 
@@ -287,7 +287,7 @@ class FakeContext:
         self.record.calls.append(("shape", name, shape))
         graph = self.engine.graph
         if name not in graph.inputs:
-            self.engine.runtime.fail(f"{name} is no input")
+            self.engine.runtime.fail(f"{name} is not an input")
             return False
         declared, profile = graph.inputs[name].shape, graph.profiles[self._profile]
         limits = [profile.sizes[size] if isinstance(size, str) else (size, size) for size in declared]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_export.errors import ExportError
+from eagle_export.base.errors import ExportError
 from eagle_export.tensorrt import network
 from eagle_export.tensorrt.kernels import Kernel, read_kernels
 from eagle_runtime.session.trt.engine_file import Profile

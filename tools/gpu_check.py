@@ -19,9 +19,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle_export.tensorrt.precision import LEAST_FOR_FP8
-from eagle_runtime.command import Parser, run_command
 from eagle_runtime.machine.nvidia import DeviceInfo, first_gpu
+
+from eagle_export.tensorrt.precision import LEAST_FOR_FP8
+from eagle_runtime.commands.command import Parser, run_command
 from eagle_tools.engines import find_engines
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -110,7 +111,7 @@ def _pair_steps(
     needs = () if folder == DEMO else (folder,)
     target = folder / "target"
     fp16, int4 = out / f"{name}-fp16", out / f"{name}-int4"
-    source = ("-m", "eagle_export.cli", str(target), str(folder / head))
+    source = ("-m", "eagle_export.commands.cli", str(target), str(folder / head))
     for bundle, precision in ((fp16, "fp16"), (int4, "int4")):
         options = ("-o", str(bundle), "-p", precision, "--backend", "cuda")
         yield Step(f"export-{bundle.name}", (*source, *options), needs, bundle)
@@ -131,7 +132,7 @@ def _pair_steps(
             yield Step(f"export-{bundle.name}", (*source, *options, *given), reads, bundle)
             bundles[library].append(bundle)
         for bundle in bundles[library]:
-            build = ("-m", "eagle_export.cli", "engines", str(bundle), "--backend", library)
+            build = ("-m", "eagle_export.commands.cli", "engines", str(bundle), "--backend", library)
             capability = ("--compute-capability", gpu.compute_capability) if library == "tensorrt-rtx" else ()
             yield Step(f"engines-{bundle.name}-{library}", (*build, *capability), (bundle,))
     for backend, folders in bundles.items():

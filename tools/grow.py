@@ -36,8 +36,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from eagle_export.pair import open_pair
-from eagle_runtime.errors import EagleError
+from eagle_export.graphs.pair import open_pair
+from eagle_runtime.base.errors import EagleError
 from eagle_tools.grow.axes import grow_stream, grown_taps, head_layer, target_layer
 from eagle_tools.grow.shape import GrowError, Shape, check_shape, head_of
 from eagle_tools.grow.tensors import NamedTensors, head_tensors, target_tensors

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import torch
 
-from eagle_export.pair import Pair, open_pair
-from eagle_runtime.errors import EagleError
+from eagle_export.graphs.pair import Pair, open_pair
+from eagle_runtime.base.errors import EagleError
 from eagle_tools.harden.channels import plant_inner_outliers, plant_norm_outliers
 from eagle_tools.harden.check import Difference, compare
 from eagle_tools.harden.folders import write_pair, write_tokenizer

@@ -4,8 +4,8 @@
     python tools/import_graph.py --revision 02fa2d8 -o before.svg
 
 Prints how many arrows there are between modules and between rooms, the cycles, and the arrows that point upwards. An
-arrow means "imports". A room is a folder of the runtime, a module that stands in the runtime's top folder, or another
-package as a whole.
+arrow means "imports". A room is a folder of the runtime or of the exporter, a module that stands in the top folder of
+one of them, or another package as a whole. FLOORS orders them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,41 @@ RUNTIME = "eagle_runtime"
 PACKAGES = (*(f"eagle_{part}" for part in PARTS), "eagle_serve")  # lowest first; nothing imports the last
 
 Arrow = tuple[str, str]  # importing, imported
+# Rooms of a package, lowest first: a module imports from its own room and from those before it. Its __init__ and what
+# PyInstaller runs stand last.
+FLOORS = {
+    RUNTIME: (
+        "base",
+        "machine",
+        "bundle",
+        "text",
+        "constraints",
+        "sampling",
+        "core",
+        "session",
+        "drafting",
+        "opening",
+        "app",
+        "commands",
+        RUNTIME,
+        "_pyinstaller",
+    ),
+    "eagle_export": (
+        "base",
+        "recipes",
+        "reading",
+        "heads",
+        "graphs",
+        "recording",
+        "checking",
+        "inspection",
+        "tensorrt",
+        "writing",
+        "bundle",
+        "commands",
+        "eagle_export",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -50,10 +85,10 @@ class ImportGraph:
 
 
 def room_of(module: str) -> str:
-    """The room of a module, such as "session" for eagle_runtime.session.ort.cuda, and "eagle_export" for any of its
+    """The room of a module, such as "session" for eagle_runtime.session.ort.cuda, and "eagle_calib" for any of its
     modules."""
     package, *names = module.split(".")
-    return names[0] if package == RUNTIME and names else package
+    return names[0] if package in FLOORS and names else package
 
 
 def read_graph(root: Path) -> ImportGraph:
@@ -71,7 +106,7 @@ def read_graph(root: Path) -> ImportGraph:
 
 
 def module_name(path: Path) -> str:
-    """runtime/eagle_runtime/session/protocol.py -> eagle_runtime.session.protocol."""
+    """runtime/eagle_runtime/core/session.py -> eagle_runtime.core.session."""
     package = max(index for index, name in enumerate(path.parts) if name.startswith("eagle_") and "." not in name)
     names = [*path.parts[package:-1], path.stem]
     return ".".join(names[:-1] if names[-1] == "__init__" else names)
@@ -120,6 +155,15 @@ def upward(arrows: Iterable[Arrow]) -> list[Arrow]:
     return sorted(arrow for arrow in arrows if height[arrow[0].split(".")[0]] < height[arrow[1].split(".")[0]])
 
 
+def upward_in(graph: ImportGraph, package: str) -> list[Arrow]:
+    """Arrows between modules of a package that lead to a higher room. Raises ValueError for one that FLOORS lacks."""
+    height = {room: floor for floor, room in enumerate(FLOORS[package])}
+    if unknown := {room_of(name) for name in graph.within(package).modules} - height.keys():
+        raise ValueError(f"{package} has rooms without a floor: {', '.join(sorted(unknown))}; add them to FLOORS")
+    arrows = graph.within(package).arrows
+    return sorted(arrow for arrow in arrows if height[room_of(arrow[0])] < height[room_of(arrow[1])])
+
+
 def levels(names: Iterable[str], arrows: Iterable[Arrow]) -> dict[str, int]:
     """Height of each name: 0 if it imports nothing, else one more than the highest that it imports. Names of one cycle
     share a height."""
@@ -141,18 +185,22 @@ def levels(names: Iterable[str], arrows: Iterable[Arrow]) -> dict[str, int]:
 def summary(graph: ImportGraph) -> str:
     """What the picture shows, in words and numbers."""
     runtime = graph.within(RUNTIME)
-    rooms = runtime.rooms()
     packages = Counter((one.split(".")[0], other.split(".")[0]) for one, other in graph.arrows)
-    lines = [
-        f"all packages: {len(graph.modules)} modules, {len(graph.arrows)} arrows between modules",
-        f"{RUNTIME}: {len(runtime.modules)} modules of {sum(runtime.modules.values())} lines, "
-        f"{len(runtime.arrows)} arrows between modules",
-        f"{RUNTIME}: {len({room_of(name) for name in runtime.modules})} rooms, {len(rooms)} arrows between rooms, "
-        f"of {sum(rooms.values())} between their modules",
+    lines = [f"all packages: {len(graph.modules)} modules, {len(graph.arrows)} arrows between modules"]
+    for package in FLOORS:
+        part = graph.within(package)
+        rooms = part.rooms()
+        lines += [
+            f"{package}: {len(part.modules)} modules of {sum(part.modules.values())} lines, "
+            f"{len(part.arrows)} arrows between modules",
+            f"{package}: {len({room_of(name) for name in part.modules})} rooms, {len(rooms)} arrows between rooms, "
+            f"of {sum(rooms.values())} between their modules",
+            f"{package}: cycles of rooms: " + ("; ".join(map(", ".join, cycles(rooms))) or "none"),
+        ]
+    lines += [
         "between packages: "
         + ", ".join(f"{one} -> {two} {n}" for (one, two), n in sorted(packages.items()) if one != two),
         "cycles of modules: " + ("; ".join(map(", ".join, cycles(graph.arrows))) or "none"),
-        "cycles of rooms: " + ("; ".join(map(", ".join, cycles(rooms))) or "none"),
         "upward arrows: " + ("; ".join(map(" -> ".join, upward(graph.arrows))) or "none"),
     ]
     longest = sorted(runtime.modules.items(), key=lambda item: -item[1])[:3]

@@ -19,8 +19,8 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from eagle_runtime.errors import EagleError
-from eagle_runtime.files import replacing
+from eagle_runtime.base.errors import EagleError
+from eagle_runtime.base.files import replacing
 
 CONFIG = LlamaConfig(
     vocab_size=4096,

@@ -37,7 +37,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from eagle_export.bundle import export
 from eagle_runtime import EagleModel
-from eagle_runtime.errors import EagleError
+from eagle_runtime.base.errors import EagleError
 from eagle_tools.acceptance import measure
 from eagle_tools.plots import scaling_plot
 from eagle_tools.questions import read_questions

@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from eagle_export.bundle import export
-from eagle_export.pair import open_pair
+from eagle_export.graphs.pair import open_pair
 from eagle_runtime import EagleModel
-from eagle_runtime.errors import EagleError
+from eagle_runtime.base.errors import EagleError
 from eagle_tools.acceptance import measure
 from eagle_tools.markdown import markdown_table
 from eagle_tools.questions import Question, read_questions

@@ -25,20 +25,20 @@ from eagle_calib.errors import CalibrationError
 from eagle_calib.folder import clear_leftovers, written
 from eagle_calib.observe import ObservingSession
 from eagle_calib.texts import read_windows
+from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.listed_files import read_graph, read_text_file, verify_hashes
 from eagle_runtime.bundle.manifest import AHEAD, MANIFEST_NAME, Manifest, read_manifest
-from eagle_runtime.decoding_state import DecodingState
-from eagle_runtime.drafting.drafter import Drafter
-from eagle_runtime.drafting.head import HeadOfText
+from eagle_runtime.core.decoding_state import DecodingState
+from eagle_runtime.core.drafter import Drafter
+from eagle_runtime.core.generate import generate
+from eagle_runtime.core.head import HeadOfText
+from eagle_runtime.core.session import Session
+from eagle_runtime.core.target import Target
 from eagle_runtime.drafting.lookup import LookupDrafter
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter
 from eagle_runtime.drafting.transitions import Transitions
-from eagle_runtime.files import file_sha256
-from eagle_runtime.generate import generate
-from eagle_runtime.loading import MAX_THREADS, head_of, transitions_of
-from eagle_runtime.sampling import Sampler, SamplingParams
-from eagle_runtime.session.protocol import Session
-from eagle_runtime.target import Target
+from eagle_runtime.opening.loading import MAX_THREADS, head_of, transitions_of
+from eagle_runtime.sampling.sampler import Sampler, SamplingParams
 from eagle_runtime.text.tokenizer import Text
 
 WINDOW = 256  # tokens per prompt
@@ -116,7 +116,7 @@ def check_place(folder: Path, bundle: Path) -> None:
         raise CalibrationError(f"{folder.parent} cannot be written; choose another place")
     clear_leftovers(folder.parent)
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise CalibrationError(f"{folder} exists and is no folder; choose another name")
+        raise CalibrationError(f"{folder} exists and is not a folder; choose another name")
     if folder.is_dir():
         check_older(folder, folder)
 

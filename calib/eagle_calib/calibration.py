@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_calib.errors import CalibrationError
-from eagle_runtime.files import MANIFEST_BYTES, file_sha256, read_json
+from eagle_runtime.base.files import MANIFEST_BYTES, file_sha256, read_json
 
 Graph = Literal["target", "draft"]
 Float = npt.NDArray[np.float32]
@@ -139,7 +139,7 @@ def read_calibration(folder: Path) -> Calibration:
 def _check_source(data: Mapping[str, Any], where: str) -> None:
     tools, tokens = data["tools"], data["tokens"]
     if not isinstance(tools, dict) or not all(isinstance(version, str) for version in tools.values()):
-        raise CalibrationError(f"{where}: tools is no table of versions; {AGAIN}")
+        raise CalibrationError(f"{where}: tools is not a table of versions; {AGAIN}")
     _check_keys(tokens, {"prefilled", "verified"}, f"{where}: tokens")
     for name, value in tokens.items():
         _check_count(value, f"{where}: tokens: {name}")
@@ -168,7 +168,7 @@ def _layers(graph: Graph, items: Any, arrays: dict[str, Float], where: str) -> d
         _check_keys(item, {"tensor", "weights", "channels", "rows"}, here)
         weights = item["weights"]
         if not isinstance(weights, list) or not weights or not all(isinstance(name, str) for name in weights):
-            raise CalibrationError(f"{here}: weights is no list of names; {AGAIN}")
+            raise CalibrationError(f"{here}: weights is not a list of names; {AGAIN}")
         if not isinstance(item["tensor"], str):
             raise CalibrationError(f"{here}: tensor is {item['tensor']!r}, but must be a name; {AGAIN}")
         observed = _observed(item, arrays, f"{graph}.{index}", here)
@@ -205,7 +205,7 @@ def _array(arrays: dict[str, Float], name: str, shape: tuple[int | None, ...], h
 
 def _check_keys(value: Any, wanted: set[str], where: str) -> None:
     if not isinstance(value, dict):
-        raise CalibrationError(f"{where} is {value!r}, which is no JSON object; {AGAIN}")
+        raise CalibrationError(f"{where} is {value!r}, which is not a JSON object; {AGAIN}")
     if unknown := sorted(set(value) - wanted):
         raise CalibrationError(f"{where}: unknown key {unknown[0]!r}; {AGAIN} with this version")
     if missing := sorted(wanted - set(value)):

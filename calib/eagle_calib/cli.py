@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eagle_calib.calibration import Input
-from eagle_runtime.command import Parser, run_command
+from eagle_runtime.commands.command import Parser, run_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:

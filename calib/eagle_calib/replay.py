@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from eagle_runtime.app.eagle_model import EagleModel
+from eagle_runtime.app.result import Result
+from eagle_runtime.base.tree import Float
 from eagle_runtime.bundle.manifest import GoldenPrompt
-from eagle_runtime.eagle_model import EagleModel
-from eagle_runtime.result import Result
-from eagle_runtime.sampling import SamplingParams
+from eagle_runtime.sampling.sampler import SamplingParams
 from eagle_runtime.text.tokenizer import Text
-from eagle_runtime.tree import Float
 
 GOLDEN_TOKENS = 32  # decoded from each prompt
 GOLDEN_TEXTS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from eagle_runtime.tree import Float
+from eagle_runtime.base.tree import Float
 
 Double = npt.NDArray[np.float64]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_calib.errors import CalibrationError
-from eagle_runtime.files import json_lines, text_lines
+from eagle_runtime.base.files import json_lines, text_lines
 from eagle_runtime.text.tokenizer import Text
 
 BLOCK_CHARS = 1 << 16  # characters of plain text that are tokenised at a time
@@ -79,7 +79,9 @@ def _encoded(where: str, content: str | list[Any], text: Text, vocab_size: int) 
             raise CalibrationError(f"{where} is text, but the bundle has no tokenizer.json; give rows of 'ids' as data")
         content = text.encode(content) if content else []
     if wrong := [item for item in content if type(item) is not int or not 0 <= item < vocab_size]:
-        raise CalibrationError(f"{where}: {wrong[0]!r} is no id of the vocabulary of {vocab_size}; correct the text")
+        raise CalibrationError(
+            f"{where}: {wrong[0]!r} is not an id of the vocabulary of {vocab_size}; correct the text"
+        )
     return content
 
 

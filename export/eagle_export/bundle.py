@@ -16,10 +16,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 
 from eagle_calib.calibration import read_calibration
 from eagle_calib.folder import work_folder, written
-from eagle_export.automatic import Sensitivity, checked_budget, choose
-from eagle_export.certificate import certified
-from eagle_export.data_file import Report
-from eagle_export.destination import (
+from eagle_export.base.data_file import Report
+from eagle_export.base.destination import (
     check_destination,
     check_older,
     check_space,
@@ -27,13 +25,16 @@ from eagle_export.destination import (
     engines_of,
     folder_bytes,
 )
-from eagle_export.errors import ExportError
-from eagle_export.head_check import HeadCheck
+from eagle_export.base.errors import ExportError
+from eagle_export.base.resume import fingerprint, holds_refused, kept
+from eagle_export.checking.certificate import certified
+from eagle_export.checking.head_check import HeadCheck
+from eagle_export.checking.limits import FidelityError, required_fidelity
+from eagle_export.checking.worst_layers import Layer, layers_of
+from eagle_export.graphs.pair import Pair, build_graphs, open_pair
+from eagle_export.graphs.weights import DATA_SUFFIX, graph_spec, num_bytes, save, save_over
 from eagle_export.heads.block_config import TRANSITIONS
 from eagle_export.heads.config import HeadConfig
-from eagle_export.limits import FidelityError, required_fidelity
-from eagle_export.pair import Pair, build_graphs, open_pair
-from eagle_export.preflight import NOTABLE, requirement_of
 from eagle_export.recipes.native import DOMAIN, both_forms
 from eagle_export.recipes.native_head import native_head
 from eagle_export.recipes.plan import (
@@ -45,13 +46,13 @@ from eagle_export.recipes.plan import (
     recorded_from_source,
     routes_experts,
 )
-from eagle_export.recording import how_to_record, recorded_inputs
-from eagle_export.refused import accepted, keep_refused
-from eagle_export.resume import fingerprint, holds_refused, kept
-from eagle_export.settings import check_settings, notes_on
-from eagle_export.transitions import write_transitions
-from eagle_export.weights import DATA_SUFFIX, graph_spec, num_bytes, save, save_over
-from eagle_export.worst_layers import Layer, layers_of
+from eagle_export.recording.recording import how_to_record, recorded_inputs
+from eagle_export.recording.transitions import write_transitions
+from eagle_export.writing.automatic import Sensitivity, checked_budget, choose
+from eagle_export.writing.preflight import NOTABLE, requirement_of
+from eagle_export.writing.refused import accepted, keep_refused
+from eagle_export.writing.settings import check_settings, notes_on
+from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.fidelity import shortfall
 from eagle_runtime.bundle.manifest import (
     MANIFEST_NAME,
@@ -64,8 +65,7 @@ from eagle_runtime.bundle.manifest import (
     TargetSpec,
     TreeDefaults,
 )
-from eagle_runtime.command import print_line
-from eagle_runtime.files import file_sha256
+from eagle_runtime.commands.command import print_line
 
 GRAPH_FILES = {"target": "target/model.onnx", "draft": "draft/model.onnx"}
 NATIVE_FILES = {"target": "target/native.onnx", "draft": "draft/native.onnx"}

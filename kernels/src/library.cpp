@@ -33,7 +33,7 @@ Status constant(const void* info, size_t index, Tensor* tensor) {
   int is_constant = 0;
   void* value = nullptr;
   RETURN_IF_ERROR(call(CONSTANT_INPUT, info, index, &is_constant, &value));
-  if (!is_constant || value == nullptr) return error("a weight is no initializer of the graph");
+  if (!is_constant || value == nullptr) return error("a weight is not an initializer of the graph");
   return describe(value, tensor);
 }
 

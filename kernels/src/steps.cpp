@@ -1,5 +1,5 @@
 // RowExactSteps: steps one after the other, each of which is what RowExactMatMul or ExactTreeAttention computes. Threads
-// stay together from the first to the last, and what only steps read is no tensor of the graph.
+// stay together from the first to the last, and what only steps read is not a tensor of the graph.
 //
 //   inputs   plan [steps, 17] int64, an initializer: per step its kind (0: RowExactMatMul, 1: ExactTreeAttention), the
 //            places of its 13 inputs, and those of its 3 outputs. An input is -1 (absent), the number of an input of the
@@ -88,7 +88,7 @@ ort::Status read_plan(const void* info, const ort::Tensor& plan, int64_t node_in
         return ort::error("RowExactSteps: the plan has an input that is not there");
       if (at < -1 && all->outputs[-2 - at] == -2) return ort::error("RowExactSteps: the plan has an input that is not there");
       step.in[i] = at == -1 || !step.kind->read(i) ? -1 : at > 0 ? all->value_of(at) : at;
-      if (at < -1 && step.in[i] == -1) return ort::error("RowExactSteps: a weight is no initializer of the graph");
+      if (at < -1 && step.in[i] == -1) return ort::error("RowExactSteps: a weight is not an initializer of the graph");
     }
     for (int i = 0; i < STEP_OUTPUTS; i++) {
       const int64_t to = row[1 + STEP_INPUTS + i];

@@ -4,8 +4,8 @@
     with EagleModel.load("bundle/") as model:
         print(model.generate("def fib(n):", max_new_tokens=64).text)
 
-Read generate.py first: it is the loop. The names below are imported when they are first used, so that importing the
-package, or one name of it, is quick.
+Read core/generate.py first: it is the loop. The names below are imported when they are first used, so that importing
+the package, or one name of it, is quick.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from eagle_runtime.bundle.fidelity import FidelityWarning
-    from eagle_runtime.constraints.constraint import Constraint
-    from eagle_runtime.conversation import Conversation
-    from eagle_runtime.drafting.drafter import Drafter
-    from eagle_runtime.drafting.shapes import TreeShape
-    from eagle_runtime.eagle_model import EagleModel
-    from eagle_runtime.errors import (
+    from eagle_runtime.app.conversation import Conversation
+    from eagle_runtime.app.eagle_model import EagleModel
+    from eagle_runtime.app.result import Piece, Result, Stop, Token, Usage
+    from eagle_runtime.app.slots import Memory
+    from eagle_runtime.app.turn import Turn
+    from eagle_runtime.base.errors import (
         BackendError,
         BundleError,
         BusyError,
@@ -34,22 +33,23 @@ if TYPE_CHECKING:
         RequestError,
         TemplateError,
     )
-    from eagle_runtime.generate import Cycle
-    from eagle_runtime.result import Piece, Result, Stop, Token, Usage
-    from eagle_runtime.sampling import SamplingParams
-    from eagle_runtime.slots import Memory
-    from eagle_runtime.tree import Tree
-    from eagle_runtime.turn import Turn
+    from eagle_runtime.base.tree import Tree
+    from eagle_runtime.bundle.fidelity import FidelityWarning
+    from eagle_runtime.constraints.constraint import Constraint
+    from eagle_runtime.core.drafter import Drafter
+    from eagle_runtime.core.generate import Cycle
+    from eagle_runtime.drafting.shapes import TreeShape
+    from eagle_runtime.sampling.sampler import SamplingParams
 
 # Module -> the public names that it defines: the imports above, for Python.
 _DEFINED = {
     "bundle.fidelity": ("FidelityWarning",),
     "constraints.constraint": ("Constraint",),
-    "conversation": ("Conversation",),
-    "drafting.drafter": ("Drafter",),
+    "app.conversation": ("Conversation",),
+    "core.drafter": ("Drafter",),
     "drafting.shapes": ("TreeShape",),
-    "eagle_model": ("EagleModel",),
-    "errors": (
+    "app.eagle_model": ("EagleModel",),
+    "base.errors": (
         "BackendError",
         "BundleError",
         "BusyError",
@@ -62,12 +62,12 @@ _DEFINED = {
         "RequestError",
         "TemplateError",
     ),
-    "generate": ("Cycle",),
-    "result": ("Piece", "Result", "Stop", "Token", "Usage"),
-    "sampling": ("SamplingParams",),
-    "slots": ("Memory",),
-    "tree": ("Tree",),
-    "turn": ("Turn",),
+    "core.generate": ("Cycle",),
+    "app.result": ("Piece", "Result", "Stop", "Token", "Usage"),
+    "sampling.sampler": ("SamplingParams",),
+    "app.slots": ("Memory",),
+    "base.tree": ("Tree",),
+    "app.turn": ("Turn",),
 }
 _MODULES = {name: module for module, names in _DEFINED.items() for name in names}
 

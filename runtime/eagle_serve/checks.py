@@ -1,5 +1,5 @@
 """Checks of JSON values: each takes a value and the name of its field, and returns what the field means or raises
-ApiError. Nothing is coerced: true is no number, 1.0 no integer, "1" neither."""
+ApiError. Nothing is coerced: true is not a number, 1.0 not an integer, "1" neither."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_runtime import EagleModel, RequestError
-from eagle_runtime.command import Parser, add_model_options, model_options, print_line, run_command
+from eagle_runtime.commands.command import Parser, add_model_options, model_options, print_line, run_command
 from eagle_serve.log_lines import logged
 from eagle_serve.options import Options
 
@@ -133,14 +133,14 @@ def _own_name(host: str) -> tuple[str, ...]:
 def _bytes(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:iB|B)?", text, re.I)
     if match is None or float(match[1]) <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size like 2GiB")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size like 2GiB")
     return int(float(match[1]) * UNITS[match[2].upper()])
 
 
 def _count(least: int, most: int) -> Any:
     def read(text: str) -> int:
         if not text.isdecimal() or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} to {most}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least} to {most}")
         return int(text)
 
     return read

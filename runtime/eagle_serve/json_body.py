@@ -20,7 +20,7 @@ DRAINED = 16
 
 async def read_json(receive: Receive, limits: Limits) -> dict[str, Any]:
     """Returns the object that a body holds. Raises ApiError: 413 for a body that is too large, 408 for one that takes
-    too long, 400 for one that is no JSON object; and ConnectionError if the client goes away meanwhile."""
+    too long, 400 for one that is not a JSON object; and ConnectionError if the client goes away meanwhile."""
     try:
         body = await asyncio.wait_for(_read(receive, limits.body_bytes), limits.body_s)
     except asyncio.TimeoutError:
@@ -65,11 +65,11 @@ def parse_json(body: bytes, depth: int) -> dict[str, Any]:
     except RecursionError:
         raise _too_deep(depth) from None
     except UnicodeDecodeError as error:
-        raise _invalid(f"is no UTF-8 text (byte {error.start})") from None
+        raise _invalid(f"is not UTF-8 text (byte {error.start})") from None
     except json.JSONDecodeError as error:
-        raise _invalid(f"is no JSON ({error.msg} at line {error.lineno}, column {error.colno})") from None
+        raise _invalid(f"is not JSON ({error.msg} at line {error.lineno}, column {error.colno})") from None
     except ValueError as error:  # of the two functions below, or a number of thousands of digits
-        raise _invalid(f"is no JSON ({str(error)[:200]})") from None
+        raise _invalid(f"is not JSON ({str(error)[:200]})") from None
     if not isinstance(value, dict):
         raise _invalid("must be an object")
     if _is_deeper(value, depth):
@@ -78,7 +78,7 @@ def parse_json(body: bytes, depth: int) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

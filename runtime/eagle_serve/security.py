@@ -66,7 +66,7 @@ class Security:
             )
 
     def _check_origin(self, headers: Headers) -> dict[str, str]:
-        """Returns the CORS headers of the answer: none for a caller that is no page of another origin."""
+        """Returns the CORS headers of the answer: none for a caller that is not a page of another origin."""
         origins = headers.getlist("origin")
         same = f"http://{headers['host'].lower()}"
         for origin in origins:

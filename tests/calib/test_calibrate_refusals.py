@@ -16,8 +16,8 @@ import pytest
 from conftest import put_tokenizer
 from eagle_calib.calibration import GRAPHS, read_calibration
 from eagle_calib.cli import main
+from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.manifest import MANIFEST_NAME
-from eagle_runtime.files import file_sha256
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +57,10 @@ def refused(bundles: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixt
         ("a.jsonl", b'{"prompt": "abc"}\n', "line 1 has no 'turns', 'text' or 'ids'"),
         ("a.jsonl", b'{"turns": []}\n', "line 1 has no 'turns', 'text' or 'ids'"),
         ("a.jsonl", b'{"text": "ab\\ud800"}\n', "line 1 holds half a character"),
-        ("a.jsonl", b'{"ids": [1, 256]}\n', "line 1: 256 is no id of the vocabulary of 256"),
-        ("a.jsonl", b'{"ids": [1, -1]}\n', "line 1: -1 is no id"),
-        ("a.jsonl", b'{"ids": [1, "a"]}\n', "line 1: 'a' is no id"),
-        ("a.jsonl", b'{"ids": [true]}\n', "line 1: True is no id"),
+        ("a.jsonl", b'{"ids": [1, 256]}\n', "line 1: 256 is not an id of the vocabulary of 256"),
+        ("a.jsonl", b'{"ids": [1, -1]}\n', "line 1: -1 is not an id"),
+        ("a.jsonl", b'{"ids": [1, "a"]}\n', "line 1: 'a' is not an id"),
+        ("a.jsonl", b'{"ids": [true]}\n', "line 1: True is not an id"),
     ],
 )
 def test_bad_text(refused: Callable[..., str], tmp_path: Path, name: str, content: bytes, words: str) -> None:
@@ -111,8 +111,8 @@ def test_bad_places(refused: Callable[..., str], bundles: dict[str, Path], tmp_p
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     assert "holds other files" in refused(output=tmp_path / "full")
     assert "holds other files" in refused(output=tmp_path / "mixed")
-    assert "exists and is no folder" in refused(output=tmp_path / "file")
-    assert "exists and is no folder" in refused(output=tmp_path / "link")
+    assert "exists and is not a folder" in refused(output=tmp_path / "file")
+    assert "exists and is not a folder" in refused(output=tmp_path / "link")
     assert "none does not exist; create it first" in refused(output=tmp_path / "none" / "out")
     assert "lies in the bundle" in refused(output=bundles["eagle1"] / "calibration")
     assert "lies in the bundle" in refused(output=bundles["eagle1"])

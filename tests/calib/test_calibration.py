@@ -14,7 +14,7 @@ import pytest
 from eagle_calib.calibration import Input, Observed, Source, Tokens, read_calibration, write_calibration
 from eagle_calib.errors import CalibrationError
 from eagle_runtime import EagleError
-from eagle_runtime.files import file_sha256
+from eagle_runtime.base.files import file_sha256
 
 Edit = Callable[[dict[str, Any], dict[str, npt.NDArray[Any]]], object]
 
@@ -82,18 +82,18 @@ BROKEN: dict[str, tuple[Edit, str]] = {
     "no version": (lambda d, a: d.pop("schema_version"), "schema_version is None"),
     "unknown key": (lambda d, a: d.update(more=1), "unknown key 'more'"),
     "missing key": (lambda d, a: d.pop("draft"), "key 'draft' is missing"),
-    "tools": (lambda d, a: d.update(tools={"numpy": 2}), "tools is no table of versions"),
-    "tokens": (lambda d, a: d.update(tokens=3), "tokens is 3, which is no JSON object"),
+    "tools": (lambda d, a: d.update(tools={"numpy": 2}), "tools is not a table of versions"),
+    "tokens": (lambda d, a: d.update(tokens=3), "tokens is 3, which is not a JSON object"),
     "prefilled": (lambda d, a: d["tokens"].update(prefilled=-1), "tokens: prefilled is -1"),
     "bundle": (lambda d, a: d.update(bundle=None), "bundle is None"),
     "no inputs": (lambda d, a: d.update(target=[]), "target lists no inputs"),
     "inputs": (lambda d, a: d.update(target={}), "target lists no inputs"),
-    "input": (lambda d, a: d["target"].append(3), r"target\[2\] is 3, which is no JSON object"),
+    "input": (lambda d, a: d["target"].append(3), r"target\[2\] is 3, which is not a JSON object"),
     "input key": (item("scale", 1), r"target\[1\]: unknown key 'scale'"),
     "no input key": (lambda d, a: d["target"][1].pop("rows"), r"target\[1\]: key 'rows' is missing"),
     "tensor": (item("tensor", 3), "tensor is 3"),
-    "no weights": (item("weights", []), "weights is no list of names"),
-    "weights": (item("weights", ["a", 3]), "weights is no list of names"),
+    "no weights": (item("weights", []), "weights is not a list of names"),
+    "weights": (item("weights", ["a", 3]), "weights is not a list of names"),
     "weight twice": (item("weights", ["q"]), "weight 'q' is listed twice"),
     "rows": (item("rows", 0), "rows is 0"),
     "rows of another kind": (item("rows", 9.0), r"rows is 9\.0"),

@@ -21,7 +21,7 @@ def tensor(name: str, shape: list[int | str]) -> onnx.ValueInfoProto:
 def graph(
     folder: Path, sizes: bool = True, weights: tuple[str, ...] = ("a", "b", "embedding")
 ) -> tuple[Path, GraphSpec]:
-    """x -> a -> h (an output) -> b -> y; y * y^T is no layer; y -> the transposed embedding -> z."""
+    """x -> a -> h (an output) -> b -> y; y * y^T is not a layer; y -> the transposed embedding -> z."""
     nodes = [
         helper.make_node("MatMul", ["x", "a"], ["h"]),
         helper.make_node("MatMul", ["h", "b"], ["y"]),

@@ -64,7 +64,7 @@ def test_every_row_begins_a_window(plain: Text, tmp_path: Path) -> None:
 
 def test_rows_after_the_last_token_are_not_read(plain: Text, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "abc"}\nthis is no JSON\n')
+    path.write_text('{"text": "abc"}\nthis is not JSON\n')
     assert read_windows(path, plain, VOCAB, 4, 3) == [plain.encode("abc")]
 
 

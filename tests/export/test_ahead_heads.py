@@ -20,13 +20,13 @@ from ahead_writers import Hydra, embedding_of, fitted_medusa, medusa, seeded, vl
 from conftest import GOLDEN, load_trace
 from eagle_calib.calibrate import calibrate
 from eagle_calib.errors import CalibrationError
+from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
-from eagle_export.errors import ExportError
-from eagle_export.families.source import load_source
-from eagle_export.head_check import Continued, check_head
+from eagle_export.checking.head_check import Continued, check_head
+from eagle_export.graphs.pair import build_graphs, open_pair
+from eagle_export.graphs.weights import save
 from eagle_export.inspection.report import inspect
-from eagle_export.pair import build_graphs, open_pair
-from eagle_export.weights import save
+from eagle_export.reading.families.source import load_source
 
 TARGET = GOLDEN / "target"
 WIDTH, VOCAB, HEADS, TOP_K = 64, 256, 3, 8

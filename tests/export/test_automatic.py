@@ -13,18 +13,18 @@ import pytest
 from torch import Tensor
 
 from conftest import GOLDEN, HEADS
-from eagle_export.automatic import Sensitivity, chosen, extra_bytes
+from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
-from eagle_export.cli import main, number_of_bytes
-from eagle_export.errors import ExportError
-from eagle_export.pair import build_graphs, open_pair
+from eagle_export.checking.worst_layers import layers_of
+from eagle_export.commands.cli import main, number_of_bytes
+from eagle_export.graphs.pair import build_graphs, open_pair
+from eagle_export.graphs.weights import num_bytes
 from eagle_export.recipes.blocks import rounded
 from eagle_export.recipes.embedding import EmbeddingBlocks
 from eagle_export.recipes.graph import linears
 from eagle_export.recipes.plan import INT4, INT8
-from eagle_export.self_calibration import SEQUENCES, observe_source
-from eagle_export.weights import num_bytes
-from eagle_export.worst_layers import layers_of
+from eagle_export.recording.self_calibration import SEQUENCES, observe_source
+from eagle_export.writing.automatic import Sensitivity, chosen, extra_bytes
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.text.tokenizer import Text

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import eagle_export.bundle
-from eagle_export.cli import main
+from eagle_export.commands.cli import main
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
 from eagle_runtime.session.trt.engine_file import EngineSet, EngineSpec, Profile, TableSpec

@@ -375,7 +375,10 @@ def test_the_process_itself_ends_with_status_2(work: Workplace) -> None:
     os.truncate(work.eagle1 / "model.safetensors", 5000)
     before = work.snapshot()
     done = subprocess.run(
-        [sys.executable, "-m", "eagle_export.cli", *work.arguments()], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "eagle_export.commands.cli", *work.arguments()],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"eagle-export: {work.eagle1 / 'model.safetensors'} is damaged or cut short")

@@ -27,13 +27,13 @@ from block_writers import (
     speculators_dflash,
     speculators_dspark,
 )
-from eagle_export.checkpoint import open_checkpoint
-from eagle_export.errors import ExportError
-from eagle_export.families.source import load_source
+from eagle_export.base.errors import ExportError
+from eagle_export.graphs.eager import eager_head, eager_weights
+from eagle_export.graphs.pair import HeadPart, open_pair
 from eagle_export.heads.block import BlockHead, read_blocks
 from eagle_export.heads.block_layouts import BLOCK_LAYOUTS, left_out
-from eagle_export.heads.eager import eager_head, eager_weights
-from eagle_export.pair import HeadPart, open_pair
+from eagle_export.reading.checkpoint import open_checkpoint
+from eagle_export.reading.families.source import load_source
 from head_writers import TARGET, Head
 
 ROOTS = torch.tensor([[10, 14, 31]])  # of the recordings

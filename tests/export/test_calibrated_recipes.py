@@ -25,9 +25,9 @@ from conftest import GOLDEN, HEADS, load_trace
 from eagle_calib.calibrate import calibrate
 from eagle_calib.calibration import Observed, read_calibration
 from eagle_calib.scoring import divergence, log_softmax
+from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
-from eagle_export.errors import ExportError
-from eagle_export.pair import build_graphs, open_pair
+from eagle_export.graphs.pair import build_graphs, open_pair
 from eagle_export.recipes.blocks import Grid, rounded
 from eagle_export.recipes.compensation import compensated, damped_gram
 from eagle_export.recipes.graph import fed_by_product, is_lm_head, linears
@@ -36,9 +36,9 @@ from eagle_export.recipes.qdq import Int8Static, best_range, simulated_static
 from eagle_export.recipes.smooth import FACTORS, Smooth, channel_sizes, factors_of, groups, inputs_of
 from eagle_export.recipes.weight_blocks import WeightBlocks
 from eagle_runtime import EagleModel
+from eagle_runtime.base.tree import Tree
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
-from eagle_runtime.generate import Cycle
-from eagle_runtime.tree import Tree
+from eagle_runtime.core.generate import Cycle
 from onnx_session import open_model
 
 Array = npt.NDArray[Any]
@@ -105,7 +105,7 @@ def test_scaling_alone_keeps_the_function(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All 32 groups are scaled by random factors, and run by the engine."""
-    from eagle_export.weights import save
+    from eagle_export.graphs.weights import save
 
     observed = read_calibration(calibrations["eagle1"]).target
     model = target_graph("eagle1")
@@ -126,8 +126,8 @@ def test_scaling_alone_keeps_the_function(
     shutil.copytree(bundle_of("eagle1"), bundle)
     (bundle / "target" / "model.onnx.data").unlink()
     save(model, bundle / "target" / "model.onnx")
+    from eagle_runtime.base.files import file_sha256
     from eagle_runtime.bundle.manifest import MANIFEST_NAME
-    from eagle_runtime.files import file_sha256
 
     manifest = read_manifest(bundle)
     files = {name: file_sha256(bundle / name) for name in manifest.files}

@@ -16,13 +16,13 @@ from transformers import LlamaForCausalLM
 
 from conftest import GOLDEN, HEADS, load_trace
 from eagle_calib.replay import GOLDEN_TEXTS, GOLDEN_TOKENS, compare, golden_prompts
-from eagle_export import certificate as module
+from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
-from eagle_export.certificate import make_certificate
-from eagle_export.checkpoint import open_checkpoint
-from eagle_export.cli import main
-from eagle_export.continuations import continuations
-from eagle_export.errors import ExportError
+from eagle_export.checking.certificate import make_certificate
+from eagle_export.commands.cli import main
+from eagle_export.reading import source_memory
+from eagle_export.reading.checkpoint import open_checkpoint
+from eagle_export.recording.continuations import continuations
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.listed_files import verify_hashes
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, Certificate, read_manifest
@@ -122,7 +122,7 @@ def test_an_export_without_a_certificate(target: Path, tmp_path: Path, capsys: p
 def test_a_machine_that_is_too_small_exports_with_a_warning(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "free_memory", lambda: 1_000_000)
+    monkeypatch.setattr(source_memory, "free_memory", lambda: 1_000_000)
     done = export(target, GOLDEN / HEADS["eagle1"], tmp_path / "bundle")
     assert done.manifest.certificate is None and done.manifest == read_manifest(done.bundle)
     (warning,) = done.warnings

@@ -12,8 +12,8 @@ import pytest
 
 from conftest import GOLDEN, HEADS
 from eagle_calib.replay import forced_logits
+from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
-from eagle_export.errors import ExportError
 from eagle_export.recipes.plan import plan
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import GraphSpec, read_manifest

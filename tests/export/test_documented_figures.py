@@ -13,15 +13,15 @@ from eagle_calib.calibrate import MAX_TOKENS, NEW_TOKENS, WINDOW
 from eagle_calib.calibration import LEAST_ROWS, SCHEMA_VERSION
 from eagle_calib.observe import SAMPLE_ROWS
 from eagle_calib.replay import GOLDEN_TEXTS, GOLDEN_TOKENS
-from eagle_export import cli as export_cli
 from eagle_export.bundle import TOP_K
-from eagle_export.limits import LIMITS
+from eagle_export.checking.limits import LIMITS
+from eagle_export.checking.worst_layers import WORST
+from eagle_export.commands import cli as export_cli
 from eagle_export.recipes.attention import RECENT
 from eagle_export.recipes.int8 import LM_HEAD_PARTS, PRODUCT_PARTS
 from eagle_export.recipes.plan import HEAD, INT4, INT8, MIXED
-from eagle_export.self_calibration import KEPT
-from eagle_export.worst_layers import WORST
-from eagle_runtime.tree import MAX_DEPTH
+from eagle_export.recording.self_calibration import KEPT
+from eagle_runtime.base.tree import MAX_DEPTH
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT_KB = round(len((resources.files("eagle_calib") / "text.txt").read_bytes()) / 1000)

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from eagle_export.errors import ExportError
-from eagle_export.families import llama
-from eagle_export.generation import CHAT, Generation, generation_of
-from eagle_export.gguf.checkpoint import open_target
-from eagle_export.gguf.file import GgufFile
-from eagle_export.gguf.tokenizer import special_ids, texts_of
-from eagle_export.texts import read_texts, text_of
+from eagle_export.base.errors import ExportError
+from eagle_export.reading.families import llama
+from eagle_export.reading.generation import CHAT, Generation, generation_of
+from eagle_export.reading.gguf.checkpoint import open_target
+from eagle_export.reading.gguf.file import GgufFile
+from eagle_export.reading.gguf.tokenizer import special_ids, texts_of
+from eagle_export.reading.texts import read_texts, text_of
 from eagle_runtime.bundle.sampling_defaults import SamplingDefaults as Defaults
 from export_workplace import configure, make_target
 

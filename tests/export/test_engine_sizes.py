@@ -18,7 +18,7 @@ from torch import Tensor
 
 from eagle_calib.calibration import Input, Observed, Source, Tokens, write_calibration
 from eagle_export.bundle import export
-from eagle_export.checkpoint import EMBEDDING
+from eagle_export.reading.checkpoint import EMBEDDING
 from eagle_export.tensorrt.build import Built, build_engines
 from eagle_export.tensorrt.precision import default_capabilities
 from eagle_runtime.bundle.graph import GraphSpec
@@ -118,7 +118,7 @@ def check_engine(target: Path, calibration: Path, precision: str, folder: Path) 
     shutil.rmtree(target)  # room on the disk
     stored = stored_bytes(done.manifest.target.graph)
     code = (
-        "import resource, sys; from eagle_export.cli import main; "
+        "import resource, sys; from eagle_export.commands.cli import main; "
         f"assert main(['engines', {str(done.bundle)!r}, '--backend', 'tensorrt-rtx', '--json']) == 0; "
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
     )

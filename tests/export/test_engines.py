@@ -17,19 +17,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from eagle_runtime.machine.nvidia import DeviceInfo
 
 from conftest import HEADS
+from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
-from eagle_export.cli import LIBRARIES, main
-from eagle_export.errors import ExportError
+from eagle_export.commands.cli import LIBRARIES, main
 from eagle_export.tensorrt import build as module
 from eagle_export.tensorrt import memory
 from eagle_export.tensorrt.build import build_engines, profiles_of
 from eagle_runtime import BackendError
+from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.listed_files import verify_hashes
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.files import file_sha256
-from eagle_runtime.machine.nvidia import DeviceInfo
 from eagle_runtime.session.trt import library as trt_library
 from eagle_runtime.session.trt.engine_file import find_engines
 from eagle_runtime.session.trt.padding import (
@@ -254,7 +254,7 @@ def test_an_interrupted_build_leaves_no_files(bundle: Path) -> None:
         "        if done == 3: os.kill(os.getpid(), signal.SIGTERM)\n"
         "    return monitor(trt, stop_at_three, stop)\n"
         "network.progress_monitor = watched\n"
-        "from eagle_export.cli import main\n"
+        "from eagle_export.commands.cli import main\n"
         f"sys.exit(main(['engines', {str(bundle)!r}, '--backend', 'tensorrt-rtx']))\n"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -315,7 +315,7 @@ def test_a_billion_parameters_are_built_in_eight_gigabytes(tmp_path: Path) -> No
     )
     shutil.rmtree(tmp_path / "grown")
     code = (
-        "import resource, sys; from eagle_export.cli import main; "
+        "import resource, sys; from eagle_export.commands.cli import main; "
         f"assert main(['engines', {str(tmp_path / 'bundle')!r}, '--backend', 'tensorrt-rtx', '--json']) == 0; "
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
     )

@@ -12,17 +12,17 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from conftest import needs_operators
+from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
-from eagle_export.errors import ExportError
 from eagle_export.recipes.attention import ExactAttention
 from eagle_runtime import EagleModel
+from eagle_runtime.base.tree import MAX_DEPTH, Tree
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.exact_rows import RowCheck
+from eagle_runtime.core.target import Target
+from eagle_runtime.opening.exact_rows import RowCheck
 from eagle_runtime.session.ort.operators import native_operators
 from eagle_runtime.session.ort.session import OrtSession
 from eagle_runtime.session.row_padding import RowPadding
-from eagle_runtime.target import Target
-from eagle_runtime.tree import MAX_DEPTH, Tree
 
 LONG = 330  # more than one block of ONNX Runtime's products
 

@@ -18,24 +18,24 @@ import torch
 from safetensors.torch import save_file
 
 from eagle_calib.calibration import Observed
+from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
-from eagle_export.checkpoint import open_checkpoint
-from eagle_export.errors import ExportError
-from eagle_export.families.source import load_source
-from eagle_export.layered import LayeredModel
-from eagle_export.pair import open_pair
+from eagle_export.graphs.pair import open_pair
+from eagle_export.graphs.weights import graph_spec
+from eagle_export.reading.checkpoint import open_checkpoint
+from eagle_export.reading.families.source import load_source
 from eagle_export.recipes.attention import ExactAttention
 from eagle_export.recipes.graph import linears
 from eagle_export.recipes.plan import INT8
 from eagle_export.recipes.smooth import Smooth, groups
 from eagle_export.recipes.weight_blocks import simulated_blocks
-from eagle_export.weights import graph_spec
+from eagle_export.recording.layered import LayeredModel
 from eagle_runtime import EagleModel
+from eagle_runtime.base.tree import Tree
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.exact_rows import equal_rows
+from eagle_runtime.core.target import Target
+from eagle_runtime.opening.exact_rows import equal_rows
 from eagle_runtime.session.ort.session import OrtSession
-from eagle_runtime.target import Target
-from eagle_runtime.tree import Tree
 from tiny_families import CONTEXT, HIDDEN, LAYERS, ROWS, VOCAB, Row, save_source, source_of
 
 

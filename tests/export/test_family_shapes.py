@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from eagle_export.bundle import export
-from eagle_export.families.registry import FAMILIES
+from eagle_export.reading.families.registry import FAMILIES
 from eagle_runtime import EagleModel
 from trt_network import TARGET_SIZES, Network
 

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 import torch
 
+from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
-from eagle_export.checkpoint import open_checkpoint
-from eagle_export.errors import ExportError
-from eagle_export.families.registry import FAMILIES
-from eagle_export.families.source import load_source
-from eagle_export.gguf.checkpoint import open_gguf
+from eagle_export.graphs.pair import open_pair, weight_sources
 from eagle_export.inspection.report import inspect
-from eagle_export.pair import open_pair, weight_sources
+from eagle_export.reading.checkpoint import open_checkpoint
+from eagle_export.reading.families.registry import FAMILIES
+from eagle_export.reading.families.source import load_source
+from eagle_export.reading.gguf.checkpoint import open_gguf
 from eagle_runtime import EagleModel
 
 gguf = pytest.importorskip("gguf")
@@ -333,10 +333,10 @@ def test_damaged_files_are_refused(files: Callable[..., Path], tmp_path: Path) -
     for name, cut in {"header": 40, "metadata": 600, "tensors": len(content) - 64, "empty": 0}.items():
         path = tmp_path / f"{name}.gguf"
         path.write_bytes(content[:cut])
-        with pytest.raises(ExportError, match="is no GGUF file, or damaged or cut short"):
+        with pytest.raises(ExportError, match="is not a GGUF file, or damaged or cut short"):
             export(path, None, tmp_path / "bundle")
     (tmp_path / "text.gguf").write_text("not a model at all")
-    with pytest.raises(ExportError, match="is no GGUF file"):
+    with pytest.raises(ExportError, match="is not a GGUF file"):
         open_gguf(tmp_path / "text.gguf")
     with pytest.raises(ExportError, match=r"absent.gguf is missing; give an existing file"):
         open_gguf(tmp_path / "absent.gguf")

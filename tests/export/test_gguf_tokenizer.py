@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from eagle_export.errors import ExportError
-from eagle_export.gguf.file import GgufFile
-from eagle_export.gguf.tokenizer import CUTS, special_ids, texts_of
+from eagle_export.base.errors import ExportError
+from eagle_export.reading.gguf.file import GgufFile
+from eagle_export.reading.gguf.tokenizer import CUTS, special_ids, texts_of
 
 DEMO = Path(__file__).parents[2] / "tools/demo_pair/target/tokenizer.json"
 README = Path(__file__).parents[2] / "README.md"

@@ -15,14 +15,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import GOLDEN
-from eagle_export.cli import main
-from eagle_export.families.source import load_source
-from eagle_export.head_check import Continued, HeadCheck, check_head, own_text
-from eagle_export.heads.eager import eager_head, eager_weights
+from eagle_export.checking.head_check import Continued, HeadCheck, check_head, own_text
+from eagle_export.commands.cli import main
+from eagle_export.graphs.eager import eager_head, eager_weights
+from eagle_export.graphs.pair import open_pair
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head
-from eagle_export.pair import open_pair
-from eagle_export.source_text import few_rows, text_starts
+from eagle_export.reading.families.source import load_source
+from eagle_export.recording.source_text import few_rows, text_starts
 from eagle_runtime.text.tokenizer import Text
 from head_writers import read, speculators
 

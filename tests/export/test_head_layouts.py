@@ -21,15 +21,15 @@ from torch import Tensor
 
 import mtp_writers
 from conftest import GOLDEN
-from eagle_export.checkpoint import LM_HEAD
-from eagle_export.errors import ExportError
-from eagle_export.families.source import load_source
-from eagle_export.head_modules import build_head
+from eagle_export.base.errors import ExportError
+from eagle_export.graphs.eager import eager_head, eager_weights
+from eagle_export.graphs.head_modules import build_head
+from eagle_export.graphs.pair import HeadPart, Pair, build_graphs, open_pair, weight_sources
 from eagle_export.heads.config import HeadConfig
-from eagle_export.heads.eager import eager_head, eager_weights
 from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_export.heads.layouts import LAYOUTS
-from eagle_export.pair import HeadPart, Pair, build_graphs, open_pair, weight_sources
+from eagle_export.reading.checkpoint import LM_HEAD
+from eagle_export.reading.families.source import load_source
 from eagle_runtime.bundle.manifest import AHEAD
 from head_writers import (
     TARGET,

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import GOLDEN
-from eagle_export.errors import ExportError
-from eagle_export.hub import HubId, HubModel, download, hub_id
+from eagle_export.base.errors import ExportError
+from eagle_export.reading.hub import HubId, HubModel, download, hub_id
 from eagle_runtime.bundle.manifest import read_manifest
 from hub_server import Hub, commit_of, serving
 from mtp_writers import mimo, random_layer, read_folder
@@ -35,7 +35,7 @@ class Shell:
 
     def run(self, *arguments: str, status: int = 0) -> tuple[str, str]:
         """Returns what is printed on stdout and stderr."""
-        return self._run([sys.executable, "-m", "eagle_export.cli", *arguments], status)
+        return self._run([sys.executable, "-m", "eagle_export.commands.cli", *arguments], status)
 
     def _run(self, command: list[str], status: int) -> tuple[str, str]:
         env = {
@@ -51,8 +51,8 @@ class Shell:
         return done.stdout, done.stderr
 
     def python(self, code: str) -> str:
-        """Runs code with the names of eagle_export.hub in a new process. Returns what it prints."""
-        return self._run([sys.executable, "-c", f"from eagle_export.hub import *\n{code}"], 0)[0].strip()
+        """Runs code with the names of eagle_export.reading.hub in a new process. Returns what it prints."""
+        return self._run([sys.executable, "-c", f"from eagle_export.reading.hub import *\n{code}"], 0)[0].strip()
 
     def refusal(self, *arguments: str) -> str:
         """The error, which must be one line, of a command that fails."""
@@ -209,7 +209,7 @@ def test_a_destination_that_is_taken_is_refused_before_the_download(shell: Shell
 
 
 ERRORS = {
-    "acme/nothing": "acme/nothing is no folder here and no model on the hub, or it is private",
+    "acme/nothing": "acme/nothing is neither a folder here nor a model on the hub, or it is private",
     "acme/gated": "acme/gated is gated: accept its licence on its page on the hub, and log in",
     "acme/demo@v9": "acme/demo@v9: the model has no revision 'v9'",
     "acme/broken": "acme/broken has no model.safetensors",
@@ -222,7 +222,9 @@ def test_errors_are_one_sentence(shell: Shell) -> None:
     """One process asks for all, after the command itself for one of them."""
     (first, sentence), *_ = ERRORS.items()
     assert sentence in shell.refusal("inspect", first)
-    statuses = f"from eagle_export.cli import main\nprint([main(['inspect', name]) for name in {list(ERRORS)}])"
+    statuses = (
+        f"from eagle_export.commands.cli import main\nprint([main(['inspect', name]) for name in {list(ERRORS)}])"
+    )
     out, err = shell._run([sys.executable, "-c", statuses], 0)
     lines = err.strip().splitlines()
     assert out.strip() == str([2] * len(ERRORS)) and len(lines) == len(ERRORS)
@@ -238,7 +240,7 @@ def test_without_a_network(shell: Shell) -> None:
 
 
 def test_a_local_folder_asks_no_hub(shell: Shell) -> None:
-    code = "import os, sys; from pathlib import Path; from eagle_export.fetch import fetched\n"
+    code = "import os, sys; from pathlib import Path; from eagle_export.commands.fetch import fetched\n"
     code += f"print(fetched({str(GOLDEN / 'target')!r}, None, Path('pair')), os.environ['HF_HUB_OFFLINE'])\n"
     code += "assert 'huggingface_hub' not in sys.modules"
     assert shell.python(code) == f"({GOLDEN / 'target'!r}, None, {{}}) 1" and not shell.hub.requests

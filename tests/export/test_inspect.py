@@ -19,14 +19,14 @@ from safetensors.torch import load_file
 
 from block_writers import jetspec, speculators_dspark
 from conftest import GOLDEN, HEADS
-from eagle_export import cli
-from eagle_export.checkpoint import Checkpoint, open_checkpoint
-from eagle_export.errors import ExportError
+from eagle_export.base.errors import ExportError
+from eagle_export.commands import cli
 from eagle_export.inspection.facts import head_facts, target_facts
 from eagle_export.inspection.machine import GB, Place
 from eagle_export.inspection.needs import Need
-from eagle_export.inspection.pickled import pickled_tensors
 from eagle_export.inspection.report import inspect
+from eagle_export.reading.checkpoint import Checkpoint, open_checkpoint
+from eagle_export.reading.pickled import pickled_tensors
 from eagle_runtime.bundle.manifest import DTYPE_BITS, read_manifest
 from test_imports import in_new_process
 
@@ -97,7 +97,7 @@ def test_torch_is_not_imported() -> None:
     """So that it answers at once: importing torch takes longer than all the rest."""
     code = f"""
 import contextlib, io, json, sys
-from eagle_export import cli
+from eagle_export.commands import cli
 with contextlib.redirect_stdout(io.StringIO()):
     status = cli.main(["inspect", {str(DEMO / "target")!r}, {str(DEMO / "eagle3")!r}])
 print(json.dumps({{"status": status, "modules": sorted(sys.modules)}}))

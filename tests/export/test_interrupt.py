@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_export.cli import main
+from eagle_export.commands.cli import main
 from patience import PATIENCE_S
 
 INTERRUPTED = "eagle-export: interrupted; no bundle was written, and the same command goes on with what is finished\n"
@@ -83,7 +83,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def start(*argv: object, stdout: int = subprocess.PIPE, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
     """eagle-export as a process that reacts to Ctrl-C, even if this process runs in the background and ignores it."""
-    command = [sys.executable, "-m", "eagle_export.cli", *map(str, argv)]
+    command = [sys.executable, "-m", "eagle_export.commands.cli", *map(str, argv)]
     env = {**os.environ, "TERM": "xterm"}  # for the progress line
 
     def react_to_ctrl_c() -> None:

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import eagle_export.recording
+import eagle_export.recording.recording
 from conftest import GOLDEN, HEADS
 from eagle_calib.calibration import Observed
+from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
-from eagle_export.checkpoint import open_checkpoint
-from eagle_export.errors import ExportError
-from eagle_export.layered_recording import observe_layers, texts_to_read
-from eagle_export.pair import open_pair
-from eagle_export.self_calibration import observe_source
+from eagle_export.graphs.pair import open_pair
+from eagle_export.reading.checkpoint import open_checkpoint
+from eagle_export.recording.layered_recording import observe_layers, texts_to_read
+from eagle_export.recording.self_calibration import observe_source
 from eagle_runtime.text.tokenizer import Text
 from mtp_writers import mimo, random_layer, read_folder
 
@@ -96,7 +96,7 @@ def test_an_export_that_lacks_memory_for_the_whole_records_by_layers(
     def refuse(*_: object) -> None:
         raise ExportError("comparing takes 40.0 GB of memory and 3.0 GB are free")
 
-    monkeypatch.setattr(eagle_export.recording, "check_memory", refuse)
+    monkeypatch.setattr(eagle_export.recording.recording, "check_memory", refuse)
     layered = export(target, None, tmp_path / "layered", precision="int4", certify=False, calibrate=data)
     assert whole.manifest.files == layered.manifest.files
     assert any("layer by layer, on the text that was given: comparing takes 40.0 GB" in w for w in layered.warnings)

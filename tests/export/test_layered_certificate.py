@@ -14,16 +14,16 @@ from safetensors.torch import load_file, save_file
 from transformers import OlmoeConfig, OlmoeForCausalLM
 
 from conftest import GOLDEN, HEADS, load_trace
-from eagle_export import certificate as module
+from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
-from eagle_export.certificate import compare_with_source
-from eagle_export.checkpoint import open_checkpoint
-from eagle_export.continuations import continuations
-from eagle_export.errors import ExportError
-from eagle_export.families.source import load_source
-from eagle_export.head_check import Continued, check_head
-from eagle_export.layered_continuations import verified_continuations
-from eagle_export.pair import open_pair
+from eagle_export.checking import certificate as module
+from eagle_export.checking.certificate import compare_with_source
+from eagle_export.checking.head_check import Continued, check_head
+from eagle_export.graphs.pair import open_pair
+from eagle_export.reading.checkpoint import open_checkpoint
+from eagle_export.reading.families.source import load_source
+from eagle_export.recording.continuations import continuations
+from eagle_export.recording.layered_continuations import verified_continuations
 from eagle_runtime.bundle.manifest import read_manifest
 
 DEMO = Path(__file__).parents[2] / "tools" / "demo_pair"

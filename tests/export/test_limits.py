@@ -20,11 +20,10 @@ from torch import Tensor
 
 from conftest import GOLDEN, HEADS
 from eagle_calib.folder import KEPT, work_folder
-from eagle_export import certificate as module
+from eagle_export.base.errors import ExportError
+from eagle_export.base.resume import REFUSED
 from eagle_export.bundle import export
-from eagle_export.cli import BACKENDS, PRECISIONS, main
-from eagle_export.errors import ExportError
-from eagle_export.limits import (
+from eagle_export.checking.limits import (
     CALIBRATION_OPTIONAL,
     LIMITS,
     Advice,
@@ -35,11 +34,12 @@ from eagle_export.limits import (
     required_fidelity,
     what_to_try,
 )
+from eagle_export.commands.cli import BACKENDS, PRECISIONS, main
+from eagle_export.reading import source_memory
 from eagle_export.recipes.plan import RECIPES
-from eagle_export.resume import REFUSED
 from eagle_runtime import EagleModel, FidelityWarning
 from eagle_runtime.bundle.manifest import Certificate, Limits, read_manifest
-from eagle_runtime.cli import main as run_main
+from eagle_runtime.commands.cli import main as run_main
 from eagle_tools.doctor import main as doctor_main
 from export_workplace import LAYERS, make_target
 
@@ -233,7 +233,7 @@ def test_more_may_be_asked_for_than_is_usual(plain: Path, tmp_path: Path, capsys
 def test_what_cannot_be_compared_cannot_be_held_to_figures(
     plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "free_memory", lambda: 1000)
+    monkeypatch.setattr(source_memory, "free_memory", lambda: 1000)
     with pytest.raises(ExportError, match="cannot be held to an agreement or a KL: comparing takes"):
         export(plain, None, tmp_path / "bundle", max_kl=1.0)
     assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,8 @@ import pytest
 from conftest import needs_operators
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.drafting.head import Head, Proposal, Scratch
+from eagle_runtime.core.head import Proposal
+from eagle_runtime.drafting.head import Head, Scratch
 from fakes import observed
 
 

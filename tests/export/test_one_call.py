@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from conftest import HEADS
-from eagle_export.errors import ExportError
+from eagle_export.base.errors import ExportError
 from eagle_export.tensorrt.draft_graph import draft_graph
+from eagle_runtime.base.tree import EAGLE1_CHOICES, Float, Tree
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, NoiseWeight, Ranker
 from eagle_runtime.drafting.head import NEVER, Head
 from eagle_runtime.drafting.one_call import OneCallHead
 from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, chain
-from eagle_runtime.sampling import Sampler, SamplingParams
+from eagle_runtime.sampling.sampler import Sampler, SamplingParams
 from eagle_runtime.session.ort.session import OrtSession
-from eagle_runtime.tree import EAGLE1_CHOICES, Float, Tree
 from eagle_tools import one_call
 from eagle_tools.one_call import OrtOneCall
 

@@ -20,21 +20,22 @@ from transformers.models.qwen3 import modeling_qwen3 as qwen3_code
 
 from conftest import GOLDEN
 from eagle_calib.calibrate import calibrate
-from eagle_export import certificate, cli
+from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
-from eagle_export.errors import ExportError
-from eagle_export.families.source import load_source
-from eagle_export.head_check import Continued, HeadCheck, check_head, own_text
-from eagle_export.head_modules import build_head
-from eagle_export.heads.eager import eager_head, eager_weights, read_rows
+from eagle_export.checking import certificate
+from eagle_export.checking.head_check import Continued, HeadCheck, check_head, own_text
+from eagle_export.commands import cli
+from eagle_export.graphs.eager import eager_head, eager_weights, read_rows
+from eagle_export.graphs.head_modules import build_head
+from eagle_export.graphs.pair import HeadPart, build_graphs, left_out_note, open_pair
 from eagle_export.heads.mtp import PredictionHead
 from eagle_export.inspection.report import inspect
-from eagle_export.pair import HeadPart, build_graphs, left_out_note, open_pair
-from eagle_export.source_text import text_starts
+from eagle_export.reading.families.source import load_source
+from eagle_export.recording.source_text import text_starts
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import DTYPE_BITS, read_manifest
 from eagle_runtime.drafting.head import Scratch
-from eagle_runtime.exact_rows import equal_rows
+from eagle_runtime.opening.exact_rows import equal_rows
 from eagle_runtime.text.tokenizer import Text
 from eagle_tools.grow.shape import GrowError, Shape
 from eagle_tools.harden.strength import STRENGTHS, HardenError

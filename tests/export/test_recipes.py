@@ -16,8 +16,8 @@ import pytest
 
 from conftest import GOLDEN, HEADS
 from eagle_calib.calibration import Calibration
+from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
-from eagle_export.errors import ExportError
 from eagle_export.recipes.attention import ExactAttention
 from eagle_export.recipes.blocks import Grid, rounded
 from eagle_export.recipes.embedding import EmbeddingBlocks
@@ -329,7 +329,7 @@ def test_passes_stand_where_their_reasons_say() -> None:
 
 
 def test_every_recipe_is_offered_by_the_command() -> None:
-    from eagle_export.cli import BACKENDS, PRECISIONS
+    from eagle_export.commands.cli import BACKENDS, PRECISIONS
 
     assert tuple(RECIPES) == BACKENDS
     assert {name for recipes in RECIPES.values() for name in recipes} == set(PRECISIONS)

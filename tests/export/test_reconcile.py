@@ -15,16 +15,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from conftest import GOLDEN
+from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
-from eagle_export.checkpoint import EMBEDDING, LM_HEAD
-from eagle_export.errors import ExportError
-from eagle_export.families.config import check_config, read_config
-from eagle_export.families.registry import family_of
-from eagle_export.families.source import load_source
-from eagle_export.gguf.checkpoint import open_target
+from eagle_export.graphs.pair import open_pair
 from eagle_export.inspection.headers import open_headers
-from eagle_export.pair import open_pair
-from eagle_export.reconcile import untied_note
+from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD
+from eagle_export.reading.families.config import check_config, read_config
+from eagle_export.reading.families.registry import family_of
+from eagle_export.reading.families.source import load_source
+from eagle_export.reading.gguf.checkpoint import open_target
+from eagle_export.reading.reconcile import untied_note
 from eagle_runtime import EagleModel
 from export_workplace import configure, make_target
 

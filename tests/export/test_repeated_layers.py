@@ -10,11 +10,11 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from eagle_export.errors import ExportError
-from eagle_export.graphs import TargetGraph
-from eagle_export.pair import _target_module, open_pair
-from eagle_export.repeated_layers import Repeats, repeat_layers, repeats_of, shortened
-from eagle_export.trace import Layout, fold, trace_layers
+from eagle_export.base.errors import ExportError
+from eagle_export.graphs.graphs import TargetGraph
+from eagle_export.graphs.pair import _target_module, open_pair
+from eagle_export.graphs.repeated_layers import Repeats, repeat_layers, repeats_of, shortened
+from eagle_export.graphs.trace import Layout, fold, trace_layers
 from tiny_families import ROWS, save_source
 
 MANY = 4  # layers

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-import eagle_export.data_file
+import eagle_export.base.data_file
 from conftest import GOLDEN
 from eagle_calib.folder import KEPT, WORK
+from eagle_export.base.errors import ExportError
+from eagle_export.base.resume import fingerprint
 from eagle_export.bundle import export
-from eagle_export.errors import ExportError
-from eagle_export.resume import fingerprint
 from export_workplace import make_target, spoil
 
 Settings = dict[str, Any]
@@ -43,13 +43,13 @@ def whole(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, b
 def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sizes of the tensors that are written, as they are written."""
     sizes: list[int] = []
-    write = eagle_export.data_file._write
+    write = eagle_export.base.data_file._write
 
     def note(file: Any, content: memoryview) -> None:
         write(file, content)
         sizes.append(content.nbytes)
 
-    monkeypatch.setattr(eagle_export.data_file, "_write", note)
+    monkeypatch.setattr(eagle_export.base.data_file, "_write", note)
     return sizes
 
 
@@ -63,7 +63,7 @@ def kept_of(bundle: Path) -> Path:
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, count: int, error: BaseException) -> None:
     """Lets the next export raise before its (count + 1)-th tensor is written, and those after it run."""
-    write, left = eagle_export.data_file._write, [count]
+    write, left = eagle_export.base.data_file._write, [count]
 
     def stopping(file: Any, content: memoryview) -> None:
         left[0] -= 1
@@ -72,7 +72,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, count: int, error: BaseException
             raise error
         write(file, content)
 
-    monkeypatch.setattr(eagle_export.data_file, "_write", stopping)
+    monkeypatch.setattr(eagle_export.base.data_file, "_write", stopping)
 
 
 @pytest.mark.usefixtures("fresh_traces")

@@ -17,22 +17,23 @@ import torch
 from conftest import GOLDEN
 from eagle_calib import observe
 from eagle_calib.calibration import LEAST_ROWS
-from eagle_export import data_file, recording, self_calibration
+from eagle_export.base import data_file
+from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
-from eagle_export.errors import ExportError
-from eagle_export.families.registry import FAMILIES
+from eagle_export.graphs.pair import Pair, build_graphs, open_pair
+from eagle_export.graphs.weights import graph_spec, save
 from eagle_export.inspection.graph_shapes import target_shapes
 from eagle_export.inspection.sizes import graph_bytes
-from eagle_export.layered_recording import observe_layers, texts_to_read
-from eagle_export.pair import Pair, build_graphs, open_pair
+from eagle_export.reading.families.registry import FAMILIES
 from eagle_export.recipes.plan import apply, plan
 from eagle_export.recipes.routed_experts import RoutedExperts, mixtures
-from eagle_export.weights import graph_spec, save
-from eagle_runtime.exact_rows import find_padding
+from eagle_export.recording import recording, self_calibration
+from eagle_export.recording.layered_recording import observe_layers, texts_to_read
+from eagle_runtime.base.tree import Tree
+from eagle_runtime.core.target import Target
+from eagle_runtime.opening.exact_rows import find_padding
 from eagle_runtime.session.ort.session import OrtSession
-from eagle_runtime.target import Target
 from eagle_runtime.text.tokenizer import Text
-from eagle_runtime.tree import Tree
 
 VOCAB, HIDDEN, LAYERS, EXPERTS, CHOSEN = 64, 64, 2, 6, 2
 CONFIGS: dict[str, dict[str, Any]] = {

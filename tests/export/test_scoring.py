@@ -9,7 +9,7 @@ import pytest
 
 from eagle_calib.scoring import divergence, log_softmax
 from eagle_runtime import EagleModel, RequestError
-from eagle_runtime.target import SCORE_CHUNK
+from eagle_runtime.core.target import SCORE_CHUNK
 
 TEXT = np.random.default_rng(3).integers(3, 256, 2 * SCORE_CHUNK + 9).tolist()
 

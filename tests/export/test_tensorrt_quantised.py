@@ -15,14 +15,14 @@ import onnx_ir as ir
 import pytest
 
 from conftest import HEADS, put_listed
-from eagle_export.cli import main
-from eagle_export.errors import ExportError
+from eagle_export.base.errors import ExportError
+from eagle_export.commands.cli import main
 from eagle_export.tensorrt.build import Built, build_engines
 from eagle_export.tensorrt.kernels import Kernel
 from eagle_export.tensorrt.precision import check_capabilities, check_sums, default_capabilities
+from eagle_runtime.base.tree import additive_mask
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.session.ort.session import OrtSession
-from eagle_runtime.tree import additive_mask
 from trt_graphs import bytes_in_fp32, faults, scaled_in_fp16
 from trt_network import CAPABILITIES, DRAFT_SIZES, TARGET_SIZES, Network
 

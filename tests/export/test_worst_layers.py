@@ -12,12 +12,12 @@ from torch import Tensor
 from eagle_calib.calibration import read_calibration
 from eagle_calib.cli import main as calib_main
 from eagle_export.bundle import export
-from eagle_export.continuations import continuations
-from eagle_export.pair import build_graphs, open_pair
+from eagle_export.checking.worst_layers import Layer, LayerError, layer_errors, layers_of, worst_layers
+from eagle_export.graphs.pair import build_graphs, open_pair
+from eagle_export.graphs.weights import save
 from eagle_export.recipes.graph import linears
 from eagle_export.recipes.smooth import Smooth, factors_of
-from eagle_export.weights import save
-from eagle_export.worst_layers import Layer, LayerError, layer_errors, layers_of, worst_layers
+from eagle_export.recording.continuations import continuations
 from eagle_runtime.bundle.manifest import read_manifest
 from export_workplace import LAYERS, make_target
 

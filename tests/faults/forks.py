@@ -80,9 +80,9 @@ def main() -> None:
     import eagle_calib.calibrate
     import eagle_calib.cli
     import eagle_export.bundle
-    import eagle_export.cli
+    import eagle_export.commands.cli
 
-    mains = {"eagle_export": eagle_export.cli.main, "eagle_calib": eagle_calib.cli.main}
+    mains = {"eagle_export": eagle_export.commands.cli.main, "eagle_calib": eagle_calib.cli.main}
     print("{}", flush=True)
     while line := sys.stdin.readline():
         case = json.loads(line)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from eagle_runtime import EagleError, EagleModel
-from eagle_runtime.cli import main as eagle_run
+from eagle_runtime.commands.cli import main as eagle_run
 
 LIMIT_S = 600.0  # of one case, on however busy or slow a machine; a second is much
 MEMORY = 2 << 30  # bytes of address space beyond what a first generation takes
@@ -129,7 +129,7 @@ def api(case: dict[str, Any], out: TextIO, err: TextIO) -> Answer:
         return {"outcome": "served", "outputs": outputs}
     except EagleError as error:
         return refused(type(error).__name__, str(error))
-    except BaseException:  # a Rust library's panic is no Exception
+    except BaseException:  # a Rust library's panic is not an Exception
         return {"outcome": "broken", "message": traceback.format_exc()[-MESSAGE:]}
 
 

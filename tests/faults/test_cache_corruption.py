@@ -17,7 +17,7 @@ from faults.tally import Tally, scaled
 
 
 def of_another_kind(path: Path, tally: Tally) -> None:
-    """In a file's place something that is no file, or none of this system's."""
+    """In a file's place something that is not a file, or none of this system's."""
     path.unlink()
     kind = tally.random.randrange(5)
     if kind == 0:

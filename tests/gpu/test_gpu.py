@@ -12,17 +12,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from eagle_runtime.machine.nvidia import DeviceInfo, first_gpu
 
 from eagle_calib.replay import forced_logits
 from eagle_runtime import BackendError, BundleError, EagleModel, SamplingParams
-from eagle_runtime.candidates import LogitRow
-from eagle_runtime.decoding_state import DecodingState
-from eagle_runtime.drafting.drafter import Drafter
+from eagle_runtime.core.decoding_state import DecodingState
+from eagle_runtime.core.drafter import Drafter
+from eagle_runtime.core.generate import generate
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter
 from eagle_runtime.drafting.vanilla import NoDraft
-from eagle_runtime.generate import generate
-from eagle_runtime.machine.nvidia import DeviceInfo, first_gpu
-from eagle_runtime.sampling import Sampler
+from eagle_runtime.sampling.candidates import LogitRow
+from eagle_runtime.sampling.sampler import Sampler
 from eagle_tools.compare_engines import compare_sessions
 from eagle_tools.questions import read_questions
 
@@ -55,8 +55,8 @@ def bundle_on(tmp_path_factory: pytest.TempPathFactory, gpu: DeviceInfo) -> Call
     def bundle(backend: str, precision: str) -> Path:
         folder = base / f"{backend}_{precision}"
         if not folder.exists():
+            from eagle_export.base.errors import ExportError
             from eagle_export.bundle import export
-            from eagle_export.errors import ExportError
             from eagle_export.tensorrt.build import build_engines
 
             pair = PAIR / "target", PAIR / "eagle3"

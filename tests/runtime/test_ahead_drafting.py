@@ -15,13 +15,13 @@ from ahead_writers import fitted_hydra, fitted_medusa, write_hydra, write_medusa
 from conftest import GOLDEN, load_trace
 from eagle_export.bundle import export
 from eagle_runtime import EagleModel
-from eagle_runtime.cache import NoRows
-from eagle_runtime.decoding_state import DecodingState
+from eagle_runtime.core.cache import NoRows
+from eagle_runtime.core.decoding_state import DecodingState
+from eagle_runtime.core.generate import generate
 from eagle_runtime.drafting.ahead_heads import MEDUSA_CHOICES, AheadHeads, HydraHeads, MedusaHeads
 from eagle_runtime.drafting.head import NEVER, Scratch
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree
-from eagle_runtime.generate import generate
-from eagle_runtime.sampling import Sampler, SamplingParams
+from eagle_runtime.sampling.sampler import Sampler, SamplingParams
 
 TARGET, HEADS = GOLDEN / "target", 4
 KINDS = ("medusa", "hydra")

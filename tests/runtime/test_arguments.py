@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from eagle_runtime import EagleModel, RequestError, SamplingParams
-from eagle_runtime.arguments import short_repr
+from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.drafting.shapes import DynamicTree
-from eagle_runtime.sampling import Sampler
+from eagle_runtime.sampling.sampler import Sampler
 
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 WHOLE = ("max_new_tokens", "seed", "top_k", "total_token", "depth", "draft_top_k")

@@ -17,23 +17,14 @@ import pytest
 
 from conftest import needs_operators
 from eagle_runtime import BackendError, BundleError, EagleModel
-from eagle_runtime.backends import (
-    AUTO,
-    BACKENDS,
-    NATIVE,
-    check_name,
-    choose,
-    library_version,
-    open_sessions,
-    reasons_text,
-    unfit,
-)
+from eagle_runtime.base.backend_names import AUTO, BACKENDS, NATIVE
 from eagle_runtime.bundle.graph import OLDER_OPERATORS
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, Manifest, read_manifest
-from eagle_runtime.cli import main
-from eagle_runtime.exact_rows import RowCheck
+from eagle_runtime.commands.cli import main
+from eagle_runtime.core.session import Session
+from eagle_runtime.opening.backends import check_name, choose, library_version, open_sessions, reasons_text, unfit
+from eagle_runtime.opening.exact_rows import RowCheck
 from eagle_runtime.session.ort.operators import native_operators
-from eagle_runtime.session.protocol import Session
 from eagle_runtime.session.row_padding import RowPadding
 
 OF_FP16 = tuple(name for name in BACKENDS if name != NATIVE)  # those that bundles in fp16 may be made for
@@ -219,7 +210,7 @@ def test_auto_warns_of_the_bundles_engine_files(
     def on_cpu(name: str, *arguments: Any) -> tuple[Session, ...]:
         return open_sessions("cpu", *arguments)
 
-    monkeypatch.setattr("eagle_runtime.loading.open_sessions", on_cpu)
+    monkeypatch.setattr("eagle_runtime.opening.loading.open_sessions", on_cpu)
     with (
         caplog.at_level(logging.INFO, "eagle_runtime"),
         EagleModel.load(fp16_bundle, context=64, backend=asked) as model,
@@ -240,7 +231,7 @@ def test_the_command_warns_of_engine_files(
     def on_cpu(name: str, *arguments: Any) -> tuple[Session, ...]:
         return open_sessions("cpu", *arguments)
 
-    monkeypatch.setattr("eagle_runtime.loading.open_sessions", on_cpu)
+    monkeypatch.setattr("eagle_runtime.opening.loading.open_sessions", on_cpu)
     assert main([str(fp16_bundle), "--prompt-ids", "5,6,7", "--max-new-tokens", "3", "--json", *argv]) == 0
     assert "eagle-run: tensorrt-rtx runs the engine files in " in capsys.readouterr().err
 

@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 from eagle_runtime.bundle.manifest import MANIFEST_NAME
-from eagle_runtime.cli import main
+from eagle_runtime.commands.cli import main
 from patience import PATIENCE_S
 
 IDS = ["--prompt-ids", "5,6,7"]
-RUN = [sys.executable, "-m", "eagle_runtime.cli"]
+RUN = [sys.executable, "-m", "eagle_runtime.commands.cli"]
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 TRACE = "trace.jsonl"
 
@@ -183,7 +183,7 @@ DAMAGE: list[tuple[str, Sequence[Callable[[Path], object]], Sequence[str]]] = [
     (
         "sealed graph cut short",
         [truncate("target/model.onnx", 1000), lambda b: seal(b, "target/model.onnx")],
-        ["bundle/target/model.onnx is no ONNX graph (it is cut short)"],
+        ["bundle/target/model.onnx is not an ONNX graph (it is cut short)"],
     ),
     (
         "sealed empty graph",
@@ -211,8 +211,8 @@ FOREIGN = [
         ["bundle/tokenizer_config.json is not listed"],
     ),
     ("unlisted link", [link_to("tokenizer.json", "/nowhere")], ["bundle/tokenizer.json is not listed"]),
-    ("manifest a pipe", [pipe(MANIFEST_NAME)], [f"bundle/{MANIFEST_NAME} is no regular file"]),
-    ("manifest a device", [link_to(MANIFEST_NAME, "/dev/zero")], [f"bundle/{MANIFEST_NAME} is no regular file"]),
+    ("manifest a pipe", [pipe(MANIFEST_NAME)], [f"bundle/{MANIFEST_NAME} is not a regular file"]),
+    ("manifest a device", [link_to(MANIFEST_NAME, "/dev/zero")], [f"bundle/{MANIFEST_NAME} is not a regular file"]),
     ("manifest of a gigabyte", [grow(MANIFEST_NAME, 1 << 30)], [f"bundle/{MANIFEST_NAME} is larger than the 16 MB"]),
     ("tokenizer a pipe", [pipe("tokenizer.json"), list_anew("tokenizer.json")], ["bundle/tokenizer.json", "regular"]),
     ("unlisted pipe", [pipe("tokenizer.json")], ["bundle/tokenizer.json is not listed"]),

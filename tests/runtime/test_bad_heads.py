@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 
 from eagle_runtime import SamplingParams
-from eagle_runtime.cache import KVCache
-from eagle_runtime.decoding_state import DecodingState
+from eagle_runtime.base.errors import EagleWarning
+from eagle_runtime.base.tree import EAGLE1_CHOICES
+from eagle_runtime.core.cache import KVCache
+from eagle_runtime.core.decoding_state import DecodingState
+from eagle_runtime.core.drafter import Drafter
+from eagle_runtime.core.generate import generate
+from eagle_runtime.core.session import Array
+from eagle_runtime.core.target import Target
 from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
 from eagle_runtime.drafting.costs.model import Costs, Timings
 from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, NoiseWeight, RankedHead
-from eagle_runtime.drafting.drafter import Drafter
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree, chain
 from eagle_runtime.drafting.vanilla import NoDraft
-from eagle_runtime.errors import EagleWarning
-from eagle_runtime.generate import generate
-from eagle_runtime.sampling import Sampler
-from eagle_runtime.session.protocol import Array
-from eagle_runtime.target import Target
-from eagle_runtime.tree import EAGLE1_CHOICES
+from eagle_runtime.sampling.sampler import Sampler
 from fakes import Blend, FakeHead, FakeTarget, Table, observed
 from machine_fake import FixedCosts
 

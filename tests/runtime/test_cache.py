@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from eagle_runtime.cache import ALIGNMENT, STEP, Cache, HeadMajorCache, KVCache, aligned_empty
+from eagle_runtime.core.cache import ALIGNMENT, STEP, Cache, HeadMajorCache, KVCache, aligned_empty
 
 LAYERS, CAPACITY, HEADS, WIDTH = 2, 12, 2, 4
 MANY = 3 * STEP - 10

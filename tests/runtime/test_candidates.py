@@ -15,16 +15,17 @@ import numpy as np
 import pytest
 
 from conftest import GOLDEN
-from eagle_runtime import Constraint, EagleModel, sampling
-from eagle_runtime.accept import accept
-from eagle_runtime.candidates import LogitRow
+from eagle_runtime import Constraint, EagleModel
+from eagle_runtime.base.errors import EagleError
+from eagle_runtime.base.tree import Bool, Float, Int, Tree
 from eagle_runtime.constraints.grammars import Grammars
 from eagle_runtime.constraints.matcher import Matcher
-from eagle_runtime.errors import EagleError
-from eagle_runtime.noise import exponential_noise
-from eagle_runtime.race import Known, decide, highest
-from eagle_runtime.sampling import Sampler, SamplingParams
-from eagle_runtime.tree import Bool, Float, Int, Tree
+from eagle_runtime.core.accept import accept
+from eagle_runtime.sampling import sampler as sampling
+from eagle_runtime.sampling.candidates import LogitRow
+from eagle_runtime.sampling.noise import exponential_noise
+from eagle_runtime.sampling.race import Known, decide, highest
+from eagle_runtime.sampling.sampler import Sampler, SamplingParams
 from logit_rows import HostRow
 
 DRAWS = 8  # of a trial

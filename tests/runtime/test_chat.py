@@ -15,8 +15,8 @@ import pytest
 
 from conftest import put_listed, put_tokenizer
 from eagle_runtime import EagleModel, RequestError
-from eagle_runtime.chat.screen import Interrupt, Screen, shown
-from eagle_runtime.chat.talk import SETTINGS, Talk
+from eagle_runtime.commands.chat.screen import Interrupt, Screen, shown
+from eagle_runtime.commands.chat.talk import SETTINGS, Talk
 from patience import PATIENCE_S
 from terminal import Terminal
 
@@ -51,7 +51,7 @@ def plain_bundle(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPa
 
 
 def command(bundle: Path, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "eagle_runtime.chat.cli", str(bundle), "--threads", "1", *arguments]
+    return [sys.executable, "-m", "eagle_runtime.commands.chat.cli", str(bundle), "--threads", "1", *arguments]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -105,7 +105,7 @@ def test_one_question_per_line_without_a_terminal(chat_bundle: Path) -> None:
 def test_an_error_without_a_terminal_is_one_line_and_status_2(chat_bundle: Path) -> None:
     done = piped(chat_bundle, ["ab", "/nonsense", "cd"], "--max-new-tokens", "4")
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("eagle-chat: /nonsense is no command; ")
+    assert done.stderr.splitlines()[-1].startswith("eagle-chat: /nonsense is not a command; ")
     assert len(done.stderr.splitlines()) == 2
 
 

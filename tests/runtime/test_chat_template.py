@@ -18,7 +18,7 @@ import pytest
 from transformers import AutoTokenizer
 
 import hostile_templates
-from eagle_runtime.errors import BundleError, TemplateError
+from eagle_runtime.base.errors import BundleError, TemplateError
 from eagle_runtime.text.meter import TEXT_BYTES
 from eagle_runtime.text.tokenizer import Text
 from hostile_templates import HOSTILE, text_of

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from eagle_runtime.base.errors import RequestError
+from eagle_runtime.base.tree import EAGLE1_CHOICES
 from eagle_runtime.bundle.manifest import TreeDefaults
 from eagle_runtime.drafting.choose import Sizes, choose_drafter
 from eagle_runtime.drafting.method import Loaded, Proposer
 from eagle_runtime.drafting.methods import METHODS, NAMES, TREES, default_method
 from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, TreeShape, chain
-from eagle_runtime.errors import RequestError
-from eagle_runtime.tree import EAGLE1_CHOICES
 
 DEFAULTS = TreeDefaults()
 ALONE: Mapping[Proposer, int] = {"habits": 64}

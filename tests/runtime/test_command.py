@@ -21,16 +21,16 @@ import pytest
 from onnx import TensorProto, helper, save
 from tokenizers import Tokenizer, models
 
-from eagle_runtime import cli
-from eagle_runtime.command import LONGEST, Parser, one_line, run_command
-from eagle_runtime.errors import EagleError, EagleWarning
-from eagle_runtime.threads.interrupts import CLEANUP_S, SAME_S, Interrupted, handled_interrupts
+from eagle_runtime.base.errors import EagleError, EagleWarning
+from eagle_runtime.commands import cli
+from eagle_runtime.commands.command import LONGEST, Parser, one_line, run_command
+from eagle_runtime.commands.interrupts import CLEANUP_S, SAME_S, Interrupted, handled_interrupts
 from patience import PATIENCE_S
 
 BLOCKS = """
 import argparse, hashlib, sys, tempfile, time
 from pathlib import Path
-from eagle_runtime.command import Parser, run_command
+from eagle_runtime.commands.command import Parser, run_command
 
 def run(args):
     folder = Path(sys.argv[1])
@@ -153,7 +153,16 @@ def environment(**more: str) -> dict[str, str]:
 @pytest.mark.parametrize("more", [{"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "cp1252"}, {"LC_ALL": "C"}])
 def test_eagle_run_on_such_a_terminal(more: dict[str, str], text_bundle: Path, tmp_path: Path) -> None:
     """With a text of many characters, by a bias; and with a prompt whose bytes are no UTF-8."""
-    argv = [sys.executable, "-m", "eagle_runtime.cli", str(text_bundle), "--threads", "1", "--max-new-tokens", "6"]
+    argv = [
+        sys.executable,
+        "-m",
+        "eagle_runtime.commands.cli",
+        str(text_bundle),
+        "--threads",
+        "1",
+        "--max-new-tokens",
+        "6",
+    ]
     wide = Tokenizer.from_file(str(text_bundle / "tokenizer.json")).token_to_id("€😀")
     bias = ["--logit-bias", f"{wide}=100", "--ignore-eos"]
     done = subprocess.run(

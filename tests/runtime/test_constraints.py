@@ -15,14 +15,14 @@ import pytest
 
 from conftest import GOLDEN, put_tokenizer
 from eagle_runtime import Constraint, ConstraintError, EagleModel, RequestError, SamplingParams
+from eagle_runtime.base.tree import Tree
 from eagle_runtime.constraints.constraint import MOST_BYTES, MOST_DEPTH
 from eagle_runtime.constraints.grammars import CACHED, Grammars
 from eagle_runtime.constraints.lookahead import Lookahead
 from eagle_runtime.constraints.matcher import Matcher
 from eagle_runtime.drafting.constrained import pruned
-from eagle_runtime.sampling import Sampler
+from eagle_runtime.sampling.sampler import Sampler
 from eagle_runtime.text.detokenizer import TextStream, Vocabulary
-from eagle_runtime.tree import Tree
 from tokenizer_kinds import TOKENIZERS
 
 TOKENIZER = (GOLDEN / "byte_tokenizer.json").read_text(encoding="utf-8")
@@ -84,10 +84,10 @@ def nested(levels: int) -> dict[str, Any]:
             lambda: Constraint.json_schema([1]),  # type: ignore[arg-type]
             "must be a JSON object",
         ),
-        (lambda: Constraint.json_schema("nonsense"), "the schema is no JSON"),
+        (lambda: Constraint.json_schema("nonsense"), "the schema is not JSON"),
         (lambda: Constraint.json_schema("true"), "must be a JSON object"),
-        (lambda: Constraint.json_schema({"const": float("nan")}), "the schema is no JSON"),
-        (lambda: Constraint.json_schema({"const": {1, 2}}), "the schema is no JSON"),
+        (lambda: Constraint.json_schema({"const": float("nan")}), "the schema is not JSON"),
+        (lambda: Constraint.json_schema({"const": {1, 2}}), "the schema is not JSON"),
         (lambda: Constraint.json_schema(nested(MOST_DEPTH + 1)), "64 levels deep"),
         (lambda: Constraint.json_schema(nested(5000)), "64 levels deep"),
         (lambda: Constraint.json_schema('{"items":' * 5000 + "{}" + "}" * 5000), "64 levels deep"),

@@ -19,7 +19,7 @@ import pytest
 
 from conftest import put_listed, put_tokenizer
 from eagle_runtime import Conversation, ConversationFileError, EagleModel, RequestError
-from eagle_runtime import conversation_file as module
+from eagle_runtime.app import conversation_file as module
 
 TEMPLATE = b"{% for m in messages %}{{ m.role[0] | upper }}:{{ m.content }}{{ eos_token }}{% endfor %}A:"
 SETTINGS: dict[str, Any] = {"max_new_tokens": 16, "ignore_eos": True, "seed": 3}

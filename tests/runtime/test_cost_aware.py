@@ -13,8 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_runtime import EagleModel
-from eagle_runtime.accept import Step
-from eagle_runtime.decoding_state import DecodingState
+from eagle_runtime.base.errors import RequestError
+from eagle_runtime.base.tree import MAX_DEPTH, Tree
+from eagle_runtime.core.accept import Step
+from eagle_runtime.core.decoding_state import DecodingState
+from eagle_runtime.core.generate import generate
+from eagle_runtime.core.head import WINDOW
+from eagle_runtime.core.target import Target
 from eagle_runtime.drafting.acceptance import (
     CREDIT,
     LOOK,
@@ -27,13 +32,9 @@ from eagle_runtime.drafting.acceptance import (
 )
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter, MatchedChain, Pool, best_size
 from eagle_runtime.drafting.costs.model import LARGEST, Costs, Timings
-from eagle_runtime.drafting.head import WINDOW, Head
+from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.shapes import DynamicTree
-from eagle_runtime.errors import RequestError
-from eagle_runtime.generate import generate
-from eagle_runtime.sampling import Sampler, SamplingParams
-from eagle_runtime.target import Target
-from eagle_runtime.tree import MAX_DEPTH, Tree
+from eagle_runtime.sampling.sampler import Sampler, SamplingParams
 from fakes import Blend, FakeHead, FakeTarget, Language, Table
 from machine_fake import FixedCosts
 

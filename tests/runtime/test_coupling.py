@@ -11,7 +11,11 @@ import numpy.typing as npt
 import pytest
 
 from eagle_runtime import SamplingParams
-from eagle_runtime.decoding_state import DecodingState
+from eagle_runtime.base.tree import Float
+from eagle_runtime.core.decoding_state import DecodingState
+from eagle_runtime.core.generate import generate
+from eagle_runtime.core.head import WINDOW
+from eagle_runtime.core.target import Target
 from eagle_runtime.drafting.coupling import (
     HEAD_NOISE,
     WEIGHTS,
@@ -22,12 +26,9 @@ from eagle_runtime.drafting.coupling import (
     at_temperature,
     log_softmax,
 )
-from eagle_runtime.drafting.head import NEVER, WINDOW, Head
+from eagle_runtime.drafting.head import NEVER, Head
 from eagle_runtime.drafting.shapes import EagleDrafter, chain
-from eagle_runtime.generate import generate
-from eagle_runtime.sampling import Sampler
-from eagle_runtime.target import Target
-from eagle_runtime.tree import Float
+from eagle_runtime.sampling.sampler import Sampler
 from fakes import FakeHead, FakeTarget
 
 VOCAB = 50

@@ -12,20 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_runtime import EagleModel, SamplingParams
-from eagle_runtime.cache import KVCache
-from eagle_runtime.decoding_state import DecodingState
+from eagle_runtime.base.tree import root_only
+from eagle_runtime.core.cache import KVCache
+from eagle_runtime.core.decoding_state import DecodingState
+from eagle_runtime.core.drafter import Drafter
+from eagle_runtime.core.generate import generate
+from eagle_runtime.core.prefix import common_prefix
+from eagle_runtime.core.session import Array
+from eagle_runtime.core.target import EXACT_CHUNK, Target
 from eagle_runtime.drafting import head as head_module
 from eagle_runtime.drafting.coupling import GumbelRanker, NoiseWeight, RankedHead
-from eagle_runtime.drafting.drafter import Drafter
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, chain
 from eagle_runtime.drafting.vanilla import NoDraft
-from eagle_runtime.generate import generate
-from eagle_runtime.prefix import common_prefix
-from eagle_runtime.sampling import Sampler
-from eagle_runtime.session.protocol import Array
-from eagle_runtime.target import EXACT_CHUNK, Target
-from eagle_runtime.tree import root_only
+from eagle_runtime.sampling.sampler import Sampler
 from fakes import Blend, FakeHead, FakeTarget, Table, rows_of
 
 VOCAB, CAPACITY, SMALL_WINDOW = 8, 200, 6

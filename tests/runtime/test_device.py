@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cuda_fake import FakeDriver
-from eagle_runtime.cache import KVCache
+from eagle_runtime.base.tree import additive_mask
+from eagle_runtime.core.cache import KVCache
 from eagle_runtime.session.trt.device import Device, DeviceCache, DeviceRows, Staged, empty_rows, joined_rows, runs
 from eagle_runtime.session.trt.inputs import GAP, merged
 from eagle_runtime.session.trt.padding import (
@@ -28,7 +29,6 @@ from eagle_runtime.session.trt.padding import (
     write_masks,
     write_seen,
 )
-from eagle_runtime.tree import additive_mask
 
 WIDTH = 3
 

@@ -19,17 +19,17 @@ import numpy.typing as npt
 import pytest
 from scipy.stats import chisquare
 
-from eagle_runtime.accept import Step
-from eagle_runtime.cache import KVCache
-from eagle_runtime.decoding_state import DecodingState
-from eagle_runtime.drafting.drafter import Drafter
+from eagle_runtime.base.tree import Int, Tree
+from eagle_runtime.core.accept import Step
+from eagle_runtime.core.cache import KVCache
+from eagle_runtime.core.decoding_state import DecodingState
+from eagle_runtime.core.drafter import Drafter
+from eagle_runtime.core.generate import Cycle, generate
+from eagle_runtime.core.target import Features, Target, causal
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree, TreeShape, chain
 from eagle_runtime.drafting.vanilla import NoDraft
-from eagle_runtime.generate import Cycle, generate
-from eagle_runtime.sampling import Sampler, SamplingParams
-from eagle_runtime.target import Features, Target, causal
-from eagle_runtime.tree import Int, Tree
+from eagle_runtime.sampling.sampler import Sampler, SamplingParams
 from fakes import Blend, FakeHead, FakeTarget, Language, Table, history_of
 
 VOCAB = 5
@@ -333,10 +333,10 @@ def keep_one_row_less(cache: KVCache, path: Int) -> None:
 
 
 PLANTED_IN_THE_LOOP: dict[str, tuple[str, object]] = {
-    "siblings see each other": ("eagle_runtime.target.ancestor_mask", lambda parents: causal(len(parents))),
-    "positions count nodes": ("eagle_runtime.target.node_depths", lambda parents: np.arange(len(parents))),
-    "rows are not gathered": ("eagle_runtime.cache.KVCache.keep", forget_to_gather),
-    "the last row is lost": ("eagle_runtime.cache.KVCache.keep", keep_one_row_less),
+    "siblings see each other": ("eagle_runtime.core.target.ancestor_mask", lambda parents: causal(len(parents))),
+    "positions count nodes": ("eagle_runtime.core.target.node_depths", lambda parents: np.arange(len(parents))),
+    "rows are not gathered": ("eagle_runtime.core.cache.KVCache.keep", forget_to_gather),
+    "the last row is lost": ("eagle_runtime.core.cache.KVCache.keep", keep_one_row_less),
 }
 
 
@@ -555,7 +555,7 @@ def sample_verifier(
     for seed, (drafter, draft) in zip(range(SAMPLES), itertools.cycle(turns), strict=False):
         verifier = kind(params, draft, rng)
         verifier.restart()
-        monkeypatch.setattr("eagle_runtime.generate.accept", verifier)
+        monkeypatch.setattr("eagle_runtime.core.generate.accept", verifier)
         samples.append(decode(target, drafter, params, seed)[0][:4])
     return samples
 

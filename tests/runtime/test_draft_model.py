@@ -13,14 +13,14 @@ import pytest
 
 from conftest import GOLDEN, put_tokenizer
 from eagle_runtime import Constraint, EagleModel, RequestError
+from eagle_runtime.base.errors import EagleWarning
 from eagle_runtime.bundle.manifest import TreeDefaults
+from eagle_runtime.core.target import Target
 from eagle_runtime.drafting.choose import Sizes, choose_drafter
 from eagle_runtime.drafting.draft_model import DraftModelHead, likeliest
 from eagle_runtime.drafting.head import NEVER, Scratch
 from eagle_runtime.drafting.method import Loaded
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter
-from eagle_runtime.errors import EagleWarning
-from eagle_runtime.target import Target
 from fakes import FakeTarget, Table, history_of
 
 VOCAB = 9

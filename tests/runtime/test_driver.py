@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cuda_fake import FakeDriver
-from eagle_runtime.errors import BackendError
+from eagle_runtime.base.errors import BackendError
 from eagle_runtime.session.counters import Counters
 from eagle_runtime.session.trt.driver import CudaDriver, no_driver
 

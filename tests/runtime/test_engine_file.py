@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eagle_runtime.machine.nvidia import DeviceInfo
 
 from eagle_runtime import BackendError, BundleError
 from eagle_runtime.bundle.listed_files import verify_hashes
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
-from eagle_runtime.machine.nvidia import DeviceInfo
 from eagle_runtime.session.trt.engine_file import SIDECAR, EngineFolder, find_engines, host_platform
 from trt_fake import VERSION, write_fake_engines
 
@@ -158,7 +158,7 @@ def test_a_sidecar_that_is_a_pipe_is_refused(bundle: Path) -> None:
     path = bundle / "engines/tensorrt-rtx-sm89" / SIDECAR
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(BundleError, match=f"{path} is no regular file"):
+    with pytest.raises(BundleError, match=f"{path} is not a regular file"):
         find(bundle)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle_runtime.errors import EagleError, RequestError
-from eagle_runtime.files import json_lines, parse_json, read_json, replacing, text_lines
+from eagle_runtime.base.errors import EagleError, RequestError
+from eagle_runtime.base.files import json_lines, parse_json, read_json, replacing, text_lines
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_json_file_is_read_within_its_limit(tmp_path: Path) -> None:
         read_json(path, 100, RequestError, "write it again", missing="give a folder")
     with pytest.raises(RequestError, match=r"cannot be read \(No such file or directory\); see that this user may"):
         read_json(path, 100, RequestError, "write it again")
-    with pytest.raises(RequestError, match="is no regular file"):
+    with pytest.raises(RequestError, match="is not a regular file"):
         read_json(tmp_path, 100, RequestError, "write it again")
     path.write_text(json.dumps({"a": "ä" * 10}))
     assert read_json(path, 100, RequestError, "write it again") == {"a": "ä" * 10}

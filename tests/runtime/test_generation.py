@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from conftest import load_trace
-from eagle_runtime import EagleModel, RequestError, cli
-from eagle_runtime.generate import Cycle
+from eagle_runtime import EagleModel, RequestError
+from eagle_runtime.commands import cli
+from eagle_runtime.core.generate import Cycle
 
 SMALL: dict[str, Any] = {"total_token": 16, "depth": 3, "draft_top_k": 4}
 
@@ -87,7 +88,7 @@ def test_long_prompts_are_read_in_chunks(
     long = [token for prompt in prompts for token in prompt] * 8
     model = model_of("eagle3")
     whole = model.generate(long, max_new_tokens=24, ignore_eos=True, **SMALL)
-    from eagle_runtime import target as module
+    from eagle_runtime.core import target as module
 
     monkeypatch.setattr(module, "PREFILL_CHUNK", 50)
     cycles: list[Cycle] = []

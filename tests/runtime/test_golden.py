@@ -12,8 +12,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from conftest import GOLDEN, load_trace
-from eagle_runtime import EagleModel, cli
-from eagle_runtime.tree import ancestor_mask, node_depths
+from eagle_runtime import EagleModel
+from eagle_runtime.base.tree import ancestor_mask, node_depths
+from eagle_runtime.commands import cli
 from fakes import observed
 
 TIE = 2e-5  # below this gap another order of summation may legally give another tree (golden README)
@@ -91,7 +92,7 @@ def test_features_and_verification_rows(name: str, bundle_of: Callable[..., Path
     """EAGLE-1 features are the recorded ones, and the first tree's verification rows too."""
     fixture = load_file(GOLDEN / f"{name}.fixture.safetensors")
     recorded = load_trace(name)["prompts"][0]["cycles_detail"][0]
-    from eagle_runtime.tree import Tree
+    from eagle_runtime.base.tree import Tree
 
     tree = Tree(
         np.array(recorded["draft_tokens"], np.int64),

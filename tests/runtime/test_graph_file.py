@@ -198,7 +198,16 @@ def test_weights_from_a_file_that_is_not_listed(bundle: Path, place: Callable[[P
     """Refused before an engine sees the graph. In a process of its own, which would wait at a pipe."""
     location = place(bundle)
     point(bundle, location)
-    command = [sys.executable, "-m", "eagle_runtime.cli", str(bundle), "--prompt-ids", "5,6,7", "--max-new-tokens", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "eagle_runtime.commands.cli",
+        str(bundle),
+        "--prompt-ids",
+        "5,6,7",
+        "--max-new-tokens",
+        "2",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (

@@ -13,10 +13,10 @@ from safetensors.numpy import load_file, save_file
 
 from conftest import put_tokenizer
 from eagle_runtime import EagleModel, RequestError
-from eagle_runtime.cli import main
+from eagle_runtime.base.errors import EagleWarning
+from eagle_runtime.commands.cli import main
 from eagle_runtime.drafting.habits import SUCCESSORS, Habits
-from eagle_runtime.errors import EagleWarning
-from eagle_runtime.habits_file import FORMAT, HabitsFile
+from eagle_runtime.opening.habits_file import FORMAT, HabitsFile
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_files_of_other_vocabularies_and_places_that_cannot_be_written(alone: Pa
     assert path.read_bytes() == before
     with pytest.raises(RequestError, match=r"cannot be written .*; give another file name"):
         HabitsFile(tmp_path / "no" / "folder.bin", alone)
-    with pytest.raises(RequestError, match=r"cannot be read .* is no regular file"):
+    with pytest.raises(RequestError, match=r"cannot be read .* is not a regular file"):
         HabitsFile(tmp_path, alone)
     spoiled_format = load_file(path)
     save_file(spoiled_format, path, {"format": FORMAT + "0", "text": ""})

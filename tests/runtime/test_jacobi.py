@@ -13,12 +13,12 @@ import pytest
 
 from conftest import put_tokenizer
 from eagle_runtime import Constraint, EagleModel
-from eagle_runtime.decoding_state import DecodingState
+from eagle_runtime.base.tree import ancestor_mask, node_depths
+from eagle_runtime.core.decoding_state import DecodingState
+from eagle_runtime.core.generate import generate
+from eagle_runtime.core.target import Target
 from eagle_runtime.drafting.jacobi import JacobiDrafter, Window
-from eagle_runtime.generate import generate
-from eagle_runtime.sampling import Sampler, SamplingParams
-from eagle_runtime.target import Target
-from eagle_runtime.tree import ancestor_mask, node_depths
+from eagle_runtime.sampling.sampler import Sampler, SamplingParams
 from fakes import FakeTarget, Table
 
 VOCAB = 8

@@ -15,7 +15,10 @@ import pytest
 
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.decoding_state import DecodingState
+from eagle_runtime.core.decoding_state import DecodingState
+from eagle_runtime.core.drafter import Drafter
+from eagle_runtime.core.generate import generate
+from eagle_runtime.core.target import Target
 from eagle_runtime.drafting.acceptance import CREDIT, SAVING, AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter, best_size
 from eagle_runtime.drafting.costs.model import (
@@ -35,12 +38,9 @@ from eagle_runtime.drafting.costs.model import (
     unknown,
 )
 from eagle_runtime.drafting.costs.storage import FEW, MOVED, NOTABLE, LearnedCosts, open_costs, read_belief
-from eagle_runtime.drafting.drafter import Drafter
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.vanilla import NoDraft
-from eagle_runtime.generate import generate
-from eagle_runtime.sampling import Sampler, SamplingParams
-from eagle_runtime.target import Target
+from eagle_runtime.sampling.sampler import Sampler, SamplingParams
 from fakes import Blend, Table
 from machine_fake import Machine, TimedHead, TimedTarget
 

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_runtime import EagleModel
-from eagle_runtime.decoding_state import DecodingState
+from eagle_runtime.core.decoding_state import DecodingState
+from eagle_runtime.core.generate import generate
 from eagle_runtime.drafting.lookup import LookupDrafter
 from eagle_runtime.drafting.matches import PLACES, NgramIndex
 from eagle_runtime.drafting.predicted import LONGEST, SHORTEST
 from eagle_runtime.drafting.vanilla import NoDraft
-from eagle_runtime.generate import generate
-from eagle_runtime.sampling import Sampler, SamplingParams
+from eagle_runtime.sampling.sampler import Sampler, SamplingParams
 
 texts = st.lists(st.integers(0, 3), max_size=60)
 

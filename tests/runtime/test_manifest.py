@@ -17,7 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_runtime import EagleModel
-from eagle_runtime.arguments import short_repr
+from eagle_runtime.base.arguments import short_repr
+from eagle_runtime.base.errors import BundleError, RequestError
+from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle import listed_files
 from eagle_runtime.bundle.graph import INT8_ROWS, is_int8, pieces_of
 from eagle_runtime.bundle.listed_files import verify_hashes
@@ -37,8 +39,6 @@ from eagle_runtime.bundle.manifest import (
     read_manifest,
 )
 from eagle_runtime.bundle.sampling_defaults import SamplingDefaults
-from eagle_runtime.errors import BundleError, RequestError
-from eagle_runtime.files import file_sha256
 
 FILES = ("target/model.onnx", "target/model.onnx.data", "draft/model.onnx", "tokenizer.json")
 SIZES = [  # and where the graphs contradict them first

@@ -7,9 +7,9 @@ import threading
 import numpy as np
 import pytest
 
-from eagle_runtime.filters import Row
-from eagle_runtime.noise import KEPT, KEPT_DRAWN, Noise, Numbers, Stream, exponential_noise, lowest, workers
-from eagle_runtime.sampling import Sampler, SamplingParams
+from eagle_runtime.sampling.filters import Row
+from eagle_runtime.sampling.noise import KEPT, KEPT_DRAWN, Noise, Numbers, Stream, exponential_noise, lowest, workers
+from eagle_runtime.sampling.sampler import Sampler, SamplingParams
 from patience import PATIENCE_S
 
 

@@ -14,20 +14,20 @@ import pytest
 
 from copying_device import copying_sessions
 from eagle_runtime import BackendError, EagleModel
-from eagle_runtime.accept import accept
+from eagle_runtime.base.errors import EagleError
+from eagle_runtime.base.tree import Tree, hiding
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec, read_manifest
-from eagle_runtime.cache import KVCache
-from eagle_runtime.errors import EagleError
-from eagle_runtime.loading import bundle_of_sessions
-from eagle_runtime.sampling import Sampler, SamplingParams
+from eagle_runtime.core.accept import accept
+from eagle_runtime.core.cache import KVCache
+from eagle_runtime.core.target import Target
+from eagle_runtime.opening.loading import bundle_of_sessions
+from eagle_runtime.sampling.sampler import Sampler, SamplingParams
 from eagle_runtime.session.device_logits import DeviceLogits
 from eagle_runtime.session.ort.device_session import KEYS, OrtDeviceSession, check_rows
 from eagle_runtime.session.ort.library import open_graph
 from eagle_runtime.session.ort.logits import COUNT, GREEDY_COUNT, LogitMemory
 from eagle_runtime.session.ort.memory import SPARE, Block, OrtCache, OrtMemory, OrtRows
 from eagle_runtime.session.row_padding import pad_rows
-from eagle_runtime.target import Target
-from eagle_runtime.tree import Tree, hiding
 
 KINDS = ("eagle1", "eagle3")
 
@@ -140,7 +140,7 @@ def test_the_context_is_used_to_its_last_row(
 def test_a_prompt_of_several_chunks_is_joined_on_the_device(
     on_device: Callable[[str, str], EagleModel], model_of: Callable[..., EagleModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eagle_runtime.target.PREFILL_CHUNK", 30)
+    monkeypatch.setattr("eagle_runtime.core.target.PREFILL_CHUNK", 30)
     prompt = np.random.default_rng(3).integers(0, 256, 101).tolist()
     ours, theirs = (
         model.generate(prompt, tree="dynamic", max_new_tokens=24)

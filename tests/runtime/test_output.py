@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 from tokenizers import Tokenizer
 
-from eagle_runtime.output import End, Output
-from eagle_runtime.result import Piece, Stop
+from eagle_runtime.app.output import End, Output
+from eagle_runtime.app.result import Piece, Stop
 from eagle_runtime.text.detokenizer import UNKNOWN, TextStream, Vocabulary
 from tokenizer_kinds import TOKENIZERS, byte_level, id_of
 

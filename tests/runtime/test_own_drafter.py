@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from eagle_runtime import Drafter, EagleModel, RequestError, SamplingParams, Tree
-from eagle_runtime.accept import Step
+from eagle_runtime.core.accept import Step
 
 SAMPLING: list[dict[str, Any]] = [
     {},

@@ -12,15 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eagle_runtime.base.tree import EAGLE1_CHOICES, Int, Tree, ancestor_mask, node_depths, root_only
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
-from eagle_runtime.decoding_state import DecodingState
-from eagle_runtime.drafting.head import Head, Proposal, Scratch
+from eagle_runtime.core.decoding_state import DecodingState
+from eagle_runtime.core.generate import generate
+from eagle_runtime.core.head import Proposal
+from eagle_runtime.core.target import Target
+from eagle_runtime.drafting.head import Head, Scratch
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree, TreeShape, chain
-from eagle_runtime.generate import generate
-from eagle_runtime.sampling import Sampler, SamplingParams
+from eagle_runtime.sampling.sampler import Sampler, SamplingParams
 from eagle_runtime.session.ort.session import OrtSession
-from eagle_runtime.target import Target
-from eagle_runtime.tree import EAGLE1_CHOICES, Int, Tree, ancestor_mask, node_depths, root_only
 from fakes import observed, rows_of
 
 CAPACITY = 128

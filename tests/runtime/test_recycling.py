@@ -13,16 +13,16 @@ import pytest
 
 from conftest import put_tokenizer
 from eagle_runtime import Constraint, EagleModel
-from eagle_runtime.candidates import Candidates
-from eagle_runtime.decoding_state import DecodingState
+from eagle_runtime.core.decoding_state import DecodingState
+from eagle_runtime.core.generate import generate
+from eagle_runtime.core.target import PROMPT_ROWS, Target
 from eagle_runtime.drafting.habits import FADE, SHORTER, SUCCESSORS, Habits, successors
 from eagle_runtime.drafting.head import NEVER, Scratch
 from eagle_runtime.drafting.recycling import HALF, HostCosts, RecyclingDrafter, RecyclingHead
 from eagle_runtime.drafting.suffix import SuffixAutomaton
 from eagle_runtime.drafting.vanilla import NoDraft
-from eagle_runtime.generate import generate
-from eagle_runtime.sampling import Sampler, SamplingParams
-from eagle_runtime.target import PROMPT_ROWS, Target
+from eagle_runtime.sampling.candidates import Candidates
+from eagle_runtime.sampling.sampler import Sampler, SamplingParams
 from fakes import FakeTarget, Table
 
 SAMPLING: list[dict[str, Any]] = [

@@ -15,9 +15,9 @@ import numpy.typing as npt
 import pytest
 from scipy.stats import chisquare
 
-from eagle_runtime.accept import accept
-from eagle_runtime.sampling import Sampler, SamplingParams
-from eagle_runtime.tree import Tree
+from eagle_runtime.base.tree import Tree
+from eagle_runtime.core.accept import accept
+from eagle_runtime.sampling.sampler import Sampler, SamplingParams
 from fakes import Table, history_of
 
 VOCAB = 6

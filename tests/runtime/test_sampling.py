@@ -22,10 +22,10 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from eagle_runtime.errors import EagleError, RequestError
-from eagle_runtime.filters import Row
-from eagle_runtime.noise import exponential_noise
-from eagle_runtime.sampling import Sampler, SamplingParams
+from eagle_runtime.base.errors import EagleError, RequestError
+from eagle_runtime.sampling.filters import Row
+from eagle_runtime.sampling.noise import exponential_noise
+from eagle_runtime.sampling.sampler import Sampler, SamplingParams
 
 VOCAB = 40
 

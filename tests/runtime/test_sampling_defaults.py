@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from eagle_runtime import EagleModel, RequestError, SamplingParams
+from eagle_runtime.app.request import request_of
 from eagle_runtime.bundle.manifest import MANIFEST_NAME
 from eagle_runtime.bundle.sampling_defaults import SamplingDefaults
-from eagle_runtime.request import request_of
 
 PROMPT = [5, 7, 200, 33]
 OWN = SamplingDefaults(temperature=0.9, top_k=30, top_p=0.95, min_p=0.02, repetition_penalty=1.1)
@@ -65,7 +65,7 @@ def test_unknown_settings_are_errors_even_if_none(model: EagleModel) -> None:
 def test_commands_take_them_too(bundle: Path, model: EagleModel) -> None:
     expected = model.generate(PROMPT, seed=4, max_new_tokens=8)
     greedy = model.generate(PROMPT, temperature=0, max_new_tokens=8)
-    command = [sys.executable, "-m", "eagle_runtime.cli", str(bundle), "--prompt-ids", "5,7,200,33", "--json"]
+    command = [sys.executable, "-m", "eagle_runtime.commands.cli", str(bundle), "--prompt-ids", "5,7,200,33", "--json"]
     command += ["--threads", "1", "--max-new-tokens", "8", "--seed", "4"]
     for more, result in (([], expected), (["--temperature", "0"], greedy)):
         done = subprocess.run([*command, *more], capture_output=True, text=True, check=True)

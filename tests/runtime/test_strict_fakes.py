@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from cuda_fake import FakeDriver
+from eagle_runtime.base.errors import BackendError
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.errors import BackendError
 from trt_fake import FakeConfig, FakeContext, FakeRuntime, Strategy, fake_library, write_fake_engines
 
 SIZES = {"T": 1, "P": 256, "R": 1}

@@ -21,14 +21,16 @@ import pytest
 
 import trt_fake
 from cuda_fake import FakeDriver
-from eagle_runtime import BackendError, BundleError, EagleModel, RequestError, cli, loading
+from eagle_runtime import BackendError, BundleError, EagleModel, RequestError
+from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle import listed_files
 from eagle_runtime.bundle.fidelity import FidelityWarning
 from eagle_runtime.bundle.manifest import read_manifest
+from eagle_runtime.commands import cli
+from eagle_runtime.commands.loading_line import CLEARED, LoadingLine
 from eagle_runtime.drafting.costs.storage import file_name
-from eagle_runtime.files import file_sha256
-from eagle_runtime.loading import bundle_of_sessions
-from eagle_runtime.loading_line import CLEARED, LoadingLine
+from eagle_runtime.opening import loading
+from eagle_runtime.opening.loading import bundle_of_sessions
 from eagle_runtime.session.trt import execution
 from eagle_runtime.session.trt import session as tensorrt
 from eagle_runtime.session.trt.library import LIBRARIES
@@ -522,7 +524,7 @@ def test_a_cache_that_does_not_fit_leaves_nothing_on_the_gpu(
         machine.driver.total = machine.driver.used
         return opened
 
-    monkeypatch.setattr("eagle_runtime.loading.open_sessions", sessions)
+    monkeypatch.setattr("eagle_runtime.opening.loading.open_sessions", sessions)
     with pytest.raises(BackendError, match="memory is full") as error:
         EagleModel.load(machine.bundle, backend=backend, context=CONTEXT)
     assert machine.driver.used == machine.driver.pinned == 0 and not machine.driver.streams
@@ -535,8 +537,8 @@ def test_a_warning_that_is_raised_leaves_nothing_on_the_gpu(
 ) -> None:
     """python -W error makes errors of warnings, and the bundle is open when it gives this one."""
     machine = machine_of()
-    monkeypatch.setattr("eagle_runtime.loading.open_sessions", lambda *_: machine.sessions())
-    monkeypatch.setattr("eagle_runtime.loading.shortfall", lambda manifest: "it differs from its source")
+    monkeypatch.setattr("eagle_runtime.opening.loading.open_sessions", lambda *_: machine.sessions())
+    monkeypatch.setattr("eagle_runtime.opening.loading.shortfall", lambda manifest: "it differs from its source")
     warnings.simplefilter("error", FidelityWarning)  # pytest puts the filters back
     with pytest.raises(FidelityWarning):
         EagleModel.load(machine.bundle, backend="tensorrt-rtx", context=CONTEXT)
@@ -683,7 +685,7 @@ def test_an_engine_that_does_not_load_raises_and_frees_all_memory(machine_of: Ca
     machine = machine_of()
     (machine.folder.folder / "draft.engine").write_bytes(b"\x00" * 64)
     with pytest.raises(
-        BackendError, match=r"^draft.engine does not load from .*draft.engine \(the engine is no engine\)"
+        BackendError, match=r"^draft.engine does not load from .*draft.engine \(the engine is not an engine\)"
     ):
         machine.sessions()
     assert machine.driver.used == machine.driver.pinned == 0 and not machine.driver.streams

@@ -16,7 +16,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
-from eagle_runtime.errors import BundleError, RequestError
+from eagle_runtime.base.errors import BundleError, RequestError
 from eagle_runtime.text.tokenizer import Text
 from patience import PATIENCE_S
 from tokenizer_kinds import TOKENIZERS, id_of
@@ -121,7 +121,7 @@ def test_a_tokenizer_that_the_library_gives_up_at(
     name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Most of these end in a panic, whose own words and stack never show."""
-    with pytest.raises(BundleError, match=r"tokenizer\.json is no tokenizer that 'tokenizers' reads"):
+    with pytest.raises(BundleError, match=r"tokenizer\.json is not a tokenizer that 'tokenizers' reads"):
         Text(damaged(tmp_path, GIVES_UP[name]))
     assert capfd.readouterr() == ("", "")
 
@@ -168,7 +168,7 @@ def test_a_text_that_the_tokenizer_has_no_token_for(tmp_path: Path) -> None:
         ({"role": "user", "content": "x"}, "must be text, a list of token ids, or a list of chat messages"),
         (5, "must be text"),
         (None, "must be text"),
-        ([1, 2.5], r"the prompt holds 2\.5 at position 1, which is no token id"),
+        ([1, 2.5], r"the prompt holds 2\.5 at position 1, which is not a token id"),
         (["7"], "the prompt holds '7' at position 0"),
         ([True], "the prompt holds True at position 0"),
         ([1, None], "the prompt holds None at position 1"),

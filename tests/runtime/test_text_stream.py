@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from eagle_runtime.errors import RequestError
+from eagle_runtime.base.errors import RequestError
 from eagle_runtime.text.detokenizer import HELD, UNKNOWN, TextStream, Vocabulary
 from tokenizer_kinds import BYTES, TOKENIZERS, byte_level, gemma, id_of, llama, metaspace_with_bytes
 
@@ -142,7 +142,7 @@ def test_a_prompt_cut_within_a_character(make: Callable[[], Tokenizer], characte
             pieces = [stream.feed([i]) for i in ids[cut:]] + [stream.finish()]
             assert "".join(pieces) == character and UNKNOWN not in pieces[:-1]
             stream = TextStream(Vocabulary(tokenizer), ids[:cut])
-            assert stream.finish() == "", "what the prompt left open is no output"
+            assert stream.finish() == "", "what the prompt left open is not an output"
 
 
 def test_the_prompt_is_never_repeated() -> None:

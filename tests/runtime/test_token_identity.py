@@ -17,19 +17,19 @@ import pytest
 
 from conftest import HEADS, load_trace, needs_operators
 from eagle_runtime import EagleModel, SamplingParams
-from eagle_runtime.candidates import LogitRow
-from eagle_runtime.decoding_state import DecodingState
+from eagle_runtime.base.tree import EAGLE1_CHOICES
+from eagle_runtime.core.decoding_state import DecodingState
+from eagle_runtime.core.drafter import Drafter
+from eagle_runtime.core.generate import generate
+from eagle_runtime.core.head import DraftHead
 from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
 from eagle_runtime.drafting.costs.model import Costs, Timings
 from eagle_runtime.drafting.coupling import GumbelRanker, NoiseWeight, RankedHead
-from eagle_runtime.drafting.drafter import Drafter
-from eagle_runtime.drafting.head import DraftHead
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree, chain
 from eagle_runtime.drafting.vanilla import NoDraft
-from eagle_runtime.generate import generate
-from eagle_runtime.sampling import Sampler
-from eagle_runtime.tree import EAGLE1_CHOICES
+from eagle_runtime.sampling.candidates import LogitRow
+from eagle_runtime.sampling.sampler import Sampler
 from machine_fake import FixedCosts
 
 TEMPERATURES = (0.0, 0.6, 1.0, 1.4)

@@ -11,12 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from eagle_runtime.drafting.head import WINDOW, Head, Proposal, Scratch
-from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree, TreeShape, chain
-from eagle_runtime.drafting.vanilla import NoDraft
-from eagle_runtime.errors import RequestError
-from eagle_runtime.target import PREFILL_CHUNK, Target
-from eagle_runtime.tree import (
+from eagle_runtime.base.errors import RequestError
+from eagle_runtime.base.tree import (
     EAGLE1_CHOICES,
     Tree,
     additive_mask,
@@ -27,6 +23,11 @@ from eagle_runtime.tree import (
     rerank,
     root_only,
 )
+from eagle_runtime.core.head import WINDOW, Proposal
+from eagle_runtime.core.target import PREFILL_CHUNK, Target
+from eagle_runtime.drafting.head import Head, Scratch
+from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree, TreeShape, chain
+from eagle_runtime.drafting.vanilla import NoDraft
 from fakes import FakeHead, FakeTarget, Language, Table, history_of, observed
 
 ROOT = 77

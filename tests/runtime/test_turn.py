@@ -14,7 +14,7 @@ import pytest
 
 from conftest import put_tokenizer
 from eagle_runtime import EagleModel, Piece, RequestError, Stop
-from eagle_runtime.target import Target
+from eagle_runtime.core.target import Target
 from patience import PATIENCE_S
 from thread_calls import Thread
 

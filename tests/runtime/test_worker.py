@@ -21,13 +21,13 @@ import pytest
 
 from conftest import put_listed, put_tokenizer
 from eagle_runtime import EagleModel
-from eagle_runtime.worker.pipes import LONGEST, MOST_PENDING, PAUSE, Writer
+from eagle_runtime.commands.worker.pipes import LONGEST, MOST_PENDING, PAUSE, Writer
 from patience import PATIENCE_S
 
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}: {{ m.content }}\n{% endfor %}a: "
 NOISY = """
 import ctypes, os, sys, threading, time
-from eagle_runtime.worker import main
+from eagle_runtime.commands.worker import main
 
 def noise():
     libc = ctypes.CDLL(None)
@@ -58,7 +58,7 @@ class Worker:
     """A worker process, and its events as they come."""
 
     def __init__(self, *arguments: object, code: str | None = None) -> None:
-        start = ["-m", "eagle_runtime.cli", "--worker"] if code is None else ["-c", code]
+        start = ["-m", "eagle_runtime.commands.cli", "--worker"] if code is None else ["-c", code]
         self.process = subprocess.Popen(
             [sys.executable, *start, *map(str, arguments), "--threads", "1"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
@@ -326,7 +326,7 @@ def test_what_a_library_writes_does_not_reach_the_protocol(worker_bundle: Path) 
 @pytest.mark.skipif(sys.platform == "win32", reason="kills as POSIX does")
 def test_it_ends_with_its_parent(worker_bundle: Path) -> None:
     """Also where another process holds the pipes open."""
-    command = [sys.executable, "-m", "eagle_runtime.cli", "--worker", str(worker_bundle)]
+    command = [sys.executable, "-m", "eagle_runtime.commands.cli", "--worker", str(worker_bundle)]
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, *command], stdout=subprocess.PIPE, env=environment(), text=True
     )

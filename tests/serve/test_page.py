@@ -196,7 +196,7 @@ def test_text_of_the_model_stays_text(page: Page) -> None:
     page.fill("#schema", "{")
     page.one("#input").send_keys("x", Keys.ENTER)
     page.until(lambda: page.one("#error").is_displayed())
-    assert "the schema is no JSON" in page.one("#error").text
+    assert "the schema is not JSON" in page.one("#error").text
 
 
 def test_errors_are_shown(page: Page) -> None:

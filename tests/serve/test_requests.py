@@ -227,7 +227,7 @@ def test_neutral_values_of_refused_fields_pass() -> None:
                 assert request.ignored == (), name
     assert parsed(mirostat=0, mirostat_tau=5.0).ignored == ("mirostat_tau",)
     assert parsed(modalities=["text"]).ignored == ()
-    assert refusal(mirostat=False) == (400, "unsupported_parameter", "mirostat")  # false is no number
+    assert refusal(mirostat=False) == (400, "unsupported_parameter", "mirostat")  # false is not a number
 
 
 def test_refused_parts_of_messages() -> None:

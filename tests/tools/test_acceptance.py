@@ -13,9 +13,9 @@ import pytest
 
 from conftest import put_listed, put_tokenizer
 from eagle_runtime import EagleModel
-from eagle_runtime.accept import Step
-from eagle_runtime.generate import Cycle
-from eagle_runtime.tree import Tree
+from eagle_runtime.base.tree import Tree
+from eagle_runtime.core.accept import Step
+from eagle_runtime.core.generate import Cycle
 from eagle_tools.acceptance import BINS, Acceptance, main, measure, table, verified_nodes
 from eagle_tools.plots import scaling_plot
 from eagle_tools.questions import Question

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from eagle_runtime import EagleModel
+from eagle_runtime.base.tree import node_depths
+from eagle_runtime.core.generate import Cycle
 from eagle_runtime.drafting.shapes import DynamicTree
-from eagle_runtime.generate import Cycle
-from eagle_runtime.tree import node_depths
 from eagle_tools.bench.ablations import AblatedTree, ablations, connected
 
 SIZE = (24, 3, 4)

@@ -16,10 +16,10 @@ import pytest
 
 from cuda_fake import FakeDriver
 from eagle_runtime import EagleModel
+from eagle_runtime.base.errors import RequestError
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec, read_manifest
 from eagle_runtime.drafting.costs.model import pass_bytes
-from eagle_runtime.errors import RequestError
-from eagle_runtime.loading import bundle_of_sessions
+from eagle_runtime.opening.loading import bundle_of_sessions
 from eagle_runtime.session.trt.session import start_sessions
 from eagle_tools.bench.charts import ticks
 from eagle_tools.bench.contenders import BundleContender
@@ -205,7 +205,7 @@ def test_rows_are_never_mixed_with_others(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="holds rows already"):
         RowFile(path)
     assert path.read_text() == "kept\n"
-    with pytest.raises(RequestError, match="line 1 is no row"):
+    with pytest.raises(RequestError, match="line 1 is not a row"):
         read_rows(path)
     with pytest.raises(RequestError, match="cannot be written"):
         RowFile(tmp_path / "none" / "rows.jsonl")

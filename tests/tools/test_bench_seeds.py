@@ -11,8 +11,8 @@ import pytest
 
 from conftest import put_tokenizer
 from eagle_runtime import EagleModel
+from eagle_runtime.base.errors import RequestError
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.errors import RequestError
 from eagle_tools.bench.cli import main
 from eagle_tools.bench.contenders import bundle_contenders
 from eagle_tools.bench.published import PUBLISHED, SETS, SOURCES, published_table

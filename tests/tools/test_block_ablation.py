@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_export.pair import open_pair
+from eagle_export.graphs.pair import open_pair
 from eagle_tools.block_ablation import Row, main, parameters_of, table, variants
 
 PAIR = Path(__file__).parents[2] / "tools" / "demo_pair"

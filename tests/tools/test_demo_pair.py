@@ -17,12 +17,12 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from eagle_export.bundle import export
 from eagle_runtime import EagleModel, SamplingParams
-from eagle_runtime.decoding_state import DecodingState
+from eagle_runtime.base.errors import RequestError
+from eagle_runtime.core.decoding_state import DecodingState
+from eagle_runtime.core.generate import generate
 from eagle_runtime.drafting.coupling import GumbelRanker, NoiseWeight, RankedHead
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter
-from eagle_runtime.errors import RequestError
-from eagle_runtime.generate import generate
-from eagle_runtime.sampling import Sampler
+from eagle_runtime.sampling.sampler import Sampler
 from eagle_tools.acceptance import measure
 from eagle_tools.grow.shape import Shape
 from eagle_tools.questions import read_questions

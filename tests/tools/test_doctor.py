@@ -19,18 +19,18 @@ import pytest
 from conftest import GOLDEN, put_tokenizer
 from cuda_fake import FakeDriver
 from eagle_calib.replay import replay
-from eagle_export.certificate import make_certificate
-from eagle_export.checkpoint import open_checkpoint
+from eagle_export.checking.certificate import make_certificate
+from eagle_export.reading.checkpoint import open_checkpoint
 from eagle_runtime import EagleModel
-from eagle_runtime.backends import on_cpu
+from eagle_runtime.base.backend_names import on_cpu
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, Manifest, read_manifest
-from eagle_runtime.loading import bundle_of_sessions
+from eagle_runtime.core.session import Session
+from eagle_runtime.opening.loading import bundle_of_sessions
 from eagle_runtime.session.ort import operators
 from eagle_runtime.session.ort.device_session import OrtDeviceSession
 from eagle_runtime.session.ort.library import open_graph
 from eagle_runtime.session.ort.memory import OrtMemory
 from eagle_runtime.session.ort.operators import Operators
-from eagle_runtime.session.protocol import Session
 from eagle_runtime.session.trt.session import start_sessions
 from eagle_tools.doctor import _graphs, _lossless, _ties, main
 from eagle_tools.engines import Finding, _imported, find_engines, nvidia_gpu

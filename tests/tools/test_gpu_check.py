@@ -12,14 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from eagle_runtime.machine.nvidia import DeviceInfo
 
 import gpu_check
 from eagle_calib.cli import _parser as calib_parser
-from eagle_export.cli import _engines_parser
-from eagle_export.cli import _parser as export_parser
+from eagle_export.commands.cli import _engines_parser
+from eagle_export.commands.cli import _parser as export_parser
 from eagle_export.recipes.plan import RECIPES
-from eagle_runtime.command import Parser
-from eagle_runtime.machine.nvidia import DeviceInfo
+from eagle_runtime.commands.command import Parser
 from eagle_tools.bench.cli import _parser as bench_parser
 from eagle_tools.doctor import _parser as doctor_parser
 
@@ -98,7 +98,7 @@ def test_every_step_is_a_command_that_there_is() -> None:
     """Parsed by the commands' own parsers."""
     parsers: dict[str, Callable[[], Parser]] = {
         "eagle_tools.doctor": doctor_parser,
-        "eagle_export.cli": export_parser,
+        "eagle_export.commands.cli": export_parser,
         "eagle_calib.cli": calib_parser,
         "eagle_tools.bench": bench_parser,
     }

@@ -18,7 +18,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.configuration_llama import LlamaConfig
 
 from conftest import GOLDEN
-from eagle_runtime.errors import RequestError
+from eagle_runtime.base.errors import RequestError
 from eagle_tools.bench import main
 from eagle_tools.bench.peer_rows import ROWS, passes_table
 from eagle_tools.peers.convert import convert

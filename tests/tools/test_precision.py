@@ -15,7 +15,7 @@ import pytest
 from conftest import put_listed, put_tokenizer
 from eagle_calib.scoring import log_softmax
 from eagle_runtime import EagleModel
-from eagle_runtime.errors import RequestError
+from eagle_runtime.base.errors import RequestError
 from eagle_tools.bench.peers import Stored
 from eagle_tools.heldout import read_windows
 from eagle_tools.plots import precision_plot
@@ -137,7 +137,7 @@ def test_wrong_input_is_refused_before_the_work(
         ({"--text": tmp_path / "none.txt"}, "none.txt cannot be read"),
         ({"--prompts": tmp_path / "none.jsonl"}, "none.jsonl cannot be read"),
         ({"-o": tmp_path / "no" / "out"}, "no does not exist"),
-        ({"-o": tmp_path / "text.txt"}, "text.txt exists and is no folder"),
+        ({"-o": tmp_path / "text.txt"}, "text.txt exists and is not a folder"),
         ({"--tokens": 1}, "tokens is 1"),
         ({"--count": 0}, "questions is 0"),
         ({"--max-new-tokens": 0}, "max_new_tokens is 0"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_runtime.errors import RequestError
+from eagle_runtime.base.errors import RequestError
 from eagle_tools.questions import Question, read_questions
 
 

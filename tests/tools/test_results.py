@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from conftest import GOLDEN, put_tokenizer
-from eagle_runtime.errors import RequestError
+from eagle_runtime.base.errors import RequestError
 from eagle_runtime.text.tokenizer import Text
 from eagle_tools.bench import run
 from eagle_tools.bench.memory import Peak
@@ -161,7 +161,7 @@ def test_the_questions_that_are_asked_by_default_are_shipped() -> None:
 
 def test_what_cannot_be_made_is_reported_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair("smollm2", golden_pair(tmp_path), "", "")
-    with pytest.raises(RequestError, match=r"eagle_export.cli failed: eagle-export: .*invalid choice: 'fp31'"):
+    with pytest.raises(RequestError, match=r"eagle_export.commands.cli failed: eagle-export: .*invalid choice: 'fp31'"):
         bundle_of(pair, "eagle1", "fp31", tmp_path, print)
     monkeypatch.setattr(pairs, "GROWN_BYTES", 1 << 60)
     with pytest.raises(RequestError, match="GB free; make room"):

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from conftest import GOLDEN
-from eagle_export.gguf.checkpoint import open_gguf
+from eagle_export.reading.gguf.checkpoint import open_gguf
 from real.smollm2 import CARD, FILE, PACKAGE, main
 
 pytest.importorskip("gguf")

@@ -9,7 +9,7 @@ import pytest
 
 from eagle_calib.replay import forced_logits
 from eagle_runtime import EagleModel
-from eagle_runtime.noise import exponential_noise
+from eagle_runtime.sampling.noise import exponential_noise
 from eagle_tools.ties import NEAR, first_difference, is_tie
 
 PROMPT = [5, 6, 7]

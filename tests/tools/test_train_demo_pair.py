@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 import small_llama
 import train_demo_pair
-from eagle_runtime.errors import EagleError
+from eagle_runtime.base.errors import EagleError
 from eagle_tools.questions import read_questions
 
 TOKENIZER = Path(train_demo_pair.PAIR) / "target" / "tokenizer.json"

@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from conftest import GOLDEN
-from eagle_export.errors import ExportError
-from eagle_export.head_modules import build_any_head
+from eagle_export.base.errors import ExportError
+from eagle_export.graphs.head_modules import build_any_head
+from eagle_export.graphs.pair import open_pair
 from eagle_export.heads.block import BlockHead
 from eagle_export.heads.config import HeadConfig
-from eagle_export.pair import open_pair
 from eagle_train.blocks import (
     FREE,
     ROW_DECAY,

@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 
 from conftest import GOLDEN, put_listed, put_tokenizer
 from eagle_export.bundle import export
-from eagle_export.pair import open_pair
+from eagle_export.graphs.pair import open_pair
 from eagle_runtime import EagleModel
-from eagle_runtime.accept import Step
+from eagle_runtime.base.tree import Float, Tree, chain_of
 from eagle_runtime.bundle.manifest import HeadKind
-from eagle_runtime.target import Features
-from eagle_runtime.tree import Float, Tree, chain_of
+from eagle_runtime.core.accept import Step
+from eagle_runtime.core.target import Features
 from eagle_train.bundle_target import opened_target
 from eagle_train.cli import main
 from eagle_train.target import FrozenTarget

@@ -190,7 +190,7 @@ GOOD = {"messages": DIALOGUE_OF_TWO}
         ({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": None}]}, "role and content"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]}, "only text is learned"),
         ({"messages": "hi"}, "role and content"),
-        ({"messages": DIALOGUE_OF_TWO, "tools": "{"}, "tools are text that is no JSON"),
+        ({"messages": DIALOGUE_OF_TWO, "tools": "{"}, "tools are text that is not JSON"),
         ({"something": 1}, "the row holds no 'ids'"),
         ({"ids": [1, 999]}, "ids must be"),
         ({"text": "\ud800"}, "half a character"),

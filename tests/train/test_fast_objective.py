@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from conftest import GOLDEN
-from eagle_export.head_modules import build_head
+from eagle_export.graphs.head_modules import build_head
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head

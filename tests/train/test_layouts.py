@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from conftest import GOLDEN
-from eagle_export.pair import Pair, open_pair, weight_sources
+from eagle_export.graphs.pair import Pair, open_pair, weight_sources
 from eagle_train.cli import main
 
 TARGET = GOLDEN / "target"

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from conftest import GOLDEN
 from eagle_calib.folder import claimed
 from eagle_export.bundle import export
-from eagle_export.pair import open_pair
+from eagle_export.graphs.pair import open_pair
 from eagle_runtime import EagleModel
 from eagle_train.cli import main
 from eagle_train.config import Job, TrainConfig
@@ -398,7 +398,7 @@ def test_what_is_refused(answers: Path, tmp_path: Path, capsys: pytest.CaptureFi
         mine = tmp_path / "mine" / name
         mine.parent.mkdir(parents=True)
         mine.write_text("words", encoding="utf-8")
-        assert f"{mine} is no file of a training run" in refused(*both, *data, "-o", str(tmp_path / "mine"), *one)
+        assert f"{mine} is not a file of a training run" in refused(*both, *data, "-o", str(tmp_path / "mine"), *one)
         assert mine.read_text(encoding="utf-8") == "words"
         shutil.rmtree(tmp_path / "mine")
     with claimed(Path(new)):

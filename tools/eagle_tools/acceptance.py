@@ -24,10 +24,10 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime import EagleModel, SamplingParams
+from eagle_runtime.base.errors import RequestError
 from eagle_runtime.bundle.manifest import TreeKind, read_manifest
-from eagle_runtime.command import Parser, run_command
-from eagle_runtime.errors import RequestError
-from eagle_runtime.generate import Cycle
+from eagle_runtime.commands.command import Parser, run_command
+from eagle_runtime.core.generate import Cycle
 from eagle_tools.markdown import markdown_table
 from eagle_tools.questions import Question, read_questions
 

@@ -24,15 +24,15 @@ from typing import Any
 import numpy as np
 
 from eagle_runtime import EagleModel, SamplingParams
-from eagle_runtime.command import Parser
-from eagle_runtime.draft_bundle import with_draft_bundle
+from eagle_runtime.base.errors import EagleWarning, RequestError
+from eagle_runtime.base.tree import Int
+from eagle_runtime.commands.command import Parser
+from eagle_runtime.core.generate import Cycle
+from eagle_runtime.core.threads.engines import Engines
 from eagle_runtime.drafting.datastore import Datastore
 from eagle_runtime.drafting.jacobi import JacobiDrafter
-from eagle_runtime.errors import EagleWarning, RequestError
-from eagle_runtime.generate import Cycle
-from eagle_runtime.loading import OpenBundle, open_bundle
-from eagle_runtime.threads.engines import Engines
-from eagle_runtime.tree import Int
+from eagle_runtime.opening.draft_bundle import with_draft_bundle
+from eagle_runtime.opening.loading import OpenBundle, open_bundle
 from eagle_tools.check_command import run_check
 from eagle_tools.liars import LIES, AnyTree, FreeDrafts, Liar, Lie, LyingHabits, LyingSession, LyingTransitions, Misled
 from eagle_tools.lossless import SETTINGS, random_prompt

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy  # noqa: F401  (detects instruction sets, which processor_features reads)
-
-from eagle_runtime.errors import EagleError
 from eagle_runtime.machine.host import processor_features, processor_name
+
+from eagle_runtime.base.errors import EagleError
 
 SHOWN = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "amx_bf16")  # Linux's names
 BEYOND = ("avx512f", "avx512_vnni", "avx_vnni")  # with one of these other kernels run than with AVX2 alone
@@ -86,7 +86,7 @@ def prepare(folder: Path) -> Path:
     """Writes folder/onnxruntime anew, an altered copy of the installed package whose other files are hard links where
     the file system has them, and lets another process try it. Returns the library's path. Raises EagleError."""
     if platform.machine() not in ("x86_64", "AMD64"):
-        raise EagleError(f"this processor is no x86-64 but {platform.machine()}; there is nothing to alter")
+        raise EagleError(f"this processor is not x86-64 but {platform.machine()}; there is nothing to alter")
     library, copy = installed(), folder / "onnxruntime"
     content = altered(library.read_bytes(), importlib.metadata.version("onnxruntime"))
     shutil.rmtree(copy, ignore_errors=True)

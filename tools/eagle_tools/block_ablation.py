@@ -34,10 +34,10 @@ from safetensors import safe_open
 
 from eagle_export.bundle import export
 from eagle_runtime import EagleModel, SamplingParams
-from eagle_runtime.command import Parser, run_command
+from eagle_runtime.base.errors import RequestError
+from eagle_runtime.commands.command import Parser, run_command
+from eagle_runtime.core.generate import Cycle
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, TreeShape, chain
-from eagle_runtime.errors import RequestError
-from eagle_runtime.generate import Cycle
 from eagle_tools.markdown import markdown_table
 from eagle_tools.questions import Question, read_questions
 from eagle_train.cli import main as eagle_train
@@ -145,7 +145,7 @@ def parameters_of(head: Path) -> int:
     total = 0
     for path in head.glob("*.safetensors"):
         with safe_open(path, framework="np") as file:
-            for name in file.keys():  # noqa: SIM118  (it is no dict)
+            for name in file.keys():  # noqa: SIM118  (it is not a dict)
                 if name not in ("d2t", "t2d", "embed_tokens.weight"):
                     size = 1
                     for length in file.get_slice(name).get_shape():
@@ -188,7 +188,7 @@ def run(args: argparse.Namespace, training: Sequence[str] = ()) -> None:
     known = variants(config, args.kv_heads, whole="--init" in training)
     wanted = [*EAGLE, *known] if args.only is None else args.only
     if unknown := [name for name in wanted if name not in (*EAGLE, *known)]:
-        raise RequestError(f"{unknown[0]!r} is no head of the table; choose from {', '.join((*EAGLE, *known))}")
+        raise RequestError(f"{unknown[0]!r} is not a head of the table; choose from {', '.join((*EAGLE, *known))}")
     heads = {name: args.pair / name for name in EAGLE if name in wanted and (args.pair / name).is_dir()}
     for name, options in known.items():
         if name not in wanted:

@@ -19,9 +19,9 @@ import numpy as np
 
 from eagle_calib.replay import forced_logits, golden_prompts
 from eagle_runtime import EagleModel, SamplingParams
-from eagle_runtime.command import Parser, run_command
-from eagle_runtime.errors import RequestError
-from eagle_runtime.files import file_sha256
+from eagle_runtime.base.errors import RequestError
+from eagle_runtime.base.files import file_sha256
+from eagle_runtime.commands.command import Parser, run_command
 from eagle_tools.card.check import BACKEND, CONTEXT
 from eagle_tools.card.kit import KIT, REQUIREMENTS, VERSION, Kit, Reference, write_references
 

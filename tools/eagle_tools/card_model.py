@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from eagle_runtime.base.errors import RequestError
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.command import Parser, run_command
-from eagle_runtime.errors import RequestError
+from eagle_runtime.commands.command import Parser, run_command
 from eagle_tools.card.cards import CARDS, Assumed, Card
 from eagle_tools.card.facts import PRECISIONS, SHAPES, Pair, pair_of_bundle, pair_of_shape, read_shape
 from eagle_tools.card.kernels import recorded

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable, Sequence
 
-from eagle_runtime.command import Parser, run_command
+from eagle_runtime.commands.command import Parser, run_command
 
 
 def run_check(

@@ -14,9 +14,9 @@ from pathlib import Path
 from statistics import median
 
 from eagle_runtime import EagleModel, Result
-from eagle_runtime.command import Parser, run_command
+from eagle_runtime.base.errors import RequestError
+from eagle_runtime.commands.command import Parser, run_command
 from eagle_runtime.drafting.methods import METHODS
-from eagle_runtime.errors import RequestError
 from eagle_tools.markdown import markdown_table
 from eagle_tools.questions import read_questions
 from eagle_tools.turns import by_turns, generation, starting_order

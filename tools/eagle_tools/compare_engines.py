@@ -12,11 +12,11 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from eagle_runtime.base.tree import Int, Tree
+from eagle_runtime.core.session import OneCallSession, Session
+from eagle_runtime.core.target import Features, Target
 from eagle_runtime.drafting.head import Head, Scratch
 from eagle_runtime.drafting.one_call import UNWEIGHTED
-from eagle_runtime.session.protocol import OneCallSession, Session
-from eagle_runtime.target import Features, Target
-from eagle_runtime.tree import Int, Tree
 
 NODES = 15  # nodes of a compared tree
 CHILDREN = 4  # nodes of a compared level

@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from eagle_runtime import EagleModel, SamplingParams, Usage
+from eagle_runtime.base.errors import RequestError
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.command import Parser, run_command
-from eagle_runtime.errors import RequestError
+from eagle_runtime.commands.command import Parser, run_command
 from eagle_tools.markdown import markdown_table
 from eagle_tools.questions import read_questions
 

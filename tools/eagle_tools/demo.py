@@ -19,7 +19,7 @@ from rich.text import Text
 
 from eagle_export.bundle import export
 from eagle_runtime import EagleModel
-from eagle_runtime.result import Result
+from eagle_runtime.app.result import Result
 from eagle_tools import toy_demo
 from eagle_tools.bench.machine import physical_cores
 from eagle_tools.results.pairs import HEADS, SHIPPED

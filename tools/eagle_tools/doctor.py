@@ -17,11 +17,12 @@ from statistics import median
 
 from eagle_calib.replay import compare, golden_prompts, mean_tau, replay
 from eagle_runtime import BackendError, BundleError, EagleModel, Result
-from eagle_runtime.backends import BACKENDS, PassedOver, reasons_text, unfit
+from eagle_runtime.base.backend_names import BACKENDS
+from eagle_runtime.base.files import bundle_file, file_sha256
 from eagle_runtime.bundle.fidelity import FidelityWarning, compared, shortfall
 from eagle_runtime.bundle.manifest import Certificate, Manifest, read_manifest
-from eagle_runtime.command import Parser
-from eagle_runtime.files import bundle_file, file_sha256
+from eagle_runtime.commands.command import Parser
+from eagle_runtime.opening.backends import PassedOver, reasons_text, unfit
 from eagle_tools.check_command import run_check
 from eagle_tools.compare_engines import Difference, compare_sessions
 from eagle_tools.engines import find_engines, nvidia_gpu

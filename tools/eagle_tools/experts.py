@@ -24,15 +24,15 @@ import numpy as np
 import torch
 from transformers.utils import logging
 
-from eagle_export.families.registry import FAMILIES
-from eagle_export.pair import Pair, build_graphs, open_pair
+from eagle_export.graphs.pair import Pair, build_graphs, open_pair
+from eagle_export.graphs.weights import graph_spec, save
+from eagle_export.reading.families.registry import FAMILIES
 from eagle_export.recipes.plan import CPU, apply, plan
-from eagle_export.weights import graph_spec, save
-from eagle_runtime.command import Parser, run_command
-from eagle_runtime.errors import RequestError
+from eagle_runtime.base.errors import RequestError
+from eagle_runtime.base.tree import Tree
+from eagle_runtime.commands.command import Parser, run_command
+from eagle_runtime.core.target import Target
 from eagle_runtime.session.ort.session import OrtSession
-from eagle_runtime.target import Target
-from eagle_runtime.tree import Tree
 from eagle_tools.markdown import markdown_table
 
 VOCAB, CONTEXT, PAST = 2048, 512, 64

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from eagle_runtime import EagleModel
-from eagle_runtime.errors import RequestError
-from eagle_runtime.files import json_lines, text_lines
+from eagle_runtime.base.errors import RequestError
+from eagle_runtime.base.files import json_lines, text_lines
 
 WINDOW = 512  # default maximum tokens of a window
 TOKEN_CHARS = 16  # assumed maximum mean length of a token in characters; limits how much of a long file is encoded

@@ -24,8 +24,8 @@ from eagle_export.recipes.blocks import Grid
 from eagle_export.recipes.graph_pass import LayerPass
 from eagle_export.recipes.int8 import Int8PerToken
 from eagle_export.recipes.weight_blocks import WeightBlocks
-from eagle_runtime.command import Parser, run_command
-from eagle_runtime.errors import RequestError
+from eagle_runtime.base.errors import RequestError
+from eagle_runtime.commands.command import Parser, run_command
 from eagle_runtime.session.ort.library import open_graph
 from eagle_tools.markdown import markdown_table
 

@@ -14,15 +14,15 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from eagle_runtime.accept import Step
+from eagle_runtime.base.tree import Float, Int, Tree
+from eagle_runtime.core.accept import Step
+from eagle_runtime.core.drafter import Drafter
+from eagle_runtime.core.session import Session
+from eagle_runtime.core.target import Features
 from eagle_runtime.drafting.costs.model import Costs, Pass, Timings, unknown
 from eagle_runtime.drafting.costs.storage import LearnedCosts
-from eagle_runtime.drafting.drafter import Drafter
 from eagle_runtime.drafting.habits import SUCCESSORS, Context, Habits, Row
 from eagle_runtime.drafting.transitions import Transitions
-from eagle_runtime.session.protocol import Session
-from eagle_runtime.target import Features
-from eagle_runtime.tree import Float, Int, Tree
 
 Lie = Literal["none", "random", "constant", "not numbers", "outside", "wrong", "shuffled", "mixed"]
 LIES: tuple[Lie, ...] = get_args(Lie)

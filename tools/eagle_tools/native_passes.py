@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from eagle_runtime import EagleModel
-from eagle_runtime.backends import NATIVE
-from eagle_runtime.command import Parser, run_command
+from eagle_runtime.base.backend_names import NATIVE
+from eagle_runtime.base.tree import Tree
+from eagle_runtime.commands.command import Parser, run_command
+from eagle_runtime.core.target import Target
 from eagle_runtime.drafting.head import Head, Scratch
-from eagle_runtime.target import Target
-from eagle_runtime.tree import Tree
 
 BACKENDS = ("cpu", NATIVE)
 TURNS, EACH = 6, 2  # passes of a backend: TURNS times EACH, after one that is not counted

@@ -22,17 +22,17 @@ import onnx_ir as ir
 
 from eagle_export.tensorrt.compose import table_of
 from eagle_export.tensorrt.draft_graph import draft_graph, known_tokens
+from eagle_runtime.base.errors import RequestError
+from eagle_runtime.base.tree import Int, hiding
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec, read_manifest
-from eagle_runtime.cache import KVCache
-from eagle_runtime.command import Parser, run_command
+from eagle_runtime.commands.command import Parser, run_command
+from eagle_runtime.core.cache import KVCache
+from eagle_runtime.core.session import Drafted, Session, Weights
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.one_call import OneCallHead
 from eagle_runtime.drafting.shapes import DynamicTree
-from eagle_runtime.errors import RequestError
 from eagle_runtime.session.ort.library import open_graph
 from eagle_runtime.session.ort.session import OrtSession
-from eagle_runtime.session.protocol import Drafted, Session, Weights
-from eagle_runtime.tree import Int, hiding
 
 CAPACITY, PROMPT = 700, 200  # rows of a text, and those that it begins with
 WARM_UP = 20  # states that are not timed

@@ -9,7 +9,7 @@ import numpy as np
 
 from eagle_calib.replay import forced_logits
 from eagle_runtime import EagleModel
-from eagle_runtime.noise import exponential_noise
+from eagle_runtime.sampling.noise import exponential_noise
 
 NEAR = {"float32": 1e-5, "float16": 2**-8}  # maximum difference by rounding, as a share of the largest logit
 
@@ -36,7 +36,7 @@ def is_tie(
     """Returns whether the first two different tokens of two answers have the same score up to rounding.
 
     The score of a token is its logit; of a sampled token the logit - temperature * log(noise), of which the highest is
-    sampled (see eagle_runtime.sampling). False if one answer is the beginning of the other."""
+    sampled (see eagle_runtime.sampling.sampler). False if one answer is the beginning of the other."""
     at = first_difference(one, other)
     if at == min(len(one), len(other)):
         return False

@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from eagle_runtime import Constraint, ContextError, EagleModel, Result, TemplateError
-from eagle_runtime.command import Parser, run_command
+from eagle_runtime.base.errors import RequestError
+from eagle_runtime.commands.command import Parser, run_command
 from eagle_runtime.drafting.methods import ALONE
-from eagle_runtime.errors import RequestError
 from eagle_tools.ties import is_tie
 from eagle_tools.tried_clients import is_exact, soak, worker
 

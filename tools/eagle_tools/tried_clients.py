@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_runtime import Constraint, EagleModel
-from eagle_runtime.errors import RequestError
+from eagle_runtime.base.errors import RequestError
 
 KINDS = 60  # different requests of a soak, each of which is sent many times
 CLIENTS = 8
@@ -45,7 +45,7 @@ def worker(args: argparse.Namespace, loaded: Load) -> Iterator[str]:
         settings = {"max_new_tokens": args.tokens, "temperature": 1.0, "seed": 5}
         wanted = model.generate(asked.get("messages", TEXTS[0]), method="vanilla", **settings)
         spoken, exact = model.text.chat, is_exact(model)
-    command = [sys.executable, "-m", "eagle_runtime.cli", "--worker", str(args.bundle), *_options(args)]
+    command = [sys.executable, "-m", "eagle_runtime.commands.cli", "--worker", str(args.bundle), *_options(args)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None and process.stdout is not None
 

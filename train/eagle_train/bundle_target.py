@@ -20,16 +20,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, linear
 
-from eagle_export.checkpoint import Checkpoint
+from eagle_export.graphs.pair import HeadPart, open_pair
 from eagle_export.heads.kinds import KINDS
 from eagle_export.heads.taps import default_taps
-from eagle_export.pair import HeadPart, open_pair
+from eagle_export.reading.checkpoint import Checkpoint
 from eagle_runtime import EagleModel
+from eagle_runtime.base.files import file_sha256
+from eagle_runtime.base.tree import Float, chain_of
 from eagle_runtime.bundle.manifest import HeadKind, Manifest, read_manifest
-from eagle_runtime.files import file_sha256
-from eagle_runtime.loading import MAX_THREADS, OpenBundle, open_bundle
-from eagle_runtime.target import SCORE_CHUNK
-from eagle_runtime.tree import Float, chain_of
+from eagle_runtime.core.target import SCORE_CHUNK
+from eagle_runtime.opening.loading import MAX_THREADS, OpenBundle, open_bundle
 from eagle_train.answering import Request, Requests
 from eagle_train.data import Windows
 from eagle_train.errors import TrainError

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from eagle_calib.folder import claimed
-from eagle_runtime.files import replacing
+from eagle_runtime.base.files import replacing
 from eagle_train.batches import gather
 from eagle_train.data import Windows
 from eagle_train.errors import TrainError

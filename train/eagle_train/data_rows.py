@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle_runtime.arguments import short_repr
-from eagle_runtime.files import json_lines, parse_json, text_lines
+from eagle_runtime.base.arguments import short_repr
+from eagle_runtime.base.files import json_lines, parse_json, text_lines
 from eagle_train.errors import RowError, TrainError
 
 Message = dict[str, Any]
@@ -33,7 +33,7 @@ PASSED = ("tool_calls", "tool_call_id", "name", "reasoning_content")  # what tem
 
 def rows_of(path: Path, leave_out: Callable[[str], None]) -> Iterator[Row] | None:
     """Yields the rows of a file; None for a file of plain text. leave_out: called with the reason for each row that is
-    no JSON object. Raises TrainError for a file that is no text."""
+    no JSON object. Raises TrainError for a file that is not a text."""
     if path.suffix not in (".jsonl", ".ndjson", ".json"):
         return None
     start = next((line.strip() for line in text_lines(path, TrainError) if line.strip()), "")
@@ -90,7 +90,7 @@ def tools_of(where: str, row: Mapping[str, Any]) -> list[Mapping[str, Any]] | No
         try:
             tools = json.loads(tools)
         except (ValueError, RecursionError):
-            raise RowError(f"{where}: tools are text that is no JSON; correct the file") from None
+            raise RowError(f"{where}: tools are text that is not JSON; correct the file") from None
     if not tools:
         return None
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):

@@ -1,6 +1,6 @@
 """The errors of training."""
 
-from eagle_runtime.errors import EagleError
+from eagle_runtime.base.errors import EagleError
 
 
 class TrainError(EagleError):

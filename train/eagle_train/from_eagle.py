@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eagle_export.graphs.pair import HeadPart
 from eagle_export.heads.block import BlockHead, BlockLayer
 from eagle_export.heads.config import HeadConfig
-from eagle_export.pair import HeadPart
 from eagle_train.batches import gather
 from eagle_train.data import Windows
 from eagle_train.errors import TrainError

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from eagle_calib.folder import claimed
-from eagle_runtime.files import file_sha256
+from eagle_runtime.base.files import file_sha256
 from eagle_train.answering import AnswerSampler, Request, TargetSampler
 from eagle_train.bundle_target import opened_sampler
 from eagle_train.config import Sampling

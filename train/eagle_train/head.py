@@ -24,14 +24,14 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from eagle_export.head_modules import build_any_head
+from eagle_export.graphs.head_modules import build_any_head
+from eagle_export.graphs.pair import HeadPart, open_pair
 from eagle_export.heads.ahead import HeadsAhead
 from eagle_export.heads.block import BlockHead
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
-from eagle_export.pair import HeadPart, open_pair
+from eagle_runtime.base.files import replacing
 from eagle_runtime.bundle.manifest import HeadKind
-from eagle_runtime.files import replacing
 from eagle_train.ahead import FILES, ahead_json, ahead_shape, new_heads, stored_ahead
 from eagle_train.blocks import block_shape, start_block
 from eagle_train.config import DRAFT_VOCAB, Inputs, TrainConfig

@@ -19,7 +19,7 @@ def check_output(job: Job) -> None:
     if not output.absolute().parent.is_dir():
         raise TrainError(f"{output.absolute().parent} does not exist; create it first")
     if output.exists() and not output.is_dir():
-        raise TrainError(f"{output} exists and is no folder; choose another name")
+        raise TrainError(f"{output} exists and is not a folder; choose another name")
     if job.resume and not checkpoint.parent.is_dir():
         raise TrainError(f"{checkpoint} is missing, so there is nothing to resume; start a new run")
     if not job.resume and checkpoint.is_file():
@@ -28,4 +28,4 @@ def check_output(job: Job) -> None:
         raise TrainError(f"{output} is not empty; choose another folder")
     work = output / WORK
     if foreign := sorted(path for path in work.rglob("*") if path.relative_to(work).as_posix() not in OWN_FILES):
-        raise TrainError(f"{foreign[0]} is no file of a training run; move it, or choose another folder")
+        raise TrainError(f"{foreign[0]} is not a file of a training run; move it, or choose another folder")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from eagle_runtime.files import json_lines
+from eagle_runtime.base.files import json_lines
 from eagle_train.errors import TrainError
 
 ADVICE = "delete it to begin anew"
@@ -81,7 +81,7 @@ class PartialFile:
     def _rows(self) -> Iterator[dict[str, Any]]:
         for number, row in json_lines(self.path, TrainError, ADVICE):
             if type(row.get("number")) is not int or "run" not in row:
-                raise TrainError(f"{self.path}, line {number} is no row of an interrupted run; {ADVICE}")
+                raise TrainError(f"{self.path}, line {number} is not a row of an interrupted run; {ADVICE}")
             yield row
 
 

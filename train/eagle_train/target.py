@@ -15,13 +15,13 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from eagle_export.checkpoint import Checkpoint, open_checkpoint
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.kinds import KINDS
-from eagle_export.heads.rope import rope_settings
 from eagle_export.heads.taps import default_taps
+from eagle_export.reading.checkpoint import Checkpoint, open_checkpoint
+from eagle_export.reading.rope import rope_settings
+from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.manifest import HeadKind
-from eagle_runtime.files import file_sha256
 from eagle_train.data import first_line
 from eagle_train.errors import TrainError
 
@@ -142,7 +142,7 @@ def fingerprint(checkpoint: Checkpoint) -> str:
 
 
 def open_llama(folder: Path) -> Checkpoint:
-    """Returns a target's checkpoint. Raises ExportError, and TrainError for a target that is no Llama."""
+    """Returns a target's checkpoint. Raises ExportError, and TrainError for a target that is not a Llama."""
     checkpoint = open_checkpoint(folder)
     if checkpoint.config.get("model_type") != "llama":
         raise TrainError(

@@ -20,12 +20,12 @@ from accelerate.utils import reduce as reduce_over_processes  # type: ignore[imp
 from torch import Tensor
 
 from eagle_calib.folder import claimed
+from eagle_export.graphs.pair import HeadPart
 from eagle_export.heads.ahead import HeadsAhead
 from eagle_export.heads.block import BlockHead
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head
-from eagle_export.pair import HeadPart
 from eagle_train.ahead import ahead_objective
 from eagle_train.batches import OnlineTeacher, Order, Teacher, gather, step_generator
 from eagle_train.blocks import block_objective, draw_roots

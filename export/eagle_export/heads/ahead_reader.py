@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from eagle_export.checkpoint import Checkpoint
-from eagle_export.errors import ExportError
+from eagle_export.base.errors import ExportError
 from eagle_export.heads.ahead_config import Ahead
+from eagle_export.reading.checkpoint import Checkpoint
 
 MOST = 32  # heads
 # Settings of config.json -> what the runtime does; other values are refused. Absent settings are not looked at.

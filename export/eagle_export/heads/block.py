@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.layers import Attention, KeyValues, Rows, mlp, new_rows, norm_of, rms_norm, rotary
-from eagle_runtime.tree import hiding
+from eagle_runtime.base.tree import hiding
 
 
 class _Reading(nn.Module):

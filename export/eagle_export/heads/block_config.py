@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eagle_export.checkpoint import LM_HEAD, Checkpoint
-from eagle_export.errors import ExportError
+from eagle_export.base.errors import ExportError
+from eagle_export.reading.checkpoint import LM_HEAD, Checkpoint
 from eagle_runtime.bundle.manifest import BLOCK_RANGES, BlockSpec
 
 MARKOV_TABLE = "markov_head.markov_w1.weight"

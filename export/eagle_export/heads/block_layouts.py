@@ -14,10 +14,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from eagle_export.checkpoint import EMBEDDING, LM_HEAD, MASK_FILE, Checkpoint, StoredTensor, lone_tensor, same_values
-from eagle_export.errors import ExportError
+from eagle_export.base.errors import ExportError
 from eagle_export.heads.layout import PLAIN, TRANSFORMERS_DEFAULTS, HeadLayout
-from eagle_runtime.drafting.head import WINDOW
+from eagle_export.reading.checkpoint import (
+    EMBEDDING,
+    LM_HEAD,
+    MASK_FILE,
+    Checkpoint,
+    StoredTensor,
+    lone_tensor,
+    same_values,
+)
+from eagle_runtime.core.head import WINDOW
 
 NESTED, LAYER, MASK = "dflash_config", "transformer_layer_config", "mask_embedding"
 MARKOV = ("markov_w1.", "markov_w2.")  # ModelOpt writes them without the module's name

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from eagle_export.checkpoint import LM_HEAD, Checkpoint
 from eagle_export.heads.ahead_config import Ahead
 from eagle_export.heads.ahead_reader import read_ahead
 from eagle_export.heads.block_config import Block, read_block
 from eagle_export.heads.block_layouts import left_out
 from eagle_export.heads.config import HeadConfig
+from eagle_export.reading.checkpoint import LM_HEAD, Checkpoint
 from eagle_runtime.bundle.manifest import HeadKind
 
 Readings = Iterator[tuple[str, HeadConfig]]

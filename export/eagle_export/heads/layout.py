@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from eagle_export.checkpoint import Checkpoint
 from eagle_export.heads.ahead_layouts import AheadNames
 from eagle_export.heads.prediction import LayerNames
+from eagle_export.reading.checkpoint import Checkpoint
 from eagle_runtime.bundle.manifest import HeadKind
 
 Ids = Literal["output", "input", "first"]

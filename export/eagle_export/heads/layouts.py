@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from eagle_export.checkpoint import Checkpoint, StoredTensor
-from eagle_export.errors import ExportError
+from eagle_export.base.errors import ExportError
 from eagle_export.heads.ahead_layouts import HYDRA, MEDUSA, MEDUSA_IN_TARGET, OTHER_PARTS, VLLM_MEDUSA, AheadNames
 from eagle_export.heads.block_layouts import block_layout, official_block
 from eagle_export.heads.layout import PLAIN, TRANSFORMERS_DEFAULTS
 from eagle_export.heads.layout import HeadLayout as HeadLayout
 from eagle_export.heads.layout import OutputNorm as OutputNorm
 from eagle_export.heads.prediction import DEEPSEEK, MIMO, QWEN, SPECULATORS
+from eagle_export.reading.checkpoint import Checkpoint, StoredTensor
 
 PAIRED = "layers.0.hidden_norm.weight"  # the norm of the features: EAGLE-3's first layer has it, no other layer does
 
@@ -274,7 +274,7 @@ def _refuse_known(head: Checkpoint) -> None:
 
 
 def _refuse_layer(head: Checkpoint, layout: HeadLayout) -> None:
-    """Raises ExportError for a multi-token-prediction layer that is no plain decoder layer. head: with the official
+    """Raises ExportError for a multi-token-prediction layer that is not a plain decoder layer. head: with the official
     names."""
     _refuse_contents(head)
     kind = head.config.get("model_type")

@@ -14,8 +14,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from eagle_export.checkpoint import Checkpoint, StoredTensor
-from eagle_export.errors import ExportError
+from eagle_export.base.errors import ExportError
+from eagle_export.reading.checkpoint import Checkpoint, StoredTensor
 
 NAMED = re.compile(r"(?:^|\.)(?:mtp_layers|mtp(?:\.layers)?)\.(\d+)?")  # MiMo, speculators; Qwen3-Next
 APPENDED = re.compile(r"model\.layers\.(\d+)\.")  # DeepSeek: layers after the target's own

@@ -6,15 +6,15 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from eagle_export.checkpoint import Checkpoint
-from eagle_export.errors import ExportError
+from eagle_export.base.errors import ExportError
 from eagle_export.heads.ahead_config import NO_ATTENTION
 from eagle_export.heads.config import HeadConfig, TapNorm
 from eagle_export.heads.kinds import KINDS, Kind
 from eagle_export.heads.layouts import HeadLayout, OutputNorm
-from eagle_export.heads.rope import rope_settings
 from eagle_export.heads.taps import default_taps
 from eagle_export.heads.vocabulary import draft_vocabulary, stored_map
+from eagle_export.reading.checkpoint import Checkpoint
+from eagle_export.reading.rope import rope_settings
 
 Result = TypeVar("Result")
 

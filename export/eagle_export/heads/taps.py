@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eagle_export.errors import ExportError
+from eagle_export.base.errors import ExportError
 
 
 def default_taps(num_layers: int) -> tuple[int, int, int]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from eagle_export.checkpoint import LM_HEAD, Checkpoint, StoredTensor
-from eagle_export.errors import ExportError
+from eagle_export.base.errors import ExportError
 from eagle_export.heads.kinds import Kind
+from eagle_export.reading.checkpoint import LM_HEAD, Checkpoint, StoredTensor
 
 
 def draft_vocabulary(head: Checkpoint, kind: Kind, hidden: int, target_hidden: int, vocab: int) -> int:

@@ -8,17 +8,17 @@ from math import prod
 from types import SimpleNamespace
 from typing import Any
 
-from eagle_export.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
-from eagle_export.errors import ExportError
-from eagle_export.families.config import check_config
-from eagle_export.families.family import Family
-from eagle_export.families.registry import family_of
+from eagle_export.base.errors import ExportError
 from eagle_export.heads.block_layouts import with_targets_rotation
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.kinds import KINDS
 from eagle_export.heads.layouts import HeadLayout, official
 from eagle_export.heads.prediction import prediction_layers, without_prediction_layers
 from eagle_export.heads.reading import head_problems, read_head_config
+from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
+from eagle_export.reading.families.config import check_config
+from eagle_export.reading.families.family import Family
+from eagle_export.reading.families.registry import family_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 from math import prod
 
-from eagle_export.checkpoint import EMBEDDING, LM_HEAD, Checkpoint, StoredTensor
-from eagle_export.families.family import Family
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.kinds import KINDS, placed
 from eagle_export.inspection.sizes import Before, GraphShapes, Layers, alike
+from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint, StoredTensor
+from eagle_export.reading.families.family import Family
 
 HEAD_EMBEDDING = "embed_tokens.weight"
 MAPS = ("d2t", "t2d")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from eagle_export.checkpoint import Checkpoint, pickled_weights, read_json
-from eagle_export.gguf.checkpoint import open_stored
-from eagle_export.hub import HubModel, hub_id, look_up
-from eagle_export.hub import open_headers as open_hub_headers
-from eagle_export.inspection.pickled import pickled_tensors
-from eagle_export.reconcile import reconciled, unwrapped
+from eagle_export.reading.checkpoint import Checkpoint, pickled_weights, read_json
+from eagle_export.reading.gguf.checkpoint import open_stored
+from eagle_export.reading.hub import HubModel, hub_id, look_up
+from eagle_export.reading.hub import open_headers as open_hub_headers
+from eagle_export.reading.pickled import pickled_tensors
+from eagle_export.reading.reconcile import reconciled, unwrapped
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eagle_export.checkpoint import Checkpoint
 from eagle_export.inspection.facts import HeadFacts, TargetFacts
 from eagle_export.inspection.graph_shapes import draft_shapes, target_shapes
 from eagle_export.inspection.sizes import GraphBytes, graph_bytes, precisions_of
+from eagle_export.reading.checkpoint import Checkpoint
 from eagle_export.recipes.attention import ExactAttention
 from eagle_export.recipes.plan import RECIPES, default_draft_precision
-from eagle_runtime.target import PREFILL_CHUNK
+from eagle_runtime.core.target import PREFILL_CHUNK
 
 BACKENDS = ("cpu", "tensorrt-rtx")
 CONTEXT = 4096  # default of the tokens that caches are counted for

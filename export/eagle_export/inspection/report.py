@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from eagle_export.errors import ExportError
+from eagle_export.base.errors import ExportError
 from eagle_export.heads.prediction import without_prediction_layers
 from eagle_export.inspection.facts import HeadFacts, TargetFacts, head_facts, target_facts
 from eagle_export.inspection.headers import Headers, open_headers

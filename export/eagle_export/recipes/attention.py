@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from eagle_export.errors import ExportError
+from eagle_export.base.errors import ExportError
 from eagle_export.recipes.graph import MICROSOFT, WINDOW, constant, insert, insert_split, replace
 from eagle_export.recipes.graph_pass import Pass
-from eagle_runtime.tree import MAX_DEPTH
+from eagle_runtime.base.tree import MAX_DEPTH
 
 RECENT = MAX_DEPTH  # positions; no verified tree is deeper
 COLUMNS = 16  # the fewest columns of a product that ONNX Runtime gives to one thread

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from eagle_export.parted import parts
+from eagle_export.base.parted import parts
 from eagle_export.recipes.graph import Array
 from eagle_export.recipes.tiles import product, tiled
 

@@ -23,7 +23,7 @@ import numpy as np
 import onnx_ir as ir
 
 from eagle_calib.calibration import Observed
-from eagle_export import parted
+from eagle_export.base import parted
 from eagle_export.recipes.graph import KEPT, Array, Linear, constant, linears
 from eagle_export.recipes.graph_pass import Pass
 from eagle_export.recipes.smooth import inputs_of

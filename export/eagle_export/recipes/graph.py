@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from eagle_export.parted import PartedTensor, part_of
+from eagle_export.base.parted import PartedTensor, part_of
 
 Array = npt.NDArray[Any]
 MICROSOFT = "com.microsoft"  # domain of ONNX Runtime's own operators

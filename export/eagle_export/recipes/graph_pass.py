@@ -9,7 +9,7 @@ from typing import ClassVar, Generic, TypeVar
 
 import onnx_ir as ir
 
-from eagle_export.errors import ExportError
+from eagle_export.base.errors import ExportError
 from eagle_export.recipes.graph import Linear, linears
 
 Match = TypeVar("Match")

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from eagle_export import parted
+from eagle_export.base import parted
 from eagle_export.recipes.graph import (
     MICROSOFT,
     Array,

@@ -13,7 +13,7 @@ care, as it does in eagle_export.recipes.attention:
 - Weights of values are multiplied by the values' scales, which differ by column, and then quantised: LEVELS coarse
   steps up to the largest that the row may have, and LEVELS fine ones inside a coarse one, so that thousands of small
   weights next to a large one count. Both products share one reading of the values.
-- The weights' total is no product of bytes. Keys are added up in fp32 by BLOCK columns, the same ones in any tree if
+- The weights' total is not a product of bytes. Keys are added up in fp32 by BLOCK columns, the same ones in any tree if
   all of them are RECENT or more positions before the query. Newer keys, and all blocks, are added up in fp64, where
   different orders agree to 1e-16, and so to the last bit after rounding to fp32 (except for one value in 1e8).
 
@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from eagle_export.errors import ExportError
+from eagle_export.base.errors import ExportError
 from eagle_export.recipes.attention import RECENT, SEEN, Part, attention_nodes, graph_input, index, indices, part_of
 from eagle_export.recipes.graph import MICROSOFT, constant, insert, insert_split, replace
 from eagle_export.recipes.graph_pass import Pass
@@ -44,7 +44,7 @@ from eagle_export.recipes.graph_pass import Pass
 LEVELS = 127  # of a key, a value or a weight above zero
 QUERY_LEVELS = 63  # of a query, on each side of
 QUERY_ZERO = np.uint8(64)  # the byte of zero
-BLOCK = 64  # columns; caches are laid out in multiples of them (eagle_runtime.cache.STEP)
+BLOCK = 64  # columns; caches are laid out in multiples of them (eagle_runtime.core.cache.STEP)
 LEAST = 1e-20  # the scale of a row of zeros
 UNUSED = np.float32(-1e30)  # added to the scores of columns without a key, before the query's scale is applied
 MOST = (2**31 - 1) // LEVELS**2  # columns: 133,143

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 import onnx_ir as ir
 
-from eagle_export.errors import ExportError
+from eagle_export.base.errors import ExportError
 from eagle_export.recipes.graph import KEPT_WIDE, Linear, is_lm_head, linears
 from eagle_export.recipes.graph_pass import Pass
 

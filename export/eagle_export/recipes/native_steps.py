@@ -1,5 +1,5 @@
 """Native operators that follow each other are steps of one node, RowExactSteps: threads stay together from the first to
-the last, and what only steps read is no tensor of the graph. All layers of a Llama are one node."""
+the last, and what only steps read is not a tensor of the graph. All layers of a Llama are one node."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from eagle_calib.calibration import Calibration, Observed
-from eagle_export.errors import ExportError
+from eagle_export.base.errors import ExportError
 from eagle_export.recipes.attention import ExactAttention
 from eagle_export.recipes.blocks import Grid
 from eagle_export.recipes.embedding import EmbeddingBlocks, EmbeddingFp16

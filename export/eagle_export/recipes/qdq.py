@@ -21,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 
 from eagle_calib.calibration import Observed, is_expert
-from eagle_export import parted
+from eagle_export.base import parted
 from eagle_export.recipes.graph import (
     Array,
     Linear,

@@ -18,8 +18,8 @@ import numpy as np
 import onnx_ir as ir
 
 from eagle_calib.calibration import Observed, is_expert
-from eagle_export.errors import ExportError
-from eagle_export.parted import scaled
+from eagle_export.base.errors import ExportError
+from eagle_export.base.parted import scaled
 from eagle_export.recipes.graph import KEPT, Array, Linear, is_lm_head, linears
 from eagle_export.recipes.graph_pass import Pass
 

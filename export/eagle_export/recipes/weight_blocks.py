@@ -73,7 +73,7 @@ class WeightBlocks(LayerPass):
 class Int4Dequantized(LayerPass):
     """Puts a blocked DequantizeLinear before the MatMul of linear layers, which TensorRT fuses. The zero level is the
     middle one of every block, as TensorRT demands. block: input channels that share a step. observed: as in
-    WeightBlocks. A layer whose input is no whole number of blocks stays as it is."""
+    WeightBlocks. A layer whose input is not a whole number of blocks stays as it is."""
 
     block: int
     observed: Observations | None = None

@@ -15,10 +15,10 @@ import numpy as np
 import onnx_ir as ir
 
 from eagle_export.tensorrt.compose import EMBEDS, I32, INT, Writer, dtype_of, named, size_of, table_of
+from eagle_runtime.base.tree import additive_mask
 from eagle_runtime.bundle.graph import past_names
 from eagle_runtime.bundle.manifest import BlockSpec
 from eagle_runtime.drafting.block_head import drafting_rows, seen_rows
-from eagle_runtime.tree import additive_mask
 
 NARROWED = "token_ids"  # output that engines return as int32
 

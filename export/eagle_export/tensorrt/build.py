@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from eagle_calib.folder import clear_leftovers, written
-from eagle_export.destination import TIMING, check_space, disk_errors
-from eagle_export.errors import ExportError
+from eagle_export.base.destination import TIMING, check_space, disk_errors
+from eagle_export.base.errors import ExportError
 from eagle_export.tensorrt.engine_graphs import EngineGraph, engine_graphs, files_of, write_tables
 from eagle_export.tensorrt.kernels import Kernel, read_kernels
 from eagle_export.tensorrt.memory import check_memory, read_memory
 from eagle_export.tensorrt.network import Network, Report, capability_of
 from eagle_export.tensorrt.precision import check_capabilities, check_precision, check_sums, default_capabilities
+from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.listed_files import read_graph, verify_hashes
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
-from eagle_runtime.files import file_sha256
-from eagle_runtime.loading import DEFAULT_CONTEXT
+from eagle_runtime.core.target import PREFILL_CHUNK
+from eagle_runtime.opening.loading import DEFAULT_CONTEXT
 from eagle_runtime.session.trt.driver import CudaDriver
 from eagle_runtime.session.trt.engine_file import (
     ENGINES,
@@ -42,7 +43,6 @@ from eagle_runtime.session.trt.padding import (
     next_step,
     round_up,
 )
-from eagle_runtime.target import PREFILL_CHUNK
 
 SUFFIXES = (".engine", ".table")  # of the files of engines
 LOGIT_ROWS = 128  # rows with logits in the prefill profile: 128 rows of a vocabulary of 128 k are 65 MB in fp32

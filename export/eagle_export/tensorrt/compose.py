@@ -11,9 +11,9 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
 
-from eagle_export.errors import ExportError
+from eagle_export.base.errors import ExportError
+from eagle_export.graphs.trace import OPSET
 from eagle_export.recipes.graph import Array
-from eagle_export.trace import OPSET
 
 EMBEDS = "embeds"  # input [1, T, H] of engine graphs in place of input_ids: the rows of the embedding
 F16, F32, INT, I32 = ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.INT32

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from eagle_export.errors import ExportError
+from eagle_export.base.errors import ExportError
 from eagle_export.recipes.graph import Array
 from eagle_export.tensorrt.compose import (
     EMBEDS,
@@ -32,9 +32,9 @@ from eagle_export.tensorrt.compose import (
     size_of,
     table_of,
 )
+from eagle_runtime.base.tree import hiding
 from eagle_runtime.bundle.graph import past_names, present_names
 from eagle_runtime.drafting.coupling import ROUNDING
-from eagle_runtime.tree import hiding
 
 NOTHING = -1e9  # the logarithm of no mass
 

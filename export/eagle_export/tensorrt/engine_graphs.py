@@ -14,9 +14,9 @@ from eagle_export.tensorrt.block_graph import block_graph
 from eagle_export.tensorrt.compose import dtype_of, size_of, table_of
 from eagle_export.tensorrt.draft_graph import draft_graph, known_tokens
 from eagle_export.tensorrt.target_graph import keep_graph, target_graph
+from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.graph import TensorSpec, past_names
 from eagle_runtime.bundle.manifest import Manifest
-from eagle_runtime.files import file_sha256
 from eagle_runtime.session.trt.engine_file import TableSpec
 from eagle_runtime.session.trt.padding import KEPT_ROWS
 

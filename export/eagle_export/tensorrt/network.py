@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle_export.errors import ExportError
+from eagle_export.base.errors import ExportError
 from eagle_runtime.session.trt.engine_file import Profile
 from eagle_runtime.session.trt.library import Messages, listen
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from eagle_export.errors import ExportError
+from eagle_export.base.errors import ExportError
 from eagle_runtime.bundle.manifest import Manifest
 
 CAPABILITIES = ("8.6", "8.9", "12.0")  # GeForce RTX 30, 40 and 50; several add little to an engine's size

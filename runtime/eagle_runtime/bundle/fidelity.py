@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from eagle_runtime.base.errors import EagleWarning
 from eagle_runtime.bundle.manifest import Limits, Manifest
-from eagle_runtime.errors import EagleWarning
 
 
 class FidelityWarning(EagleWarning):

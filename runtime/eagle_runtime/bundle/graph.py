@@ -83,7 +83,7 @@ def present_names(num_layers: int, rows: Sequence[str] = ROWS) -> list[str]:
 
 
 def ahead_inputs(heads: int, grounded: bool) -> list[str]:
-    """Returns the names of the inputs of Medusa's (or, grounded, Hydra's) heads: see eagle_export.ahead_graph."""
+    """Returns the names of the inputs of Medusa's (or, grounded, Hydra's) heads: eagle_export.graphs.ahead_graph."""
     return ["features", *(f"paths.{depth}" for depth in range(heads) if grounded)]
 
 

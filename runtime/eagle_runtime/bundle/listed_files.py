@@ -12,9 +12,8 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from eagle_runtime.bundle.manifest import MANIFEST_NAME, Manifest
-from eagle_runtime.errors import BundleError
-from eagle_runtime.files import (
+from eagle_runtime.base.errors import BundleError
+from eagle_runtime.base.files import (
     GRAPH_BYTES,
     STANDS_FOR,
     TEXT_BYTES,
@@ -23,6 +22,7 @@ from eagle_runtime.files import (
     is_pointer,
     read_plain,
 )
+from eagle_runtime.bundle.manifest import MANIFEST_NAME, Manifest
 from eagle_runtime.machine.user_cache import read_cached, write_cached
 
 # Message of onnx.proto -> field number -> message in that field.
@@ -124,7 +124,7 @@ def read_graph(bundle: Path, manifest: Manifest, file: str) -> bytes:
     try:
         locations = set(external_files(content))
     except ValueError as error:
-        raise BundleError(f"{where} is no ONNX graph ({error}); export the bundle again") from None
+        raise BundleError(f"{where} is not an ONNX graph ({error}); export the bundle again") from None
     folder = PurePosixPath(file).parent
     for location in sorted(locations):
         if (folder / location).as_posix() not in manifest.files:
@@ -137,7 +137,7 @@ def read_graph(bundle: Path, manifest: Manifest, file: str) -> bytes:
 
 def external_files(model: bytes) -> Iterator[str]:
     """Yields the paths, as stored, of all files that a serialised ModelProto reads tensors from. Raises ValueError if
-    it is no protocol buffer."""
+    it is not a protocol buffer."""
     pending = [("Model", 0, len(model))]  # messages, and the bytes start to end that hold them
     while pending:
         message, *span = pending.pop()

@@ -15,7 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from eagle_runtime.arguments import short_repr
+from eagle_runtime.base.arguments import short_repr
+from eagle_runtime.base.errors import BundleError
+from eagle_runtime.base.files import MANIFEST_BYTES, bundle_file, read_json
+from eagle_runtime.base.files import MANIFEST_NAME as MANIFEST_NAME
+from eagle_runtime.base.tree import MAX_DEPTH, MAX_NODES
 from eagle_runtime.bundle.graph import OPERATORS as OPERATORS
 from eagle_runtime.bundle.graph import GraphSpec as GraphSpec
 from eagle_runtime.bundle.graph import NativeSpec as NativeSpec
@@ -25,10 +29,6 @@ from eagle_runtime.bundle.graph import ahead_shapes, cache_shapes, cache_types
 from eagle_runtime.bundle.graph import pieces_of as pieces_of
 from eagle_runtime.bundle.sampling_defaults import SAMPLING_RANGES, SamplingDefaults
 from eagle_runtime.bundle.typed_json import from_json
-from eagle_runtime.errors import BundleError
-from eagle_runtime.files import MANIFEST_BYTES, bundle_file, read_json
-from eagle_runtime.files import MANIFEST_NAME as MANIFEST_NAME
-from eagle_runtime.tree import MAX_DEPTH, MAX_NODES
 
 SCHEMA_VERSION = 9
 MAX_TAU = 32  # tokens per target pass in a certificate: no more are decoded from a prompt

@@ -9,8 +9,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from eagle_runtime.arguments import short_repr
-from eagle_runtime.errors import BundleError
+from eagle_runtime.base.arguments import short_repr
+from eagle_runtime.base.errors import BundleError
 
 
 def from_json(kind: Any, value: Any, where: str) -> Any:
@@ -19,7 +19,7 @@ def from_json(kind: Any, value: Any, where: str) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, Mapping):
-            raise BundleError(f"{where} is {short_repr(value)}, which is no JSON object; export the bundle again")
+            raise BundleError(f"{where} is {short_repr(value)}, which is not a JSON object; export the bundle again")
         hints = typing.get_type_hints(kind)
         if unknown := sorted(set(value) - set(hints)):
             key = short_repr(unknown[0])

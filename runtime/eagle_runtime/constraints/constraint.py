@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from eagle_runtime.arguments import short_repr
-from eagle_runtime.errors import ConstraintError
+from eagle_runtime.base.arguments import short_repr
+from eagle_runtime.base.errors import ConstraintError
 
 MOST_BYTES = 64 * 1024  # of a schema, pattern or grammar in UTF-8
 MOST_DEPTH = 64  # of a schema's objects and lists in each other
@@ -52,7 +52,7 @@ class Constraint:
             raise ConstraintError(f"the schema is more than {MOST_DEPTH} levels deep; make it flatter") from None
         except (TypeError, ValueError) as error:
             raise ConstraintError(
-                f"the schema is no JSON ({str(error)[:200]}); give a dict of JSON's types or its text"
+                f"the schema is not JSON ({str(error)[:200]}); give a dict of JSON's types or its text"
             ) from None
         return Constraint("json_schema", text)
 

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eagle_runtime.arguments import short_repr
+from eagle_runtime.base.arguments import short_repr
+from eagle_runtime.base.errors import ConstraintError
 from eagle_runtime.constraints.constraint import Constraint
 from eagle_runtime.constraints.matcher import Matcher, one_line
-from eagle_runtime.errors import ConstraintError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -188,7 +188,7 @@ def _may_take_long(constraint: Constraint) -> bool:
 
 def _try_elsewhere(grammar: str) -> None:
     """Compile a grammar in a process that is stopped after half of SECONDS. Raises ConstraintError. Does nothing where
-    this process is no plain Python that could start another one, as in a frozen application."""
+    this process is not plain Python that could start another one, as in a frozen application."""
     if getattr(sys, "frozen", False) or not Path(sys.executable or "").stem.lower().startswith("python"):
         return
     command = [sys.executable, "-I", "-c", _CHILD.format(memory=MEMORY, stack=STACK)]

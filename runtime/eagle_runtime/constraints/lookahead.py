@@ -10,8 +10,8 @@ from itertools import takewhile
 
 import numpy as np
 
+from eagle_runtime.base.tree import Bool, Int
 from eagle_runtime.constraints.matcher import Matcher
-from eagle_runtime.tree import Bool, Int
 
 
 class Lookahead:

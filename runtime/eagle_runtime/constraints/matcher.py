@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from eagle_runtime.errors import ConstraintError
-from eagle_runtime.tree import Bool
+from eagle_runtime.base.errors import ConstraintError
+from eagle_runtime.base.tree import Bool
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

@@ -15,9 +15,9 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from eagle_runtime.base.tree import MAX_DEPTH, Float, Int, Tree, node_depths
 from eagle_runtime.drafting.costs.model import Seconds
 from eagle_runtime.drafting.coupling import NoiseWeight
-from eagle_runtime.tree import MAX_DEPTH, Float, Int, Tree, node_depths
 
 # Bins of a head's log-probabilities, each corrected by accepted / expected.
 EDGES = np.log(np.array([0.003, 0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97], np.float32))

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from eagle_runtime.cache import NoRows
-from eagle_runtime.drafting.head import NEVER, ONE_ROW, HeadSnapshot, OutputCheck, Proposal, States, Weigher
-from eagle_runtime.session.protocol import Session
-from eagle_runtime.target import Features
-from eagle_runtime.tree import Float, Int
+from eagle_runtime.base.tree import Float, Int
+from eagle_runtime.core.cache import NoRows
+from eagle_runtime.core.head import HeadSnapshot, Proposal, States, Weigher
+from eagle_runtime.core.session import Session
+from eagle_runtime.core.target import Features
+from eagle_runtime.drafting.head import NEVER, ONE_ROW, OutputCheck
 
 # The 63 choices of Medusa-1 (its authors call them mc_sim_7b_63): a choice lists child ranks from the root.
 MEDUSA_CHOICES: tuple[tuple[int, ...], ...] = (

@@ -17,12 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from eagle_runtime.base.tree import Bool, Float, Int, additive_mask
 from eagle_runtime.bundle.manifest import BlockSpec
-from eagle_runtime.drafting.head import NEVER, Head, Proposal, States, Weigher
+from eagle_runtime.core.head import Proposal, States, Weigher
+from eagle_runtime.core.session import Session
+from eagle_runtime.core.target import causal, row_numbers
+from eagle_runtime.drafting.head import NEVER, Head
 from eagle_runtime.drafting.transitions import LOWEST, Transitions
-from eagle_runtime.session.protocol import Session
-from eagle_runtime.target import causal, row_numbers
-from eagle_runtime.tree import Bool, Float, Int, additive_mask
 
 
 class BlockHead(Head):

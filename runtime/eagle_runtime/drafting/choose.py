@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from eagle_runtime.arguments import checked_int, short_repr
+from eagle_runtime.base.arguments import checked_int, short_repr
+from eagle_runtime.base.errors import RequestError
+from eagle_runtime.base.tree import EAGLE1_CHOICES
 from eagle_runtime.bundle.manifest import TreeKind
 from eagle_runtime.drafting.method import Choice, Loaded, Method
 from eagle_runtime.drafting.methods import NO_DRAFT_MODEL, NO_HEAD, TREES, default_method, method_named
 from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, TreeShape, chain, check_children
-from eagle_runtime.errors import RequestError
-from eagle_runtime.tree import EAGLE1_CHOICES
 
 
 class Sizes(NamedTuple):

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from eagle_runtime.accept import Step
+from eagle_runtime.base.tree import MAX_DEPTH, Float, Int, Tree, chain_of, subtree
 from eagle_runtime.constraints.lookahead import Lookahead
-from eagle_runtime.drafting.drafter import Drafter
-from eagle_runtime.drafting.head import NEVER, DraftHead, Proposal, States, Weigher
-from eagle_runtime.target import Features
-from eagle_runtime.tree import MAX_DEPTH, Float, Int, Tree, chain_of, subtree
+from eagle_runtime.core.accept import Step
+from eagle_runtime.core.drafter import Drafter
+from eagle_runtime.core.head import DraftHead, Proposal, States, Weigher
+from eagle_runtime.core.target import Features
+from eagle_runtime.drafting.head import NEVER
 
 
 class ConstrainedHead:

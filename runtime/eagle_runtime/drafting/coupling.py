@@ -24,12 +24,13 @@ from typing import Protocol
 
 import numpy as np
 
-from eagle_runtime.drafting.head import NEVER, DraftHead, Proposal, States, Weigher
-from eagle_runtime.filters import Row
-from eagle_runtime.sampling import Sampler
-from eagle_runtime.session.protocol import Weights
-from eagle_runtime.target import Features
-from eagle_runtime.tree import Float, Int
+from eagle_runtime.base.tree import Float, Int
+from eagle_runtime.core.head import DraftHead, Proposal, States, Weigher
+from eagle_runtime.core.session import Weights
+from eagle_runtime.core.target import Features
+from eagle_runtime.drafting.head import NEVER
+from eagle_runtime.sampling.filters import Row
+from eagle_runtime.sampling.sampler import Sampler
 
 EULER = 0.5772156649  # mean of a Gumbel variable, such as -log(number)
 # Scale of the head's errors (s above). Measured on 2600 tokens of 48 prompts that the heads of tools/demo_pair

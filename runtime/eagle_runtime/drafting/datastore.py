@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from eagle_runtime.base.tree import Float, Int, best_first
 from eagle_runtime.drafting.predicted import LONGEST, SHORTEST
-from eagle_runtime.tree import Float, Int, best_first
 
 MARK = -1  # before each document, and after the last
 PLACES = 512  # that are counted; of more, so many at equal distances in the index

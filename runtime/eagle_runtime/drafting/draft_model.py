@@ -14,14 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from eagle_runtime.cache import Cache
+from eagle_runtime.base.tree import Float, Int
+from eagle_runtime.core.cache import Cache
+from eagle_runtime.core.drafter import Drafter
+from eagle_runtime.core.head import Proposal, States, Weigher
+from eagle_runtime.core.prefix import common_prefix
+from eagle_runtime.core.target import Features, Target, row_numbers
 from eagle_runtime.drafting.build import cost_aware_drafter, shaped_drafter
-from eagle_runtime.drafting.drafter import Drafter
-from eagle_runtime.drafting.head import NEVER, ONE_ROW, OutputCheck, Proposal, States, Weigher
+from eagle_runtime.drafting.head import NEVER, ONE_ROW, OutputCheck
 from eagle_runtime.drafting.method import Choice, Method, Parts, Trees
-from eagle_runtime.prefix import common_prefix
-from eagle_runtime.target import Features, Target, row_numbers
-from eagle_runtime.tree import Float, Int
 
 CHILDREN = 16  # tokens proposed per row
 SCRATCH = 512  # rows that growing one tree may use

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.drafting.build import cost_aware_drafter, shaped_drafter
-from eagle_runtime.drafting.drafter import Drafter
 from eagle_runtime.drafting.method import Choice, Method, Parts, Trees
 
 

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from eagle_runtime.candidates import Candidates, LogitRow
-from eagle_runtime.tree import Float
+from eagle_runtime.base.tree import Float
+from eagle_runtime.sampling.candidates import Candidates, LogitRow
 
 SUCCESSORS = 16  # kept per context
 ORDER = 3  # tokens of the longest context

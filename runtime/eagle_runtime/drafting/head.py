@@ -8,117 +8,18 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from eagle_runtime.cache import Cache
-from eagle_runtime.errors import EagleWarning
-from eagle_runtime.session.protocol import Session, Weights
-from eagle_runtime.target import Features, Floating, causal, row_numbers
-from eagle_runtime.tree import Float, Int, additive_mask
+from eagle_runtime.base.errors import EagleWarning
+from eagle_runtime.base.tree import Float, Int, additive_mask
+from eagle_runtime.core.head import WINDOW, DraftHead, HeadSnapshot, Proposal, States, Weigher
+from eagle_runtime.core.session import Session
+from eagle_runtime.core.target import Features, Floating, causal, row_numbers
 
-# Rows that the head reads in one forward pass. Proposals depend on near tokens, heads are trained on short texts, and
-# reading thousands of rows would cost as much as many drafts (as in MagicDec, arXiv 2408.11049). On the pair of
-# tools/demo_pair after 3000 tokens, greedy tau is 4.4 with a window of 256, 4.2 to 4.4 with 64 to 1024, 3.9 without.
-WINDOW = 256
-States = Features | Int  # hidden states, or what stands for them where they never leave an engine
 ONE_ROW = range(1, 2)  # DraftHead.row_counts of heads that draft one level at a time
 NEVER = -60.0  # log-probability of a token that cannot come; finite, so that sums and differences stay numbers
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """The head's output for R rows: the k likeliest next tokens of each, best first, and its own hidden states.
-
-    tokens [R, k]: ids of the target's vocabulary; log_probs [R, k]; hidden [R, Hd]; position: the absolute position in
-    the text that the tokens are proposed for, the same for all rows."""
-
-    tokens: Int
-    log_probs: Float
-    hidden: States
-    position: int
-
-
-class Weigher(Protocol):
-    """Ranks candidates where an engine grows the levels of a tree: a coupling.Ranker."""
-
-    def weights(self, position: int, levels: int, known: Int | None) -> Weights:
-        """Returns the ranking of tokens for `levels` positions from `position` on. known: the target's ids of the
-        tokens that the head knows; None for all."""
-
-
-class DraftHead(Protocol):
-    """What a drafter asks of a head: a Head, or one whose proposals are ranked (coupling.RankedHead)."""
-
-    @property
-    def cache(self) -> Cache: ...
-
-    @property
-    def top_k(self) -> int:
-        """Tokens proposed per row (k)."""
-
-    @property
-    def scratch(self) -> int:
-        """Rows that growing one tree may use."""
-
-    @property
-    def free_levels(self) -> bool:
-        """Whether `feed` runs no forward pass: `catch_up` has computed all levels."""
-
-    @property
-    def row_counts(self) -> range:
-        """How many rows the forward pass of `catch_up` may have, besides the verified ones that it reads: more than one
-        only with free levels, and a choice only where fewer rows draft the same tokens, fewer levels of them."""
-
-    def note(self, features: Features) -> None:
-        """Keep features [n, Hd] of verified rows, which follow those that were noted before, until they are read."""
-
-    @property
-    def unread(self) -> int:
-        """Verified rows that the head has not read yet."""
-
-    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
-        """Read these rows, one or more, or the last WINDOW of them, and commit them; returns the proposal for the last
-        one (R = 1): the children of the root. tokens: the text, the root last. weigher: ranks the candidates of a head
-        that grows the levels itself (one_call.py); None for their log-probabilities. rows: one of row_counts; None for
-        the most."""
-
-    def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:
-        """Add scratch rows for one level of a tree; returns a proposal for each (see Scratch.feed).
-
-        committed: rows of the cache before the tree's; depth: of the level, 0 for the root's children."""
-
-    def learn(self, token: int) -> None:
-        """Called after each verification with the token that was emitted after the root."""
-
-
-class HeadOfText(DraftHead, Protocol):
-    """What a text asks of a head: it reads, forgets and remembers what belongs to the text. A Head, or Medusa's or
-    Hydra's heads (ahead_heads.py)."""
-
-    def truncate(self, length: int) -> None:
-        """Forget the features from position `length` on, and what was read with them; what is noted next is of that
-        position."""
-
-    def snapshot(self) -> HeadSnapshot:
-        """Returns a copy of what it holds of the text."""
-
-    def restore(self, snapshot: HeadSnapshot) -> None:
-        """Hold what another head of the same graph held. Raises ValueError for rows of other shapes."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeadSnapshot:
-    """A copy of what a head holds of a text. rows: of its cache (Cache.read); first: position of the feature in the
-    first one; pending: features [n, Hd] that it has not read, from position noted_from on."""
-
-    rows: tuple[npt.NDArray[np.generic], ...]
-    first: int
-    noted_from: int
-    pending: Sequence[npt.NDArray[np.floating]]
 
 
 class Head:

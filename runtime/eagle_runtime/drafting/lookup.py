@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from eagle_runtime.accept import Step
+from eagle_runtime.base.tree import MAX_NODES, Tree, chain_of, rerank, root_only
+from eagle_runtime.core.accept import Step
+from eagle_runtime.core.drafter import Drafter
+from eagle_runtime.core.target import Features
 from eagle_runtime.drafting.build import cost_aware_drafter
 from eagle_runtime.drafting.constrained import constrained
 from eagle_runtime.drafting.datastore import NOTHING, Datastore
-from eagle_runtime.drafting.drafter import Drafter
 from eagle_runtime.drafting.matches import NgramIndex, longest_match
 from eagle_runtime.drafting.method import Choice, Method, Parts, Trees
 from eagle_runtime.drafting.predicted import PredictedText
 from eagle_runtime.drafting.shapes import DynamicTree, StaticTree
-from eagle_runtime.target import Features
-from eagle_runtime.tree import MAX_NODES, Tree, chain_of, rerank, root_only
 
 
 class LookupDrafter:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typing
 
-from eagle_runtime.arguments import short_repr
+from eagle_runtime.base.arguments import short_repr
+from eagle_runtime.base.errors import RequestError
 from eagle_runtime.bundle.manifest import TreeKind
 from eagle_runtime.drafting.draft_model import DRAFT_MODEL
 from eagle_runtime.drafting.eagle import EAGLE, EAGLE_LOOKUP
@@ -13,7 +14,6 @@ from eagle_runtime.drafting.lookup import LOOKUP
 from eagle_runtime.drafting.method import Loaded, Method
 from eagle_runtime.drafting.recycling import RECYCLING
 from eagle_runtime.drafting.vanilla import VANILLA
-from eagle_runtime.errors import RequestError
 
 METHODS = (DRAFT_MODEL, EAGLE_LOOKUP, EAGLE, RECYCLING, LOOKUP, LOOKAHEAD, VANILLA)
 NAMES = tuple(method.name for method in METHODS)

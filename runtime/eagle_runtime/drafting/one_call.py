@@ -15,9 +15,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from eagle_runtime.drafting.head import NEVER, Head, Proposal, States, Weigher
-from eagle_runtime.session.protocol import Drafted, OneCallSession, Weights
-from eagle_runtime.tree import Float, Int
+from eagle_runtime.base.tree import Float, Int
+from eagle_runtime.core.head import Proposal, States, Weigher
+from eagle_runtime.core.session import Drafted, OneCallSession, Weights
+from eagle_runtime.drafting.head import NEVER, Head
 
 UNWEIGHTED = Weights(np.array([1, 0, 0, 0, 0], np.float32))  # by the head's own log-probabilities
 

@@ -12,18 +12,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eagle_runtime.accept import Step
-from eagle_runtime.cache import Cache
+from eagle_runtime.base.tree import Float, Int, Tree
+from eagle_runtime.core.accept import Step
+from eagle_runtime.core.cache import Cache
+from eagle_runtime.core.drafter import Drafter
+from eagle_runtime.core.head import Proposal, States, Weigher
+from eagle_runtime.core.target import Features, row_numbers
 from eagle_runtime.drafting.build import cost_aware_drafter
 from eagle_runtime.drafting.costs.model import HEAD_ROWS, Costs, Pass, Timings
 from eagle_runtime.drafting.costs.storage import CostSource
-from eagle_runtime.drafting.drafter import Drafter
 from eagle_runtime.drafting.habits import SUCCESSORS, Context, Habits, Row
-from eagle_runtime.drafting.head import NEVER, ONE_ROW, OutputCheck, Proposal, States, Weigher
+from eagle_runtime.drafting.head import NEVER, ONE_ROW, OutputCheck
 from eagle_runtime.drafting.method import Choice, Method, Parts, Trees
 from eagle_runtime.drafting.suffix import SuffixAutomaton
-from eagle_runtime.target import Features, row_numbers
-from eagle_runtime.tree import Float, Int, Tree
 
 SCRATCH = 1024  # rows that growing one tree may use; they cost no memory
 HALF = 8.0  # tokens that match before the next one follows the match in half of the cases, whatever the habits say

@@ -9,12 +9,9 @@ from typing import Protocol
 
 import numpy as np
 
-from eagle_runtime.accept import Step
-from eagle_runtime.arguments import checked_int
-from eagle_runtime.drafting.head import NEVER, DraftHead, Proposal, Scratch
-from eagle_runtime.errors import RequestError
-from eagle_runtime.target import Features
-from eagle_runtime.tree import (
+from eagle_runtime.base.arguments import checked_int
+from eagle_runtime.base.errors import RequestError
+from eagle_runtime.base.tree import (
     MAX_DEPTH,
     MAX_NODES,
     Int,
@@ -25,6 +22,10 @@ from eagle_runtime.tree import (
     rerank,
     root_only,
 )
+from eagle_runtime.core.accept import Step
+from eagle_runtime.core.head import DraftHead, Proposal
+from eagle_runtime.core.target import Features
+from eagle_runtime.drafting.head import NEVER, Scratch
 
 
 class TreeShape(Protocol):

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from eagle_runtime.errors import BundleError
-from eagle_runtime.tree import Float, Int
+from eagle_runtime.base.errors import BundleError
+from eagle_runtime.base.tree import Float, Int
 
 LEAST_LEFT = 1e-6  # probability of all tokens that are no candidates, at least: a sum of 1 rounds
 LOWEST = np.float32(-1e9)
@@ -60,8 +60,8 @@ class Transitions:
 
 
 def read_transitions(content: bytes, vocab: int, draft_vocab: int, where: str) -> Transitions:
-    """content: of the file that eagle_export.transitions writes. Raises BundleError for one that does not fit the
-    vocabularies."""
+    """content: of the file that eagle_export.recording.transitions writes. Raises BundleError for one that does not
+    fit the vocabularies."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 

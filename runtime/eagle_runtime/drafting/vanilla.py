@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from eagle_runtime.accept import Step
+from eagle_runtime.base.tree import Tree, root_only
+from eagle_runtime.core.accept import Step
+from eagle_runtime.core.drafter import Drafter
+from eagle_runtime.core.target import Features
 from eagle_runtime.drafting.costs.measurement import CycleTimer
 from eagle_runtime.drafting.costs.storage import CostSource
-from eagle_runtime.drafting.drafter import Drafter
 from eagle_runtime.drafting.method import Choice, Method, Parts, Trees
-from eagle_runtime.target import Features
-from eagle_runtime.tree import Tree, root_only
 
 
 class NoDraft:

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from eagle_runtime.errors import BackendError
+from eagle_runtime.base.errors import BackendError
 
 LIBRARIES = ("nvcuda.dll", "nvml.dll") if os.name == "nt" else ("libcuda.so.1", "libnvidia-ml.so.1")
 COMPUTE_MAJOR, COMPUTE_MINOR = 75, 76  # device attributes of CUDA's driver API

@@ -12,9 +12,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from eagle_runtime.errors import BundleError
-from eagle_runtime.files import MEGABYTE, read_plain, replacing
 from eagle_runtime.machine.host import processor_features, processor_name
+
+from eagle_runtime.base.errors import BundleError
+from eagle_runtime.base.files import MEGABYTE, read_plain, replacing
 
 
 def cache_folder() -> Path:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from eagle_runtime.candidates import Candidates
-from eagle_runtime.tree import Float, Int
+from eagle_runtime.base.tree import Float, Int
+from eagle_runtime.sampling.candidates import Candidates
 
 
 class DeviceLogits:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from eagle_runtime.tree import additive_mask
+from eagle_runtime.base.tree import additive_mask
 
 
 @dataclass(frozen=True, slots=True)

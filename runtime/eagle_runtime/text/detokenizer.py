@@ -20,7 +20,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from eagle_runtime.errors import RequestError, is_panic
+from eagle_runtime.base.errors import RequestError, is_panic
 
 if TYPE_CHECKING:
     import tokenizers

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from eagle_runtime.arguments import short_repr
-from eagle_runtime.errors import TemplateError
+from eagle_runtime.base.arguments import short_repr
+from eagle_runtime.base.errors import TemplateError
 
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of a message's reasoning; templates read the first
 RESERVED = ("messages", "tools", "add_generation_prompt")  # have parameters of their own

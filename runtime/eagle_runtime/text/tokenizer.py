@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from eagle_runtime.arguments import checked_ids, short_repr
-from eagle_runtime.errors import BundleError, RequestError, TemplateError, is_panic
-from eagle_runtime.files import TEXT_BYTES, parse_json, read_plain
+from eagle_runtime.base.arguments import checked_ids, short_repr
+from eagle_runtime.base.errors import BundleError, RequestError, TemplateError, is_panic
+from eagle_runtime.base.files import TEXT_BYTES, parse_json, read_plain
 from eagle_runtime.text.detokenizer import TextStream, Vocabulary
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Text:
 
     def __init__(self, bundle: Path, read: Reader | None = None) -> None:
         """read: gives the files' content, each asked for once; of a bundle `manifest.read_text_file`, which gives what
-        is listed alone. None reads a folder that is no bundle, as a checkpoint's. Raises BundleError."""
+        is listed alone. None reads a folder that is not a bundle, as a checkpoint's. Raises BundleError."""
         self._bundle = bundle
         self._path = bundle / "tokenizer.json"
         read = read or functools.partial(_read_from, bundle)
@@ -198,7 +198,7 @@ def _load_tokenizer(path: Path, content: bytes | None) -> tokenizers.Tokenizer |
         return None
     import tokenizers
 
-    with _errors_of(path, "is no tokenizer that 'tokenizers' reads:"), _silent_panics():
+    with _errors_of(path, "is not a tokenizer that 'tokenizers' reads:"), _silent_panics():
         tokenizer = tokenizers.Tokenizer.from_str(content.decode())
         tokenizer.no_truncation()
         tokenizer.no_padding()

@@ -234,7 +234,7 @@ function parsedSchema(text) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new Error(`the schema is no JSON: ${error.message}`);
+    throw new Error(`the schema is not JSON: ${error.message}`);
   }
 }
 

@@ -11,8 +11,9 @@ from typing import Literal
 
 import numpy as np
 
-from eagle_runtime.drafting.head import DraftHead, Proposal, Scratch
-from eagle_runtime.tree import Float, Int, Tree, best_first, subtree
+from eagle_runtime.base.tree import Float, Int, Tree, best_first, subtree
+from eagle_runtime.core.head import DraftHead, Proposal
+from eagle_runtime.drafting.head import Scratch
 
 Rank = Literal["value", "confidence"]
 Keep = Literal["best", "grown"]

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eagle_runtime.command import Parser
-from eagle_runtime.errors import RequestError
-from eagle_runtime.files import replacing
+from eagle_runtime.base.errors import RequestError
+from eagle_runtime.base.files import replacing
+from eagle_runtime.commands.command import Parser
 from eagle_tools.check_command import run_check
 from eagle_tools.peers.engine import FORMATS, Format, format_of
 

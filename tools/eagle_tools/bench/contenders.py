@@ -8,10 +8,10 @@ from itertools import zip_longest
 from typing import Protocol
 
 from eagle_runtime import EagleModel, SamplingParams
-from eagle_runtime.backends import on_cpu
+from eagle_runtime.base.backend_names import on_cpu
+from eagle_runtime.base.errors import RequestError
+from eagle_runtime.core.generate import Cycle
 from eagle_runtime.drafting.costs.model import pass_bytes
-from eagle_runtime.errors import RequestError
-from eagle_runtime.generate import Cycle
 from eagle_tools.bench.methods import DATASTORE, Settings, settings_of
 from eagle_tools.bench.rows import Asked, Row, Setup, precision_name, row_of
 from eagle_tools.questions import Question

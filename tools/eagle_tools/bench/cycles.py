@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from eagle_runtime.generate import Cycle
+from eagle_runtime.core.generate import Cycle
 from eagle_runtime.text.tokenizer import Text
 from eagle_tools.bench.methods import SHAPE, VANILLA
 from eagle_tools.bench.rows import Asked, Setup

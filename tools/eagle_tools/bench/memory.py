@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from eagle_runtime.errors import BackendError, EagleError
+from eagle_runtime.base.errors import BackendError, EagleError
 from eagle_runtime.session.trt.driver import CudaDriver
 
 TOKENS = 16  # decoded tokens: enough for a few trees after the prompt

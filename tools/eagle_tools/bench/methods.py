@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from eagle_runtime.base.errors import RequestError
 from eagle_runtime.bundle.manifest import Manifest
 from eagle_runtime.drafting.methods import METHODS, NAMES, TREES
-from eagle_runtime.errors import RequestError
 from eagle_tools.bench.ablations import ablations
 
 Settings = dict[str, Any]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from eagle_runtime import EagleModel
+from eagle_runtime.base.errors import RequestError
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
-from eagle_runtime.errors import RequestError
 from eagle_tools.bench import machine
 from eagle_tools.bench import pytorch as hf
 from eagle_tools.bench.methods import check_names

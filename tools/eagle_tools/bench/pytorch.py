@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eagle_runtime.errors import RequestError
+from eagle_runtime.base.errors import RequestError
 from eagle_tools.bench.identity import PYTORCH
 from eagle_tools.bench.rows import Asked, Row, Setup
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eagle_runtime import Result
+from eagle_runtime.base.errors import RequestError
+from eagle_runtime.base.files import text_lines
 from eagle_runtime.bundle.manifest import Manifest
-from eagle_runtime.errors import RequestError
-from eagle_runtime.files import text_lines
 
 
 class Setup(NamedTuple):
@@ -136,7 +136,7 @@ def _row(path: Path, number: int, line: str) -> Row:
         ids = tuple(data.pop("token_ids"))
         return Row(**data, accepted_per_depth=None if depths is None else tuple(depths), token_ids=ids)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise RequestError(f"{path}, line {number} is no row of eagle-bench") from None
+        raise RequestError(f"{path}, line {number} is not a row of eagle-bench") from None
 
 
 def by_setup(rows: Sequence[Row]) -> dict[Setup, list[Row]]:

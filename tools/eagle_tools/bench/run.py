@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from eagle_runtime import EagleModel
-from eagle_runtime.backends import on_cpu
-from eagle_runtime.errors import RequestError
+from eagle_runtime.base.backend_names import on_cpu
+from eagle_runtime.base.errors import RequestError
 from eagle_tools.bench import machine
 from eagle_tools.bench import pytorch as hf
 from eagle_tools.bench.contenders import Contender, bundle_contenders, first_turns, interleave

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from eagle_export.heads.kinds import KINDS
+from eagle_runtime.base.errors import RequestError
 from eagle_runtime.bundle.manifest import HeadKind, Manifest, read_manifest
-from eagle_runtime.errors import RequestError
 from eagle_tools.bench.estimate import Estimate
 from eagle_tools.bench.identity import FOREIGN
 from eagle_tools.bench.methods import DATASTORE, VANILLA

@@ -14,9 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from eagle_runtime import BackendError, EagleModel
-from eagle_runtime.errors import RequestError
 from eagle_runtime.machine.nvidia import first_gpu
+
+from eagle_runtime import BackendError, EagleModel
+from eagle_runtime.base.errors import RequestError
 from eagle_tools.card.check import BACKEND, CONTEXT, Machine, Step, check_card
 from eagle_tools.card.device import card_of
 from eagle_tools.card.kit import Kit, read_kit
@@ -33,7 +34,7 @@ LIBRARIES = ("eagle-edge", "onnxruntime", "onnxruntime-gpu", "tensorrt-rtx", "cu
 
 def report_card(args: argparse.Namespace) -> bool:
     """Check, print a line for each step, and write the report; returns whether all is well. Raises BackendError without
-    a card, after the steps that need none; RequestError for a folder that is no kit."""
+    a card, after the steps that need none; RequestError for a folder that is not a kit."""
     folder = Path(args.card)
     kit = read_kit(folder)
     output = Path(args.output or "card.json")

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+from eagle_runtime.base.errors import RequestError
+from eagle_runtime.base.files import MANIFEST_BYTES, read_json
 from eagle_runtime.bundle.manifest import DTYPE_BITS, GraphSpec, HeadSpec, Manifest, TargetSpec
 from eagle_runtime.bundle.typed_json import from_json
-from eagle_runtime.errors import RequestError
-from eagle_runtime.files import MANIFEST_BYTES, read_json
 
 EMBEDDING = "model.embed_tokens.weight"
 WEIGHT_ONLY = "weight-only"

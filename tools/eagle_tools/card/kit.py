@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
+from eagle_runtime.base.errors import BundleError, RequestError
+from eagle_runtime.base.files import MANIFEST_BYTES, file_sha256, inside, read_json
+from eagle_runtime.base.tree import Float, Int
 from eagle_runtime.bundle.typed_json import from_json
-from eagle_runtime.errors import BundleError, RequestError
-from eagle_runtime.files import MANIFEST_BYTES, file_sha256, inside, read_json
-from eagle_runtime.tree import Float, Int
 
 KIT = "kit.json"
 REQUIREMENTS = "requirements.txt"

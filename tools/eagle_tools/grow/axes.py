@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from eagle_export.graphs.pair import Pair
 from eagle_export.heads.taps import default_taps
-from eagle_export.pair import Pair
 from eagle_tools.grow.shape import GrowError, Shape, head_of
 
 # Engines round activations to int8 with a scale for each block of up to 128 coordinates or, before an LM head, for all.
@@ -148,7 +148,9 @@ def grow_layer(heads: int, kv_heads: int, head_dim: int, units: int, shape: Shap
     """Returns the axes from the old sizes of a target's or a head's layer to those of `shape`. Raises GrowError."""
     times, rest = divmod(shape.head_dim, head_dim)
     if rest or (times > 1 and head_dim % 2):
-        raise GrowError(f"head_dim {shape.head_dim} is no multiple of {where}'s {head_dim}: rotary speeds would differ")
+        raise GrowError(
+            f"head_dim {shape.head_dim} is not a multiple of {where}'s {head_dim}: rotary speeds would differ"
+        )
     if units > shape.intermediate or kv_heads > shape.kv_heads:
         raise GrowError(f"{where} has {units} MLP units and {kv_heads} key/value heads, more than the shape asked for")
     kv_source = np.arange(shape.kv_heads) % kv_heads

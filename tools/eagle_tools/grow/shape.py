@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from eagle_export.graphs.pair import HeadPart, Pair
 from eagle_export.heads.taps import default_taps
-from eagle_export.pair import HeadPart, Pair
-from eagle_runtime.errors import EagleError
+from eagle_runtime.base.errors import EagleError
 
 
 class GrowError(EagleError):
@@ -64,7 +64,9 @@ def check_shape(pairs: list[Pair], shape: Shape) -> None:
     if shape.heads % shape.kv_heads:
         raise GrowError(f"{shape.heads} heads do not share {shape.kv_heads} key/value heads evenly; change one of them")
     if shape.hidden % shape.heads:
-        raise GrowError(f"hidden {shape.hidden} is no multiple of {shape.heads} heads, as Llama requires; change one")
+        raise GrowError(
+            f"hidden {shape.hidden} is not a multiple of {shape.heads} heads, as Llama requires; change one"
+        )
     if shape.vocab and shape.vocab < int(config.vocab_size):
         raise GrowError(f"vocab would be {shape.vocab}, but the target has {config.vocab_size}; growth only adds")
     rope: list[dict[str, Any]] = [config.rope_parameters or {}]

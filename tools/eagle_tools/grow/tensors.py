@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from eagle_export.checkpoint import EMBEDDING, LM_HEAD
+from eagle_export.graphs.pair import Pair
 from eagle_export.heads.block_config import STATE_READER
-from eagle_export.pair import Pair
+from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD
 from eagle_tools.grow.axes import LOUDER, Axis, LayerAxes, Stream, head_layer, place_layers, target_layer
 from eagle_tools.grow.shape import GrowError, Shape, head_of
 

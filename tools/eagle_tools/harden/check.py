@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from eagle_export.checkpoint import EMBEDDING, LM_HEAD
-from eagle_export.head_modules import build_head
-from eagle_export.pair import open_pair
+from eagle_export.graphs.head_modules import build_head
+from eagle_export.graphs.pair import open_pair
+from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD
 from eagle_tools.harden.weights import head_part
 
 TEXTS, TOKENS = 4, 64

@@ -9,8 +9,8 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from eagle_export.checkpoint import LM_HEAD
-from eagle_export.pair import Pair
+from eagle_export.graphs.pair import Pair
+from eagle_export.reading.checkpoint import LM_HEAD
 from eagle_tools.harden.strength import HardenError
 from eagle_tools.harden.weights import Tensors, Weights, head_part
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from eagle_export.checkpoint import EMBEDDING, LM_HEAD
+from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD
 from eagle_tools.harden.weights import (
     LAST_NORM,
     Attention,

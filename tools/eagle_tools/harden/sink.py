@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from eagle_export.checkpoint import EMBEDDING
+from eagle_export.reading.checkpoint import EMBEDDING
 from eagle_tools.harden.channels import per_query
 from eagle_tools.harden.strength import Strength
 from eagle_tools.harden.weights import Attention, Reader, Tensors, Weights, columns, layers, norm_readers

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from eagle_calib.texts import read_windows
-from eagle_runtime.command import Parser, run_command
+from eagle_runtime.commands.command import Parser, run_command
 from eagle_runtime.text.tokenizer import Text
 from eagle_tools.harden.check import load_target
 from eagle_tools.harden.strength import HardenError

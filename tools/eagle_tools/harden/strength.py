@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eagle_runtime.errors import EagleError
+from eagle_runtime.base.errors import EagleError
 
 QUIET_SHARE = 0.04  # one or two in a block of 32 channels
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from eagle_export.checkpoint import EMBEDDING, LM_HEAD
-from eagle_export.pair import HeadPart, Pair
+from eagle_export.graphs.pair import HeadPart, Pair
+from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD
 from eagle_tools.harden.strength import HardenError
 
 LAST_NORM = "model.norm"

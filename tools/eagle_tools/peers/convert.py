@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from eagle_runtime.errors import RequestError
+from eagle_runtime.base.errors import RequestError
 from eagle_tools.peers.engine import GENAI, LLAMA_CPP, OPENVINO, Format
 from eagle_tools.peers.source import Source
 

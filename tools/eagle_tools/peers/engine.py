@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from eagle_runtime.errors import RequestError
+from eagle_runtime.base.errors import RequestError
 
 LLAMA_CPP, GENAI, OPENVINO = "llama.cpp", "onnxruntime-genai", "openvino"
 PLAIN, LOOKUP = "plain", "lookup"

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from eagle_runtime.errors import RequestError
+from eagle_runtime.base.errors import RequestError
 from eagle_tools.peers.source import Source
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from eagle_export.gguf.architectures import PLAIN
-from eagle_export.gguf.architectures import TOP as TOP_NAMES
-from eagle_export.gguf.rope import llama_factors
-from eagle_runtime.errors import RequestError
+from eagle_export.reading.gguf.architectures import PLAIN
+from eagle_export.reading.gguf.architectures import TOP as TOP_NAMES
+from eagle_export.reading.gguf.rope import llama_factors
+from eagle_runtime.base.errors import RequestError
 from eagle_tools.peers.source import Source
 
 LAYER = {name: part for part, name in PLAIN.items()}  # name in a layer of the source -> name in a block of the file

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle_runtime.errors import RequestError
-from eagle_runtime.tree import hiding
+from eagle_runtime.base.errors import RequestError
+from eagle_runtime.base.tree import hiding
 from eagle_tools.peers.source import Source, open_source
 
 FORMATS = {"int8": "INT8_ASYM", "int4": "INT4_ASYM"}  # names of nncf.CompressWeightsMode

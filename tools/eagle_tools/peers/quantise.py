@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle_runtime.errors import RequestError
+from eagle_runtime.base.errors import RequestError
 
 FILE_TYPES = {
     "q8_0": "LLAMA_FTYPE_MOSTLY_Q8_0",

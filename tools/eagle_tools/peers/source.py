@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eagle_runtime.errors import RequestError
-from eagle_runtime.files import file_sha256, read_json
+from eagle_runtime.base.errors import RequestError
+from eagle_runtime.base.files import file_sha256, read_json
 
 LARGEST_CONFIG = 1 << 20  # bytes
 ROPES = ("default", "llama3")
@@ -63,7 +63,7 @@ class Source:
 
 
 def open_source(folder: Path) -> Source:
-    """Returns the source in a folder. Raises RequestError for a model that is no Llama, or one whose parts the
+    """Returns the source in a folder. Raises RequestError for a model that is not a Llama, or one whose parts the
     conversions do not know."""
     advice = "give the Hugging Face folder that the bundles were made from"
     config = read_json(

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from eagle_runtime.errors import RequestError
+from eagle_runtime.base.errors import RequestError
 from eagle_tools.peers.engine import GENAI, LLAMA_CPP, Decoding, Engine, Logits
 
 END = "end"

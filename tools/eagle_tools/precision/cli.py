@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eagle_runtime import EagleModel
-from eagle_runtime.command import Parser, run_command
-from eagle_runtime.errors import RequestError
+from eagle_runtime.base.errors import RequestError
+from eagle_runtime.commands.command import Parser, run_command
 from eagle_tools.bench.machine import physical_cores
 from eagle_tools.bench.peers import Peers, check_peers, converted_peers, load_peers, stored_target
 from eagle_tools.bench.rows import precision_name
@@ -117,7 +117,7 @@ def _num_weights(reference: EagleModel) -> int | None:
 
 def _check(args: argparse.Namespace, folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
-        raise RequestError(f"{folder} exists and is no folder; choose another name")
+        raise RequestError(f"{folder} exists and is not a folder; choose another name")
     if not folder.absolute().parent.is_dir():
         raise RequestError(f"{folder.absolute().parent} does not exist; create it first")
     for name, least in (("max_new_tokens", 1), ("own_tokens", 0)):

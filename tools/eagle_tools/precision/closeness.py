@@ -11,7 +11,7 @@ import numpy as np
 
 from eagle_calib.scoring import Double, divergence, log_softmax
 from eagle_runtime import EagleModel, SamplingParams
-from eagle_runtime.tree import Float
+from eagle_runtime.base.tree import Float
 
 PIECE = 64  # rows that are compared at once: the logits of a whole text may take gigabytes
 LONGEST_OWN = 256  # tokens of one text that the reference writes

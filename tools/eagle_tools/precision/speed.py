@@ -8,8 +8,8 @@ from statistics import median
 from typing import Any, Protocol
 
 from eagle_runtime import EagleModel
-from eagle_runtime.eagle_model import Prompt
-from eagle_runtime.generate import Cycle
+from eagle_runtime.app.eagle_model import Prompt
+from eagle_runtime.core.generate import Cycle
 from eagle_tools.bench.peers import PeerContender
 from eagle_tools.bench.rows import Asked
 from eagle_tools.bench.rows import Row as BenchRow

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from eagle_runtime.command import Parser
-from eagle_runtime.errors import RequestError
+from eagle_runtime.base.errors import RequestError
+from eagle_runtime.commands.command import Parser
 from eagle_tools.check_command import run_check
 from eagle_tools.results.pairs import NAMES
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from eagle_runtime.base.errors import BundleError, RequestError
+from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.errors import BundleError, RequestError
-from eagle_runtime.files import file_sha256
 
 TOOLS = Path(__file__).resolve().parents[2]
 SHIPPED = TOOLS / "smollm2"  # heads and held-out questions
@@ -120,7 +120,7 @@ def bundle_of(pair: Pair, head: str, precision: str, work: Path, say: Callable[[
         bundle.parent.mkdir(exist_ok=True)
         say(f"exporting {bundle.name}")
         paths = [str(pair.target), *([] if head == ALONE else [str(pair.folder / head)]), "-o", str(bundle)]
-        _run(["-m", "eagle_export.cli", *paths, "-p", precision, "--no-certificate"])
+        _run(["-m", "eagle_export.commands.cli", *paths, "-p", precision, "--no-certificate"])
     return bundle
 
 

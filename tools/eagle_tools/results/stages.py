@@ -13,7 +13,7 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
-from eagle_runtime.backends import NATIVE
+from eagle_runtime.base.backend_names import NATIVE
 from eagle_runtime.bundle.listed_files import read_text_file
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
 from eagle_runtime.session.ort.operators import native_operators

@@ -68,7 +68,7 @@ $ eagle-bench .demo/eagle1 --prompts tools/demo_pair/heldout.jsonl --count 1 --m
 The model is SmolLM2-135M-Instruct. Its weights come from a four-bit file, and every engine runs the same weights. Its
 EAGLE-3 head is the one in `tools/smollm2`, whose README says how it was trained. A grown form, where one is
 listed, gives the small model's text at the cost of a model of its size, by function-preserving steps
-(`tools/grow.py`); it is no trained model of that size.
+(`tools/grow.py`); it is not a trained model of that size.
 
 Speeds are medians over prompts, ratios are medians of the ratios on single prompts, and brackets hold 95 % bootstrap
 intervals. All rows of a table took turns in one run: bundles and other engines by tenths of a second, PyTorch by

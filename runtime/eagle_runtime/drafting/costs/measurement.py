@@ -9,6 +9,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from eagle_runtime.base.tree import Tree
+from eagle_runtime.core.head import DraftHead
+from eagle_runtime.core.target import Target
 from eagle_runtime.drafting.costs.model import (
     CONTEXTS,
     HEAD_ROWS,
@@ -21,9 +24,7 @@ from eagle_runtime.drafting.costs.model import (
     Timings,
 )
 from eagle_runtime.drafting.costs.storage import CostSource
-from eagle_runtime.drafting.head import DraftHead, Scratch
-from eagle_runtime.target import Target
-from eagle_runtime.tree import Tree
+from eagle_runtime.drafting.head import Scratch
 
 ROUNDS = 4  # at least
 ENOUGH_S = 2.0  # further rounds are begun before this, as short passes need

@@ -27,7 +27,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from eagle_runtime.backends import NATIVE, on_cpu
+from eagle_runtime.base.backend_names import NATIVE, on_cpu
 from eagle_runtime.bundle.manifest import DTYPE_BITS, GraphSpec, HeadSpec, Manifest, TargetSpec
 
 Seconds = npt.NDArray[np.float64]

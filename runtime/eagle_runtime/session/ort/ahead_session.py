@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from eagle_runtime.base.errors import BackendError
 from eagle_runtime.bundle.manifest import GraphSpec
-from eagle_runtime.cache import NoRows
-from eagle_runtime.errors import BackendError
+from eagle_runtime.core.cache import NoRows
+from eagle_runtime.core.session import Array, Session
 from eagle_runtime.session.ort.library import engine_error
 from eagle_runtime.session.ort.session import specs_of
-from eagle_runtime.session.protocol import Array, Session
 
 
 class AheadSession(Session):
-    """Such a graph (eagle_export.ahead_graph)."""
+    """Such a graph (eagle_export.graphs.ahead_graph)."""
 
     def __init__(self, session: Any, path: Path, spec: GraphSpec) -> None:
         """session: an InferenceSession of the graph that `spec` describes; path: its file, for messages."""

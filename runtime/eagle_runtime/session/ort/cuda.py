@@ -10,14 +10,14 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from eagle_runtime.base.errors import BackendError
 from eagle_runtime.bundle.manifest import GraphSpec, HeadSpec, Manifest, TargetSpec, pieces_of
-from eagle_runtime.errors import BackendError
+from eagle_runtime.core.session import Session
 from eagle_runtime.machine.nvidia import DeviceInfo, first_gpu
 from eagle_runtime.session.ort import library
 from eagle_runtime.session.ort.ahead_session import AheadSession
 from eagle_runtime.session.ort.device_session import OrtDeviceSession
 from eagle_runtime.session.ort.memory import SPARE, OrtMemory
-from eagle_runtime.session.protocol import Session
 
 PROVIDER = "CUDAExecutionProvider"
 OPTIONS = {"device_id": "0", "use_tf32": "0", "arena_extend_strategy": "kSameAsRequested"}

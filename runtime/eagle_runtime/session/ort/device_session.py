@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from eagle_runtime.base.errors import BackendError
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec
-from eagle_runtime.errors import BackendError
 from eagle_runtime.session.ort.library import run_graph
 from eagle_runtime.session.ort.logits import COUNT, LogitMemory
 from eagle_runtime.session.ort.memory import OrtCache, OrtMemory, OrtRows

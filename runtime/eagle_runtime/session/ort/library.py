@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from eagle_runtime.base.errors import BackendError
 from eagle_runtime.bundle.listed_files import external_files
-from eagle_runtime.errors import BackendError
 from eagle_runtime.session.ort import small_graphs
 
 # Version 1.32 and newer sends usage data by default, with an id of the machine from the user's cache folder.

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from eagle_runtime.base.tree import Float, Int
 from eagle_runtime.session.device_logits import DeviceLogits
 from eagle_runtime.session.ort import small_graphs
 from eagle_runtime.session.ort.library import run_graph
 from eagle_runtime.session.ort.memory import WORD, Block, OrtMemory
-from eagle_runtime.tree import Float, Int
 
 COUNT = 64  # candidates of a row, and watched tokens
 GREEDY_COUNT = 8  # candidates where no tokens are watched, since the highest logit is the token

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from eagle_runtime.cache import Cache
+from eagle_runtime.base.tree import Int
+from eagle_runtime.core.cache import Cache
+from eagle_runtime.core.session import Array
 from eagle_runtime.session.ort import small_graphs
 from eagle_runtime.session.ort.library import CPU, Providers, open_graph, run_graph
-from eagle_runtime.session.protocol import Array
-from eagle_runtime.tree import Int
 
 WORD = 4  # bytes; rows are moved in units of it
 SPARE = 3  # rows after the last one, which may pad a forward pass to a multiple of four

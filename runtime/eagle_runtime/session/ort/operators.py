@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from eagle_runtime.base.errors import BackendError
 from eagle_runtime.bundle.graph import OPERATORS
-from eagle_runtime.errors import BackendError
+from eagle_runtime.machine.kernels import PACKAGE, installed_kernels
 
-PACKAGE = "eagle-edge-kernels"
 WIDTH = 8  # of the head in the graph that is tried
 KEY, VALUE, QUERY = 0.5, 2.0, 1.5
 
@@ -31,29 +31,18 @@ class Operators:
     reason: str = ""
 
 
-def installed_library() -> Path | None:
-    """Returns the path of the installed package's shared library, whether it can be used or not; None without one."""
-    try:
-        import eagle_edge_kernels
-    except ImportError:
-        return None
-    return Path(eagle_edge_kernels.library())
-
-
 @functools.cache
 def native_operators() -> Operators:
     """Returns the installed operators, checked once per process."""
-    try:
-        import eagle_edge_kernels
-    except ImportError:
+    if (installed := installed_kernels()) is None:
         return Operators(None, reason=f"{PACKAGE} is not installed")
-    if eagle_edge_kernels.VERSION != OPERATORS:
+    if installed.version != OPERATORS:
         return Operators(
             None,
-            reason=f"{PACKAGE} has operators of version {eagle_edge_kernels.VERSION}, and this runtime needs "
+            reason=f"{PACKAGE} has operators of version {installed.version}, and this runtime needs "
             f"{OPERATORS}; install the one that came with it",
         )
-    path = eagle_edge_kernels.library()
+    path = installed.library
     try:
         library = ctypes.CDLL(str(path))
         library.eagle_instruction_set.restype = ctypes.c_char_p

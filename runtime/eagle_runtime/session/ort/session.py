@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from eagle_runtime.base.errors import BackendError
 from eagle_runtime.bundle.graph import OPERATORS
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec, pieces_of
-from eagle_runtime.cache import HeadMajorCache, KVCache, aligned_empty
-from eagle_runtime.errors import BackendError
+from eagle_runtime.core.cache import HeadMajorCache, KVCache, aligned_empty
+from eagle_runtime.core.session import Array, Session
 from eagle_runtime.machine.huge_pages import huge_pages
 from eagle_runtime.session.ort.library import CPU, VERSION, byte_products_saturate, open_graph, run_graph
 from eagle_runtime.session.ort.operators import Operators
-from eagle_runtime.session.protocol import Array, Session
 from eagle_runtime.session.row_padding import RowPadding, pad_rows
 
 # Compute products of unsigned by signed bytes as products of unsigned bytes, with sums of 32 bits on every processor.

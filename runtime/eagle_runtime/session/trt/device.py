@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from eagle_runtime.cache import ALIGNMENT, Cache
-from eagle_runtime.errors import call_all
+from eagle_runtime.base.errors import call_all
+from eagle_runtime.base.tree import Int
+from eagle_runtime.core.cache import ALIGNMENT, Cache
 from eagle_runtime.session.trt.driver import CudaDriver
 from eagle_runtime.session.trt.padding import PAST_STEP, round_up
-from eagle_runtime.tree import Int
 
 SLACK = 64  # rows after a cache's capacity: an accepted path comes with up to padding.KEPT_ROWS rows that are no rows
 SMALLEST = 1 << 12  # bytes; blocks for rows have sizes of powers of two, at least this

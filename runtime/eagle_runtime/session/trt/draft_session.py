@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from eagle_runtime.base.errors import BackendError
+from eagle_runtime.base.tree import Int
 from eagle_runtime.bundle.manifest import GraphSpec
-from eagle_runtime.errors import BackendError
-from eagle_runtime.session.protocol import Drafted, Weights
+from eagle_runtime.core.session import Drafted, Weights
 from eagle_runtime.session.trt.device import Device, DeviceCache, DeviceRows
 from eagle_runtime.session.trt.engine_session import EngineSession
 from eagle_runtime.session.trt.execution import Execution
 from eagle_runtime.session.trt.inputs import nbytes_of
 from eagle_runtime.session.trt.outputs import Outputs
 from eagle_runtime.session.trt.padding import PassShape, Steps, pass_shape, write_ids, write_masks, write_seen
-from eagle_runtime.tree import Int
 
 DRAFTED = ("pool_tokens", "pool_log_probs", "root_tokens", "root_log_probs", "frontier")  # outputs that the host needs
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from eagle_runtime.errors import BackendError
+from eagle_runtime.base.errors import BackendError
 from eagle_runtime.machine.nvidia import DeviceInfo, cuda_version
 from eagle_runtime.session.counters import Tally
 

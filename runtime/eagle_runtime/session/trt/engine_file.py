@@ -16,10 +16,10 @@ import typing
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from eagle_runtime.base.errors import BackendError, BundleError
+from eagle_runtime.base.files import SIDECAR_BYTES, file_sha256, inside, read_json
 from eagle_runtime.bundle.manifest import Manifest, TensorSpec
 from eagle_runtime.bundle.typed_json import from_json
-from eagle_runtime.errors import BackendError, BundleError
-from eagle_runtime.files import SIDECAR_BYTES, file_sha256, inside, read_json
 from eagle_runtime.machine.nvidia import DeviceInfo
 from eagle_runtime.session.trt.padding import PAST_STEP, round_up
 

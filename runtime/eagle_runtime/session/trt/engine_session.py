@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from eagle_runtime.base.errors import call_all
+from eagle_runtime.base.tree import Int
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec
-from eagle_runtime.errors import call_all
+from eagle_runtime.core.session import Session
 from eagle_runtime.session.counters import Counters
-from eagle_runtime.session.protocol import Session
 from eagle_runtime.session.trt.device import Device, DeviceCache, DeviceRows, Staged, joined_rows
 from eagle_runtime.session.trt.execution import Execution
 from eagle_runtime.session.trt.inputs import Inputs
 from eagle_runtime.session.trt.padding import PassShape, Steps, shapes_of
-from eagle_runtime.tree import Int
 
 
 class EngineSession(Session):

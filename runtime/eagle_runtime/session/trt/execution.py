@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from eagle_runtime.errors import BackendError, BundleError, RequestError, call_all
-from eagle_runtime.files import LARGEST, read_plain, replacing
+from eagle_runtime.base.errors import BackendError, BundleError, RequestError, call_all
+from eagle_runtime.base.files import LARGEST, read_plain, replacing
 from eagle_runtime.session.trt.device import Device
 from eagle_runtime.session.trt.engine_file import EngineSpec
 from eagle_runtime.session.trt.library import Messages, release

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from eagle_runtime.errors import BackendError
+from eagle_runtime.base.errors import BackendError
 
 LIBRARIES = ("tensorrt-rtx", "tensorrt")
 

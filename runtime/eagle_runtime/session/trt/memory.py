@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eagle_runtime.errors import BackendError
+from eagle_runtime.base.errors import BackendError
 from eagle_runtime.machine.nvidia import DeviceInfo
 from eagle_runtime.session.trt.execution import Execution
 from eagle_runtime.session.trt.padding import PAST_STEP

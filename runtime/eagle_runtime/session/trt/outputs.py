@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.bundle.manifest import TensorSpec
-from eagle_runtime.cache import ALIGNMENT
+from eagle_runtime.core.cache import ALIGNMENT
 from eagle_runtime.session.trt.device import Device
 from eagle_runtime.session.trt.inputs import nbytes_of
 from eagle_runtime.session.trt.padding import round_up

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from eagle_runtime.tree import Int, hiding
+from eagle_runtime.base.tree import Int, hiding
 
 Mask = npt.NDArray[np.floating]
 

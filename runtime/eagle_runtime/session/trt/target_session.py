@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from eagle_runtime.base.tree import Float, Int
 from eagle_runtime.bundle.manifest import GraphSpec
 from eagle_runtime.session.device_logits import DeviceLogits
 from eagle_runtime.session.trt.device import Device, DeviceCache, DeviceRows, empty_rows
@@ -20,7 +21,6 @@ from eagle_runtime.session.trt.engine_session import EngineSession
 from eagle_runtime.session.trt.execution import Execution
 from eagle_runtime.session.trt.inputs import Inputs, nbytes_of
 from eagle_runtime.session.trt.padding import KEPT_ROWS, PassShape, Steps, pass_shape, write_ids, write_masks
-from eagle_runtime.tree import Float, Int
 
 GREEDY_TOP = 8  # candidates per row that are downloaded where the highest logit is the token
 SMALL = ("top_ids", "top_logits", "log_sum_exp", "watched_logits")

@@ -1,0 +1,261 @@
+"""A bundle's certificate: the source model's greedy continuations of a few prompts, and how closely the bundle follows.
+
+The source is the checkpoint, run by transformers on the CPU in fp32, as a whole or layer by layer: different code from
+the traced graphs, so that an error of the export shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eagle_calib.replay import GOLDEN_TOKENS, forced_logits, golden_prompts, mean_tau, replay
+from eagle_calib.scoring import divergence, log_softmax
+from eagle_export.base.destination import folder_bytes
+from eagle_export.base.errors import ExportError
+from eagle_export.checking.head_check import (
+    MOST,
+    START,
+    STARTS,
+    TOKENS,
+    Continued,
+    HeadCheck,
+    check_head,
+    compare_readings,
+    own_text,
+    taps_of_readings,
+)
+from eagle_export.checking.limits import LIMITS, Advice, FidelityError, RequiredFidelity, refusal
+from eagle_export.checking.worst_layers import ROWS, Layer, LayerError, worst_layers
+from eagle_export.graphs.eager import weights_for_tokens
+from eagle_export.graphs.pair import HeadPart, Pair
+from eagle_export.reading.checkpoint import Checkpoint
+from eagle_export.reading.families.config import read_config
+from eagle_export.reading.families.registry import family_of
+from eagle_export.reading.source_memory import check_free, check_memory
+from eagle_export.recording.continuations import Continuation, continuations, first_line
+from eagle_export.recording.layered import layer_numbers
+from eagle_export.recording.layered_continuations import verified_continuations
+from eagle_export.recording.source_text import text_starts
+from eagle_runtime import BackendError, EagleError, EagleModel, SamplingParams
+from eagle_runtime.base.tree import Float
+from eagle_runtime.bundle.fidelity import shortfall
+from eagle_runtime.bundle.listed_files import read_text_file
+from eagle_runtime.bundle.manifest import Certificate, GoldenPrompt, Manifest, TopTokens
+from eagle_runtime.text.tokenizer import Text
+
+TOP = 5  # tokens stored per row of logits
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A certificate, the continuation with the largest mean KL, and what was seen of the head, if it was looked at."""
+
+    certificate: Certificate
+    farthest: Continuation
+    head: HeadCheck | None
+
+
+def certified(
+    pair: Pair,
+    bundle: Path,
+    manifest: Manifest,
+    layers: Sequence[Layer],
+    required: RequiredFidelity,
+    report: Callable[[str], None],
+) -> tuple[Manifest, HeadCheck | None, list[str]]:
+    """Returns the manifest of a bundle, with a certificate if this machine can make one, what was seen of the head, and
+    warnings.
+
+    pair: what the bundle was made of. layers: of the target's graph before the recipe. report: called with what is
+    being done. Raises FidelityError for a bundle that does not reach what is required, and ExportError if limits were
+    asked for and cannot be checked."""
+    report("comparing with the source")
+    try:
+        comparison = compare_with_source(pair.target, bundle, manifest, pair.head, report)
+    except FidelityError:
+        raise
+    except ExportError as error:
+        if required.explicit:
+            raise ExportError(f"the bundle cannot be held to an agreement or a KL: {error}") from None
+        return manifest, None, [f"the bundle has no certificate: {error}"]
+    certificate = comparison.certificate
+    if not required.limits.met(certificate.agreement, certificate.kl):
+        worst = _worst_layers(bundle, manifest, layers, comparison.farthest, report)
+        raise refusal(certificate, required, worst)
+    manifest = replace(manifest, certificate=certificate)
+    marked, misread = shortfall(manifest), None if comparison.head is None else comparison.head.warning()
+    warnings = [] if marked is None else [f"the bundle is marked: {marked}"]
+    return manifest, comparison.head, warnings + ([] if misread is None else [f"the head may be misread: {misread}"])
+
+
+def _worst_layers(
+    bundle: Path,
+    manifest: Manifest,
+    layers: Sequence[Layer],
+    continuation: Continuation,
+    report: Callable[[str], None],
+) -> list[LayerError]:
+    """The worst layers over the first rows of a continuation; none if this machine cannot run the graph."""
+    count = min(ROWS, len(continuation.tokens))
+    tokens, graph = [*continuation.prompt, *continuation.tokens[: count - 1]], manifest.target.graph
+
+    def count_layers(done: int, steps: int) -> None:
+        report(f"looking for the worst layers ({done} of {steps})")
+
+    try:
+        return worst_layers(bundle / graph.file, graph, layers, tokens, continuation.logits[:count], count_layers)
+    except (EagleError, MemoryError):
+        return []
+
+
+def make_certificate(source: Checkpoint, bundle: Path, manifest: Manifest) -> Certificate:
+    """The certificate alone of what compare_with_source returns; raises what it does."""
+    return compare_with_source(source, bundle, manifest).certificate
+
+
+def compare_with_source(
+    source: Checkpoint,
+    bundle: Path,
+    manifest: Manifest,
+    head: HeadPart | None = None,
+    report: Callable[[str], None] = lambda step: None,
+) -> Comparison:
+    """Runs the source, then the bundle, on the golden prompts. bundle: complete but for the certificate. head: to be
+    checked on the source's own text.
+
+    Raises ExportError if this machine cannot run one of them, and FidelityError if the bundle's logits are not
+    finite."""
+    _check_engine()
+    whole = _fits_whole(source, bundle, manifest)
+    target = manifest.target
+    prompts = golden_prompts(Text(bundle, partial(read_text_file, bundle, manifest)), target.vocab_size, target.context)
+    count = min(GOLDEN_TOKENS, target.context - max(map(len, prompts)))
+    if count < 1:
+        raise ExportError(f"a context of {target.context} tokens has no room for a prompt and a continuation")
+    read = _read_whole if whole else partial(_read_by_layers, bundle)
+    expected, checked = read(source, manifest, prompts, count, head, report)
+    with _engine(bundle) as model:
+        forced = [forced_logits(model, each.prompt, each.tokens) for each in expected]
+        if not all(np.isfinite(rows).all() for rows in forced):
+            raise _not_finite(manifest)
+        tau = mean_tau(replay(model, prompts, drafts=True))
+    same = np.concatenate([rows.argmax(-1) == each.tokens for rows, each in zip(forced, expected, strict=True)])
+    kl = [divergence(log_softmax(each.logits), log_softmax(rows)) for rows, each in zip(forced, expected, strict=True)]
+    certificate = Certificate(
+        prompts=tuple(GoldenPrompt(tuple(each.prompt), tuple(each.tokens), _top(each.logits)) for each in expected),
+        agreement=round(float(same.mean()), 6),
+        kl=float(f"{np.concatenate(kl).mean():.4g}"),
+        tau=round(tau, 4),
+        limits=LIMITS[manifest.precision["target"]],
+    )
+    farthest = expected[int(np.argmax([rows.mean() for rows in kl]))]
+    return Comparison(certificate, farthest, checked)
+
+
+def _read_whole(
+    source: Checkpoint,
+    manifest: Manifest,
+    prompts: Sequence[list[int]],
+    count: int,
+    head: HeadPart | None,
+    report: Callable[[str], None],
+) -> tuple[list[Continuation], HeadCheck | None]:
+    """The source's continuations, and what was seen of a head, with the whole source in the memory."""
+    checked: list[HeadCheck] = []
+    target = manifest.target
+
+    def look(model: Any) -> None:
+        starts = text_starts(source.text(), target.vocab_size, STARTS, START, START, MOST)
+        length = min(TOKENS, target.context - len(starts[0]))
+        if head is not None and length > 1:
+            texts = own_text(model, starts, length, target.eos_token_ids, report)
+            checked.append(check_head(head, model, texts))
+
+    expected = continuations(source, prompts, target.eos_token_ids, count, look)
+    return expected, checked[0] if checked else None
+
+
+def _read_by_layers(
+    bundle: Path,
+    source: Checkpoint,
+    manifest: Manifest,
+    prompts: Sequence[list[int]],
+    count: int,
+    head: HeadPart | None,
+    report: Callable[[str], None],
+) -> tuple[list[Continuation], HeadCheck | None]:
+    """As _read_whole, with the bundle and one layer of the source in the memory; the head is checked on the same
+    continuations."""
+    config, not_finite = read_config(family_of(source), source), _not_finite(manifest)
+    taps = set() if head is None else taps_of_readings(head.config, config)
+    with _engine(bundle) as model:
+
+        def draft(text: list[int], most: int) -> list[int]:
+            if not np.isfinite(forced_logits(model, text, [0])).all():
+                raise not_finite
+            return list(
+                model.generate(text, sampling=SamplingParams(), method="vanilla", max_new_tokens=most).token_ids
+            )
+
+        texts = verified_continuations(source, prompts, draft, manifest.target.eos_token_ids, count, taps, report)
+    expected = [text.continuation() for text in texts]
+    if head is None:
+        return expected, None
+    report("checking the head")
+    tokens = [token for text in texts for token in (*text.prompt, *text.tokens)]
+    weights, embedding = weights_for_tokens(head, source, tokens, lm_head=True)
+    read = ((Continued(text.prompt, text.tokens), text.hidden) for text in texts if len(text.tokens) > 1)
+    return expected, compare_readings(head, config, weights, read, embedding)
+
+
+@contextmanager
+def _engine(bundle: Path) -> Iterator[EagleModel]:
+    """The bundle, loaded. Raises ExportError for what its engine raises."""
+    try:
+        with EagleModel.load(bundle, backend="cpu", check_hashes=False) as model:
+            yield model
+    except ExportError:
+        raise
+    except Exception as error:  # engines raise a dozen kinds without a common base
+        raise ExportError(f"the bundle does not run here ({first_line(error)})") from None
+
+
+def _not_finite(manifest: Manifest) -> FidelityError:
+    reason = f"in {manifest.precision['target']} the bundle's logits are not finite"
+    return FidelityError(reason, [Advice("use a wider precision")])
+
+
+def _top(logits: Float) -> tuple[TopTokens, ...]:
+    best = np.argsort(-logits, axis=-1, kind="stable")[:, :TOP]
+    values = np.take_along_axis(logits, best, -1)
+    return tuple(
+        TopTokens(tuple(ids), tuple(round(value, 4) for value in row))
+        for ids, row in zip(best.tolist(), values.tolist(), strict=True)
+    )
+
+
+def _check_engine() -> None:
+    try:
+        import eagle_runtime.session.ort.library  # noqa: F401
+    except BackendError as error:
+        raise ExportError(str(error)) from None
+
+
+def _fits_whole(source: Checkpoint, bundle: Path, manifest: Manifest) -> bool:
+    """Whether the memory holds the whole source. Raises ExportError if it holds neither that nor the bundle next to one
+    layer of the source."""
+    stored = folder_bytes(bundle)
+    try:
+        check_memory(source, stored)
+        return True
+    except ExportError:
+        engine = 2 * stored if manifest.precision["target"] == "fp16" else stored  # ONNX Runtime widens fp16 on CPUs
+        check_free(engine + 4 * layer_numbers(source))
+    return False

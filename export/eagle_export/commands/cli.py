@@ -1,0 +1,325 @@
+"""The commands eagle-export, eagle-export engines and eagle-export inspect. Heavy imports wait until the arguments have
+been parsed."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eagle_runtime.machine.host import threads_allowed
+
+from eagle_runtime.bundle.manifest import Certificate
+from eagle_runtime.commands.command import Parser, print_line, run_command
+
+if TYPE_CHECKING:
+    from eagle_export.tensorrt.build import Built, BuiltEngine
+
+# The keys of recipes.plan.RECIPES and of its tables, without heavy imports; a test compares them.
+BACKENDS = ("cpu", "tensorrt-rtx", "tensorrt", "cuda")
+LIBRARIES = ("tensorrt-rtx", "tensorrt")
+PRECISIONS = ("fp32", "fp16", "int8", "int8-token", "int8-static", "int8-weight", "fp8", "int4", "int4-int8", "auto")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status: 0, or 2 after an error that is the input's."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] == "engines":
+        nothing = "interrupted; no files were left"
+        return run_command(_engines_parser(), argv[1:], run_engines, extra="export", interrupted=nothing)
+    if argv and argv[0] == "inspect":
+        return run_command(_inspect_parser(), argv[1:], run_inspect, extra="export", interrupted="interrupted")
+    goes_on = "interrupted; no bundle was written, and the same command goes on with what is finished"
+    return run_command(_parser(), argv, run, extra="export", interrupted=goes_on)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Exports a bundle as the parsed arguments say, and prints a report on stdout."""
+    from eagle_export.commands.fetch import fetched
+
+    target, draft, sources = fetched(args.target, args.draft, Path(args.output))
+    from eagle_export.base.errors import ExportError
+    from eagle_export.bundle import export
+    from eagle_export.checking.limits import FidelityError
+
+    if (most := threads_allowed()) is not None:
+        import torch
+
+        torch.set_num_threads(most)
+    started = time.perf_counter()
+    try:
+        done = export(
+            target,
+            draft,
+            Path(args.output),
+            precision=args.precision,
+            draft_precision=args.draft_precision,
+            backend=args.backend,
+            draft_vocab=args.draft_vocab,
+            calibration=None if args.calibration is None else Path(args.calibration),
+            draft_top_k=args.draft_top_k,
+            certify=args.certify,
+            min_agreement=args.min_agreement,
+            max_kl=args.max_kl,
+            keep=args.keep,
+            cache_precision=args.cache_precision,
+            calibrate=None if args.calibrate is None else Path(args.calibrate),
+            record=args.record,
+            agreement=args.agreement,
+            size=args.size,
+            sources=sources,
+        )
+    except FidelityError as error:
+        raise ExportError(error.with_options) from None
+    for warning in done.warnings:
+        print_line("eagle-export", f"warning: {warning}")
+    if done.sensitivities and not args.json:
+        from rich.console import Console
+
+        from eagle_export.writing.automatic import table
+
+        Console(width=120).print(table(done.sensitivities))
+    seconds = time.perf_counter() - started
+    head, certificate = done.manifest.head, done.manifest.certificate
+    if args.json:
+        report = {
+            "bundle": str(done.bundle),
+            "head": head and head.kind,
+            "precision": done.manifest.precision,
+            "taps": head and head.taps,
+            "draft_vocab_size": head and head.draft_vocab_size,
+            "shared_weights": done.shared,
+            "bytes": done.size,
+            "seconds": round(seconds, 3),
+            "certificate": None if certificate is None else _figures(certificate),
+            "first_token_share": done.head_check and done.head_check.share,
+            "warnings": done.warnings,
+            "sensitivities": [dataclasses.asdict(each) for each in done.sensitivities],
+        }
+        print(json.dumps(report))
+        return
+    first = "" if done.head_check is None else f", first drafted tokens right {done.head_check.share:.0%}"
+    shared = f", shared by both graphs: {', '.join(done.shared) or 'nothing'}" if head else ""
+    print(
+        f"{args.output}: {head.kind if head else 'no draft'} head, {args.precision}, {done.size / 1e6:.1f} MB"
+        f"{shared}{_certified(certificate)}{first}"
+    )
+
+
+def run_engines(args: argparse.Namespace) -> None:
+    """Builds engines as the parsed arguments say, and prints a report on stdout."""
+    from eagle_export.tensorrt.build import build_engines
+
+    done = build_engines(
+        Path(args.bundle),
+        args.backend,
+        args.compute_capability,
+        context=args.context,
+        weight_streaming=args.weight_streaming,
+    )
+    if args.json:
+        print(json.dumps(_engines_report(done)))
+        return
+    for engine in done.built:
+        print(f"{done.folder / engine.spec.file}: {_engine_line(engine)}")
+
+
+def run_inspect(args: argparse.Namespace) -> None:
+    """Prints what is known of a target and a head before anything is downloaded or computed."""
+    from eagle_export.inspection.command import run_inspect as run_it
+
+    run_it(args)
+
+
+def _engine_line(engine: BuiltEngine) -> str:
+    spec = engine.spec
+    line = f"{engine.seconds:.1f} s, {spec.size / 1e6:.1f} MB"
+    if spec.kernels is not None and engine.layers == 0:
+        line += f", {spec.kernels} kernels"
+    elif spec.kernels is not None:
+        line += (
+            f", {spec.kernels} kernels for {engine.layers} decoder layer{'s' if engine.layers > 1 else ''}, "
+            f"attention fused in {spec.fused_attention}"
+        )
+    return line
+
+
+def _engines_report(done: Built) -> dict[str, object]:
+    engines = {
+        engine.name: {
+            "file": engine.spec.file,
+            "bytes": engine.spec.size,
+            "seconds": round(engine.seconds, 3),
+            "layers": engine.layers,
+            "kernels": engine.spec.kernels,
+            "fused_attention": engine.spec.fused_attention,
+        }
+        for engine in done.built
+    }
+    return {
+        "folder": str(done.folder),
+        "library": done.engines.library,
+        "library_version": done.engines.library_version,
+        "compute_capabilities": done.engines.compute_capabilities,
+        "context": done.engines.context,
+        "weight_streaming": done.engines.weight_streaming,
+        "engines": engines,
+    }
+
+
+def _certified(certificate: Certificate | None) -> str:
+    if certificate is None:
+        return ""
+    line = f"; agreement with the source {100 * certificate.agreement:.1f} %, KL {certificate.kl:.4f}"
+    line += "" if certificate.within_limits else ", more than its precision should lose"
+    return f"{line}, tau {certificate.tau:.2f}"
+
+
+def _figures(certificate: Certificate) -> dict[str, object]:
+    return {
+        "agreement": certificate.agreement,
+        "kl": certificate.kl,
+        "tau": certificate.tau,
+        "limits": dataclasses.asdict(certificate.limits),
+        "within_limits": certificate.within_limits,
+    }
+
+
+def number_of_bytes(text: str) -> int:
+    """Returns the bytes of a size such as 5GB or 700 MB (powers of 1000). Raises ValueError."""
+    match = re.fullmatch(r"([0-9]+(?:[.][0-9]+)?)\s*([kMG]?)B?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise ValueError(text)
+    return int(float(match[1]) * {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}[match[2].lower()])
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="eagle-export",
+        description="Export a target and its EAGLE draft head as a bundle, or a target alone.",
+        epilog="eagle-export engines BUNDLE builds TensorRT engines of an exported bundle; eagle-export inspect TARGET "
+        "[DRAFT] says what an export would need, from headers alone; see their --help.",
+    )
+    parser.add_argument(
+        "target",
+        metavar="TARGET",
+        help="Hugging Face folder of the target (Llama, Qwen3, Gemma-3, ...: docs/families.md), its .gguf file, or its "
+        "id on the hub, OWNER/NAME[@REVISION]",
+    )
+    parser.add_argument(
+        "draft",
+        nargs="?",
+        metavar="DRAFT",
+        help="folder or id of the EAGLE-1/2 or EAGLE-3 head, or of a model with a multi-token-prediction layer, such "
+        "as TARGET itself; without one, drafts come from n-gram matches in the text",
+    )
+    parser.add_argument("-o", "--output", required=True, metavar="BUNDLE", help="folder to write")
+    parser.add_argument("-p", "--precision", choices=PRECISIONS, default="fp32", help="of the target")
+    parser.add_argument(
+        "--draft-precision",
+        choices=PRECISIONS,
+        help="of the head (default: the target's, but int4 for an int8 target on a CPU)",
+    )
+    parser.add_argument("--backend", choices=BACKENDS, default="cpu", help="engine the bundle is for (default cpu)")
+    inputs = parser.add_mutually_exclusive_group()
+    inputs.add_argument("--calibration", metavar="CALIB", help="folder that eagle-calib wrote for these models")
+    inputs.add_argument(
+        "--calibrate",
+        metavar="FILE",
+        help="text, or JSONL, to record the target's inputs on (default: text that it generates itself)",
+    )
+    inputs.add_argument(
+        "--no-recording",
+        dest="record",
+        action="store_false",
+        help="round weights to the nearest level, without recorded inputs: many times as fast, and less exact",
+    )
+    parser.add_argument(
+        "--agreement", type=float, metavar="X", help="with -p auto: widen layers until it should reach this agreement"
+    )
+    parser.add_argument(
+        "--size",
+        type=number_of_bytes,
+        metavar="5GB",
+        help="with -p auto: widen layers until all weights take this size",
+    )
+    parser.add_argument(
+        "--keep",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="leave these layers of the target as traced, such as lm_head.weight or '*.0.mlp.*'; may be repeated",
+    )
+    parser.add_argument(
+        "--cache-precision",
+        choices=("int8",),
+        help="keep the target's keys and values in bytes: a quarter of the memory of a quantised target on a CPU "
+        "(default: the type in which it computes them)",
+    )
+    parser.add_argument(
+        "--draft-vocab", type=int, metavar="N", help="keep the head's N most frequent tokens (needs --calibration)"
+    )
+    parser.add_argument(
+        "--draft-top-k",
+        type=int,
+        metavar="K",
+        help="top tokens that the head returns per row: the most children of a tree's node (default 64)",
+    )
+    parser.add_argument(
+        "--no-certificate", dest="certify", action="store_false", help="do not compare the bundle with the source"
+    )
+    limits = parser.add_argument_group("limits that a bundle must meet to be written (defaults: see docs/precision.md)")
+    limits.add_argument(
+        "--min-agreement",
+        type=float,
+        metavar="X",
+        help="least share of tokens for which it ranks the same token first as its source",
+    )
+    limits.add_argument("--max-kl", type=float, metavar="Y", help="largest mean KL from its source, in nats per token")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    return parser
+
+
+def _engines_parser() -> Parser:
+    parser = Parser(prog="eagle-export engines", description="Build the TensorRT engines of an exported bundle.")
+    parser.add_argument("bundle", metavar="BUNDLE", help="folder that eagle-export wrote with -p fp16, int8 or int4")
+    parser.add_argument("--backend", choices=LIBRARIES, required=True, help="library that will run the engines")
+    parser.add_argument(
+        "--compute-capability",
+        nargs="+",
+        metavar="X.Y",
+        help="GPUs to build for with tensorrt-rtx, which needs none of them here (default 8.6 8.9 12.0; fp8: 8.9 12.0)",
+    )
+    parser.add_argument(
+        "--context", type=int, metavar="N", help="tokens of prompt and output (default: the model's own, at most 4096)"
+    )
+    parser.add_argument(
+        "--weight-streaming", action="store_true", help="leave weights that the GPU has no room for on the host"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    return parser
+
+
+def _inspect_parser() -> Parser:
+    parser = Parser(
+        prog="eagle-export inspect",
+        description="Say from headers alone whether a target and a head can be exported and belong together, and what "
+        "they need at each precision. Of models on the hub nothing else is downloaded.",
+    )
+    parser.add_argument("target", metavar="TARGET", help="Hugging Face folder of the target, or OWNER/NAME[@REVISION]")
+    parser.add_argument("draft", nargs="?", metavar="DRAFT", help="folder or id of the head")
+    parser.add_argument(
+        "--context", type=int, metavar="N", help="tokens that caches are counted for (default 4096, or all of them)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

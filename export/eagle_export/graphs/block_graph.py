@@ -1,0 +1,75 @@
+"""The draft graph of a block head: reads the features of verified rows, and drafts all positions of a block at once.
+
+Shapes: B rows of the block, T verified rows that are new to the head's cache, P rows in it, R drafted positions in
+order, k tokens per position, L masked columns, Vd draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from eagle_export.graphs.graphs import full_mask
+from eagle_export.heads.block import BlockHead, split_features
+from eagle_export.heads.config import HeadConfig
+from eagle_export.heads.layers import Rows
+
+
+class BlockGraph(nn.Module):
+    """A block head that returns the top k tokens of the rows in logit_rows. With transitions, those of the first
+    position are given the root, and `scores` lets the runtime add the others: which token comes before is known only
+    there."""
+
+    d2t: Tensor | None  # [Vd, 1], offset from draft to target id; None if both are the same
+
+    def __init__(
+        self, head: BlockHead, config: HeadConfig, top_k: int, logits: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """logits: what the target makes of the output of its LM head, if the head borrows that."""
+        super().__init__()
+        self.head = head
+        self.config = config
+        self.top_k = top_k
+        self.target_logits = logits
+        self.register_buffer("d2t", None)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        features: Tensor,
+        position_ids: Tensor,
+        tree_mask: Tensor,
+        logit_rows: Tensor,
+        past: list[Rows],
+    ) -> tuple[Tensor, ...]:
+        """input_ids, position_ids [1,B]: of the block; features [1,T,2 L Hkv D + S], the last with the state before the
+        root; tree_mask [1,1,B,L] over the last L of the P + T + B columns. Returns log_probs [1,R,k] fp32, token_ids
+        [1,R,k] (target ids), with transitions scores [1,R,Vd] fp32 (log-probabilities before transitions, but for the
+        first position), and per layer the T new rows."""
+        new, states = split_features(features, self.config)
+        state = None if states is None else states[:, -1:]
+        context = [(torch.cat([k, nk], 1), torch.cat([v, nv], 1)) for (k, v), (nk, nv) in zip(past, new, strict=True)]
+        hidden = self.head(input_ids, position_ids, full_mask(tree_mask, context), context, state).index_select(
+            1, logit_rows
+        )
+        scores = self.head.logits(hidden).float()
+        if self.target_logits is not None:
+            scores = self.target_logits(scores)
+        markov = self.head.markov_head
+        if markov is not None:  # the first position follows the root
+            root = markov.markov_w1(input_ids[:, :1]).transpose(1, 2)
+            added = (markov.markov_w2.weight @ root).transpose(1, 2).float()  # so that no weight is transposed
+            scores = scores + added * first_alone(logit_rows)
+        scores = scores.log_softmax(-1)
+        log_probs, ids = scores.topk(self.top_k)
+        token_ids = ids if self.d2t is None else ids + nn.functional.embedding(ids, self.d2t).squeeze(-1)
+        if markov is None:
+            return log_probs, token_ids, new  # type: ignore[return-value]
+        return log_probs, token_ids, scores, new  # type: ignore[return-value]
+
+
+def first_alone(rows: Tensor) -> Tensor:
+    """rows [R]: any. Returns [1,R,1] fp32: 1 for the first, 0 for the others."""
+    return (torch.arange(rows.shape[0]) == 0).float()[None, :, None]

@@ -1,0 +1,276 @@
+"""The two graphs of a pair as torch modules, ready to be traced.
+
+Their inputs and outputs are the contract with the runtime: batch 1; past rows in, only new rows out; an additive mask
+over the last L key columns.
+Shapes: T rows, P past rows, L masked columns, R rows of logits, V vocabulary, H/Hd width of target/head,
+k children per row.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.cache_utils import Cache
+from transformers.models.llama import modeling_llama
+
+from eagle_export.heads.block import BlockReader
+from eagle_export.heads.eagle1 import Eagle1Head
+from eagle_export.heads.eagle3 import Eagle3Head, TapReader
+from eagle_export.heads.layers import Rows
+from eagle_export.reading.families.dense_experts import make_dense
+from eagle_export.reading.families.family import Config, Family, Windows, cache_keyword
+from eagle_runtime.base.tree import hiding
+
+ATTENTION = "eagle_edge"  # name of our attention function in transformers's registry
+
+
+class TargetGraph(nn.Module):
+    """The target, with features for the head: the final hidden state after the last norm, or an EAGLE-3 or block
+    head's reading of the taps. windows: per layer the number of keys that a row sees, None for all."""
+
+    def __init__(
+        self,
+        family: Family,
+        config: Config,
+        windows: Windows,
+        taps: tuple[int, ...],
+        reader: TapReader | BlockReader | None,
+    ) -> None:
+        super().__init__()
+        config = copy.deepcopy(config)  # transformers writes into it
+        # An explicit dtype, because the config holds that of the checkpoint.
+        model = family.model_class()._from_config(
+            config, attn_implementation=ATTENTION, dtype=torch.get_default_dtype()
+        )
+        if family.experts is not None:
+            make_dense(model.model.layers, config, family.experts)
+        self.family = family
+        self.config = config
+        self.windows = windows
+        self.model = model.model
+        self.lm_head = model.lm_head
+        self.taps = taps
+        self.numbers = tuple(range(len(windows)))  # of the layers that it has: a trace may go without some
+        self.head_reader = reader  # a name that no target's own parameter has
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        tree_mask: Tensor,
+        logit_rows: Tensor,
+        past: list[Rows],
+        tapped: Sequence[Tensor] = (),
+    ) -> tuple[Tensor, Tensor, list[Rows], list[Tensor]]:
+        """tapped: the hidden states [1,T,H] at the taps, which a trace connects (repeated_layers.py). Returns logits
+        [1,R,V] fp32, features [1,T,Hd], and per layer new rows and the hidden state after it [1,T,H]."""
+        cache = _NewRows(past, self.numbers)
+        after: list[Tensor] = []
+        hooks = [
+            layer.register_forward_hook(lambda _module, _inputs, out: after.append(out)) for layer in self.model.layers
+        ]
+        mask = full_mask(tree_mask, past)
+        masks = {width: windowed(mask, position_ids, width) for width in dict.fromkeys(self.windows)}
+        hidden = self.model(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            attention_mask=masks[self.windows[0]] if len(masks) == 1 else self._by_layer_type(masks),
+            use_cache=True,
+            **{cache_keyword(self.model): cache},
+        ).last_hidden_state
+        for hook in hooks:
+            hook.remove()
+        logits = self.lm_head(hidden.index_select(1, logit_rows)).float()
+        logits = self.family.logits(self.config, logits)
+        return logits, self._features(tapped, hidden, position_ids), cache.new, after
+
+    def _features(self, tapped: Sequence[Tensor], hidden: Tensor, position_ids: Tensor) -> Tensor:
+        """tapped: hidden states at the taps; hidden: after the last norm."""
+        reader = self.head_reader
+        if isinstance(reader, BlockReader):
+            return reader.features(tapped, hidden, position_ids)
+        return hidden if reader is None else reader.features(tapped)
+
+    def _by_layer_type(self, masks: dict[int | None, Tensor]) -> dict[str, Tensor]:
+        """Returns the masks by the names that transformers gives to kinds of layers."""
+        return {kind: masks[width] for kind, width in zip(self.config.layer_types, self.windows, strict=True)}
+
+
+class DraftGraph(nn.Module):
+    """A head that returns the top k tokens of the rows in logit_rows instead of logits over the vocabulary. For all
+    other rows it computes keys and values only, so that reading a prompt costs a fraction of drafting."""
+
+    d2t: Tensor | None  # [Vd, 1], offset from draft to target id; None if both are the same
+
+    def __init__(
+        self, head: Eagle1Head | Eagle3Head, top_k: int, logits: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """logits: what the target makes of the output of its LM head, if the head borrows that."""
+        super().__init__()
+        self.head = head
+        self.top_k = top_k
+        self.target_logits = logits
+        self.register_buffer("d2t", None)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        features: Tensor,
+        position_ids: Tensor,
+        tree_mask: Tensor,
+        logit_rows: Tensor,
+        past: list[Rows],
+    ) -> tuple[Tensor, Tensor, Tensor, list[Rows]]:
+        """Returns log_probs [1,R,k] fp32, token_ids [1,R,k] (target ids), hidden [1,R,Hd], and new rows per layer."""
+        hidden, new = self.head(input_ids, features, position_ids, full_mask(tree_mask, past), past, logit_rows)
+        # Scores in fp32 for weights of any type: fp16 would round probabilities near 1 to equal values.
+        scores = self.head.logits(hidden).float()
+        if self.target_logits is not None:
+            scores = self.target_logits(scores)
+        log_probs, ids = scores.log_softmax(-1).topk(self.top_k)
+        if self.d2t is not None:
+            ids = ids + nn.functional.embedding(ids, self.d2t).squeeze(-1)
+        return log_probs, ids, hidden, new
+
+
+def full_mask(tree_mask: Tensor, past: list[Rows]) -> Tensor:
+    """Extends tree_mask [1,1,T,L] of the last L columns to [1,1,T,P+T]; all columns before are visible."""
+    rows, columns = tree_mask.shape[2], tree_mask.shape[3]
+    before = past[0][0].shape[1] + rows - columns
+    return torch.cat([tree_mask.new_zeros(1, 1, rows, before), tree_mask], -1)
+
+
+def windowed(mask: Tensor, position_ids: Tensor, width: int | None) -> Tensor:
+    """Hides in mask [1,1,T,P+T] the keys `width` or more positions before a row; the past's stand at 0..P-1."""
+    if width is None:
+        return mask
+    rows = position_ids[0]
+    keys = torch.cat([torch.arange(mask.shape[3] - mask.shape[2]), rows])
+    return mask.masked_fill(
+        keys[None, :] <= rows[:, None] - width, hiding(np.float16 if mask.dtype == torch.float16 else np.float32)
+    )
+
+
+def rotary_modules(module: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
+    """(parent, attribute, module) of every rotary embedding below `module`."""
+    return [
+        (parent, name, child)
+        for parent in module.modules()
+        for name, child in parent.named_children()
+        if type(child).__name__.endswith("RotaryEmbedding")
+    ]
+
+
+@contextmanager
+def native_operators(module: nn.Module) -> Iterator[None]:
+    """Makes the modules of transformers below `module` call torch's native norm and rotary operators, which become one
+    ONNX node each.
+
+    The functions compute the same in eager mode. They are replaced for the whole process, and restored at the end."""
+    saved: list[tuple[Any, str, Any]] = []
+
+    def replace(owner: Any, name: str, function: Any) -> None:
+        saved.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, function)
+
+    for modeling in _modelings(module):
+        for name, item in list(vars(modeling).items()):
+            if isinstance(item, type) and item.__module__ == modeling.__name__:
+                if name.endswith("RMSNorm"):
+                    replace(item, "forward", _rms_norm)
+                elif name.endswith("RotaryEmbedding"):
+                    replace(item, "forward", _rotary_tables)
+        replace(modeling, "apply_rotary_pos_emb", _apply_rotary)
+    try:
+        yield
+    finally:
+        for owner, name, function in saved:
+            setattr(owner, name, function)
+
+
+def _modelings(module: nn.Module) -> list[ModuleType]:
+    """Llama's module of transformers, of which heads are made, and those that define classes below `module`."""
+    names = dict.fromkeys(type(part).__module__ for part in module.modules())
+    others = [sys.modules[name] for name in names if name.startswith("transformers.models.")]
+    return [modeling_llama, *(each for each in others if each is not modeling_llama)]
+
+
+class _NewRows(Cache):  # type: ignore[misc]
+    """A cache that concatenates past and new rows for attention, and keeps the new ones. numbers: of the layers that
+    the past is of."""
+
+    def __init__(self, past: list[Rows], numbers: tuple[int, ...]) -> None:
+        super().__init__(layers=[])
+        self.past, self.numbers = past, numbers
+        self.new: list[Rows] = []
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        new = (key_states.transpose(1, 2), value_states.transpose(1, 2))
+        place = len(self.new)
+        assert self.numbers[place] == layer_idx
+        self.new.append(new)
+        keys, values = (torch.cat(pair, 1).transpose(1, 2) for pair in zip(self.past[place], new, strict=True))
+        return keys, values
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0  # unused: positions and mask are given
+
+
+def _attention(
+    _module: nn.Module,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    scaling: float,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """q [1,Hq,T,D], k and v [1,Hkv,P+T,D]; softcap bounds the scores before the mask. Returns [1,T,Hq,D]. q is scaled
+    here, because TensorRT would apply the operator's own scale to all cached keys."""
+    if softcap is not None:
+        capped, *_rest = torch.onnx.ops.attention(q * scaling, k, v, mask, scale=1.0, softcap=float(softcap))
+        return capped.transpose(1, 2), None
+    out = nn.functional.scaled_dot_product_attention(
+        q * scaling, k, v, attn_mask=mask, scale=1.0, enable_gqa=q.shape[1] != k.shape[1]
+    )
+    return out.transpose(1, 2), None
+
+
+AttentionInterface.register(ATTENTION, _attention)
+
+
+def _rms_norm(self: Any, x: Tensor) -> Tensor:
+    return nn.functional.rms_norm(
+        x, (x.shape[-1],), self.weight, self.eps if hasattr(self, "eps") else self.variance_epsilon
+    )
+
+
+def _rotary_tables(self: Any, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
+    """Returns cos and sin [1, T, D/2]: the operator takes one half, because both are equal. D: the rotated part of a
+    head. layer_type: of modules with a table for each."""
+    which = "" if layer_type is None else f"{layer_type}_"
+    angles = position_ids[..., None].float() * getattr(self, f"{which}inv_freq").float()
+    scale = getattr(self, f"{which}attention_scaling")
+    return (angles.cos() * scale).to(x.dtype), (angles.sin() * scale).to(x.dtype)
+
+
+def _apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+    rotated = 2 * cos.shape[-1]
+    part = rotated if rotated < q.shape[-1] else 0
+
+    def rotate(x: Tensor) -> Tensor:
+        return torch.onnx.ops.rotary_embedding(x, cos, sin, rotary_embedding_dim=part)
+
+    return rotate(q), rotate(k)

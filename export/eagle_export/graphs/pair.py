@@ -1,0 +1,356 @@
+"""A target and its draft head: opens both checkpoints, checks that they fit, and traces their graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import onnx_ir as ir
+import torch
+
+from eagle_export.base.errors import ExportError
+from eagle_export.graphs.graphs import TargetGraph
+from eagle_export.graphs.head_modules import MODULES
+from eagle_export.graphs.trace import Expected, Layout, build_fake, trace_target
+from eagle_export.graphs.weights import Weight, attach, store_transposed
+from eagle_export.heads.block_layouts import fitted
+from eagle_export.heads.config import HeadConfig
+from eagle_export.heads.kinds import KINDS, Kind, placed
+from eagle_export.heads.layouts import HeadLayout, official
+from eagle_export.heads.prediction import prediction_layers, without_prediction_layers
+from eagle_export.heads.reading import read_head_config
+from eagle_export.heads.vocabulary import stored_map
+from eagle_export.reading.checkpoint import (
+    EMBEDDING,
+    LM_HEAD,
+    Checkpoint,
+    StoredTensor,
+    open_checkpoint,
+    same_values,
+)
+from eagle_export.reading.families.config import accepted_by_transformers, read_config, windows_of
+from eagle_export.reading.families.family import Config, Family, Windows
+from eagle_export.reading.families.registry import family_of
+from eagle_export.reading.generation import Generation, generation_of
+from eagle_export.reading.gguf.checkpoint import open_target
+from eagle_export.reading.reconcile import check_ends, unwrapped
+from eagle_export.reading.texts import read_texts, text_of
+from eagle_export.recipes.graph import WINDOW
+from eagle_export.recipes.routed_experts import RoutedExperts
+from eagle_runtime.text.tokenizer import Text
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+STORED = ("F64", "F32", "F16", "BF16")  # other types are quantised, and useless without their scales
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPart:
+    """A head's checkpoint, with the official names, and what was derived from it. layout: how its folder is written.
+    own_embedding: whether its embedding differs from the target's, so that both are stored."""
+
+    checkpoint: Checkpoint
+    layout: HeadLayout
+    config: HeadConfig
+    d2t: torch.Tensor | None
+    own_embedding: bool
+
+    @property
+    def kind(self) -> Kind:
+        """The head's kind."""
+        return KINDS[self.config.kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A target's checkpoint and what was derived from it. texts: name -> content of its text files; text: its tokenizer
+    and template. head: None for a target alone. left_out: multi-token-prediction layers of the target's folder that
+    neither graph has."""
+
+    target: Checkpoint
+    family: Family
+    config: Config
+    texts: Mapping[str, bytes]
+    text: Text
+    generation: Generation
+    head: HeadPart | None
+    left_out: int = 0
+
+    @property
+    def tied(self) -> bool:
+        """Whether the target's LM head is its embedding."""
+        return LM_HEAD not in self.target.tensors
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head of the target's attention."""
+        width = getattr(self.config, "head_dim", None)
+        return int(self.config.hidden_size // self.config.num_attention_heads if width is None else width)
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key/value heads of the target's attention."""
+        return int(self.config.num_key_value_heads)  # filled in by transformers
+
+    @property
+    def context(self) -> int:
+        """The most tokens of a text."""
+        return self.family.context(self.config)
+
+    @property
+    def windows(self) -> Windows:
+        """For each layer of the target the number of keys that a row sees, itself included; None for all."""
+        return windows_of(self.family, self.config)
+
+    @property
+    def bounded_scores(self) -> bool:
+        """Whether the target bounds its attention's scores (Gemma-2)."""
+        return getattr(self.config, "attn_logit_softcapping", None) is not None
+
+
+def left_out_note(pair: Pair) -> str | None:
+    """Returns which multi-token-prediction layers of the target a bundle does not have; None if there are none."""
+    folder = pair.target.folder
+    if not pair.left_out:
+        return None
+    if pair.head is not None and pair.head.kind.in_target:
+        return (
+            f"of the multi-token-prediction layers of {folder} the first drafts, fed with its own output; the others "
+            "are left out"
+        )
+    return (
+        f"{folder} has a multi-token-prediction layer, which the bundle leaves out; eagle-export {folder} {folder} "
+        "drafts with it"
+    )
+
+
+def open_pair(target_folder: Path, head_folder: Path | None) -> Pair:
+    """Opens the target, a folder or a GGUF file, and the head's folder, if there is one, and checks that they fit.
+    Raises ExportError."""
+    whole = open_target(target_folder)
+    target, layers = without_prediction_layers(whole), len(set(prediction_layers(whole).values()))
+    head = None if head_folder is None else _opened_head(head_folder)
+    family = family_of(target)
+    config = read_config(family, target)
+    check_ends(target, config)
+    part = None if head is None else _head_part(target, config, head)
+    drafting = part is not None and part.kind.in_target and target_folder.samefile(part.checkpoint.folder)
+    texts = read_texts(target)
+    text = text_of(target, texts)
+    generation = generation_of(target, family, text, int(config.vocab_size))
+    return Pair(target, family, config, texts, text, generation, part, layers - drafting)
+
+
+def _opened_head(folder: Path) -> Checkpoint:
+    """The checkpoint of a head, under names without what training programs put into them."""
+    head = open_checkpoint(folder, pickled=True)
+    return replace(head, tensors=unwrapped(head.tensors)[0])
+
+
+def build_graphs(pair: Pair, precision: str, top_k: int, routed: bool = True) -> dict[str, ir.Model]:
+    """Traces the graphs "target" and, if there is a head, "draft", and attaches their weights. Raises ExportError if a
+    tensor of either checkpoint is left over.
+
+    precision: "fp32" or "fp16". top_k: children per row that the head's graph returns. routed: whether experts are
+    computed for the rows that are routed to them alone, else for all rows."""
+    dtype = DTYPES[precision]
+    head = pair.head
+    target = _target_module(pair, dtype)
+    modules: dict[str, torch.nn.Module] = {"target": target}
+    checkpoints = {"target": pair.target}
+    if head is not None:
+        modules["draft"], checkpoints["draft"] = _draft_module(pair, head, dtype, top_k), head.checkpoint
+    weights = weight_sources(pair)
+    for name, module in modules.items():
+        _check_all_used(checkpoints[name], module, weights[name])
+    layers = int(pair.config.num_hidden_layers)
+    graphs = {
+        "target": trace_target(
+            target,
+            Layout(layers, pair.num_kv_heads, pair.head_dim, dtype),
+            Expected(
+                attention=layers,
+                rms_norm=pair.family.layer_norms * layers + 1 + _tap_norms(head),
+                rotary=2 * pair.family.rotary_layers(pair.config) + _tap_rotations(head),
+            ),
+        )
+    }
+    if head is not None:
+        graphs["draft"] = MODULES[head.config.kind].trace(modules["draft"], head.config, dtype)
+    for name, model in graphs.items():
+        attach(model, weights[name])
+        store_transposed(model)
+    _note_windows(graphs["target"], pair.windows)
+    if routed and pair.family.experts is not None and not RoutedExperts().apply(graphs["target"]):
+        raise ExportError("no experts were recognised in the trace; report this as a bug")
+    return graphs
+
+
+def weight_sources(pair: Pair) -> dict[str, dict[str, Weight]]:
+    """Returns parameter name -> weight, for the graph "target" and, if there is a head, "draft".
+
+    The head's own tensors get the prefix "head."; weights that it borrows keep the target's name, so that a weight has
+    one name in both graphs."""
+    target_names = set(pair.target.tensors) - _rotary_buffers(pair.target)
+    tensors = {_parameter(pair.family, name): pair.target.tensors[name] for name in target_names}
+    target = {name: Weight(name, _as_used(pair, tensor)) for name, tensor in tensors.items()}
+    if pair.tied:
+        target[LM_HEAD] = target[EMBEDDING]
+    head = pair.head
+    if head is None:
+        return {"target": target}
+    in_draft, in_target = placed(head.config, head.checkpoint.tensors)
+    own = {name: Weight(f"head.{name}", tensor) for name, tensor in head.checkpoint.tensors.items()}
+    target |= {f"head_reader.{name}": own[name] for name in in_target}
+    draft = {f"head.{name}": own[name] for name in in_draft}
+    if not head.own_embedding and head.config.embeds:
+        draft["head.embed_tokens.weight"] = target[EMBEDDING]
+    if head.config.borrows_lm_head:
+        draft["head.lm_head.weight"] = target[LM_HEAD]
+    return {"target": target, "draft": draft}
+
+
+def _parameter(family: Family, name: str) -> str:
+    """Returns the name of a tensor of the target's checkpoint in its graph."""
+    return name if family.experts is None else family.experts.parameter(name)
+
+
+def _as_used(pair: Pair, tensor: StoredTensor) -> StoredTensor:
+    """Returns a tensor of the target as its graph holds it: gains of norms whole, where the family stores a part."""
+    if pair.family.norm_offset and tensor.name.endswith("norm.weight"):
+        return tensor.plus(pair.family.norm_offset)
+    return tensor
+
+
+def _head_part(target: Checkpoint, config: Config, head: Checkpoint) -> HeadPart:
+    sizes = int(config.hidden_size), int(config.num_hidden_layers), int(config.vocab_size)
+    layout, head = fitted(official(head), target)
+    head_config = read_head_config(head, layout, *sizes)
+    if head_config.borrows_lm_head:
+        _check_borrowed(target, head)
+    d2t = _vocabulary_map(head, head_config)
+    return HeadPart(head, layout, head_config, d2t, _own_embedding(target, head, head_config))
+
+
+def _tap_norms(head: HeadPart | None) -> int:
+    """Norms of the head in the target's graph: between the taps and fc, or of a block head after fc and of its keys."""
+    if head is None:
+        return 0
+    config, norms = head.config, {"none": 0, "all": 1, "each": len(head.config.taps)}
+    return norms[config.tap_norm] + (1 + config.num_layers * config.qk_norm if head.kind.keys_in_target else 0)
+
+
+def _tap_rotations(head: HeadPart | None) -> int:
+    """Rotations of a block head in the target's graph."""
+    return head.config.num_layers if head is not None and head.kind.keys_in_target else 0
+
+
+def _check_borrowed(target: Checkpoint, head: Checkpoint) -> None:
+    """Raises ExportError if a head holds another LM head than the target's, which it borrows. Files for vLLM hold a
+    copy."""
+    if LM_HEAD not in head.tensors:
+        return
+    theirs = target.tensors.get(LM_HEAD, target.tensors[EMBEDDING])
+    own = head.require(LM_HEAD, theirs.shape)
+    if not {own.dtype, theirs.dtype} <= set(STORED) or not same_values(own, theirs):
+        raise ExportError(
+            f"{own.file}: tensor {own.name!r} is not the target's, which such a head borrows; the checkpoint is of "
+            "a variant that is not supported, or of another target"
+        )
+
+
+def _target_module(pair: Pair, dtype: torch.dtype) -> TargetGraph:
+    head = None if pair.head is None else pair.head.config
+
+    def build() -> TargetGraph:
+        reader = None if head is None else MODULES[head.kind].reader
+        taps = () if head is None else head.taps
+        return TargetGraph(
+            pair.family, pair.config, pair.windows, taps, None if head is None or reader is None else reader(head)
+        )
+
+    with accepted_by_transformers(pair.target):
+        return build_fake(build, dtype)
+
+
+def _draft_module(pair: Pair, head: HeadPart, dtype: torch.dtype, top_k: int) -> torch.nn.Module:
+    logits = partial(pair.family.logits, pair.config) if head.config.borrows_lm_head else None
+
+    with accepted_by_transformers(head.checkpoint):
+        module = build_fake(partial(MODULES[head.config.kind].graph, head.config, top_k, logits), dtype)
+    if head.d2t is not None:
+        module.d2t = head.d2t[:, None]
+    return module
+
+
+def _note_windows(model: ir.Model, windows: Windows) -> None:
+    """Writes each layer's window into its Attention node, for recipes that build another mask than the traced one."""
+    nodes = [node for node in model.graph if node.op_type == "Attention"]
+    for node, width in zip(nodes, windows, strict=True):
+        if width is not None:
+            node.metadata_props[WINDOW] = str(width)
+
+
+def _check_all_used(checkpoint: Checkpoint, module: torch.nn.Module, weights: Mapping[str, Weight]) -> None:
+    """Raises ExportError unless weights and parameters match one to one, with equal shapes. A tensor that is left over
+    would mean a kind of checkpoint that this export does not know, and wrong output without an error."""
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    if unused := sorted(set(weights) - set(parameters)):
+        first = weights[unused[0]].source
+        raise ExportError(
+            f"{first.file}: tensor {first.name!r} is not used by this kind of model; the checkpoint is of a variant "
+            "that is not supported"
+        )
+    if missing := sorted(set(parameters) - set(weights)):
+        raise ExportError(
+            f"{checkpoint.folder}: tensor {missing[0].removeprefix('head.')!r} is missing; the checkpoint is "
+            "incomplete or of another kind"
+        )
+    for name, parameter in parameters.items():
+        source = weights[name].source
+        if source.shape != tuple(parameter.shape):
+            raise ExportError(
+                f"{source.file}: tensor {source.name!r} has shape {list(source.shape)}, but the config asks for "
+                f"{list(parameter.shape)}; config and weights do not belong together"
+            )
+        if source.dtype not in STORED:
+            raise ExportError(
+                f"{source.file}: tensor {source.name!r} is stored as {source.dtype}, not as one of "
+                f"{', '.join(STORED)}; export the original checkpoint"
+            )
+
+
+def _vocabulary_map(head: Checkpoint, config: HeadConfig) -> torch.Tensor | None:
+    """Returns d2t [Vd], the offsets from draft to target ids, checked against t2d [V] if the file has it; None if the
+    ids are the same."""
+    size, vocab = config.draft_vocab_size, config.vocab_size
+    stored = stored_map(head, KINDS[config.kind], size, vocab)
+    if stored is None:
+        return None
+    d2t = stored.read().to(torch.int64)
+    ids = d2t + torch.arange(size)
+    if bool(((ids < 0) | (ids >= vocab)).any()):
+        raise ExportError(f"{head.folder}: d2t points outside the target's vocabulary of {vocab}; wrong head")
+    if "t2d" in head.tensors:
+        t2d = head.require("t2d", (vocab,)).read().to(torch.bool)
+        if int(t2d.sum()) != size or not bool(t2d[ids].all()):
+            raise ExportError(f"{head.folder}: d2t and t2d name different tokens; the checkpoint is damaged")
+    return d2t
+
+
+def _own_embedding(target: Checkpoint, head: Checkpoint, config: HeadConfig) -> bool:
+    """Whether the head's embedding differs from the target's. Published heads hold a copy, or none."""
+    name = "embed_tokens.weight"
+    if name not in head.tensors:
+        target.require(EMBEDDING, (config.vocab_size, config.hidden_size))
+        return False
+    own, theirs = head.require(name, (config.vocab_size, config.hidden_size)), target.tensors[EMBEDDING]
+    if own.shape != theirs.shape or not {own.dtype, theirs.dtype} <= set(STORED):
+        return True
+    return not same_values(own, theirs)
+
+
+def _rotary_buffers(checkpoint: Checkpoint) -> set[str]:
+    """Names of inv_freq tables, which old checkpoints hold. They are computed from the config."""
+    return {name for name in checkpoint.tensors if name.endswith("rotary_emb.inv_freq")}

@@ -1,0 +1,210 @@
+"""Traces a graph module into ONNX without its weights, and checks the result.
+
+Weights are fake tensors during the trace (shapes and types only), so that a model of any size is traced in a few
+hundred megabytes; weights.py attaches the real ones when they are written.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import onnx_ir as ir
+import torch
+from onnxscript import optimizer
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from eagle_export.base.errors import ExportError
+from eagle_export.base.quiet import quiet
+from eagle_export.graphs.graphs import TargetGraph, native_operators, rotary_modules
+from eagle_export.graphs.repeated_layers import hidden_names, repeat_layers, repeats_of, shortened, tap_names
+from eagle_export.heads.config import HeadConfig
+from eagle_runtime.bundle.graph import past_names, present_names
+
+Built = TypeVar("Built", bound=nn.Module)
+
+OPSET = 24
+# Example sizes, all different and above 1: torch would merge equal dimensions, and make a size of 1 a constant.
+EXAMPLE = {"T": 7, "P": 5, "L": 9, "R": 3, "B": 6}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Shape and type of a graph's key/value rows."""
+
+    num_layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Node counts that a correct trace has."""
+
+    attention: int
+    rms_norm: int
+    rotary: int  # one for queries and one for keys of a layer
+
+
+def build_fake(build: Callable[[], Built], dtype: torch.dtype) -> Built:
+    """Builds a module with fake parameters of `dtype`, which take no memory, but with real rotary tables and
+    multipliers, which are in no checkpoint."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)  # fake parameters cannot be converted later
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            module = build().eval()
+    finally:
+        torch.set_default_dtype(before)
+    for parent, name, rotary in rotary_modules(module):
+        setattr(parent, name, type(rotary)(config=rotary.config).eval())
+    real_scales(module)
+    return module
+
+
+def real_scales(module: nn.Module) -> None:
+    """Gives embeddings that were built without memory their multiplier (Gemma), which is in no checkpoint."""
+    for part in module.modules():
+        if hasattr(part, "scalar_embed_scale"):
+            part.embed_scale = torch.tensor(part.scalar_embed_scale)
+
+
+def trace_target(module: TargetGraph, layout: Layout, expected: Expected) -> ir.Model:
+    """Traces a target into ONNX, with the contract's names. Raises ExportError if the trace is not as expected."""
+    repeats = repeats_of(module)
+    with shortened(module, repeats):
+        model = trace_layers(module, replace(layout, num_layers=len(repeats.traced)))
+    fold(model)
+    repeat_layers(model, repeats, module.taps)
+    return _checked(model, expected)
+
+
+def trace_layers(module: TargetGraph, layout: Layout) -> ir.Model:
+    """Traces a target with the layers that it has. It has inputs in the place of taps, and outputs for the hidden
+    states after its layers."""
+    names = ["input_ids", "position_ids", "tree_mask", "logit_rows"]
+    t, mask = EXAMPLE["T"], torch.zeros(1, 1, EXAMPLE["T"], EXAMPLE["L"], dtype=layout.dtype)
+    args = (torch.zeros(1, t, dtype=torch.int64), torch.arange(t)[None], mask, torch.arange(EXAMPLE["R"]))
+    dims = ({1: "T"}, {1: "T"}, {2: "T", 3: "L"}, {0: "R"})
+    size = (1, t, int(module.config.hidden_size))
+    taps = {name: torch.zeros(size, dtype=layout.dtype) for name in tap_names(len(module.taps))}
+    return _trace(module, names, args, dims, ["logits", "features"], layout, taps, hidden_names(layout.num_layers))
+
+
+def trace_draft(module: nn.Module, config: HeadConfig, layout: Layout, expected: Expected) -> ir.Model:
+    """Traces a DraftGraph or BlockGraph into ONNX, with the contract's names. Raises ExportError if the trace is not as
+    expected."""
+    names = ["input_ids", "features", "position_ids", "tree_mask", "logit_rows"]
+    row = "T" if config.block is None else "B"
+    count, mask = EXAMPLE[row], torch.zeros(1, 1, EXAMPLE[row], EXAMPLE["L"], dtype=layout.dtype)
+    ids, features = torch.arange(count)[None], torch.zeros(1, EXAMPLE["T"], config.feature_size, dtype=layout.dtype)
+    args = (torch.zeros_like(ids), features, ids, mask, torch.arange(EXAMPLE["R"]))
+    dims = ({1: row}, {1: "T"}, {1: row}, {2: row, 3: "L"}, {0: "R"})
+    last = ["hidden"] if config.block is None else ["scores"] if config.markov_rank else []
+    model = _trace(module, names, args, dims, ["log_probs", "token_ids", *last], layout)
+    fold(model)
+    return _checked(model, expected, row)
+
+
+def _trace(
+    module: nn.Module,
+    input_names: list[str],
+    args: tuple[Tensor, ...],
+    dims: tuple[dict[int, str], ...],
+    output_names: list[str],
+    layout: Layout,
+    taps: Mapping[str, Tensor] = MappingProxyType({}),
+    hidden: Sequence[str] = (),
+) -> ir.Model:
+    """taps: inputs [1,T,H] after the past ones, of which the module takes a list. hidden: names of outputs after the
+    new rows."""
+    symbols = {name: torch.export.Dim(name, min=0 if name == "P" else 1) for name in EXAMPLE}
+    dynamic: list[Any] = [{axis: symbols[name] for axis, name in dim.items()} for dim in dims]
+    dynamic.append([({1: symbols["P"]}, {1: symbols["P"]})] * layout.num_layers)
+    shape = (1, EXAMPLE["P"], layout.kv_heads, layout.head_dim)
+    # One tensor per input: an object that is passed twice would be traced as one input.
+    past = [
+        (torch.zeros(shape, dtype=layout.dtype), torch.zeros(shape, dtype=layout.dtype))
+        for _ in range(layout.num_layers)
+    ]
+    last = [list(taps.values())] if taps else []
+    dynamic += [[{1: symbols["T"]} for _ in each] for each in last]
+    with native_operators(module), quiet("torch.onnx"):
+        program = torch.onnx.export(
+            module,
+            (*args, past, *last),
+            dynamo=True,
+            dynamic_shapes=tuple(dynamic),
+            opset_version=OPSET,
+            optimize=False,  # its constant folding would read the fake weights
+            input_names=[*input_names, *past_names(layout.num_layers), *taps],
+            output_names=[*output_names, *present_names(layout.num_layers), *hidden],
+            verbose=False,
+        )
+    assert program is not None
+    model: ir.Model = program.model
+    return model
+
+
+def fold(model: ir.Model) -> None:
+    """Folds constants, in place."""
+    weights = {value: value.const_value for value in model.graph.initializers.values() if is_fake(value)}
+    for weight in weights:
+        weight.const_value = None  # hidden: folding would read every weight, and merge equal ones
+    with quiet("onnx_ir"):
+        optimizer.optimize_ir(model)
+    for weight, tensor in weights.items():
+        weight.const_value = tensor
+
+
+def is_fake(value: ir.Value) -> bool:
+    """Whether an initializer is a parameter of a traced module, which has no values."""
+    return isinstance(getattr(value.const_value, "raw", None), FakeTensor)
+
+
+def _checked(model: ir.Model, expected: Expected, row: str = "T") -> ir.Model:
+    """Returns a trace, without what torch notes at its nodes. Raises ExportError if it is not as expected."""
+    clear_metadata(model)
+    check_contract(model, expected, row)
+    return model
+
+
+def check_contract(model: ir.Model, expected: Expected, row: str = "T") -> None:
+    """Raises ExportError unless each norm, rotation and attention is one standard node, and each dynamic dimension is
+    symbolic. With a transformers release that renames a function, the graph would else be correct but slow, or fixed to
+    the example's sizes. row: dimension of the rows of input_ids."""
+    foreign = sorted({node.domain for node in model.graph if node.domain})
+    counts = Counter(node.op_type for node in model.graph)
+    traced = (counts["Attention"], counts["RMSNormalization"], counts["RotaryEmbedding"])
+    wanted = (expected.attention, expected.rms_norm, expected.rotary)
+    if foreign or traced != wanted:
+        raise ExportError(
+            f"the trace has {traced} Attention, RMSNormalization and RotaryEmbedding nodes instead of {wanted} and "
+            f"foreign domains {foreign}; this transformers version is not supported (try the tested one)"
+        )
+    if unused := [value.name for value in model.graph.inputs if not value.uses()]:
+        raise ExportError(f"the trace does not use its input {unused[0]}; report this as a bug")
+    symbolic = {"input_ids": {1: row}, "tree_mask": {2: row, 3: "L"}, past_names(1)[0]: {1: "P"}}
+    for value in model.graph.inputs:
+        for axis, name in symbolic.get(value.name or "", {}).items():
+            dim = value.shape[axis] if value.shape is not None else None
+            if not isinstance(dim, ir.SymbolicDim) or dim.value != name:
+                raise ExportError(f"the trace froze dimension {name} of {value.name} to {dim}; report this as a bug")
+
+
+def clear_metadata(model: ir.Model) -> None:
+    """Removes the absolute source paths and stack traces that torch's exporter attaches."""
+    for item in (model, model.graph, *model.graph, *_values(model)):
+        item.metadata_props.clear()
+
+
+def _values(model: ir.Model) -> Iterator[ir.Value]:
+    yield from model.graph.inputs
+    yield from model.graph.initializers.values()
+    for node in model.graph:
+        yield from node.outputs

@@ -1,0 +1,175 @@
+"""Attaches a checkpoint's tensors to the initializers of a traced graph; they are read one by one as the file is
+written."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import ml_dtypes  # noqa: F401  (adds the 16-bit types that onnx_ir writes to NumPy)
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from eagle_export.base.data_file import Report, external, point_to, write
+from eagle_export.base.errors import ExportError
+from eagle_export.base.parted import Array, Part, PartedTensor, transposed
+from eagle_export.graphs.trace import is_fake
+from eagle_export.reading.checkpoint import StoredTensor
+from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec
+
+DATA_SUFFIX = ".data"
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """The tensor that holds an initializer's values, and the initializer's name in the graph. A weight has one name in
+    both graphs of a bundle."""
+
+    name: str
+    source: StoredTensor
+
+
+def attach(model: ir.Model, weights: Mapping[str, Weight]) -> None:
+    """Replaces every fake initializer by a lazy tensor. weights: module parameter name -> weight. Raises ExportError if
+    a parameter has no weight."""
+    graph = model.graph
+    for name, value in list(graph.initializers.items()):
+        if name not in weights:
+            if is_fake(value):
+                raise ExportError(f"no tensor of the checkpoints belongs to parameter {name!r}; report this as a bug")
+            continue
+        weight = weights[name]
+        assert value.shape is not None and value.dtype is not None
+        shape = value.shape.numpy()
+        assert shape == weight.source.shape, weight  # checked before the trace
+        _set_lazy(value, PartedTensor(_reader(weight.source, value.dtype), 0, value.dtype, shape, weight.name))
+        if weight.name == name:
+            continue
+        graph.initializers.pop(name)
+        if weight.name in graph.initializers:  # tied: a weight with two parameter names is stored once
+            ir.convenience.replace_all_uses_with(value, graph.initializers[weight.name])
+            continue
+        value.name = weight.name
+        graph.register_initializer(value)
+
+
+def store_transposed(model: ir.Model) -> None:
+    """Removes transpositions of weights, which are written transposed."""
+    for node in list(model.graph):
+        value = node.inputs[0] if node.op_type == "Transpose" else None
+        if value is None or not _is_lazy(value) or len(value.uses()) > 1:
+            continue  # a tied embedding is also read by a Gather: it is stored once, not transposed
+        source = value.const_value
+        assert isinstance(source, PartedTensor)
+        _set_lazy(value, transposed(source))
+        ir.convenience.replace_all_uses_with(node.outputs[0], value)
+        model.graph.remove(node, safe=True)
+
+
+def save(model: ir.Model, path: Path, report: Report = lambda name, done: None, kept: Path | None = None) -> str:
+    """Writes the graph and its weights (path + ".data"), with one tensor in memory at a time. Returns the SHA-256 of
+    the weights.
+
+    report: called before each tensor. kept: a folder for the weights, in which those that an earlier run finished are
+    not computed again; the file gets its place by a second name. Raises ExportError for values that are not finite."""
+    data = path.with_name(path.name + DATA_SUFFIX)
+    values = external(model)
+    tensors = [value.const_value for value in values]
+    with tempfile.TemporaryDirectory(dir=path.parent) if kept is None else nullcontext(kept) as folder:
+        stem = Path(folder) / path.parent.name
+        digest = write(values, stem.with_suffix(DATA_SUFFIX), stem.with_suffix(".journal"), report)
+        _name_again(stem.with_suffix(DATA_SUFFIX), data)
+    try:
+        point_to(values, data)
+        ir.save(model, path)
+    except ir.serde.SerdeError as error:  # small weights are read by the graph's writer, which wraps our error
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, ExportError):
+                raise cause from None
+            cause = cause.__cause__
+        raise
+    finally:
+        for value, tensor in zip(values, tensors, strict=True):
+            value.const_value = tensor
+    return digest
+
+
+def save_over(model: ir.Model, written: ir.Model, path: Path, other: str) -> None:
+    """Writes a graph whose large weights are, by name, those of a graph that `save` wrote next to it. other: that
+    graph's file."""
+    values = external(written)
+    tensors = [value.const_value for value in values]
+    try:
+        point_to(values, path.with_name(PurePosixPath(other).name + DATA_SUFFIX))
+        for value in values:
+            if (mine := model.graph.initializers.get(str(value.name))) is not None:
+                mine.const_value = value.const_value
+        ir.save(model, path)
+    finally:
+        for value, tensor in zip(values, tensors, strict=True):
+            value.const_value = tensor
+
+
+def _name_again(file: Path, name: Path) -> None:
+    """Gives a file a second name or, where the file system has none, another one."""
+    try:
+        os.link(file, name)
+    except OSError:
+        file.rename(name)
+
+
+def num_bytes(model: ir.Model) -> int:
+    """Size of a graph's weights on disk, in bytes."""
+    return sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
+
+
+def graph_spec(file: str, model: ir.Model, decisions: dict[str, str]) -> GraphSpec:
+    """Describes a graph for the manifest. decisions: what a recipe did to each weight."""
+    graph = model.graph
+    return GraphSpec(
+        file=file,
+        inputs={str(value.name): _tensor_spec(value) for value in graph.inputs},
+        outputs={str(value.name): _tensor_spec(value) for value in graph.outputs},
+        weights={name: _tensor_spec(value) for name, value in graph.initializers.items()},
+        recipe=decisions,
+    )
+
+
+def _tensor_spec(value: ir.Value) -> TensorSpec:
+    assert value.shape is not None and value.dtype is not None
+    shape = tuple(dim if isinstance(dim, int) else str(dim.value) for dim in value.shape)
+    return TensorSpec(str(value.dtype.numpy()), shape)
+
+
+def _reader(source: StoredTensor, dtype: ir.DataType) -> Part:
+    kind = torch.float16 if dtype == ir.DataType.FLOAT16 else torch.float32
+    if dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+        raise ExportError(f"{source.file}: tensor {source.name!r} would be stored as {dtype}; report this as a bug")
+
+    def part(axis: int, piece: slice) -> Array:
+        stored = source.rows(piece.start, piece.stop) if axis == 0 else source.read()[:, piece]
+        array: Array = stored.to(kind).numpy()
+        if not np.isfinite(array).all():
+            cause = (
+                "is beyond the range of fp16" if source.dtype != "F16" and kind == torch.float16 else "is not finite"
+            )
+            raise ExportError(
+                f"{source.file}: tensor {source.name!r} holds a value that {cause}; use a sound checkpoint or fp32"
+            )
+        return array
+
+    return part
+
+
+def _set_lazy(value: ir.Value, tensor: PartedTensor) -> None:
+    value.const_value, value.shape, value.dtype = tensor, ir.Shape(tensor.shape.numpy()), tensor.dtype
+
+
+def _is_lazy(value: ir.Value | None) -> bool:
+    return value is not None and isinstance(value.const_value, PartedTensor)

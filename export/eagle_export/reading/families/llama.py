@@ -1,0 +1,8 @@
+"""Llama 2, 3, 3.1 and 3.2, and what others saved with Llama's code, such as SmolLM2 and TinyLlama."""
+
+from eagle_export.reading.families.family import Family
+from eagle_runtime.bundle.sampling_defaults import SamplingDefaults
+
+# Of the generation_config.json of Llama 2, 3, 3.1 and 3.2.
+SAMPLING = SamplingDefaults(temperature=0.6, top_p=0.9)
+FAMILY = Family(name="Llama", model_type="llama", causal_lm="LlamaForCausalLM", sampling=SAMPLING)

@@ -1,0 +1,55 @@
+"""Loads a target as transformers runs it: the source that bundles are compared with and calibrated on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eagle_export.base.quiet import quiet
+from eagle_export.reading.checkpoint import Checkpoint, StoredTensor
+from eagle_export.reading.families.config import read_config
+from eagle_export.reading.families.registry import family_of
+from eagle_export.reading.gguf.checkpoint import open_target
+
+
+class _Lazy:
+    """A stored tensor as transformers' loader takes tensors of a state dict: read when it is indexed."""
+
+    def __init__(self, tensor: StoredTensor) -> None:
+        self._tensor = tensor
+
+    def __getitem__(self, _: Any) -> torch.Tensor:
+        return self._tensor.read()
+
+
+def load_source(source: Path | Checkpoint) -> Any:
+    """source: a folder or a GGUF file, or the checkpoint that was opened of it. Returns its model in fp32, for
+    inference. Raises ExportError for an unknown family, and whatever transformers raises."""
+    checkpoint = open_target(source) if isinstance(source, Path) else source
+    family = family_of(checkpoint)
+    cls = family.model_class()
+    # Of a GGUF file, or under other names than transformers knows, tensors are given to it.
+    made = checkpoint.texts is not None or any(name != each.name for name, each in checkpoint.tensors.items())
+    state: dict[str, Any] = {}
+    if made:
+        state["state_dict"] = {name: _Lazy(tensor) for name, tensor in checkpoint.tensors.items()}
+    with quiet("transformers"):
+        model = cls.from_pretrained(
+            None if made else checkpoint.folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            dtype=torch.float32,
+            attn_implementation=attention_of(checkpoint),
+            config=read_config(family, checkpoint),
+            **state,
+        )
+    return model.eval()
+
+
+def attention_of(checkpoint: Checkpoint) -> str | None:
+    """Returns the attention with which transformers must run a checkpoint; None for its default. Older releases drop
+    the bound of scores in all but the eager one."""
+    return "eager" if checkpoint.config.get("attn_logit_softcapping") else None

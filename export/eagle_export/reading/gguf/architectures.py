@@ -1,0 +1,261 @@
+"""llama.cpp's architectures that hold families of this exporter: what their tensors are called there, and their config.
+
+What a file does not say is what llama.cpp fills in when it loads one (src/models/*.cpp of ggml-org/llama.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from eagle_export.base.errors import ExportError
+from eagle_export.reading.gguf.file import GgufFile
+from eagle_export.reading.gguf.rope import rope_parameters
+
+Config = dict[str, Any]
+TOP = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+PROJECTIONS = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+}
+MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+BEFORE = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+AROUND = {"attn_norm": "input_layernorm", "ffn_norm": "pre_feedforward_layernorm", **AFTER}
+PLAIN = {**PROJECTIONS, **MLP, **BEFORE}
+EXPERTS = {f"ffn_{name}": f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "down")}
+MIXTRAL = {
+    f"ffn_{name}": f"block_sparse_moe.experts.{{}}.{part}"
+    for name, part in zip(("gate", "down", "up"), ("w1", "w2", "w3"), strict=True)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """model_type: of the config. layer: name of a part of a block -> name in a layer. config: file, the config of all
+    -> what differs in it. turned: whether rows of queries and keys are in llama.cpp's order. norm_added: what the gains
+    of norms have in addition to the checkpoint's. experts: part of a block -> name of an expert's, with {} for its
+    number."""
+
+    model_type: str
+    layer: Mapping[str, str]
+    config: Callable[[GgufFile, Config], Config] = lambda file, config: {}
+    turned: bool = False
+    norm_added: float = 0.0
+    experts: Mapping[str, str] = field(default_factory=dict)
+
+
+def _biases(file: GgufFile, config: Config) -> Config:
+    return {"attention_bias": "blk.0.attn_q.bias" in file.tensors or "blk.0.attn_qkv.bias" in file.tensors}
+
+
+def _llama(file: GgufFile, config: Config) -> Config:
+    return {
+        **_biases(file, config),
+        "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
+    }
+
+
+def _mixtral(file: GgufFile, config: Config) -> Config:
+    counts = {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
+    return {**{key: file.integer(name) for key, name in counts.items()}, "sliding_window": None}
+
+
+def _smollm3(file: GgufFile, config: Config) -> Config:
+    rotated = [int((layer + 1) % 4 != 0) for layer in range(config["num_hidden_layers"])]
+    return {**_biases(file, config), "no_rope_layers": rotated, "use_sliding_window": False}
+
+
+def _granite(file: GgufFile, config: Config) -> Config:
+    scales = {
+        "attention_multiplier": file.number("attention.scale", config["head_dim"] ** -0.5),
+        "embedding_multiplier": file.number("embedding_scale", 1.0),
+        "residual_multiplier": file.number("residual_scale", 1.0),
+        "logits_scaling": file.number("logit_scale"),
+    }
+    return {**_llama(file, config), **scales}
+
+
+def _phi3(file: GgufFile, config: Config) -> Config:
+    width, rotated = config["head_dim"], file.integer("rope.dimension_count", config["head_dim"])
+    rope = {**config["rope_parameters"], "partial_rotary_factor": rotated / width}
+    original = file.integer("rope.scaling.original_context_length", config["max_position_embeddings"])
+    window = file.optional("attention.sliding_window")  # 0 for Phi-4
+    return {
+        "original_max_position_embeddings": original,
+        "partial_rotary_factor": rotated / width,
+        "rope_parameters": rope,
+        "sliding_window": window or None,
+        "head_dim": None,
+    }
+
+
+def _gemma2(file: GgufFile, config: Config) -> Config:
+    return {
+        "sliding_window": file.integer("attention.sliding_window", 4096),
+        "layer_types": _layer_types(file, config, 2),
+        "attn_logit_softcapping": file.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": file.number("final_logit_softcapping", 30.0),
+        "query_pre_attn_scalar": _scalar(config, 46),
+    }
+
+
+def _gemma3(file: GgufFile, config: Config) -> Config:
+    window, cap = file.optional("attention.sliding_window"), file.optional("final_logit_softcapping")
+    full = config["rope_parameters"]
+    near = {"rope_type": "default", "rope_theta": file.number("rope.freq_base_swa", 10000.0)}
+    return {
+        "sliding_window": window or config["max_position_embeddings"],
+        "layer_types": _layer_types(file, config, 6 if window else 1),
+        "final_logit_softcapping": cap and file.number("final_logit_softcapping"),
+        "query_pre_attn_scalar": _scalar(config, 62),
+        "rope_parameters": {"full_attention": full, "sliding_attention": near},
+    }
+
+
+def _layer_types(file: GgufFile, config: Config, period: int) -> list[str]:
+    """Every `period`-th layer sees all keys, the others have a window."""
+    stated = file.optional("attention.sliding_window_pattern")
+    layers = range(config["num_hidden_layers"])
+    if isinstance(stated, list) and len(stated) == len(layers):
+        windowed = [bool(each) for each in stated]
+    else:
+        period = stated if type(stated) is int and stated > 0 else period
+        windowed = [(layer + 1) % period != 0 for layer in layers]
+    return ["sliding_attention" if each else "full_attention" for each in windowed]
+
+
+def _scalar(config: Config, largest: int) -> int:
+    """The largest model of Gemma-2 and of Gemma-3 divides scores by the root of another width than its heads'."""
+    if config["num_hidden_layers"] == largest:
+        return int(config["hidden_size"] // config["num_attention_heads"])
+    return int(config["head_dim"])
+
+
+def _no_window(file: GgufFile, config: Config) -> Config:
+    return {**_biases(file, config), "use_sliding_window": False}
+
+
+def _qwen3_moe(file: GgufFile, config: Config) -> Config:
+    used = file.integer("expert_used_count")
+    return {
+        **_biases(file, config),
+        "num_experts": file.integer("expert_count"),
+        "num_experts_per_tok": used,
+        "moe_intermediate_size": file.integer("expert_feed_forward_length", config["intermediate_size"] // used),
+        "norm_topk_prob": True,  # llama.cpp always does it
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "sliding_window": None,
+        "use_sliding_window": False,
+    }
+
+
+def _olmoe(file: GgufFile, config: Config) -> Config:
+    clip = file.optional("attention.clamp_kqv")
+    return {
+        **_biases(file, config),
+        "num_experts": file.integer("expert_count"),
+        "num_experts_per_tok": file.integer("expert_used_count"),
+        "norm_topk_prob": False,
+        "clip_qkv": clip and file.number("attention.clamp_kqv"),
+    }
+
+
+def _olmo2(file: GgufFile, config: Config) -> Config:
+    if file.optional("attention.sliding_window"):
+        raise ExportError(f"{file.path} holds an OLMo-3 model, whose layers have windows; it is not supported")
+    return _biases(file, config)
+
+
+ARCHITECTURES = {
+    "llama": Architecture("llama", PLAIN, _llama, turned=True),
+    "qwen2": Architecture("qwen2", PLAIN, _no_window),
+    "qwen3": Architecture("qwen3", {**PLAIN, **QK_NORMS}, _no_window),
+    "phi3": Architecture(
+        "phi3",
+        {
+            "attn_qkv": "self_attn.qkv_proj",
+            "attn_output": "self_attn.o_proj",
+            "ffn_up": "mlp.gate_up_proj",
+            "ffn_down": "mlp.down_proj",
+            **BEFORE,
+        },
+        _phi3,
+    ),
+    "gemma": Architecture("gemma", PLAIN, norm_added=1.0),
+    "gemma2": Architecture("gemma2", {**PROJECTIONS, **MLP, **AROUND}, _gemma2, norm_added=1.0),
+    "gemma3": Architecture("gemma3_text", {**PROJECTIONS, **MLP, **AROUND, **QK_NORMS}, _gemma3, norm_added=1.0),
+    "smollm3": Architecture("smollm3", PLAIN, _smollm3, turned=True),
+    "granite": Architecture("granite", PLAIN, _granite, turned=True),
+    "olmo2": Architecture("olmo2", {**PROJECTIONS, **MLP, **AFTER, **QK_NORMS}, _olmo2),
+    "qwen3moe": Architecture(
+        "qwen3_moe", {**PROJECTIONS, **BEFORE, **QK_NORMS, "ffn_gate_inp": "mlp.gate"}, _qwen3_moe, experts=EXPERTS
+    ),
+    "olmoe": Architecture(
+        "olmoe", {**PROJECTIONS, **BEFORE, **QK_NORMS, "ffn_gate_inp": "mlp.gate"}, _olmoe, experts=EXPERTS
+    ),
+}
+# Of architecture llama too, as Mistral is, which is a Llama there: windows are not stored.
+MIXTRAL_OF_LLAMA = Architecture(
+    "mixtral",
+    {**PROJECTIONS, **BEFORE, "ffn_gate_inp": "block_sparse_moe.gate"},
+    _mixtral,
+    turned=True,
+    experts=MIXTRAL,
+)
+
+
+def architecture_of(file: GgufFile) -> Architecture:
+    """Returns the architecture of a file. Raises ExportError for one that holds no family of this exporter."""
+    name, kind = file.architecture, file.metadata.get("general.type", "model")
+    if kind != "model":
+        raise ExportError(f"{file.path} holds a {kind}, no model; give the file of the model")
+    if name not in ARCHITECTURES:
+        raise ExportError(
+            f"{file.path} holds a model of architecture {name!r}, but only {', '.join(map(repr, ARCHITECTURES))} are "
+            "supported as GGUF; export the original checkpoint if its family is (docs/families.md)"
+        )
+    if name == "llama" and file.optional("expert_count"):
+        return MIXTRAL_OF_LLAMA
+    return ARCHITECTURES[name]
+
+
+def config_of(file: GgufFile, architecture: Architecture) -> Config:
+    """Returns the content of a config.json, without the ids of special tokens. Raises ExportError."""
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ExportError(f"{file.path} has no tensor 'token_embd.weight'; it holds no whole model")
+    hidden, heads = file.integer("embedding_length"), file.integer("attention.head_count")
+    head_dim = file.integer("attention.key_length", max(1, hidden // heads))
+    if file.integer("attention.value_length", head_dim) != head_dim:
+        raise ExportError(f"{file.path}: keys and values of a head differ in width, which is not supported")
+    if architecture.model_type != "phi3" and file.integer("rope.dimension_count", head_dim) != head_dim:
+        raise ExportError(f"{file.path}: a part of each head is rotated, which {file.architecture} is not known to do")
+    config: Config = {
+        "model_type": architecture.model_type,
+        "hidden_size": hidden,
+        "intermediate_size": file.integer("feed_forward_length"),
+        "num_hidden_layers": file.integer("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": file.integer("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "vocab_size": embedding.shape[0],
+        "max_position_embeddings": file.integer("context_length"),
+        "rms_norm_eps": file.number("attention.layer_norm_rms_epsilon"),
+        "rope_parameters": rope_parameters(file, head_dim),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "pad_token_id": None,
+    }
+    config |= architecture.config(file, config)
+    return {
+        key: value for key, value in config.items() if value is not None or key in ("sliding_window", "pad_token_id")
+    }

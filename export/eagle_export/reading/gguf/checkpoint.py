@@ -1,0 +1,33 @@
+"""Opens a target that is a Hugging Face folder or a GGUF file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from eagle_export.reading.checkpoint import Checkpoint, open_checkpoint
+from eagle_export.reading.gguf.architectures import architecture_of, config_of
+from eagle_export.reading.gguf.file import SUFFIX, read_gguf
+from eagle_export.reading.gguf.tensors import check_kinds, named_tensors
+from eagle_export.reading.gguf.tokenizer import special_ids, texts_of
+from eagle_export.reading.reconcile import reconciled
+
+
+def open_target(path: Path) -> Checkpoint:
+    """Opens a target, and decides what its parts contradict each other in (reconcile.py). Raises ExportError."""
+    return reconciled(open_stored(path))
+
+
+def open_stored(path: Path) -> Checkpoint:
+    """Opens a folder, or a GGUF file: a path that ends in .gguf and is not a folder. Raises ExportError."""
+    return open_gguf(path) if path.suffix == SUFFIX and not path.is_dir() else open_checkpoint(path)
+
+
+def open_gguf(path: Path) -> Checkpoint:
+    """Returns a GGUF file as a checkpoint; its texts are made here, and its tensors are read one by one later. Raises
+    ExportError for what is not known or cannot be expressed."""
+    file = read_gguf(path)
+    architecture = architecture_of(file)
+    config = config_of(file, architecture)
+    check_kinds(file)
+    tensors = named_tensors(file, architecture, config["num_attention_heads"], config["num_key_value_heads"])
+    return Checkpoint(path, {**config, **special_ids(file)}, tensors, texts_of(file))

@@ -1,0 +1,144 @@
+"""A GGUF file, whole or split: its metadata and where its tensors lie. No tensor is read."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eagle_export.base.errors import ExportError
+from eagle_export.reading.gguf.header import OtherByteOrderError, read_header
+
+SUFFIX = ".gguf"
+SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")  # names that llama-gguf-split gives
+ADVICE = "convert the model again with llama.cpp's convert_hf_to_gguf.py"
+PLAIN = ("F64", "F32", "F16", "BF16")  # types without blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor of the file. file: the part that holds it. offset: of its first byte there. kind: GGML's name of its
+    type. shape: rows first, as in PyTorch. row_bytes: of one row, its last axis."""
+
+    name: str
+    file: Path
+    offset: int
+    kind: str
+    shape: tuple[int, ...]
+    row_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """A file, or all parts of one. metadata: without what describes the split. tensors: by name."""
+
+    path: Path
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, Entry]
+
+    @property
+    def architecture(self) -> str:
+        """llama.cpp's name of the kind of model."""
+        value = self.metadata.get("general.architecture")
+        if not isinstance(value, str):
+            raise ExportError(f"{self.path}: metadata general.architecture is {value!r}, but must be a name; {ADVICE}")
+        return value
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """Returns a whole number of the architecture's metadata, 1 or more. Raises ExportError."""
+        value = self._value(key, default)
+        if type(value) is not int or value < 1:
+            raise ExportError(
+                f"{self.path}: metadata {self.architecture}.{key} is {str(value)[:60]}, but must be one whole number, "
+                "1 or more; such a model is not supported"
+            )
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """Returns a number of the architecture's metadata, as the shortest decimal number that the stored fp32 stands
+        for. Raises ExportError."""
+        value = self._value(key, default)
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise ExportError(f"{self.path}: metadata {self.architecture}.{key} is {value!r}, but must be a number")
+        return shortest(value)
+
+    def optional(self, key: str) -> Any:
+        """Returns a value of the architecture's metadata, None if there is none."""
+        return self.metadata.get(f"{self.architecture}.{key}")
+
+    def _value(self, key: str, default: float | None) -> Any:
+        value = self.optional(key)
+        value = default if value is None else value
+        if value is None:
+            raise ExportError(f"{self.path}: metadata {self.architecture}.{key} is missing; {ADVICE}")
+        return value
+
+
+def shortest(value: float) -> float:
+    """Returns the number with the fewest digits that has the same fp32 value: 1e-05 for 9.99999974e-06."""
+    return float(str(np.float32(value)))
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """Returns the file's metadata and tensors; for one part of a split file, those of all its parts. Raises
+    ExportError."""
+    metadata: dict[str, Any] = {}
+    tensors: dict[str, Entry] = {}
+    parts = _parts(path)
+    for part in parts:
+        values, entries = _read_part(part)
+        for entry in entries:
+            if entry.name in tensors:
+                raise ExportError(f"{part}: tensor {entry.name!r} is in another part too; download the parts again")
+            tensors[entry.name] = entry
+        metadata = {**values, **metadata}  # the first part's come first
+    wanted = metadata.get("split.tensors.count", len(tensors))
+    if metadata.get("split.count", 0) > len(parts):
+        raise ExportError(
+            f"{path} is one of {metadata['split.count']} parts, but its name does not say which; give the parts the "
+            "names that they were published with, such as model-00001-of-00002.gguf"
+        )
+    if wanted != len(tensors):
+        raise ExportError(f"{path}: its parts hold {len(tensors)} tensors of {wanted}; download them again")
+    return GgufFile(path, metadata, tensors)
+
+
+def _parts(path: Path) -> list[Path]:
+    match = SPLIT.fullmatch(path.name)
+    if match is None:
+        parts = [path]
+    else:
+        count = int(match[3])
+        parts = [path.with_name(f"{match[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+    for part in parts:
+        if not part.is_file():
+            raise ExportError(f"{part} is missing; " + ("give an existing file" if part == path else "download it too"))
+    return parts
+
+
+def _read_part(path: Path) -> tuple[dict[str, Any], list[Entry]]:
+    try:
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+    except ImportError:
+        raise ExportError('GGUF files are read with the package gguf; pip install "eagle-edge[gguf]"') from None
+    try:
+        values, infos = read_header(path)
+        size, entries = path.stat().st_size, []
+        for info in infos:
+            kind = GGMLQuantizationType(info.kind)
+            block, stored = GGML_QUANT_SIZES[kind]
+            row = info.shape[-1] // block * stored
+            if info.offset + math.prod(info.shape[:-1]) * row > size:
+                raise ValueError(f"tensor {info.name!r} lies beyond its end")
+            entries.append(Entry(info.name, path, info.offset, kind.name, info.shape, row))
+    except OtherByteOrderError:
+        raise ExportError(f"{path} was written for machines with the other byte order; {ADVICE} on this one") from None
+    except Exception as error:  # many kinds, for bytes that are not what they should be
+        what = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ExportError(f"{path} is not a GGUF file, or damaged or cut short ({what}); download it again") from None
+    return values, entries

@@ -1,0 +1,192 @@
+"""Tensors of a GGUF file under the names that Hugging Face's checkpoints have, dequantised one at a time.
+
+Names and changes of values are those of llama.cpp's converter (conversion/*.py and gguf-py/gguf/tensor_mapping.py of
+ggml-org/llama.cpp). It changes values in two ways, both undone here: Gemma's gains have 1 added, and some families have
+the rows of each head of queries and keys in another order, because llama.cpp rotates rows 2 i and 2 i + 1 together,
+where transformers rotates rows i and i + d/2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from eagle_export.base.errors import ExportError
+from eagle_export.reading.checkpoint import StoredTensor
+from eagle_export.reading.gguf.architectures import TOP, Architecture
+from eagle_export.reading.gguf.file import ADVICE, PLAIN, Entry, GgufFile
+
+if TYPE_CHECKING:
+    import torch  # imported where tensors are read: headers are read without it
+
+NOT_WEIGHTS = re.compile(r"(blk\.\d+\.)?(rope_(freqs|factors_long|factors_short)\.weight|attn_rot_embd(\.weight)?)")
+AT_ONCE = 1 << 22  # numbers that are dequantised together
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor(StoredTensor):
+    """A tensor of a GGUF file, or some of its rows. offset: of its first byte. kind: GGML's type. row_bytes: of a row,
+    its last axis. heads: the number of heads whose rows llama.cpp has in its own order, 0 for rows as they are.
+    added: what the values have in addition to the checkpoint's."""
+
+    offset: int
+    kind: str
+    row_bytes: int
+    heads: int = 0
+    added: float = 0.0
+
+    @property
+    def stored_as(self) -> str:
+        """GGML's name of the type."""
+        return self.kind
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in the file."""
+        return self._rows * self.row_bytes
+
+    def read(self) -> torch.Tensor:
+        """Reads the tensor, in fp32 if its type has blocks or something was added; no other tensor is loaded."""
+        stored = np.memmap(self.file, np.uint8, "r", self.offset, (self._rows, self.row_bytes))
+        values = _values(stored, self.kind).reshape(self.shape)
+        if self.heads:
+            rest = self.shape[1:]
+            values = values.reshape(self.heads, -1, 2, *rest).transpose(1, 2).reshape(self.shape).contiguous()
+        return values.float() - self.added if self.added else values
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        """Reads a range along the first axis; all of a tensor whose rows are in another order."""
+        if self.heads or len(self.shape) != 2:
+            return StoredTensor.rows(self, start, stop)
+        stored = np.memmap(self.file, np.uint8, "r", self.offset, (self._rows, self.row_bytes))[start:stop]
+        values = _values(stored, self.kind)
+        return values.float() - self.added if self.added else values
+
+    def plus(self, offset: float) -> StoredTensor:
+        """Returns the tensor plus a number; what was added already is not taken away first, which would round."""
+        if self.added == offset:
+            return replace(self, added=0.0)
+        return StoredTensor.plus(self, offset)
+
+    @property
+    def _rows(self) -> int:
+        return int(np.prod(self.shape[:-1], dtype=np.int64))
+
+
+def _values(stored: np.ndarray, kind: str) -> torch.Tensor:
+    """stored: bytes [rows, bytes of a row] -> values [rows, numbers of a row]."""
+    import torch
+
+    if kind == "BF16":
+        return torch.from_numpy(np.array(stored).view(np.int16)).view(torch.bfloat16)
+    if kind in PLAIN:
+        return torch.from_numpy(np.array(stored).view(np.dtype(f"f{int(kind[1:]) // 8}")))
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    width = stored.shape[1] // size * numbers
+    values = torch.empty(len(stored), width)
+    step = max(1, AT_ONCE // width)
+    for start in range(0, len(stored), step):
+        rows = dequantize(np.array(stored[start : start + step]), GGMLQuantizationType[kind])
+        values[start : start + step] = torch.from_numpy(rows)
+    return values
+
+
+def check_kinds(file: GgufFile) -> None:
+    """Raises ExportError for a tensor of a type that the package gguf does not dequantise."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    for kind in sorted({entry.kind for entry in file.tensors.values()} - set(PLAIN)):
+        try:
+            dequantize(
+                np.zeros((1, GGML_QUANT_SIZES[GGMLQuantizationType[kind]][1]), np.uint8), GGMLQuantizationType[kind]
+            )
+        except NotImplementedError:
+            first = next(name for name, entry in file.tensors.items() if entry.kind == kind)
+            raise ExportError(
+                f"{file.path}: tensor {first!r} is of type {kind}, which the package gguf does not dequantise; give a "
+                "file of another type, such as Q8_0, Q4_K_M or F16"
+            ) from None
+
+
+def named_tensors(file: GgufFile, architecture: Architecture, heads: int, kv_heads: int) -> dict[str, GgufTensor]:
+    """Returns the tensors by Hugging Face's names. heads, kv_heads: of the attention. Raises ExportError for a tensor
+    that the architecture does not have."""
+    tensors: dict[str, GgufTensor] = {}
+    for entry in file.tensors.values():
+        if NOT_WEIGHTS.fullmatch(entry.name):
+            continue
+        for name, tensor in _parts(file, entry, architecture, heads, kv_heads):
+            if name in tensors:
+                raise ExportError(f"{file.path}: {entry.name!r} is stored twice under different names; {ADVICE}")
+            tensors[name] = tensor
+    return tensors
+
+
+def _parts(
+    file: GgufFile, entry: Entry, architecture: Architecture, heads: int, kv_heads: int
+) -> Iterator[tuple[str, GgufTensor]]:
+    """The checkpoint's tensors that an entry holds: one, or several whose rows follow each other."""
+    if entry.name in TOP:
+        yield TOP[entry.name], _tensor(entry, TOP[entry.name], architecture)
+        return
+    match = re.fullmatch(r"blk\.(\d+)\.([a-z0-9_]+?)(?:\.(\d+))?\.(weight|bias)", entry.name)
+    if match is None:
+        raise _unknown(file, entry)
+    number, part, expert, kind = match.groups()
+    layer = f"model.layers.{number}"
+    if part == "attn_qkv" and "attn_qkv" not in architecture.layer:
+        head_rows = entry.shape[0] // (heads + 2 * kv_heads)
+        start = 0
+        for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+            rows = _some_rows(entry, start, (count * head_rows, *entry.shape[1:]))
+            turned = count if architecture.turned and name != "v" else 0
+            full = f"{layer}.self_attn.{name}_proj.{kind}"
+            yield full, replace(_tensor(rows, full, architecture), heads=turned)
+            start += count * head_rows
+        return
+    if part.removesuffix("_exps") in architecture.experts and (part.endswith("_exps") or expert is not None):
+        form = f"{layer}.{architecture.experts[part.removesuffix('_exps')]}.{kind}"
+        if expert is not None:  # files from before the experts of a layer became one tensor
+            yield form.format(int(expert)), _tensor(entry, form.format(int(expert)), architecture)
+            return
+        count, *shape = entry.shape
+        for each in range(count):
+            rows = _some_rows(entry, each * shape[0], tuple(shape))
+            yield form.format(each), _tensor(rows, form.format(each), architecture)
+        return
+    if part not in architecture.layer or expert is not None:
+        raise _unknown(file, entry)
+    name = f"{layer}.{architecture.layer[part]}.{kind}"
+    tensor = _tensor(entry, name, architecture)
+    if architecture.turned and part in ("attn_q", "attn_k"):
+        tensor = replace(tensor, heads=heads if part == "attn_q" else kv_heads)
+    yield name, tensor
+
+
+def _some_rows(entry: Entry, start: int, shape: tuple[int, ...]) -> Entry:
+    """The part of an entry from its row `start` on, with that shape. A vector's numbers are rows."""
+    if len(entry.shape) > 1:
+        return replace(entry, offset=entry.offset + start * entry.row_bytes, shape=shape)
+    size = entry.row_bytes // entry.shape[0]
+    return replace(entry, offset=entry.offset + start * size, shape=shape, row_bytes=shape[0] * size)
+
+
+def _tensor(entry: Entry, name: str, architecture: Architecture) -> GgufTensor:
+    dtype = entry.kind if entry.kind in PLAIN else "F32"
+    added = architecture.norm_added if name.endswith("norm.weight") else 0.0
+    return GgufTensor(name, entry.file, entry.shape, dtype, entry.offset, entry.kind, entry.row_bytes, added=added)
+
+
+def _unknown(file: GgufFile, entry: Entry) -> ExportError:
+    return ExportError(
+        f"{file.path}: tensor {entry.name!r} is not known in a model of architecture {file.architecture!r}; the file "
+        "is of a variant that is not supported"
+    )

@@ -1,0 +1,259 @@
+"""The tokenizer of a GGUF file as the files of a Hugging Face folder: tokenizer.json, its config, the chat template.
+
+A file has tokens, their kinds, and merges or scores, and names how text is cut before merging (tokenizer.ggml.pre); the
+rest is code of llama.cpp (src/llama-vocab.cpp of ggml-org/llama.cpp), which this module states in the terms of the
+library tokenizers. Where llama.cpp differs from the published tokenizer.json, the latter is followed: Qwen2 and OLMo
+normalise text to NFC.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eagle_export.base.errors import ExportError
+from eagle_export.reading.gguf.file import ADVICE, GgufFile, shortest
+
+UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # kinds of tokens, of llama.h
+SAMPLING = {  # transformers' name -> the key after general.sampling.
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
+SPACE = "\u2581"  # how sentencepiece writes a space
+ENDINGS = frozenset(  # control tokens at which llama.cpp ends a text, whatever the metadata says
+    ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "</s>")
+    + ("<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>")
+)
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_LLAMA3 = rf"{_ENDING}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_WORD = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
+_REST = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a byte-level tokenizer cuts text before merging. pattern: of a piece; None for GPT-2's. digits: whether each
+    digit is cut off first. whole: whether a piece that is a token needs no merges. bos: whether texts begin with bos
+    unless the file says otherwise. nfc: whether text is normalised."""
+
+    pattern: str | None = None
+    digits: bool = False
+    whole: bool = False
+    bos: bool = False
+    nfc: bool = False
+
+
+CUTS = {
+    "llama3 llama-v3 llama-bpe falcon3 pixtral lfm2": Cut(_LLAMA3, whole=True, bos=True),
+    "dbrx smaug-bpe": Cut(_LLAMA3),
+    "qwen2 deepseek-r1-qwen kormo megrez": Cut(_LLAMA3.replace("{1,3}", ""), nfc=True),
+    "stablelm2": Cut(_LLAMA3.replace("{1,3}", "")),
+    "tekken": Cut(rf"{_WORD % ('', '')}|\p{{N}}|{_REST}", whole=True, bos=True),
+    "gpt-4o": Cut(rf"{_WORD % (f'{_ENDING}?', f'{_ENDING}?')}|\p{{N}}{{1,3}}|{_REST}"),
+    "smollm starcoder refact": Cut(digits=True),
+    "gpt-2": Cut(),
+    "olmo": Cut(nfc=True),
+}
+
+
+def texts_of(file: GgufFile) -> dict[str, bytes]:
+    """Returns name -> content of the tokenizer's files; none if the file states that it has no tokenizer. Raises
+    ExportError for a tokenizer that is not known."""
+    kind = file.metadata.get("tokenizer.ggml.model")
+    if kind in (None, "none", "no_vocab"):
+        return {}
+    if kind not in ("gpt2", "llama"):
+        raise ExportError(f"{file.path}: a tokenizer of kind {kind!r} is not supported, only 'gpt2' and 'llama'")
+    tokens = _listed(file, "tokens")
+    kinds = file.metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    if len(set(tokens)) < len(tokens) or len(kinds) != len(tokens):
+        raise ExportError(f"{file.path}: its tokens are not distinct, or their kinds are not as many; {ADVICE}")
+    content = _byte_level(file, tokens) if kind == "gpt2" else _sentencepiece(file, tokens, kinds)
+    if kind == "llama" and file.architecture.startswith("gemma"):
+        tokens = _with_spaces(tokens)
+    phi3 = kind == "llama" and file.architecture == "phi3"
+    added = [
+        {
+            "id": number,
+            "content": token,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": phi3 and token not in ("<unk>", "<s>", "<|endoftext|>"),
+            "normalized": False,
+            "special": kinds[number] != USER_DEFINED,
+        }
+        for number, token in enumerate(tokens)
+        if kinds[number] in (CONTROL, USER_DEFINED) or (kinds[number] == UNKNOWN and kind == "llama")
+    ]
+    content["model"]["vocab"] = {
+        token: number
+        for number, token in enumerate(tokens)
+        if not (kinds[number] == UNUSED and re.fullmatch(r"\[PAD\d+\]", token))  # rows without a token
+    }
+    special = {
+        f"{name}_token": tokens[number]
+        for name, key in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items()
+        if (number := _token_id(file, key, len(tokens))) is not None
+    }
+    add = {name: file.metadata.get(f"tokenizer.ggml.add_{name}_token", content.pop(name)) for name in ("bos", "eos")}
+    content = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **content}
+    content["post_processor"] = _template(file, special, add)
+    settings = {**special, "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    texts = {"tokenizer.json": content, "tokenizer_config.json": settings}
+    files = {name: json.dumps(each, ensure_ascii=False).encode() for name, each in texts.items()}
+    if (sampling := _sampling(file)) is not None:
+        files["generation_config.json"] = json.dumps(sampling).encode()
+    template = file.metadata.get("tokenizer.chat_template")
+    return {**files, "chat_template.jinja": template.encode()} if isinstance(template, str) else files
+
+
+def _sampling(file: GgufFile) -> dict[str, Any] | None:
+    """The settings of sampling in the metadata, by transformers' names; None if there are none."""
+    stated = {name: file.metadata.get(f"general.sampling.{key}") for name, key in SAMPLING.items()}
+    settings = {
+        name: shortest(value) if isinstance(value, float) else value
+        for name, value in stated.items()
+        if value is not None
+    }
+    return {"do_sample": True, **settings} if settings else None
+
+
+def special_ids(file: GgufFile) -> dict[str, Any]:
+    """Returns bos_token_id and eos_token_id of a config: all ids at which a text ends, those of the metadata first."""
+    tokens = file.metadata.get("tokenizer.ggml.tokens") or []
+    kinds = file.metadata.get("tokenizer.ggml.token_type") or [CONTROL] * len(tokens)
+    ends = [_token_id(file, name, len(tokens)) for name in ("eos", "eot", "eom")]
+    ends += [number for number, token in enumerate(tokens) if kinds[number] == CONTROL and token in ENDINGS]
+    stated = list(dict.fromkeys(end for end in ends if end is not None))
+    return {"bos_token_id": _token_id(file, "bos", len(tokens)), "eos_token_id": stated or None}
+
+
+def _byte_level(file: GgufFile, tokens: Sequence[str]) -> dict[str, Any]:
+    name = file.metadata.get("tokenizer.ggml.pre")
+    cut = next((cut for names, cut in CUTS.items() if name in names.split()), None)
+    if cut is None:
+        what = "does not say how its tokenizer cuts text" if name in (None, "default") else f"cuts text as {name!r}"
+        known = ", ".join(sorted(each for names in CUTS for each in names.split()))
+        raise ExportError(f"{file.path} {what} (tokenizer.ggml.pre), and only {known} are supported; {ADVICE}")
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": cut.pattern is None}
+    steps: list[dict[str, Any]] = [{"type": "Digits", "individual_digits": True}] if cut.digits else []
+    if cut.pattern is not None:
+        steps.append({"type": "Split", "pattern": {"Regex": cut.pattern}, "behavior": "Isolated", "invert": False})
+    merges = [merge.split(" ") for merge in _listed(file, "merges")]
+    if wrong := [merge for merge in merges if len(merge) != 2]:
+        raise ExportError(f"{file.path}: merge {' '.join(wrong[0])[:60]!r} has not two parts; {ADVICE}")
+    return {
+        "normalizer": {"type": "NFC"} if cut.nfc else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*steps, level]},
+        "decoder": {**level, "use_regex": True},
+        "model": _bpe(merges, whole=cut.whole),
+        "bos": cut.bos,
+        "eos": False,
+    }
+
+
+def _sentencepiece(file: GgufFile, tokens: Sequence[str], kinds: Sequence[int]) -> dict[str, Any]:
+    """A space is a letter of its own, and one is put before the text unless the file says otherwise."""
+    scores = file.metadata.get("tokenizer.ggml.scores") or []
+    if len(scores) != len(tokens):
+        raise ExportError(
+            f"{file.path}: tokenizer.ggml.scores has {len(scores)} numbers for {len(tokens)} tokens; {ADVICE}"
+        )
+    prefix = bool(file.metadata.get("tokenizer.ggml.add_space_prefix", True))
+    if file.architecture.startswith("gemma"):  # merges are in the order of their tokens, not of their scores
+        tokens, scores = _with_spaces(tokens), [-float(number) for number in range(len(tokens))]
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    start = [{"type": "Prepend", "prepend": SPACE}] if prefix else []
+    ends = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
+    back = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+    joined = [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *ends]
+    unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == UNKNOWN), None)
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": [*start, spaces]},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": joined},
+        "model": {
+            **_bpe(implied_merges(tokens, scores)),
+            "unk_token": unknown,
+            "fuse_unk": True,
+            "byte_fallback": True,
+        },
+        "bos": True,
+        "eos": False,
+    }
+
+
+def implied_merges(tokens: Sequence[str], scores: Sequence[float]) -> list[list[str]]:
+    """Returns the merges of a sentencepiece vocabulary, best first: all cuts of a token into two, by its score, as
+    transformers' convert_slow_tokenizer.py orders them."""
+    ids = {token: number for number, token in enumerate(tokens)}
+    merges = []
+    for token, score in zip(tokens, scores, strict=True):
+        cuts = [(token[:at], token[at:]) for at in range(1, len(token))]
+        known = sorted(((ids[left], ids[right]), left, right) for left, right in cuts if left in ids and right in ids)
+        merges += [(score, left, right) for _, left, right in known]
+    merges.sort(key=lambda each: (each[0], len(each[1]), len(each[2])), reverse=True)
+    return [[left, right] for _, left, right in merges]
+
+
+def _bpe(merges: list[list[str]], *, whole: bool = False) -> dict[str, Any]:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": whole,
+        "vocab": {},
+        "merges": merges,
+    }
+
+
+def _template(file: GgufFile, special: Mapping[str, str], add: Mapping[str, bool]) -> dict[str, Any] | None:
+    """What is put around a text."""
+    names = {name: special.get(f"{name}_token") for name, wanted in add.items() if wanted}
+    if not names:
+        return None
+    if missing := [name for name, token in names.items() if token is None]:
+        raise ExportError(f"{file.path}: texts get a {missing[0]} token, but the file does not say which; {ADVICE}")
+
+    def around(letter: str, kind: int) -> list[dict[str, Any]]:
+        text = {"Sequence": {"id": letter, "type_id": kind}}
+        put = {name: {"SpecialToken": {"id": token, "type_id": kind}} for name, token in names.items()}
+        return [*([put["bos"]] if "bos" in put else []), text, *([put["eos"]] if "eos" in put else [])]
+
+    tokens = file.metadata["tokenizer.ggml.tokens"]
+    ids = {token: {"id": token, "ids": [tokens.index(token)], "tokens": [token]} for token in names.values()}
+    pair = [*around("A", 0), *around("B", 1)]
+    return {"type": "TemplateProcessing", "single": around("A", 0), "pair": pair, "special_tokens": ids}
+
+
+def _with_spaces(tokens: Sequence[str]) -> list[str]:
+    """Gemma's tokens of several spaces as its vocabulary spells them; the converter writes plain spaces."""
+    return [SPACE * len(token) if token and not token.strip(" ") else token for token in tokens]
+
+
+def _listed(file: GgufFile, key: str) -> list[str]:
+    value = file.metadata.get(f"tokenizer.ggml.{key}")
+    if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value):
+        raise ExportError(f"{file.path}: metadata tokenizer.ggml.{key} is missing or no list of texts; {ADVICE}")
+    return value
+
+
+def _token_id(file: GgufFile, name: str, count: int) -> int | None:
+    """An id of the metadata; None for one that says that there is none: -1, which is stored without its sign, and for
+    one beyond the tokens, which no text can hold."""
+    value = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
+    if value is not None and type(value) is not int:
+        raise ExportError(f"{file.path}: {name}_token_id is {value!r}, but must be a whole number; {ADVICE}")
+    return value if value is not None and 0 <= value < (count or 1 << 31) else None

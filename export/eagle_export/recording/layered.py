@@ -1,0 +1,145 @@
+"""Runs a target that does not fit into the memory: transformers' own code, with the weights of one layer at a time.
+
+The model is built without weights. Its forward pass runs once per text with layers that only note what they are called
+with: masks, positions and rotations depend on no weight. Then each layer in turn gets its weights, reads all texts and
+loses them again.
+
+Shapes: T tokens of a text, H hidden, R rows of logits, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eagle_calib.errors import CalibrationError
+from eagle_export.base.errors import ExportError
+from eagle_export.base.quiet import quiet
+from eagle_export.graphs.graphs import rotary_modules
+from eagle_export.graphs.trace import real_scales
+from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
+from eagle_export.reading.families.config import read_config
+from eagle_export.reading.families.fused_experts import fused_experts, read_fused
+from eagle_export.reading.families.registry import family_of
+from eagle_export.reading.families.source import attention_of
+from eagle_export.recording.continuations import first_line
+
+ROWS = 1 << 13  # of the LM head that are read at a time
+
+
+@contextmanager
+def run_errors(checkpoint: Checkpoint) -> Iterator[None]:
+    """Raises ExportError for what transformers raises while it runs a checkpoint."""
+    try:
+        yield
+    except (ExportError, CalibrationError, OSError):
+        raise
+    except Exception as error:  # transformers raises many kinds
+        raise ExportError(
+            f"transformers does not run {checkpoint.folder} layer by layer ({first_line(error)})"
+        ) from None
+
+
+def layer_numbers(checkpoint: Checkpoint) -> int:
+    """Numbers in the weights of one decoder layer, the first."""
+    return sum(math.prod(each.shape) for name, each in checkpoint.tensors.items() if ".layers.0." in name)
+
+
+class LayeredModel:
+    """A checkpoint's model in fp32 and some texts of token ids. hidden: of each text what the next layer reads, [1, T,
+    H]. next: the number of the next layer."""
+
+    def __init__(self, checkpoint: Checkpoint, texts: Sequence[Sequence[int]]) -> None:
+        self._checkpoint = checkpoint
+        self._family = family_of(checkpoint)
+        experts = self._family.experts
+        names = {name: name if experts is None else experts.parameter(name) for name in checkpoint.tensors}
+        self._stored = {new: checkpoint.tensors[name] for name, new in names.items()}
+        config = read_config(self._family, checkpoint)
+        with torch.device("meta"), quiet("transformers"):
+            model = self._family.model_class()._from_config(
+                config, attn_implementation=attention_of(checkpoint), dtype=torch.float32
+            )
+        model.eval()
+        for parent, name, rotary in rotary_modules(model):
+            setattr(parent, name, type(rotary)(config=rotary.config).eval())
+        real_scales(model)
+        self.config, self._model = model.config, model.model
+        self._load(self._model.norm, "model.norm.")
+        self.hidden: list[Tensor] = []
+        self.next = 0
+        self._calls: list[list[tuple[Any, Any]]] = []  # of each text its layers' arguments but for the first
+        self._note_calls(texts)
+
+    @property
+    def layers(self) -> Sequence[nn.Module]:
+        """The decoder layers, without weights."""
+        layers: Sequence[nn.Module] = self._model.layers
+        return layers
+
+    @torch.inference_mode()
+    def run_layer(self) -> Iterator[int]:
+        """Loads the next layer, reads every text and frees it. Yields the number of each text before it is read."""
+        layer = self.layers[self.next]
+        self._load(layer, f"model.layers.{self.next}.")
+        for text in range(len(self.hidden)):
+            yield text
+            arguments, named = self._calls[text][self.next]
+            self.hidden[text] = layer(self.hidden[text], *arguments, **named)
+        layer.to("meta")
+        self.next += 1
+
+    @torch.inference_mode()
+    def last_hidden(self, text: int) -> Tensor:
+        """Returns [1, T, H] after the last norm, which the LM head reads."""
+        normed: Tensor = self._model.norm(self.hidden[text])
+        return normed
+
+    @torch.inference_mode()
+    def logits(self, rows: Tensor) -> Tensor:
+        """rows: [R, H] after the last norm. Returns [R, V]."""
+        tensors = self._checkpoint.tensors
+        weight = tensors.get(LM_HEAD, tensors[EMBEDDING])
+        bounds = range(0, weight.shape[0], ROWS)
+        parts = [rows @ weight.rows(start, min(start + ROWS, weight.shape[0])).float().T for start in bounds]
+        return self._family.logits(self.config, torch.cat(parts, -1))
+
+    def _load(self, module: nn.Module, prefix: str) -> None:
+        weights: dict[str, Tensor] = {}
+        for name, experts in fused_experts(module):
+            weights |= read_fused(experts, prefix + name, self._stored)
+        for name, _ in module.named_parameters():
+            if prefix + name not in weights:
+                weights[prefix + name] = self._stored[prefix + name].read().float()
+        module.load_state_dict({name.removeprefix(prefix): each for name, each in weights.items()}, assign=True)
+
+    @torch.inference_mode()
+    def _note_calls(self, texts: Sequence[Sequence[int]]) -> None:
+        """Reads each text with an embedding of its tokens alone, and with layers that only note their arguments."""
+        ids = sorted({token for text in texts for token in text})
+        place = {token: number for number, token in enumerate(ids)}
+        embedding = self._model.embed_tokens
+        embedding.weight = nn.Parameter(self._checkpoint.tensors[EMBEDDING].read()[ids].float(), requires_grad=False)
+        embedding.padding_idx = None
+        calls: list[tuple[Any, Any]] = []
+
+        def note(hidden: Tensor, *arguments: Any, **named: Any) -> Tensor:
+            if not calls:
+                self.hidden.append(hidden)
+            calls.append((arguments, named))
+            return hidden
+
+        for layer in self.layers:
+            layer.forward = note
+        for text in texts:
+            calls = []
+            self._model(input_ids=torch.tensor([[place[token] for token in text]]), use_cache=False)
+            self._calls.append(calls)
+        for layer in self.layers:
+            del layer.forward
+        embedding.to("meta")

@@ -1,0 +1,110 @@
+"""A source's greedy continuations where it does not fit into the memory: its bundle drafts them, and the source, run
+layer by layer (layered.py), verifies what was drafted.
+
+One run of the layers reads all weights from the disk, and gives the source's token after every token of all texts. The
+source's own are those up to and with the first that was drafted otherwise; the bundle drafts again from there, as in
+greedy speculative decoding. A bundle that follows its source closely takes two or three runs.
+
+Shapes: T tokens of a text, H hidden, R rows of logits, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eagle_export.base.errors import ExportError
+from eagle_export.reading.checkpoint import Checkpoint
+from eagle_export.recording.continuations import Continuation
+from eagle_export.recording.layered import LayeredModel, run_errors
+from eagle_runtime.base.tree import Float
+
+Draft = Callable[[list[int], int], list[int]]  # a text, the most tokens -> greedy tokens after it, one or more
+
+
+@dataclass(slots=True)
+class Verified:
+    """The source's tokens after a prompt, with the logits [1, V] of each, and its hidden states [1, T, H] for all but
+    the last token: by tap, the embedding first, and -1 for the last one, after the last norm."""
+
+    prompt: list[int]
+    tokens: list[int] = field(default_factory=list)
+    rows: list[Float] = field(default_factory=list)
+    hidden: dict[int, Tensor] = field(default_factory=dict)
+
+    def continuation(self) -> Continuation:
+        """Without the hidden states."""
+        return Continuation(self.prompt, self.tokens, np.concatenate(self.rows))
+
+
+def verified_continuations(
+    source: Checkpoint,
+    prompts: Sequence[Sequence[int]],
+    draft: Draft,
+    eos: Collection[int],
+    most: int,
+    taps: Collection[int] = (),
+    report: Callable[[str], None] = lambda step: None,
+) -> list[Verified]:
+    """Returns the source's greedy tokens after each prompt: at most `most`, up to the first eos, included.
+
+    draft: the bundle's tokens. taps: hidden states to keep. report: called with what is being done. Raises ExportError
+    if transformers cannot run the source or its logits are not finite."""
+    texts = [Verified(list(prompt)) for prompt in prompts]
+    run = 0
+    while rest := [text for text in texts if len(text.tokens) < most and not (text.tokens and text.tokens[-1] in eos)]:
+        run += 1
+        report(f"comparing with the source (run {run}, the bundle drafts)")
+        drafts = [draft([*text.prompt, *text.tokens], most - len(text.tokens)) for text in rest]
+        with run_errors(source):
+            _verify(source, rest, drafts, eos, taps, partial(_show, report, run))
+    return texts
+
+
+def _show(report: Callable[[str], None], run: int, layer: int, layers: int) -> None:
+    report(f"comparing with the source (run {run}, layer {layer} of {layers})")
+
+
+@torch.inference_mode()
+def _verify(
+    source: Checkpoint,
+    texts: Sequence[Verified],
+    drafts: Sequence[Sequence[int]],
+    eos: Collection[int],
+    taps: Collection[int],
+    report: Callable[[int, int], None],
+) -> None:
+    """Adds the tokens that one run of the source gives."""
+    model = LayeredModel(
+        source, [[*text.prompt, *text.tokens, *new[:-1]] for text, new in zip(texts, drafts, strict=True)]
+    )
+    states: list[dict[int, Tensor]] = [{} for _ in texts]
+    while True:
+        if model.next in taps:
+            for number, hidden in enumerate(model.hidden):
+                states[number][model.next] = hidden
+        if model.next == len(model.layers):
+            break
+        report(model.next + 1, len(model.layers))
+        for _ in model.run_layer():
+            pass
+    for number, kept in enumerate(states):
+        kept[-1] = model.last_hidden(number)
+    ends = torch.cat([kept[-1][0, -len(new) :] for kept, new in zip(states, drafts, strict=True)])
+    logits = model.logits(ends).float().numpy()
+    if not np.isfinite(logits).all():
+        raise ExportError(f"the logits of {source.folder} are not finite")
+    for text, new, kept in zip(texts, drafts, states, strict=True):
+        own, logits = logits[: len(new)], logits[len(new) :]
+        wanted = own.argmax(-1).tolist()
+        last = (place for place in range(len(new)) if wanted[place] != new[place] or wanted[place] in eos)
+        right = next(last, len(new) - 1) + 1
+        text.tokens += wanted[:right]
+        text.rows += [own[place : place + 1].copy() for place in range(right)]
+        length = len(text.prompt) + len(text.tokens) - 1
+        text.hidden = {tap: hidden[:, :length] for tap, hidden in kept.items()}

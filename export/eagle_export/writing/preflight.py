@@ -1,0 +1,159 @@
+"""What an export will need, from shapes alone: disk, memory and time. It is refused before any work if they lack.
+
+The time is an estimate from small pieces of the same work, timed on this machine (pace.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from eagle_runtime.machine.host import free_memory
+
+from eagle_calib.folder import KEPT, work_folder
+from eagle_calib.replay import GOLDEN_TEXTS, GOLDEN_TOKENS
+from eagle_export.base.destination import check_space, folder_bytes, free_space
+from eagle_export.base.errors import ExportError
+from eagle_export.base.parted import PART
+from eagle_export.graphs.pair import Pair
+from eagle_export.inspection.graph_shapes import draft_shapes, target_shapes
+from eagle_export.inspection.sizes import GraphShapes, graph_bytes
+from eagle_export.reading.source_memory import MEMORY_MARGIN
+from eagle_export.recipes.compensation import SWEEPS
+from eagle_export.recipes.plan import AUTO, RECIPES
+from eagle_export.recording.layered import layer_numbers
+from eagle_export.recording.recording import Way
+from eagle_export.recording.self_calibration import KEPT as ROWS
+from eagle_export.writing.pace import measure
+
+# Rough values that were set by hand, not fitted to measurements: memory is an estimate (docs/large_models.md).
+PROGRAM = 800 * 10**6  # bytes of memory before any weight is read: libraries, and the traced graphs
+COPIES = 6  # fp32 copies of a part that rounding works with
+PASSES = 0.5 + SWEEPS  # products [K, K] x [K, N] that compensated rounding computes
+SMALL = 10**7  # numbers of a target that is exported in seconds on any machine
+NOTABLE = 60.0  # seconds; needs of a shorter export are not printed
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """disk, memory: bytes. seconds: about how long the export takes once its graphs are traced."""
+
+    disk: int
+    memory: int
+    seconds: float
+
+    def check(self, bundle: Path) -> None:
+        """Raises ExportError if the disk or the memory is too small. What an export that was stopped has written is no
+        longer needed."""
+        check_space(bundle.parent, self.disk - kept_bytes(bundle))
+        free = free_memory()
+        if free is not None and self.memory > free:
+            raise ExportError(
+                f"exporting takes {self.memory / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free; end other "
+                "programs, or export on a larger machine"
+            )
+
+    def line(self, bundle: Path) -> str:
+        """The requirement, and what is there."""
+        free = free_memory()
+        memory = "" if free is None else f" ({free / 1e9:.1f} free)"
+        finished = kept_bytes(bundle)
+        rest = f"; {finished / 1e9:.1f} GB are there from before" if finished else ""
+        return (
+            f"takes about {_duration(self.seconds)}, {self.disk / 1e9:.1f} GB of disk "
+            f"({free_space(bundle.parent) / 1e9:.1f} free) and {self.memory / 1e9:.1f} GB of memory{memory}{rest}"
+        )
+
+
+def requirement_of(
+    pair: Pair,
+    backend: str,
+    precisions: Mapping[str, str],
+    way: Way | None,
+    place: Path,
+    *,
+    calibrated: bool,
+    certify: bool,
+) -> Requirement:
+    """What an export needs. precisions: of graph "target" and, if there is a head, "draft". way: how inputs are
+    recorded, None for not at all. place: where it is written. calibrated: whether a calibration was given. certify:
+    whether the bundle is compared with its source."""
+    shapes = _shapes(pair)
+    precisions = {name: "int8" if each == AUTO else each for name, each in precisions.items()}  # no wider than int8
+    recipe = RECIPES[backend][precisions["target"]]
+    traced, quantised = (4 if recipe.traced == "fp32" else 2), recipe.target(None) != ()
+    stored = sum(graph_bytes(each, backend, precisions[name], name).stored for name, each in shapes.items())
+    numbers = sum(math.prod(tensor.shape) for tensor in pair.target.tensors.values())
+    sources = sum(math.prod(tensor.shape) * 2 for tensor in pair.target.tensors.values())
+    sizes = [layer.shape for each in shapes.values() for layer in each.layers] + [
+        (h, v) for each in shapes.values() for v, h in [each.table[1]]
+    ]
+    compensated = quantised and (way is not None or calibrated)
+    working = max(_working(k, n, traced, quantised, compensated) for k, n in sizes)
+    flops = sum(2.0 * PASSES * k * k * n * each.count for each in shapes["target"].layers for k, n in [each.shape])
+    seconds = 0.0
+    if numbers > SMALL:
+        pace = measure(place.parent, 4 if "int4" in precisions["target"] else 8)
+        seconds += (sources + 2 * stored) / pace.disk
+        if quantised:
+            seconds += flops / pace.flops + numbers * pace.compensating if compensated else numbers * pace.rounding
+        if way is not None:
+            seconds += 2.0 * _read_by_a_row(pair) * ROWS / pace.flops * (2 if way == "whole" else 1)
+        if certify:
+            seconds += 4 * _read_by_a_row(pair) * GOLDEN_TOKENS * len(GOLDEN_TEXTS) / pace.bandwidth
+    if way == "whole":
+        working = max(working, int(MEMORY_MARGIN * 4 * numbers))
+    if way == "layers":
+        working = max(working, 4 * layer_numbers(pair.target) + 16 * ROWS * int(pair.config.hidden_size))
+        stored += _spilled(pair)
+    return Requirement(stored, PROGRAM + working, seconds)
+
+
+def kept_bytes(bundle: Path) -> int:
+    """Bytes of what an export to this place that was stopped has finished."""
+    return folder_bytes(work_folder(bundle) / KEPT)
+
+
+def _shapes(pair: Pair) -> dict[str, GraphShapes]:
+    head = pair.head
+    official, config = (None, None) if head is None else (head.checkpoint, head.config)
+    shapes = {"target": target_shapes(pair.family, pair.target, official, config)}
+    if official is not None and config is not None:
+        shapes["draft"] = draft_shapes(pair.target, official, config)
+    return shapes
+
+
+def _working(k: int, n: int, traced: int, quantised: bool, compensated: bool) -> int:
+    """Bytes that writing a weight [K, N] takes: what is written, levels before they are packed, parts in fp32, and two
+    matrices of the inputs' products."""
+    part = min(k * n, max(PART, 64 * k))
+    if not quantised:
+        return traced * k * n + 8 * part
+    return 2 * k * n + 4 * COPIES * part + (3 * 4 * k * k + 4 * ROWS * k if compensated else 0)
+
+
+def _read_by_a_row(pair: Pair) -> int:
+    """Parameters that one row needs: of the experts, those that it chooses."""
+    experts = pair.family.experts
+    share = 1.0 if experts is None else int(pair.config.num_experts_per_tok) / experts.count(pair.config)
+    return sum(
+        int(math.prod(tensor.shape) * (share if ".experts." in name else 1.0))
+        for name, tensor in pair.target.tensors.items()
+    )
+
+
+def _spilled(pair: Pair) -> int:
+    """Bytes of recorded inputs: per layer those of q, o, gate and down, the latter two of each expert of a row."""
+    config, experts = pair.config, pair.family.experts
+    hidden, wide = int(config.hidden_size), int(config.num_attention_heads) * pair.head_dim
+    mlp = hidden + int(config.intermediate_size)
+    if experts is not None:
+        mlp = max(mlp, int(config.num_experts_per_tok) * (hidden + experts.width(config)))
+    return 4 * ROWS * int(config.num_hidden_layers) * (hidden + wide + mlp)
+
+
+def _duration(seconds: float) -> str:
+    minutes = max(1, round(seconds / 60))
+    return f"{minutes} min" if minutes < 100 else f"{minutes / 60:.0f} h"

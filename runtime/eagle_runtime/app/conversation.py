@@ -1,0 +1,349 @@
+"""Conversations: messages that outlive an answer, with the rows that both models have read of them.
+
+    chat = model.conversation([{"role": "system", "content": "Answer in one line."}])
+    for piece in chat.send("What is a tree?", max_new_tokens=60): ...
+    chat.send("And a forest?")      # reads this question alone
+
+Messages are the truth: whatever is changed in them, the next turn reads what differs from what was read before, and
+answers as a new conversation with the same messages and the same seed would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from eagle_runtime.app.conversation_file import (
+    ADVICE,
+    FORMAT,
+    Saved,
+    as_json,
+    checked_notes,
+    identity_of,
+    pack,
+    read,
+    write,
+)
+from eagle_runtime.app.output import Output
+from eagle_runtime.app.result import PastTurn, Usage
+from eagle_runtime.app.slots import Slot, Slots
+from eagle_runtime.app.turn import Turn
+from eagle_runtime.base.arguments import checked_int, short_repr
+from eagle_runtime.base.errors import BusyError, ClosedError, ConversationFileError, RequestError
+from eagle_runtime.opening.loading import HEAD_SCRATCH, OpenBundle
+from eagle_runtime.text.tokenizer import Message, Text
+
+OnEnd = Callable[[Output, int, "Usage | None"], None]  # what was answered, its seed, and its figures
+PATIENCE_S = 60.0  # for the running step of a turn that was cancelled
+
+
+class Host(Protocol):
+    """What a conversation asks of its model (EagleModel)."""
+
+    text: Text
+    context: int
+    slots: Slots
+    bundle: OpenBundle
+
+    def checked_prompt(self, prompt: str | Sequence[int]) -> list[int]:
+        """Returns ids that fit the context. Raises RequestError, ContextError."""
+
+    def turn_in(self, slot: Slot, prompt: list[int], on_end: OnEnd, settings: dict[str, Any]) -> Turn:
+        """Returns a turn that answers a text whose beginning the slot may hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A text that was read and answered. text: the prompt that the template made, and the answer; ids: its tokens."""
+
+    text: str
+    ids: tuple[int, ...]
+
+
+class Conversation:
+    """Messages, and what the models have read of them. Made by `EagleModel.conversation`.
+
+    One turn at a time: as long as it goes on, calls that would change the conversation raise BusyError. Properties may
+    be read from any thread. A turn that is cancelled or left early keeps what was answered so far as the answer; one
+    that ends before its first token leaves the messages as they were before it."""
+
+    def __init__(
+        self,
+        model: Host,
+        messages: Sequence[Message] = (),
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Use `EagleModel.conversation`."""
+        self._model = model
+        self._messages = [_copied(message) for message in messages]
+        self._tools = None if tools is None else [dict(tool) for tool in tools]
+        self._template_kwargs = dict(template_kwargs or {})
+        self._written = Written("", ())
+        self._turns: list[PastTurn] = []
+        self._turn: weakref.ref[Turn] | None = None
+        self._lock = threading.RLock()
+        self._closed = False
+        self.slot = model.slots.new()
+        self.kv_note: str | None = None  # why the rows of a file were not taken
+        self.notes: dict[str, str] = {}  # strings of the application, saved with the conversation
+
+    # What it holds
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """A copy of the messages."""
+        with self._lock:
+            return [_copied(message) for message in self._messages]
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens of the last prompt and its answer."""
+        return self._written.ids
+
+    @property
+    def room(self) -> int:
+        """Tokens that the context still holds after them."""
+        return self._model.context - len(self._written.ids)
+
+    @property
+    def turns(self) -> tuple[PastTurn, ...]:
+        """The turns that have ended, in order; of a text without messages the last one."""
+        with self._lock:
+            return tuple(self._turns)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes allocated for keys and values of both models."""
+        return self.slot.nbytes
+
+    @property
+    def kv_rows(self) -> int:
+        """Tokens of the text whose rows the target holds."""
+        return self.slot.rows(self._written.ids)
+
+    @property
+    def kv_status(self) -> str:
+        """ "resident" where rows are held, or why there are none."""
+        return "resident" if self.kv_rows else self.kv_note or self.slot.note or "nothing was read yet"
+
+    # Turns
+
+    def send(self, message: str | Message, *, wait: bool = False, **settings: Any) -> Turn:
+        """Append a message, by the user if it is text, and answer it.
+
+        wait: for a running turn's end, in place of a BusyError. settings: as in `EagleModel.stream`. The answer is
+        appended at the turn's end. Raises RequestError, TemplateError, ContextError and BusyError at once."""
+        with self._free(wait):
+            new = {"role": "user", "content": message} if isinstance(message, str) else _copied(message)
+            return self._answer([*self._messages, new], settings)
+
+    def regenerate(self, *, wait: bool = False, **settings: Any) -> Turn:
+        """Answer the last message that is not an answer again, with a new seed unless one is given. Arguments and
+        errors as in `send`."""
+        with self._free(wait):
+            messages = self._messages.copy()
+            while messages and messages[-1].get("role") == "assistant":
+                messages.pop()
+            if not messages:
+                raise RequestError("there is no message to answer; send one")
+            return self._answer(messages, settings)
+
+    def complete(self, prompt: str | Sequence[int], *, wait: bool = False, **settings: Any) -> Turn:
+        """Go on from a text, without a template. prompt: the whole text, or its ids; what it has in common with the
+        text before is not read again. Raises RequestError for a conversation that has messages."""
+        with self._free(wait):
+            if self._messages:
+                raise RequestError("the conversation has messages; send one, or open a conversation without any")
+            ids = self._model.checked_prompt(prompt)
+            return self._start(ids, None, self._messages, settings)
+
+    def _answer(self, messages: list[dict[str, Any]], settings: dict[str, Any]) -> Turn:
+        text = self._model.text
+        rendered = text.render(messages, tools=self._tools, template_kwargs=self._template_kwargs)
+        text.check_tools(self._tools)
+        written, rest = self._written, None
+        if written.text and rendered.startswith(written.text):
+            rest = text.encode_after(rendered[len(written.text) :])
+        ids = text.encode_rendered(rendered) if rest is None else [*written.ids, *rest]
+        return self._start(self._model.checked_prompt(ids), rendered, messages, settings)
+
+    def _start(
+        self, ids: list[int], rendered: str | None, messages: list[dict[str, Any]], settings: dict[str, Any]
+    ) -> Turn:
+        """rendered: the prompt's text; None for a text without messages."""
+        before, self._messages = self._messages, messages
+
+        def ended(output: Output, seed: int, usage: Usage | None) -> None:
+            with self._lock:
+                if not output.token_ids:
+                    self._messages = before
+                    return
+                assert output.stop is not None
+                kept = output.kept - (output.stop.kind in ("eos", "stop_token"))
+                self._written = Written((rendered or "") + output.text, (*ids, *output.token_ids[:kept]))
+                if rendered is None:  # a text that goes on for ever keeps no list of how it came about
+                    self._turns.clear()
+                self._turns.append(PastTurn(seed, output.stop, usage))
+                if rendered is not None:
+                    self._messages = [*messages, {"role": "assistant", "content": output.text}]
+
+        try:
+            turn = self._model.turn_in(self.slot, ids, ended, settings)
+        except BaseException:
+            self._messages = before
+            raise
+        self.kv_note = None
+        self._turn = weakref.ref(turn)
+        return turn
+
+    # Changes between turns
+
+    def edit(self, index: int, content: Any) -> None:
+        """Replace the content of a message. Raises RequestError, BusyError."""
+        with self._free(wait=False):
+            place = checked_int("index", index, 0, max(0, len(self._messages) - 1))
+            if not self._messages:
+                raise RequestError("the conversation has no messages to edit; send one")
+            messages = self._messages.copy()
+            messages[place] = {**messages[place], "content": content}
+            self._messages = messages
+
+    def rollback(self, *, to: int) -> None:
+        """Keep the first `to` messages. Raises RequestError, BusyError."""
+        with self._free(wait=False):
+            self._messages = self._messages[: checked_int("to", to, 0, len(self._messages))]
+
+    def fork(self) -> Conversation:
+        """Returns a conversation with the same messages, which goes its own way. The rows are copied when it first
+        runs. Raises BusyError."""
+        with self._free(wait=False):
+            other = Conversation(self._model, self._messages, tools=self._tools, template_kwargs=self._template_kwargs)
+            other._written, other._turns = self._written, self._turns.copy()
+            other.slot.copy_from(self.slot)
+            return other
+
+    def save(
+        self,
+        path: str | Path,
+        *,
+        kv: bool = True,
+        max_bytes: int | None = None,
+        notes: Mapping[str, str] | None = None,
+    ) -> int:
+        """Write the conversation to a file, which is the old one or the complete new one at any time. Returns its
+        bytes.
+
+        kv: with the rows, so that nothing is read again where the same bundle, engine and processor load it. max_bytes:
+        RequestError for a larger file, before anything is written. notes: strings of the application, 64 KiB at most;
+        None keeps those that were loaded. Raises ConversationFileError, RequestError, BusyError."""
+        with self._free(wait=False):
+            self.notes = self.notes if notes is None else checked_notes(notes)
+            rows = self.slot.snapshot() if kv else None
+            head = None if rows is None else rows.head
+            saved = Saved(
+                format=FORMAT,
+                identity=identity_of(self._model.bundle),
+                messages=as_json("a message", self._messages),
+                tools=as_json("a tool", self._tools),
+                template_kwargs=as_json("template_kwargs", self._template_kwargs),
+                written=self._written.text,
+                turns=tuple(self._turns),
+                notes=self.notes,
+                first=0 if head is None else head.first,
+                noted_from=0 if head is None else head.noted_from,
+            )
+            content = pack(saved, self._written.ids, rows)
+        if max_bytes is not None and len(content) > max_bytes:
+            raise RequestError(
+                f"the file would have {len(content)} bytes, but max_bytes is {max_bytes}; raise it, or pass kv=False"
+            )
+        write(Path(path), content)
+        return len(content)
+
+    @classmethod
+    def load(cls, model: Host, path: str | Path) -> Conversation:
+        """Use `EagleModel.load_conversation`."""
+        most = 2 * (model.context + HEAD_SCRATCH) * model.slots.shared[0].token_bytes
+        saved, ids, rows = read(Path(path), most)
+        identity = identity_of(model.bundle)
+        if saved.identity.text != identity.text:
+            raise ConversationFileError(f"{path} is of a model with another tokenizer; {ADVICE}")
+        if ids and max(ids) >= model.bundle.manifest.target.vocab_size:
+            raise ConversationFileError(f"{path} holds ids outside the vocabulary; {ADVICE}")
+        try:
+            chat = cls(
+                model,
+                json.loads(saved.messages),
+                tools=json.loads(saved.tools),
+                template_kwargs=json.loads(saved.template_kwargs),
+            )
+        except (ValueError, TypeError, RequestError):
+            raise ConversationFileError(f"{path} holds messages that are none; {ADVICE}") from None
+        chat._written, chat._turns, chat.notes = Written(saved.written, ids), list(saved.turns), saved.notes
+        chat.kv_note = saved.identity.difference(identity)
+        if rows is not None and chat.kv_note is None:
+            chat.kv_note = chat.slot.restore(rows, model.context)
+        return chat
+
+    def drop_kv(self) -> None:
+        """Free the rows; the next turn reads the text again. Raises BusyError."""
+        with self._free(wait=False):
+            self.slot.drop("dropped by drop_kv")
+
+    def close(self) -> None:
+        """Cancel the running turn, wait for its step, free the rows; a second call does nothing."""
+        self._closed = True
+        if (turn := self._open_turn()) is not None:
+            turn.close()
+            turn.wait(PATIENCE_S)
+        self.slot.close()
+
+    def __enter__(self) -> Conversation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open_turn(self) -> Turn | None:
+        turn = None if self._turn is None else self._turn()
+        return None if turn is None or turn.done else turn
+
+    @contextlib.contextmanager
+    def _free(self, wait: bool) -> Iterator[None]:
+        """Within the block the conversation is in no turn, and no other thread begins one. Raises ClosedError,
+        BusyError."""
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise ClosedError("the conversation is closed; open another one with model.conversation()")
+                if (turn := self._open_turn()) is None:
+                    yield
+                    return
+            self._await_end(turn, wait)
+            del turn
+
+    def _await_end(self, turn: Turn, wait: bool) -> None:
+        """Return when a turn has ended. Raises BusyError where that is not waited for."""
+        if turn.cancelled:
+            turn.close()
+            if not turn.wait(PATIENCE_S):
+                raise BusyError("the turn that was cancelled is still in a step; call again when it has ended")
+        elif wait:
+            turn.wait()
+        else:
+            raise BusyError("the conversation is in a turn; let it end, cancel it, or pass wait=True")
+
+
+def _copied(message: Any) -> dict[str, Any]:
+    """Returns a copy of a message; raises RequestError for what is none."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise RequestError(f"a message is {short_repr(message)}, but must be a dict with a role and content")
+    return dict(message)

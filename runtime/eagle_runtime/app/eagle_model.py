@@ -1,0 +1,348 @@
+"""EagleModel: a bundle, loaded and ready to decode. What applications use."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+from eagle_runtime.app.conversation import Conversation, OnEnd
+from eagle_runtime.app.output import Output
+from eagle_runtime.app.request import Request, request_of
+from eagle_runtime.app.result import Result
+from eagle_runtime.app.slots import Memory, Slot, Slots
+from eagle_runtime.app.turn import Turn, TurnState, Work, decode
+from eagle_runtime.base.arguments import checked_int, short_repr
+from eagle_runtime.base.errors import ClosedError, ContextError, RequestError
+from eagle_runtime.base.tree import Float
+from eagle_runtime.core.decoding_state import DecodingState
+from eagle_runtime.core.generate import steps
+from eagle_runtime.core.head import HeadOfText
+from eagle_runtime.core.session import Session
+from eagle_runtime.core.threads.scheduler import Lease, Scheduler
+from eagle_runtime.drafting.costs.measurement import measure
+from eagle_runtime.drafting.costs.model import Costs
+from eagle_runtime.drafting.coupling import GumbelRanker, NoiseWeight, RankedHead
+from eagle_runtime.drafting.methods import NO_HEAD
+from eagle_runtime.opening.datastore_file import with_datastore
+from eagle_runtime.opening.draft_bundle import with_draft_bundle
+from eagle_runtime.opening.habits_file import HabitsFile
+from eagle_runtime.opening.loading import OpenBundle, Progress, open_bundle
+from eagle_runtime.sampling.sampler import Sampler, SamplingParams
+from eagle_runtime.session.counters import CountedSession, Counters
+from eagle_runtime.text.tokenizer import Message
+
+Prompt = str | Sequence[int] | Sequence[Message]
+
+
+class EagleModel:
+    """A loaded bundle: target, head if it has one, their caches, tokenizer.
+
+    Any thread may call any method; a model decodes one text at a time.
+
+    - Calls of `generate` from several threads wait for each other and run in order of arrival.
+    - A stream holds the model from its first piece until it ends, is closed or dropped. Meanwhile other threads get a
+      BusyError, since the stream may never end. A newer generation in the stream's own thread (the one that asked for a
+      piece last) ends it: the next piece then raises RequestError. `score` is such a stream.
+    - Twins decode at the same time, step by step in order of arrival. The caller's own code runs between steps, also
+      on_cycle; only a `drafter` of the caller's runs within a step.
+    - `close` waits for the running step. All later calls raise ClosedError, on twins too, and so does every call in a
+      process that was forked after the model was loaded."""
+
+    def __init__(self, bundle: OpenBundle) -> None:
+        """Use `EagleModel.load`."""
+        self.manifest = bundle.manifest
+        self.context = bundle.context
+        self.backend = bundle.backend
+        self.threads = bundle.threads
+        self.passed_over = bundle.passed_over
+        self.row_check = bundle.row_check
+        self.notice = bundle.notice
+        self.text = bundle.text
+        self.bundle = bundle
+        self._engines = bundle.engines
+        self._engines.users.add(self)
+        self._target = bundle.target
+        self._head = bundle.head
+        self._state = bundle.state()
+        self._costs = bundle.costs
+        self._acceptance = bundle.acceptance
+        self._scheduler = Scheduler(self._engines)
+        own = self._new_state if bundle.on_cpu else None
+        self.slots = Slots(self._engines, own, (self._state, self._scheduler), bundle.kv_budget)
+        self._executor: ThreadPoolExecutor | None = None
+        self._worker_lock = threading.Lock()
+
+    @classmethod
+    def load(
+        cls,
+        bundle: str | Path,
+        *,
+        backend: str = "auto",
+        context: int | None = None,
+        threads: int | None = None,
+        check_hashes: bool | Literal["once"] = True,
+        kv_budget: int | None = None,
+        draft_bundle: str | Path | None = None,
+        datastore: str | Path | None = None,
+        habits: str | Path | None = None,
+        on_progress: Progress | None = None,
+    ) -> EagleModel:
+        """Load a bundle folder.
+
+        backend: one of backends.BACKENDS, or "auto" for the first of them that the bundle was made for and that works
+        on this machine. `model.backend` is the one in use, `model.passed_over` has the reason against each one before
+        it, `model.notice` a warning, also logged, if "auto" runs engine files of the bundle. context: tokens of prompt
+        and output that the caches hold; None takes the model's limit, at most 4096. threads: of a forward pass on the
+        CPU; None takes the number of physical cores, or what a container's quota pays for. check_hashes: compare the
+        SHA-256 of every file that the backend reads (a second per gigabyte); "once" leaves out files that were compared
+        before and did not change. on_progress: called with a stage ("hash", "load", "warm"), what is done of it, and
+        all of it; it may raise. "warm" takes longest in the first start on a GPU, which compiles kernels. kv_budget:
+        bytes for the keys and values of all conversations on the CPU; None takes a quarter of the memory that is free,
+        and one full context at least. draft_bundle: a bundle of the same vocabulary whose target drafts with method
+        "draft-model", the default then. datastore: a text, or JSONL, that is indexed (stage "index"); "lookup" and
+        "eagle+lookup" find matches there too. habits: a file of what method "recycling" learns (habits_file.py).
+
+        `model.row_check`: whether rows of a quantised target are exact on this CPU (exact_rows). Raises BundleError,
+        BackendError, RequestError; gives a FidelityWarning for one that differs too much from its source model."""
+        kept = None if habits is None else HabitsFile(Path(habits), Path(bundle))
+        opened = open_bundle(Path(bundle), backend, context, threads, check_hashes, kv_budget, on_progress)
+        opened = with_draft_bundle(opened, draft_bundle, check_hashes, kv_budget)
+        return cls(with_datastore(opened, datastore, on_progress).with_habits_of(kept))
+
+    def twin(self) -> EagleModel:
+        """Returns a model on the same engines with caches of its own, so that two generations may alternate step by
+        step, in one thread or in several. Twins share what was learned of costs and drafts; closing one closes all.
+        Raises RequestError on backends of GPUs, whose engines are tied to one cache."""
+        if not self.bundle.on_cpu:
+            raise RequestError(f"a model on {self.backend} has no twins; load the bundle once more")
+        return EagleModel(self.bundle.with_new_caches())
+
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        """The session of the target and, if there is one, of the head, for tools that compare engines. Sessions take no
+        part in scheduling: use them only while no other code uses the model."""
+        return self._engines.sessions
+
+    def counters(self) -> Counters | None:
+        """Returns what was counted of the GPU's work since the bundle was loaded: copies, forward passes, waits. None
+        where it is not counted: on the backends cpu and cuda."""
+        session = self._engines.sessions[0]
+        return session.counters() if isinstance(session, CountedSession) else None
+
+    @property
+    def head(self) -> HeadOfText:
+        """The draft head. Raises RequestError for a bundle without one."""
+        self._engines.check()
+        if self._head is None:
+            raise RequestError(NO_HEAD)
+        return self._head
+
+    @property
+    def default_method(self) -> str:
+        """The method of a request that names neither method nor tree."""
+        return self.bundle.default_method
+
+    def generate(self, prompt: Prompt, **settings: Any) -> Result:
+        """Decode to the end and return the result; settings as in `stream`."""
+        with self.stream(prompt, **settings) as pieces:
+            pieces.lease.ticket.streamed = False  # it ends without the caller's help, so others may wait for it
+            for piece in pieces:
+                if piece.result is not None:
+                    return piece.result
+        raise AssertionError("a stream ends with a result")
+
+    def count_tokens(self, prompt: Prompt) -> int:
+        """Returns the number of tokens of a prompt, given as to `stream`. Raises RequestError."""
+        return len(self.text.encode(prompt))
+
+    def stream(self, prompt: Prompt, **settings: Any) -> Turn:
+        """Decode piece by piece.
+
+        prompt: text, token ids, or chat messages ({"role", "content"} dicts, for the bundle's template). The settings:
+
+        - max_new_tokens (256): the output also ends where the context is full. min_new_tokens (0): no end-of-sequence
+          or stop token is drawn, and no stop string counts, before so many. stop: a string or up to 16, before which
+          the text ends. stop_token_ids: end the output, as do the model's end-of-sequence ids unless ignore_eos.
+        - logprobs: record the log-probability of each token, and of so many of the likeliest (0 to 20).
+        - constraint: a Constraint that the text follows; it ends where nothing may come after it. Drafts keep to it,
+          but for those of a drafter of your own.
+        - prediction: text, or ids, that the output may repeat; n-gram matches are looked for there first.
+        - on_cycle: called with each Cycle after its verification. on_prefill: called with the tokens of a long prompt
+          that are read so far, and all of them, after each chunk but the last.
+
+        What drafts changes the speed, not the output. method: one of drafting.methods, which say what they draft and
+        when they are taken for None. tree, total_token, depth, draft_top_k: see manifest.TreeDefaults; None takes the
+        bundle's, and a dynamic tree if total_token or depth is given. Costs (see `costs`) size a cost-aware tree.
+        tree may also be a TreeShape, drafter a drafting.drafter.Drafter of your own, new per call.
+
+        How tokens are sampled: sampling, a SamplingParams, or its fields as keyword settings, as temperature=0.7; a
+        field may be set in one of the two. Without `sampling`, fields that are not set or None are the model's own
+        (`manifest.sampling`). seed: None takes that of `sampling`, or a random one, which the figures report.
+
+        Raises RequestError and ClosedError at once; pieces raise these too, and BusyError."""
+        self._engines.check()
+        ids = self.checked_prompt(prompt)
+        request = request_of(self.bundle, self._state, ids, self.context, **settings)
+        state = self._state
+
+        def work() -> Work:
+            """A text of its own: equal calls read equal rows. Until its first step another one may have the state."""
+            state.forget()
+            yield from steps(state, request.drafter, request.sampler, request.prompt)
+
+        return self._turn(state, self._scheduler, request, work(), lambda output, control: None)
+
+    def conversation(
+        self,
+        messages: Sequence[Message] = (),
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Conversation:
+        """Returns a conversation, which reads of each turn what is new.
+
+        messages: to begin with. tools: their descriptions, and template_kwargs: further variables, for the bundle's
+        chat template. Raises RequestError, ClosedError."""
+        self._engines.check()
+        return Conversation(self, messages, tools=tools, template_kwargs=template_kwargs)
+
+    def load_conversation(self, path: str | Path) -> Conversation:
+        """Returns the conversation in a file that `Conversation.save` wrote.
+
+        Its rows are taken where bundle, engine and processor are the same; else `kv_status` says why not, and the next
+        turn reads the text again. Raises ConversationFileError, which leaves model and file alone, and ClosedError."""
+        self._engines.check()
+        return Conversation.load(self, path)
+
+    def turn_in(self, slot: Slot, prompt: list[int], on_end: OnEnd, settings: dict[str, Any]) -> Turn:
+        """For Conversation: returns a turn that answers a text whose beginning the slot may hold. on_end: called with
+        what was answered when it ends."""
+        self._engines.check()
+        self.slots.check(len(prompt), self.context)
+        context = self.slots.most_rows(self.context)
+        request = request_of(self.bundle, slot.state, prompt, context, **settings)
+
+        def work() -> Work:
+            slot.busy = 1
+            slot.begin()
+            yield from steps(slot.state, request.drafter, request.sampler, request.prompt)
+
+        def ended(output: Output, control: TurnState) -> None:
+            slot.busy = 0
+            on_end(output, request.sampler.params.seed, None if control.result is None else control.result.usage)
+
+        return self._turn(slot.state, slot.scheduler, request, work(), ended)
+
+    def score(self, tokens: Sequence[int], first: int = 0) -> Iterator[Float]:
+        """Yields the target's logits after tokens[first], tokens[first + 1], ... in arrays [R, V]. Holds the model as a
+        stream does. Raises RequestError and ClosedError; pieces also raise BusyError."""
+        self._engines.check()
+        checked = self.checked_prompt(tokens)
+        first = checked_int("first", first, 0)
+        return self._scheduler.steps(Lease(streamed=True), self._target.score(checked, first))
+
+    def costs(self, *, measure_again: bool = False) -> Costs:
+        """Returns what forward passes cost on this machine, as learned from the passes of this model's generations and
+        of earlier runs with this bundle, backend and machine, or else estimated from the models' shapes.
+
+        measure_again: time some 150 forward passes now, in one step, and go on from there. On the cpu that leaves
+        running generations alone; on other backends it holds the model as a call of `generate` does."""
+        self._engines.check()
+        if measure_again:
+            other = self.twin() if self.bundle.on_cpu else self
+            sampler = Sampler(SamplingParams(temperature=1.0), [], self.manifest.target.vocab_size)
+            ranker = GumbelRanker(sampler, NoiseWeight())  # sampling takes longer than greedy decoding
+            head = None if other._head is None else RankedHead(other._head, ranker)
+
+            def measured() -> None:
+                other._state.forget()
+                self._costs.measured(measure(other._target, head))
+
+            other._scheduler.run(measured)
+        return self._costs.latest()
+
+    def memory(self) -> Memory:
+        """Returns what the model takes of the memory."""
+        slots = self.slots.members
+        own = sum(cache.nbytes for cache in self._state.caches)
+        holding = [slot for slot in slots if slot.state.tokens]
+        return Memory(
+            weights=self.bundle.weight_bytes,
+            kv_reserved=own + sum(slot.nbytes for slot in slots),
+            kv_used=sum(slot.state.used_bytes for slot in slots) + self._state.used_bytes,
+            kv_budget=self.slots.budget,
+            conversations=len(slots),
+            resident=len(holding),
+            dropped=self.slots.dropped,
+        )
+
+    def close(self) -> None:
+        """Free the engines when the running step is over; a second call does nothing. Unfinished generations raise
+        ClosedError at their next step. It may be called from anywhere: another thread, on_cycle, between two pieces, a
+        signal handler, a forked process (where it frees nothing)."""
+        with contextlib.suppress(ClosedError):
+            self._engines.check()
+            self.bundle.save_learned()
+        self._engines.close()
+        if self._executor is not None:
+            self._executor.shutdown(wait=False)
+
+    def __enter__(self) -> EagleModel:
+        self._engines.check()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _turn(
+        self,
+        state: DecodingState,
+        scheduler: Scheduler,
+        request: Request,
+        work: Work,
+        on_end: Callable[[Output, TurnState], None],
+    ) -> Turn:
+        def ended(output: Output) -> None:
+            on_end(output, control)
+            if control.result is not None:
+                self.bundle.save_learned(last=False)
+
+        lease, control = Lease(streamed=True), TurnState(ended)
+        output = Output(self.text.stream(request.prompt), request.end)
+        pieces = decode(scheduler, lease, work, request, output, control, lambda: state.reused)
+        return Turn(control, output, pieces, lease, self._worker)
+
+    def _new_state(self) -> tuple[DecodingState, Scheduler]:
+        return self.bundle.with_new_caches().state(), Scheduler(self._engines)
+
+    def _worker(self) -> Executor:
+        """The thread in which pieces are computed for event loops; it is started when first needed."""
+        with self._worker_lock:
+            self._engines.check()
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(1, "eagle-turns")
+            return self._executor
+
+    def checked_prompt(self, prompt: Prompt) -> list[int]:
+        """Returns the ids of a prompt that fits the context. Raises RequestError, ContextError."""
+        tokens = self.text.encode(prompt)
+        vocab = self.manifest.target.vocab_size
+        if not tokens:
+            raise RequestError("the prompt is empty; give at least one token")
+        for index, token in enumerate(tokens):
+            if not 0 <= token < vocab:
+                raise RequestError(
+                    f"prompt id {short_repr(token)} at position {index} is outside the vocabulary of {vocab}"
+                )
+        if len(tokens) >= self.context:
+            raise ContextError(
+                f"the prompt has {len(tokens)} tokens, but the context holds {self.context} with the output; "
+                f"shorten it or load with a larger context (this model serves up to {self.manifest.target.context})",
+                needed=len(tokens) + 1,
+                available=self.context,
+            )
+        return tokens

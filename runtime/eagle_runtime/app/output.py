@@ -1,0 +1,149 @@
+"""Where an answer ends, and when its tokens may be shown.
+
+    output = Output(decoder, End(limit=20, strings=("\\n\\n",)))
+    output.add(id, drafted=True)     # until output.stop says why it ended
+    output.release()                 # the tokens whose text is certain by now, and the text
+
+A token waits while its text is a part of a character, or may be the beginning of a stop string. The tokens that are
+released, one piece after another, have the text of the whole answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from eagle_runtime.app.result import Stop, StopKind, Token
+from eagle_runtime.sampling.sampler import LogProbs
+from eagle_runtime.text.detokenizer import TextStream
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """What ends an answer. limit: tokens, at which it ends as `limit_kind`. least: tokens before which stop strings do
+    not count (the sampler draws no stop token before)."""
+
+    limit: int
+    limit_kind: StopKind = "max_new_tokens"
+    eos: frozenset[int] = frozenset()
+    stop_ids: frozenset[int] = frozenset()
+    strings: tuple[str, ...] = ()
+    least: int = 0
+
+
+class Output:
+    """The tokens of one answer. token_ids: all of them; text: of those that were released; kept: how many of them lie
+    wholly before the stop string; stop: why the answer ended, None before."""
+
+    def __init__(self, decoder: TextStream | None, end: End) -> None:
+        """decoder: of the tokens after the prompt; None without a tokenizer."""
+        self.token_ids: list[int] = []
+        self.text = ""
+        self.stop: Stop | None = None
+        self._decoder = decoder
+        self._end = end
+        self._held: list[Token] = []
+        self._tail = ""  # their text
+        self._certain = 0  # of them are not part of a character that goes on
+        self._cut: int | None = None  # where in the tail a stop string begins
+        self._kept: int | None = None
+
+    def add(self, token_id: int, drafted: bool, log_probs: LogProbs | None = None, *, complete: bool = False) -> bool:
+        """Take the next token. drafted, log_probs: as in Token; complete: whether it ends what a constraint allows.
+        Returns whether the answer goes on after it."""
+        before = len(self._tail)
+        self._hold(token_id, drafted, log_probs)
+        end, count = self._end, len(self.token_ids)
+        if token_id in end.eos:
+            self.stop = Stop("eos", token_id)
+        elif token_id in end.stop_ids:
+            self.stop = Stop("stop_token", token_id)
+        elif end.strings and count > end.least and (match := self._stop_string(before)) is not None:
+            self._cut, string = match
+            self._kept = count - len(self._held) + self._before(self._cut)
+            self.stop = Stop("stop_string", string)
+        elif complete:
+            self.stop = Stop("constraint_end")
+        elif count >= end.limit:
+            self.stop = Stop(end.limit_kind)
+        return self.stop is None
+
+    def finish(self, kind: StopKind) -> None:
+        """End the answer, if it has not ended."""
+        self.stop = self.stop or Stop(kind)
+
+    @property
+    def kept(self) -> int:
+        """Number of tokens whose text lies wholly before the stop string; all of them where none ended the answer."""
+        return len(self.token_ids) if self._kept is None else self._kept
+
+    def release(self) -> tuple[tuple[Token, ...], str]:
+        """Returns the tokens whose text is certain, and that text; all that are left once the answer has ended, cut
+        where its text ends."""
+        if self.stop is not None:
+            return self._last()
+        partial = self._partial() if self._end.strings else 0
+        count = self._before(len(self._tail) - partial) if partial else self._certain
+        if count == len(self._held):
+            released, text, self._held, self._tail = self._held, self._tail, [], ""
+        else:
+            released, self._held = self._held[:count], self._held[count:]
+            text = "".join([token.text for token in released])
+            self._tail = self._tail[len(text) :]
+        self._certain -= count
+        self.text += text
+        return tuple(released), text
+
+    def _hold(self, token_id: int, drafted: bool, log_probs: LogProbs | None) -> None:
+        decoder, (logprob, top) = self._decoder, log_probs or (None, ())
+        text = "" if decoder is None else decoder.feed([token_id])
+        self.token_ids.append(token_id)
+        self._held.append(Token(token_id, text, drafted, logprob, top))
+        self._tail += text
+        if decoder is None or not decoder.pending:
+            self._certain = len(self._held)
+
+    def _stop_string(self, before: int) -> tuple[int, str] | None:
+        """The stop string that the tail's text after `before` completes first, and where it begins."""
+        matches = []
+        for string in self._end.strings:
+            place = self._tail.find(string, max(0, before + 1 - len(string)))
+            if place >= 0:
+                matches.append((place + len(string), place, string))
+        return min(matches)[1:] if matches else None
+
+    def _partial(self) -> int:
+        """Characters at the tail's end that a stop string may begin with."""
+        longest = 0
+        for string in self._end.strings:
+            for count in range(min(len(string) - 1, len(self._tail)), longest, -1):
+                if self._tail.endswith(string[:count]):
+                    longest = count
+                    break
+        return longest
+
+    def _before(self, boundary: int) -> int:
+        """How many certain tokens are up to the last one with text that ends at `boundary` of the tail or before."""
+        count = place = 0
+        for number, token in enumerate(self._held[: self._certain]):
+            place += len(token.text)
+            if place > boundary:
+                break
+            if token.text:
+                count = number + 1
+        return count
+
+    def _last(self) -> tuple[tuple[Token, ...], str]:
+        if self._cut is None and self._decoder is not None and self._held:
+            rest = self._decoder.finish()
+            last = self._held[-1]
+            self._held[-1] = dataclasses.replace(last, text=last.text + rest)
+        left, tokens = len(self._tail) if self._cut is None else self._cut, []
+        for token in self._held:
+            text = token.text if self._cut is None else token.text[:left]
+            left = max(0, left - len(token.text))
+            tokens.append(token if text == token.text else dataclasses.replace(token, text=text))
+        self._held, self._certain, self._tail = [], 0, ""
+        said = "".join(token.text for token in tokens)
+        self.text += said
+        return tuple(tokens), said

@@ -1,0 +1,191 @@
+"""Where conversations keep their rows: caches of their own on the CPU, within a budget; elsewhere those of the model.
+
+Engines of devices are tied to the addresses of one pair of caches, so there all conversations share it: one that goes
+on after another reads again what the two have not in common.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from eagle_runtime.base.errors import MemoryLimitError
+from eagle_runtime.core.decoding_state import DecodingState, Snapshot
+from eagle_runtime.core.prefix import common_prefix
+from eagle_runtime.core.threads.engines import Engines
+from eagle_runtime.core.threads.scheduler import Scheduler
+
+_clock = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes that a model takes. weights: of the files that are mapped or read; kv_reserved: allocated for keys and
+    values, of which kv_used hold a text; kv_budget: what conversations may take. conversations: that are open, of which
+    `resident` hold rows; dropped: how often one lost its rows to the budget. On devices the reserved bytes are the
+    engine's own, and not counted."""
+
+    weights: int
+    kv_reserved: int
+    kv_used: int
+    kv_budget: int
+    conversations: int
+    resident: int
+    dropped: int
+
+
+class Slot:
+    """The rows of one conversation. note: why there are none any more; busy: turns that are running in it (0 or 1)."""
+
+    def __init__(self, slots: Slots, state: DecodingState, scheduler: Scheduler, shared: bool) -> None:
+        self.state = state
+        self.scheduler = scheduler
+        self.note: str | None = None
+        self.busy = 0
+        self.used = next(_clock)
+        self._slots = slots
+        self._shared = shared
+        self._source: weakref.ref[Slot] | None = None
+        if not shared:
+            state.release()
+            for cache in state.caches:
+                cache.before_growth = self._before_growth
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are allocated for this conversation alone."""
+        return 0 if self._shared else sum(cache.nbytes for cache in self.state.caches)
+
+    def rows(self, ids: Sequence[int]) -> int:
+        """Tokens of a text whose rows the target holds."""
+        return min(common_prefix(self.state.tokens, ids), self.state.target.cache.length)
+
+    def copy_from(self, source: Slot) -> None:
+        """Take the rows of another conversation as they will be at the first step."""
+        self._source = weakref.ref(source)
+
+    def begin(self) -> None:
+        """Called in the first step of a turn."""
+        self.used = next(_clock)
+        self._slots.make_room(self, 0)
+        source, self._source = None if self._source is None else self._source(), None
+        if source is not None and not self._shared and source.state.tokens:
+            self._slots.make_room(self, source.nbytes)
+            self.state.restore(source.state.snapshot())
+
+    def snapshot(self) -> Snapshot | None:
+        """Returns a copy of the rows; None where they are shared or there are none. Raises ClosedError."""
+        if self._shared or not self.state.tokens:
+            return None
+        return self._slots.engines.step(self.state.snapshot)
+
+    def restore(self, snapshot: Snapshot, context: int) -> str | None:
+        """Take the rows of a file; returns why they could not be taken, None if they were. Raises ClosedError."""
+        if self._shared:
+            return "this engine's caches are shared, so rows are read again"
+        if len(snapshot.tokens) >= self._slots.most_rows(context):
+            return "the rows of the file are more than the context or kv_budget"
+
+        def take() -> str | None:
+            self._slots.make_room(self, len(snapshot.tokens) * self.state.token_bytes)
+            try:
+                self.state.restore(snapshot)
+            except ValueError:
+                return "the rows of the file do not fit the engine's caches"
+            return None
+
+        self.used = next(_clock)
+        return self._slots.engines.step(take)
+
+    def drop(self, note: str) -> None:
+        """Free the rows. note: why."""
+        if not self._shared:
+            self._slots.engines.step(self.release)
+        self._source, self.note = None, note
+
+    def release(self) -> None:
+        """Free the rows, in a step."""
+        self.state.release()
+
+    def close(self) -> None:
+        """Free the rows for good; does nothing where the engines are closed."""
+        if not self._slots.engines.closed:
+            self.drop("closed")
+        if not self._shared:
+            for cache in self.state.caches:
+                vars(cache).pop("before_growth", None)  # it refers to this slot: both would wait for the collector
+        self._slots.remove(self)
+
+    def _before_growth(self, nbytes: int) -> None:
+        self._slots.make_room(self, nbytes)
+
+
+@dataclass
+class Slots:
+    """The slots of a model. engines: of the model; new_state: makes a state with empty caches of its own, and a
+    scheduler for it; None where all share `shared`. budget: bytes for keys and values of all slots."""
+
+    engines: Engines
+    new_state: Callable[[], tuple[DecodingState, Scheduler]] | None
+    shared: tuple[DecodingState, Scheduler]
+    budget: int
+
+    def __post_init__(self) -> None:
+        self._members: weakref.WeakSet[Slot] = weakref.WeakSet()
+        self._lock = threading.Lock()  # of the set: one thread may open a conversation while another one counts bytes
+        self.dropped = 0
+
+    def new(self) -> Slot:
+        """Returns a slot without rows."""
+        state, scheduler = self.shared if self.new_state is None else self.new_state()
+        slot = Slot(self, state, scheduler, shared=self.new_state is None)
+        with self._lock:
+            self._members.add(slot)
+        return slot
+
+    def remove(self, slot: Slot) -> None:
+        """Forget a slot whose conversation is closed."""
+        with self._lock:
+            self._members.discard(slot)
+
+    @property
+    def members(self) -> list[Slot]:
+        """The slots of open conversations."""
+        with self._lock:
+            return list(self._members)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all slots have allocated."""
+        return sum(slot.nbytes for slot in self.members)
+
+    def most_rows(self, context: int) -> int:
+        """Returns how many rows of one conversation fit the budget, `context` at most."""
+        if self.new_state is None:
+            return context
+        return min(context, self.budget // max(1, self.shared[0].token_bytes))
+
+    def check(self, tokens: int, context: int) -> None:
+        """Raises MemoryLimitError for a text of so many tokens that does not fit the budget by itself."""
+        if tokens >= self.most_rows(context):
+            needed = (tokens + 1) * self.shared[0].token_bytes
+            raise MemoryLimitError(
+                f"the text of {tokens} tokens takes {needed / 1e6:.1f} MB of keys and values, but kv_budget is "
+                f"{self.budget / 1e6:.1f} MB; raise it, or shorten the text"
+            )
+
+    def make_room(self, slot: Slot, nbytes: int) -> None:
+        """Before `slot` grows by `nbytes`, in a step: drop the rows of idle slots, least recently used first, until the
+        budget holds what is left. A slot that is alone may exceed it by its last growth."""
+        others = sorted(
+            (o for o in self.members if o is not slot and o.busy == 0 and o.state.tokens), key=lambda o: o.used
+        )
+        for other in others:
+            if self.nbytes + nbytes <= self.budget:
+                return
+            other.release()
+            other.note = "dropped, since kv_budget is full"
+            self.dropped += 1

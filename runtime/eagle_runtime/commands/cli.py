@@ -1,0 +1,215 @@
+"""eagle-run: decode one prompt from a bundle."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from eagle_runtime.app.eagle_model import EagleModel
+from eagle_runtime.app.result import Result
+from eagle_runtime.base.backend_names import AUTO
+from eagle_runtime.base.errors import RequestError
+from eagle_runtime.commands.command import Parser, add_model_options, model_options, output_errors, run_command
+from eagle_runtime.commands.loading_line import LoadingLine
+from eagle_runtime.core.generate import Cycle
+from eagle_runtime.drafting.methods import HELP, NAMES, TREES, method_named
+from eagle_runtime.opening.backends import reasons_text
+from eagle_runtime.session.counters import Counters
+
+WORKER = "--worker"
+SETTINGS = (  # of `EagleModel.stream` whose arguments have the same name
+    "max_new_tokens", "method", "tree", "total_token", "depth", "draft_top_k", "stop_token_ids", "ignore_eos", "seed",
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status: 0, or 2 after an error of the input."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    if WORKER in given:
+        from eagle_runtime.commands import worker
+
+        return worker.main([argument for argument in given if argument != WORKER])
+    return run_command(_parser(), argv, run, extra="cpu", interrupted="interrupted")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Decode with the parsed arguments and print the text as it comes, or one JSON object at the end."""
+    with output_errors(), contextlib.ExitStack() as stack:
+        options = {**model_options(args), "backend": args.backend or AUTO}
+        model = stack.enter_context(EagleModel.load(on_progress=LoadingLine(sys.stderr), **options))
+        if args.backend == AUTO:
+            over = f" ({reasons_text(model.passed_over)})" if model.passed_over else ""
+            print(f"eagle-run: on {model.backend}{over}", file=sys.stderr)
+        if model.notice is not None:
+            print(f"eagle-run: {model.notice}", file=sys.stderr)
+        method = method_named(args.method or model.default_method)
+        if args.habits is not None and method.proposer != "habits":
+            raise RequestError(
+                f"--habits is for method recycling, but method {method.name} drafts; add --method recycling"
+            )
+        tracer, before = _Tracer(), model.counters()
+        pieces = model.stream(
+            _prompt(args),
+            on_cycle=tracer if args.trace is not None else None,
+            logit_bias=dict(args.logit_bias),
+            **{name: getattr(args, name) for name in SETTINGS},
+        )
+        if args.trace is not None:  # opened after all checks, so that a refused request leaves no file
+            tracer.file = stack.enter_context(_open_trace(args.trace))
+        for piece in pieces:
+            if not args.json:
+                ids = " ".join(map(str, piece.token_ids)) + " "
+                print(piece.text if model.text.available else ids, end="", flush=True)
+            if piece.result is not None:
+                _report(piece.result, args.json, None if before is None else _counted(model, before))
+
+
+class _Tracer:
+    """Writes one JSON line per cycle."""
+
+    def __init__(self) -> None:
+        self.file: TextIO | None = None
+        self._count = 0
+
+    def __call__(self, cycle: Cycle) -> None:
+        tree, step = cycle.tree, cycle.step
+        row = {
+            "cycle": self._count,
+            "tokens": tree.tokens.tolist(),
+            "parents": tree.parents.tolist(),
+            "scores": tree.scores.tolist(),
+            "path": step.path.tolist(),
+            "accepted": step.num_accepted,
+            "next_token": int(step.tokens[-1]),
+            "ms": {
+                "draft": round(cycle.draft_s * 1e3, 4),
+                "verify": round(cycle.verify_s * 1e3, 4),
+                "host": round(cycle.host_s * 1e3, 4),
+            },
+        }
+        assert self.file is not None
+        with _trace_errors(self.file.name):
+            print(json.dumps(row), file=self.file)
+        self._count += 1
+
+
+def _counted(model: EagleModel, before: Counters) -> dict[str, int]:
+    """What was counted of the GPU's work since `before`."""
+    now = model.counters()
+    assert now is not None, "one model counts all the time"
+    return dataclasses.asdict(now.since(before))
+
+
+def _report(result: Result, as_json: bool, counters: dict[str, int] | None) -> None:
+    if as_json:
+        print(json.dumps(dataclasses.asdict(result) | ({} if counters is None else {"counters": counters})), flush=True)
+        return
+    stats = result.usage
+    print(flush=True)
+    print(
+        f"[{stats.new_tokens} tokens, {stats.tokens_per_s:.1f} per second, {stats.tau:.2f} per target pass, "
+        f"finish: {result.finish_reason}]",
+        file=sys.stderr,
+    )
+
+
+def _prompt(args: argparse.Namespace) -> str | list[int]:
+    if args.prompt_ids is not None:
+        return list(args.prompt_ids)
+    if args.prompt_file is not None:
+        try:
+            return Path(args.prompt_file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RequestError(f"prompt file {args.prompt_file} cannot be read as UTF-8 text ({error})") from None
+    return str(args.prompt)
+
+
+@contextlib.contextmanager
+def _open_trace(path: str) -> Iterator[TextIO]:
+    with _trace_errors(path):
+        file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115  (closed below, where its errors are its own)
+    try:
+        yield file
+    finally:
+        with _trace_errors(path):
+            file.close()
+
+
+@contextlib.contextmanager
+def _trace_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RequestError(f"trace file {path} cannot be written ({error.strerror})") from None
+
+
+def _ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of ids like 1,2,3") from None
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, value = text.partition("=")
+    try:
+        return int(token), float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a bias like 42=-1.5") from None
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="eagle-run",
+        description="Decode one prompt from a bundle.",
+        epilog=f"eagle-run {WORKER} BUNDLE serves lines of JSON on standard input and output.",
+    )
+    add_model_options(parser, backend=None)  # None: auto, silently
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompt", help="text")
+    source.add_argument("--prompt-ids", type=_ids, metavar="1,2,3", help="token ids")
+    source.add_argument("--prompt-file", metavar="F", help="UTF-8 text file")
+    parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N")
+    parser.add_argument("--method", choices=NAMES, help=HELP)
+    parser.add_argument("--ignore-eos", action="store_true", help="decode past end-of-sequence tokens")
+    parser.add_argument("--stop-token-ids", type=_ids, default=[], metavar="1,2", help="more tokens that end the text")
+    parser.add_argument("--trace", metavar="FILE", help="write one JSON line per cycle")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    tree = parser.add_argument_group("draft tree (defaults: the bundle's)")
+    tree.add_argument("--tree", choices=TREES)
+    tree.add_argument("--total-token", type=int, metavar="N", help="nodes verified per forward pass, root included")
+    tree.add_argument("--depth", type=int, metavar="N", help="growth passes: the tree has N + 1 levels below its root")
+    tree.add_argument("--draft-top-k", type=int, metavar="K", help="beam, and children per node")
+    sampling = parser.add_argument_group("sampling (defaults: the model's own, from the bundle's manifest)")
+    kinds: dict[str, tuple[type, str]] = {
+        "temperature": (float, "0: take the likeliest token"),
+        "top-k": (int, "keep the k likeliest (0: all)"),
+        "top-p": (float, "keep the smallest set of this mass (1: all)"),
+        "min-p": (float, "drop tokens below this share of the likeliest (0: none)"),
+        "repetition-penalty": (float, "over prompt and output (1: none)"),
+        "presence-penalty": (float, "over the output (default 0)"),
+        "frequency-penalty": (float, "over the output (default 0)"),
+    }
+    for name, (kind, text) in kinds.items():
+        sampling.add_argument(f"--{name}", type=kind, metavar="X", help=text)
+    sampling.add_argument("--seed", type=int, metavar="N", help="of the random numbers (default: a new one, reported)")
+    sampling.add_argument(
+        "--logit-bias",
+        type=_bias,
+        action="append",
+        default=[],
+        metavar="ID=X",
+        help="add X to a token's logit",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

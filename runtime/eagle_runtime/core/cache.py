@@ -1,0 +1,345 @@
+"""The key/value rows of one model: a fixed allocation, a length, and the ways to commit and drop rows."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from eagle_runtime.base.tree import Int
+
+ROWS_AXIS = 1  # of the arrays that `Cache.read` returns
+ALIGNMENT = 256  # bytes; what TensorRT requires of a tensor's address, and a multiple of cache lines on CPUs
+STEP = 64  # a head-major layout grows by at least so many rows,
+SPARE = 16  # or by one row in so many
+FIRST = 256  # rows that a cache in host memory is allocated for at first; then it doubles
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+    """Returns an uninitialised array whose first byte lies on an ALIGNMENT boundary. The operating system provides its
+    pages when they are first written."""
+    nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def _nothing(_: int) -> None:
+    """Before a growth that nobody counts."""
+
+
+class Cache(ABC):
+    """The number of rows of a cache, wherever they are stored.
+
+    Rows below `length` are committed. A forward pass writes its T new rows at length, length + 1, ... (or to a separate
+    place if `in_place` is false) and leaves `length` alone, until `advance` or `keep` commits the rows that stay. Only
+    sessions write rows."""
+
+    in_place: ClassVar[bool] = True
+    before_growth: Callable[[int], None] = staticmethod(_nothing)  # called with the bytes that are allocated next
+
+    def __init__(self, capacity: int) -> None:
+        """capacity: rows at most; caches in host memory are allocated for fewer, and grow."""
+        self.capacity = capacity
+        self.length = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are allocated; 0 for memory of a device, which the session reserves."""
+        return 0
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one row in all layers; 0 as above."""
+        return 0
+
+    def shrink(self) -> None:
+        """Free what an empty cache does not need."""
+        assert self.length == 0
+
+    def read(self) -> list[npt.NDArray[np.generic]]:
+        """Returns a copy of the committed rows: arrays whose axis ROWS_AXIS counts rows. Caches of one class and model
+        take them with `write`. Raises NotImplementedError for memory of a device."""
+        raise NotImplementedError
+
+    def write(self, arrays: Sequence[npt.NDArray[np.generic]]) -> None:
+        """Replace all rows by those that `read` returned. Raises ValueError for arrays of other shapes or types."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def gather(self, path: Int) -> None:
+        """Copy the rows `path` of those just written to length, length + 1, ..., in all layers. path [n] ascends from
+        0, so that no row is overwritten before it is read."""
+
+    @property
+    def room(self) -> int:
+        """Number of rows that can still be written."""
+        return self.capacity - self.length
+
+    def advance(self, count: int) -> None:
+        """Commit the first `count` of the rows just written."""
+        assert 0 <= count <= self.room
+        if not self.in_place:
+            self.gather(np.arange(count))
+        self.length += count
+
+    def keep(self, path: Int) -> None:
+        """Commit the rows of an accepted path and drop the rest of the tree.
+
+        path [a + 1]: ascending indices of nodes of the tree just written, starting with the root (0)."""
+        count = len(path)
+        assert count <= self.room and path[0] == 0
+        if not self.in_place or path[-1] != count - 1:  # else they are already where they belong
+            self.gather(path)
+        self.length += count
+
+    def truncate(self, length: int) -> None:
+        """Drop every row from `length` on."""
+        assert 0 <= length <= self.length
+        self.length = length
+
+    def pretend(self, length: int) -> None:
+        """Treat `length` rows as committed, whatever they hold, so that forward passes after them can be timed."""
+        assert 0 <= length <= self.capacity
+        self.length = length
+
+
+def _checked(arrays: Sequence[npt.NDArray[np.generic]], kinds: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> int:
+    """Returns the rows of arrays that `Cache.read` made. kinds: shape without the axis of rows, and type, of each.
+    Raises ValueError."""
+    counts = {array.shape[ROWS_AXIS] for array in arrays if array.ndim > ROWS_AXIS}
+    given = [(array.shape[:ROWS_AXIS] + array.shape[ROWS_AXIS + 1 :], array.dtype) for array in arrays]
+    if len(counts) != 1 or given != list(kinds):
+        raise ValueError(f"rows of shapes and types {given} do not fit a cache of {list(kinds)}")
+    return int(counts.pop())
+
+
+class KVCache(Cache):
+    """A cache in host memory, row by row. rows [2 * layers, allocated, kv_heads, head_dim]: keys of layer i at 2i,
+    values at 2i + 1; addresses [2 * layers]: where each of these arrays begins."""
+
+    def __init__(
+        self, layers: int, capacity: int, kv_heads: int, head_dim: int, dtype: npt.DTypeLike = np.float32
+    ) -> None:
+        super().__init__(capacity)
+        self.layers = layers
+        self.rows = aligned_empty((2 * layers, min(FIRST, capacity), kv_heads, head_dim), dtype)
+        self.addresses = self._addresses()
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes
+
+    @property
+    def token_bytes(self) -> int:
+        per_array: int = self.rows.itemsize * math.prod(self.rows.shape[2:])
+        return len(self.rows) * per_array
+
+    def shrink(self) -> None:
+        super().shrink()
+        self.rows = aligned_empty((len(self.rows), 0, *self.rows.shape[2:]), self.rows.dtype)
+        self.addresses = self._addresses()
+
+    def make_room(self, rows: int) -> None:
+        """See that `rows` more rows can be written after the committed ones."""
+        arrays, allocated, *shape = self.rows.shape
+        if (needed := self.length + rows) <= allocated:
+            return
+        allocated = max(needed, min(max(2 * allocated, FIRST), self.capacity))
+        self.before_growth(self.token_bytes * allocated - self.rows.nbytes)
+        grown = aligned_empty((arrays, allocated, *shape), self.rows.dtype)
+        grown[:, : self.length] = self.rows[:, : self.length]
+        self.rows = grown
+        self.addresses = self._addresses()
+
+    def read(self) -> list[npt.NDArray[np.generic]]:
+        return [self.rows[:, : self.length].copy()]
+
+    def write(self, arrays: Sequence[npt.NDArray[np.generic]]) -> None:
+        count = _checked(arrays, [((self.rows.shape[0], *self.rows.shape[2:]), self.rows.dtype)])
+        self.length = 0
+        self.make_room(count)
+        self.rows[:, :count] = arrays[0]
+        self.length = count
+
+    def pretend(self, length: int) -> None:
+        super().pretend(0)
+        self.make_room(length)
+        super().pretend(length)
+
+    def _addresses(self) -> list[int]:
+        return [self.rows.ctypes.data + index * self.rows.strides[0] for index in range(len(self.rows))]
+
+    def gather(self, path: Int) -> None:
+        self.rows[:, self.length : self.length + len(path)] = self.rows[:, self.length + path]
+
+
+class HeadMajorCache(Cache):
+    """A cache in host memory with the rows of each attention head together, as exact attention reads them
+    (eagle_export.recipes).
+
+    It holds several arrays [layers, kv_heads, pieces, columns, width]: keys in one piece of head_dim and values in
+    `pieces`; or, if dtype is int8, keys in head_dim pieces of one, values in one piece, and one fp32 scale per row of
+    each. They are laid out for `columns` rows, 0 only after `shrink`. For a graph that reads all columns, those not yet
+    committed hold zeros. When more rows are committed they are laid out anew, for STEP more rows or one more in SPARE:
+    then moving rows costs about as much per token as reading unused columns. For a graph that reads committed columns
+    alone they are laid out for as many as are allocated. `written` holds the rows of the last forward pass, as one
+    array [layers, T, kv_heads, pieces * width] for each. past, new: where `arrays` and `written` begin, and their
+    columns and rows; the same object as long as they stay there."""
+
+    in_place = False
+
+    def __init__(
+        self,
+        layers: int,
+        capacity: int,
+        kv_heads: int,
+        head_dim: int,
+        pieces: int,
+        dtype: npt.DTypeLike = np.float32,
+        *,
+        all_read: bool = True,
+    ) -> None:
+        """all_read: whether the graph reads columns that are not committed too."""
+        super().__init__(capacity)
+        self._all_read = all_read
+        self._layers = layers
+        self._most = -(-max(capacity, 1) // STEP) * STEP
+        self._shapes = [(kv_heads, 1, head_dim), (kv_heads, pieces, head_dim // pieces)]
+        dtypes = [np.dtype(dtype)] * 2
+        if np.int8 in dtypes:
+            self._shapes = [(kv_heads, head_dim, 1), (kv_heads, 1, head_dim), (kv_heads, 1, 1), (kv_heads, 1, 1)]
+            dtypes += [np.dtype(np.float32)] * 2
+        self._allocated = min(FIRST, self._most)
+        self._dtypes = dtypes
+        self._reallocate()
+        self._new_stores = [aligned_empty((0,), kind) for kind in dtypes]
+        self._made_for: dict[int, tuple[list[npt.NDArray[np.generic]], tuple[int, ...]]] = {}  # of numbers of rows
+        self._show(0)
+        self.expect(0)
+
+    @property
+    def columns(self) -> int:
+        return int(self.arrays[0].shape[3])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(store.nbytes for store in self._stores)
+
+    @property
+    def token_bytes(self) -> int:
+        kinds = zip(self._shapes, self._dtypes, strict=True)
+        return self._layers * sum(math.prod(shape) * kind.itemsize for shape, kind in kinds)
+
+    def shrink(self) -> None:
+        super().shrink()
+        self._allocated = 0
+        self._reallocate()
+        self._show(0)
+
+    def read(self) -> list[npt.NDArray[np.generic]]:
+        return [np.moveaxis(array[:, :, :, : self.length], 3, ROWS_AXIS).copy() for array in self.arrays]
+
+    def write(self, arrays: Sequence[npt.NDArray[np.generic]]) -> None:
+        kinds = [((self._layers, *shape), array.dtype) for shape, array in zip(self._shapes, self.arrays, strict=True)]
+        count = _checked(arrays, kinds)
+        self.truncate(0)
+        self._lay_out(max(count, 1))
+        for array, rows in zip(self.arrays, arrays, strict=True):
+            array[:, :, :, :count] = np.moveaxis(rows, ROWS_AXIS, 3)
+        self.length = count
+
+    def expect(self, rows: int) -> None:
+        """Give `written` the size that a forward pass over `rows` rows needs, and `arrays` a column at least."""
+        if self.columns == 0:
+            self._lay_out(1)
+        if rows not in self._made_for:
+            shapes = [(self._layers, rows, heads, pieces * width) for heads, pieces, width in self._shapes]
+            if math.prod(shapes[0]) > self._new_stores[0].size:
+                self._made_for.clear()
+                pairs = zip(shapes, self._new_stores, strict=True)
+                self._new_stores = [aligned_empty((math.prod(shape),), store.dtype) for shape, store in pairs]
+            pairs = zip(shapes, self._new_stores, strict=True)
+            written = [store[: math.prod(shape)].reshape(shape) for shape, store in pairs]
+            self._made_for[rows] = written, (*(array.ctypes.data for array in written), rows)
+        self.written, self.new = self._made_for[rows]
+
+    def gather(self, path: Int) -> None:
+        end = self.length + len(path)
+        if end > self.columns:
+            self._lay_out(end)
+        chosen: Int | slice = path if len(path) and path[-1] >= len(path) else slice(len(path))
+        for array, shape, new in zip(self._by_rows, self._shapes, self.written, strict=True):
+            array[:, self.length : end] = new[:, chosen].reshape(self._layers, len(path), *shape)
+
+    def truncate(self, length: int) -> None:
+        before = self.length
+        super().truncate(length)
+        if not self._all_read:
+            return
+        if length == 0:
+            self._lay_out(min(self.columns, 1))
+        else:
+            for array in self.arrays:
+                array[:, :, :, length:before] = 0
+
+    def pretend(self, length: int) -> None:
+        super().truncate(0)
+        self._lay_out(max(length, 1))
+        super().pretend(length)
+
+    def _show(self, columns: int) -> None:
+        """Make the arrays views of the start of their storage, for so many columns."""
+        self.arrays: list[npt.NDArray[np.generic]] = []
+        for store, (heads, pieces, width) in zip(self._stores, self._shapes, strict=True):
+            flat = store[:, : heads * pieces * columns * width]
+            self.arrays.append(flat.reshape(self._layers, heads, pieces, columns, width))
+        self._by_rows = [np.moveaxis(array, 3, ROWS_AXIS) for array in self.arrays]
+        self.past = (*(array.ctypes.data for array in self.arrays), columns)
+
+    def _reallocate(self) -> None:
+        """Make the arrays' memory new, [layers, values] for the allocated columns of each."""
+        sizes = [self._allocated * math.prod(shape) for shape in self._shapes]
+        self._stores = [
+            aligned_empty((self._layers, size), kind) for size, kind in zip(sizes, self._dtypes, strict=True)
+        ]
+
+    def _lay_out(self, rows: int) -> None:
+        """Lay the arrays out for at least `rows` rows, and some to spare."""
+        columns = min(-(-(rows + rows // SPARE) // STEP) * STEP, self._most)
+        if columns > self._allocated:
+            allocated = max(columns, min(max(2 * self._allocated, FIRST), self._most))
+            self.before_growth(self.token_bytes * (allocated - self._allocated))
+            self._allocated = allocated
+            self._reallocate()
+        if not self._all_read:
+            columns = self._allocated
+            if columns == self.columns:
+                return
+        before = self.arrays
+        self._show(columns)
+        for old, new, (heads, pieces, _) in zip(before, self.arrays, self._shapes, strict=True):
+            for head in reversed(range(heads)):  # the last one moves first, so that nothing is overwritten
+                for piece in reversed(range(pieces)):
+                    new[:, head, piece, : self.length] = old[:, head, piece, : self.length]
+                    if self._all_read:
+                        new[:, head, piece, self.length :] = 0
+
+
+class NoRows(Cache):
+    """The cache of a graph that keeps no keys or values: a length and nothing else."""
+
+    def gather(self, path: Int) -> None:
+        """There is nothing to move."""
+
+    def read(self) -> list[npt.NDArray[np.generic]]:
+        return []
+
+    def write(self, arrays: Sequence[npt.NDArray[np.generic]]) -> None:
+        if arrays:
+            raise ValueError(f"{len(arrays)} arrays of rows do not fit a cache without rows")
+        self.length = 0

@@ -1,0 +1,129 @@
+"""What outlives one answer of a conversation: the text so far, and what both models have read of it.
+
+    state = DecodingState(target, head)
+    for cycle in generate(state, drafter, sampler, ids): ...        # the first answer
+    for cycle in generate(state, drafter, sampler, longer_ids): ... # reads only what is new
+
+Of a text of n tokens the target has read the first n - 1 at most: the last one roots the next tree, and a text that is
+known as a whole is read again from its last token, whose logits are wanted. So what is read again depends on the two
+texts alone, and not on how the earlier one was drafted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from eagle_runtime.base.tree import Float
+from eagle_runtime.core.cache import Cache
+from eagle_runtime.core.head import ForgettingHead, HeadOfText, HeadSnapshot
+from eagle_runtime.core.prefix import common_prefix
+from eagle_runtime.core.target import Features, Target
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A part of a text that was read. count: tokens read so far, those that were known included; logits [R, V]: after
+    the last ones of them; features [n, Hd]: of the part's n rows."""
+
+    count: int
+    logits: Float
+    features: Features
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A copy of a state. target: rows of its cache (Cache.read); head: None without one."""
+
+    tokens: tuple[int, ...]
+    target: tuple[npt.NDArray[np.generic], ...]
+    head: HeadSnapshot | None
+
+
+class DecodingState:
+    """One text. tokens: its ids; the caches of target and head hold rows of no other. head: None for a target alone.
+    draft_model: a small model that drafts, if one was loaded; what it lacks of a text it reads before it drafts."""
+
+    def __init__(self, target: Target, head: HeadOfText | None, draft_model: ForgettingHead | None = None) -> None:
+        self.target = target
+        self.head = head
+        self.draft_model = draft_model
+        self._drafting = [one for one in (head, draft_model) if one is not None]
+        self.tokens: list[int] = []
+        self.reused = 0  # rows that were there when the latest text was read
+
+    def align(self, ids: Sequence[int]) -> int:
+        """Drop what does not belong to a text that begins with `ids`, or goes on from them. Returns the number of rows
+        of the target that stay; the tokens after them are to be read."""
+        same = common_prefix(self.tokens, ids)
+        kept = min(max(0, min(same, len(ids)) - 1), self.target.cache.length)
+        self.target.cache.truncate(kept)
+        for one in self._drafting:
+            one.truncate(kept)
+        del self.tokens[same:]
+        return kept
+
+    def read(self, ids: Sequence[int], last: int = 1) -> Iterator[Chunk]:
+        """Make `ids`, one or more, the text, of which the target reads what it has not, a chunk of rows at a time.
+        last: rows of each chunk whose logits are wanted (Target.read)."""
+        kept = self.reused = self.align(ids)
+        for start in range(kept, len(ids), self.target.chunk):
+            chunk = ids[start : start + self.target.chunk]
+            logits, features = self.target.read(chunk, last)
+            self.tokens[start:] = chunk
+            for one in self._drafting:
+                one.note(features)
+            yield Chunk(len(self.tokens), logits, features)
+
+    def emit(self, tokens: Sequence[int], features: Features) -> None:
+        """Add the tokens of a verification, whose rows the target has kept. features [n, Hd]: of these rows."""
+        self.tokens.extend(tokens)
+        for one in self._drafting:
+            one.note(features)
+
+    def forget(self) -> None:
+        """Drop the text."""
+        self.align([])
+
+    def release(self) -> None:
+        """Drop the text, and free the memory of its rows."""
+        self.forget()
+        for cache in self.caches:
+            cache.shrink()
+
+    @property
+    def caches(self) -> tuple[Cache, ...]:
+        """The caches of all models."""
+        return (self.target.cache, *(one.cache for one in self._drafting))
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the rows that all models hold."""
+        return sum(cache.length * cache.token_bytes for cache in self.caches)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token's keys and values in all models."""
+        return sum(cache.token_bytes for cache in self.caches)
+
+    def snapshot(self) -> Snapshot:
+        """Returns a copy of all that is held, but for the draft model's rows."""
+        head = None if self.head is None else self.head.snapshot()
+        return Snapshot(tuple(self.tokens), tuple(self.target.cache.read()), head)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Hold what another state of the same models held. Raises ValueError for rows of other shapes."""
+        self.forget()
+        try:
+            self.target.cache.write(snapshot.target)
+            if self.head is not None and snapshot.head is not None:
+                self.head.restore(snapshot.head)
+            if self.draft_model is not None:
+                self.draft_model.truncate(self.target.cache.length)
+        except BaseException:
+            self.release()
+            raise
+        self.tokens[:] = snapshot.tokens

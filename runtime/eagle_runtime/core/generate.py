@@ -1,0 +1,93 @@
+"""The loop: grow -> verify -> accept -> keep -> learn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from eagle_runtime.base.tree import Tree, root_only
+from eagle_runtime.core.accept import Step, accept
+from eagle_runtime.core.decoding_state import DecodingState
+from eagle_runtime.core.drafter import Drafter, PromptLearner
+from eagle_runtime.core.head import WINDOW
+from eagle_runtime.core.target import PROMPT_ROWS, Features
+from eagle_runtime.sampling.sampler import Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """One turn of the loop: the tree, what was accepted of it, and the seconds of drafting, of the target's forward
+    pass, and of the host's work after it."""
+
+    tree: Tree
+    step: Step
+    draft_s: float
+    verify_s: float
+    host_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A part of the prompt was read: `count` of its `total` tokens are known to the target."""
+
+    count: int
+    total: int
+
+
+def steps(
+    state: DecodingState,
+    drafter: Drafter,
+    sampler: Sampler,
+    prompt: Sequence[int],
+    clock: Callable[[], float] = time.perf_counter,
+) -> Iterator[Reading | Cycle]:
+    """Decode without end: yields one Cycle after another until the cache is full. The first one is the prompt's: its
+    tree is the prompt's last token alone, and it emits the first token. Before it comes one Reading for every chunk of
+    the prompt but the last. The caller decides when to stop.
+
+    state: of the prompt's beginning, whatever else; after each Cycle it holds the text up to there. clock: returns
+    seconds."""
+    target, tokens = state.target, state.tokens
+    parts: list[Features] = []  # the features of the prompt's last chunks, WINDOW rows or more
+    seconds = 0.0
+    started = clock()
+    learner = drafter if isinstance(drafter, PromptLearner) else None
+    for chunk in state.read(prompt, 1 if learner is None else PROMPT_ROWS):
+        if learner is not None:
+            learner.learn_prompt(prompt[: chunk.count], chunk.logits)
+        read = clock()
+        seconds += read - started
+        parts = [*parts[WINDOW // -target.chunk :], chunk.features]
+        if chunk.count < len(prompt):
+            yield Reading(chunk.count, len(prompt))
+            started = clock()
+    tokens.append(sampler.next(chunk.logits[-1]))
+    first = Step(np.zeros(1, np.int64), np.array(tokens[-1:], np.int64))
+    yield Cycle(root_only(prompt[-1]), first, 0.0, seconds, clock() - read)
+    features = target.joined(parts)
+    while target.cache.room > 0:
+        started = clock()
+        room = target.cache.room  # a tree never needs more rows than are left: it shrinks, in the end to its root
+        tree = drafter.grow(tokens, features, room) if room > 1 else root_only(tokens[-1])
+        grown = clock()
+        logits, features = target.verify(tree, sampler)
+        verified = clock()
+        step = accept(tree, logits, sampler)
+        features = target.keep(step.path, features)
+        state.emit(step.tokens.tolist(), features)
+        drafter.learn(step)
+        yield Cycle(tree, step, grown - started, verified - grown, clock() - verified)
+
+
+def generate(
+    state: DecodingState,
+    drafter: Drafter,
+    sampler: Sampler,
+    prompt: Sequence[int],
+    clock: Callable[[], float] = time.perf_counter,
+) -> Iterator[Cycle]:
+    """The cycles of `steps` alone."""
+    return (event for event in steps(state, drafter, sampler, prompt, clock) if isinstance(event, Cycle))

@@ -1,0 +1,145 @@
+"""The large model of a pair: reads the prompt, verifies trees, scores texts.
+
+Shapes: T rows of one forward pass, N tree nodes, V vocabulary, Hd width of features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from eagle_runtime.base.errors import RequestError
+from eagle_runtime.base.tree import (
+    MAX_DEPTH,
+    MAX_NODES,
+    Bool,
+    Float,
+    Int,
+    Tree,
+    additive_mask,
+    ancestor_mask,
+    node_depths,
+)
+from eagle_runtime.core.session import Array, Rows, Session
+from eagle_runtime.sampling.sampler import Sampler
+
+PREFILL_CHUNK = 512  # rows of one prefill pass: bounds the T x T mask and the activations
+EXACT_CHUNK = 64  # the same where attention is exact, which it is for no more new rows (eagle_export.recipes.attention)
+PROMPT_ROWS = 64  # of a prefill pass whose logits a drafter may learn from
+SCORE_CHUNK = 64  # rows of one scoring pass: bounds the logits, of which every row is wanted
+
+Floating = npt.NDArray[np.floating]
+Features = Floating | Rows
+
+
+def row_numbers(count: int) -> Int:
+    """0..count-1, 64 bits wide on every platform (NumPy's default integer is not)."""
+    return np.arange(count, dtype=np.int64)
+
+
+def causal(count: int) -> Bool:
+    """[count, count]: each row sees itself and the rows before it."""
+    return np.tri(count, dtype=np.bool_)
+
+
+class Target:
+    """The large model. Its cache holds the rows of every token but the last one, which is the root of the next tree."""
+
+    def __init__(self, session: Session, capacity: int, chunk: int | None = None) -> None:
+        """chunk: rows of one prefill pass; None for PREFILL_CHUNK."""
+        self._session = session
+        self.chunk = chunk or PREFILL_CHUNK
+        self.cache = session.new_cache(capacity)
+        self.vocab_size = int(session.outputs["logits"].shape[2])
+        self._mask_dtype = session.inputs["tree_mask"].dtype
+
+    def prefill(self, prompt: Sequence[int], kept: int = 0) -> tuple[Float, Features]:
+        """Forget all rows but the first `kept`, read a text after them; returns the last row's logits [V] and all
+        features [len, Hd] of the text."""
+        self.cache.truncate(kept)
+        features = []
+        for start in range(0, len(prompt), self.chunk):
+            logits, read = self.read(prompt[start : start + self.chunk])
+            features.append(read)
+        return logits[-1], self.joined(features)
+
+    def read(self, tokens: Sequence[int], last: int = 1) -> tuple[Float, Features]:
+        """Read the next tokens of a text, at most `chunk`, and commit their rows; returns the logits [R, V] of the
+        `last` rows, or of fewer, and all features [len, Hd]. Of engines that keep logits on a card, it is one row."""
+        count = len(tokens)
+        last = 1 if "watched_ids" in self._session.inputs else min(last, count)
+        rows = np.arange(count - last, count, dtype=np.int64)
+        positions = self.cache.length + row_numbers(count)
+        out = self._run(np.array(tokens, np.int64), positions, causal(count), rows)
+        self.cache.advance(count)
+        return np.array(out["logits"]), self.joined([out["features"]])
+
+    def joined(self, parts: Sequence[Features]) -> Features:
+        """Returns a copy of rows of features [n, Hd], the parts one after the other."""
+        rows: Features = self._session.joined(parts)
+        return rows
+
+    def verify(self, tree: Tree, sampler: Sampler | None = None) -> tuple[Any, Features]:
+        """One forward pass over all nodes; returns logits [N, V], or a GPU's LogitRows, and features [N, Hd], valid
+        until the next pass.
+
+        The tree's rows follow the committed ones in the cache until `keep` commits the accepted ones. sampler: will
+        draw from the logits; where they stay on a GPU, it says which of them it may need. Raises RequestError for a
+        tree of more than MAX_NODES nodes or MAX_DEPTH levels, in which rows would not be exact."""
+        depths = node_depths(tree.parents)
+        if tree.num_nodes > MAX_NODES or depths.max() > MAX_DEPTH:
+            raise RequestError(
+                f"the tree has {tree.num_nodes} nodes and is {depths.max()} levels deep, but a forward pass verifies "
+                f"at most {MAX_NODES} and {MAX_DEPTH}; draft a smaller one"
+            )
+        positions = self.cache.length + depths
+        rows = row_numbers(tree.num_nodes)
+        asked: dict[str, Array] = {}
+        if sampler is not None and not sampler.takes_highest and "watched_ids" in self._session.inputs:
+            count = int(self._session.inputs["watched_ids"].shape[1])
+            asked = {
+                "watched_ids": sampler.watched(1 + positions, count),
+                "inverse_temperature": np.full(1, sampler.inverse_temperature, np.float32),
+            }
+        out = self._run(tree.tokens, positions, ancestor_mask(tree.parents), rows, asked)
+        return out["logits"], out["features"]
+
+    def keep(self, path: Int, features: Features) -> Features:
+        """Commit the rows of an accepted path of the last verification; returns their features. path: see
+        Cache.keep."""
+        kept: Features = self._session.keep(self.cache, path, features)
+        return kept
+
+    def look_at(self, tokens: Int, depths: Int, visible: Bool, wanted: Int) -> Any:
+        """Read rows that follow the committed ones, and keep none of them; returns the logits [R, V] of the rows
+        `wanted` [R], valid until the next pass. depths [T]: positions after the committed rows; visible [T, T]: what
+        rows see of each other."""
+        return self._run(tokens, self.cache.length + depths, visible, wanted)["logits"]
+
+    def score(self, tokens: Sequence[int], first: int = 0) -> Iterator[Float]:
+        """Forget everything, read a text; yields the logits of the rows tokens[first], tokens[first + 1], ... in
+        pieces [R, V] of at most SCORE_CHUNK rows."""
+        self.cache.truncate(0)
+        for start in range(0, len(tokens), SCORE_CHUNK):
+            chunk = np.array(tokens[start : start + SCORE_CHUNK], np.int64)
+            rows = row_numbers(len(chunk))
+            wanted = rows[max(0, first - start) :]
+            out = self._run(chunk, start + rows, causal(len(chunk)), wanted if len(wanted) else rows[-1:])
+            self.cache.advance(len(chunk))
+            if len(wanted):
+                yield np.array(out["logits"])  # others may run passes while the caller looks at it
+
+    def _run(
+        self, tokens: Int, positions: Int, visible: Bool, logit_rows: Int, asked: Mapping[str, Array] | None = None
+    ) -> dict[str, Any]:
+        feeds: dict[str, Array] = {
+            "input_ids": tokens,
+            "position_ids": positions,
+            "tree_mask": additive_mask(visible, self._mask_dtype),
+            "logit_rows": logit_rows,
+            **(asked or {}),
+        }
+        return self._session.run(feeds, self.cache)

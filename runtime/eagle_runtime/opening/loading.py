@@ -1,0 +1,315 @@
+"""Opening a bundle folder: check the arguments and the files, choose a backend, start its engines, make the caches."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal, cast
+
+from eagle_runtime.base.arguments import checked_int, short_repr
+from eagle_runtime.base.backend_names import AUTO, BACKENDS, on_cpu
+from eagle_runtime.base.errors import BackendError, BundleError, RequestError
+from eagle_runtime.bundle.fidelity import FidelityWarning, shortfall
+from eagle_runtime.bundle.listed_files import read_listed, read_text_file, verify_hashes
+from eagle_runtime.bundle.manifest import AHEAD, Manifest, read_manifest
+from eagle_runtime.constraints.grammars import Grammars
+from eagle_runtime.core.decoding_state import DecodingState
+from eagle_runtime.core.head import HeadOfText
+from eagle_runtime.core.session import OneCallSession, Session, WarmedSession
+from eagle_runtime.core.target import EXACT_CHUNK, PREFILL_CHUNK, Target
+from eagle_runtime.core.threads.engines import Engines
+from eagle_runtime.drafting.acceptance import Acceptance
+from eagle_runtime.drafting.ahead_heads import HydraHeads, MedusaHeads
+from eagle_runtime.drafting.block_head import BlockHead
+from eagle_runtime.drafting.costs.model import prior_costs, unknown
+from eagle_runtime.drafting.costs.storage import MOVED, NOTABLE, LearnedCosts, file_name, open_costs
+from eagle_runtime.drafting.datastore import Datastore
+from eagle_runtime.drafting.draft_model import CHILDREN, DraftModelHead
+from eagle_runtime.drafting.habits import SUCCESSORS, Habits
+from eagle_runtime.drafting.head import Head
+from eagle_runtime.drafting.method import Loaded, Proposer
+from eagle_runtime.drafting.methods import default_method
+from eagle_runtime.drafting.one_call import OneCallHead
+from eagle_runtime.drafting.transitions import Transitions, read_transitions
+from eagle_runtime.machine.host import free_memory, threads_allowed
+from eagle_runtime.opening.backends import (
+    PassedOver,
+    check_name,
+    choose,
+    facts_of_times,
+    files_read,
+    notice,
+    open_sessions,
+)
+from eagle_runtime.opening.exact_rows import PaddedSession, RowCheck, check_rows
+from eagle_runtime.opening.habits_file import OFTEN, HabitsFile
+from eagle_runtime.text.tokenizer import Text
+
+DEFAULT_CONTEXT = 4096  # tokens; a model trained on 128k would otherwise reserve tens of gigabytes of cache
+TRANSITIONS_BYTES = 1 << 31
+HEAD_SCRATCH = 512  # rows the head may use to grow one tree
+Progress = Callable[[str, int, int], None]  # stage ("hash", "load", "warm"), done, total
+MAX_THREADS = 256  # beyond the cores they only wait for each other; thousands take minutes to start
+# Seconds of a token without drafts from which a model's habits pay without a head: the host takes about 0.2 ms for a
+# level of their trees. On a CPU, a target whose passes take 1 ms emits 0.93 times as many tokens per second with them
+# as with matches alone, and one whose passes take 50 ms 1.14 times as many (docs/trees.md).
+HABITS_PAY_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBundle:
+    """An opened bundle. target and head own the caches; a model and its twins share everything else.
+
+    context: tokens of prompt and output that the caches hold. head: None for a bundle without one. grammars: of
+    constraints. habits: of the target, for method recycling. acceptance: how drafts were accepted so far.
+    kv_budget: bytes for the keys and values of conversations. weight_bytes: of the files of graphs and weights.
+    habits_file: keeps the habits. draft: a second bundle whose target drafts (draft_bundle.py); its costs are those of
+    this bundle's target with it. datastore: a text that is searched for matches. transitions: of a block head. pass_s:
+    seconds of a token without drafts, estimated from the weights alone.
+    passed_over, notice, row_check: see `open_bundle`."""
+
+    manifest: Manifest
+    context: int
+    backend: str
+    threads: int | None
+    text: Text
+    engines: Engines
+    target: Target
+    head: HeadOfText | None
+    costs: LearnedCosts
+    grammars: Grammars
+    habits: Habits
+    acceptance: Acceptance = dataclasses.field(default_factory=dict)
+    transitions: Transitions | None = None
+    row_check: RowCheck | None = None
+    passed_over: PassedOver = ()
+    notice: str | None = None
+    kv_budget: int = 2**62
+    weight_bytes: int = 0
+    habits_file: HabitsFile | None = None
+    draft: OpenBundle | None = None
+    datastore: Datastore | None = None
+    pass_s: float = 0.0
+
+    @property
+    def default_method(self) -> str:
+        """The method of a request that names neither method nor tree."""
+        return default_method(self.loaded).name
+
+    @property
+    def loaded(self) -> Loaded:
+        """What decides between methods. Habits pay where a token without drafts takes long, or a user has them kept;
+        not with a datastore, which is searched for matches."""
+        per_row: dict[Proposer, int] = {"habits": SUCCESSORS}
+        if self.head is not None:
+            per_row["head"] = self.head.top_k
+        if self.draft is not None:
+            per_row["draft model"] = min(CHILDREN, self.manifest.target.vocab_size)
+        pay = self.datastore is None and (self.habits_file is not None or self.pass_s >= HABITS_PAY_S)
+        return Loaded(self.manifest.tree_defaults, per_row, self.datastore is not None, pay)
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether forward passes run on the CPU, where one engine may have several caches."""
+        return on_cpu(self.backend)
+
+    @property
+    def drafts_are_off(self) -> bool:
+        """Whether drafts would change the output, since rows differ by which others share their forward pass."""
+        return self.row_check is not None and self.row_check.padding is None
+
+    def save_learned(self, *, last: bool = True) -> None:
+        """Save what passes cost, and what they do with the draft model (LearnedCosts.save), and the habits, if a file
+        keeps them. last: else only what has changed a lot."""
+        for one in (self, self.draft):
+            if one is not None:
+                one.costs.save(MOVED if last else NOTABLE)
+        if self.habits_file is not None:
+            self.habits_file.save(1 if last else OFTEN)
+
+    def with_habits_of(self, file: HabitsFile | None) -> OpenBundle:
+        """Returns the same bundle with the habits of a file; itself for None."""
+        return self if file is None else dataclasses.replace(self, habits=file.habits, habits_file=file)
+
+    def with_new_caches(self) -> OpenBundle:
+        """Returns the same bundle with a target and a head whose caches are empty."""
+        target, head = _models(self.engines.sessions, self.manifest, self.context, self.transitions)
+        draft = None if self.draft is None else self.draft.with_new_caches()
+        return dataclasses.replace(self, target=target, head=head, draft=draft)
+
+    def state(self) -> DecodingState:
+        """Returns a state without a text, in the caches of this bundle."""
+        draft = None if self.draft is None else DraftModelHead(self.draft.target)
+        return DecodingState(self.target, self.head, draft)
+
+
+def open_bundle(
+    folder: Path,
+    backend: str,
+    context: int | None,
+    threads: int | None,
+    check_hashes: bool | Literal["once"],
+    kv_budget: int | None = None,
+    on_progress: Progress | None = None,
+) -> OpenBundle:
+    """Open a bundle folder; the arguments are those of `EagleModel.load`.
+
+    Of the result, passed_over gives (backend, reason) for each backend that was tried before the one in use, notice
+    is a warning about engine files that "auto" chose to run, and row_check the outcome of exact_rows. Raises
+    BundleError, BackendError, RequestError; gives a FidelityWarning."""
+    manifest = read_manifest(folder)
+    longest = manifest.target.context
+    if context is None:
+        context = min(longest, DEFAULT_CONTEXT)
+    context = checked_int("context", context, 0)
+    if not 2 <= context <= longest:
+        raise RequestError(f"context is {context}, but this model serves 2 to {longest} tokens")
+    threads = threads_allowed() if threads is None else checked_int("threads", threads, 1, MAX_THREADS)
+    if kv_budget is not None:
+        kv_budget = checked_int("kv_budget", kv_budget, 1)
+    check_name(backend)
+    if check_hashes not in (True, False, "once"):
+        raise RequestError(f"check_hashes is {short_repr(check_hashes)}, but must be True, False or 'once'")
+    progress = on_progress or (lambda stage, done, total: None)
+    verified: set[str] = set()
+    damage: list[BundleError] = []
+
+    def verify(name: str, report: Callable[[int, int], None] | None) -> None:
+        wanted = files_read(name, manifest) - verified if check_hashes else set()
+        try:
+            if wanted:
+                verify_hashes(folder, manifest, report, once=check_hashes == "once", names=wanted)
+        except BundleError as error:
+            damage.append(error)
+            raise
+        verified.update(wanted)
+
+    verify(BACKENDS[0], None)  # small files, which all backends read: where one differs, no backend is tried
+
+    def open_on(name: str) -> OpenBundle:
+        verify(name, partial(progress, "hash"))
+        progress("hash", 1, 1)
+        progress("load", 0, 1)
+        with contextlib.ExitStack() as freed:  # if anything raises, such as a cache that does not fit
+            sessions = open_sessions(name, folder, manifest, context, HEAD_SCRATCH, threads)
+            for session in sessions:
+                freed.callback(session.close)
+            opened = bundle_of_sessions(folder, manifest, sessions, context, backend=name, threads=threads)
+            progress("load", 1, 1)
+            progress("warm", 0, 1)
+            _warm(opened, partial(progress, "warm"))
+            if on_cpu(name):
+                check = check_rows(cast(PaddedSession, sessions[0]), manifest, threads)
+                opened = dataclasses.replace(opened, row_check=check)
+            freed.pop_all()
+        return opened
+
+    try:
+        chosen = choose(backend, folder, manifest, open_on)
+    except BackendError as error:
+        raise (damage[0] if damage else error) from None  # a damaged file is the reason, whatever else was tried
+    with contextlib.ExitStack() as freed:
+        freed.callback(chosen.opened.engines.close)
+        times = facts_of_times(chosen.backend, chosen.opened.engines.sessions)
+        facts = [*manifest.files.values(), chosen.backend, *times, str(threads), str(context)]
+        if (problem := shortfall(manifest)) is not None:
+            warnings.warn(f"{folder}: {problem}", FidelityWarning, stacklevel=3)
+        progress("warm", 1, 1)
+        warning = notice(chosen, folder) if backend == AUTO else None
+        if warning is not None:
+            logging.getLogger(__name__).warning("%s", warning)
+        files = [folder / name for name in manifest.files]
+        opened = dataclasses.replace(
+            chosen.opened,
+            weight_bytes=sum(path.stat().st_size for path in files if path.suffix != ".json"),
+            kv_budget=default_budget(chosen.opened) if kv_budget is None else kv_budget,
+            costs=open_costs(file_name(facts), partial(prior_costs, manifest, chosen.backend)),
+            passed_over=chosen.passed_over,
+            notice=warning,
+        )
+        freed.pop_all()
+    return opened
+
+
+def _warm(bundle: OpenBundle, report: Callable[[int, int], None]) -> None:
+    """Let sessions prepare their forward passes. report: called with what is done, and all of it."""
+    caches = [bundle.target.cache, *([] if bundle.head is None else [bundle.head.cache])]
+    for part, (session, cache) in enumerate(zip(bundle.engines.sessions, caches, strict=True)):
+        if isinstance(session, WarmedSession):
+            session.warm(cache, lambda done, total, part=part: report(part * total + done, len(caches) * total))  # type: ignore[misc]
+
+
+def default_budget(bundle: OpenBundle) -> int:
+    """A quarter of the memory that is free, and one full context at least."""
+    return max((free_memory() or 0) // 4, (bundle.context + HEAD_SCRATCH) * bundle.state().token_bytes)
+
+
+def bundle_of_sessions(
+    folder: Path,
+    manifest: Manifest,
+    sessions: tuple[Session, ...],
+    context: int,
+    *,
+    backend: str = "cpu",
+    threads: int | None = None,
+) -> OpenBundle:
+    """Make an OpenBundle of sessions that are open: of the target and, if the bundle has one, of the head. Its costs
+    are estimates that are kept in no file. Raises BundleError for a broken tokenizer."""
+    transitions = transitions_of(folder, manifest)
+    target, head = _models(sessions, manifest, context, transitions)
+    text = Text(folder, partial(read_text_file, folder, manifest))
+    estimated = prior_costs(manifest, backend)
+    return OpenBundle(
+        manifest=manifest,
+        context=context,
+        backend=backend,
+        threads=threads,
+        text=text,
+        engines=Engines(sessions),
+        target=target,
+        head=head,
+        transitions=transitions,
+        costs=LearnedCosts(unknown(estimated)),
+        pass_s=estimated.plain_at(0),
+        habits=Habits(manifest.target.vocab_size),
+        grammars=Grammars(text.tokenizer_json, manifest.target.vocab_size, manifest.target.eos_token_ids),
+    )
+
+
+def transitions_of(folder: Path, manifest: Manifest) -> Transitions | None:
+    """Reads those of a bundle with a block head that has some. Raises BundleError."""
+    head = manifest.head
+    if head is None or head.block is None or head.block.transitions is None:
+        return None
+    file = head.block.transitions
+    content = read_listed(folder, manifest, file, TRANSITIONS_BYTES)
+    return read_transitions(content, manifest.target.vocab_size, head.draft_vocab_size, str(folder / file))
+
+
+def _models(
+    sessions: tuple[Session, ...], manifest: Manifest, context: int, transitions: Transitions | None
+) -> tuple[Target, HeadOfText | None]:
+    session, *heads = sessions
+    in_short_chunks = getattr(session, "exact", False) and not getattr(session, "native", False)
+    target = Target(session, context, EXACT_CHUNK if in_short_chunks else PREFILL_CHUNK)
+    return target, head_of(heads[0], manifest, context, HEAD_SCRATCH, transitions) if heads else None
+
+
+def head_of(
+    session: Session, manifest: Manifest, capacity: int, scratch: int, transitions: Transitions | None
+) -> HeadOfText:
+    """Returns the head of a bundle. capacity: tokens of its cache. scratch: as in Head. transitions: a block head's."""
+    vocab, spec = manifest.target.vocab_size, manifest.head
+    if isinstance(session, OneCallSession):
+        return OneCallHead(session, capacity, vocab)
+    if spec is not None and spec.kind in AHEAD:
+        return (HydraHeads if spec.kind == "hydra" else MedusaHeads)(session, capacity, scratch, vocab)
+    if spec is not None and spec.block is not None:
+        return BlockHead(session, capacity, scratch, spec.block, transitions, vocab)
+    return Head(session, capacity, scratch, vocab)
