@@ -286,9 +286,9 @@ CASES = [
     case("other files", "out/bundle", "other files")(
         lambda w: w.bundle.mkdir(), lambda w: (w.bundle / "thesis.txt").write_text("mine")
     ),
-    case("a file in the way", "out/bundle", "no folder")(lambda w: w.bundle.write_text("mine")),
-    case("a dangling link", "out/bundle", "no folder")(lambda w: w.bundle.symlink_to("nowhere")),
-    case("a link to a folder", "out/bundle", "no folder")(lambda w: w.bundle.symlink_to(w.eagle3)),
+    case("a file in the way", "out/bundle", "not a folder")(lambda w: w.bundle.write_text("mine")),
+    case("a dangling link", "out/bundle", "not a folder")(lambda w: w.bundle.symlink_to("nowhere")),
+    case("a link to a folder", "out/bundle", "not a folder")(lambda w: w.bundle.symlink_to(w.eagle3)),
     case("no parent", "out does not exist")(lambda w: w.bundle.parent.rmdir()),
     case("parent a file", "out does not exist")(
         lambda w: w.bundle.parent.rmdir(), lambda w: w.bundle.parent.write_text("mine")

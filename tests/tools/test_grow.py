@@ -208,9 +208,9 @@ def test_inserted_layers_leave_the_taps_where_they_were(old: int, inserted: int)
     [
         (Shape(8, 32, 4, 2, 16, 160), "hidden would be 32"),
         (Shape(7, 64, 4, 2, 16, 160), "layers would be 7"),
-        (Shape(8, 64, 4, 2, 24, 160), "no multiple"),
+        (Shape(8, 64, 4, 2, 24, 160), "not a multiple"),
         (Shape(8, 64, 6, 4, 16, 160), "evenly"),
-        (Shape(8, 64, 6, 2, 16, 160), "no multiple of 6 heads"),
+        (Shape(8, 64, 6, 2, 16, 160), "not a multiple of 6 heads"),
         (Shape(8, 64, 4, 2, 16, 161), "odd"),
         (Shape(8, 64, 4, 2, 16, 160, vocab=200), "vocab would be 200"),
         (Shape(8, 64, 4, 2, 16, 160, vocab=300), "add one"),
