@@ -12,10 +12,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from eagle_runtime.machine.host import processor_features, processor_name
-
 from eagle_runtime.base.errors import BundleError
 from eagle_runtime.base.files import MEGABYTE, read_plain, replacing
+from eagle_runtime.machine.host import processor_features, processor_name
 
 
 def cache_folder() -> Path:
