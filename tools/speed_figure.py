@@ -23,7 +23,7 @@ BARS = (  # what runs, precision and method of a row of the table -> label
 )
 CAPTION = (
     "SmolLM2-135M-Instruct, 30 layers x 576, one token after another and with drafts",
-    "medians of 12 prompts with 95 % intervals, from docs/results.md",
+    "medians over prompts with 95 % intervals, from docs/results.md",
 )
 LEFT, WIDTH, TOP, STEP = 280, 400, 60, 30  # of the bars, in pixels
 

@@ -6,15 +6,25 @@ import platform
 import time
 from importlib import metadata
 
-from eagle_runtime.machine.host import processor_name
-
 from eagle_export.inspection.machine import SAMPLE_BYTES, TRIES
 from eagle_export.inspection.machine import physical_cores as physical_cores
 from eagle_export.inspection.machine import read_bandwidth as read_bandwidth
+from eagle_runtime.machine.host import processor_features, processor_name
 from eagle_tools.engines import nvidia_gpu
 
 PACKAGES = ["eagle-edge", "onnxruntime", "onnxruntime-gpu", "tensorrt-rtx", "tensorrt", "torch", "transformers"]
 PACKAGES += ["llama-cpp-python", "onnxruntime-genai", "openvino"]
+
+
+# Instruction sets that decide how fast products of bytes are, by the names that Linux lists.
+INSTRUCTIONS = {
+    "avx2": "AVX2",
+    "avx_vnni": "AVX-VNNI",
+    "avx512f": "AVX-512",
+    "avx512_vnni": "AVX-512 VNNI",
+    "asimddp": "dotprod",
+    "i8mm": "i8mm",
+}
 
 
 def device_bandwidth() -> float | None:
@@ -40,7 +50,10 @@ def device_bandwidth() -> float | None:
 def describe(threads: int) -> list[str]:
     """Returns the machine in a few phrases: processor, threads, GPU, versions."""
     gpu = nvidia_gpu()
-    names = [f"{processor_name()}, {threads} thread{'s' if threads > 1 else ''}", *([gpu.says] if gpu.works else [])]
+    has = processor_features()
+    sets = ", ".join(name for feature, name in INSTRUCTIONS.items() if feature in has)
+    processor = f"{processor_name()}{f' with {sets}' if sets else ''}"
+    names = [f"{processor}, {threads} thread{'s' if threads > 1 else ''}", *([gpu.says] if gpu.works else [])]
     versions = []
     for package in PACKAGES:
         try:
