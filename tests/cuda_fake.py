@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from eagle_runtime.machine.nvidia import DeviceInfo
 
 from eagle_runtime.base.errors import BackendError
 from eagle_runtime.core.cache import ALIGNMENT
+from eagle_runtime.machine.nvidia import DeviceInfo
 from eagle_runtime.session.counters import Tally
 from eagle_runtime.session.trt.driver import CudaDriver, out_of_memory
 

@@ -19,10 +19,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle_runtime.machine.nvidia import DeviceInfo, first_gpu
-
 from eagle_export.tensorrt.precision import LEAST_FOR_FP8
 from eagle_runtime.commands.command import Parser, run_command
+from eagle_runtime.machine.nvidia import DeviceInfo, first_gpu
 from eagle_tools.engines import find_engines
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from eagle_runtime.machine.nvidia import DeviceInfo
 
 from conftest import HEADS
 from eagle_export.base.errors import ExportError
@@ -30,6 +29,7 @@ from eagle_runtime import BackendError
 from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.listed_files import verify_hashes
 from eagle_runtime.bundle.manifest import read_manifest
+from eagle_runtime.machine.nvidia import DeviceInfo
 from eagle_runtime.session.trt import library as trt_library
 from eagle_runtime.session.trt.engine_file import find_engines
 from eagle_runtime.session.trt.padding import (

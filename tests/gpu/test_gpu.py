@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from eagle_runtime.machine.nvidia import DeviceInfo, first_gpu
 
 from eagle_calib.replay import forced_logits
 from eagle_runtime import BackendError, BundleError, EagleModel, SamplingParams
@@ -21,6 +20,7 @@ from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.generate import generate
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter
 from eagle_runtime.drafting.vanilla import NoDraft
+from eagle_runtime.machine.nvidia import DeviceInfo, first_gpu
 from eagle_runtime.sampling.candidates import LogitRow
 from eagle_runtime.sampling.sampler import Sampler
 from eagle_tools.compare_engines import compare_sessions

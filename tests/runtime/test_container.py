@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from eagle_runtime.machine.container import memory_left, memory_limit, processors, swap_limit
 
 MB = 1 << 20

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eagle_runtime.machine.nvidia import DeviceInfo, first_gpu, read_gpu
 
 from eagle_runtime import BackendError, EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
+from eagle_runtime.machine.nvidia import DeviceInfo, first_gpu, read_gpu
 from eagle_runtime.session.ort.cuda import (
     PROVIDER,
     check_libraries,

@@ -7,11 +7,11 @@ import re
 from typing import Any, cast
 
 import pytest
-from eagle_runtime.machine.nvidia import DeviceInfo
 from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_runtime.base.errors import BackendError
+from eagle_runtime.machine.nvidia import DeviceInfo
 from eagle_runtime.session.trt.execution import Execution
 from eagle_runtime.session.trt.memory import Needs, check_room, fit_streamed
 

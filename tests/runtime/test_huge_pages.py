@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from eagle_runtime.machine.huge_pages import LEAST, PAGE, anonymous_memory, huge_pages, new_spans
 
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")

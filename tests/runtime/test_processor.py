@@ -6,6 +6,7 @@ import platform
 from pathlib import Path
 
 import pytest
+
 from eagle_runtime.machine.host import processor_features, processor_name
 
 X86 = """processor\t: 0

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from eagle_runtime.machine.user_cache import read_cached, write_cached
 
 from eagle_runtime.base.files import MEGABYTE
+from eagle_runtime.machine.user_cache import read_cached, write_cached
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from eagle_runtime.machine.host import processor_features
 
 from eagle_runtime.base.errors import EagleError
+from eagle_runtime.machine.host import processor_features
 from eagle_tools import as_avx2
 from eagle_tools.as_avx2 import ALTERATIONS, altered, beyond_avx2, describe, installed, main, prepare
 

@@ -18,12 +18,12 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from eagle_runtime.machine.nvidia import DeviceInfo
 
 from conftest import GOLDEN, HEADS
 from cuda_fake import FakeDriver
 from eagle_runtime import BackendError, EagleModel, RequestError
 from eagle_runtime.bundle.manifest import read_manifest
+from eagle_runtime.machine.nvidia import DeviceInfo
 from eagle_runtime.opening.loading import bundle_of_sessions
 from eagle_runtime.session.trt.engine_file import find_engines
 from eagle_runtime.session.trt.session import start_sessions

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from eagle_runtime.machine.nvidia import DeviceInfo
 
 import gpu_check
 from eagle_calib.cli import _parser as calib_parser
@@ -20,6 +19,7 @@ from eagle_export.commands.cli import _engines_parser
 from eagle_export.commands.cli import _parser as export_parser
 from eagle_export.recipes.plan import RECIPES
 from eagle_runtime.commands.command import Parser
+from eagle_runtime.machine.nvidia import DeviceInfo
 from eagle_tools.bench.cli import _parser as bench_parser
 from eagle_tools.doctor import _parser as doctor_parser
 

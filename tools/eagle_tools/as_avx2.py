@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy  # noqa: F401  (detects instruction sets, which processor_features reads)
-from eagle_runtime.machine.host import processor_features, processor_name
 
 from eagle_runtime.base.errors import EagleError
+from eagle_runtime.machine.host import processor_features, processor_name
 
 SHOWN = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "amx_bf16")  # Linux's names
 BEYOND = ("avx512f", "avx512_vnni", "avx_vnni")  # with one of these other kernels run than with AVX2 alone

@@ -9,10 +9,9 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from eagle_runtime.machine.nvidia import first_gpu
-
 from eagle_runtime.base.backend_names import BACKENDS, NATIVE
 from eagle_runtime.base.errors import BackendError
+from eagle_runtime.machine.nvidia import first_gpu
 
 TIMEOUT = 120  # seconds for importing a library, which takes long from a cold disk
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}  # of ONNX Runtime

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from eagle_runtime.machine.host import processor_name
 
 from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.base.backend_names import NATIVE
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.commands.command import Parser
 from eagle_runtime.drafting.methods import METHODS
+from eagle_runtime.machine.host import processor_name
 from eagle_tools.check_command import run_check
 from eagle_tools.ties import is_tie
 

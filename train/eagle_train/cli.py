@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from eagle_runtime.machine.host import threads_allowed
-
 from eagle_runtime.base.errors import EagleError
 from eagle_runtime.commands.command import Parser, run_command
+from eagle_runtime.machine.host import threads_allowed
 from eagle_train.config import ALL_FILES, DRAFT_VOCAB, INPUTS, Job, Sampling, TrainConfig
 from eagle_train.kinds import LAYOUTS, TRAINED
 

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eagle_runtime.machine.host import threads_allowed
-
 from eagle_runtime.bundle.manifest import Certificate
 from eagle_runtime.commands.command import Parser, print_line, run_command
+from eagle_runtime.machine.host import threads_allowed
 
 if TYPE_CHECKING:
     from eagle_export.tensorrt.build import Built, BuiltEngine

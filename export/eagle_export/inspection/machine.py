@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
 from eagle_runtime.machine.container import memory_limit
 from eagle_runtime.machine.host import threads_allowed
 

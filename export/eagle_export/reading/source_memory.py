@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-from eagle_runtime.machine.host import free_memory
-
 from eagle_export.base.errors import ExportError
 from eagle_export.reading.checkpoint import Checkpoint
+from eagle_runtime.machine.host import free_memory
 
 MEMORY_MARGIN = 1.25  # times the weights: activations, and weights that the engine repacks
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from eagle_runtime.machine.host import cores, threads_allowed
 
 from eagle_export.recipes.graph import Array
+from eagle_runtime.machine.host import cores, threads_allowed
 
 COLUMNS = 1024  # of a tile, at most
 MULTIPLE = 64  # of columns, in every tile but the last

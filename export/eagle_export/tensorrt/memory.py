@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle_runtime.machine.host import free_memory
-
 from eagle_export.base.errors import ExportError
+from eagle_runtime.machine.host import free_memory
 
 # Memory of a build per byte of a graph's weights, with TensorRT for RTX 1.7.1 and two profiles: 3.9 was measured for an
 # fp16 graph of 0.26 GB, 3.1 for one of 2 GB, and what the process holds before.

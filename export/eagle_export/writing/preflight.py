@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle_runtime.machine.host import free_memory
-
 from eagle_calib.folder import KEPT, work_folder
 from eagle_calib.replay import GOLDEN_TEXTS, GOLDEN_TOKENS
 from eagle_export.base.destination import check_space, folder_bytes, free_space
@@ -27,6 +25,7 @@ from eagle_export.recording.layered import layer_numbers
 from eagle_export.recording.recording import Way
 from eagle_export.recording.self_calibration import KEPT as ROWS
 from eagle_export.writing.pace import measure
+from eagle_runtime.machine.host import free_memory
 
 # Rough values that were set by hand, not fitted to measurements: memory is an estimate (docs/large_models.md).
 PROGRAM = 800 * 10**6  # bytes of memory before any weight is read: libraries, and the traced graphs

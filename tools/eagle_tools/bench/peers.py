@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle_runtime.machine.user_cache import cache_folder
-
 from eagle_tools.bench.memory import Peak
 from eagle_tools.bench.rows import Asked, Row, Setup
 from eagle_tools.peers.convert import Converted, convert

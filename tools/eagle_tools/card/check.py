@@ -12,10 +12,10 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from eagle_runtime.machine.nvidia import DeviceInfo
 
 from eagle_calib.replay import forced_logits
 from eagle_runtime import BackendError, BundleError, EagleError, EagleModel, Result, SamplingParams
+from eagle_runtime.machine.nvidia import DeviceInfo
 from eagle_tools.card.cards import Assumed, Card
 from eagle_tools.card.facts import pair_of_bundle
 from eagle_tools.card.kernels import recorded

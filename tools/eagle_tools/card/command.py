@@ -14,10 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from eagle_runtime.machine.nvidia import first_gpu
-
 from eagle_runtime import BackendError, EagleModel
 from eagle_runtime.base.errors import RequestError
+from eagle_runtime.machine.nvidia import first_gpu
 from eagle_tools.card.check import BACKEND, CONTEXT, Machine, Step, check_card
 from eagle_tools.card.device import card_of
 from eagle_tools.card.kit import Kit, read_kit

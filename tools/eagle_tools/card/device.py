@@ -6,9 +6,8 @@ import ctypes
 import re
 from typing import Any
 
-from eagle_runtime.machine.nvidia import LIBRARIES, DeviceInfo
-
 from eagle_runtime.base.errors import RequestError
+from eagle_runtime.machine.nvidia import LIBRARIES, DeviceInfo
 from eagle_tools.card.cards import ADA, AMPERE, CARDS, PCIE4, PCIE5, Card
 
 # Device attributes of CUDA's driver API: clocks in kHz, width of the memory bus in bits.
