@@ -60,7 +60,7 @@ def test_passes_of_several_threads_do_not_disturb_each_other() -> None:
         (3, 1, -2 - 3 * 1000, "an input that is not there"),
         (3, 1, -2 - 3 * 2 - 1, "an input that is not there"),  # a second output of a step of one
         (1, 12, 1, "an input that is not there"),  # attention has nine
-        (2, 2, -2, "no initializer"),
+        (2, 2, -2, "not an initializer"),
         (4, 14, 7, "an output that is not there"),
         (4, 14, -1, "an output is no step's"),
         (9, 14, 0, "an output that is not there, or one twice"),

@@ -45,7 +45,7 @@ def test_heads_are_trained_exported_and_measured(
     arguments += ["--max-new-tokens", "12", "--precisions", *precisions]
     training = ["--", "--batch-size", "2", "--draft-vocab", "512"]
     assert main([*arguments, "--only", "eagle3.1"]) == 2
-    assert "no head of the table" in capsys.readouterr().err
+    assert "not a head of the table" in capsys.readouterr().err
     assert main([*arguments, "--only", "block", *training]) == 0
     printed = capsys.readouterr().out
     lines = [line.split("|")[1:-1] for line in (work / "ablation/table.md").read_text("utf-8").splitlines()]
