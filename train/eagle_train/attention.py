@@ -75,13 +75,18 @@ class _Attend(torch.autograd.Function):
         return dq, dk, dv, own_dk, own_dv, None
 
 
+def gpu_flash_takes(x: Tensor) -> bool:
+    """Returns whether flash attention on a GPU takes queries, keys or values [..., D]: half precision, and heads of up
+    to 256 in steps of 8."""
+    half, width = x.dtype in (torch.float16, torch.bfloat16), x.shape[-1]
+    return x.device.type == "cuda" and half and width % 8 == 0 and width <= 256
+
+
 def _fused(q: Tensor) -> Literal["cpu", "cuda"] | None:
-    """Returns whose fused operator computes the causal block; None: matrices of scores do. A GPU's takes half
-    precision and heads of up to 256 in steps of 8."""
+    """Returns whose fused operator computes the causal block; None: matrices of scores do."""
     if q.device.type == "cpu":
         return "cpu"
-    half = q.dtype in (torch.float16, torch.bfloat16)
-    return "cuda" if q.device.type == "cuda" and half and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256 else None
+    return "cuda" if gpu_flash_takes(q) else None
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from torch.nn.attention import sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from eagle_train.answering import ATTENTION, Request, Requests, Row, checked
+from eagle_train.attention import gpu_flash_takes
 from eagle_train.config import Sampling
 from eagle_train.decoder import Decoder
 from eagle_train.sampling import cut_loop, drawn, loop_start, uniform
@@ -194,8 +195,7 @@ class Places:
 
     def _fused(self) -> bool:
         """Returns whether flash attention computes a step, which reads each row's cache as far as it is filled."""
-        half = self._keys.dtype in (torch.float16, torch.bfloat16)
-        return self._device.type == "cuda" and half and self._width % 8 == 0 and self._width <= 256
+        return gpu_flash_takes(self._keys)
 
     def _varlen(self) -> Attended:
         """A place's cache is a sequence of `room` keys, of which `filled` count; its query heads' groups are another of
