@@ -1,4 +1,5 @@
-"""The README and the pages in docs/: their examples run as printed, their links and file names lead somewhere.
+"""The README, the pages for users in docs/ and those for maintainers in docs/dev/: their examples run as printed, their
+links and file names lead somewhere.
 
 Examples are fenced blocks, run from a folder as `make demo` leaves it, in the order of the page:
 - ```console: lines that begin with `$ ` are commands, the lines below each are its standard output;
@@ -38,9 +39,10 @@ from method_table import PAGE, table
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
-OTHERS = [*ROOT.glob("*.md"), *(ROOT / "docs" / "dev").glob("*.md"), *(ROOT / "tools").glob("*/README.md")]
+DOCS = sorted((ROOT / "docs").glob("*.md"))  # for users
+DEV = sorted((ROOT / "docs" / "dev").glob("*.md"))  # for maintainers
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS, *DEV]
+OTHERS = [*ROOT.glob("*.md"), *(ROOT / "tools").glob("*/README.md")]
 LINKED = [*PAGES, *(path for path in OTHERS if path not in PAGES)]
 COMMANDS = {
     "eagle-export": export_cli.main,
@@ -62,9 +64,21 @@ PACKAGES = [
     "runtime/eagle_serve",
 ]
 # Pages whose examples train, calibrate or certify for half a minute and more: pytest -m slow tests/test_docs.py
-LONG = {"calibration.md", "hard_pair.md", "heads.md", "precision.md", "training.md", "tutorial.md"}
+LONG = {
+    "docs/calibration.md",
+    "docs/dev/hard_pair.md",
+    "docs/heads.md",
+    "docs/precision.md",
+    "docs/training.md",
+    "docs/tutorial.md",
+}
 OPENING = 25  # lines of a page by which its first example begins
 FOREIGN_OPTIONS = {"--no-deps", "--help", "--inplace"}  # of every parser; rsync's
+
+
+def name_of(page: Path) -> str:
+    """The page's path in the project."""
+    return page.relative_to(ROOT).as_posix()
 
 
 def blocks(page: Path) -> Iterator[tuple[int, str, str]]:
@@ -151,7 +165,7 @@ def run_page(page: Path) -> int:
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=pytest.mark.slow if page.name in LONG else (), id=page.name)
+        pytest.param(page, marks=pytest.mark.slow if name_of(page) in LONG else (), id=name_of(page))
         for page in PAGES
         if any(has_example(*block[1:]) for block in blocks(page))
     ],
@@ -185,7 +199,7 @@ def anchors(page: Path) -> set[str]:
     return {f"{anchor}-{number}" if number else anchor for anchor, most in seen.items() for number in range(most + 1)}
 
 
-@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("page", LINKED, ids=name_of)
 def test_links(page: Path) -> None:
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         if link.startswith("https://"):
@@ -196,7 +210,7 @@ def test_links(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
-@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("page", LINKED, ids=name_of)
 def test_files_that_are_named_exist(page: Path) -> None:
     """Names in `code` of Python files and scripts, and all that begin with a folder of the project."""
     if page.name == "CHANGELOG.md":
@@ -214,7 +228,7 @@ def test_files_that_are_named_exist(page: Path) -> None:
             assert any((folder / name).exists() for folder in folders), name
 
 
-@pytest.mark.parametrize("drawing", sorted((ROOT / "docs").glob("*.svg")), ids=lambda path: path.name)
+@pytest.mark.parametrize("drawing", sorted((ROOT / "docs").rglob("*.svg")), ids=lambda path: path.name)
 def test_files_in_drawings_exist(drawing: Path) -> None:
     """Names that stand alone in the text of a drawing, below the runtime's package."""
     for name in re.findall(r">([\w/]+(?:\.py|/))<", drawing.read_text(encoding="utf-8")):
@@ -238,7 +252,7 @@ def test_every_option_of_the_readme_exists() -> None:
     assert mentioned <= known
 
 
-@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*DOCS, *DEV], ids=name_of)
 def test_every_option_of_a_page_exists(page: Path) -> None:
     """Some parser of the project, scripts included, knows every option."""
     sources = [path for package in PACKAGES for path in (ROOT / package.split("/")[0]).rglob("*.py")]

@@ -1,4 +1,4 @@
-"""Code and docs use the field's terms: the words that docs/glossary.md lists as retired stay out of both.
+"""Code and docs use the field's terms: the words that docs/dev/glossary.md lists as retired stay out of both.
 
 `python tests/test_language.py` prints every place that still has one."""
 
@@ -18,7 +18,7 @@ WORDS = {
 }  # fmt: skip
 PHRASES = re.compile(r"\blooked[\s-]+up\b|\bby[\s-]+heads\b", re.I)
 IDENTIFIERS = {"found"}
-EXEMPT = {"docs/glossary.md", "CHANGELOG.md", "tests/test_language.py"}  # these list or quote the words
+EXEMPT = {"docs/dev/glossary.md", "CHANGELOG.md", "tests/test_language.py"}  # these list or quote the words
 
 
 def words(text: str) -> list[str]:
@@ -74,7 +74,7 @@ def retired() -> Iterator[tuple[str, int, str]]:
 
 def test_retired_words_stay_out() -> None:
     places = [f"{name}:{line}: {word}" for name, line, word in retired()]
-    assert not places, "\n".join(["retired words (docs/glossary.md says what to write instead):", *places])
+    assert not places, "\n".join(["retired words (docs/dev/glossary.md says what to write instead):", *places])
 
 
 def test_retired_words_are_recognised() -> None:

@@ -1,4 +1,4 @@
-"""Predicts what decoding takes on NVIDIA cards, from a bundle or from the shape of a model (docs/card_model.md).
+"""Predicts what decoding takes on NVIDIA cards, from a bundle or from the shape of a model (docs/dev/card_model.md).
 
 python -m eagle_tools.card_model BUNDLE
 python -m eagle_tools.card_model --shape 8b --precision fp16 int8 int4 fp8 --tau 4.2

@@ -1,6 +1,6 @@
 """Draft trees as parent arrays, and the pure functions that build and read them.
 
-Node 0 of a tree is its *root*, the last token that the target emitted; docs/glossary.md has all terms.
+Node 0 of a tree is its *root*, the last token that the target emitted; docs/dev/glossary.md has all terms.
 
 Shapes: N nodes, M pool entries, k children per expanded node.
 """
