@@ -21,7 +21,7 @@ from eagle_export.graphs import head_modules, pair
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import MANIFEST_NAME
 from eagle_runtime.commands.interrupts import STOP_SIGNALS
-from eagle_runtime.session.ort.operators import native_operators
+from eagle_runtime.ort.operators import native_operators
 from trace_memory import TraceMemory
 
 # Of tests of the native operators: they need eagle-edge-kernels, which `make kernels` builds.

@@ -1,4 +1,4 @@
-"""A device for session.ort whose memory is the host's and which copies as ONNX Runtime does for a GPU.
+"""A device for eagle_runtime.ort whose memory is the host's and which copies as ONNX Runtime does for a GPU.
 
 An input on the host is copied within bind_input (core/session/IOBinding.cc: CopyOneInputAcrossDevices), so that what is
 written to its buffer afterwards is not seen. An output on the host is written at the end of a forward pass. What is in
@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.session.ort.device_session import OrtDeviceSession
-from eagle_runtime.session.ort.library import open_graph
-from eagle_runtime.session.ort.memory import OrtMemory
+from eagle_runtime.ort.buffers import OrtMemory
+from eagle_runtime.ort.device_session import OrtDeviceSession
+from eagle_runtime.ort.library import open_graph
 
 DEVICE = "copying"
 

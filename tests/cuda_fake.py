@@ -1,4 +1,4 @@
-"""A fake GPU (session.trt.driver.CudaDriver) in host memory, as strict as a real one.
+"""A fake GPU (trt.driver.CudaDriver) in host memory, as strict as a real one.
 
 Queued work runs only when the stream is synchronised, so a host buffer that is overwritten too early, or read too soon,
 makes a test fail. New memory is all ones (NaN in every float type), and an address is never given out twice. What a
@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from eagle_runtime.base.errors import BackendError
 from eagle_runtime.core.cache import ALIGNMENT
+from eagle_runtime.core.counters import Tally
 from eagle_runtime.machine.nvidia import DeviceInfo
-from eagle_runtime.session.counters import Tally
-from eagle_runtime.session.trt.driver import CudaDriver, out_of_memory
+from eagle_runtime.trt.driver import CudaDriver, out_of_memory
 
 Work = Callable[[], None]
 STREAM = 7

@@ -7,8 +7,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from eagle_runtime.session.ort.library import CPU, byte_products_saturate, open_graph
-from eagle_runtime.session.ort.session import EXACT_BYTES
+from eagle_runtime.ort.library import CPU, byte_products_saturate, open_graph
+from eagle_runtime.ort.session import EXACT_BYTES
 
 
 def open_model(model: ir.Model | Path, threads: int = 1) -> Any:

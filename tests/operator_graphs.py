@@ -18,8 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from eagle_export.recipes.blocks import Blocks, Grid
 from eagle_export.recipes.weight_blocks import packed
-from eagle_runtime.session.ort.library import open_graph
-from eagle_runtime.session.ort.operators import native_operators
+from eagle_runtime.ort.library import open_graph
+from eagle_runtime.ort.operators import native_operators
 
 Array = npt.NDArray[Any]
 HIDDEN = float(np.finfo(np.float32).min)

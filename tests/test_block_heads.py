@@ -28,7 +28,7 @@ from eagle_runtime.core.generate import Cycle
 from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.block_head import BlockHead as RuntimeHead
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
-from eagle_runtime.drafting.costs.model import Costs, Timings
+from eagle_runtime.drafting.cost_model import Costs, Timings
 from machine_fake import FixedCosts
 
 ROWS = 6

@@ -26,8 +26,8 @@ from filelock import FileLock
 
 from eagle_calib import cli as calib_cli
 from eagle_export.commands import cli as export_cli
+from eagle_runtime.commands import chat
 from eagle_runtime.commands import cli as run_cli
-from eagle_runtime.commands.chat import cli as chat_cli
 from eagle_runtime.drafting.methods import METHODS
 from eagle_serve import cli as serve_cli
 from eagle_tools import doctor, toy_demo
@@ -47,7 +47,7 @@ LINKED = [*PAGES, *(path for path in OTHERS if path not in PAGES)]
 COMMANDS = {
     "eagle-export": export_cli.main,
     "eagle-run": run_cli.main,
-    "eagle-chat": chat_cli.main,
+    "eagle-chat": chat.main,
     "eagle-calib": calib_cli.main,
     "eagle-doctor": doctor.main,
     "eagle-bench": bench_cli.main,
@@ -245,7 +245,7 @@ def test_the_table_of_methods_is_that_of_the_code() -> None:
 def test_every_option_of_the_readme_exists() -> None:
     known = {
         option
-        for cli in (export_cli, run_cli, chat_cli, calib_cli, doctor, bench_cli, serve_cli)
+        for cli in (export_cli, run_cli, chat, calib_cli, doctor, bench_cli, serve_cli)
         for option in cli._parser()._option_string_actions
     }
     mentioned = set(re.findall(r"`[^`\n]*?(--[a-z-]+)", README)) | set(re.findall(r" (--[a-z-]+)", README))

@@ -18,10 +18,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PAIR = ROOT / "tools/demo_pair"
 APPLICATION = """
 import sys
-from eagle_runtime.commands import worker
-from eagle_runtime.commands.chat import cli
+from eagle_runtime.commands import chat, worker
 
-sys.exit(worker.main(sys.argv[2:]) if sys.argv[1] == "--worker" else cli.main())
+sys.exit(worker.main(sys.argv[2:]) if sys.argv[1] == "--worker" else chat.main())
 """
 # What the tests' environment holds and decoding does not need.
 LEFT_OUT = ("torch", "transformers", "onnx", "onnxscript", "scipy", "matplotlib", "pandas", "PIL", "tkinter", "sympy")

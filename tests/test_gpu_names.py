@@ -17,7 +17,7 @@ import pytest
 
 import trt_fake
 from eagle_runtime.base.errors import BackendError
-from eagle_runtime.session.trt.driver import CudaDriver
+from eagle_runtime.trt.driver import CudaDriver
 
 ROOT = Path(__file__).resolve().parents[1]
 API = ROOT / "tests/data/tensorrt_api.txt"
@@ -26,9 +26,9 @@ needs_libraries = pytest.mark.skipif(not SUPPORTED, reason="the libraries are fo
 
 # The types of the names in each file. `trt` is the module everywhere.
 OBJECTS = {
-    "runtime/eagle_runtime/session/trt/library.py": {},
-    "runtime/eagle_runtime/session/trt/session.py": {"runtime": "Runtime"},
-    "runtime/eagle_runtime/session/trt/execution.py": {
+    "runtime/eagle_runtime/trt/library.py": {},
+    "runtime/eagle_runtime/trt/session.py": {"runtime": "Runtime"},
+    "runtime/eagle_runtime/trt/execution.py": {
         "runtime": "Runtime",
         "engine": "ICudaEngine",
         "self._engine": "ICudaEngine",
@@ -206,7 +206,7 @@ def test_the_fake_library_has_names_of_the_real_one(fake: Any, real: str) -> Non
 def test_cuda_bindings_have_every_name() -> None:
     from cuda.bindings import runtime
 
-    tree = ast.parse((ROOT / "runtime/eagle_runtime/session/trt/driver.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "runtime/eagle_runtime/trt/driver.py").read_text(encoding="utf-8"))
     names = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     functions = {name for name in names if re.fullmatch(r"cuda[A-Z]\w+", name)}
     chains = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}

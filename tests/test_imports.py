@@ -28,11 +28,11 @@ EXTRAS = {"runtime": {"llguidance"}, "calib": {"onnx", "rich", "filelock"}}  # o
 OF_SERVE = {"starlette", "uvicorn"}
 HOOKS = "runtime/eagle_runtime/_pyinstaller/"  # files that PyInstaller runs, and nothing imports
 ENGINES = {  # engine library -> the one file that imports it
-    "onnxruntime": "runtime/eagle_runtime/session/ort/library.py",
+    "onnxruntime": "runtime/eagle_runtime/ort/library.py",
     "eagle_edge_kernels": "runtime/eagle_runtime/machine/kernels.py",
-    "tensorrt_rtx": "runtime/eagle_runtime/session/trt/library.py",
-    "tensorrt": "runtime/eagle_runtime/session/trt/library.py",
-    "cuda": "runtime/eagle_runtime/session/trt/driver.py",
+    "tensorrt_rtx": "runtime/eagle_runtime/trt/library.py",
+    "tensorrt": "runtime/eagle_runtime/trt/library.py",
+    "cuda": "runtime/eagle_runtime/trt/driver.py",
 }
 PACKAGE, NAMES = 1.3, 5.0  # most processor time of the import, in times of importing NumPy
 
@@ -92,7 +92,7 @@ def house(tmp_path: Path) -> Path:
     """A small tree in which every allowed arrow is drawn."""
     allowed = [f"import {package}" for package in PARTS.values()]
     for index, (part, package) in enumerate(PARTS.items()):
-        (tmp_path / part / package / "session" / "ort").mkdir(parents=True)
+        (tmp_path / part / package / "ort").mkdir(parents=True)
         text = ["import json", "import numpy as np", "from . import sibling", *allowed[: index + 1]]
         text += [] if part in LEAN else ["import torch"]
         (tmp_path / part / package / "__init__.py").write_text("\n".join(text))
@@ -119,8 +119,8 @@ def house(tmp_path: Path) -> Path:
         ("runtime/eagle_runtime/a.py", "import importlib\nimportlib.import_module('onnx_ir')", 2),
         ("runtime/eagle_runtime/a.py", "__import__('onnxscript')", 1),
         ("runtime/eagle_runtime/a.py", "import onnxruntime", 1),
-        ("runtime/eagle_runtime/session/other.py", "from onnxruntime import InferenceSession", 1),
-        ("runtime/eagle_runtime/session/other.py", "from cuda.bindings import runtime", 1),
+        ("runtime/eagle_runtime/ort/other.py", "from onnxruntime import InferenceSession", 1),
+        ("runtime/eagle_runtime/ort/other.py", "from cuda.bindings import runtime", 1),
         ("runtime/eagle_runtime/a.py", "import rich", 1),
         ("calib/eagle_calib/a.py", "import torch", 1),
         ("calib/eagle_calib/a.py", "import onnxruntime", 1),

@@ -25,15 +25,15 @@ from eagle_runtime.base.errors import RequestError
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
 from eagle_runtime.commands.cli import main as run_main
 from eagle_runtime.core.generate import Cycle
-from eagle_runtime.drafting.costs.model import Costs
-from eagle_runtime.drafting.costs.storage import LearnedCosts
+from eagle_runtime.drafting.cost_model import Costs
+from eagle_runtime.drafting.cost_storage import LearnedCosts
 from eagle_runtime.drafting.datastore import Datastore
 from eagle_runtime.drafting.shapes import DynamicTree
 from eagle_runtime.opening.loading import HABITS_PAY_S
-from eagle_runtime.session.ort.device_session import OrtDeviceSession
-from eagle_runtime.session.ort.library import open_graph
-from eagle_runtime.session.ort.memory import OrtMemory
-from eagle_runtime.session.ort.session import OrtSession
+from eagle_runtime.ort.buffers import OrtMemory
+from eagle_runtime.ort.device_session import OrtDeviceSession
+from eagle_runtime.ort.library import open_graph
+from eagle_runtime.ort.session import OrtSession
 from eagle_tools.acceptance import main as acceptance_main
 from eagle_tools.compare_engines import compare_sessions
 from eagle_tools.doctor import main as doctor_main

@@ -27,7 +27,7 @@ from eagle_export.tensorrt.engine_graphs import EngineGraph, engine_graphs, file
 from eagle_runtime.base.errors import BackendError
 from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
-from eagle_runtime.session.trt.engine_file import (
+from eagle_runtime.trt.engine_file import (
     ENGINES,
     SIDECAR,
     SIDECAR_VERSION,

@@ -4,8 +4,8 @@
     python tools/import_graph.py --revision 02fa2d8 -o before.svg
 
 Prints how many arrows there are between modules and between rooms, the cycles, and the arrows that point upwards. An
-arrow means "imports". A room is a folder of the runtime or of the exporter, a module that stands in the top folder of
-one of them, or another package as a whole. FLOORS orders them.
+arrow means "imports". A room is a folder of the runtime or of the exporter, at any depth: the top folder is one, and a
+folder in a folder is one of its own. Another package is one room as a whole. FLOORS orders them.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ RUNTIME = "eagle_runtime"
 PACKAGES = (*(f"eagle_{part}" for part in PARTS), "eagle_serve")  # lowest first; nothing imports the last
 
 Arrow = tuple[str, str]  # importing, imported
-# Rooms of a package, lowest first: a module imports from its own room and from those before it. Its __init__ and what
-# PyInstaller runs stand last.
+# Rooms of a package, lowest first: a module imports from its own room and from those before it. The top folder has the
+# package's name. What PyInstaller runs stands last.
 FLOORS = {
     RUNTIME: (
         "base",
         "machine",
         "bundle",
         "text",
-        "constraints",
         "sampling",
         "core",
-        "session",
+        "ort",
+        "trt",
         "drafting",
         "opening",
         "app",
@@ -51,6 +51,8 @@ FLOORS = {
         "base",
         "recipes",
         "reading",
+        "reading.gguf",
+        "reading.families",
         "heads",
         "graphs",
         "recording",
@@ -58,9 +60,8 @@ FLOORS = {
         "inspection",
         "tensorrt",
         "writing",
-        "bundle",
-        "commands",
         "eagle_export",
+        "commands",
     ),
 }
 
@@ -80,15 +81,20 @@ class ImportGraph:
 
     def rooms(self) -> Counter[Arrow]:
         """Arrows between rooms, with the number of arrows between their modules."""
-        pairs = ((room_of(source), room_of(target)) for source, target in self.arrows)
+        room = self.room_of()
+        pairs = ((room[source], room[target]) for source, target in self.arrows)
         return Counter(pair for pair in pairs if pair[0] != pair[1])
 
-
-def room_of(module: str) -> str:
-    """The room of a module, such as "session" for eagle_runtime.session.ort.cuda, and "eagle_calib" for any of its
-    modules."""
-    package, *names = module.split(".")
-    return names[0] if package in FLOORS and names else package
+    def room_of(self) -> Mapping[str, str]:
+        """module -> its room, such as "reading.gguf" for eagle_export.reading.gguf.file, and "eagle_calib" for any of
+        its modules."""
+        folders = {name.rpartition(".")[0] for name in self.modules}
+        rooms = {}
+        for name in self.modules:
+            package, _, path = name.partition(".")
+            folder = path if name in folders else path.rpartition(".")[0]
+            rooms[name] = (package in FLOORS and folder) or package
+        return rooms
 
 
 def read_graph(root: Path) -> ImportGraph:
@@ -157,11 +163,12 @@ def upward(arrows: Iterable[Arrow]) -> list[Arrow]:
 
 def upward_in(graph: ImportGraph, package: str) -> list[Arrow]:
     """Arrows between modules of a package that lead to a higher room. Raises ValueError for one that FLOORS lacks."""
+    part = graph.within(package)
     height = {room: floor for floor, room in enumerate(FLOORS[package])}
-    if unknown := {room_of(name) for name in graph.within(package).modules} - height.keys():
+    room = part.room_of()
+    if unknown := set(room.values()) - height.keys():
         raise ValueError(f"{package} has rooms without a floor: {', '.join(sorted(unknown))}; add them to FLOORS")
-    arrows = graph.within(package).arrows
-    return sorted(arrow for arrow in arrows if height[room_of(arrow[0])] < height[room_of(arrow[1])])
+    return sorted(arrow for arrow in part.arrows if height[room[arrow[0]]] < height[room[arrow[1]]])
 
 
 def levels(names: Iterable[str], arrows: Iterable[Arrow]) -> dict[str, int]:
@@ -193,7 +200,7 @@ def summary(graph: ImportGraph) -> str:
         lines += [
             f"{package}: {len(part.modules)} modules of {sum(part.modules.values())} lines, "
             f"{len(part.arrows)} arrows between modules",
-            f"{package}: {len({room_of(name) for name in part.modules})} rooms, {len(rooms)} arrows between rooms, "
+            f"{package}: {len(set(part.room_of().values()))} rooms, {len(rooms)} arrows between rooms, "
             f"of {sum(rooms.values())} between their modules",
             f"{package}: cycles of rooms: " + ("; ".join(map(", ".join, cycles(rooms))) or "none"),
         ]
@@ -217,8 +224,8 @@ def svg(graph: ImportGraph, title: str) -> str:
     runtime = graph.within(RUNTIME)
     arrows = runtime.rooms()
     modules: dict[str, list[str]] = {}
-    for name in sorted(runtime.modules):
-        modules.setdefault(room_of(name), []).append(name)
+    for name, room in sorted(runtime.room_of().items()):
+        modules.setdefault(room, []).append(name)
     boxes, height = _placed(modules, levels(modules, arrows), arrows)
     red = {name for names in cycles(arrows) for name in names}
     out = [

@@ -15,7 +15,7 @@ from eagle_calib.graph import observable
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec
 from eagle_runtime.core.cache import Cache, HeadMajorCache, KVCache
 from eagle_runtime.core.session import Array, Session
-from eagle_runtime.session.ort.session import OrtSession
+from eagle_runtime.ort.session import OrtSession
 
 SAMPLE_ROWS = 1024  # rows kept per tensor if nothing else is asked for
 SEED = 0  # of the sampling

@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     )
     from eagle_runtime.base.tree import Tree
     from eagle_runtime.bundle.fidelity import FidelityWarning
-    from eagle_runtime.constraints.constraint import Constraint
     from eagle_runtime.core.drafter import Drafter
     from eagle_runtime.core.generate import Cycle
     from eagle_runtime.drafting.shapes import TreeShape
+    from eagle_runtime.sampling.constraint import Constraint
     from eagle_runtime.sampling.sampler import SamplingParams
 
 # Module -> the public names that it defines: the imports above, for Python.
 _DEFINED = {
     "bundle.fidelity": ("FidelityWarning",),
-    "constraints.constraint": ("Constraint",),
+    "sampling.constraint": ("Constraint",),
     "app.conversation": ("Conversation",),
     "core.drafter": ("Drafter",),
     "drafting.shapes": ("TreeShape",),

@@ -30,7 +30,7 @@ from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, GraphSpec, read_manifest
 from eagle_runtime.core.cache import Cache, KVCache
 from eagle_runtime.core.session import Array, Session
-from eagle_runtime.session.ort.session import OrtSession
+from eagle_runtime.ort.session import OrtSession
 from eagle_runtime.text.tokenizer import Text
 from fakes import rows_of
 from onnx_session import open_model

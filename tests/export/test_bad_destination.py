@@ -14,7 +14,7 @@ import eagle_export.bundle
 from eagle_export.commands.cli import main
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
-from eagle_runtime.session.trt.engine_file import EngineSet, EngineSpec, Profile, TableSpec
+from eagle_runtime.trt.engine_file import EngineSet, EngineSpec, Profile, TableSpec
 from export_workplace import Workplace, early_refusal, edit, spoil, workplace
 from trace_memory import TraceMemory
 

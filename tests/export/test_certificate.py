@@ -131,7 +131,7 @@ def test_a_machine_that_is_too_small_exports_with_a_warning(
 
 def test_no_engine_no_certificate(bundle_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = bundle_of("eagle1")
-    monkeypatch.delitem(sys.modules, "eagle_runtime.session.ort.library", raising=False)
+    monkeypatch.delitem(sys.modules, "eagle_runtime.ort.library", raising=False)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ExportError, match="onnxruntime is not installed"):
         certificate_of(bundle)

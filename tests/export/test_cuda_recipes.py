@@ -17,7 +17,7 @@ from eagle_export.bundle import export
 from eagle_export.recipes.plan import plan
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import GraphSpec, read_manifest
-from eagle_runtime.session.ort.cuda import SHAPES
+from eagle_runtime.ort.cuda import SHAPES
 
 # What onnxruntime-gpu 1.31 computes on a GPU of the graphs in fp16 (compute capability 8.9).
 ON_GPU = {

@@ -30,9 +30,9 @@ from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.listed_files import verify_hashes
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.machine.nvidia import DeviceInfo
-from eagle_runtime.session.trt import library as trt_library
-from eagle_runtime.session.trt.engine_file import find_engines
-from eagle_runtime.session.trt.padding import (
+from eagle_runtime.trt import library as trt_library
+from eagle_runtime.trt.engine_file import find_engines
+from eagle_runtime.trt.fixed_shapes import (
     HEAD_ROWS,
     PAST_STEP,
     TARGET_ROWS,

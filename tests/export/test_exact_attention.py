@@ -18,11 +18,11 @@ from eagle_export.recipes.attention import ExactAttention
 from eagle_runtime import EagleModel
 from eagle_runtime.base.tree import MAX_DEPTH, Tree
 from eagle_runtime.bundle.manifest import read_manifest
+from eagle_runtime.core.row_padding import RowPadding
 from eagle_runtime.core.target import Target
 from eagle_runtime.opening.exact_rows import RowCheck
-from eagle_runtime.session.ort.operators import native_operators
-from eagle_runtime.session.ort.session import OrtSession
-from eagle_runtime.session.row_padding import RowPadding
+from eagle_runtime.ort.operators import native_operators
+from eagle_runtime.ort.session import OrtSession
 
 LONG = 330  # more than one block of ONNX Runtime's products
 

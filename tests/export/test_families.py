@@ -35,7 +35,7 @@ from eagle_runtime.base.tree import Tree
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.core.target import Target
 from eagle_runtime.opening.exact_rows import equal_rows
-from eagle_runtime.session.ort.session import OrtSession
+from eagle_runtime.ort.session import OrtSession
 from tiny_families import CONTEXT, HIDDEN, LAYERS, ROWS, VOCAB, Row, save_source, source_of
 
 

@@ -18,8 +18,8 @@ from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, NoiseWei
 from eagle_runtime.drafting.head import NEVER, Head
 from eagle_runtime.drafting.one_call import OneCallHead
 from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, chain
+from eagle_runtime.ort.session import OrtSession
 from eagle_runtime.sampling.sampler import Sampler, SamplingParams
-from eagle_runtime.session.ort.session import OrtSession
 from eagle_tools import one_call
 from eagle_tools.one_call import OrtOneCall
 

@@ -32,7 +32,7 @@ from eagle_export.recording.layered_recording import observe_layers, texts_to_re
 from eagle_runtime.base.tree import Tree
 from eagle_runtime.core.target import Target
 from eagle_runtime.opening.exact_rows import find_padding
-from eagle_runtime.session.ort.session import OrtSession
+from eagle_runtime.ort.session import OrtSession
 from eagle_runtime.text.tokenizer import Text
 
 VOCAB, HIDDEN, LAYERS, EXPERTS, CHOSEN = 64, 64, 2, 6, 2

@@ -22,7 +22,7 @@ from eagle_export.tensorrt.kernels import Kernel
 from eagle_export.tensorrt.precision import check_capabilities, check_sums, default_capabilities
 from eagle_runtime.base.tree import additive_mask
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.session.ort.session import OrtSession
+from eagle_runtime.ort.session import OrtSession
 from trt_graphs import bytes_in_fp32, faults, scaled_in_fp16
 from trt_network import CAPABILITIES, DRAFT_SIZES, TARGET_SIZES, Network
 

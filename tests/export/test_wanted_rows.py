@@ -15,7 +15,7 @@ from eagle_export.graphs.head_modules import build_head
 from eagle_export.heads.config import HeadConfig
 from eagle_runtime.base.tree import additive_mask
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.session.ort.session import OrtSession
+from eagle_runtime.ort.session import OrtSession
 from fakes import rows_of
 
 WIDTH, ROWS, PAST = 16, 7, 3

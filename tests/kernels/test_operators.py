@@ -13,7 +13,7 @@ import pytest
 from conftest import needs_operators
 from eagle_export.recipes.blocks import Blocks, Grid
 from eagle_runtime.base.errors import BackendError
-from eagle_runtime.session.ort.operators import native_operators
+from eagle_runtime.ort.operators import native_operators
 from operator_graphs import Array, Heads, instructions, product, product_in_words, random_blocks
 
 pytestmark = needs_operators

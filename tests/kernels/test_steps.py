@@ -11,7 +11,7 @@ from onnx import numpy_helper
 
 from conftest import needs_operators
 from eagle_runtime.base.errors import BackendError
-from eagle_runtime.session.ort.operators import native_operators
+from eagle_runtime.ort.operators import native_operators
 from operator_graphs import Array, instructions, opened_model
 from step_graphs import PER_LAYER, layers
 

@@ -16,7 +16,7 @@ from ahead_writers import fitted_hydra, fitted_medusa, write_hydra, write_medusa
 from conftest import GOLDEN, load_trace
 from eagle_export.bundle import export
 from eagle_runtime import EagleModel
-from eagle_runtime.core.threads.engines import Engines
+from eagle_runtime.core.engines import Engines
 from eagle_tools.adversarial import Campaign, Outcome, attack_bundle, main
 from eagle_tools.liars import LIES, AnyTree, Liar, LyingSession
 

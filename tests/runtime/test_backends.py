@@ -21,11 +21,11 @@ from eagle_runtime.base.backend_names import AUTO, BACKENDS, NATIVE
 from eagle_runtime.bundle.graph import OLDER_OPERATORS
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, Manifest, read_manifest
 from eagle_runtime.commands.cli import main
+from eagle_runtime.core.row_padding import RowPadding
 from eagle_runtime.core.session import Session
 from eagle_runtime.opening.backends import check_name, choose, library_version, open_sessions, reasons_text, unfit
 from eagle_runtime.opening.exact_rows import RowCheck
-from eagle_runtime.session.ort.operators import native_operators
-from eagle_runtime.session.row_padding import RowPadding
+from eagle_runtime.ort.operators import native_operators
 
 OF_FP16 = tuple(name for name in BACKENDS if name != NATIVE)  # those that bundles in fp16 may be made for
 REASONS = {**{name: f"no {name} here" for name in OF_FP16}, NATIVE: "the bundle has no graph for it"}
@@ -183,7 +183,7 @@ def test_a_bundle_for_cpus_imports_no_gpu_library(bundle_of: Callable[..., Path]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
     loaded = set(json.loads(done.stdout))
-    assert "eagle_runtime.session.ort.session" in loaded
+    assert "eagle_runtime.ort.session" in loaded
     others = ("ort.cuda", "ort.device_session", "trt.session", "trt.library", "trt.driver")
     sessions = {f"eagle_runtime.session.{name}" for name in others}
     assert not loaded & (sessions | {"tensorrt", "tensorrt_rtx", "cuda", "eagle_runtime.machine.nvidia"})

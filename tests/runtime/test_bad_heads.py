@@ -21,7 +21,7 @@ from eagle_runtime.core.session import Array
 from eagle_runtime.core.target import Target
 from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
-from eagle_runtime.drafting.costs.model import Costs, Timings
+from eagle_runtime.drafting.cost_model import Costs, Timings
 from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, NoiseWeight, RankedHead
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree, chain

@@ -18,11 +18,11 @@ from conftest import GOLDEN
 from eagle_runtime import Constraint, EagleModel
 from eagle_runtime.base.errors import EagleError
 from eagle_runtime.base.tree import Bool, Float, Int, Tree
-from eagle_runtime.constraints.grammars import Grammars
-from eagle_runtime.constraints.matcher import Matcher
 from eagle_runtime.core.accept import accept
 from eagle_runtime.sampling import sampler as sampling
 from eagle_runtime.sampling.candidates import LogitRow
+from eagle_runtime.sampling.grammar_matcher import Matcher
+from eagle_runtime.sampling.grammars import Grammars
 from eagle_runtime.sampling.noise import exponential_noise
 from eagle_runtime.sampling.race import Known, decide, highest
 from eagle_runtime.sampling.sampler import Sampler, SamplingParams

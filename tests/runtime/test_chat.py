@@ -15,8 +15,8 @@ import pytest
 
 from conftest import put_listed, put_tokenizer
 from eagle_runtime import EagleModel, RequestError
-from eagle_runtime.commands.chat.screen import Interrupt, Screen, shown
-from eagle_runtime.commands.chat.talk import SETTINGS, Talk
+from eagle_runtime.commands.chat_screen import Interrupt, Screen, shown
+from eagle_runtime.commands.chat_talk import SETTINGS, Talk
 from patience import PATIENCE_S
 from terminal import Terminal
 
@@ -51,7 +51,7 @@ def plain_bundle(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPa
 
 
 def command(bundle: Path, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "eagle_runtime.commands.chat.cli", str(bundle), "--threads", "1", *arguments]
+    return [sys.executable, "-m", "eagle_runtime.commands.chat", str(bundle), "--threads", "1", *arguments]
 
 
 def environment(**more: str) -> dict[str, str]:

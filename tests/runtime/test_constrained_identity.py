@@ -20,12 +20,12 @@ from jsonschema import Draft202012Validator
 
 from conftest import put_tokenizer
 from eagle_runtime import Constraint, EagleModel, Result, SamplingParams
-from eagle_runtime.constraints.lookahead import Lookahead
 from eagle_runtime.core.decoding_state import DecodingState
 from eagle_runtime.core.generate import generate
 from eagle_runtime.drafting.choose import Sizes, choose_drafter
-from eagle_runtime.drafting.costs.model import Costs, Timings
+from eagle_runtime.drafting.cost_model import Costs, Timings
 from eagle_runtime.drafting.method import Parts
+from eagle_runtime.sampling.grammar_lookahead import Lookahead
 from eagle_runtime.sampling.sampler import Sampler
 from eagle_tools.toy_demo import PAIR
 from machine_fake import FixedCosts

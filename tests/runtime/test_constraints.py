@@ -16,11 +16,11 @@ import pytest
 from conftest import GOLDEN, put_tokenizer
 from eagle_runtime import Constraint, ConstraintError, EagleModel, RequestError, SamplingParams
 from eagle_runtime.base.tree import Tree
-from eagle_runtime.constraints.constraint import MOST_BYTES, MOST_DEPTH
-from eagle_runtime.constraints.grammars import CACHED, Grammars
-from eagle_runtime.constraints.lookahead import Lookahead
-from eagle_runtime.constraints.matcher import Matcher
 from eagle_runtime.drafting.constrained import pruned
+from eagle_runtime.sampling.constraint import MOST_BYTES, MOST_DEPTH
+from eagle_runtime.sampling.grammar_lookahead import Lookahead
+from eagle_runtime.sampling.grammar_matcher import Matcher
+from eagle_runtime.sampling.grammars import CACHED, Grammars
 from eagle_runtime.sampling.sampler import Sampler
 from eagle_runtime.text.detokenizer import TextStream, Vocabulary
 from tokenizer_kinds import TOKENIZERS
@@ -345,7 +345,7 @@ def test_stop_tokens_and_limits_cut_before_the_grammar_ends(model: EagleModel) -
 
 def test_a_constraint_that_runs_out_of_limits_is_an_error(model: EagleModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Never an output without the constraint: the text so far stays what it was, and the model usable."""
-    monkeypatch.setattr("eagle_runtime.constraints.grammars.LIMITS", {"step_max_items": 12})
+    monkeypatch.setattr("eagle_runtime.sampling.grammars.LIMITS", {"step_max_items": 12})
     constraint = Constraint.lark('start: "a" item*\nitem: "(" item* ")" | "[" item* "]" | "x" item')
     for method in ("vanilla", "eagle+lookup"):
         pieces = []

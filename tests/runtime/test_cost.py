@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from eagle_runtime import EagleModel
-from eagle_runtime.drafting.costs.measurement import measure
-from eagle_runtime.drafting.costs.model import HEAD_ROWS, LARGEST, TARGET_ROWS, Costs, Timings
-from eagle_runtime.drafting.costs.storage import file_name
+from eagle_runtime.drafting.cost_measurement import measure
+from eagle_runtime.drafting.cost_model import HEAD_ROWS, LARGEST, TARGET_ROWS, Costs, Timings
+from eagle_runtime.drafting.cost_storage import file_name
 from eagle_runtime.machine import user_cache
 from eagle_runtime.machine.user_cache import cache_folder
 from eagle_runtime.opening.backends import library_version

@@ -31,7 +31,7 @@ from eagle_runtime.drafting.acceptance import (
     match_kinds,
 )
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter, MatchedChain, Pool, best_size
-from eagle_runtime.drafting.costs.model import LARGEST, Costs, Timings
+from eagle_runtime.drafting.cost_model import LARGEST, Costs, Timings
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.shapes import DynamicTree
 from eagle_runtime.sampling.sampler import Sampler, SamplingParams

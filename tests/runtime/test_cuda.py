@@ -13,7 +13,8 @@ import pytest
 from eagle_runtime import BackendError, EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.machine.nvidia import DeviceInfo, first_gpu, read_gpu
-from eagle_runtime.session.ort.cuda import (
+from eagle_runtime.ort.buffers import SPARE, OrtCache, OrtMemory
+from eagle_runtime.ort.cuda import (
     PROVIDER,
     check_libraries,
     check_memory,
@@ -21,8 +22,7 @@ from eagle_runtime.session.ort.cuda import (
     check_provider,
     memory_needed,
 )
-from eagle_runtime.session.ort.library import CPU, available_providers, open_graph, operators, preload_libraries
-from eagle_runtime.session.ort.memory import SPARE, OrtCache, OrtMemory
+from eagle_runtime.ort.library import CPU, available_providers, open_graph, operators, preload_libraries
 
 GPU = DeviceInfo("NVIDIA Fake", "8.9", "13.0", 8_000_000_000, 5_000_000_000, "580.65")
 

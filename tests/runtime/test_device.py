@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from cuda_fake import FakeDriver
 from eagle_runtime.base.tree import additive_mask
 from eagle_runtime.core.cache import KVCache
-from eagle_runtime.session.trt.device import Device, DeviceCache, DeviceRows, Staged, empty_rows, joined_rows, runs
-from eagle_runtime.session.trt.inputs import GAP, merged
-from eagle_runtime.session.trt.padding import (
+from eagle_runtime.trt.device import Device, DeviceCache, DeviceRows, Staged, empty_rows, joined_rows, runs
+from eagle_runtime.trt.fixed_shapes import (
     HEAD_ROWS,
     PAST_STEP,
     TARGET_ROWS,
@@ -29,6 +28,7 @@ from eagle_runtime.session.trt.padding import (
     write_masks,
     write_seen,
 )
+from eagle_runtime.trt.inputs import GAP, merged
 
 WIDTH = 3
 

@@ -11,8 +11,8 @@ import pytest
 
 from cuda_fake import FakeDriver
 from eagle_runtime.base.errors import BackendError
-from eagle_runtime.session.counters import Counters
-from eagle_runtime.session.trt.driver import CudaDriver, no_driver
+from eagle_runtime.core.counters import Counters
+from eagle_runtime.trt.driver import CudaDriver, no_driver
 
 Error = enum.IntEnum(
     "Error",

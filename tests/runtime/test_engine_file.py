@@ -16,7 +16,7 @@ from eagle_runtime import BackendError, BundleError
 from eagle_runtime.bundle.listed_files import verify_hashes
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from eagle_runtime.machine.nvidia import DeviceInfo
-from eagle_runtime.session.trt.engine_file import SIDECAR, EngineFolder, find_engines, host_platform
+from eagle_runtime.trt.engine_file import SIDECAR, EngineFolder, find_engines, host_platform
 from trt_fake import VERSION, write_fake_engines
 
 GPU = DeviceInfo("Fake RTX", "8.9", "13.0", 1 << 32, 1 << 32)

@@ -16,12 +16,12 @@ from eagle_runtime.base.errors import EagleWarning
 from eagle_runtime.base.tree import MAX_DEPTH, Tree, node_depths
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.core.cache import HeadMajorCache, KVCache
+from eagle_runtime.core.row_padding import RowPadding
 from eagle_runtime.core.session import Array
 from eagle_runtime.core.target import Target
 from eagle_runtime.opening.exact_rows import CHECKED, PADDINGS, RowCheck, check_rows, find_padding, repeated_chain
-from eagle_runtime.session.ort.library import byte_products_saturate
-from eagle_runtime.session.ort.session import OrtSession
-from eagle_runtime.session.row_padding import RowPadding
+from eagle_runtime.ort.library import byte_products_saturate
+from eagle_runtime.ort.session import OrtSession
 
 
 class Uneven(OrtSession):

@@ -11,7 +11,7 @@ import torch
 from eagle_export.graphs.graphs import windowed
 from eagle_runtime.base.tree import EAGLE1_CHOICES, additive_mask, ancestor_mask, choice_parents, hiding, node_depths
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.session.ort.session import OrtSession
+from eagle_runtime.ort.session import OrtSession
 
 
 def test_a_tree_has_the_logits_of_a_mask_with_the_lowest_value(bundle_of: Callable[..., Path]) -> None:

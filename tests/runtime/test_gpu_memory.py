@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from eagle_runtime.base.errors import BackendError
 from eagle_runtime.machine.nvidia import DeviceInfo
-from eagle_runtime.session.trt.execution import Execution
-from eagle_runtime.session.trt.memory import Needs, check_room, fit_streamed
+from eagle_runtime.trt.execution import Execution
+from eagle_runtime.trt.memory_budget import Needs, check_room, fit_streamed
 
 GB = 1_000_000_000
 CONTEXT = 8192

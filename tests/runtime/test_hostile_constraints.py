@@ -19,7 +19,7 @@ import pytest
 
 from conftest import GOLDEN
 from eagle_runtime import Constraint, ConstraintError
-from eagle_runtime.constraints.grammars import Grammars
+from eagle_runtime.sampling.grammars import Grammars
 
 MOST_MB = 200  # that the process may grow by
 
@@ -157,7 +157,7 @@ REPORT = """
 import json, sys, time
 from pathlib import Path
 from eagle_runtime import Constraint, EagleError
-from eagle_runtime.constraints.grammars import Grammars
+from eagle_runtime.sampling.grammars import Grammars
 
 def rss():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
@@ -229,7 +229,7 @@ def test_where_no_process_can_be_started_a_thread_is_left(monkeypatch: pytest.Mo
     grammars.matcher(known)
     several = " & ".join(f"/.*a.{{{index}}}b/" for index in range(12))  # half a second
     with monkeypatch.context() as patch:
-        patch.setattr("eagle_runtime.constraints.grammars.SECONDS", 0.01)
+        patch.setattr("eagle_runtime.sampling.grammars.SECONDS", 0.01)
         with pytest.raises(ConstraintError, match="takes too long"):
             grammars.matcher(Constraint.lark(f"start: A\nA: {several}"))
     with pytest.raises(ConstraintError, match="an earlier constraint"):

@@ -21,7 +21,7 @@ from eagle_runtime.core.generate import generate
 from eagle_runtime.core.target import Target
 from eagle_runtime.drafting.acceptance import CREDIT, SAVING, AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter, best_size
-from eagle_runtime.drafting.costs.model import (
+from eagle_runtime.drafting.cost_model import (
     CONTEXTS,
     HEAD_ROWS,
     SCALE,
@@ -37,7 +37,7 @@ from eagle_runtime.drafting.costs.model import (
     table,
     unknown,
 )
-from eagle_runtime.drafting.costs.storage import FEW, MOVED, NOTABLE, LearnedCosts, open_costs, read_belief
+from eagle_runtime.drafting.cost_storage import FEW, MOVED, NOTABLE, LearnedCosts, open_costs, read_belief
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.vanilla import NoDraft
 from eagle_runtime.sampling.sampler import Sampler, SamplingParams

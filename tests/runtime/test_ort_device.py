@@ -19,15 +19,15 @@ from eagle_runtime.base.tree import Tree, hiding
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec, read_manifest
 from eagle_runtime.core.accept import accept
 from eagle_runtime.core.cache import KVCache
+from eagle_runtime.core.row_padding import pad_rows
 from eagle_runtime.core.target import Target
 from eagle_runtime.opening.loading import bundle_of_sessions
+from eagle_runtime.ort.buffers import SPARE, Block, OrtCache, OrtMemory, OrtRows
+from eagle_runtime.ort.device_session import KEYS, OrtDeviceSession, check_rows
+from eagle_runtime.ort.library import open_graph
+from eagle_runtime.ort.logits import COUNT, GREEDY_COUNT, LogitMemory
+from eagle_runtime.sampling.candidates import DeviceLogits
 from eagle_runtime.sampling.sampler import Sampler, SamplingParams
-from eagle_runtime.session.device_logits import DeviceLogits
-from eagle_runtime.session.ort.device_session import KEYS, OrtDeviceSession, check_rows
-from eagle_runtime.session.ort.library import open_graph
-from eagle_runtime.session.ort.logits import COUNT, GREEDY_COUNT, LogitMemory
-from eagle_runtime.session.ort.memory import SPARE, Block, OrtCache, OrtMemory, OrtRows
-from eagle_runtime.session.row_padding import pad_rows
 
 KINDS = ("eagle1", "eagle3")
 

@@ -15,7 +15,7 @@ from conftest import GOLDEN
 from eagle_runtime import BundleError, EagleModel
 from eagle_runtime.base.files import file_sha256, inside
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.session.ort.library import open_graph
+from eagle_runtime.ort.library import open_graph
 from eagle_runtime.text.tokenizer import Text
 
 PROMPT = [5, 7, 200, 33]

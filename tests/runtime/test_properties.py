@@ -20,8 +20,8 @@ from eagle_runtime.core.head import Proposal
 from eagle_runtime.core.target import Target
 from eagle_runtime.drafting.head import Head, Scratch
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree, TreeShape, chain
+from eagle_runtime.ort.session import OrtSession
 from eagle_runtime.sampling.sampler import Sampler, SamplingParams
-from eagle_runtime.session.ort.session import OrtSession
 from fakes import observed, rows_of
 
 CAPACITY = 128

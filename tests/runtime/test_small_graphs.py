@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from eagle_runtime.session.ort import small_graphs
+from eagle_runtime.ort import small_graphs
 
 
 @pytest.mark.parametrize(

@@ -28,14 +28,14 @@ from eagle_runtime.bundle.fidelity import FidelityWarning
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.commands import cli
 from eagle_runtime.commands.loading_line import CLEARED, LoadingLine
-from eagle_runtime.drafting.costs.storage import file_name
+from eagle_runtime.drafting.cost_storage import file_name
 from eagle_runtime.opening import loading
 from eagle_runtime.opening.loading import bundle_of_sessions
-from eagle_runtime.session.trt import execution
-from eagle_runtime.session.trt import session as tensorrt
-from eagle_runtime.session.trt.library import LIBRARIES
-from eagle_runtime.session.trt.padding import HEAD_ROWS, TARGET_ROWS, Steps, past_steps, shapes_of
-from eagle_runtime.session.trt.session import start_sessions
+from eagle_runtime.trt import execution
+from eagle_runtime.trt import session as tensorrt
+from eagle_runtime.trt.fixed_shapes import HEAD_ROWS, TARGET_ROWS, Steps, past_steps, shapes_of
+from eagle_runtime.trt.library import LIBRARIES
+from eagle_runtime.trt.session import start_sessions
 from trt_fake import FakeContext, GraphStrategy, Specialization, Strategy, fake_library, write_fake_engines
 
 CONTEXT = 700

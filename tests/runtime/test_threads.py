@@ -26,10 +26,10 @@ import pytest
 import eagle_runtime
 from eagle_runtime import BusyError, ClosedError, EagleError, EagleModel, RequestError
 from eagle_runtime.base.tree import Tree
+from eagle_runtime.core import scheduler
 from eagle_runtime.core.generate import Cycle
 from eagle_runtime.core.target import Target
-from eagle_runtime.core.threads import scheduler
-from eagle_runtime.core.threads.ticket_queue import Ticket, TicketQueue
+from eagle_runtime.core.ticket_queue import Ticket, TicketQueue
 from patience import PATIENCE_S
 from thread_calls import TREE, Thread, cases
 

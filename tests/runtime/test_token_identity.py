@@ -24,7 +24,7 @@ from eagle_runtime.core.generate import generate
 from eagle_runtime.core.head import DraftHead
 from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
-from eagle_runtime.drafting.costs.model import Costs, Timings
+from eagle_runtime.drafting.cost_model import Costs, Timings
 from eagle_runtime.drafting.coupling import GumbelRanker, NoiseWeight, RankedHead
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree, chain
 from eagle_runtime.drafting.vanilla import NoDraft

@@ -21,7 +21,7 @@ import pytest
 
 from conftest import put_listed, put_tokenizer
 from eagle_runtime import EagleModel
-from eagle_runtime.commands.worker.pipes import LONGEST, MOST_PENDING, PAUSE, Writer
+from eagle_runtime.commands.worker_pipes import LONGEST, MOST_PENDING, PAUSE, Writer
 from patience import PATIENCE_S
 
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}: {{ m.content }}\n{% endfor %}a: "

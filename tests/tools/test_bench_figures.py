@@ -18,9 +18,9 @@ from cuda_fake import FakeDriver
 from eagle_runtime import EagleModel
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec, read_manifest
-from eagle_runtime.drafting.costs.model import pass_bytes
+from eagle_runtime.drafting.cost_model import pass_bytes
 from eagle_runtime.opening.loading import bundle_of_sessions
-from eagle_runtime.session.trt.session import start_sessions
+from eagle_runtime.trt.session import start_sessions
 from eagle_tools.bench.charts import ticks
 from eagle_tools.bench.contenders import BundleContender
 from eagle_tools.bench.estimate import median_of, paired_ratio

@@ -25,8 +25,8 @@ from eagle_runtime import BackendError, EagleModel, RequestError
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.machine.nvidia import DeviceInfo
 from eagle_runtime.opening.loading import bundle_of_sessions
-from eagle_runtime.session.trt.engine_file import find_engines
-from eagle_runtime.session.trt.session import start_sessions
+from eagle_runtime.trt.engine_file import find_engines
+from eagle_runtime.trt.session import start_sessions
 from eagle_tools import card_kit, doctor
 from eagle_tools.card import check as checks
 from eagle_tools.card import command

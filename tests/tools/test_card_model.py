@@ -15,7 +15,7 @@ import pytest
 
 from conftest import GOLDEN, HEADS
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.drafting.costs.model import CPU
+from eagle_runtime.drafting.cost_model import CPU
 from eagle_tools.card.cards import CARDS, Assumed, Card
 from eagle_tools.card.facts import PRECISIONS, SHAPES, Facts, Product, Shape, pair_of_bundle, pair_of_shape
 from eagle_tools.card.kernels import Count, count, recorded

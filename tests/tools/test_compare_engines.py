@@ -11,10 +11,10 @@ import pytest
 
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.core.session import Session
-from eagle_runtime.session.ort.device_session import OrtDeviceSession
-from eagle_runtime.session.ort.library import open_graph
-from eagle_runtime.session.ort.memory import OrtMemory
-from eagle_runtime.session.ort.session import OrtSession
+from eagle_runtime.ort.buffers import OrtMemory
+from eagle_runtime.ort.device_session import OrtDeviceSession
+from eagle_runtime.ort.library import open_graph
+from eagle_runtime.ort.session import OrtSession
 from eagle_tools.compare_engines import compare_sessions
 
 PROMPTS = [[5, 17, 3, 60], list(range(40, 70)), [9]]

@@ -26,12 +26,12 @@ from eagle_runtime.base.backend_names import on_cpu
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, Manifest, read_manifest
 from eagle_runtime.core.session import Session
 from eagle_runtime.opening.loading import bundle_of_sessions
-from eagle_runtime.session.ort import operators
-from eagle_runtime.session.ort.device_session import OrtDeviceSession
-from eagle_runtime.session.ort.library import open_graph
-from eagle_runtime.session.ort.memory import OrtMemory
-from eagle_runtime.session.ort.operators import Operators
-from eagle_runtime.session.trt.session import start_sessions
+from eagle_runtime.ort import operators
+from eagle_runtime.ort.buffers import OrtMemory
+from eagle_runtime.ort.device_session import OrtDeviceSession
+from eagle_runtime.ort.library import open_graph
+from eagle_runtime.ort.operators import Operators
+from eagle_runtime.trt.session import start_sessions
 from eagle_tools.doctor import _graphs, _lossless, _ties, main
 from eagle_tools.engines import Finding, _imported, find_engines, nvidia_gpu
 from eagle_tools.ties import NEAR
@@ -244,7 +244,7 @@ def test_another_engine_is_held_against_the_cpu(
     def on_device(bundle: Path, manifest: Any, context: int, head_scratch: int) -> Any:
         return device_sessions(bundle, manifest)
 
-    monkeypatch.setattr("eagle_runtime.session.ort.cuda.open_sessions", on_device)
+    monkeypatch.setattr("eagle_runtime.ort.cuda.open_sessions", on_device)
     bundle = certified("fp32")
     assert main([str(bundle), "--backend", "cuda", "--json"]) == 0
     checks = json.loads(capsys.readouterr().out)["checks"]

@@ -27,8 +27,8 @@ from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.base.errors import EagleWarning, RequestError
 from eagle_runtime.base.tree import Int
 from eagle_runtime.commands.command import Parser
+from eagle_runtime.core.engines import Engines
 from eagle_runtime.core.generate import Cycle
-from eagle_runtime.core.threads.engines import Engines
 from eagle_runtime.drafting.datastore import Datastore
 from eagle_runtime.drafting.jacobi import JacobiDrafter
 from eagle_runtime.opening.draft_bundle import with_draft_bundle

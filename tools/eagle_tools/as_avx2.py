@@ -30,7 +30,7 @@ SHOWN = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "amx_bf16")  
 BEYOND = ("avx512f", "avx512_vnni", "avx_vnni")  # with one of these other kernels run than with AVX2 alone
 LIBRARY = "onnxruntime_pybind11_state*.so"
 # Prints whether byte products saturate, and the folder that onnxruntime came from.
-PROBE = "from eagle_runtime.session.ort import library; print(library.byte_products_saturate(), library.ort.__file__)"
+PROBE = "from eagle_runtime.ort import library; print(library.byte_products_saturate(), library.ort.__file__)"
 
 
 @dataclass(frozen=True, slots=True)

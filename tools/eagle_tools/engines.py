@@ -63,7 +63,7 @@ def _onnxruntime(extra: str, provider: str, gpu: Finding | None) -> Finding:
 
 def _native() -> Finding:
     tried = "[(one := m.native_operators()).instructions, one.reason]"
-    found = _imported("eagle_runtime.session.ort.operators", tried, "cpu")
+    found = _imported("eagle_runtime.ort.operators", tried, "cpu")
     if isinstance(found, Finding):
         return found
     instructions, reason = found

@@ -32,7 +32,7 @@ from eagle_runtime.base.errors import RequestError
 from eagle_runtime.base.tree import Tree
 from eagle_runtime.commands.command import Parser, run_command
 from eagle_runtime.core.target import Target
-from eagle_runtime.session.ort.session import OrtSession
+from eagle_runtime.ort.session import OrtSession
 from eagle_tools.markdown import markdown_table
 
 VOCAB, CONTEXT, PAST = 2048, 512, 64

@@ -26,7 +26,7 @@ from eagle_export.recipes.int8 import Int8PerToken
 from eagle_export.recipes.weight_blocks import WeightBlocks
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.commands.command import Parser, run_command
-from eagle_runtime.session.ort.library import open_graph
+from eagle_runtime.ort.library import open_graph
 from eagle_tools.markdown import markdown_table
 
 ROWS = (1, 2, 3, 4, 6, 8, 16, 32)

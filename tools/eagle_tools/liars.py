@@ -19,8 +19,8 @@ from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.session import Session
 from eagle_runtime.core.target import Features
-from eagle_runtime.drafting.costs.model import Costs, Pass, Timings, unknown
-from eagle_runtime.drafting.costs.storage import LearnedCosts
+from eagle_runtime.drafting.cost_model import Costs, Pass, Timings, unknown
+from eagle_runtime.drafting.cost_storage import LearnedCosts
 from eagle_runtime.drafting.habits import SUCCESSORS, Context, Habits, Row
 from eagle_runtime.drafting.transitions import Transitions
 

@@ -31,8 +31,8 @@ from eagle_runtime.core.session import Drafted, Session, Weights
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.one_call import OneCallHead
 from eagle_runtime.drafting.shapes import DynamicTree
-from eagle_runtime.session.ort.library import open_graph
-from eagle_runtime.session.ort.session import OrtSession
+from eagle_runtime.ort.library import open_graph
+from eagle_runtime.ort.session import OrtSession
 
 CAPACITY, PROMPT = 700, 200  # rows of a text, and those that it begins with
 WARM_UP = 20  # states that are not timed

@@ -14,7 +14,7 @@ from eagle_export.base.errors import ExportError
 from eagle_runtime.base.errors import BundleError
 from eagle_runtime.base.files import MANIFEST_BYTES, SIDECAR_BYTES, read_json, read_plain
 from eagle_runtime.bundle.manifest import MANIFEST_NAME
-from eagle_runtime.session.trt.engine_file import ENGINES, SIDECAR
+from eagle_runtime.trt.engine_file import ENGINES, SIDECAR
 
 TIMING = "timing.cache"  # TensorRT's measurements of the GPU, in a bundle's folder of engines
 

@@ -243,7 +243,7 @@ def _top(logits: Float) -> tuple[TopTokens, ...]:
 
 def _check_engine() -> None:
     try:
-        import eagle_runtime.session.ort.library  # noqa: F401
+        import eagle_runtime.ort.library  # noqa: F401
     except BackendError as error:
         raise ExportError(str(error)) from None
 

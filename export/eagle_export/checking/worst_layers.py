@@ -28,7 +28,7 @@ from eagle_export.recipes.graph import Array, Linear, is_lm_head, linears
 from eagle_runtime.base.tree import Float, additive_mask
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec
 from eagle_runtime.core.target import causal, row_numbers
-from eagle_runtime.session.ort.session import OrtSession
+from eagle_runtime.ort.session import OrtSession
 
 ROWS = 16  # rows of logits over which the KL is averaged
 WORST = 3  # the most layers that are named

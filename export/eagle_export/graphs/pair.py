@@ -32,8 +32,8 @@ from eagle_export.reading.checkpoint import (
 )
 from eagle_export.reading.families.config import accepted_by_transformers, read_config, windows_of
 from eagle_export.reading.families.family import Config, Family, Windows
+from eagle_export.reading.families.generation import Generation, generation_of
 from eagle_export.reading.families.registry import family_of
-from eagle_export.reading.generation import Generation, generation_of
 from eagle_export.reading.gguf.checkpoint import open_target
 from eagle_export.reading.reconcile import check_ends, unwrapped
 from eagle_export.reading.texts import read_texts, text_of

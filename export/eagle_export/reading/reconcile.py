@@ -13,7 +13,6 @@ from typing import Any
 
 from eagle_export.base.errors import ExportError
 from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint, StoredTensor, read_json, same_values
-from eagle_export.reading.families.family import Config
 
 # Segments that torch.compile, DDP and FSDP put into names; PEFT's and DDP's that stand before all others.
 WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -32,7 +31,7 @@ def reconciled(target: Checkpoint) -> Checkpoint:
     return replace(target, config=config, tensors=tensors, notes=(*target.notes, *notes))
 
 
-def check_ends(target: Checkpoint, config: Config) -> None:
+def check_ends(target: Checkpoint, config: Any) -> None:
     """Raises ExportError unless embedding, LM head and last layer are there, with the config's shapes."""
     hidden = int(config.hidden_size)
     target.require(EMBEDDING, (int(config.vocab_size), hidden), stated=True)

@@ -24,8 +24,8 @@ from eagle_runtime.bundle.listed_files import read_graph, verify_hashes
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from eagle_runtime.core.target import PREFILL_CHUNK
 from eagle_runtime.opening.loading import DEFAULT_CONTEXT
-from eagle_runtime.session.trt.driver import CudaDriver
-from eagle_runtime.session.trt.engine_file import (
+from eagle_runtime.trt.driver import CudaDriver
+from eagle_runtime.trt.engine_file import (
     ENGINES,
     SIDECAR,
     SIDECAR_VERSION,
@@ -34,8 +34,7 @@ from eagle_runtime.session.trt.engine_file import (
     Profile,
     host_platform,
 )
-from eagle_runtime.session.trt.library import LIBRARIES, load_library
-from eagle_runtime.session.trt.padding import (
+from eagle_runtime.trt.fixed_shapes import (
     HEAD_ROWS,
     PAST_STEP,
     TARGET_ROWS,
@@ -43,6 +42,7 @@ from eagle_runtime.session.trt.padding import (
     next_step,
     round_up,
 )
+from eagle_runtime.trt.library import LIBRARIES, load_library
 
 SUFFIXES = (".engine", ".table")  # of the files of engines
 LOGIT_ROWS = 128  # rows with logits in the prefill profile: 128 rows of a vocabulary of 128 k are 65 MB in fp32

@@ -17,8 +17,8 @@ from eagle_export.tensorrt.target_graph import keep_graph, target_graph
 from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.graph import TensorSpec, past_names
 from eagle_runtime.bundle.manifest import Manifest
-from eagle_runtime.session.trt.engine_file import TableSpec
-from eagle_runtime.session.trt.padding import KEPT_ROWS
+from eagle_runtime.trt.engine_file import TableSpec
+from eagle_runtime.trt.fixed_shapes import KEPT_ROWS
 
 ROWS_AT_ONCE = 4096  # of a table that is written
 

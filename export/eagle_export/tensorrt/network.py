@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from eagle_export.base.errors import ExportError
-from eagle_runtime.session.trt.engine_file import Profile
-from eagle_runtime.session.trt.library import Messages, listen
+from eagle_runtime.trt.engine_file import Profile
+from eagle_runtime.trt.library import Messages, listen
 
 Report = Callable[[str, int, int], None]  # (phase, steps done, steps in all)
 

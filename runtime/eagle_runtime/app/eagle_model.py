@@ -18,13 +18,14 @@ from eagle_runtime.app.turn import Turn, TurnState, Work, decode
 from eagle_runtime.base.arguments import checked_int, short_repr
 from eagle_runtime.base.errors import ClosedError, ContextError, RequestError
 from eagle_runtime.base.tree import Float
+from eagle_runtime.core.counters import CountedSession, Counters
 from eagle_runtime.core.decoding_state import DecodingState
 from eagle_runtime.core.generate import steps
 from eagle_runtime.core.head import HeadOfText
+from eagle_runtime.core.scheduler import Lease, Scheduler
 from eagle_runtime.core.session import Session
-from eagle_runtime.core.threads.scheduler import Lease, Scheduler
-from eagle_runtime.drafting.costs.measurement import measure
-from eagle_runtime.drafting.costs.model import Costs
+from eagle_runtime.drafting.cost_measurement import measure
+from eagle_runtime.drafting.cost_model import Costs
 from eagle_runtime.drafting.coupling import GumbelRanker, NoiseWeight, RankedHead
 from eagle_runtime.drafting.methods import NO_HEAD
 from eagle_runtime.opening.datastore_file import with_datastore
@@ -32,7 +33,6 @@ from eagle_runtime.opening.draft_bundle import with_draft_bundle
 from eagle_runtime.opening.habits_file import HabitsFile
 from eagle_runtime.opening.loading import OpenBundle, Progress, open_bundle
 from eagle_runtime.sampling.sampler import Sampler, SamplingParams
-from eagle_runtime.session.counters import CountedSession, Counters
 from eagle_runtime.text.tokenizer import Message
 
 Prompt = str | Sequence[int] | Sequence[Message]

@@ -13,8 +13,6 @@ from eagle_runtime.base.arguments import checked_ids, checked_int, short_repr
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.bundle.manifest import TreeKind
 from eagle_runtime.bundle.sampling_defaults import SamplingDefaults
-from eagle_runtime.constraints.constraint import Constraint
-from eagle_runtime.constraints.lookahead import Lookahead
 from eagle_runtime.core.decoding_state import DecodingState
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.generate import Cycle
@@ -25,6 +23,8 @@ from eagle_runtime.drafting.predicted import PredictedText
 from eagle_runtime.drafting.shapes import TreeShape
 from eagle_runtime.drafting.vanilla import NoDraft
 from eagle_runtime.opening.loading import OpenBundle
+from eagle_runtime.sampling.constraint import Constraint
+from eagle_runtime.sampling.grammar_lookahead import Lookahead
 from eagle_runtime.sampling.sampler import Sampler, SamplingParams
 
 MOST_STRINGS, LONGEST_STRING = 16, 256  # stop strings of a request, and characters of one

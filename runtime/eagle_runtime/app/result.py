@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from eagle_runtime.constraints.lookahead import Lookahead
 from eagle_runtime.core.generate import Cycle
+from eagle_runtime.sampling.grammar_lookahead import Lookahead
 
 FinishReason = Literal["stop", "length", "cancelled"]
 StopKind = Literal["eos", "stop_token", "stop_string", "constraint_end", "max_new_tokens", "context_full", "cancelled"]

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from eagle_runtime.base.errors import MemoryLimitError
 from eagle_runtime.core.decoding_state import DecodingState, Snapshot
+from eagle_runtime.core.engines import Engines
 from eagle_runtime.core.prefix import common_prefix
-from eagle_runtime.core.threads.engines import Engines
-from eagle_runtime.core.threads.scheduler import Scheduler
+from eagle_runtime.core.scheduler import Scheduler
 
 _clock = itertools.count()
 

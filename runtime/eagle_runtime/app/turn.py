@@ -15,7 +15,7 @@ from eagle_runtime.app.request import Request
 from eagle_runtime.app.result import Piece, Result, usage_of
 from eagle_runtime.base.errors import BusyError
 from eagle_runtime.core.generate import Cycle, Reading
-from eagle_runtime.core.threads.scheduler import Lease, Scheduler
+from eagle_runtime.core.scheduler import Lease, Scheduler
 
 Work = Iterator[Reading | Cycle]
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 class SamplingDefaults:
     """The model's own settings, by the names and meanings of SamplingParams. Without arguments: greedy decoding.
 
-    The exporter takes them from the model's files (export/eagle_export/reading/generation.py); every setting that a
-    caller gives wins over the one here."""
+    The exporter takes them from the model's files (export/eagle_export/reading/families/generation.py); every setting
+    that a caller gives wins over the one here."""
 
     temperature: float = 0.0
     top_k: int = 0

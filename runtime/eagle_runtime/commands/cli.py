@@ -17,10 +17,10 @@ from eagle_runtime.base.backend_names import AUTO
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.commands.command import Parser, add_model_options, model_options, output_errors, run_command
 from eagle_runtime.commands.loading_line import LoadingLine
+from eagle_runtime.core.counters import Counters
 from eagle_runtime.core.generate import Cycle
 from eagle_runtime.drafting.methods import HELP, NAMES, TREES, method_named
 from eagle_runtime.opening.backends import reasons_text
-from eagle_runtime.session.counters import Counters
 
 WORKER = "--worker"
 SETTINGS = (  # of `EagleModel.stream` whose arguments have the same name

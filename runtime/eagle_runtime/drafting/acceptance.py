@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.base.tree import MAX_DEPTH, Float, Int, Tree, node_depths
-from eagle_runtime.drafting.costs.model import Seconds
+from eagle_runtime.drafting.cost_model import Seconds
 from eagle_runtime.drafting.coupling import NoiseWeight
 
 # Bins of a head's log-probabilities, each corrected by accepted / expected.

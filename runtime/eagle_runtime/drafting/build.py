@@ -7,7 +7,7 @@ from eagle_runtime.core.head import DraftHead
 from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.constrained import ConstrainedHead, constrained
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
-from eagle_runtime.drafting.costs.storage import CostSource
+from eagle_runtime.drafting.cost_storage import CostSource
 from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, NoiseWeight, RankedHead
 from eagle_runtime.drafting.matches import EarlierText
 from eagle_runtime.drafting.method import Choice, Parts

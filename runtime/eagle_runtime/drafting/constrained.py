@@ -1,6 +1,6 @@
 """Drafts of outputs that follow a grammar: only what it allows, and what it forces without asking the head.
 
-A drafter sees the grammar through a constraints.lookahead.Lookahead. The sampler draws from the grammar's mask whatever
+A drafter sees the grammar through a grammar_lookahead.Lookahead. The sampler draws from the grammar's mask whatever
 was drafted, so what is left out here changes the speed and never the output.
 
 Shapes: R rows, k candidates per row, N tree nodes.
@@ -13,12 +13,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from eagle_runtime.base.tree import MAX_DEPTH, Float, Int, Tree, chain_of, subtree
-from eagle_runtime.constraints.lookahead import Lookahead
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.head import DraftHead, Proposal, States, Weigher
 from eagle_runtime.core.target import Features
 from eagle_runtime.drafting.head import NEVER
+from eagle_runtime.sampling.grammar_lookahead import Lookahead
 
 
 class ConstrainedHead:

@@ -21,18 +21,18 @@ from typing import NamedTuple
 import numpy as np
 
 from eagle_runtime.base.tree import Float, Int, Tree, best_first, root_only, subtree
-from eagle_runtime.constraints.lookahead import Lookahead
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.head import WINDOW, DraftHead, Proposal
 from eagle_runtime.core.target import Features
 from eagle_runtime.drafting.acceptance import AcceptanceStats, DraftRate, match_kinds
-from eagle_runtime.drafting.costs.measurement import CycleTimer
-from eagle_runtime.drafting.costs.model import HEAD_ROWS, LARGEST, Costs, Seconds
-from eagle_runtime.drafting.costs.storage import CostSource
+from eagle_runtime.drafting.cost_measurement import CycleTimer
+from eagle_runtime.drafting.cost_model import HEAD_ROWS, LARGEST, Costs, Seconds
+from eagle_runtime.drafting.cost_storage import CostSource
 from eagle_runtime.drafting.datastore import NOTHING, Continuations, Datastore
 from eagle_runtime.drafting.head import Scratch
 from eagle_runtime.drafting.matches import EarlierText, NgramIndex, longest_match
 from eagle_runtime.drafting.predicted import PredictedText
+from eagle_runtime.sampling.grammar_lookahead import Lookahead
 
 MAX_LEVELS = 10  # below the root that the head grows
 MAX_MATCHED = 24  # tokens of an n-gram match

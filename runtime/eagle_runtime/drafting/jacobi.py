@@ -19,12 +19,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from eagle_runtime.base.tree import Tree
-from eagle_runtime.constraints.lookahead import Lookahead
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.target import Features
 from eagle_runtime.drafting.constrained import constrained
 from eagle_runtime.drafting.method import Choice, Method, Parts, Trees
+from eagle_runtime.sampling.grammar_lookahead import Lookahead
 
 
 @dataclass(frozen=True, slots=True)

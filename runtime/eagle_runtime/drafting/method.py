@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from eagle_runtime.bundle.manifest import TreeDefaults, TreeKind
-from eagle_runtime.constraints.lookahead import Lookahead
 from eagle_runtime.core.cache import Cache
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.head import DraftHead
 from eagle_runtime.drafting.acceptance import Acceptance
-from eagle_runtime.drafting.costs.storage import CostSource
+from eagle_runtime.drafting.cost_storage import CostSource
 from eagle_runtime.drafting.datastore import Datastore
 from eagle_runtime.drafting.habits import Habits
 from eagle_runtime.drafting.predicted import PredictedText
 from eagle_runtime.drafting.shapes import TreeShape
+from eagle_runtime.sampling.grammar_lookahead import Lookahead
 from eagle_runtime.sampling.sampler import Sampler
 
 Proposer = Literal["head", "draft model", "habits"]  # of tokens, level by level

@@ -19,8 +19,8 @@ from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.head import Proposal, States, Weigher
 from eagle_runtime.core.target import Features, row_numbers
 from eagle_runtime.drafting.build import cost_aware_drafter
-from eagle_runtime.drafting.costs.model import HEAD_ROWS, Costs, Pass, Timings
-from eagle_runtime.drafting.costs.storage import CostSource
+from eagle_runtime.drafting.cost_model import HEAD_ROWS, Costs, Pass, Timings
+from eagle_runtime.drafting.cost_storage import CostSource
 from eagle_runtime.drafting.habits import SUCCESSORS, Context, Habits, Row
 from eagle_runtime.drafting.head import NEVER, ONE_ROW, OutputCheck
 from eagle_runtime.drafting.method import Choice, Method, Parts, Trees

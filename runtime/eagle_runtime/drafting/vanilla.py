@@ -9,8 +9,8 @@ from eagle_runtime.base.tree import Tree, root_only
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.target import Features
-from eagle_runtime.drafting.costs.measurement import CycleTimer
-from eagle_runtime.drafting.costs.storage import CostSource
+from eagle_runtime.drafting.cost_measurement import CycleTimer
+from eagle_runtime.drafting.cost_storage import CostSource
 from eagle_runtime.drafting.method import Choice, Method, Parts, Trees
 
 

@@ -71,7 +71,7 @@ def unfit(backend: str, bundle: Path, manifest: Manifest) -> str | None:
     if backend == NATIVE:
         if manifest.target.graph.native is None:
             return "the bundle has no graph for it"
-        from eagle_runtime.session.ort.operators import native_operators
+        from eagle_runtime.ort.operators import native_operators
 
         return native_operators().reason or None
     if backend == "cuda" and manifest.target.graph.inputs["tree_mask"].dtype != "float16":
@@ -99,14 +99,14 @@ def open_sessions(
     head_scratch: additional rows of the head's cache; threads: of one forward pass on the CPU. Raises BackendError,
     BundleError."""
     if backend.startswith("tensorrt"):
-        from eagle_runtime.session.trt import session as tensorrt
+        from eagle_runtime.trt import session as tensorrt
 
         return tensorrt.open_sessions(bundle, manifest, backend, context)
     graphs = [model.graph for model in manifest.models.values()]
     if backend == "cuda":
         for graph in graphs:
             read_graph(bundle, manifest, graph.file)
-        from eagle_runtime.session.ort import cuda
+        from eagle_runtime.ort import cuda
 
         return cuda.open_sessions(bundle, manifest, context, head_scratch)
     check_host_memory(manifest, context, head_scratch)
@@ -115,9 +115,9 @@ def open_sessions(
 
 def _on_host(backend: str, bundle: Path, manifest: Manifest, graph: GraphSpec, threads: int | None) -> Session:
     """Opens a graph on the CPU; its native form, if it has one, with backend native."""
-    from eagle_runtime.session.ort.ahead_session import AheadSession
-    from eagle_runtime.session.ort.operators import native_operators
-    from eagle_runtime.session.ort.session import OrtSession, open_on_cpu
+    from eagle_runtime.ort.ahead_session import AheadSession
+    from eagle_runtime.ort.operators import native_operators
+    from eagle_runtime.ort.session import OrtSession, open_on_cpu
 
     operators, file = None, graph.file
     if backend == NATIVE and graph.native is not None:

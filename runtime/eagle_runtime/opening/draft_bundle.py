@@ -10,8 +10,8 @@ from typing import Literal
 
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.drafting.costs.model import prior_costs
-from eagle_runtime.drafting.costs.storage import file_name, open_costs
+from eagle_runtime.drafting.cost_model import prior_costs
+from eagle_runtime.drafting.cost_storage import file_name, open_costs
 from eagle_runtime.drafting.draft_model import SCRATCH
 from eagle_runtime.opening.backends import facts_of_times
 from eagle_runtime.opening.loading import OpenBundle, default_budget, open_bundle

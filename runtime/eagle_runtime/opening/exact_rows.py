@@ -23,10 +23,10 @@ import numpy as np
 from eagle_runtime.base.errors import EagleWarning
 from eagle_runtime.base.tree import Int, Tree, node_depths, root_only
 from eagle_runtime.bundle.manifest import Manifest
+from eagle_runtime.core.row_padding import RowPadding
 from eagle_runtime.core.session import Session
 from eagle_runtime.core.target import Target
 from eagle_runtime.machine.user_cache import machine_key, read_cached, write_cached
-from eagle_runtime.session.row_padding import RowPadding
 
 CHECKED = (2, 3, 6, 17, 64)  # rows of the trees compared: both parities, and sizes at which kernels change their tiling
 PAST = 72  # rows before them: more than the 64 whose keys exact attention sums in fp64
@@ -53,7 +53,7 @@ class RowCheck:
 
 
 class PaddedSession(Session, Protocol):
-    """A session that pads its forward passes (session.ort.OrtSession). version: of its engine."""
+    """A session that pads its forward passes (ort.session.OrtSession). version: of its engine."""
 
     padding: RowPadding
     path: Path

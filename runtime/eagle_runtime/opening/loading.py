@@ -18,17 +18,16 @@ from eagle_runtime.base.errors import BackendError, BundleError, RequestError
 from eagle_runtime.bundle.fidelity import FidelityWarning, shortfall
 from eagle_runtime.bundle.listed_files import read_listed, read_text_file, verify_hashes
 from eagle_runtime.bundle.manifest import AHEAD, Manifest, read_manifest
-from eagle_runtime.constraints.grammars import Grammars
 from eagle_runtime.core.decoding_state import DecodingState
+from eagle_runtime.core.engines import Engines
 from eagle_runtime.core.head import HeadOfText
 from eagle_runtime.core.session import OneCallSession, Session, WarmedSession
 from eagle_runtime.core.target import EXACT_CHUNK, PREFILL_CHUNK, Target
-from eagle_runtime.core.threads.engines import Engines
 from eagle_runtime.drafting.acceptance import Acceptance
 from eagle_runtime.drafting.ahead_heads import HydraHeads, MedusaHeads
 from eagle_runtime.drafting.block_head import BlockHead
-from eagle_runtime.drafting.costs.model import prior_costs, unknown
-from eagle_runtime.drafting.costs.storage import MOVED, NOTABLE, LearnedCosts, file_name, open_costs
+from eagle_runtime.drafting.cost_model import prior_costs, unknown
+from eagle_runtime.drafting.cost_storage import MOVED, NOTABLE, LearnedCosts, file_name, open_costs
 from eagle_runtime.drafting.datastore import Datastore
 from eagle_runtime.drafting.draft_model import CHILDREN, DraftModelHead
 from eagle_runtime.drafting.habits import SUCCESSORS, Habits
@@ -49,6 +48,7 @@ from eagle_runtime.opening.backends import (
 )
 from eagle_runtime.opening.exact_rows import PaddedSession, RowCheck, check_rows
 from eagle_runtime.opening.habits_file import OFTEN, HabitsFile
+from eagle_runtime.sampling.grammars import Grammars
 from eagle_runtime.text.tokenizer import Text
 
 DEFAULT_CONTEXT = 4096  # tokens; a model trained on 128k would otherwise reserve tens of gigabytes of cache

@@ -18,9 +18,9 @@ import numpy.typing as npt
 from eagle_runtime.base.arguments import checked_finite, checked_float, checked_int, short_repr
 from eagle_runtime.base.errors import EagleError, RequestError
 from eagle_runtime.base.tree import Bool, Int
-from eagle_runtime.constraints.matcher import Matcher
 from eagle_runtime.sampling.candidates import Candidates, LogitRow
 from eagle_runtime.sampling.filters import Row, apply_repetition_penalty, keep_min_p, keep_top_k, keep_top_p
+from eagle_runtime.sampling.grammar_matcher import Matcher
 from eagle_runtime.sampling.noise import Noise
 from eagle_runtime.sampling.race import Known, contains, decide, drawn, highest, rest_of_mass
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_runtime.base.errors import BackendError, EagleError
-from eagle_runtime.session.trt.driver import CudaDriver
+from eagle_runtime.trt.driver import CudaDriver
 
 TOKENS = 16  # decoded tokens: enough for a few trees after the prompt
 TIMEOUT = 1800  # seconds

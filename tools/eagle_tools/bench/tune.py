@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eagle_runtime import EagleModel
-from eagle_runtime.drafting.costs.model import Costs, Timings
+from eagle_runtime.drafting.cost_model import Costs, Timings
 from eagle_tools.bench.charts import line_chart
 from eagle_tools.bench.plan import bundle_names
 from eagle_tools.bench.rows import precision_name

@@ -79,7 +79,7 @@ def renewed(bundle: Path, record: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def main(argv: Sequence[str]) -> None:
     """Renew the record. argv: bundles."""
-    from eagle_runtime.session.trt.library import load_library
+    from eagle_runtime.trt.library import load_library
 
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     for name in argv:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eagle_runtime.session.trt import padding
+from eagle_runtime.trt import fixed_shapes as padding
 from eagle_tools.card.cards import Assumed, Card
 from eagle_tools.card.facts import WEIGHT_ONLY, Facts, Pair
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from eagle_runtime.base.backend_names import NATIVE
 from eagle_runtime.bundle.listed_files import read_text_file
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
-from eagle_runtime.session.ort.operators import native_operators
+from eagle_runtime.ort.operators import native_operators
 from eagle_runtime.text.tokenizer import Text
 from eagle_tools.bench.methods import ABLATED, sweep
 from eagle_tools.bench.plan import Plan

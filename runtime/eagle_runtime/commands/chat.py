@@ -1,0 +1,69 @@
+"""eagle-chat: talk with a bundle in a terminal; without one, each line of the input is a question."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from eagle_runtime.app.eagle_model import EagleModel
+from eagle_runtime.base.errors import RequestError
+from eagle_runtime.commands.chat_screen import Interrupt, Screen, at_terminal
+from eagle_runtime.commands.chat_talk import Talk
+from eagle_runtime.commands.command import Parser, add_model_options, model_options, output_errors, run_command
+from eagle_runtime.commands.interrupts import Interrupted
+from eagle_runtime.commands.loading_line import LoadingLine
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status: 0, or 2 after an error of the input."""
+    typed = at_terminal() and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+    own = [signal.SIGINT] if typed else []
+    return run_command(_parser(), argv, run, extra="cpu", interrupted="interrupted", but_for=own)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Load the bundle, talk until the end. Raises what the bundle's errors are, and Interrupted while it loads."""
+    screen, interrupt = Screen(), Interrupt()
+    settings = {"max_new_tokens": args.max_new_tokens}
+    settings |= {name: value for name in ("temperature", "seed") if (value := getattr(args, name)) is not None}
+    with output_errors(), interrupt.handled() if screen.interactive else contextlib.nullcontext():
+        try:
+            model = EagleModel.load(on_progress=LoadingLine(sys.stderr), **model_options(args))
+        except KeyboardInterrupt:
+            raise Interrupted(signal.SIGINT) from None
+        with model:
+            if not model.text.available:
+                raise RequestError(f"{args.bundle} has no tokenizer, so it takes no text; eagle-run takes --prompt-ids")
+            talk = Talk(model, screen, interrupt, settings)
+            if args.load is not None:
+                talk.load(args.load)
+            if screen.interactive:
+                name = Path(args.bundle).resolve().name
+                screen.note(f"{name} on {model.backend}, {model.context} tokens of context; /help lists the commands")
+            if model.notice is not None:
+                screen.note(model.notice)
+            if not model.text.chat:
+                screen.note("the bundle has no chat template: the model goes on from each text that you type, as it is")
+            talk.run()
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="eagle-chat", description="Talk with a bundle. Without a terminal each line of the input is a question."
+    )
+    add_model_options(parser)
+    parser.add_argument("--load", metavar="FILE", help="go on with a conversation that /save wrote")
+    parser.add_argument("--max-new-tokens", type=int, default=1024, metavar="N", help="of an answer (default: 1024)")
+    parser.add_argument(
+        "--temperature", type=float, metavar="X", help="0: the likeliest token (default: the model's own; see /set)"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="of the random numbers (default: new ones)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""eagle-chat: a conversation in a terminal."""

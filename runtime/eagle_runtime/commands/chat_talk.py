@@ -1,0 +1,270 @@
+"""The conversation of eagle-chat: questions, answers, and the commands that begin with a slash."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from eagle_runtime.app.conversation import Conversation
+from eagle_runtime.app.eagle_model import EagleModel
+from eagle_runtime.app.result import Result, Token, Usage
+from eagle_runtime.app.turn import Turn
+from eagle_runtime.base.errors import ContextError, EagleError, RequestError
+from eagle_runtime.commands.chat_screen import Interrupt, Screen
+from eagle_runtime.sampling.sampler import SamplingParams
+
+HELP = {
+    "help": ("", "this list"),
+    "reset": ("", "begin anew; the system text stays"),
+    "undo": ("", "forget the last question and its answer"),
+    "retry": ("[SEED]", "answer the last question again"),
+    "edit": ("[TEXT]", "change the last question and answer it again"),
+    "save": ("FILE", "write the conversation to a file"),
+    "load": ("FILE", "go on with the conversation of a file"),
+    "system": ("[TEXT]", "set the system text; without TEXT there is none"),
+    "set": ("[NAME [VALUE]]", "change a setting; without VALUE to its default; alone: list them"),
+    "stats": ("", "figures of all answers"),
+    "tokens": ("", "the last answer, with its drafted tokens in brackets"),
+    "quit": ("", "leave; so does Ctrl-C twice, and the end of input"),
+}
+SETTINGS = (
+    "max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "ignore_eos", "method", "tree", "total_token",
+    "depth", "draft_top_k", *(field.name for field in dataclasses.fields(SamplingParams)),
+)  # fmt: skip
+
+ENDS = {"cancelled": "stopped, ", "max_new_tokens": "max_new_tokens reached, ", "context_full": "context full, "}
+
+
+class Talk:
+    """A conversation with a model on a screen. Without a chat template the model goes on from each text."""
+
+    def __init__(self, model: EagleModel, screen: Screen, interrupt: Interrupt, settings: dict[str, Any]) -> None:
+        """settings: of `EagleModel.stream`, which /set changes. Raises RequestError for wrong ones."""
+        self._model = model
+        self._screen = screen
+        self._interrupt = interrupt
+        self._settings: dict[str, Any] = {}
+        for name, value in settings.items():
+            self._change(name, value)
+        self._chat = model.conversation()
+        self._raw = not model.text.chat
+        self._last_text: str | None = None  # where there is no template: the text that was continued last
+        self._tokens: list[Token] = []  # of the last answer
+        self._usages: list[Usage] = []
+        self._over = False
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The messages of the conversation."""
+        return self._chat.messages
+
+    def run(self) -> None:
+        """Read and answer until the end. Without a terminal the first error is raised; with one it is shown."""
+        pressed = False
+        while not self._over:
+            try:
+                line = self._screen.read()
+                if line is None:
+                    break
+                pressed = False
+                self.take(line)
+            except KeyboardInterrupt:
+                self._screen.end_line()
+                if pressed:
+                    break
+                pressed = True
+                self._screen.note("Ctrl-C once more leaves")
+            except EagleError as error:
+                if not self._screen.interactive:
+                    raise
+                self._screen.end_line()
+                full = isinstance(error, ContextError) and self._chat.messages
+                self._screen.note(f"{error}{'; /undo and /reset make room' if full else ''}")
+        self._chat.close()
+
+    def load(self, path: str) -> None:
+        """Go on with the conversation of a file. Raises ConversationFileError."""
+        loaded = self._model.load_conversation(Path(path))
+        self._go_on_with(loaded)
+        count = len(loaded.messages)
+        self._screen.note(f"{count} message{'s' * (count != 1)}, {loaded.kv_rows} tokens cached ({loaded.kv_status})")
+
+    def take(self, line: str) -> None:
+        """Obey a command, or answer a question. Two slashes begin a question with one."""
+        if line.startswith("/") and not line.startswith("//"):
+            name, _, rest = line[1:].partition(" ")
+            if name not in HELP:
+                raise RequestError(f"/{name} is not a command; /help lists them, and // begins a text with a slash")
+            commands: dict[str, Callable[[str], None]] = {
+                "help": self._help, "reset": self._reset, "undo": self._undo, "retry": self._retry, "edit": self._edit,
+                "save": self._save, "load": lambda path: self.load(_file(path)), "system": self._system,
+                "set": self._set, "stats": self._stats, "tokens": self._show_tokens, "quit": self._quit,
+            }  # fmt: skip
+            commands[name](rest.strip())
+        elif text := line[1:] if line.startswith("//") else line:
+            self._ask(text)
+
+    def _ask(self, text: str) -> None:
+        if self._raw:
+            self._show(self._chat.complete(text, **self._settings))
+            self._last_text = text
+        else:
+            self._show(self._chat.send(text, **self._settings))
+
+    def _show(self, turn: Turn) -> None:
+        """Show an answer as it comes; Ctrl-C ends it."""
+        tokens: list[Token] = []
+        with self._interrupt.calls(turn.cancel), turn:
+            for piece in turn:
+                self._screen.say(piece.text)
+                tokens += piece.tokens
+        self._screen.end_line()
+        self._tokens = tokens
+        if turn.result is not None:
+            self._usages.append(turn.result.usage)
+            self._screen.note(self._figures(turn.result))
+
+    def _figures(self, result: Result) -> str:
+        usage, limit = result.usage, self._model.context
+        end = ENDS.get(result.stop.kind, "")
+        return (
+            f"[{end}{usage.new_tokens} tokens, {usage.tokens_per_s:.1f} tokens/s, "
+            f"tau {usage.tau:.2f}, TTFT {usage.ttft_s:.3f} s, {usage.cached_tokens} cached + {usage.prefilled_tokens} "
+            f"prefilled, context {limit - self._chat.room} of {limit}]"
+        )
+
+    # Commands; each takes what follows its name.
+
+    def _help(self, _: str) -> None:
+        for name, (arguments, what) in HELP.items():
+            self._screen.note(f"{f'/{name} {arguments}':<24}{what}")
+        self._screen.note('Lines between """ and """ are one text. Ctrl-C stops an answer, which is kept so far.')
+
+    def _reset(self, _: str) -> None:
+        self._last_text = None
+        self._chat.rollback(to=int(self._has_system()))
+
+    def _undo(self, _: str) -> None:
+        self._chat.rollback(to=self._last_question())
+
+    def _retry(self, rest: str) -> None:
+        settings = {**self._settings, "seed": _value(rest) if rest else None}
+        if self._raw:
+            if self._last_text is None:
+                raise RequestError("there is no text to go on from yet; type one")
+            self._show(self._chat.complete(self._last_text, **settings))
+        else:
+            self._show(self._chat.regenerate(**settings))
+
+    def _edit(self, rest: str) -> None:
+        old = self._last_text if self._raw else self._chat.messages[self._last_question()]["content"]
+        line = rest or self._screen.read(prefill=old if old is not None and "\n" not in old else "")
+        if not line or self._raw:
+            return self._ask(line) if line else None
+        kept = self._chat.fork()
+        try:
+            self._undo("")
+            self._ask(line)
+            if not self._tokens:
+                raise RequestError("there was no answer, so the question stays as it was")
+        except BaseException:
+            self._go_on_with(kept)
+            raise
+        kept.close()
+        return None
+
+    def _save(self, rest: str) -> None:
+        size = self._chat.save(Path(_file(rest)))
+        self._screen.note(f"{rest}: {size / 1e6:.1f} MB")
+
+    def _system(self, rest: str) -> None:
+        if self._raw:
+            raise RequestError("the bundle has no chat template, so there is no place for a system text")
+        if rest and self._has_system():
+            self._chat.edit(0, rest)
+            return
+        system = [{"role": "system", "content": rest}] if rest else []
+        self._go_on_with(self._model.conversation([*system, *self._chat.messages[self._has_system() :]]))
+
+    def _set(self, rest: str) -> None:
+        name, _, value = rest.partition(" ")
+        if not name:
+            for setting in SETTINGS:
+                own = getattr(self._model.manifest.sampling, setting, None)
+                default = "default" if own is None else f"default ({own:g})"
+                self._screen.note(f"{setting} {json.dumps(self._settings.get(setting, default))}")
+        elif not value.strip():
+            self._settings.pop(_setting(name), None)
+        else:
+            self._change(name, _value(value.strip()))
+
+    def _stats(self, _: str) -> None:
+        tokens, passes = (sum(getattr(u, name) for u in self._usages) for name in ("new_tokens", "target_passes"))
+        after_first = tokens - len(self._usages)
+        seconds = sum(usage.decode_s for usage in self._usages)
+        limit = self._model.context
+        self._screen.note(
+            f"answers {len(self._usages)}, tokens {tokens}, target passes {passes}, tau "
+            f"{after_first / passes if passes else 1.0:.2f}, tokens/s {after_first / seconds if seconds else 0.0:.1f}"
+        )
+        self._screen.note(
+            f"context {limit - self._chat.room} of {limit}, keys and values {self._chat.kv_bytes / 1e6:.1f} MB for "
+            f"{self._chat.kv_rows} tokens ({self._chat.kv_status})"
+        )
+
+    def _show_tokens(self, _: str) -> None:
+        for token in self._tokens:
+            self._screen.say(f"[{token.text}]" if token.drafted and token.text else token.text)
+        self._screen.end_line()
+        drafted = sum(token.drafted for token in self._tokens)
+        self._screen.note(f"{len(self._tokens)} tokens, of which {drafted} were drafted, in brackets")
+
+    def _quit(self, _: str) -> None:
+        self._over = True
+
+    # What they share
+
+    def _go_on_with(self, chat: Conversation) -> None:
+        self._chat.close()
+        self._chat = chat
+
+    def _has_system(self) -> bool:
+        return bool(self._chat.messages) and self._chat.messages[0]["role"] == "system"
+
+    def _last_question(self) -> int:
+        """The index of the last message of the user. Raises RequestError."""
+        roles = [message["role"] for message in self._chat.messages]
+        if "user" not in roles:
+            raise RequestError("there is no question yet; type one")
+        return len(roles) - 1 - roles[::-1].index("user")
+
+    def _change(self, name: str, value: Any) -> None:
+        """Change a setting that a turn accepts. Raises RequestError."""
+        if name == "logit_bias" and isinstance(value, dict):  # JSON has no keys but strings
+            value = {int(key) if key.isdecimal() else key: bias for key, bias in value.items()}
+        changed = {**self._settings, _setting(name): value}
+        self._model.stream([0], **changed).close()  # checks settings, and computes nothing
+        self._settings = changed
+
+
+def _setting(name: str) -> str:
+    if name not in SETTINGS:
+        raise RequestError(f"{name} is not a setting; /set lists them")
+    return name
+
+
+def _value(text: str) -> Any:
+    """A value as JSON, or the text itself."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _file(rest: str) -> str:
+    if not rest:
+        raise RequestError("the name of a file is missing")
+    return rest

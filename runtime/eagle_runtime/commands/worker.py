@@ -1,0 +1,46 @@
+"""The worker's command line: the pipes are made private, the bundle is loaded, requests are served."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from eagle_runtime.app.eagle_model import EagleModel
+from eagle_runtime.base.errors import MemoryLimitError
+from eagle_runtime.commands.command import Parser, add_model_options, model_options, run_command
+from eagle_runtime.commands.worker_pipes import Writer, end_with_parent, private_pipes, read_lines
+from eagle_runtime.commands.worker_service import Service
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    return run_command(_parser(), argv, run, extra="cpu", interrupted="interrupted")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Serve until the end of standard input. Raises the errors of loading."""
+    source, sink = private_pipes()
+    end_with_parent()
+    budget = None if args.memory_limit is None else _budget(Path(args.bundle), args.memory_limit)
+    with EagleModel.load(kv_budget=budget, **model_options(args)) as model:
+        service = Service(model, Writer(sink), args.memory_limit)
+        service.run(read_lines(source))
+
+
+def _budget(bundle: Path, limit: int) -> int:
+    """Bytes that are left for keys and values. Raises MemoryLimitError before anything is loaded."""
+    weights = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file()) if bundle.is_dir() else 0
+    if weights >= limit:
+        raise MemoryLimitError(
+            f"the files of {bundle} have {weights / 1e6:.1f} MB, but --memory-limit is {limit / 1e6:.1f} MB for "
+            "weights, keys and values; raise it, or export in a smaller precision"
+        )
+    return limit - weights
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="eagle-run --worker", description="Serve lines of JSON on standard input and output.")
+    add_model_options(parser)
+    parser.add_argument("--memory-limit", type=int, metavar="BYTES", help="for weights, keys and values together")
+    return parser

@@ -1,0 +1,109 @@
+"""Schedules the generations on one model's caches: one at a time.
+
+Generations that run to their end in one call wait for each other, in order of arrival. A generation is refused while a
+stream of another thread holds the caches, since that stream may never end. A newer generation ends an older stream of
+its own thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Generator, Iterator
+from typing import TypeVar
+
+from eagle_runtime.base.errors import BusyError, RequestError
+from eagle_runtime.core.engines import Engines
+from eagle_runtime.core.ticket_queue import Ticket, TicketQueue, this_thread
+
+T = TypeVar("T")
+
+
+class Lease:
+    """A generation's right to use the caches; it ends at the latest when nothing refers to it any more.
+
+    streamed: whether the caller's own code runs between steps, so that others cannot wait for the end. waited: seconds
+    spent waiting for other callers so far."""
+
+    def __init__(self, *, streamed: bool) -> None:
+        self.ticket = LeaseTicket(streamed)
+        self.waited = 0.0
+
+    def end(self) -> None:
+        """Let other generations use the caches; a second call does nothing."""
+        self.ticket.release()
+
+    def __del__(self) -> None:
+        if hasattr(self, "ticket"):  # not where an interrupt came during __init__
+            self.end()
+
+
+class LeaseTicket(Ticket):
+    """The ticket of a generation, released once however often that is asked for."""
+
+    def __init__(self, streamed: bool) -> None:
+        super().__init__()
+        self.streamed = streamed
+        self.lock.acquire()
+
+    def release(self) -> None:
+        with contextlib.suppress(RuntimeError):  # released already
+            self.lock.release()
+
+
+class Scheduler:
+    """The generations on one pair of caches."""
+
+    def __init__(self, engines: Engines) -> None:
+        self._engines = engines
+        self._queue = TicketQueue()
+        self._newest: LeaseTicket | None = None  # of the generation that began last, whether it has ended or not
+
+    def steps(self, lease: Lease, work: Iterator[T]) -> Generator[T, None, None]:
+        """Yields the items of `work`, each computed in a step of its own; the lease ends with the last.
+
+        Raises ClosedError, BusyError at the first step, RequestError at a later one if a newer generation has taken the
+        caches."""
+        ticket = lease.ticket
+        asked = time.perf_counter()
+
+        def step() -> list[T]:
+            """Returns the next item in a list, which is empty at the end."""
+            lease.waited += time.perf_counter() - asked
+            if self._newest is not ticket or not ticket.lock.locked():
+                raise RequestError("another generation was started on this model before this stream ended")
+            return list(itertools.islice(work, 1))
+
+        try:
+            self._begin(ticket)
+            while items := self._engines.step(step):
+                yield items[0]
+                asked = time.perf_counter()
+                ticket.thread = this_thread()
+        finally:
+            lease.end()
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Call `work` as a generation of one step, and return its result."""
+        with contextlib.closing(self.steps(Lease(streamed=False), (call() for call in (work,)))) as steps:
+            return next(steps)
+
+    def _begin(self, ticket: LeaseTicket) -> None:
+        self._engines.check()
+        ticket.thread = this_thread()
+        if (newest := self._newest) is not None and newest.thread is ticket.thread:
+            newest.release()
+        self._queue.wait_for_turn(ticket, _check_predecessor)
+        self._newest = ticket
+
+
+def _check_predecessor(previous: Ticket) -> None:
+    """Raises BusyError if waiting for an earlier ticket could take for ever."""
+    assert isinstance(previous, LeaseTicket)
+    if previous.streamed:
+        raise BusyError(
+            "a stream of another thread has this model's caches; finish or close it first, or decode on model.twin()"
+        )
+    if previous.thread is this_thread():
+        raise BusyError("this thread waits for the model already; a signal handler cannot use it then")

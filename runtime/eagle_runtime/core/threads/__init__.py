@@ -1,1 +1,0 @@
-"""Calls of one model from several threads, and signals that stop a program."""

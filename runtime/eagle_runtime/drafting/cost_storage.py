@@ -1,0 +1,184 @@
+"""The costs of one loaded bundle, learned from the forward passes of its generations, and the file in the user's cache
+folder that keeps them from run to run."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from eagle_runtime.drafting.cost_model import (
+    COUNT,
+    LARGEST,
+    OLD_SCALE_OFF,
+    SCALE,
+    SCALE_OFF,
+    Array,
+    Belief,
+    Costs,
+    Pass,
+    Timings,
+    learned,
+    measured,
+    table,
+    unknown,
+)
+from eagle_runtime.machine.user_cache import machine_key, read_cached, write_cached
+
+MOVED = 0.03  # of a correction, before the table in use is made again
+NOTABLE = 0.1  # the same before the file is written at the end of a generation
+PLAIN_FIRST, PLAIN_LATER = 2, 16  # cycles
+FEW = 32  # passes that a table of shapes must have seen to be worth a file
+ALL, SOME = 256, 4  # cycles that all teach; of later ones, one of SOME
+ROUNDING = 1e-9  # of a covariance's least eigenvalue
+# Limits of a table that is read; no measurement exceeds them.
+FAR = 1 << 30  # rows before a pass
+SLOWEST_S = 1e6  # seconds of a pass
+TIMED = "cycles, all levels of the head alike"  # to be changed with what is timed
+
+
+class CostSource(Protocol):
+    """What a drafter asks of costs: LearnedCosts, or those with another way to draft."""
+
+    @property
+    def now(self) -> Costs:
+        """The table to size trees by."""
+
+    @property
+    def asks_for_plain(self) -> bool:
+        """Whether the next verification should be one of a single token."""
+
+    def learn(self, passes: Sequence[Pass]) -> None:
+        """Learn from the timed passes of a cycle, the verification last."""
+
+
+class LearnedCosts:
+    """The costs of one loaded bundle, shared by its twins. Passes are noted as they run, within a step of generation;
+    callers that let several threads use a model hold its lock around each step. Reading needs no lock: the
+    estimate is replaced, never changed in place."""
+
+    def __init__(self, belief: Belief, file: str | None = None, *, known: bool = False) -> None:
+        """file: in the user's cache folder, keeps the estimate from run to run; None: nothing does. known: the belief
+        comes from that file."""
+        self._file = file
+        self._start_from(belief, belief.corrections if known else None)
+
+    def _start_from(self, belief: Belief, written: Array | None) -> None:
+        """written: the corrections that the file holds; None: it holds nothing."""
+        self._belief = belief
+        self._now = table(belief)
+        self._made_of = belief.corrections
+        self._written = written
+        self._passes = 0
+        self._plain = 0
+        self._cycles = 0
+
+    @property
+    def now(self) -> Costs:
+        """The table to size trees by; the same object until a correction has moved by MOVED."""
+        return self._now
+
+    @property
+    def asks_for_plain(self) -> bool:
+        """Whether the next verification should be one of a single token. All drafts are compared with it, and where
+        they pay it would never be seen: so the first ones of a table of shapes are, and later one more for every
+        doubling of the cycles."""
+        first = PLAIN_FIRST if self._written is None else 0
+        return self._plain < first + (self._cycles // PLAIN_LATER).bit_length()
+
+    def latest(self) -> Costs:
+        """Returns the table as estimated now, the machine's speed of late included."""
+        return table(self._belief)
+
+    def learn(self, passes: Sequence[Pass]) -> None:
+        """Learn from the timed passes of a cycle, the verification last."""
+        self._cycles += 1
+        if self._cycles > ALL and self._cycles % SOME and not self.asks_for_plain:
+            return
+        self._belief = learned(self._belief, passes)
+        self._plain += any(one.kind == "plain" for one in passes)
+        self._passes += len(passes)
+        if _moved(self._belief.corrections, self._made_of) > MOVED:
+            self._now, self._made_of = table(self._belief), self._belief.corrections
+
+    def measured(self, costs: Costs) -> None:
+        """Go on from a table that was measured, and write it to the file."""
+        self._start_from(measured(costs), None)
+        self._write()
+
+    def save(self, least: float = MOVED) -> None:
+        """Write the estimate to the file, if a correction differs by more than `least` from what the file holds, or
+        there is no file yet."""
+        if self._passes < FEW:
+            return
+        if self._written is None or _moved(self._belief.corrections, self._written) > least:
+            self._write()
+
+    def _write(self) -> None:
+        """Write the corrected table and the covariance of what is not known of it."""
+        self._written = self._belief.corrections
+        if self._file is not None:
+            costs, spread = dataclasses.asdict(table(self._belief)), self._belief.spread.tolist()
+            write_cached(self._file, {"costs": costs, "spread": spread})
+
+
+def open_costs(file: str, prior: Callable[[], Costs]) -> LearnedCosts:
+    """Returns the costs of earlier runs that `file` holds; where there is no such file, or it cannot be read, those
+    that `prior` returns."""
+    kept, assumed = read_belief(file), prior()
+    if kept is not None and (kept.base.head is None) != (assumed.head is None):  # of another bundle
+        kept = None
+    return LearnedCosts(unknown(assumed) if kept is None else kept, file, known=kept is not None)
+
+
+def _moved(corrections: Array, before: Array) -> float:
+    """Returns the largest change of a correction, the scale left out."""
+    return float(np.abs(corrections - before)[SCALE + 1 :].max())
+
+
+def file_name(facts: Iterable[str]) -> str:
+    """Returns the name of the file that costs are kept in: equal for equal facts on a machine that looks the same.
+    facts: on the bundle, and on all that the times of its forward passes depend on (backends.facts_of_times)."""
+    return f"costs-{machine_key([TIMED, *facts])}.json"
+
+
+def read_belief(file: str) -> Belief | None:
+    """Returns the estimate of an earlier run that `file` holds; None if there is none, or it cannot be used."""
+    data = read_cached(file)
+    try:
+        base, spread = costs_from_json(data["costs"]), np.array(data["spread"], np.float64)
+        if spread.shape != (COUNT, COUNT) or not np.isfinite(spread).all() or not np.allclose(spread, spread.T):
+            return None
+        if np.abs(spread).max() > 2 * SCALE_OFF**2 or np.linalg.eigvalsh(spread).min() < -ROUNDING:
+            return None
+    except (ValueError, KeyError, TypeError, OverflowError, np.linalg.LinAlgError):
+        return None
+    spread[SCALE, SCALE] = max(spread[SCALE, SCALE], OLD_SCALE_OFF**2)
+    return Belief(base, np.zeros(COUNT), spread)
+
+
+def costs_from_json(data: dict[str, Any]) -> Costs:
+    """Returns the Costs that dataclasses.asdict made the data of. Raises ValueError, KeyError, TypeError or
+    OverflowError for anything else, and for numbers that no table holds."""
+    names = ("head", "plain")
+    return Costs(_from_json(data["target"]), *(None if data[n] is None else _from_json(data[n]) for n in names))
+
+
+def _from_json(data: dict[str, Any]) -> Timings:
+    timings = Timings(
+        tuple(int(count) for count in data["rows"]),
+        tuple(int(context) for context in data["contexts"]),
+        tuple(tuple(float(second) for second in line) for line in data["seconds"]),
+    )
+    shaped = len(timings.seconds) == len(timings.contexts) and all(
+        len(line) == len(timings.rows) for line in timings.seconds
+    )
+    counted = all(0 < row <= LARGEST for row in timings.rows) and all(0 <= rows < FAR for rows in timings.contexts)
+    rising = all(a < b for numbers in (timings.rows, timings.contexts) for a, b in itertools.pairwise(numbers))
+    timed = all(0 < second < SLOWEST_S for line in timings.seconds for second in line)
+    if not (shaped and counted and rising and timed and timings.rows and len(timings.contexts) in (1, 2)):
+        raise ValueError
+    return timings

@@ -1,1 +1,0 @@
-"""What forward passes cost, which trees are sized by."""

@@ -1,0 +1,244 @@
+"""Sessions of ONNX Runtime: inputs and outputs bound by address (BoundSession), and the one for the CPU
+(OrtSession)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eagle_runtime.base.errors import BackendError
+from eagle_runtime.bundle.graph import OPERATORS
+from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec, pieces_of
+from eagle_runtime.core.cache import HeadMajorCache, KVCache, aligned_empty
+from eagle_runtime.core.row_padding import RowPadding, pad_rows
+from eagle_runtime.core.session import Array, Session
+from eagle_runtime.machine.huge_pages import huge_pages
+from eagle_runtime.ort.library import CPU, VERSION, byte_products_saturate, open_graph, run_graph
+from eagle_runtime.ort.operators import Operators
+
+# Compute products of unsigned by signed bytes as products of unsigned bytes, with sums of 32 bits on every processor.
+EXACT_BYTES = "session.x64quantprecision"
+DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
+DTYPES |= {"tensor(int64)": "int64", "tensor(int8)": "int8"}
+MOST_BOUND = 64  # rows of passes that are bound apart
+
+
+@dataclass(slots=True)
+class Bound:
+    """What a binding of ONNX Runtime holds. inputs: each with the sizes of the symbolic dimensions that its shape
+    determines. past, new: addresses and columns of a head-major cache, and addresses and number of the new rows."""
+
+    binding: Any
+    inputs: dict[str, tuple[Array, dict[str, int]]] = field(default_factory=dict)
+    outputs: dict[str, Array] = field(default_factory=dict)
+    past: tuple[int, ...] = ()
+    new: tuple[int, ...] = ()
+
+
+class BoundSession(Session):
+    """A graph whose inputs and outputs are bound by address. Small ones are in host buffers, which grow to the largest
+    forward pass and are then reused.
+
+    On a CPU a graph reads the buffer of an input that is bound, so that it is bound once. For a graph on another device
+    ONNX Runtime copies an input on the host within bind_input (core/session/IOBinding.cc), so that it is bound in every
+    forward pass, after it is filled. Outputs are copied to their host buffers at the end of each forward pass."""
+
+    def __init__(self, session: Any, path: Path, spec: GraphSpec, device: str = "cpu") -> None:
+        """session: an InferenceSession on `device` of the graph that `spec` describes; path: its file, for messages."""
+        if specs_of(session.get_inputs()) != spec.inputs or specs_of(session.get_outputs()) != spec.outputs:
+            raise BackendError(
+                f"{path}: the manifest lists other inputs or outputs than the graph; export the bundle again"
+            )
+        self.path = path
+        self.version = VERSION
+        self._session = session
+        self._bound = Bound(session.io_binding())
+        self._reads_host = device == "cpu"
+        self._past_names, self._new_names = spec.past, spec.present
+        self.inputs: Mapping[str, TensorSpec] = {n: s for n, s in spec.inputs.items() if n not in self._past_names}
+        self.outputs: Mapping[str, TensorSpec] = {n: s for n, s in spec.outputs.items() if n not in self._new_names}
+        self._layers = sum(name.endswith(".key") for name in self._past_names)
+        self._row = spec.outputs[self._new_names[0]]
+        self._row_shape = int(self._row.shape[2]), int(self._row.shape[3])  # key/value heads, and the width of one
+        self._row_bytes = spec.kv_row_bytes
+        self._rows_input = next(name for name, one in self.inputs.items() if one.shape[:2] == (1, "T"))
+        self._buffers: dict[str, Array] = {}
+
+    def close(self) -> None:
+        del self._bound, self._session
+        self._buffers.clear()
+
+    def _feed(self, name: str, value: Array, sizes: dict[str, int]) -> None:
+        """Copy a host array to the buffer of an input, and bind that, unless it is bound with this shape and read where
+        it is. Adds the symbolic dimensions of the input to `sizes`."""
+        bound = self._bound
+        buffer, fixed = bound.inputs.get(name, (None, {}))
+        if buffer is not None and buffer.shape == value.shape:
+            np.copyto(buffer, value, "no")
+        else:
+            spec = self.inputs[name]
+            shape = (1,) * (len(spec.shape) - value.ndim) + value.shape
+            dims = list(zip(spec.shape, shape, strict=True))
+            assert all(dim == size for dim, size in dims if not isinstance(dim, str)), name
+            bound.inputs.pop(name, None)  # an interrupt may come before it is bound
+            buffer = self._buffer(name, spec, value.shape)
+            fixed = {dim: size for dim, size in dims if isinstance(dim, str)}
+            np.copyto(buffer, value, "no")
+            bound.binding.bind_input(name, "cpu", 0, buffer.dtype.type, shape, buffer.ctypes.data)
+            if self._reads_host:
+                bound.inputs[name] = buffer, fixed
+        for dim, size in fixed.items():
+            assert sizes.setdefault(dim, size) == size, f"{name}: {dim} is {size} and {sizes[dim]}"
+
+    def _buffer(self, name: str, spec: TensorSpec, shape: tuple[int, ...]) -> Array:
+        """Returns host memory of that shape, reusing the tensor's earlier buffer if it is large enough."""
+        count = math.prod(shape)
+        if name not in self._buffers or self._buffers[name].size < count:
+            self._moved()
+            self._buffers[name] = aligned_empty((count,), spec.dtype)
+        return self._buffers[name][:count].reshape(shape)
+
+    def _moved(self) -> None:
+        """A buffer is about to be replaced by a larger one."""
+
+    def _bind_cache(self, device: str, addresses: Sequence[int], length: int, rows: int) -> None:
+        """Bind the first `length` rows of the cache as the past, and the `rows` rows after them as the place of the new
+        ones, so that a forward pass appends without a copy. addresses: of the keys of layer 0, its values, the keys of
+        layer 1, ... on `device`."""
+        kind = np.dtype(self._row.dtype).type
+        past_shape = (1, length, *self._row_shape)
+        new_shape = (1, rows, *self._row_shape)
+        for past, new, address in zip(self._past_names, self._new_names, addresses, strict=True):
+            self._bound.binding.bind_input(past, device, 0, kind, past_shape, address)
+            self._bound.binding.bind_output(new, device, 0, kind, new_shape, address + length * self._row_bytes)
+
+    def _bind_output(self, name: str, sizes: Mapping[str, int]) -> Array:
+        """Bind an output to a host buffer, which stays bound while its shape stays the same. Returns the buffer,
+        without the batch axis."""
+        spec = self.outputs[name]
+        shape = tuple([sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape])
+        bound = self._bound
+        buffer = bound.outputs.get(name)
+        if buffer is None or buffer.shape != shape[1:]:
+            bound.outputs.pop(name, None)  # as in _feed
+            buffer = self._buffer(name, spec, shape[1:])
+            bound.binding.bind_output(name, "cpu", 0, buffer.dtype.type, shape, buffer.ctypes.data)
+            bound.outputs[name] = buffer
+        return buffer
+
+
+def open_on_cpu(
+    path: Path,
+    spec: GraphSpec,
+    threads: int | None = None,
+    model: bytes | None = None,
+    operators: Path | None = None,
+) -> Any:
+    """Returns an InferenceSession of the graph that `spec` describes on the CPU provider. threads, model, operators: as
+    in open_graph."""
+    multiplies_bytes = any(weight.dtype == "int8" for weight in spec.weights.values())
+    config = {EXACT_BYTES: "1"} if multiplies_bytes and byte_products_saturate() else {}
+    with huge_pages():
+        return open_graph(path, CPU, threads, model, config, operators)
+
+
+class OrtSession(BoundSession):
+    """A graph on ONNX Runtime's CPU provider, with its cache in host memory.
+
+    padding: how forward passes are padded so that kernels compute all rows alike (see exact_rows). exact: whether the
+    graph was exported so that a row's bits do not depend on the other rows of the forward pass. native: whether it is
+    computed by the native operators."""
+
+    def __init__(
+        self,
+        path: Path,
+        spec: GraphSpec,
+        threads: int | None = None,
+        model: bytes | None = None,
+        operators: Operators | None = None,
+    ) -> None:
+        """threads, model: as in open_graph. operators: the graph at `path` is the native form of the one that `spec`
+        describes, and uses these."""
+        library = None if operators is None else operators.library
+        super().__init__(open_on_cpu(path, spec, threads, model, library), path, spec)
+        self.native = operators is not None
+        if operators is not None:
+            self.version = f"{VERSION}, operators {OPERATORS} with {operators.instructions}"
+        self.padding = RowPadding()
+        self._past_specs = [spec.inputs[name] for name in self._past_names]
+        self._pieces = pieces_of(spec)
+        self.exact = self._pieces is not None
+        self._by_rows: dict[int, Bound] = {}  # of the numbers of rows that trees have
+
+    def new_cache(self, capacity: int) -> KVCache | HeadMajorCache:
+        if self._pieces is None:
+            return KVCache(self._layers, capacity, *self._row_shape, self._row.dtype)
+        shape = self._layers, capacity, *self._row_shape, self._pieces
+        return HeadMajorCache(*shape, self._row.dtype, all_read=not self.native)
+
+    def run(self, feeds: Mapping[str, Any], cache: KVCache | HeadMajorCache) -> dict[str, Array]:
+        count, wanted = len(feeds[self._rows_input]), len(feeds["logit_rows"])
+        assert count <= cache.room, "the caller checks the capacity before a forward pass"
+        rows, logit_rows = self.padding.rows(count), self.padding.rows(wanted)
+        padded = (rows, logit_rows) != (count, wanted)
+        if padded:
+            numbers = feeds["logit_rows"]
+            feeds = pad_rows(feeds, rows - count)
+            feeds["logit_rows"] = np.concatenate([numbers, np.repeat(numbers[-1:], logit_rows - wanted)])
+        self._bind_for(rows)
+        sizes: dict[str, int] = {}
+        for name in self.inputs:
+            self._feed(name, feeds[name], sizes)
+        if isinstance(cache, HeadMajorCache):
+            self._bind_head_major(cache, rows)
+        else:
+            cache.make_room(rows)
+            self._bind_cache("cpu", cache.addresses, cache.length, rows)
+        results = {name: self._bind_output(name, sizes) for name in self.outputs}
+        run_graph(self._session, self._bound.binding)
+        if padded:
+            kept = {"T": count, "R": wanted}
+            results = {name: value[: kept[str(self.outputs[name].shape[1])]] for name, value in results.items()}
+        return results
+
+    def _bind_for(self, rows: int) -> None:
+        """Take what is bound for passes over so many rows: binding a cache of many layers anew takes as long as a
+        layer."""
+        number = rows if rows <= MOST_BOUND else 0
+        if number not in self._by_rows:
+            self._by_rows[number] = Bound(self._session.io_binding())
+        self._bound = self._by_rows[number]
+
+    def _moved(self) -> None:
+        self._by_rows.clear()  # which hold its address; the pass that is being bound keeps its own
+
+    def _bind_head_major(self, cache: HeadMajorCache, rows: int) -> None:
+        """Bind the cache and the place of `rows` new rows, unless the same are bound already."""
+        cache.expect(rows)
+        arrays, new, count, bound = cache.arrays, cache.written, len(cache.arrays), self._bound
+        if (past := cache.past) != bound.past:
+            bound.past = ()  # as in _feed
+            for index, (name, spec) in enumerate(zip(self._past_names, self._past_specs, strict=True)):
+                array = arrays[index % count][index // count]
+                shape = [cache.columns if isinstance(size, str) else size for size in spec.shape]
+                bound.binding.bind_input(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
+            bound.past = past
+        if (place := cache.new) != bound.new:
+            bound.new = ()
+            for index, name in enumerate(self._new_names):
+                array = new[index % count][index // count]
+                bound.binding.bind_output(name, "cpu", 0, array.dtype.type, (1, *array.shape), array.ctypes.data)
+            bound.new = place
+
+    def joined(self, parts: Sequence[Array]) -> Array:
+        return np.concatenate(parts)
+
+
+def specs_of(values: list[Any]) -> dict[str, TensorSpec]:
+    """Returns the inputs or outputs that a session of ONNX Runtime lists, as a manifest has them."""
+    return {value.name: TensorSpec(DTYPES.get(value.type, value.type), tuple(value.shape)) for value in values}

@@ -1,0 +1,256 @@
+"""Compiling constraints for a model: once each, within limits. The only file that imports llguidance.
+
+llguidance limits its own work by counts, but a few inputs go past them: intersections of patterns take exponential time
+before a limit is asked, and chains of thousands of rules overflow the stack. So a grammar is compiled in a thread with
+a large stack and a deadline, and one of the kinds that were seen to go wrong is first tried in a process of its own,
+which can be stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eagle_runtime.base.arguments import short_repr
+from eagle_runtime.base.errors import ConstraintError
+from eagle_runtime.sampling.constraint import Constraint
+from eagle_runtime.sampling.grammar_matcher import Matcher, one_line
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+SECONDS = 2.0  # that compiling may take
+START = 10.0  # seconds that another Python may take to start
+STACK = 64 * 2**20  # bytes; rules that name each other in a chain of 64 KiB take about half
+MEMORY = 2**30  # bytes of address space of the process that tries a grammar
+CACHED = 16  # grammars per model; one of 64 KiB takes up to 40 MB
+# JSON outputs stand in one line with single spaces: models that may add white space go on with it for long. A schema
+# may say otherwise in llguidance's own keyword "x-guidance".
+SPACING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+STRICT: Any = {"lenient": False, "coerce_one_of": False}  # nothing in a schema is passed over
+# Of llguidance.LLParserLimits, beyond its defaults. A state of the lexer takes 1 to 2 KiB.
+LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "verbose_errors": False}
+
+_CHILD = """
+import json, sys, threading
+try:
+    import resource
+    resource.setrlimit(resource.RLIMIT_AS, ({memory}, {memory}))
+except (ImportError, ValueError, OSError):
+    pass
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+grammar, limits = json.load(sys.stdin)
+print(".", flush=True)
+def compile_it():
+    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=LLParserLimits(**limits))
+    matcher.compute_bitmask()
+    print(matcher.get_error())
+threading.stack_size({stack})
+threading.Thread(target=compile_it).start()
+"""
+
+
+class Grammars:
+    """The grammars of one model."""
+
+    def __init__(self, tokenizer_json: Callable[[], str | None], vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        """tokenizer_json: gives the content of a tokenizer.json, None without one; called when first needed."""
+        self._tokenizer_json = tokenizer_json
+        self._vocab_size = vocab_size
+        self._eos = [token for token in eos_token_ids if token < vocab_size]
+        self._lock = threading.Lock()  # of what is compiled; held for a moment
+        self._compiling = threading.Lock()  # one at a time
+        self._tokenizer: LLTokenizer | None = None
+        self._unknown: int | None = None
+        self._compiled: OrderedDict[Constraint, LLMatcher] = OrderedDict()
+        self._overrun: threading.Thread | None = None  # one that missed its deadline
+
+    def matcher(self, constraint: Constraint, ends: frozenset[int] = frozenset()) -> Matcher:
+        """Returns a matcher at the beginning of an output. ends: as in Matcher. Raises ConstraintError for a constraint
+        that is wrong, that asks for too much, or that this model's tokenizer cannot follow."""
+        if not isinstance(constraint, Constraint):
+            raise ConstraintError(f"constraint is {short_repr(constraint)}, but must be a Constraint")
+        matcher = self._known(constraint)
+        if matcher is None:
+            with self._compiling:
+                matcher = self._known(constraint)  # another thread may have been first
+                if matcher is None:
+                    compiled = self._compile(constraint)
+                    with self._lock:
+                        self._compiled[constraint] = compiled
+                        while len(self._compiled) > CACHED:
+                            self._compiled.popitem(last=False)
+                    matcher = compiled.deep_copy()
+        return Matcher(matcher, self._vocab_size, ends, self._unknown)
+
+    def _known(self, constraint: Constraint) -> LLMatcher | None:
+        """A copy of a grammar that is compiled, which becomes the newest."""
+        with self._lock:
+            if constraint not in self._compiled:
+                return None
+            self._compiled.move_to_end(constraint)
+            return self._compiled[constraint].deep_copy()
+
+    def _compile(self, constraint: Constraint) -> LLMatcher:
+        try:
+            from llguidance import LLMatcher, LLParserLimits
+        except ImportError:
+            raise ConstraintError("constraints need llguidance; pip install 'eagle-edge[grammar]'") from None
+        tokenizer = self._known_tokenizer()
+        if self._overrun is not None and self._overrun.is_alive():
+            raise ConstraintError("an earlier constraint that took too long is still being compiled; try again later")
+        grammar, seconds = _grammar(constraint), SECONDS
+        if _may_take_long(constraint):
+            _try_elsewhere(grammar)
+            seconds /= 2  # which is what the trial took at most
+        done: list[LLMatcher] = []
+
+        def compile_it() -> None:
+            matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
+            matcher.compute_bitmask()  # some errors show here
+            done.append(matcher)
+
+        thread = _start(compile_it)
+        thread.join(seconds)
+        if not done:
+            self._overrun = thread
+            raise _too_long()
+        if done[0].is_error():
+            raise _refused(done[0].get_error())
+        return done[0]
+
+    def _known_tokenizer(self) -> LLTokenizer:
+        if self._tokenizer is None:
+            from llguidance import LLTokenizer
+
+            content = self._tokenizer_json()
+            if content is None:
+                raise ConstraintError("the bundle has no tokenizer.json, which constraints need; export it with one")
+            if not self._eos:
+                raise ConstraintError("the bundle names no end-of-sequence token, which constraints need")
+            try:
+                self._unknown, tokens = _unknown_token(content), _count_tokens(content)
+                # A tokenizer may have more tokens than the model has rows: masks are cut to the rows (Matcher).
+                self._tokenizer = LLTokenizer(content, n_vocab=max(self._vocab_size, tokens), eos_token=self._eos)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ConstraintError(
+                    f"llguidance cannot read this model's tokenizer ({one_line(str(error))})"
+                ) from None
+        return self._tokenizer
+
+
+def _grammar(constraint: Constraint) -> str:
+    """The constraint as llguidance takes it."""
+    from llguidance import LLMatcher
+
+    if constraint.kind == "regex":
+        return LLMatcher.grammar_from_regex(constraint.source)
+    if constraint.kind == "lark":
+        return LLMatcher.grammar_from_lark(constraint.source)
+    try:
+        return LLMatcher.grammar_from_json_schema(constraint.source, defaults=SPACING, overrides=STRICT)
+    except ValueError as error:
+        raise _refused(str(error)) from None
+
+
+def _unknown_token(tokenizer_json: str) -> int | None:
+    """The id that stands for text that a tokenizer lacks. llguidance forces it where a grammar asks for such text."""
+    model = json.loads(tokenizer_json)["model"]
+    if "unk_id" in model:
+        unknown: int | None = model["unk_id"]
+        return unknown
+    ids: dict[str, int] = model["vocab"]
+    return ids.get(model.get("unk_token"))
+
+
+def _count_tokens(tokenizer_json: str) -> int:
+    """One more than the highest id."""
+    data = json.loads(tokenizer_json)
+    vocab = data["model"]["vocab"]  # id of each token, or in a list at its id
+    ids = list(vocab.values()) if isinstance(vocab, dict) else [len(vocab) - 1]
+    return 1 + max([*ids, *(token["id"] for token in data.get("added_tokens") or ())], default=-1)
+
+
+def _may_take_long(constraint: Constraint) -> bool:
+    """Whether patterns may be intersected: several of a schema, or those of a grammar that says so."""
+    source = constraint.source
+    if constraint.kind == "json_schema":
+        return '"patternProperties"' in source or source.count('"pattern"') + source.count('"format"') > 3
+    return constraint.kind == "lark" and any(sign in source for sign in ("&", "~", "%"))
+
+
+def _try_elsewhere(grammar: str) -> None:
+    """Compile a grammar in a process that is stopped after half of SECONDS. Raises ConstraintError. Does nothing where
+    this process is not plain Python that could start another one, as in a frozen application."""
+    if getattr(sys, "frozen", False) or not Path(sys.executable or "").stem.lower().startswith("python"):
+        return
+    command = [sys.executable, "-I", "-c", _CHILD.format(memory=MEMORY, stack=STACK)]
+    hidden = getattr(subprocess, "CREATE_NO_WINDOW", 0)  # on Windows
+    pipe = subprocess.PIPE
+    try:
+        child = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, encoding="utf-8", creationflags=hidden
+        )
+    except OSError:
+        return
+    with child:
+        assert child.stdin is not None and child.stdout is not None
+        started = ""
+        with _stopped_after(START, child), contextlib.suppress(BrokenPipeError):
+            json.dump([grammar, LIMITS], child.stdin)
+            child.stdin.close()
+            started = child.stdout.readline()
+        if not started:  # it cannot even import llguidance
+            return
+        with _stopped_after(SECONDS / 2, child) as stopped:
+            said = child.stdout.read()
+            child.wait()
+    if stopped.is_set():
+        raise _too_long()
+    if child.returncode != 0:
+        raise ConstraintError("the constraint takes more memory than is allowed to compile; make it simpler")
+    if said.strip():
+        raise _refused(said)
+
+
+@contextlib.contextmanager
+def _stopped_after(seconds: float, child: subprocess.Popen[str]) -> Iterator[threading.Event]:
+    """A process that is still running after so long within the block is stopped; the event says so."""
+    stopped = threading.Event()
+
+    def stop() -> None:
+        stopped.set()
+        child.kill()
+
+    timer = threading.Timer(seconds, stop)
+    timer.start()
+    try:
+        yield stopped
+    finally:
+        timer.cancel()
+
+
+def _start(function: Callable[[], None]) -> threading.Thread:
+    """Start a thread with a stack of STACK bytes, which does not keep the process from ending."""
+    before = threading.stack_size(STACK)
+    try:
+        thread = threading.Thread(target=function, daemon=True, name="eagle-constraint")
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    return thread
+
+
+def _too_long() -> ConstraintError:
+    return ConstraintError("the constraint takes too long to compile; make it simpler")
+
+
+def _refused(message: str) -> ConstraintError:
+    return ConstraintError(f"the constraint cannot be compiled ({one_line(message)}); correct it")
