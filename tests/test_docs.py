@@ -255,7 +255,8 @@ def test_every_option_of_the_readme_exists() -> None:
 @pytest.mark.parametrize("page", [*DOCS, *DEV], ids=name_of)
 def test_every_option_of_a_page_exists(page: Path) -> None:
     """Some parser of the project, scripts included, knows every option."""
-    sources = [path for package in PACKAGES for path in (ROOT / package.split("/")[0]).rglob("*.py")]
+    folders = {"studies", *(package.split("/")[0] for package in PACKAGES)}
+    sources = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     known = {option for path in sources for option in re.findall(r'"(--[a-z0-9-]+)"', path.read_text(encoding="utf-8"))}
     known |= {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Shape)}  # tools/grow.py makes them
     mentioned = set(re.findall(r"(?<![\w-])(--[a-z][a-z0-9-]+)", page.read_text(encoding="utf-8")))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("runtime", "calib", "export", "train", "tools", "tests", "docs")
+FOLDERS = ("runtime", "calib", "export", "train", "tools", "studies", "tests", "docs")
 WORDS = {
     "guess", "guesses", "guessed", "settled", "halves", "foresight", "sights", "arrivals", "rehearsal",
     "dear", "dearer", "dearest", "mend", "mends", "mended", "beside", "behind", "told", "hang", "hangs",

@@ -20,7 +20,7 @@ from eagle_train.target import FrozenTarget
 from export_workplace import configure, make_target
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = ("runtime", "calib", "export", "train", "tools")
+PARTS = ("runtime", "calib", "export", "train", "tools", "studies")
 # What it leaves when it is imported, by whatever name.
 CODE = """
 from pathlib import Path

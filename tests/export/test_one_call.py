@@ -20,8 +20,8 @@ from eagle_runtime.drafting.one_call import OneCallHead
 from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, chain
 from eagle_runtime.ort.session import OrtSession
 from eagle_runtime.sampling.sampler import Sampler, SamplingParams
-from eagle_tools import one_call
-from eagle_tools.one_call import OrtOneCall
+from studies.harness import main
+from studies.one_call import OrtOneCall
 
 CAPACITY = 600
 SHAPE = DynamicTree(60, 5, 10)
@@ -140,7 +140,7 @@ def test_a_tree_that_no_call_can_draft_is_refused(bundle_of: Callable[..., Path]
 
 
 def test_the_command_compares_both_ways(bundle_of: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert one_call.main([str(bundle_of("eagle3")), "--states", "8"]) == 0
+    assert main(["one_call", str(bundle_of("eagle3")), "--states", "8"]) == 0
     assert "; 0 of 28 trees differ" in capsys.readouterr().out
-    assert one_call.main([str(bundle_of("eagle3", "fp16"))]) == 2
+    assert main(["one_call", str(bundle_of("eagle3", "fp16"))]) == 2
     assert "has no head in fp32" in capsys.readouterr().err

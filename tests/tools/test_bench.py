@@ -58,7 +58,7 @@ def bench(bundle: Path, prompts: Path, *more: object) -> int:
 def test_rows_tables_and_page(bundle: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = {name: tmp_path / f"out.{name}" for name in ("jsonl", "md", "html")}
     outputs = ["--output", files["jsonl"], "--markdown", files["md"], "--html", files["html"]]
-    methods = "vanilla,eagle,chain,no-value,8/2/4"
+    methods = "vanilla,eagle,chain,static,8/2/4"
     assert bench(bundle, prompts, "--max-new-tokens", 20, "--methods", methods, "--temperature", 0, 1, *outputs) == 0
     printed, errors = capsys.readouterr()
     assert errors == "" and printed == files["md"].read_text()
@@ -81,7 +81,7 @@ def test_rows_tables_and_page(bundle: Path, prompts: Path, tmp_path: Path, capsy
     for temperature in (0, 1):
         assert f"Temperature {temperature}:" in printed
     lines = re.findall(r"^\| pair \| fp32 \| cpu \| ([\w-]+) \| [\d.]+ \([\d.]+-[\d.]+\) \| ([\d.]+)x", printed, re.M)
-    assert [line[0] for line in lines] == ["vanilla", "eagle", "chain", "no-value"] * 2
+    assert [line[0] for line in lines] == ["vanilla", "eagle", "chain", "static"] * 2
     assert lines[0][1] == lines[4][1] == "1.00"
     peaks = re.findall(r"\| (\d+) \| \d+ % \| 2/2 \|$", printed, re.M)
     assert len(peaks) == 8 and all(50 < int(peak) < 2000 for peak in peaks)
@@ -90,7 +90,7 @@ def test_rows_tables_and_page(bundle: Path, prompts: Path, tmp_path: Path, capsy
     page = files["html"].read_text()
     viewed = cycles_in(page)
     shown = [run["setup"] for run in viewed["runs"]]
-    assert len(shown) == len(set(shown)) * 2 == 3 * 2 * 2 and "pair · fp32 · no-value · T = 1" in shown
+    assert len(shown) == len(set(shown)) * 2 == 3 * 2 * 2 and "pair · fp32 · static · T = 1" in shown
     for cycles in viewed["runs"]:
         row = next(
             r

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -212,7 +211,7 @@ def test_rows_are_never_mixed_with_others(tmp_path: Path) -> None:
 
 
 def test_names_of_methods() -> None:
-    assert {"vanilla", "eagle", "dynamic", "static", "chain", "no-value", "no-rerank"} <= set(offered())
+    assert {"vanilla", "eagle", "dynamic", "static", "chain"} <= set(offered())
     assert offered()[0] == "vanilla"
     check_names(["vanilla", "16/3/4", "eagle:chain"])
     for wrong in (["egale"], ["eagle:none"], ["none:chain"], ["16/3"], [""]):
@@ -225,12 +224,11 @@ def test_names_of_methods() -> None:
 
 
 def test_settings_of_names_that_need_no_bundle() -> None:
-    nothing: Any = None
-    assert settings_of("vanilla", nothing) == {"method": "vanilla"}
-    assert settings_of("chain", nothing) == {"method": "eagle", "tree": "chain"}
-    assert settings_of("eagle:chain", nothing) == {"method": "eagle", "tree": "chain"}
+    assert settings_of("vanilla") == {"method": "vanilla"}
+    assert settings_of("chain") == {"method": "eagle", "tree": "chain"}
+    assert settings_of("eagle:chain") == {"method": "eagle", "tree": "chain"}
     sizes = {"total_token": 16, "depth": 3, "draft_top_k": 4}
-    assert settings_of("16/3/4", nothing) == {"method": "eagle", "tree": "dynamic", **sizes}
+    assert settings_of("16/3/4") == {"method": "eagle", "tree": "dynamic", **sizes}
 
 
 def test_bytes_of_a_pass_leave_out_a_table_that_is_only_gathered() -> None:

@@ -120,8 +120,6 @@ def test_stages_of_a_pair(bundle: Path, tmp_path: Path) -> None:
         assert (plan.max_new_tokens, plan.threads, plan.backend) == (16, 1, "cpu")
     assert stages["methods-int8"].temperatures == (0.0, 1.0)
     assert [q.id for q in stages["sweep"].questions] == [0, 20]
-    assert "no-value" in stages["methods-int8"].bundles[0][1]
-    assert "no-value" not in stages["methods-fp32"].bundles[0][1]
     assert (stages["engines"].pytorch, stages["engines"].peers) == (pair.target, FORMATS[:1])
     alone = dataclasses.replace(pair, folder=tmp_path)
     assert alone.heads == (ALONE,)
@@ -202,7 +200,7 @@ def finished(*rows: Row, notes: list[str] | None = None, differing: list[str] | 
 
 def test_the_page_has_the_papers_tables() -> None:
     one, three = "smollm2-eagle1-int8", "smollm2-eagle3-int8"
-    speeds = {"vanilla": 10, "static": 20, "dynamic": 25, "no-value-no-rerank": 21, "no-value": 22, "cost-aware": 30}
+    speeds = {"vanilla": 10, "static": 20, "dynamic": 25, "cost-aware": 30}
     both = [
         row(
             bundle,
@@ -235,7 +233,7 @@ def test_the_page_has_the_papers_tables() -> None:
         "smollm2-long": finished(*long, differing=["NOT LOSSLESS: x"]),
     }
     page = results_page([Pair("smollm2", GOLDEN, "A model", "Model: small.")], stages, "python -m x")
-    assert page.count("\n\nModel: small.\n\n") == page.count("\n### ") == 6
+    assert page.count("\n\nModel: small.\n\n") == page.count("\n### ") == 5
     for line in (
         "- measured on 2026-01-02 by eagle-edge 0.1.0",
         "- command: `python -m x`",
@@ -245,7 +243,6 @@ def test_the_page_has_the_papers_tables() -> None:
         "- NOT LOSSLESS: x",
         "| 0 | EAGLE-2 | 2.50x (2.50-2.50) | 2.00 |",
         "| 1 | EAGLE-3 | 5.00x (5.00-5.00) | 2.00 |",
-        "| w/o value | 4.40x (4.40-4.40) | 2.00 | 4.40x (4.40-4.40) | 2.00 |",
         "| T | method | qa | chat |",
         "| 0 | EAGLE-2 | 2.00, 2.50x | 2.00, 2.50x |",
         "| eagle-edge | int8 | cost-aware | 40.0 (40.0-40.0) | 8.00x (8.00-8.00) | 2.00 | 500 | 100 % | - | - |",

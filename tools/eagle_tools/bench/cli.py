@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> bool:
     plan = Plan(
         bundles=table.bundles(must) if table else tuple((Path(bundle), must) for bundle in args.bundles),
         questions=tuple(read_sets(args.prompts, args.count)),
-        temperatures=tuple(args.temperature or ((0.0, 1.0) if args.ablate or args.table else (0.0,))),
+        temperatures=tuple(args.temperature or ((0.0, 1.0) if args.trees or args.table else (0.0,))),
         max_new_tokens=args.max_new_tokens,
         wanted=wanted,
         backend=args.backend,
@@ -172,14 +172,14 @@ def write_text(path: Path, text: str) -> None:
 def _methods(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Returns the methods that every bundle must run, and those that it runs if it can."""
     from eagle_runtime.drafting.methods import NAMES, TREES
-    from eagle_tools.bench.methods import ABLATED, VANILLA, offered, sweep
+    from eagle_tools.bench.methods import VANILLA, offered, sweep
 
     must = tuple(args.methods.split(",")) if args.methods is not None else (VANILLA,)
     wanted: list[str] = []
-    if args.methods is None and not (args.ablate or args.sweep or args.table):
+    if args.methods is None and not (args.trees or args.sweep or args.table):
         wanted += [name for name in offered() if name in NAMES]
-    if args.ablate:
-        wanted += [*TREES, *ABLATED]
+    if args.trees:
+        wanted += TREES
     if args.sweep:
         wanted += sweep()
     return must, tuple(name for name in dict.fromkeys(wanted) if name not in must)
@@ -226,10 +226,10 @@ def _parser() -> Parser:
         "--methods", metavar="A,B", help="vanilla, eagle, dynamic, 32/4/8, ... (default: all that need no tree named)"
     )
     parser.add_argument(
-        "--temperature", type=float, nargs="+", metavar="T", help="default 0; with --ablate, --table 0 and 1"
+        "--temperature", type=float, nargs="+", metavar="T", help="default 0; with --trees, --table 0 and 1"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N")
-    parser.add_argument("--ablate", action="store_true", help="add all tree kinds, and EAGLE-2's without value, rerank")
+    parser.add_argument("--trees", action="store_true", help="add all tree kinds")
     parser.add_argument("--sweep", action="store_true", help="add dynamic trees of many sizes")
     parser.add_argument("--table", choices=["seeds"], help="add the methods that EAGLE's papers compare, in one table")
     parser.add_argument("--tune", action="store_true", help="only measure the time of forward passes, and keep it")

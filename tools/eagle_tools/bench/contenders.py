@@ -98,7 +98,7 @@ def bundle_contenders(
     for temperature in temperatures:
         for method in methods:
             setup = Setup(method, precision, model.backend, bundle, temperature)
-            settings = settings_of(method, model.manifest)
+            settings = settings_of(method)
             mine = model if method == DATASTORE else plain
             contenders.append(BundleContender(mine, setup, settings, seed, ignore_eos, watch))
     return contenders

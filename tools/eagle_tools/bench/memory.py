@@ -84,7 +84,7 @@ def run_job(job: Job) -> Peak:
             draft_bundle=job.draft_bundle,
             datastore=job.datastore,
         )
-        settings = settings_of(job.method, loaded.manifest)
+        settings = settings_of(job.method)
         loaded.generate(ids, sampling=SamplingParams(), max_new_tokens=TOKENS, ignore_eos=True, **settings)
     left = _device_free()
     return Peak(host_peak(), None if free is None or left is None else free - left)

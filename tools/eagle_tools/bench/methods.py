@@ -7,15 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from eagle_runtime.base.errors import RequestError
-from eagle_runtime.bundle.manifest import Manifest
 from eagle_runtime.drafting.methods import METHODS, NAMES, TREES
-from eagle_tools.bench.ablations import ablations
 
 Settings = dict[str, Any]
 
 VANILLA = "vanilla"
 DATASTORE = "datastore"  # a tree of what follows in the datastore, as in REST
-ABLATED = tuple(name for name, _ in ablations(2, 0, 1))
 BOTH = re.compile(r"([^:]+):([^:]+)")  # method : tree
 SHAPE = re.compile(r"(\d+)/(\d+)/(\d+)")  # total_token / depth / draft_top_k
 SWEEP = tuple((total, depth, k) for total in (8, 16, 32, 60) for depth in (2, 3, 5, 7) for k in (4, 10))
@@ -24,7 +21,7 @@ SWEEP = tuple((total, depth, k) for total in (8, 16, 32, 60) for depth in (2, 3,
 def offered() -> list[str]:
     """Returns all known names, whether or not a given bundle can run them."""
     methods = sorted(NAMES, key=lambda name: name != VANILLA)
-    return list(dict.fromkeys([*methods, DATASTORE, *TREES, *ABLATED]))
+    return list(dict.fromkeys([*methods, DATASTORE, *TREES]))
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -46,19 +43,14 @@ def takes_draft_model(name: str) -> bool:
     return any(name.split(":")[0] == method.name and method.proposer == "draft model" for method in METHODS)
 
 
-def settings_of(name: str, manifest: Manifest) -> Settings:
-    """Returns the settings of a method for EagleModel.generate with this bundle. name: checked by `check_names`."""
+def settings_of(name: str) -> Settings:
+    """Returns the settings of a method for EagleModel.generate. name: checked by `check_names`."""
     if name in NAMES:
         return {"method": name}
     if name == DATASTORE:
         return {"method": "lookup", "tree": "dynamic"}
     if name in TREES:
         return {"method": "eagle", "tree": name}
-    if name in ABLATED:
-        defaults = manifest.tree_defaults
-        top_k = min(defaults.draft_top_k, manifest.head.top_k) if manifest.head else defaults.draft_top_k
-        shapes = dict(ablations(defaults.total_token, defaults.depth, top_k))
-        return {"method": "eagle", "tree": shapes[name]}
     if both := BOTH.fullmatch(name):
         return {"method": both[1], "tree": both[2]}
     total, depth, top_k = map(int, name.split("/"))

@@ -186,7 +186,7 @@ def _our_contenders(
 
     def serves(model: EagleModel, method: str) -> bool:
         try:
-            model.stream(asked[0].token_ids, **settings_of(method, model.manifest))
+            model.stream(asked[0].token_ids, **settings_of(method))
         except RequestError:
             return False
         return True

@@ -18,7 +18,7 @@ from eagle_runtime.bundle.listed_files import read_text_file
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
 from eagle_runtime.ort.operators import native_operators
 from eagle_runtime.text.tokenizer import Text
-from eagle_tools.bench.methods import ABLATED, sweep
+from eagle_tools.bench.methods import sweep
 from eagle_tools.bench.plan import Plan
 from eagle_tools.bench.rows import Row, Setup, read_rows
 from eagle_tools.bench.run import Reporter, execute
@@ -33,7 +33,7 @@ METHODS = {  # head -> methods of the papers' table
     "eagle1": ("vanilla", "static", "dynamic", "cost-aware"),
     "block": ("vanilla", "dynamic", "cost-aware"),
 }
-ABLATION = "int8"  # precision of the tables that show one alone
+SHOWN = "int8"  # precision of the tables that show one alone
 COMPARED = ("int8", "int4")  # precisions that are compared with other engines
 LONG = (128, 3000)  # tokens of the prompts of the long-context stage
 
@@ -99,12 +99,9 @@ def stages_of(
     ours = tuple((bundles[first, precision], ("vanilla", "lookup", *best)) for precision in COMPARED)
     stages = [stage("engines", Plan(ours, asked, pytorch=pair.target, peers=tuple(peers)))]
     for precision in PRECISIONS:
-        methods = {head: METHODS[head] for head in pair.heads}
-        if precision == ABLATION and first != ALONE:
-            methods[first] = (*methods[first], *(name for name in ABLATED if name not in methods[first]))
-        every = tuple((bundles[head, precision], names) for head, names in methods.items())
+        every = tuple((bundles[head, precision], METHODS[head]) for head in pair.heads)
         stages.append(stage(f"methods-{precision}", Plan(every, asked, (0.0, 1.0))))
-    main = bundles[first, ABLATION]
+    main = bundles[first, SHOWN]
     few = asked[:: max(1, len(asked) // sizes.sweep_count)][: sizes.sweep_count]
     if first != ALONE:
         stages.append(stage("sweep", Plan(((main, ("vanilla", "dynamic", "cost-aware", *sweep())),), few)))

@@ -19,8 +19,8 @@ from eagle_tools.bench.summary import (
     summarise,
 )
 from eagle_tools.markdown import markdown_table
-from eagle_tools.results.pairs import ALONE, HEADS, PRECISIONS, Pair
-from eagle_tools.results.stages import ABLATION, LONG, Finished, setup_name
+from eagle_tools.results.pairs import ALONE, PRECISIONS, Pair
+from eagle_tools.results.stages import LONG, SHOWN, Finished, setup_name
 
 Stages = Mapping[str, Finished]
 
@@ -42,12 +42,6 @@ METHODS = (  # name, head, method
     ("EAGLE-3", "eagle3", "dynamic"),
     ("EAGLE-3 head, cost-aware", "eagle3", "cost-aware"),
     ("EAGLE-3 head + lookup, cost-aware", "eagle3", "eagle+lookup"),
-)
-ABLATIONS = (
-    ("w/o both", "no-value-no-rerank"),
-    ("w/o value", "no-value"),
-    ("w/o reranking", "no-rerank"),
-    ("with both", "dynamic"),
 )
 
 
@@ -101,16 +95,16 @@ def _sections(pair: str, stages: Stages) -> Iterator[tuple[str, list[str]]]:
     if by_precision:
         count = _prompts(next(iter(by_precision.values())).rows)
         yield f"Methods (in the form of EAGLE-2's Table 1; {count} prompts)", [methods_table(by_precision)]
-    if ABLATION in by_precision:
-        if any(row.method == ABLATIONS[0][1] for row in by_precision[ABLATION].rows):
-            title = f"Effect of value and reranking (in the form of EAGLE-2's Table 3; {ABLATION})"
-            yield title, [ablation_table(by_precision[ABLATION].rows)]
-        yield f"tau and speed-up by question set ({ABLATION})", [sets_table(by_precision[ABLATION].rows)]
+    if SHOWN in by_precision:
+        yield f"tau and speed-up by question set ({SHOWN})", [sets_table(by_precision[SHOWN].rows)]
     if finished := stages.get(f"{pair}-sweep"):
-        yield f"Tree sizes ({ABLATION}, {_prompts(finished.rows)} prompts)", [sweep_table({ABLATION: finished.rows})]
+        yield (
+            f"Tree sizes ({SHOWN}, {_prompts(finished.rows)} prompts)",
+            [sweep_table({SHOWN: finished.rows})],
+        )
     if finished := stages.get(f"{pair}-long"):
         count = _prompts(finished.rows) // len(LONG)
-        yield f"Long context ({ABLATION}, {count} prompts of each length)", [long_table(finished.rows)]
+        yield f"Long context ({SHOWN}, {count} prompts of each length)", [long_table(finished.rows)]
 
 
 def _prompts(rows: Sequence[Row]) -> int:
@@ -130,22 +124,6 @@ def methods_table(finished: Mapping[str, Finished]) -> str:
                 figures = (("-", "-") if s is None else (ratio_text(s.vs_vanilla), f"{s.tau:.2f}") for s in row)
                 lines.append([f"{temperature:g}", label, *(cell for pair in figures for cell in pair)])
     return markdown_table(titles, lines)
-
-
-def ablation_table(rows: Sequence[Row]) -> str:
-    """Returns a table of speed-up and tau of EAGLE-2's tree with parts left out, at each temperature."""
-    summaries = _summaries(rows)
-    temperatures = sorted({s.setup.temperature for s in summaries})
-    lines = []
-    for label, method in ABLATIONS:
-        cells = [label]
-        for temperature in temperatures:
-            s = _find(summaries, HEADS[0], method, temperature)
-            cells += ["-", "-"] if s is None else [ratio_text(s.vs_vanilla), f"{s.tau:.2f}"]
-        lines.append(cells)
-    return markdown_table(
-        ["method", *(f"T = {t:g} {what}" for t in temperatures for what in ("speed-up", "tau"))], lines
-    )
 
 
 def sets_table(rows: Sequence[Row]) -> str:

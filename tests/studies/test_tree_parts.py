@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from conftest import put_tokenizer
 from eagle_runtime import EagleModel
 from eagle_runtime.base.tree import node_depths
 from eagle_runtime.core.generate import Cycle
 from eagle_runtime.drafting.shapes import DynamicTree
-from eagle_tools.bench.ablations import AblatedTree, ablations, connected
+from studies.harness import main
+from studies.tree_parts import AblatedTree, ablations, connected
 
 SIZE = (24, 3, 4)
 
@@ -87,3 +92,17 @@ def test_a_tree_without_room_keeps_its_top(model_of: Callable[..., EagleModel], 
     for _, shape in ablations(*SIZE):
         assert model.generate(prompt, tree=shape, ignore_eos=True).token_ids == plain.token_ids
     assert len(plain.token_ids) == 12
+
+
+def test_the_table_has_a_line_per_tree(
+    bundle_of: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = shutil.copytree(bundle_of("eagle1"), tmp_path / "bundle")
+    put_tokenizer(bundle)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"turns": ["one two"]}) + "\n", encoding="utf-8")
+    options = ["--prompts", str(prompts), "--max-new-tokens", "12", "--threads", "1", "--temperature", "1"]
+    assert main(["tree_parts", str(bundle), *options]) == 0
+    lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [line[0] for line in lines] == ["plain", "no-value-no-rerank", "no-value", "no-rerank", "whole"]
+    assert lines[0][1:] == ["1.00", "1.00x"] and all(float(line[1]) >= 1 for line in lines)

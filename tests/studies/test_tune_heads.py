@@ -1,4 +1,4 @@
-"""Tuning heads on quantised targets through the script, on the golden pair with a token per byte."""
+"""Tuning heads on quantised targets, on the golden pair with a token per byte."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from conftest import GOLDEN, put_tokenizer
-from tune_heads import main
+from studies.harness import main
 
 
 @pytest.fixture
@@ -26,9 +26,9 @@ def arguments(bundle_of: Callable[..., Path], prompts: list[list[int]], tmp_path
     for name, rows in (("prompts", [{"prompt": text} for text in texts]), ("heldout", [{"turns": texts[:1]}])):
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (tmp_path / f"{name}.jsonl").write_text(text, encoding="utf-8")
-    files = ["--prompts", str(tmp_path / "prompts.jsonl"), "--heldout", str(tmp_path / "heldout.jsonl")]
+    files = ["--learn-from", str(tmp_path / "prompts.jsonl"), "--prompts", str(tmp_path / "heldout.jsonl")]
     options = ["-p", "int8", "--steps", "1", "--max-new-tokens", "12", "--threads", "1", "-w", str(tmp_path / "work")]
-    return [str(target), str(GOLDEN / "head_eagle1"), *files, *options]
+    return ["tune_heads", str(target), str(GOLDEN / "head_eagle1"), *files, *options]
 
 
 def test_a_head_is_measured_before_and_after(
@@ -58,5 +58,5 @@ def test_a_step_that_fails_is_an_error(
     assert main(arguments) == 2
     *_, first, last = capsys.readouterr().err.splitlines()
     assert "no chat template" in first
-    assert last == "error: eagle-train generate stopped; what it printed above says what to do"
+    assert last == "python -m studies tune_heads: eagle-train generate stopped; what it printed above says what to do"
     assert not (tmp_path / "work" / "answers-int8.jsonl").exists()

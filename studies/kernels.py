@@ -1,7 +1,7 @@
 """What a linear layer costs on this processor for some numbers of rows, per way of storing it: what the exporter's
 choice of blocks was made from (docs/precision.md).
 
-    python -m eagle_tools.kernels --shape 2048 2048 --threads 2
+    python -m studies kernels --shape 2048 2048 --threads 2
 
 Each way is one graph of several layers with weights of their own, so that weights come from memory as they do in a
 model. The time is the median over repeated runs, divided by the number of layers. Rows are counted as equal if each row
@@ -11,9 +11,7 @@ of a run has the bits that it has in the largest run.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -24,10 +22,10 @@ from eagle_export.recipes.blocks import Grid
 from eagle_export.recipes.graph_pass import LayerPass
 from eagle_export.recipes.int8 import Int8PerToken
 from eagle_export.recipes.weight_blocks import WeightBlocks
-from eagle_runtime.base.errors import RequestError
-from eagle_runtime.commands.command import Parser, run_command
+from eagle_runtime.commands.command import Parser
 from eagle_runtime.ort.library import open_graph
 from eagle_tools.markdown import markdown_table
+from studies.harness import positive
 
 ROWS = (1, 2, 3, 4, 6, 8, 16, 32)
 RUNS = 15
@@ -79,26 +77,19 @@ def measure(way: LayerPass, shape: tuple[int, int], layers: int, threads: int) -
     return times, equal
 
 
-def run(args: argparse.Namespace) -> None:
-    """Measures every way and prints a table."""
-    if min(*args.shape, args.layers, args.threads) < 1:
-        raise RequestError("shape, layers and threads must be 1 or more")
+def report(args: argparse.Namespace) -> str:
+    """Measures every way; returns the table."""
+    positive(*args.shape, args.layers, args.threads, names="shape, layers and threads")
     lines = []
     for name, way in WAYS.items():
         times, equal = measure(way, tuple(args.shape), args.layers, args.threads)
         same = "all" if equal == list(ROWS) else ", ".join(map(str, equal))
         lines.append([name, *(f"{ms:.3f}" for ms in times), same])
-    print(markdown_table(["ms per layer, rows", *map(str, ROWS), "equal to the bit"], lines), end="")
+    return markdown_table(["ms per layer, rows", *map(str, ROWS), "equal to the bit"], lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status: 0, or 2 after an error in the input."""
-    parser = Parser(prog="eagle_tools.kernels", description="What a linear layer costs here, per way of storing it.")
+def add_options(parser: Parser) -> None:
+    """What is timed."""
     parser.add_argument("--shape", type=int, nargs=2, default=[2048, 2048], metavar=("K", "N"), help="of the weights")
     parser.add_argument("--layers", type=int, default=12, metavar="N", help="weights that take turns (default 12)")
     parser.add_argument("--threads", type=int, default=2, metavar="N", help="default 2")
-    return run_command(parser, argv, run, extra="export", interrupted="interrupted")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

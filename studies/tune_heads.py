@@ -1,6 +1,6 @@
 """Tune heads on quantised targets, and measure what that does to the tokens per forward pass.
 
-    python tools/tune_heads.py TARGET HEAD... --prompts PROMPTS --heldout HELDOUT -p int8 int4 --steps 400 -w WORK
+    python -m studies tune_heads TARGET HEAD... --learn-from PROMPTS --prompts HELDOUT -p int8 int4 --steps 400 -w WORK
 
 exports every head with the target in fp32 and in each precision, lets each quantised target answer the prompts, trains
 the heads further on what it returns (`eagle-train head --target-bundle --init`) and exports them again. It prints a row
@@ -12,7 +12,6 @@ change of recipes. `tools/train_demo_pair.py data` writes prompts for the shippe
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,18 +21,16 @@ import numpy as np
 from eagle_export.bundle import export
 from eagle_export.graphs.pair import open_pair
 from eagle_runtime import EagleModel
-from eagle_runtime.base.errors import EagleError
+from eagle_runtime.base.errors import RequestError
+from eagle_runtime.commands.command import Parser
 from eagle_tools.acceptance import measure
 from eagle_tools.markdown import markdown_table
 from eagle_tools.questions import Question, read_questions
 from eagle_train.cli import main as eagle_train
+from studies.harness import add_prompts
 
 RESAMPLED = 500  # sets of prompts drawn for a standard error
 LEARNING = {"eagle1": ["--classification", "1"], "eagle3": ["--ttt-steps", "3"]}  # of heads that are trained already
-
-
-class TuneError(EagleError):
-    """A folder or a step failed. One sentence: what, where, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,32 +44,23 @@ class Tau:
         return f"{self.value:.2f} ± {self.error:.2f}"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status: 0, or 2 after an error in the input."""
-    parser = argparse.ArgumentParser(prog="tune_heads.py", description=(__doc__ or "").splitlines()[0])
+def add_options(parser: Parser) -> None:
+    """What is trained, and on what it is measured."""
     parser.add_argument("target", type=Path, help="folder of the target")
     parser.add_argument("heads", type=Path, nargs="+", help="folders of its heads, one of each kind at most")
-    parser.add_argument("--prompts", type=Path, required=True, help="JSONL of prompts to learn from")
-    parser.add_argument("--heldout", type=Path, required=True, help="JSONL of turns to measure on")
+    parser.add_argument("--learn-from", type=Path, required=True, metavar="FILE", help="JSONL of prompts")
+    add_prompts(parser)
     parser.add_argument("-p", "--precisions", nargs="+", default=["int8", "int4"], metavar="PRECISION")
     parser.add_argument("--steps", type=int, default=400, help="of 8 answers (default: %(default)s)")
     parser.add_argument("--lr", type=float, default=5e-4, help="peak rate (default: %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=160, help="of an answer (default: %(default)s)")
-    parser.add_argument("--count", type=int, help="of held-out prompts (default: all)")
     parser.add_argument("--threads", type=int, default=2, help="default: %(default)s")
     parser.add_argument("-w", "--work", type=Path, required=True, help="folder of bundles, answers and heads")
-    args = parser.parse_args(argv)
-    try:
-        print(tune(args), end="")
-    except EagleError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
 
 
-def tune(args: argparse.Namespace) -> str:
+def report(args: argparse.Namespace) -> str:
     """Returns the table of all heads and precisions."""
-    questions = read_questions(args.heldout, args.count)
+    questions = read_questions(args.prompts, args.count)
     kinds = {_kind(args.target, head): head for head in args.heads}
     args.work.mkdir(parents=True, exist_ok=True)
     rows = []
@@ -85,7 +73,7 @@ def tune(args: argparse.Namespace) -> str:
             target = ["--target-bundle", str(bundle), "--threads", str(args.threads)]
             if not answers.is_file():
                 limit = ["--max-new-tokens", str(args.max_new_tokens)]
-                _run("generate", str(args.target), *target, *limit, "--data", str(args.prompts), "-o", str(answers))
+                _run("generate", str(args.target), *target, *limit, "--data", str(args.learn_from), "-o", str(answers))
             tuned = args.work / f"{kind}-{precision}-head"
             if not (tuned / "model.safetensors").is_file():
                 options = ["--kind", kind, "--init", str(head), "--steps", str(args.steps), "--lr", str(args.lr)]
@@ -115,7 +103,7 @@ def _bundle(args: argparse.Namespace, head: Path, precision: str, bundle: Path) 
 
 def _run(*arguments: str) -> None:
     if eagle_train(list(arguments)) != 0:
-        raise TuneError(f"eagle-train {arguments[0]} stopped; what it printed above says what to do")
+        raise RequestError(f"eagle-train {arguments[0]} stopped; what it printed above says what to do")
 
 
 def _tau(bundle: Path, questions: Sequence[Question], threads: int) -> Tau:
@@ -125,7 +113,3 @@ def _tau(bundle: Path, questions: Sequence[Question], threads: int) -> Tau:
     drawn = np.random.default_rng(0).integers(0, len(counts), (RESAMPLED, len(counts)))
     resampled = tokens[drawn].sum(1) / np.maximum(passes[drawn].sum(1), 1)
     return Tau(float(tokens.sum() / max(passes.sum(), 1)), float(resampled.std()))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,7 @@
 """What each part of a block head is worth: heads of one target, trained on the same text for the same time, and how far
 the target follows their drafts.
 
-    python -m eagle_tools.block_ablation WORK --minutes 20 [--pair tools/demo_pair] [--count 20] [-- --lr 0.0015]
+    python -m studies block_ablation WORK --minutes 20 [--pair tools/demo_pair] [--count 20] [-- --lr 0.0015]
 
 What follows -- goes to each training.
 
@@ -22,10 +22,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,7 +33,7 @@ from safetensors import safe_open
 from eagle_export.bundle import export
 from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.base.errors import RequestError
-from eagle_runtime.commands.command import Parser, run_command
+from eagle_runtime.commands.command import Parser
 from eagle_runtime.core.generate import Cycle
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, TreeShape, chain
 from eagle_tools.markdown import markdown_table
@@ -174,8 +172,8 @@ def table(rows: Sequence[Row]) -> str:
     )
 
 
-def run(args: argparse.Namespace, training: Sequence[str] = ()) -> None:
-    """Train, export and measure all heads; print and write the table. training: options of each training."""
+def report(args: argparse.Namespace) -> str:
+    """Train, export and measure all heads; returns the table, and writes it. args.rest: options of each training."""
     target = args.pair / "target"
     config = json.loads((target / "config.json").read_text(encoding="utf-8"))
     questions = read_questions(args.prompts or args.pair / "heldout.jsonl", args.count)
@@ -184,8 +182,8 @@ def run(args: argparse.Namespace, training: Sequence[str] = ()) -> None:
     budget = ["--minutes", str(args.minutes)] if args.steps is None else ["--steps", str(args.steps)]
     if args.threads is not None:
         budget += ["--threads", str(args.threads)]
-    budget += training
-    known = variants(config, args.kv_heads, whole="--init" in training)
+    budget += args.rest
+    known = variants(config, args.kv_heads, whole="--init" in args.rest)
     wanted = [*EAGLE, *known] if args.only is None else args.only
     if unknown := [name for name in wanted if name not in (*EAGLE, *known)]:
         raise RequestError(f"{unknown[0]!r} is not a head of the table; choose from {', '.join((*EAGLE, *known))}")
@@ -201,24 +199,11 @@ def run(args: argparse.Namespace, training: Sequence[str] = ()) -> None:
             bundle = out / f"{head.name}-{precision}.bundle"
             rows += rows_of(name, head, precision, bundle, questions, args)
             (out / "table.md").write_text(table(rows), encoding="utf-8")
-    print(table(rows), end="")
+    return table(rows)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status: 0, or 2 after an error in the input."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    end = given.index("--") if "--" in given else len(given)
-    with_training = partial(run, training=given[end + 1 :])
-    stopped = "interrupted; the same command goes on"
-    return run_command(_parser(), given[:end], with_training, extra="train", interrupted=stopped)
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog="python -m eagle_tools.block_ablation",
-        description="What the parts of a block head are worth.",
-        epilog="What follows -- goes to each training, for example -- --lr 0.0015.",
-    )
+def add_options(parser: Parser) -> None:
+    """What is trained, and on what it is measured."""
     parser.add_argument("work", type=Path, metavar="WORK", help="folder with the target's answers")
     parser.add_argument("--pair", type=Path, default=Path("tools/demo_pair"), help="default: %(default)s")
     parser.add_argument("--prompts", type=Path, metavar="FILE", help="default: the pair's heldout.jsonl")
@@ -230,8 +215,3 @@ def _parser() -> Parser:
     parser.add_argument("--count", type=int, default=20, metavar="N", help="prompts (default 20)")
     parser.add_argument("--max-new-tokens", type=int, default=96, metavar="N", help="per prompt (default 96)")
     parser.add_argument("--threads", type=int, metavar="N", help="of training and decoding")
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,7 @@
 """How much speed cost-aware trees lose on a new machine: generations that begin with costs estimated from the graphs'
 shapes, with measured costs, and plain decoding, by turns.
 
-    python -m eagle_tools.cold_start BUNDLE --prompts FILE.jsonl"""
+    python -m studies cold_start BUNDLE --prompts FILE.jsonl"""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from statistics import median
 
 from eagle_runtime import EagleModel, Result
 from eagle_runtime.base.errors import RequestError
-from eagle_runtime.commands.command import Parser, run_command
+from eagle_runtime.commands.command import Parser
 from eagle_runtime.drafting.methods import METHODS
 from eagle_tools.markdown import markdown_table
-from eagle_tools.questions import read_questions
 from eagle_tools.turns import by_turns, generation, starting_order
+from studies.harness import add_prompts, prompts_of
 
 SIZED = [method.name for method in METHODS if method.trees[0].kinds[:1] == ("cost-aware",)]
 NAMES = ("plain", "measured", "shapes")  # plain decoding, and the two kinds of costs to begin with
@@ -72,21 +72,16 @@ def cache_in(folder: str) -> Iterator[None]:
             os.environ["EAGLE_CACHE"] = before
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(prog="python -m eagle_tools.cold_start", description=__doc__)
+def add_options(parser: Parser) -> None:
+    """What the table is made of."""
     parser.add_argument("bundle", type=Path, metavar="BUNDLE")
-    parser.add_argument("--prompts", type=Path, required=True, metavar="FILE", help='JSONL with "turns" per line')
-    parser.add_argument("--count", type=int, metavar="N", help="take the first N questions (default: all)")
+    add_prompts(parser)
     parser.add_argument("--method", choices=SIZED, help="default: the bundle's")
     parser.add_argument("--max-new-tokens", type=int, default=96, metavar="N", help="per prompt (default 96)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of a pass (default: the engine's choice)")
 
-    def run(args: argparse.Namespace) -> None:
-        prompts = [question.turns[0] for question in read_questions(args.prompts, args.count)]
-        print(table(compare(args.bundle, prompts, args.threads, args.method, args.max_new_tokens)), end="")
 
-    return run_command(parser, argv, run, extra="bench", interrupted="interrupted; nothing was measured")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+def report(args: argparse.Namespace) -> str:
+    """Returns the table."""
+    prompts = prompts_of(args.prompts, args.count)
+    return table(compare(args.bundle, prompts, args.threads, args.method, args.max_new_tokens))

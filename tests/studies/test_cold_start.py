@@ -1,4 +1,4 @@
-"""eagle_tools.cold_start: all generations give the same tokens, and the table has a line for each."""
+"""studies.cold_start: all generations give the same tokens, and the table has a line for each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle_tools.cold_start import NAMES, compare, main, table
+from studies.cold_start import NAMES, compare, table
+from studies.harness import main
 
 
 def test_outputs_are_equal_and_the_users_cache_is_untouched(bundle_of: Callable[..., Path], tmp_path: Path) -> None:
@@ -24,5 +25,5 @@ def test_outputs_are_equal_and_the_users_cache_is_untouched(bundle_of: Callable[
 
 
 def test_a_file_that_is_no_question_set_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path), "--prompts", str(tmp_path / "none.jsonl")]) == 2
+    assert main(["cold_start", str(tmp_path), "--prompts", str(tmp_path / "none.jsonl")]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from eagle_tools import experts
+from studies import experts
+from studies.harness import main
 
 
 @pytest.mark.parametrize("shape", experts.SHAPES)
@@ -16,9 +17,8 @@ def test_both_forms_are_measured(
     heads |= {"num_experts": 5, "num_local_experts": 5, "num_experts_per_tok": 2}
     wide = experts.SHAPES[shape]
     monkeypatch.setitem(experts.SHAPES, shape, {key: (small | heads).get(key, value) for key, value in wide.items()})
-    assert (
-        experts.main(["--shape", shape, "--layers", "1", "--rows", "1", "3", "--runs", "2", "--precision", "int8"]) == 0
-    )
+    options = ["--layers", "1", "--rows", "1", "3", "--runs", "2", "--precision", "int8"]
+    assert main(["experts", "--shape", shape, *options]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4 and lines[2].startswith("| int8 | 1 | 2.0 of 5 |")
 
@@ -30,5 +30,5 @@ def test_experts_that_are_read() -> None:
 
 
 def test_too_many_rows_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert experts.main(["--rows", "65"]) == 2
+    assert main(["experts", "--rows", "65"]) == 2
     assert "measure 64 at most" in capsys.readouterr().err

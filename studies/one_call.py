@@ -1,7 +1,7 @@
 """What a tree costs on this processor: grown level by level by the host, as on the backend cpu, and in one call of the
 graph that engines for GPUs are made of.
 
-    python -m eagle_tools.one_call BUNDLE [--threads 1] [--states 200]
+    python -m studies one_call BUNDLE [--threads 1] [--states 200]
 
 BUNDLE is in fp32. Both heads read the same random features and take turns; the trees are compared, and the time is the
 median.
@@ -10,7 +10,6 @@ median.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from eagle_export.tensorrt.draft_graph import draft_graph, known_tokens
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.base.tree import Int, hiding
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec, read_manifest
-from eagle_runtime.commands.command import Parser, run_command
+from eagle_runtime.commands.command import Parser
 from eagle_runtime.core.cache import KVCache
 from eagle_runtime.core.session import Drafted, Session, Weights
 from eagle_runtime.drafting.head import Head
@@ -39,13 +38,15 @@ WARM_UP = 20  # states that are not timed
 SHAPE = DynamicTree()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
-    return run_command(_parser(), argv, compare, extra="export", interrupted="interrupted")
+def add_options(parser: Parser) -> None:
+    """What is timed."""
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="a pair in fp32")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of a forward pass (default 1)")
+    parser.add_argument("--states", type=int, default=200, metavar="N", help="trees to grow (default 200)")
 
 
-def compare(args: argparse.Namespace) -> None:
-    """Print the medians, and how many trees differ."""
+def report(args: argparse.Namespace) -> str:
+    """Returns the medians, and how many trees differ."""
     manifest = read_manifest(args.bundle)
     if manifest.head is None or manifest.head.graph.inputs["tree_mask"].dtype != "float32":
         raise RequestError(f"{args.bundle} has no head in fp32; export a pair with -p fp32")
@@ -75,9 +76,9 @@ def compare(args: argparse.Namespace) -> None:
             for head in heads:
                 head.truncate(0)
     by_level, called = (median(each) * 1e3 for each in seconds)
-    print(
+    return (
         f"{args.bundle}, {args.threads} threads: {by_level:.3f} ms level by level, {called:.3f} ms in one call "
-        f"({called / by_level:.2f}); {different} of {WARM_UP + args.states} trees differ"
+        f"({called / by_level:.2f}); {different} of {WARM_UP + args.states} trees differ\n"
     )
 
 
@@ -146,15 +147,3 @@ class OrtOneCall(Session):
         return np.concatenate(parts)
 
     def close(self) -> None: ...
-
-
-def _parser() -> Parser:
-    parser = Parser(prog="python -m eagle_tools.one_call", description="Time a tree in one call and level by level.")
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="a pair in fp32")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of a forward pass (default 1)")
-    parser.add_argument("--states", type=int, default=200, metavar="N", help="trees to grow (default 200)")
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

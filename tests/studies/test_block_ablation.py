@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from eagle_export.graphs.pair import open_pair
-from eagle_tools.block_ablation import Row, main, parameters_of, table, variants
+from studies.block_ablation import Row, parameters_of, table, variants
+from studies.harness import main
 
 PAIR = Path(__file__).parents[2] / "tools" / "demo_pair"
 
@@ -44,9 +45,9 @@ def test_heads_are_trained_exported_and_measured(
     arguments = [str(work), "--pair", str(PAIR), "--steps", "2", "--threads", "1", "--count", "1"]
     arguments += ["--max-new-tokens", "12", "--precisions", *precisions]
     training = ["--", "--batch-size", "2", "--draft-vocab", "512"]
-    assert main([*arguments, "--only", "eagle3.1"]) == 2
+    assert main(["block_ablation", *arguments, "--only", "eagle3.1"]) == 2
     assert "not a head of the table" in capsys.readouterr().err
-    assert main([*arguments, "--only", "block", *training]) == 0
+    assert main(["block_ablation", *arguments, "--only", "block", *training]) == 0
     printed = capsys.readouterr().out
     lines = [line.split("|")[1:-1] for line in (work / "ablation/table.md").read_text("utf-8").splitlines()]
     assert printed == (work / "ablation/table.md").read_text("utf-8")
@@ -60,4 +61,4 @@ def test_heads_are_trained_exported_and_measured(
     assert part is not None and f"{parameters_of(head):,}" == lines[2][1].strip()
     shutil.rmtree(head / "training")
     (work / "greedy.jsonl").unlink()  # so that nothing can be trained again
-    assert main([*arguments, "--only", "block", *training]) == 0
+    assert main(["block_ablation", *arguments, "--only", "block", *training]) == 0

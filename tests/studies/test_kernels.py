@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from eagle_tools.kernels import ROWS, WAYS, main
+from studies.harness import main
+from studies.kernels import ROWS, WAYS
 
 
 def test_every_way_has_a_line_with_a_time_per_number_of_rows(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--shape", "128", "96", "--layers", "2", "--threads", "1"]) == 0
+    assert main(["kernels", "--shape", "128", "96", "--layers", "2", "--threads", "1"]) == 0
     lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
     assert [line[0] for line in lines] == list(WAYS)
     for line in lines:
@@ -17,5 +18,5 @@ def test_every_way_has_a_line_with_a_time_per_number_of_rows(capsys: pytest.Capt
 
 
 def test_no_threads(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--threads", "0"]) == 2
+    assert main(["kernels", "--threads", "0"]) == 2
     assert "must be 1 or more" in capsys.readouterr().err

@@ -1,7 +1,7 @@
 """What a mixture of experts costs on this processor: a forward pass with every expert computed for every row, and with
 experts computed for the rows that are routed to them.
 
-    python -m eagle_tools.experts --shape olmoe --layers 2 --precision fp32 int8 int4 --rows 1 8 32
+    python -m studies experts --shape olmoe --layers 2 --precision fp32 int8 int4 --rows 1 8 32
 
 The model has the widths of a published one and random weights, a few layers and a small vocabulary. Both forms are
 written to a temporary folder and take turns; the time is the median. Random rows choose experts evenly, which is the
@@ -11,7 +11,6 @@ worst case: with E experts of which a row takes k, n rows read E (1 - (1 - k/E)^
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -30,10 +29,11 @@ from eagle_export.reading.families.registry import FAMILIES
 from eagle_export.recipes.plan import CPU, apply, plan
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.base.tree import Tree
-from eagle_runtime.commands.command import Parser, run_command
+from eagle_runtime.commands.command import Parser
 from eagle_runtime.core.target import Target
 from eagle_runtime.ort.session import OrtSession
 from eagle_tools.markdown import markdown_table
+from studies.harness import positive
 
 VOCAB, CONTEXT, PAST = 2048, 512, 64
 EACH_HEAD = {"num_attention_heads": 32, "head_dim": 128}
@@ -119,10 +119,9 @@ def experts_read(count: int, chosen: int, rows: int) -> float:
     return count * (1 - (1 - chosen / count) ** rows)
 
 
-def run(args: argparse.Namespace) -> None:
-    """Measures both forms at each precision and prints a table."""
-    if min(*args.rows, args.layers, args.threads, args.runs) < 1:
-        raise RequestError("rows, layers, threads and runs must be 1 or more")
+def report(args: argparse.Namespace) -> str:
+    """Measures both forms at each precision; returns the table."""
+    positive(*args.rows, args.layers, args.threads, args.runs, names="rows, layers, threads and runs")
     if max(args.rows) > 64:  # as deep as a tree may be
         raise RequestError(f"{max(args.rows)} rows were asked for; measure 64 at most")
     lines = []
@@ -138,12 +137,11 @@ def run(args: argparse.Namespace) -> None:
                 cells = f"{read:.1f} of {count}", f"{every:.1f}", f"{routed:.1f}", f"{every / routed:.1f}"
                 lines.append([precision, str(rows), *cells])
     header = ["precision", "rows", "experts read per layer", "ms, all experts", "ms, routed", "ratio"]
-    print(markdown_table(header, lines), end="")
+    return markdown_table(header, lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status: 0, or 2 after an error in the input."""
-    parser = Parser(prog="eagle_tools.experts", description="What a mixture of experts costs here, in two forms.")
+def add_options(parser: Parser) -> None:
+    """What is timed."""
     parser.add_argument("--shape", choices=SHAPES, default="olmoe", help="whose widths the model has (default olmoe)")
     parser.add_argument("--layers", type=int, default=2, metavar="N", help="layers of the model (default 2)")
     parser.add_argument("--precision", nargs="+", choices=list(CPU), default=["fp32", "int8", "int4"], metavar="P")
@@ -151,8 +149,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=15, metavar="N", help="runs of each form (default 15)")
     parser.add_argument("--threads", type=int, default=2, metavar="N", help="default 2")
     parser.add_argument("--scratch", type=Path, metavar="FOLDER", help="for the models, which take some GB")
-    return run_command(parser, argv, run, extra="export", interrupted="interrupted")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

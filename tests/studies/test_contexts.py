@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conftest import put_tokenizer
-from eagle_tools.contexts import main
+from studies.harness import main
 
 
 def test_bundles_are_compared_at_each_context(
@@ -23,7 +23,7 @@ def test_bundles_are_compared_at_each_context(
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"turns": ["one two", "three"]}) + "\n")
     words = [*map(str, bundles), "--prompts", str(prompts), "--rounds", "2", "--max-new-tokens", "4"]
-    assert main([*words, "--contexts", "5", "90"]) == 0
+    assert main(["contexts", *words, "--contexts", "5", "90"]) == 0
     rows = [line.strip("|").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
     assert [(row[0].strip(), row[1], row[2]) for row in rows] == [
         (context, bundle, method)
@@ -33,5 +33,5 @@ def test_bundles_are_compared_at_each_context(
     ]
     wide, narrow = (float(row[-1]) for row in (rows[4], rows[6]))
     assert wide > 2 * narrow > 0  # 4 bytes a number against 1, and a scale for each head
-    assert main([*words, "--contexts", "0"]) == 2
+    assert main(["contexts", *words, "--contexts", "0"]) == 2
     assert "must be 1 or more" in capsys.readouterr().err

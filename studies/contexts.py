@@ -1,6 +1,6 @@
 """What long contexts cost: decoding with and without drafts after prompts of several lengths, bundle against bundle.
 
-    python -m eagle_tools.contexts BUNDLE... --prompts FILE.jsonl --contexts 128 3000 8000
+    python -m studies contexts BUNDLE... --prompts FILE.jsonl --contexts 128 3000 8000
 
 prints one table. A prompt is the text of all questions in a row, as often as its length takes. Bundles take turns, so
 that a machine that slows down meanwhile slows them all; times are medians over the rounds. The cache's size is that of
@@ -10,9 +10,7 @@ the target's keys and values for the prompt.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import defaultdict
-from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import cycle, islice
 from pathlib import Path
@@ -20,25 +18,19 @@ from pathlib import Path
 import numpy as np
 
 from eagle_runtime import EagleModel, SamplingParams, Usage
-from eagle_runtime.base.errors import RequestError
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.commands.command import Parser, run_command
+from eagle_runtime.commands.command import Parser
 from eagle_tools.markdown import markdown_table
 from eagle_tools.questions import read_questions
+from studies.harness import positive
 
 TITLES = ("context", "bundle", "method", "ms per token", "quartiles", "tau", "prefill, s", "cache, MB")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status: 0, or 2 after an error in the input."""
-    return run_command(_parser(), argv, run, extra="bench", interrupted="interrupted; nothing was measured")
-
-
-def run(args: argparse.Namespace) -> None:
-    """Decode with the bundles that the arguments name, and print the table."""
-    if args.rounds < 1 or args.max_new_tokens < 2 or min(args.contexts) < 1:
-        raise RequestError("--rounds and --contexts must be 1 or more, and --max-new-tokens 2 or more")
-    questions = read_questions(Path(args.prompts))
+def report(args: argparse.Namespace) -> str:
+    """Decode with the bundles that the arguments name; returns the table."""
+    positive(args.rounds, args.max_new_tokens - 1, *args.contexts, names="--rounds, --contexts and new tokens but one")
+    questions = read_questions(args.prompts)
     text = "\n".join(turn for question in questions for turn in question.turns)
     room = max(args.contexts) + args.max_new_tokens
     rows = []
@@ -49,7 +41,7 @@ def run(args: argparse.Namespace) -> None:
         }
         for context in args.contexts:
             rows += measure(models, text, context, args.rounds, args.max_new_tokens)
-    print(markdown_table(TITLES, rows), end="")
+    return markdown_table(TITLES, rows)
 
 
 def measure(
@@ -88,16 +80,11 @@ def measure(
     return rows
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="eagle_tools.contexts", description="What long contexts cost, bundle against bundle.")
+def add_options(parser: Parser) -> None:
+    """What the table is made of."""
     parser.add_argument("bundles", nargs="+", metavar="BUNDLE", help="folders written by eagle-export, of one target")
-    parser.add_argument("--prompts", required=True, metavar="FILE", help='JSONL with "turns" per line')
+    parser.add_argument("--prompts", required=True, type=Path, metavar="FILE", help='JSONL with "turns" per line')
     parser.add_argument("--contexts", type=int, nargs="+", default=[128, 3000], metavar="N", help="tokens of prompts")
     parser.add_argument("--rounds", type=int, default=4, metavar="N", help="the first is not counted")
     parser.add_argument("--max-new-tokens", type=int, default=32, metavar="N")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of a forward pass (default: physical cores)")
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

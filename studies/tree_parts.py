@@ -1,19 +1,32 @@
 """EAGLE-2's trees with a part left out, as in Table 3 of its paper (arXiv 2406.16858, section 5.3).
 
-They are tree shapes like the runtime's own and their drafts are verified like any other: they affect speed, not output.
+    python -m studies tree_parts BUNDLE --prompts FILE.jsonl
+
+Prints tau and the speed beside plain decoding, by turns. The trees are shapes like the runtime's own and their drafts
+are verified like any other: they affect speed, not output.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
 
 import numpy as np
 
+from eagle_runtime import EagleModel, Result, SamplingParams
+from eagle_runtime.base.errors import RequestError
 from eagle_runtime.base.tree import Float, Int, Tree, best_first, subtree
+from eagle_runtime.commands.command import Parser
 from eagle_runtime.core.head import DraftHead, Proposal
 from eagle_runtime.drafting.head import Scratch
+from eagle_tools.markdown import markdown_table
+from eagle_tools.turns import by_turns, generation, starting_order
+from studies.harness import add_prompts, prompts_of
 
 Rank = Literal["value", "confidence"]
 Keep = Literal["best", "grown"]
@@ -118,3 +131,42 @@ def ablations(num_nodes: int, depth: int, top_k: int) -> Sequence[tuple[str, Abl
         ("no-value", AblatedTree(*size, "confidence", "best")),
         ("no-rerank", AblatedTree(*size, "value", "grown")),
     )
+
+
+def add_options(parser: Parser) -> None:
+    """What the table is made of."""
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE")
+    add_prompts(parser)
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default 0")
+    parser.add_argument("--max-new-tokens", type=int, default=96, metavar="N", help="per prompt (default 96)")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of a pass (default: the engine's choice)")
+
+
+def report(args: argparse.Namespace) -> str:
+    """Returns a table of tau and speed-up of each tree, medians over prompts. Raises RequestError for a bundle without
+    a head, and where an output is not plain decoding's."""
+    with ExitStack() as stack:
+        model = stack.enter_context(EagleModel.load(args.bundle, threads=args.threads))
+        if model.manifest.head is None:
+            raise RequestError(f"{args.bundle} has no head whose trees could be compared; give a pair")
+        defaults = model.manifest.tree_defaults
+        sizes = defaults.total_token, defaults.depth, min(defaults.draft_top_k, model.manifest.head.top_k)
+        forms: dict[str, dict[str, Any]] = {"plain": {"method": "vanilla"}}
+        forms |= {name: {"method": "eagle", "tree": tree} for name, tree in ablations(*sizes)}
+        forms["whole"] = {"method": "eagle", "tree": AblatedTree(*sizes)}
+        twins = {name: stack.enter_context(model.twin()) for name in forms}
+        compared = []
+        for number, prompt in enumerate(prompts_of(args.prompts, args.count)):
+            names = [list(forms)[index] for index in starting_order(len(forms), number)]
+            sampling = SamplingParams(temperature=args.temperature)
+            settings = {"sampling": sampling, "max_new_tokens": args.max_new_tokens, "seed": number}
+            runs = [generation(twins[name], prompt, **forms[name], **settings) for name in names]
+            results: dict[str, Result] = {names[index]: result for index, result in by_turns(runs)}
+            if len({result.token_ids for result in results.values()}) > 1:
+                raise RequestError(f"prompt {number}: output with drafts is not that of plain decoding")
+            compared.append({name: result.usage for name, result in results.items()})
+    lines = []
+    for name in forms:
+        ratios = [each[name].tokens_per_s / each["plain"].tokens_per_s for each in compared]
+        lines.append([name, f"{median(each[name].tau for each in compared):.2f}", f"{median(ratios):.2f}x"])
+    return markdown_table(["tree", "tau", "speed-up"], lines)

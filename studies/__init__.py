@@ -1,0 +1,1 @@
+"""Measurements behind tables of the documentation; each is repeated by one command (`python -m studies NAME`)."""
