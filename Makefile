@@ -25,7 +25,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 QUICK := $(PYTEST) -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 AS_AVX2 = PYTHONPATH=$(CURDIR)/.avx2
 
-.PHONY: setup kernels wheels kernels-elsewhere test test-slow test-avx2 numeric-avx2 test-native lint demo bench processors faults transformers clean
+.PHONY: setup kernels wheels kernels-elsewhere test test-slow test-avx2 numeric-avx2 test-native lint site demo bench processors faults transformers clean
 .DEFAULT_GOAL := test
 
 setup: .venv/.installed
@@ -37,19 +37,23 @@ setup: .venv/.installed
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	touch $@
 
-# The native operators, compiled from the tree (docs/kernels.md); needs a C++ compiler, takes some ten seconds.
+# The native operators, compiled from the tree (docs/dev/kernels.md); needs a C++ compiler, takes some ten seconds.
 kernels: setup
 	@command -v c++ >/dev/null || { echo "no C++ compiler: install one (Debian: g++); without it portable graphs run"; exit 1; }
 	$(BIN)/python -m pip install --quiet ./kernels
 
 # Wheels of the native operators for six systems, in dist; then the operators on ARM64 and on Windows, by emulation
-# (docs/kernels.md). The first time takes half an hour.
+# (docs/dev/kernels.md). The first time takes half an hour.
 wheels: setup
 	$(BIN)/python -m pip install --quiet --editable ".[wheels]"
 	$(BIN)/python -m eagle_tools.kernel_wheels dist
 
 kernels-elsewhere: kernels wheels
 	PYTHON=$(BIN)/python tools/kernels_elsewhere.sh .elsewhere
+
+# The documentation as a site in .site; a link that leads nowhere is an error. Ten seconds.
+site: setup
+	$(BIN)/python tools/site_pages.py .site
 
 lint: setup
 	$(BIN)/ruff check .
@@ -98,11 +102,11 @@ bench: setup
 processors: setup
 	$(BIN)/pytest -n 2 -m "emulated or not emulated" tests/processors
 
-# Some ten minutes: damaged bundles and caches, killed exports, threads (docs/reliability.md). EAGLE_FAULTS=10 for ten times as many.
+# Some ten minutes: damaged bundles and caches, killed exports, threads (docs/dev/reliability.md). EAGLE_FAULTS=10 for ten times as many.
 faults: setup
 	$(BIN)/pytest -n 2 -m slow tests/faults
 
-# Families with the oldest and the newest release of the tested range (docs/families.md says which rows the oldest fails).
+# Families with the oldest and the newest release of the tested range (docs/dev/families.md says which rows the oldest fails).
 OLDEST = 5.0.0
 NEWEST = 5.24.0
 ROWS = $(OLDEST):logits and not Granite and not Phi-4-mini and not Gemma-2|$(NEWEST):logits
@@ -115,4 +119,4 @@ transformers: setup
 	done
 
 clean:
-	rm -rf .venv .demo .avx2 .elsewhere .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .site .demo .avx2 .elsewhere .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,5 +1,5 @@
 """What a linear layer costs on this processor for some numbers of rows, per way of storing it: what the exporter's
-choice of blocks was made from (docs/precision.md).
+choice of blocks was made from (docs/dev/precision.md).
 
     python -m studies kernels --shape 2048 2048 --threads 2
 

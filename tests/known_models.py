@@ -4,7 +4,7 @@ Weights are not here: a file has its header and is as long as the real one, with
 Sizes of targets are those of Lightning-AI/litgpt, litgpt/config.py, which cites each model's config.json, and for the
 families that cannot be exported the defaults of transformers' config classes, which are of these models. MiMo's are
 in NVIDIA-NeMo/Megatron-Bridge, tests/unit_tests/models/mimo/test_mimo_bridge.py. Heads follow the configurations that
-their producers train with: see docs/known_pairs.md.
+their producers train with: see docs/dev/inspect.md.
 """
 
 from __future__ import annotations

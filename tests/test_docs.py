@@ -9,16 +9,18 @@ In output, `...` stands for any text."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import doctest
+import functools
 import io
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -42,8 +44,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCS = sorted((ROOT / "docs").glob("*.md"))  # for users
 DEV = sorted((ROOT / "docs" / "dev").glob("*.md"))  # for maintainers
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS, *DEV]
-OTHERS = [*ROOT.glob("*.md"), *(ROOT / "tools").glob("*/README.md")]
-LINKED = [*PAGES, *(path for path in OTHERS if path not in PAGES)]
+OTHERS = [ROOT / "CHANGELOG.md", *(ROOT / "tools").glob("*/README.md")]
+LINKED = [*PAGES, *OTHERS]
 COMMANDS = {
     "eagle-export": export_cli.main,
     "eagle-run": run_cli.main,
@@ -65,15 +67,18 @@ PACKAGES = [
 ]
 # Pages whose examples train, calibrate or certify for half a minute and more: pytest -m slow tests/test_docs.py
 LONG = {
-    "docs/calibration.md",
     "docs/dev/hard_pair.md",
-    "docs/heads.md",
+    "docs/dev/heads.md",
     "docs/precision.md",
     "docs/training.md",
     "docs/tutorial.md",
 }
 OPENING = 25  # lines of a page by which its first example begins
-FOREIGN_OPTIONS = {"--no-deps", "--help", "--inplace"}  # of every parser; rsync's
+# Where a package index shows the README, nothing lies next to it.
+HOSTS = (
+    "https://github.com/eagle-edge/eagle-edge/blob/main/",
+    "https://raw.githubusercontent.com/eagle-edge/eagle-edge/main/",
+)
 
 
 def name_of(page: Path) -> str:
@@ -184,7 +189,8 @@ def test_pages_open_with_an_example() -> None:
     without = {
         page.name
         for page in DOCS
-        if not any(line <= OPENING and has_example(language, content) for line, language, content in blocks(page))
+        if page.name != "index.md"  # it has links alone
+        and not any(line <= OPENING and has_example(language, content) for line, language, content in blocks(page))
     }
     assert without == set()
 
@@ -202,10 +208,11 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("page", LINKED, ids=name_of)
 def test_links(page: Path) -> None:
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
-        if link.startswith("https://"):
+        own = next((link.removeprefix(host) for host in HOSTS if link.startswith(host)), None)
+        if own is None and link.startswith("https://"):
             continue
-        name, _, anchor = link.partition("#")
-        target = page.parent / name if name else page
+        name, _, anchor = (link if own is None else own).partition("#")
+        target = ROOT / name if own is not None else page.parent / name if name else page
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
 
@@ -242,22 +249,103 @@ def test_the_table_of_methods_is_that_of_the_code() -> None:
     assert table() in PAGE.read_text(encoding="utf-8")
 
 
-def test_every_option_of_the_readme_exists() -> None:
-    known = {
-        option
-        for cli in (export_cli, run_cli, chat, calib_cli, doctor, bench_cli, serve_cli)
-        for option in cli._parser()._option_string_actions
-    }
-    mentioned = set(re.findall(r"`[^`\n]*?(--[a-z-]+)", README)) | set(re.findall(r" (--[a-z-]+)", README))
-    assert mentioned <= known
+def test_the_readme_has_absolute_links() -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", README)
+    assert len(links) > 10 and all(link.startswith("https://") for link in links)
+    assert not re.search(r"^<(?!BLANKLINE)", README, re.M)  # a package index shows Markdown alone
 
 
-@pytest.mark.parametrize("page", [*DOCS, *DEV], ids=name_of)
-def test_every_option_of_a_page_exists(page: Path) -> None:
-    """Some parser of the project, scripts included, knows every option."""
-    folders = {"studies", *(package.split("/")[0] for package in PACKAGES)}
-    sources = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
-    known = {option for path in sources for option in re.findall(r'"(--[a-z0-9-]+)"', path.read_text(encoding="utf-8"))}
-    known |= {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Shape)}  # tools/grow.py makes them
-    mentioned = set(re.findall(r"(?<![\w-])(--[a-z][a-z0-9-]+)", page.read_text(encoding="utf-8")))
-    assert mentioned <= known | FOREIGN_OPTIONS
+PROGRAM = re.compile(
+    r"(?:\$ )?(?:[\w.]+/bin/)?(eagle-(?:export|run|chat|calib|doctor|bench|precision|train|serve)|"
+    r"python3? -m (?:eagle_tools\.|studies )[\w.]+|python3? tools/[\w/]+\.py)(?= |$)"
+)
+OPTION = re.compile(r"(?<![\w-])(--[a-z][\w-]*|-[a-z])(?![\w-])")
+PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
+    "eagle-export": export_cli._parser,
+    "eagle-run": run_cli._parser,
+    "eagle-chat": chat._parser,
+    "eagle-calib": calib_cli._parser,
+    "eagle-doctor": doctor._parser,
+    "eagle-bench": bench_cli._parser,
+    "eagle-precision": precision_cli._parser,
+    "eagle-train": train_cli._parser,
+    "eagle-serve": serve_cli._parser,
+}
+
+
+def shown_commands(text: str) -> Iterator[str]:
+    """The commands of the project in the text of a page: lines of blocks, and `code` in sentences."""
+    for block in re.finditer(r"^```(\w*)\n(.*?)^```", text, re.S | re.M):
+        if block[1] != "python":
+            for line in block[2].replace("\\\n", " ").splitlines():
+                yield from re.split(r" && | \| |; ", line.split("  #")[0])
+    sentences = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+    yield from (" ".join(code.split()) for code in re.findall(r"`([^`]+)`", sentences))
+
+
+@functools.cache
+def options_of(program: str, *subcommands: str) -> frozenset[str]:
+    """The options that a program's own parser knows; of a script those that its source names."""
+    if program in PARSERS:
+        parser = PARSERS[program]()
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                named = next((word for word in subcommands if word in action.choices), "make")
+                return frozenset({*parser._option_string_actions, *action.choices[named]._option_string_actions})
+        return frozenset(parser._option_string_actions)
+    name = program.split()[-1]
+    folder = "studies" if " studies " in program else "tools"
+    place = ROOT / (name if name.endswith(".py") else f"{folder}/{name.replace('.', '/')}")
+    sources = [place] if place.suffix else [*place.rglob("*.py"), *place.parent.glob(f"{place.name}.py")]
+    sources += (ROOT / "studies").glob("harness.py") if folder == "studies" else []
+    known = {option for path in sources for option in re.findall(r'"(--?[a-z][a-z0-9-]*)"', path.read_text("utf-8"))}
+    assert sources, program
+    return frozenset(known | {"--help"} | {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Shape)})
+
+
+def wrong_options(text: str) -> list[str]:
+    """Options of the commands in a page that the command's own parser does not know; "`--x` of `eagle-y`" and tables
+    with the heading "option of `eagle-y`" count as such commands."""
+    found = list(shown_commands(text))
+    for names, program in re.findall(r"((?:`--[^`]+`[, and]*)+) of `(eagle-[a-z ]+)`", text):
+        found += [f"{program} {name}" for name in re.findall(r"`([^`]+)`", names)]
+    for program, rows in re.findall(r"^\|[^|\n]*option of `(eagle-[a-z ]+)`.*\n\|[-|: ]+\n((?:\|.*\n)*)", text, re.M):
+        found += [f"{program} {name}" for name in re.findall(r"`(-[^`]+)`", rows)]
+    wrong = []
+    for shown in found:
+        if (match := PROGRAM.match(shown)) is None:
+            continue
+        own = shown[match.end() :].split(" -- ")[0]
+        words = [word for word in own.split() if re.fullmatch(r"[a-z]+", word)][:1]
+        wrong += [
+            f"{match[1]}: {option}" for option in OPTION.findall(own) if option not in options_of(match[1], *words)
+        ]
+    return wrong
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=name_of)
+def test_commands_have_the_options_that_a_page_gives_them(page: Path) -> None:
+    assert page.name == "CHANGELOG.md" or wrong_options(page.read_text(encoding="utf-8")) == []
+
+
+def test_an_option_of_another_command_is_found() -> None:
+    text = """`eagle-run B --seed 0`, (`--top-k`, `--min-agreement` of `eagle-run`), `eagle-export engines B --keep x`
+
+```
+.venv/bin/eagle-export T \\
+    -o B --top-p 1
+python -m eagle_tools.lossless B --runs 2 --keep x   # --top-k
+```
+
+| option of `eagle-chat` | |
+|---|---|
+| `--load FILE` | |
+| `--trace FILE` | |
+"""
+    assert wrong_options(text) == [
+        "eagle-export: --top-p",
+        "python -m eagle_tools.lossless: --keep",
+        "eagle-export: --keep",
+        "eagle-run: --min-agreement",
+        "eagle-chat: --trace",
+    ]

@@ -24,7 +24,8 @@ OPEN = {"eagle_runtime", "eagle_runtime.commands.command", "eagle_runtime.drafti
 LEAN = ("runtime", "calib")  # installed without the exporter's libraries
 HEAVY = {"torch", "transformers", "onnx", "onnxscript", "onnx_ir"}
 BASE = {"numpy", "tokenizers", "jinja2", "safetensors"}  # what the distribution requires whatever its extras
-EXTRAS = {"runtime": {"llguidance"}, "calib": {"onnx", "rich", "filelock"}}  # of the lean parts: what their jobs bring
+# Of the lean parts: what their jobs bring.
+EXTRAS = {"runtime": {"llguidance", "shtab"}, "calib": {"onnx", "rich", "filelock"}}
 OF_SERVE = {"starlette", "uvicorn"}
 HOOKS = "runtime/eagle_runtime/_pyinstaller/"  # files that PyInstaller runs, and nothing imports
 ENGINES = {  # engine library -> the one file that imports it

@@ -137,7 +137,7 @@ def test_the_command_decodes_and_refuses(bundle: Path, capsys: pytest.CaptureFix
     assert "the bundle has no draft head" in only_line(capsys)
 
 
-@pytest.mark.parametrize("option", ["--draft-precision=int8", "--draft-vocab=40", "--draft-top-k=4"])
+@pytest.mark.parametrize("option", ["--draft-precision=int8", "--draft-vocab=40", "--head-top-k=4"])
 def test_options_of_a_head_are_refused(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert export_main([str(TARGET), "-o", str(tmp_path / "b"), option]) == 2
     assert "draft precision, vocabulary and top-k are settings of a head" in only_line(capsys)

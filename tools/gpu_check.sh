@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks eagle-edge for hours on a bare Linux machine with an NVIDIA GPU and no network (docs/card.md is the short check):
+# Checks eagle-edge for hours on a bare Linux machine with an NVIDIA GPU and no network (docs/backends.md is the short check):
 #
 #     tools/gpu_check.sh WHEELS [OUT]
 #

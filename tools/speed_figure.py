@@ -1,4 +1,7 @@
-"""Draw the README's figure from the tables of docs/results.md: `python tools/speed_figure.py` writes docs/speed.svg."""
+"""Draw the README's figure and write its table from the tables of docs/results.md.
+
+python tools/speed_figure.py
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+ROOT = Path(__file__).resolve().parents[1]
+DOCS, README = ROOT / "docs", ROOT / "README.md"
 MODEL = "SmolLM2"  # in the heading of the model whose table is drawn
 COLUMNS = ("precision", "method", "tok/s")  # of the table that compares engines
 BARS = (  # what runs, precision and method of a row of the table -> label
@@ -25,6 +29,17 @@ CAPTION = (
     "SmolLM2-135M-Instruct, 30 layers x 576, one token after another and with drafts",
     "medians over prompts with 95 % intervals, from docs/results.md",
 )
+TABLE = (  # what runs, precision, its plain method, its fastest method -> label and the name of the latter
+    ("eagle-edge", "int4", "vanilla", "eagle+lookup", "eagle-edge int4", "drafts"),
+    ("eagle-edge", "int8, head int4", "vanilla", "eagle+lookup", "eagle-edge int8", "drafts"),
+    ("onnxruntime-genai", "int4", "plain", "lookup", "onnxruntime-genai int4", "lookup"),
+    ("llama.cpp", "q4_0", "plain", "plain", "llama.cpp q4_0", "plain"),
+    ("onnxruntime-genai", "int8", "plain", "lookup", "onnxruntime-genai int8", "lookup"),
+    ("llama.cpp", "q8_0", "plain", "plain", "llama.cpp q8_0", "plain"),
+    ("pytorch", "fp32", "eager", "compiled", "PyTorch fp32", "compiled"),
+)
+HEADER = "| tokens per second | plain | fastest mode | bits per weight | as PyTorch fp32 |\n|---|--:|--:|--:|--:|\n"
+OLD_TABLE = re.compile(re.escape(HEADER) + r"(?:\|.*\n)*")
 LEFT, WIDTH, TOP, STEP = 280, 400, 60, 30  # of the bars, in pixels
 
 
@@ -38,17 +53,44 @@ class Bar:
     high: float
 
 
-def read_bars(results: str) -> list[Bar]:
-    """The bars from the text of docs/results.md. Raises ValueError where a row is missing."""
+def rows_of(results: str) -> list[list[str]]:
+    """The table that compares engines on MODEL, its header first, from the text of docs/results.md."""
     section = next(part for part in re.split(r"^## ", results, flags=re.M)[1:] if MODEL in part.splitlines()[0])
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
     (header,) = (row for row in rows if row[1:4] == list(COLUMNS))
-    bars = []
+    return [header, *(row for row in rows if len(row) == len(header) and row != header)]
+
+
+def read_bars(results: str) -> list[Bar]:
+    """The bars from the text of docs/results.md. Raises ValueError where a row is missing."""
+    rows, bars = rows_of(results), []
     for program, precision, method, label in BARS:
-        (row,) = (row for row in rows if row[:3] == [program, precision, method] and len(row) == len(header))
+        (row,) = (row for row in rows if row[:3] == [program, precision, method])
         speed, low, high = map(float, re.findall(r"[\d.]+", row[3]))
         bars.append(Bar(label, speed, low, high))
     return bars
+
+
+def readme_table(results: str) -> str:
+    """The README's table from the text of docs/results.md: plain decoding, the fastest mode of each engine, bits per
+    weight and the share of the text before the first token that differs from PyTorch's. Raises ValueError where a row
+    is missing, or another mode of an engine is faster."""
+    header, *rows = rows_of(results)
+    known = {tuple(row[:3]): row for row in rows}
+    lines = []
+    for program, precision, plain, best, label, name in TABLE:
+        speeds = {key[2]: _speed(row) for key, row in known.items() if key[:2] == (program, precision)}
+        if not {plain, best} <= set(speeds) or speeds[best] < max(speeds.values()):
+            raise ValueError(f"{label} has the methods {speeds}, of which {best!r} should be the fastest")
+        row = known[program, precision, best]
+        bits, same = row[header.index("bits per weight")], row[header.index("before the first difference from PyTorch")]
+        fastest = f"{speeds[best]:.0f}" if best == plain else f"{speeds[best]:.0f} ({name})"
+        lines.append(f"| {label} | {speeds[plain]:.0f} | {fastest} | {bits.replace('-', '32')} | {same} |\n")
+    return HEADER + "".join(lines)
+
+
+def _speed(row: list[str]) -> float:
+    return float(row[3].split()[0])
 
 
 def draw(bars: list[Bar]) -> str:
@@ -79,10 +121,11 @@ def draw(bars: list[Bar]) -> str:
 
 
 def main() -> int:
-    """Write the figure; returns the exit status."""
-    (DOCS / "speed.svg").write_text(
-        draw(read_bars((DOCS / "results.md").read_text(encoding="utf-8"))), encoding="utf-8"
-    )
+    """Write the figure and the table; returns the exit status."""
+    results = (DOCS / "results.md").read_text(encoding="utf-8")
+    (DOCS / "speed.svg").write_text(draw(read_bars(results)), encoding="utf-8")
+    page = README.read_text(encoding="utf-8")
+    README.write_text(OLD_TABLE.sub(lambda _: readme_table(results), page), encoding="utf-8")
     return 0
 
 

@@ -27,7 +27,7 @@ COUNTS = "token_counts"  # name of an array
 GRAPHS: tuple[Graph, ...] = ("target", "draft")
 # Rows of an expert below which its inputs are left out, so that its weights are rounded to nearest. Compensation with
 # fewer rows fits the rows: at 128 the error on other rows is between 0.46 and 1.01 of that of rounding, at 32 up to
-# 1.14, at 8 up to 1.4 (docs/families.md).
+# 1.14, at 8 up to 1.4 (docs/dev/families.md).
 LEAST_ROWS = 128
 AGAIN = "run eagle-calib again"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
-import re
 import sys
 import threading
 from collections.abc import Sequence
@@ -13,12 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from eagle_runtime import EagleModel, RequestError
-from eagle_runtime.commands.command import Parser, add_model_options, model_options, print_line, run_command
+from eagle_runtime.commands.command import (
+    Listed,
+    Parser,
+    add_model_options,
+    model_options,
+    print_line,
+    run_command,
+    size,
+)
 from eagle_serve.log_lines import logged
 from eagle_serve.options import Options
 
 KEY = "EAGLE_API_KEY"  # environment variable
-UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -130,13 +136,6 @@ def _own_name(host: str) -> tuple[str, ...]:
     return (f"[{host}]",) if address.version == 6 else (host,)
 
 
-def _bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:iB|B)?", text, re.I)
-    if match is None or float(match[1]) <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size like 2GiB")
-    return int(float(match[1]) * UNITS[match[2].upper()])
-
-
 def _count(least: int, most: int) -> Any:
     def read(text: str) -> int:
         if not text.isdecimal() or not least <= int(text) <= most:
@@ -160,11 +159,11 @@ def _parser() -> Parser:
     work.add_argument(
         "--max-tokens", type=_count(1, 2**31 - 1), metavar="N", help="most of an answer (default: what is left)"
     )
-    work.add_argument("--kv-budget", type=_bytes, metavar="2GiB", help="memory for keys and values of all texts")
+    work.add_argument("--kv-budget", type=size, metavar="2GB", help="memory for keys and values of all texts")
     guard = parser.add_argument_group("security")
     guard.add_argument("--api-key-file", metavar="F", help=f"file with the key that requests need (default: ${KEY})")
-    guard.add_argument("--allowed-hosts", nargs="+", default=[], metavar="HOST", help="more names of this server")
-    guard.add_argument("--allowed-origins", nargs="+", default=[], metavar="URL", help="web sites that may call it")
+    guard.add_argument("--allowed-hosts", action=Listed, default=[], metavar="A,B", help="more names of this server")
+    guard.add_argument("--allowed-origins", action=Listed, default=[], metavar="A,B", help="web sites that may call it")
     log = parser.add_argument_group("log")
     log.add_argument("--log-json", action="store_true", help="one JSON object per line")
     log.add_argument("--log-content", action="store_true", help="log prompts too")

@@ -16,7 +16,7 @@ from conftest import GOLDEN, HEADS
 from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
 from eagle_export.checking.worst_layers import layers_of
-from eagle_export.commands.cli import main, number_of_bytes
+from eagle_export.commands.cli import main
 from eagle_export.graphs.pair import build_graphs, open_pair
 from eagle_export.graphs.weights import num_bytes
 from eagle_export.recipes.blocks import rounded
@@ -163,7 +163,7 @@ def test_auto_keeps_to_its_size_and_prints_what_it_decided_from(
         (["-p", "auto", "--agreement", "98"], "the agreement is 98, but must be between 0 and 1"),
         (["-p", "auto", "--size", "1GB", "--calibration", "c"], "measures the source itself; give a text as calibrate"),
         (["-p", "auto", "--size", "1kB"], "all layers in four bits take "),
-        (["-p", "auto", "--size", "big"], "argument --size: invalid number_of_bytes value: 'big'"),
+        (["-p", "auto", "--size", "big"], "argument --size: 'big' is not a size like 2GB"),
     ],
 )
 def test_budgets_that_cannot_be_kept(
@@ -174,12 +174,6 @@ def test_budgets_that_cannot_be_kept(
     except SystemExit as error:
         status = int(error.code or 0)
     assert status == 2 and says in capsys.readouterr().err and list(tmp_path.iterdir()) == []
-
-
-def test_sizes_are_read_in_powers_of_a_thousand() -> None:
-    assert [number_of_bytes(text) for text in ("5GB", "700 MB", "1.5g", "12")] == [5 * 10**9, 7 * 10**8, 15 * 10**8, 12]
-    with pytest.raises(ValueError, match="5TB"):
-        number_of_bytes("5TB")
 
 
 @pytest.mark.parametrize("kind", HEADS)

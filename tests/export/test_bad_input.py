@@ -323,8 +323,8 @@ def test_damage_is_named_before_any_long_work(work: Workplace, case: Case, capsy
     [
         (["-p", "int3"], "--precision"),
         (["--backend", "tpu"], "--backend"),
-        (["--draft-top-k", "0"], "draft top-k is 0"),
-        (["--draft-top-k", "many"], "--draft-top-k"),
+        (["--head-top-k", "0"], "draft top-k is 0"),
+        (["--head-top-k", "many"], "--head-top-k"),
         (["--no-such-option"], "--no-such-option"),
     ],
 )

@@ -1,7 +1,9 @@
-"""Figures in docs/calibration.md and docs/precision.md are those of the code's constants."""
+"""Figures in the pages on precisions and calibration are those of the code's constants."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 from importlib import resources
 from pathlib import Path
@@ -37,24 +39,24 @@ def text(page: str) -> str:
 @pytest.mark.parametrize(
     ("page", "sentence"),
     [
-        ("families.md", f"One with fewer than {LEAST_ROWS} recorded rows is rounded to nearest"),
-        ("calibration.md", f"The default is a text of {TEXT_KB} KB in the package"),
-        ("calibration.md", f"The first {MAX_TOKENS} tokens (`--max-tokens`) are read in windows of {WINDOW}."),
-        ("calibration.md", f"After each window the pair decodes {NEW_TOKENS} tokens"),
-        ("calibration.md", f"a uniform sample of at most {SAMPLE_ROWS} rows"),
-        ("calibration.md", f"| up to {SAMPLE_ROWS} rows, each drawn with the same probability |"),
-        ("calibration.md", f"holds `schema_version` ({SCHEMA_VERSION})"),
+        ("dev/families.md", f"One with fewer than {LEAST_ROWS} recorded rows is rounded to nearest"),
+        ("precision.md", f"The default is a text of {TEXT_KB} KB in the package"),
+        ("dev/calibration.md", f"The first {MAX_TOKENS} tokens (`--max-tokens`) are read in windows of {WINDOW}."),
+        ("dev/calibration.md", f"After each window the pair decodes {NEW_TOKENS} tokens"),
+        ("dev/calibration.md", f"a uniform sample of at most {SAMPLE_ROWS} rows"),
+        ("dev/calibration.md", f"| up to {SAMPLE_ROWS} rows, each drawn with the same probability |"),
+        ("dev/calibration.md", f"holds `schema_version` ({SCHEMA_VERSION})"),
         ("precision.md", f"| `int8` | weights and activations in blocks of {INT8.size} |"),
         ("precision.md", f"| `int4` | weights and activations in blocks of {INT4.size}; narrow k and v as in `int8` |"),
-        ("precision.md", f"layers are recorded, {KEPT} rows each"),
+        ("dev/precision.md", f"layers are recorded, {KEPT} rows each"),
         ("precision.md", f"| `int4-int8` | q, gate and up in blocks of {MIXED.size}; the others as `int8-token` |"),
         ("precision.md", f"weights in blocks of {MIXED.size}; LM head fp16 |"),
-        ("precision.md", f"**The head** has blocks of {HEAD.size} in int4"),
-        ("precision.md", f"cut into {PRODUCT_PARTS} parts and that of the LM head into {LM_HEAD_PARTS}"),
-        ("precision.md", f"keys {RECENT} or more positions back"),
-        ("precision.md", f"no tree is deeper than {MAX_DEPTH} levels"),
+        ("dev/precision.md", f"**The head** has blocks of {HEAD.size} in int4"),
+        ("dev/precision.md", f"cut into {PRODUCT_PARTS} parts and that of the LM head into {LM_HEAD_PARTS}"),
+        ("dev/precision.md", f"keys {RECENT} or more positions back"),
+        ("dev/precision.md", f"no tree is deeper than {MAX_DEPTH} levels"),
         ("precision.md", f"up to {WORDS[WORST]} worst layers"),
-        ("precision.md", f"{PROMPTS} prompts with {GOLDEN_TOKENS} tokens each are {PROMPTS * GOLDEN_TOKENS} rows"),
+        ("dev/precision.md", f"{PROMPTS} prompts with {GOLDEN_TOKENS} tokens each are {PROMPTS * GOLDEN_TOKENS} rows"),
     ],
 )
 def test_a_sentence_has_the_figure_of_the_code(page: str, sentence: str) -> None:
@@ -74,4 +76,10 @@ def test_the_table_of_limits_is_that_of_the_code() -> None:
 def test_the_commands_state_their_defaults() -> None:
     assert calib_cli._parser().get_default("max_tokens") == MAX_TOKENS
     assert f"(default {MAX_TOKENS})" in calib_cli._parser().format_help()
-    assert f"(default {TOP_K})" in " ".join(export_cli._parser().format_help().split())
+    assert f"(default {TOP_K})" in " ".join(_help_of_make().split())
+
+
+def _help_of_make() -> str:
+    with pytest.raises(SystemExit), contextlib.redirect_stdout(io.StringIO()) as out:
+        export_cli.main(["make", "--help"])
+    return out.getvalue()

@@ -1,4 +1,4 @@
-"""The table of docs/known_pairs.md against what `eagle-export inspect` says of headers like those of its models."""
+"""The table of docs/inspect.md against what `eagle-export inspect` says of headers like those of its models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from eagle_export.inspection.report import Report, inspect
 from eagle_export.inspection.tables import _count, _size
 from known_models import HEADS, LAYERS, TARGETS, target_tensors, write
 
-PAGE = (Path(__file__).parents[2] / "docs" / "known_pairs.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "inspect.md").read_text(encoding="utf-8")
+RECORD = (DOCS / "dev" / "inspect.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| `([\w./-]+)` \| `([\w./-]+)` \| (.*) \|$", re.M)
 ROWS = ROW.findall(PAGE)
 
@@ -81,7 +83,7 @@ def test_parameters_of_eagle_1_heads_are_those_of_their_readme() -> None:
 
 def test_the_configurations_have_sources() -> None:
     """Every head of the table is in the list of where its configuration comes from."""
-    _, sources = PAGE.split("## Where the configurations come from")
+    _, sources = RECORD.split("## Where the configurations come from")
     named = set(re.findall(r"`([\w.-]+/[\w.-]+)`", sources))
     owners = {head.split("/")[0] for head in (*HEADS, *LAYERS)}
     assert owners <= {name.split("/")[0] for name in named} | set(re.findall(r"\*\*(\S+)\*\*", sources))

@@ -1,1 +1,1 @@
-"""What goes wrong around the project, by the thousand: `make faults`. Figures: docs/reliability.md."""
+"""What goes wrong around the project, in many cases: `make faults`. Figures: docs/dev/reliability.md."""

@@ -1,4 +1,4 @@
-"""What came of a campaign's cases, counted, and the one line of figures that docs/reliability.md quotes."""
+"""What came of a campaign's cases, counted, and the one line of figures that docs/dev/reliability.md quotes."""
 
 from __future__ import annotations
 

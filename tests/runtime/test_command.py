@@ -6,7 +6,9 @@ import argparse
 import contextlib
 import io
 import json
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,7 +25,7 @@ from tokenizers import Tokenizer, models
 
 from eagle_runtime.base.errors import EagleError, EagleWarning
 from eagle_runtime.commands import cli
-from eagle_runtime.commands.command import LONGEST, Parser, one_line, run_command
+from eagle_runtime.commands.command import LONGEST, SHELLS, Parser, one_line, run_command, size
 from eagle_runtime.commands.interrupts import CLEANUP_S, SAME_S, Interrupted, handled_interrupts
 from patience import PATIENCE_S
 
@@ -329,3 +331,67 @@ def test_an_error_that_replaces_a_stop_counts_as_the_stop() -> None:
     assert stop.value.args == (signal.SIGTERM,)
     with pytest.raises(TypeError), handled_interrupts():
         raise TypeError
+
+
+def test_sizes_mean_the_same_in_all_commands() -> None:
+    texts = ("5GB", "700 MB", "1.5g", "12", "2GiB", "1T")
+    assert [size(text) for text in texts] == [5 * 10**9, 7 * 10**8, 15 * 10**8, 12, 2 << 30, 10**12]
+    for text in ("5PB", "0", "-1", "GB", ""):
+        with pytest.raises(argparse.ArgumentTypeError, match="is not a size like 2GB"):
+            size(text)
+
+
+def test_every_command_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        Parser(prog="eagle-x").parse_args(["--version"])
+    assert ended.value.code == 0 and re.fullmatch(r"eagle-x \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_completion_is_a_script_for_the_shell(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--print-completion", shell])
+    assert ended.value.code == 0 and "max-new-tokens" in capsys.readouterr().out
+
+
+def test_quiet_leaves_errors_alone_and_verbose_says_where(capsys: pytest.CaptureFixture[str]) -> None:
+    def run(args: argparse.Namespace) -> None:
+        print("progress", file=sys.stderr)
+        warnings.warn(EagleWarning("odd"), stacklevel=2)
+        logging.getLogger("eagle_runtime.somewhere").info("a note")
+        raise EagleError("wrong")
+
+    def shown(*options: str) -> str:
+        assert run_command(Parser(prog="eagle-x"), options, run, extra="cpu", interrupted="interrupted") == 2
+        return capsys.readouterr().err
+
+    assert shown() == "progress\neagle-x: warning: odd\neagle-x: wrong\n"
+    assert shown("-q") == "eagle-x: wrong\n"
+    assert "INFO eagle_runtime.somewhere: a note\n" in (said := shown("-v"))
+    assert 'raise EagleError("wrong")' in said and said.endswith("eagle-x: wrong\n")
+    assert "a note" not in shown()
+
+
+def test_options_of_a_command_hold_for_its_subcommands() -> None:
+    parser = Parser(prog="eagle-x")
+    parser.add_subparsers(required=True).add_parser("sub")
+    assert parser.parse_args(["-q", "sub"]).quiet and parser.parse_args(["sub", "-q"]).quiet
+    assert not hasattr(parser.parse_args(["sub"]), "quiet")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "there is nothing to answer; give --prompt, --prompt-ids, --prompt-file, --message or --messages"),
+        (("--system", "s", "--prompt", "p"), "--system stands before a --message"),
+        (("--worker", "--prompt", "p"), "--worker takes its orders from standard input; leave out --prompt"),
+        (("--worker", "--top-k", "3"), "leave out --top-k"),
+        (("--prompt", "p", "--memory-limit", "1GB"), "--memory-limit is for --worker"),
+        (("--messages", "none.json"), "file of messages none.json cannot be read"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    arguments: tuple[str, ...], says: str, bundle_of: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([str(bundle_of("eagle1")), *arguments]) == 2
+    assert says in capsys.readouterr().err

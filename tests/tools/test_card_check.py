@@ -135,7 +135,7 @@ def test_everything_is_checked_on_a_card(
     steps = {step["name"]: step for step in report["steps"]}
     assert list(steps) == ["card", "kit", "load fp16 on cpu", "logits fp16 on cpu", *map(on_card, STEPS)]
     assert report["ok"] and all(step["ok"] for step in steps.values())
-    assert [line.split("  ")[0] for line in lines[:-1]] == list(steps) and "docs/card.md" in lines[-1]
+    assert [line.split("  ")[0] for line in lines[:-1]] == list(steps) and "docs/backends.md" in lines[-1]
     assert steps["card"]["figures"]["name"] == RTX.name
     assert steps[on_card("load")]["figures"]["gpu_bytes"] > 0
     # The fake computes with the CPU's kernels, whose rows depend on the padding by no more than rounding.

@@ -15,8 +15,8 @@ import pytest
 
 import gpu_check
 from eagle_calib.cli import _parser as calib_parser
-from eagle_export.commands.cli import _engines_parser
 from eagle_export.commands.cli import _parser as export_parser
+from eagle_export.commands.cli import with_command
 from eagle_export.recipes.plan import RECIPES
 from eagle_runtime.commands.command import Parser
 from eagle_runtime.machine.nvidia import DeviceInfo
@@ -112,8 +112,8 @@ def test_every_step_is_a_command_that_there_is() -> None:
             assert Path(arguments[-1]).is_dir()
             continue
         parser = parsers[module]
-        if arguments[:1] == ["engines"]:
-            parser, arguments = _engines_parser, arguments[1:]
+        if parser is export_parser:
+            arguments = with_command(arguments)
         parser().parse_args(arguments)
         seen.add(module)
     assert seen == set(parsers)

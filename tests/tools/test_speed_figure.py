@@ -1,4 +1,4 @@
-"""The README's figure shows what docs/results.md says."""
+"""The README's figure and table show what docs/results.md says, of recipes that are today's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from speed_figure import BARS, DOCS, draw, read_bars
+from eagle_export.recipes.plan import plan
+from eagle_tools.results import recipe_sums
+from eagle_tools.results.pairs import PRECISIONS
+from speed_figure import BARS, DOCS, README, draw, read_bars, readme_table
 
 RESULTS = (DOCS / "results.md").read_text(encoding="utf-8")
 
@@ -28,7 +31,29 @@ def test_a_table_without_a_row_is_an_error() -> None:
         read_bars(re.sub(r"^\| pytorch \| fp32 \| eager .*\n", "", RESULTS, flags=re.M))
 
 
-def test_the_readme_quotes_the_figures() -> None:
-    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
-    sentence = readme[readme.index("tokens per second") - 300 :]
-    assert all(re.search(rf"\b{bar.speed:.0f}\b", sentence) for bar in read_bars(RESULTS))
+def test_the_readme_has_the_table() -> None:
+    """`python tools/speed_figure.py` writes it; the model, the processor and the command stand below it."""
+    page = README.read_text(encoding="utf-8")
+    assert readme_table(RESULTS) in page
+    (command,) = re.findall(r"^- command: (`.*`)$", RESULTS, re.M)
+    assert command in page.replace("\n", " ")
+    assert re.search(r"^- AMD EPYC with AVX2, 2 threads$", RESULTS, re.M) and "AMD EPYC" in page
+
+
+def test_the_fastest_mode_of_an_engine_is_shown() -> None:
+    slower = re.sub(r"(\| eagle-edge \| int4 \| eagle\+lookup \|) [\d.]+", r"\1 1.0", RESULTS)
+    with pytest.raises(ValueError, match=r"eagle-edge int4 has the methods .* should be the fastest"):
+        readme_table(slower)
+
+
+def test_the_results_are_of_recipes_that_exist() -> None:
+    """Fails where a recipe changed since the page was measured: `make bench` measures it again."""
+    assert f"\n- {recipe_sums.recipes_line(PRECISIONS)}\n" in RESULTS
+
+
+def test_another_block_size_is_another_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = recipe_sums.recipe_sum("int4")
+    assert before == recipe_sums.recipe_sum("int4") != recipe_sums.recipe_sum("int8")
+    other = plan("cpu", "int8", "int4", None, recorded={})
+    monkeypatch.setattr(recipe_sums, "plan", lambda *_, **__: other)
+    assert recipe_sums.recipe_sum("int4") != before

@@ -1,4 +1,4 @@
-"""Makes the kit that `eagle-doctor --card` checks a card with (docs/card.md): small bundles in several precisions with
+"""Makes the kit that `eagle-doctor --card` checks a GPU with (docs/backends.md): small bundles in some precisions with
 engines for GeForce RTX 30, 40 and 50, and what the CPU computes with them.
 
     python -m eagle_tools.card_kit -o KIT --archive KIT.tar.xz          from the source tree; needs no GPU

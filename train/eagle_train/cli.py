@@ -94,7 +94,8 @@ class _Options:
 
 
 def _add_head(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kind", required=True, choices=[kind for kind, how in TRAINED.items() if not how.own_command])
+    kinds = [kind for kind, how in TRAINED.items() if not how.own_command]
+    parser.add_argument("--kind", required=True, choices=kinds, help="of head")
     job, learning = _add_training(parser)
     meaning = "learn features and logits of this exported target, such as an int4 one, instead of TARGET's"
     job.add("--target-bundle", meaning, type=Path, metavar="BUNDLE")
@@ -141,7 +142,7 @@ def _add_training(parser: argparse.ArgumentParser) -> tuple[_Options, _Options]:
     job.add("--resume", "continue from HEAD's checkpoint", action="store_true")
     _add_machine(parser)
     budget = _Options(parser.add_argument_group("budget (one is needed)"), TrainConfig)
-    budget.add("--steps", type=int, metavar="N")
+    budget.add("--steps", "steps of training", type=int, metavar="N")
     budget.add("--minutes", "minutes of training, without the preparation of data", type=float, metavar="M")
     learning = _Options(parser.add_argument_group("learning"), TrainConfig)
     learning.add("--batch-size", "windows per step", type=int, metavar="N")

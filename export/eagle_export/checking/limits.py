@@ -3,7 +3,7 @@
 The limit on the KL divergence was chosen first, because the KL varies less from text to text. Over the models and
 precisions that were measured, the share of tokens that rank differently is about half the square root of the KL in
 nats. The limit on the agreement is 100 % less that share at the KL's limit, less three standard deviations of a share
-that is counted over 128 rows (docs/precision.md).
+that is counted over 128 rows (docs/dev/precision.md).
 """
 
 from __future__ import annotations

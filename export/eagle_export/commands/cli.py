@@ -1,4 +1,4 @@
-"""The commands eagle-export, eagle-export engines and eagle-export inspect. Heavy imports wait until the arguments have
+"""eagle-export and its subcommands make (the default), engines and inspect. Heavy imports wait until the arguments have
 been parsed."""
 
 from __future__ import annotations
@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eagle_runtime.bundle.manifest import Certificate
-from eagle_runtime.commands.command import Parser, print_line, run_command
+from eagle_runtime.commands.command import Listed, Parser, print_line, run_command, size
 from eagle_runtime.machine.host import threads_allowed
 
 if TYPE_CHECKING:
@@ -23,19 +22,30 @@ if TYPE_CHECKING:
 # The keys of recipes.plan.RECIPES and of its tables, without heavy imports; a test compares them.
 BACKENDS = ("cpu", "tensorrt-rtx", "tensorrt", "cuda")
 LIBRARIES = ("tensorrt-rtx", "tensorrt")
+COMMANDS = ("make", "engines", "inspect")
+INTERRUPTED = {  # the message after a signal
+    "make": "interrupted; no bundle was written, and the same command goes on with what is finished",
+    "engines": "interrupted; no files were left",
+}
 PRECISIONS = ("fp32", "fp16", "int8", "int8-token", "int8-static", "int8-weight", "fp8", "int4", "int4-int8", "auto")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, or 2 after an error that is the input's."""
-    argv = sys.argv[1:] if argv is None else argv
-    if argv and argv[0] == "engines":
-        nothing = "interrupted; no files were left"
-        return run_command(_engines_parser(), argv[1:], run_engines, extra="export", interrupted=nothing)
-    if argv and argv[0] == "inspect":
-        return run_command(_inspect_parser(), argv[1:], run_inspect, extra="export", interrupted="interrupted")
-    goes_on = "interrupted; no bundle was written, and the same command goes on with what is finished"
-    return run_command(_parser(), argv, run, extra="export", interrupted=goes_on)
+    given = with_command(sys.argv[1:] if argv is None else argv)
+    return run_command(_parser(), given, _run, extra="export", interrupted=INTERRUPTED.get(given[0], "interrupted"))
+
+
+def with_command(argv: Sequence[str]) -> list[str]:
+    """Returns the arguments with the subcommand, which may be left out of `eagle-export make TARGET ...`."""
+    named = argv and (
+        argv[0] in COMMANDS or argv[0].split("=")[0] in ("-h", "--help", "--version", "--print-completion")
+    )
+    return [*argv] if named else ["make", *argv]
+
+
+def _run(args: argparse.Namespace) -> None:
+    args.run(args)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -51,6 +61,7 @@ def run(args: argparse.Namespace) -> None:
         import torch
 
         torch.set_num_threads(most)
+    text = args.calibration if args.calibration is not None and args.calibration.is_file() else None
     started = time.perf_counter()
     try:
         done = export(
@@ -61,14 +72,14 @@ def run(args: argparse.Namespace) -> None:
             draft_precision=args.draft_precision,
             backend=args.backend,
             draft_vocab=args.draft_vocab,
-            calibration=None if args.calibration is None else Path(args.calibration),
-            draft_top_k=args.draft_top_k,
+            calibration=None if text is not None else args.calibration,
+            draft_top_k=args.head_top_k,
             certify=args.certify,
             min_agreement=args.min_agreement,
             max_kl=args.max_kl,
             keep=args.keep,
             cache_precision=args.cache_precision,
-            calibrate=None if args.calibrate is None else Path(args.calibrate),
+            calibrate=text,
             record=args.record,
             agreement=args.agreement,
             size=args.size,
@@ -190,21 +201,43 @@ def _figures(certificate: Certificate) -> dict[str, object]:
     }
 
 
-def number_of_bytes(text: str) -> int:
-    """Returns the bytes of a size such as 5GB or 700 MB (powers of 1000). Raises ValueError."""
-    match = re.fullmatch(r"([0-9]+(?:[.][0-9]+)?)\s*([kMG]?)B?", text.strip(), re.IGNORECASE)
-    if match is None:
-        raise ValueError(text)
-    return int(float(match[1]) * {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}[match[2].lower()])
-
-
 def _parser() -> Parser:
     parser = Parser(
         prog="eagle-export",
-        description="Export a target and its EAGLE draft head as a bundle, or a target alone.",
+        description="Make a bundle, which runs without torch, or say what one would need.",
+        epilog="eagle-export TARGET ... is short for eagle-export make TARGET ...; each subcommand has its own --help.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    make = commands.add_parser(
+        "make",
+        prog="eagle-export",
+        help="export a target and its draft head, or a target alone",
+        description="Export a target and its draft head as a bundle, or a target alone.",
         epilog="eagle-export engines BUNDLE builds TensorRT engines of an exported bundle; eagle-export inspect TARGET "
         "[DRAFT] says what an export would need, from headers alone; see their --help.",
     )
+    engines = commands.add_parser(
+        "engines",
+        help="build TensorRT engines of a bundle",
+        description="Build the TensorRT engines of an exported bundle.",
+    )
+    inspect = commands.add_parser(
+        "inspect",
+        help="say what an export would need, from headers alone",
+        description="Say from headers alone whether a target and a head can be exported and belong together, and what "
+        "they need at each precision. Of models on the hub nothing else is downloaded.",
+    )
+    for part, run_it, add in (
+        (make, run, _add_make),
+        (engines, run_engines, _add_engines),
+        (inspect, run_inspect, _add_inspect),
+    ):
+        add(part)
+        part.set_defaults(run=run_it, program=part.prog)
+    return parser
+
+
+def _add_make(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "target",
         metavar="TARGET",
@@ -227,11 +260,12 @@ def _parser() -> Parser:
     )
     parser.add_argument("--backend", choices=BACKENDS, default="cpu", help="engine the bundle is for (default cpu)")
     inputs = parser.add_mutually_exclusive_group()
-    inputs.add_argument("--calibration", metavar="CALIB", help="folder that eagle-calib wrote for these models")
     inputs.add_argument(
-        "--calibrate",
-        metavar="FILE",
-        help="text, or JSONL, to record the target's inputs on (default: text that it generates itself)",
+        "--calibration",
+        type=Path,
+        metavar="PATH",
+        help="folder that eagle-calib wrote for these models, or a text or JSONL to record the target's inputs on "
+        "(default: text that the target generates)",
     )
     inputs.add_argument(
         "--no-recording",
@@ -244,7 +278,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--size",
-        type=number_of_bytes,
+        type=size,
         metavar="5GB",
         help="with -p auto: widen layers until all weights take this size",
     )
@@ -265,7 +299,7 @@ def _parser() -> Parser:
         "--draft-vocab", type=int, metavar="N", help="keep the head's N most frequent tokens (needs --calibration)"
     )
     parser.add_argument(
-        "--draft-top-k",
+        "--head-top-k",
         type=int,
         metavar="K",
         help="top tokens that the head returns per row: the most children of a tree's node (default 64)",
@@ -282,18 +316,16 @@ def _parser() -> Parser:
     )
     limits.add_argument("--max-kl", type=float, metavar="Y", help="largest mean KL from its source, in nats per token")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
-    return parser
 
 
-def _engines_parser() -> Parser:
-    parser = Parser(prog="eagle-export engines", description="Build the TensorRT engines of an exported bundle.")
+def _add_engines(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", metavar="BUNDLE", help="folder that eagle-export wrote with -p fp16, int8 or int4")
     parser.add_argument("--backend", choices=LIBRARIES, required=True, help="library that will run the engines")
     parser.add_argument(
         "--compute-capability",
-        nargs="+",
-        metavar="X.Y",
-        help="GPUs to build for with tensorrt-rtx, which needs none of them here (default 8.6 8.9 12.0; fp8: 8.9 12.0)",
+        action=Listed,
+        metavar="X.Y,X.Y",
+        help="GPUs to build for with tensorrt-rtx, which needs none of them here (default 8.6,8.9,12.0; fp8: 8.9,12.0)",
     )
     parser.add_argument(
         "--context", type=int, metavar="N", help="tokens of prompt and output (default: the model's own, at most 4096)"
@@ -302,22 +334,15 @@ def _engines_parser() -> Parser:
         "--weight-streaming", action="store_true", help="leave weights that the GPU has no room for on the host"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
-    return parser
 
 
-def _inspect_parser() -> Parser:
-    parser = Parser(
-        prog="eagle-export inspect",
-        description="Say from headers alone whether a target and a head can be exported and belong together, and what "
-        "they need at each precision. Of models on the hub nothing else is downloaded.",
-    )
+def _add_inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET", help="Hugging Face folder of the target, or OWNER/NAME[@REVISION]")
     parser.add_argument("draft", nargs="?", metavar="DRAFT", help="folder or id of the head")
     parser.add_argument(
         "--context", type=int, metavar="N", help="tokens that caches are counted for (default 4096, or all of them)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    return parser
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ class Place:
 
 
 GB = 10**9
-# One card of each size, with the memory and the bandwidth that docs/inspect.md has the sources of.
+# One card of each size, with the memory and the bandwidth that docs/dev/inspect.md has the sources of.
 CARDS = (
     Place("RTX 4060", 8 * GB, 272e9),
     Place("RTX 4070", 12 * GB, 504e9),

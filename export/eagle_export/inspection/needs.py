@@ -15,11 +15,12 @@ from eagle_runtime.core.target import PREFILL_CHUNK
 BACKENDS = ("cpu", "tensorrt-rtx")
 CONTEXT = 4096  # default of the tokens that caches are counted for
 CACHE_BYTES = {"fp32": 4, "fp16": 2}  # of a number, by the type of the traced graph
-# What a process holds next to weights, caches and activations. On a CPU as docs/results.md has it for a pair of 5.6 M
-# parameters; on a card an assumption: the driver's context, an engine's scratch memory with activations, the screen.
+# What a process holds next to weights, caches and activations. On a CPU as docs/dev/toy_results.md has it for a pair of
+# 5.6 M parameters; on a GPU an assumption: the driver's context, an engine's scratch memory with activations, the
+# screen.
 OVERHEAD = {"cpu": 150 * 10**6, "tensorrt-rtx": 10**9}
 # Activations on a CPU while a prompt is read: copies at once of what a row's MLP and residuals hold and of its scores,
-# as measured (docs/inspect.md).
+# as measured (docs/dev/inspect.md).
 ROW_COPIES = 6
 SCORE_COPIES = {True: 3, False: 1}  # by whether the graph has ExactAttention
 

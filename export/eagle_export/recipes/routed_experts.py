@@ -6,8 +6,8 @@ is not read.
     result   row t: the sum of its k experts' outputs times their shares, added up in the experts' order
 
 A row's bits depend on no other row. Which experts it has depends on it alone, as do the order and the terms of its sum.
-Kernels treat an odd number of rows, or a single one, in another way than others (docs/precision.md), so an expert with
-an odd number gets one of its rows twice. ONNX Runtime's own MoE and QMoE operators fill up nothing
+Kernels treat an odd number of rows, or a single one, in another way than others (docs/dev/precision.md), so an expert
+with an odd number gets one of its rows twice. ONNX Runtime's own MoE and QMoE operators fill up nothing
 (microsoft/onnxruntime, onnxruntime/contrib_ops/cpu/moe), and take weights in another layout.
 
 The pass rewrites the dense form that families/dense_experts.py traces. That form stays for other engines: the number of

@@ -30,7 +30,8 @@ from eagle_runtime.bundle.manifest import GraphSpec
 
 # Of the KL that is left after a layer was rounded to nearest: compensated rounding (blocks.py) leaves about half.
 COMPENSATED = 0.5
-# The share of tokens that rank differently is about this times the square root of the KL in nats (docs/precision.md).
+# The share of tokens that rank differently is about this times the square root of the KL in nats
+# (docs/dev/precision.md).
 RANKS = 0.5
 
 

@@ -27,7 +27,7 @@ from eagle_export.recording.self_calibration import KEPT as ROWS
 from eagle_export.writing.pace import measure
 from eagle_runtime.machine.host import free_memory
 
-# Rough values that were set by hand, not fitted to measurements: memory is an estimate (docs/large_models.md).
+# Rough values that were set by hand, not fitted to measurements: memory is an estimate (docs/dev/large_models.md).
 PROGRAM = 800 * 10**6  # bytes of memory before any weight is read: libraries, and the traced graphs
 COPIES = 6  # fp32 copies of a part that rounding works with
 PASSES = 0.5 + SWEEPS  # products [K, K] x [K, N] that compensated rounding computes

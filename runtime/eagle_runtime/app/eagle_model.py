@@ -155,9 +155,18 @@ class EagleModel:
                     return piece.result
         raise AssertionError("a stream ends with a result")
 
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Returns the ids of a prompt, given as to `stream`: text with the special tokens that the tokenizer puts
+        around it, chat messages through the bundle's template. Raises RequestError."""
+        return self.text.encode(prompt)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Returns the text of ids. Raises RequestError for ids outside the vocabulary, or without a tokenizer."""
+        return self.text.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
     def count_tokens(self, prompt: Prompt) -> int:
         """Returns the number of tokens of a prompt, given as to `stream`. Raises RequestError."""
-        return len(self.text.encode(prompt))
+        return len(self.encode(prompt))
 
     def stream(self, prompt: Prompt, **settings: Any) -> Turn:
         """Decode piece by piece.

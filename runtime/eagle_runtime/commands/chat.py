@@ -16,6 +16,9 @@ from eagle_runtime.commands.chat_talk import Talk
 from eagle_runtime.commands.command import Parser, add_model_options, model_options, output_errors, run_command
 from eagle_runtime.commands.interrupts import Interrupted
 from eagle_runtime.commands.loading_line import LoadingLine
+from eagle_runtime.drafting.methods import HELP, NAMES
+
+SETTINGS = ("temperature", "top_k", "top_p", "seed", "method")  # of `EagleModel.stream`, unset unless given
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,7 +32,7 @@ def run(args: argparse.Namespace) -> None:
     """Load the bundle, talk until the end. Raises what the bundle's errors are, and Interrupted while it loads."""
     screen, interrupt = Screen(), Interrupt()
     settings = {"max_new_tokens": args.max_new_tokens}
-    settings |= {name: value for name in ("temperature", "seed") if (value := getattr(args, name)) is not None}
+    settings |= {name: value for name in SETTINGS if (value := getattr(args, name)) is not None}
     with output_errors(), interrupt.handled() if screen.interactive else contextlib.nullcontext():
         try:
             model = EagleModel.load(on_progress=LoadingLine(sys.stderr), **model_options(args))
@@ -41,6 +44,8 @@ def run(args: argparse.Namespace) -> None:
             talk = Talk(model, screen, interrupt, settings)
             if args.load is not None:
                 talk.load(args.load)
+            if args.system is not None:
+                talk.take(f"/system {args.system}")
             if screen.interactive:
                 name = Path(args.bundle).resolve().name
                 screen.note(f"{name} on {model.backend}, {model.context} tokens of context; /help lists the commands")
@@ -56,12 +61,16 @@ def _parser() -> Parser:
         prog="eagle-chat", description="Talk with a bundle. Without a terminal each line of the input is a question."
     )
     add_model_options(parser)
+    parser.add_argument("--system", metavar="TEXT", help="the system message")
     parser.add_argument("--load", metavar="FILE", help="go on with a conversation that /save wrote")
     parser.add_argument("--max-new-tokens", type=int, default=1024, metavar="N", help="of an answer (default: 1024)")
     parser.add_argument(
         "--temperature", type=float, metavar="X", help="0: the likeliest token (default: the model's own; see /set)"
     )
+    parser.add_argument("--top-k", type=int, metavar="K", help="keep the k likeliest tokens (0: all)")
+    parser.add_argument("--top-p", type=float, metavar="X", help="keep the smallest set of this mass (1: all)")
     parser.add_argument("--seed", type=int, metavar="N", help="of the random numbers (default: new ones)")
+    parser.add_argument("--method", choices=NAMES, help=HELP)
     return parser
 
 

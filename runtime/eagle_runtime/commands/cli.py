@@ -1,4 +1,4 @@
-"""eagle-run: decode one prompt from a bundle."""
+"""eagle-run: decode one prompt or chat message from a bundle, or serve lines of JSON (--worker)."""
 
 from __future__ import annotations
 
@@ -15,32 +15,49 @@ from eagle_runtime.app.eagle_model import EagleModel
 from eagle_runtime.app.result import Result
 from eagle_runtime.base.backend_names import AUTO
 from eagle_runtime.base.errors import RequestError
-from eagle_runtime.commands.command import Parser, add_model_options, model_options, output_errors, run_command
+from eagle_runtime.commands.command import (
+    MEMORY_LIMIT_HELP,
+    Parser,
+    add_model_options,
+    model_options,
+    output_errors,
+    run_command,
+    size,
+)
 from eagle_runtime.commands.loading_line import LoadingLine
 from eagle_runtime.core.counters import Counters
 from eagle_runtime.core.generate import Cycle
 from eagle_runtime.drafting.methods import HELP, NAMES, TREES, method_named
 from eagle_runtime.opening.backends import reasons_text
 
-WORKER = "--worker"
 SETTINGS = (  # of `EagleModel.stream` whose arguments have the same name
-    "max_new_tokens", "method", "tree", "total_token", "depth", "draft_top_k", "stop_token_ids", "ignore_eos", "seed",
-    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "max_new_tokens", "method", "tree", "total_token", "depth", "draft_top_k", "stop", "stop_token_ids", "ignore_eos",
+    "seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
 )  # fmt: skip
+SOURCES = ("prompt", "prompt_ids", "prompt_file", "message", "messages")
+OF_WORKER = ("bundle", "backend", "context", "threads", "draft_bundle", "datastore", "habits", "worker", "memory_limit")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, or 2 after an error of the input."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    if WORKER in given:
-        from eagle_runtime.commands import worker
-
-        return worker.main([argument for argument in given if argument != WORKER])
     return run_command(_parser(), argv, run, extra="cpu", interrupted="interrupted")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Decode with the parsed arguments and print the text as it comes, or one JSON object at the end."""
+    """Decode with the parsed arguments and print the text as it comes, or one JSON object at the end; with --worker
+    serve until the input ends."""
+    _check(args)
+    if args.worker:
+        from eagle_runtime.commands import worker
+
+        args.backend = args.backend or AUTO
+        worker.run(args)
+    else:
+        _answer(args)
+
+
+def _answer(args: argparse.Namespace) -> None:
+    """Decode one prompt."""
     with output_errors(), contextlib.ExitStack() as stack:
         options = {**model_options(args), "backend": args.backend or AUTO}
         model = stack.enter_context(EagleModel.load(on_progress=LoadingLine(sys.stderr), **options))
@@ -120,15 +137,51 @@ def _report(result: Result, as_json: bool, counters: dict[str, int] | None) -> N
     )
 
 
-def _prompt(args: argparse.Namespace) -> str | list[int]:
+def _check(args: argparse.Namespace) -> None:
+    """Raises RequestError for options that do not go together."""
+    given = [name for name in SOURCES if getattr(args, name) is not None]
+    if args.worker:
+        defaults = vars(_parser().parse_args([args.bundle]))
+        for name, value in vars(args).items():
+            if name not in OF_WORKER and value != defaults.get(name, value):
+                raise RequestError(f"--worker takes its orders from standard input; leave out {_option(name)}")
+    elif args.memory_limit is not None:
+        raise RequestError("--memory-limit is for --worker; add it, or give --context")
+    elif not given:
+        raise RequestError(f"there is nothing to answer; give {', '.join(map(_option, SOURCES[:-1]))} or --messages")
+    elif args.system is not None and args.message is None:
+        raise RequestError("--system stands before a --message; give one, or put both into --messages FILE")
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _prompt(args: argparse.Namespace) -> str | list[int] | list[dict[str, str]]:
+    """The prompt, as `EagleModel.stream` takes it. Raises RequestError."""
     if args.prompt_ids is not None:
         return list(args.prompt_ids)
     if args.prompt_file is not None:
+        return _read(args.prompt_file, "prompt file")
+    if args.message is not None:
+        system = [] if args.system is None else [{"role": "system", "content": args.system}]
+        return [*system, {"role": "user", "content": args.message}]
+    if args.messages is not None:
         try:
-            return Path(args.prompt_file).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise RequestError(f"prompt file {args.prompt_file} cannot be read as UTF-8 text ({error})") from None
+            messages = json.loads(_read(args.messages, "file of messages"))
+        except (ValueError, RecursionError):
+            raise RequestError(f"{args.messages} is not JSON; give a list of objects with role and content") from None
+        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages) or not messages:
+            raise RequestError(f"{args.messages} holds no list of messages; give objects with role and content")
+        return messages
     return str(args.prompt)
+
+
+def _read(path: str, what: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"{what} {path} cannot be read as UTF-8 text ({error})") from None
 
 
 @contextlib.contextmanager
@@ -166,24 +219,32 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def _parser() -> Parser:
-    parser = Parser(
-        prog="eagle-run",
-        description="Decode one prompt from a bundle.",
-        epilog=f"eagle-run {WORKER} BUNDLE serves lines of JSON on standard input and output.",
-    )
+    parser = Parser(prog="eagle-run", description="Decode one prompt or chat message from a bundle.")
     add_model_options(parser, backend=None)  # None: auto, silently
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--prompt", help="text")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--prompt", metavar="TEXT", help="text that the model continues")
+    source.add_argument("--message", metavar="TEXT", help="what the user says, for the bundle's chat template")
+    source.add_argument("--messages", metavar="F", help='JSON file: a list of {"role": ..., "content": ...}')
     source.add_argument("--prompt-ids", type=_ids, metavar="1,2,3", help="token ids")
-    source.add_argument("--prompt-file", metavar="F", help="UTF-8 text file")
-    parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N")
+    source.add_argument("--prompt-file", metavar="F", help="UTF-8 text file that the model continues")
+    parser.add_argument("--system", metavar="TEXT", help="system message before --message")
+    parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="of the answer (default 256)")
     parser.add_argument("--method", choices=NAMES, help=HELP)
     parser.add_argument("--ignore-eos", action="store_true", help="decode past end-of-sequence tokens")
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="the answer ends before it; may be repeated"
+    )
     parser.add_argument("--stop-token-ids", type=_ids, default=[], metavar="1,2", help="more tokens that end the text")
     parser.add_argument("--trace", metavar="FILE", help="write one JSON line per cycle")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    parser.add_argument(
+        "--worker",
+        action="store_true",
+        help="serve lines of JSON on standard input and output (docs/worker.md)",
+    )
+    parser.add_argument("--memory-limit", type=size, metavar="4GB", help=MEMORY_LIMIT_HELP)
     tree = parser.add_argument_group("draft tree (defaults: the bundle's)")
-    tree.add_argument("--tree", choices=TREES)
+    tree.add_argument("--tree", choices=TREES, help="kind of tree; cost-aware is sized by what passes cost here")
     tree.add_argument("--total-token", type=int, metavar="N", help="nodes verified per forward pass, root included")
     tree.add_argument("--depth", type=int, metavar="N", help="growth passes: the tree has N + 1 levels below its root")
     tree.add_argument("--draft-top-k", type=int, metavar="K", help="beam, and children per node")

@@ -1,12 +1,16 @@
-"""Shared by all commands: errors and warnings of one line, exit statuses, and a clean end after a signal."""
+"""Shared by all commands: options that each one takes, errors and warnings of one line, exit statuses, and a clean end
+after a signal."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import io
+import logging
 import os
+import re
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NoReturn
@@ -15,15 +19,85 @@ from eagle_runtime.base.backend_names import AUTO, BACKENDS
 from eagle_runtime.base.errors import EagleError, EagleWarning, RequestError, is_panic
 from eagle_runtime.commands.interrupts import Interrupted, handled_interrupts
 
+MEMORY_LIMIT_HELP = "with --worker: for weights, keys and values together"
 LONGEST = 1000  # characters of a message
 
 
+SHELLS = ("bash", "zsh", "tcsh")
+
+
 class Parser(argparse.ArgumentParser):
-    """An argument parser that reports a wrong argument in one line, like all other errors."""
+    """An argument parser that reports a wrong argument in one line, like all other errors, and takes the options that
+    all commands have: --version, -v, -q, and --print-completion unless it is a subcommand's."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._common = self.add_argument_group("of every command")
+        # Unset unless given: a subcommand's default would undo what the command was given.
+        unset: Any = {"action": "store_true", "default": argparse.SUPPRESS}
+        self._common.add_argument("-v", "--verbose", **unset, help="log what happens, and where an error was raised")
+        self._common.add_argument("-q", "--quiet", **unset, help="nothing on stderr but errors")
+        if " " in self.prog.removeprefix("python -m "):
+            return
+        self._common.add_argument("--version", action=_Version, help="print the version and exit")
+        self._common.add_argument(
+            "--print-completion", action=_Completion, choices=SHELLS, help="print a script that completes options"
+        )
+
+    def format_help(self) -> str:
+        """The help text; what every command has stands at its end."""
+        self._action_groups.sort(key=lambda group: group is self._common)
+        return super().format_help()
 
     def error(self, message: str) -> NoReturn:
+        """Print one line and exit with status 2."""
         print_line(self.prog, f"{message}; see {self.prog} --help")
         self.exit(2)
+
+
+class Listed(argparse.Action):
+    """A list with commas, as in A,B; separate arguments are taken too. of: makes an item of its text, or raises
+    ValueError."""
+
+    def __init__(
+        self, option_strings: Sequence[str], dest: str, of: Callable[[str], Any] = str, **settings: Any
+    ) -> None:
+        super().__init__(option_strings, dest, nargs="+", **settings)
+        self._of = of
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: object, values: Any, *_: object) -> None:
+        try:
+            setattr(namespace, self.dest, [self._of(item) for value in values for item in value.split(",")])
+        except ValueError:
+            parser.error(f"argument {self.option_strings[0]}: {' '.join(values)!r} is not a list like {self.metavar}")
+
+
+class _Version(argparse.Action):
+    """Prints the version of the package and exits."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, dest=argparse.SUPPRESS, default=argparse.SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"{parser.prog} {version('eagle-edge')}")
+        parser.exit()
+
+
+class _Completion(argparse.Action):
+    """Prints a completion script for a shell and exits."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **settings: Any) -> None:
+        super().__init__(option_strings, dest=argparse.SUPPRESS, default=argparse.SUPPRESS, **settings)
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: object, shell: Any, *_: object) -> None:
+        try:
+            import shtab
+        except ModuleNotFoundError:
+            parser.error("completion needs 'shtab'; pip install 'eagle-edge[completion]'")
+        print(shtab.complete(parser, shell=shell))
+        parser.exit()
 
 
 def add_model_options(parser: argparse.ArgumentParser, backend: str | None = AUTO) -> None:
@@ -39,6 +113,16 @@ def add_model_options(parser: argparse.ArgumentParser, backend: str | None = AUT
     parser.add_argument("--draft-bundle", metavar="FOLDER", help="bundle of a smaller model that drafts")
     parser.add_argument("--datastore", metavar="FILE", help="text or JSONL that is searched for n-gram matches too")
     parser.add_argument("--habits", metavar="FILE", help="keep what method recycling learns in this file")
+
+
+def size(text: str) -> int:
+    """Returns the bytes of a size such as 2GB, 700 MB or 1000000: units are powers of 1000, with "i" (2GiB) of 1024.
+    Raises ArgumentTypeError."""
+    match = re.fullmatch(r"([0-9]+(?:[.][0-9]+)?)\s*(?:([kMGT])(i?))?B?", text.strip(), re.IGNORECASE)
+    if match is None or float(match[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size like 2GB")
+    power = " KMGT".index((match[2] or " ").upper())
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
 
 
 def model_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -77,31 +161,35 @@ def run_command(
         if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a character shows it as \\u20ac
             stream.reconfigure(errors="backslashreplace")
     args = parser.parse_args(argv)
+    verbose, quiet = (getattr(args, name, False) for name in ("verbose", "quiet"))
+    program = getattr(args, "program", parser.prog)  # a subcommand's
     try:
-        with handled_interrupts(but_for), _printed_warnings(parser.prog):
+        with handled_interrupts(but_for), _printed_warnings(program), _silenced(quiet), _logged(verbose):
             run(args)
     except EagleError as error:
-        print_line(parser.prog, str(error))
+        if verbose:
+            traceback.print_exc()
+        print_line(program, str(error))
         return 2
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("eagle_"):
             raise
-        print_line(parser.prog, f"needs {error.name!r}; pip install 'eagle-edge[{extra}]'")
+        print_line(program, f"needs {error.name!r}; pip install 'eagle-edge[{extra}]'")
         return 2
     except MemoryError:
-        print_line(parser.prog, "the memory is full; end other programs, or use a shorter text, context or tree")
+        print_line(program, "the memory is full; end other programs, or use a shorter text, context or tree")
         return 2
     except OSError as error:
         where = "" if error.filename is None else f"{error.filename}: "
-        print_line(parser.prog, f"{where}{error.strerror or error}; see that it can be read and written")
+        print_line(program, f"{where}{error.strerror or error}; see that it can be read and written")
         return 2
     except Interrupted as stop:
-        print_line(parser.prog, interrupted)
+        print_line(program, interrupted)
         return 128 + int(stop.args[0])
     except BaseException as error:
         if not is_panic(error):
             raise
-        print_line(parser.prog, f"a library gave up ({error}); see that the input's files are whole")
+        print_line(program, f"a library gave up ({error}); see that the input's files are whole")
         return 2
     return 0
 
@@ -132,3 +220,31 @@ def _printed_warnings(program: str) -> Iterator[None]:
 
         warnings.showwarning = show
         yield
+
+
+@contextlib.contextmanager
+def _silenced(quiet: bool) -> Iterator[None]:
+    """Within the block nothing is shown on stderr, if `quiet`; errors are printed after it."""
+    if not quiet:
+        yield
+        return
+    with open(os.devnull, "w", encoding="utf-8") as nothing, contextlib.redirect_stderr(nothing):
+        yield
+
+
+@contextlib.contextmanager
+def _logged(verbose: bool) -> Iterator[None]:
+    """Within the block what the project and its libraries log is shown on stderr, if `verbose`."""
+    if not verbose:
+        yield
+        return
+    root, handler = logging.getLogger(), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from eagle_runtime.app.eagle_model import EagleModel
 from eagle_runtime.base.errors import MemoryLimitError
-from eagle_runtime.commands.command import Parser, add_model_options, model_options, run_command
+from eagle_runtime.commands.command import Parser, add_model_options, model_options, run_command, size
 from eagle_runtime.commands.worker_pipes import Writer, end_with_parent, private_pipes, read_lines
 from eagle_runtime.commands.worker_service import Service
 
@@ -42,5 +42,5 @@ def _budget(bundle: Path, limit: int) -> int:
 def _parser() -> Parser:
     parser = Parser(prog="eagle-run --worker", description="Serve lines of JSON on standard input and output.")
     add_model_options(parser)
-    parser.add_argument("--memory-limit", type=int, metavar="BYTES", help="for weights, keys and values together")
+    parser.add_argument("--memory-limit", type=size, metavar="4GB", help="for weights, keys and values together")
     return parser

@@ -118,7 +118,7 @@ class Assumed:
 
 # As `eagle-bench --tune` measured on two cores of an EPYC (Zen 5) with the pair of tools/demo_pair, and with it grown
 # to 12 layers x 1024, in fp32, int8 and int4: fp32 reads 558 MB in 12.7 ms, a further row takes 0.66 ms of it for 140
-# million weights, and 0.51 ms in int4. For int8 from docs/results.md: 60 rows take four times as long as one.
+# million weights, and 0.51 ms in int4. For int8 from docs/dev/toy_results.md: 60 rows take four times as long as one.
 CPU = Assumed(45e9, (40e-6, 150e-6), {32: 5e-12, 16: 5e-12, 8: 1.6e-12, 4: 3.5e-12}, 55e-12, 6e-12, (3e-4, 2e-4))
 # Native operators on two cores of an EPYC (Zen 3, AVX2) that others used too, fitted to what `costs()` had learned of
 # 18 answers of SmolLM2-135M-Instruct in int4 and in int8: eight rows took 2.1 and 1.7 times as long as one.

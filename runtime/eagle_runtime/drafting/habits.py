@@ -4,7 +4,7 @@ recycling, arXiv 2408.08696, which keeps the latest row after the last token alo
 What the target once said of the next token it is likely to say again after the same tokens. The mean of what it said
 is kept after the last token, the last two, and so on up to ORDER; a longer context counts more, the more often it was
 seen (as in the interpolated n-gram models of Witten and Bell, 1991). Rows of accepted nodes and of the prompt are
-taken, not those of rejected nodes: they cost the host's time, and gave no more tokens (docs/trees.md).
+taken, not those of rejected nodes: they cost the host's time, and gave no more tokens (docs/dev/trees.md).
 
 Shapes: R rows, V vocabulary.
 """

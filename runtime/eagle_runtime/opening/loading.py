@@ -58,7 +58,7 @@ Progress = Callable[[str, int, int], None]  # stage ("hash", "load", "warm"), do
 MAX_THREADS = 256  # beyond the cores they only wait for each other; thousands take minutes to start
 # Seconds of a token without drafts from which a model's habits pay without a head: the host takes about 0.2 ms for a
 # level of their trees. On a CPU, a target whose passes take 1 ms emits 0.93 times as many tokens per second with them
-# as with matches alone, and one whose passes take 50 ms 1.14 times as many (docs/trees.md).
+# as with matches alone, and one whose passes take 50 ms 1.14 times as many (docs/dev/trees.md).
 HABITS_PAY_S = 0.01
 
 

@@ -79,6 +79,14 @@ class Text:
             return self.encode_rendered(self.render(messages))
         return checked_ids("the prompt", items)
 
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Ids -> their text, as transformers decodes them. Raises RequestError for ids that the tokenizer lacks."""
+        ids, tokenizer = checked_ids("token_ids", token_ids), self._required()
+        if wrong := [token for token in ids if not 0 <= token < 1 << 32 or tokenizer.id_to_token(token) is None]:
+            raise RequestError(f"token_ids holds {short_repr(wrong[0])}, which the tokenizer does not have")
+        with _errors_of(self._path, "cannot decode"):
+            return str(tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+
     def special_id(self, text: str) -> int | None:
         """The id of a special token by its content; None for any other text."""
         token_id = self._tokenizer.token_to_id(text) if self._tokenizer is not None else None

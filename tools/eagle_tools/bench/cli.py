@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.base.files import replacing
-from eagle_runtime.commands.command import Parser
+from eagle_runtime.commands.command import Listed, Parser
 from eagle_tools.check_command import run_check
 from eagle_tools.peers.engine import FORMATS, Format, format_of
 
@@ -226,7 +226,7 @@ def _parser() -> Parser:
         "--methods", metavar="A,B", help="vanilla, eagle, dynamic, 32/4/8, ... (default: all that need no tree named)"
     )
     parser.add_argument(
-        "--temperature", type=float, nargs="+", metavar="T", help="default 0; with --trees, --table 0 and 1"
+        "--temperature", action=Listed, of=float, metavar="T,T", help="default 0; with --trees, --table 0 and 1"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--trees", action="store_true", help="add all tree kinds")
@@ -249,7 +249,9 @@ def _parser() -> Parser:
     peers.add_argument("--peer-rows", action="store_true", help="time forward passes of 1 to 32 rows too, of all")
     peers.add_argument("--peer-folder", type=Path, metavar="F", help="keep converted weights there (default: a cache)")
     output = parser.add_argument_group("output")
-    output.add_argument("--output", type=Path, metavar="FILE", help="write a JSON line per method, prompt by prompt")
+    output.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write a JSON line per method, prompt by prompt"
+    )
     output.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables")
     output.add_argument("--html", type=Path, metavar="FILE", help="write one page: plots and a viewer of the cycles")
     output.add_argument("--chart", type=Path, metavar="FILE", help="with --table: draw it, as .png, .svg or .pdf")

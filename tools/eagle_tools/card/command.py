@@ -57,7 +57,7 @@ def run_check(folder: Path, kit: Kit, machine: Machine, output: Path, *, as_json
     if as_json:
         print(json.dumps(report))
     else:
-        print(f"{output} has the figures; docs/card.md says what it holds and where to send it")
+        print(f"{output} has the figures; docs/backends.md says what it holds and where to send it")
     if steps[0].ok is None:
         raise BackendError(f"this machine has no card to check: {steps[0].says}")
     return all(step.ok is not False for step in steps)
