@@ -37,9 +37,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from eagle_export.graphs.pair import open_pair
+from eagle_export.heads.kinds import KINDS
 from eagle_runtime.base.errors import EagleError
 from eagle_tools.grow.axes import grow_stream, grown_taps, head_layer, target_layer
-from eagle_tools.grow.shape import GrowError, Shape, check_shape, head_of
+from eagle_tools.grow.shape import GROWN, GrowError, Shape, check_shape, head_of
 from eagle_tools.grow.tensors import NamedTensors, head_tensors, target_tensors
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -78,9 +79,10 @@ def grow(
     if pairs[0].family.model_type != "llama":
         raise GrowError(f"{target} is a {pairs[0].family.name} model, but only 'llama' targets can be grown")
     kinds = [head_of(pair).config.kind for pair in pairs]
-    if "mtp" in kinds:
+    if others := [kind for kind in kinds if kind not in GROWN]:
         raise GrowError(
-            f"{heads[kinds.index('mtp')]} is a multi-token-prediction layer, but only EAGLE and block heads are grown"
+            f"{heads[kinds.index(others[0])]} is of kind {KINDS[others[0]].title!r}, but only EAGLE and block heads "
+            "are grown"
         )
     if len(set(kinds)) < len(kinds):
         raise GrowError(f"two of the heads are {max(kinds, key=kinds.count)} heads; give one of a kind")
@@ -112,7 +114,7 @@ def grow(
         }
         if not head.borrows:
             config["draft_vocab_size"] = shape.draft_vocab or head.draft_vocab_size
-        if head.kind == "block":
+        if GROWN[head.kind].names_taps:
             layers = int(pairs[0].config.num_hidden_layers)
             config |= {"target_hidden_size": shape.hidden, "num_target_layers": shape.layers}
             config["target_layer_ids"] = [tap - 1 for tap in grown_taps(head.taps, layers, shape.layers)]

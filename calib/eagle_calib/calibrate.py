@@ -27,17 +27,18 @@ from eagle_calib.observe import ObservingSession
 from eagle_calib.texts import read_windows
 from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.listed_files import read_graph, read_text_file, verify_hashes
-from eagle_runtime.bundle.manifest import AHEAD, MANIFEST_NAME, Manifest, read_manifest
+from eagle_runtime.bundle.manifest import MANIFEST_NAME, Manifest, read_manifest
 from eagle_runtime.core.decoding_state import DecodingState
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.generate import generate
 from eagle_runtime.core.head import HeadOfText
 from eagle_runtime.core.session import Session
 from eagle_runtime.core.target import Target
+from eagle_runtime.drafting.heads import head_of
 from eagle_runtime.drafting.lookup import LookupDrafter
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter
 from eagle_runtime.drafting.transitions import Transitions
-from eagle_runtime.opening.loading import MAX_THREADS, head_of, transitions_of
+from eagle_runtime.opening.loading import MAX_THREADS, transitions_of
 from eagle_runtime.sampling.sampler import Sampler, SamplingParams
 from eagle_runtime.text.tokenizer import Text
 
@@ -71,9 +72,9 @@ def calibrate(
     for graph, precision in manifest.precision.items():
         if precision != "fp32":
             raise CalibrationError(f"{bundle}: the {graph} is {precision}; export it in fp32 first, calibrate that")
-    if manifest.head is not None and manifest.head.kind in AHEAD:
+    if manifest.head is not None and manifest.head.form.keyless:
         raise CalibrationError(
-            f"{bundle} has {manifest.head.kind.capitalize()} heads, whose inputs are not recorded; calibrate a "
+            f"{bundle} has {manifest.head.form.title}, whose inputs are not recorded; calibrate a "
             "bundle of its target alone"
         )
     folder = folder.absolute()

@@ -157,6 +157,7 @@ DAMAGE: list[tuple[str, Sequence[Callable[[Path], object]], Sequence[str]]] = [
     ("missing key", [lambda b: edit(b, lambda m: m["target"].pop("context"))], [MANIFEST_NAME, "target", "'context'"]),
     ("wrong type", [lambda b: edit(b, lambda m: m["head"].update(taps="2"))], [MANIFEST_NAME, "head: taps", "'2'"]),
     ("other sizes", [lambda b: edit(b, lambda m: m["target"].update(vocab_size=300))], [MANIFEST_NAME, "logits"]),
+    ("other kind", [lambda b: edit(b, lambda m: m["head"].update(kind="block"))], [MANIFEST_NAME, "block is absent"]),
     ("tree", [lambda b: edit(b, lambda m: m["tree_defaults"].update(total_token=-1))], ["total_token is -1"]),
     ("file gone", [lambda b: (b / "draft/model.onnx.data").unlink()], ["bundle/draft/model.onnx.data is missing"]),
     ("graph cut short", [truncate("target/model.onnx", 1000)], ["bundle/target/model.onnx", "SHA-256"]),

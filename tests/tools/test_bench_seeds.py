@@ -16,7 +16,7 @@ from eagle_runtime.bundle.manifest import read_manifest
 from eagle_tools.bench.cli import main
 from eagle_tools.bench.contenders import bundle_contenders
 from eagle_tools.bench.published import PUBLISHED, SETS, SOURCES, published_table
-from eagle_tools.bench.seeds import OF_HEAD, WITH_HEAD, WITHOUT_HEAD, seed_methods
+from eagle_tools.bench.seeds import HEADS, WITH_HEAD, WITHOUT_HEAD, seed_methods
 from eagle_tools.questions import read_sets
 
 SEVERAL = {"qa": "def f(n):", "mt_bench": "class A:", "heldout": "import os"}
@@ -130,7 +130,9 @@ def test_only_method_datastore_searches_the_datastore(pair: Path, store: Path) -
 
 
 def test_every_row_knows_its_published_counterpart(bundle_of: Callable[..., Path]) -> None:
-    assert {key for _, key in WITHOUT_HEAD.values()} | set(OF_HEAD.values()) <= set(PUBLISHED)
+    assert {key for _, key in WITHOUT_HEAD.values()} | {
+        key for row in HEADS.values() for key in row.published.values()
+    } <= set(PUBLISHED)
     for one in PUBLISHED.values():
         assert one.greedy is None or len(one.greedy) == 6  # five sets and their mean
         if one.greedy is not None:

@@ -25,8 +25,12 @@ from eagle_runtime.bundle.graph import GraphSpec as GraphSpec
 from eagle_runtime.bundle.graph import NativeSpec as NativeSpec
 from eagle_runtime.bundle.graph import Shape as Shape
 from eagle_runtime.bundle.graph import TensorSpec as TensorSpec
-from eagle_runtime.bundle.graph import ahead_shapes, cache_shapes, cache_types
+from eagle_runtime.bundle.graph import cache_shapes, cache_types
 from eagle_runtime.bundle.graph import pieces_of as pieces_of
+from eagle_runtime.bundle.head import BlockSpec as BlockSpec
+from eagle_runtime.bundle.head import HeadKind as HeadKind
+from eagle_runtime.bundle.head import HeadSpec as HeadSpec
+from eagle_runtime.bundle.head import token_inputs
 from eagle_runtime.bundle.sampling_defaults import SAMPLING_RANGES, SamplingDefaults
 from eagle_runtime.bundle.typed_json import from_json
 
@@ -49,8 +53,6 @@ DTYPE_BITS = {"bool": 8, "float8_e4m3fn": 8, "int4": 4, "uint4": 4, "int8": 8, "
 DTYPE_BITS |= {"float16": 16, "bfloat16": 16, "float32": 32, "float64": 64}
 TREE_RANGES = {"total_token": (2, MAX_NODES), "depth": (0, MAX_DEPTH - 1), "draft_top_k": (1, MAX_NODES)}
 
-HeadKind = Literal["eagle1", "eagle3", "mtp", "block", "medusa", "hydra"]
-AHEAD: tuple[HeadKind, ...] = ("medusa", "hydra")  # heads that keep no keys or values
 TreeKind = Literal["dynamic", "static", "chain", "cost-aware"]
 
 
@@ -69,46 +71,6 @@ class TargetSpec:
     context: int
     eos_token_ids: tuple[int, ...]
     graph: GraphSpec
-
-
-@dataclass(frozen=True, slots=True)
-class BlockSpec:
-    """A block head's rows. size: of a block (B), the root's included. anchor: whether the root's row drafts, so that B
-    tokens are drafted and not B - 1. causal: whether a row sees no later row of the block. mask_id: what is fed for all
-    rows but the root's. transitions: file of what a drafted token adds to the chances of the next, None without.
-    state_size: width of the target's last state, which follows the keys and values among the features; 0 without."""
-
-    size: int
-    anchor: bool
-    causal: bool
-    mask_id: int
-    transitions: str | None
-    state_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class HeadSpec:
-    """The draft head. hidden_size: its width; of its hidden states too and, unless it is a block head, of its features.
-    top_k: tokens that the graph returns per row. taps: indices of the target's hidden_states that feed an EAGLE-3 or
-    block head, else empty. block: of a block head, else None."""
-
-    kind: HeadKind
-    hidden_size: int
-    draft_vocab_size: int
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    top_k: int
-    taps: tuple[int, ...]
-    block: BlockSpec | None
-    graph: GraphSpec
-
-    @property
-    def feature_size(self) -> int:
-        """Width of its features: a block head's are the keys and values of all its layers, and the target's state."""
-        if self.block is None:
-            return self.hidden_size
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim + self.block.state_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +177,8 @@ def read_manifest(bundle: Path) -> Manifest:
     _check_certificate(manifest, str(path))
     used = [model.graph.file for model in manifest.models.values()]
     used += [model.graph.native.file for model in manifest.models.values() if model.graph.native is not None]
-    if manifest.head is not None and manifest.head.block is not None and manifest.head.block.transitions is not None:
-        used.append(manifest.head.block.transitions)
+    if manifest.head is not None and manifest.head.transitions is not None:
+        used.append(manifest.head.transitions)
     for file in (*used, *manifest.files):
         bundle_file(bundle, file)
     if unlisted := [file for file in used if file not in manifest.files]:
@@ -235,37 +197,29 @@ def _check_graphs(manifest: Manifest, where: str) -> None:
             f"{' and '.join(manifest.models)}; export the bundle again"
         )
     target, head = manifest.target, manifest.head
+    if head is not None and head.form.block != (head.block is not None):
+        raise BundleError(
+            f"{where}: draft: block is {'absent' if head.block is None else 'given'}, but the head is of kind "
+            f"{head.kind}; export the bundle again"
+        )
     features: Shape = (1, "T", target.hidden_size if head is None else head.feature_size)
-    inputs = _inputs("T")
     tables: list[tuple[str, TargetSpec | HeadSpec, dict[str, Shape], dict[str, Shape]]] = [
-        ("target", target, {}, {"logits": (1, "R", target.vocab_size), "features": features})
+        ("target", target, token_inputs("T"), {"logits": (1, "R", target.vocab_size), "features": features})
     ]
     if head is not None:
-        proposals: Shape = (1, "R", head.top_k)
-        outputs_of_head: dict[str, Shape] = {"log_probs": proposals, "token_ids": proposals}
-        inputs_of_head: dict[str, Shape] = {"features": features}
-        if head.block is None:
-            outputs_of_head["hidden"] = (1, "R", head.hidden_size)
-        else:
-            inputs_of_head |= _inputs("B")
-            if head.block.transitions is not None:
-                outputs_of_head["scores"] = (1, "R", head.draft_vocab_size)
-        if head.kind in AHEAD:
-            shapes_of_head = ahead_shapes(head.num_layers, head.kind == "hydra", head.hidden_size, head.top_k)
-            inputs_of_head, outputs_of_head = shapes_of_head
-        tables.append(("head", head, inputs_of_head, outputs_of_head))
-    for name, spec, more, outputs in tables:
+        tables.append(("head", head, *head.form.shapes(head)))
+    for name, spec, inputs, outputs in tables:
         for key, tensor in spec.graph.weights.items():
             if tensor.dtype not in DTYPE_BITS or any(isinstance(n, str) or not 0 <= n < 1 << 32 for n in tensor.shape):
                 raise BundleError(
                     f"{where}: {name}: graph: {short_repr(key)} is {short_repr(tensor.dtype)} of "
                     f"{_listed(tensor.shape)}, which no tensor is; export the bundle again"
                 )
-        keyless = name == "head" and head is not None and head.kind in AHEAD
+        keyless = isinstance(spec, HeadSpec) and spec.form.keyless
         layers = 0 if keyless else min(spec.num_layers, len(spec.graph.inputs))  # one too many is enough to fail
         past, new = cache_shapes(spec.graph, layers, spec.num_kv_heads, spec.head_dim)
         for part, wanted, specs in (
-            ("inputs", {**({} if keyless else inputs), **more, **past}, spec.graph.inputs),
+            ("inputs", {**inputs, **past}, spec.graph.inputs),
             ("outputs", {**outputs, **new}, spec.graph.outputs),
         ):
             shapes = {key: tensor.shape for key, tensor in specs.items()}
@@ -281,16 +235,6 @@ def _check_graphs(manifest: Manifest, where: str) -> None:
                         f"{where}: {name}: graph: {part}: {short_repr(key)} is {short_repr(specs[key].dtype)}, but "
                         f"must be {' or '.join(kinds)}; export the bundle again"
                     )
-
-
-def _inputs(row: str) -> dict[str, Shape]:
-    """Returns the inputs of a graph but the past. row: dimension of the rows of tokens."""
-    return {
-        "input_ids": (1, row),
-        "position_ids": (1, row),
-        "tree_mask": (1, 1, row, "L"),
-        "logit_rows": ("R",),
-    }
 
 
 def _check_numbers(manifest: Manifest, where: str) -> None:

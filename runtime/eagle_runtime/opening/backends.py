@@ -76,8 +76,8 @@ def unfit(backend: str, bundle: Path, manifest: Manifest) -> str | None:
         return native_operators().reason or None
     if backend == "cuda" and manifest.target.graph.inputs["tree_mask"].dtype != "float16":
         return "the bundle computes in fp32, as those for CPUs do"
-    if backend == "cuda" and manifest.head is not None and manifest.head.block is not None:
-        return "the bundle has a block head, which does not run on it"
+    if manifest.head is not None and backend in manifest.head.form.not_on:
+        return f"the bundle has a {manifest.head.form.title}, which does not run on it"
     return None
 
 

@@ -17,24 +17,21 @@ from eagle_runtime.base.backend_names import AUTO, BACKENDS, on_cpu
 from eagle_runtime.base.errors import BackendError, BundleError, RequestError
 from eagle_runtime.bundle.fidelity import FidelityWarning, shortfall
 from eagle_runtime.bundle.listed_files import read_listed, read_text_file, verify_hashes
-from eagle_runtime.bundle.manifest import AHEAD, Manifest, read_manifest
+from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from eagle_runtime.core.decoding_state import DecodingState
 from eagle_runtime.core.engines import Engines
 from eagle_runtime.core.head import HeadOfText
-from eagle_runtime.core.session import OneCallSession, Session, WarmedSession
+from eagle_runtime.core.session import Session, WarmedSession
 from eagle_runtime.core.target import EXACT_CHUNK, PREFILL_CHUNK, Target
 from eagle_runtime.drafting.acceptance import Acceptance
-from eagle_runtime.drafting.ahead_heads import HydraHeads, MedusaHeads
-from eagle_runtime.drafting.block_head import BlockHead
 from eagle_runtime.drafting.cost_model import prior_costs, unknown
 from eagle_runtime.drafting.cost_storage import MOVED, NOTABLE, LearnedCosts, file_name, open_costs
 from eagle_runtime.drafting.datastore import Datastore
 from eagle_runtime.drafting.draft_model import CHILDREN, DraftModelHead
 from eagle_runtime.drafting.habits import SUCCESSORS, Habits
-from eagle_runtime.drafting.head import Head
+from eagle_runtime.drafting.heads import head_of
 from eagle_runtime.drafting.method import Loaded, Proposer
 from eagle_runtime.drafting.methods import default_method
-from eagle_runtime.drafting.one_call import OneCallHead
 from eagle_runtime.drafting.transitions import Transitions, read_transitions
 from eagle_runtime.machine.host import free_memory, threads_allowed
 from eagle_runtime.opening.backends import (
@@ -285,9 +282,9 @@ def bundle_of_sessions(
 def transitions_of(folder: Path, manifest: Manifest) -> Transitions | None:
     """Reads those of a bundle with a block head that has some. Raises BundleError."""
     head = manifest.head
-    if head is None or head.block is None or head.block.transitions is None:
+    if head is None or head.transitions is None:
         return None
-    file = head.block.transitions
+    file = head.transitions
     content = read_listed(folder, manifest, file, TRANSITIONS_BYTES)
     return read_transitions(content, manifest.target.vocab_size, head.draft_vocab_size, str(folder / file))
 
@@ -299,17 +296,3 @@ def _models(
     in_short_chunks = getattr(session, "exact", False) and not getattr(session, "native", False)
     target = Target(session, context, EXACT_CHUNK if in_short_chunks else PREFILL_CHUNK)
     return target, head_of(heads[0], manifest, context, HEAD_SCRATCH, transitions) if heads else None
-
-
-def head_of(
-    session: Session, manifest: Manifest, capacity: int, scratch: int, transitions: Transitions | None
-) -> HeadOfText:
-    """Returns the head of a bundle. capacity: tokens of its cache. scratch: as in Head. transitions: a block head's."""
-    vocab, spec = manifest.target.vocab_size, manifest.head
-    if isinstance(session, OneCallSession):
-        return OneCallHead(session, capacity, vocab)
-    if spec is not None and spec.kind in AHEAD:
-        return (HydraHeads if spec.kind == "hydra" else MedusaHeads)(session, capacity, scratch, vocab)
-    if spec is not None and spec.block is not None:
-        return BlockHead(session, capacity, scratch, spec.block, transitions, vocab)
-    return Head(session, capacity, scratch, vocab)

@@ -62,11 +62,11 @@ def _open(bundle: Path, graph: GraphSpec, memory: OrtMemory) -> Session:
 
 def check_graphs(bundle: Path, manifest: Manifest) -> None:
     """Raises BackendError for graphs made for CPUs, with int8 products or a head-major past, which the provider would
-    run on the host, or not at all; and for a block head."""
-    if manifest.head is not None and manifest.head.block is not None:
+    run on the host, or not at all; and for a kind of head that does not run on it."""
+    if manifest.head is not None and "cuda" in manifest.head.form.not_on:
         raise BackendError(
-            f"{bundle} has a block head, which does not run on cuda; build engines for it with eagle-export engines, "
-            "or run it on backend cpu"
+            f"{bundle} has a {manifest.head.form.title}, which does not run on cuda; build engines for it with "
+            "eagle-export engines, or run it on backend cpu"
         )
     for name, model in manifest.models.items():
         stored = {weight.dtype for weight in model.graph.weights.values()}

@@ -80,7 +80,7 @@ def start_sessions(trt: Any, driver: CudaDriver, folder: EngineFolder, manifest:
         if "draft" in executions:
             part, tables = parts["draft"], _tables(folder, parts["draft"].engine)
             opened = (device, executions["draft"], graphs["draft"], part.largest, part.steps, tables["embedding"])
-            block = manifest.head is not None and manifest.head.block is not None
+            block = manifest.head is not None and manifest.head.form.block
             sessions = target, BlockSession(*opened) if block else DraftSession(*opened, tables.get("known"))
         freed.pop_all()
     return sessions

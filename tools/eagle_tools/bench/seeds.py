@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from eagle_export.heads.kinds import KINDS
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.bundle.manifest import HeadKind, Manifest, read_manifest
 from eagle_tools.bench.estimate import Estimate
@@ -25,7 +24,6 @@ NOTE = (
     "billion parameters. The pair that this project ships (8 layers of width 256, 5.6 million parameters) completes "
     "code and does not chat: to the six sets' questions it answers with code."
 )
-HEADS: dict[HeadKind, str] = {"eagle1": "EAGLE-1", "mtp": "MTP head", "medusa": "Medusa-1", "block": "block head"}
 WITHOUT_HEAD = {  # method -> name of the drafter, key in PUBLISHED
     "draft-model:chain": ("draft model, chain", "SpS"),
     "draft-model:cost-aware": ("draft model, tree sized by costs", "SpS"),
@@ -41,9 +39,26 @@ WITH_HEAD = {  # method -> what it adds to the head's name
     "eagle:cost-aware": "tree sized by costs",
     "eagle+lookup": "with lookup, sized by costs",
 }
-STATIC: tuple[HeadKind, ...] = ("eagle1", "medusa", "hydra")  # heads whose papers draft a static tree
-OF_HEAD: dict[HeadKind, str] = {"eagle1": "EAGLE-2", "eagle3": "EAGLE-3", "medusa": "Medusa", "hydra": "Hydra"}
-OF_HEAD |= {"block": "DFlash"}
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRow:
+    """How a kind of head stands in the table. name: its own. static: whether its paper drafts a static tree. published:
+    keys in PUBLISHED, by method, "" for all others."""
+
+    name: str
+    static: bool = False
+    published: Mapping[str, str] = field(default_factory=dict)
+
+
+HEADS: Mapping[HeadKind, HeadRow] = {
+    "eagle1": HeadRow("EAGLE-1", True, {"eagle:static": "EAGLE", "eagle+lookup": "SAMD", "": "EAGLE-2"}),
+    "eagle3": HeadRow("EAGLE-3", published={"": "EAGLE-3"}),
+    "mtp": HeadRow("MTP head"),
+    "block": HeadRow("block head", published={"": "DFlash"}),
+    "medusa": HeadRow("Medusa-1", True, {"": "Medusa"}),
+    "hydra": HeadRow("Hydra", True, {"": "Hydra"}),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +140,7 @@ def seed_methods(manifests: Sequence[Manifest], draft_model: bool, datastore: bo
             absent = [*(() if draft_model else ("draft-model",)), *(() if datastore else (DATASTORE,))]
             mine += [method for method in WITHOUT_HEAD if method.split(":")[0] not in absent]
         if manifest.head is not None:
-            static = manifest.head.kind in STATIC
+            static = HEADS[manifest.head.kind].static
             mine += [method for method in WITH_HEAD if static or method != "eagle:static"]
         methods.append(tuple(mine))
     return methods
@@ -153,10 +168,9 @@ def drafter_of(setup: Setup, kind: HeadKind | None) -> tuple[str, str]:
         return WITHOUT_HEAD[setup.method]
     if kind is None or setup.method not in WITH_HEAD:
         return f"{setup.bundle}, {setup.method}", ""
-    published = OF_HEAD.get(kind, "")
-    if kind == "eagle1":
-        published = {"eagle:static": "EAGLE", "eagle+lookup": "SAMD"}.get(setup.method, published)
-    return f"{HEADS.get(kind, KINDS[kind].title)}, {WITH_HEAD[setup.method]}", published
+    row = HEADS[kind]
+    published = row.published.get(setup.method, row.published.get("", ""))
+    return f"{row.name}, {WITH_HEAD[setup.method]}", published
 
 
 def seeds_tables(measured: Sequence[Figure], targets: str) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from eagle_export.graphs.pair import HeadPart, Pair
+from eagle_export.heads.block_config import STATE_READER
 from eagle_export.heads.taps import default_taps
 from eagle_runtime.base.errors import EagleError
+from eagle_runtime.bundle.head import HeadKind
 
 
 class GrowError(EagleError):
@@ -36,6 +39,39 @@ class Shape:
             "num_key_value_heads": self.kv_heads,
             "head_dim": self.head_dim,
         }
+
+
+# Factor of the constant in heads whose LM head reads their output without a norm (axes.LOUDER). Its square is added to
+# the sum of squares that the layer's norm divides by, of which it is 1e-5 or less.
+PASSED_ON = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How heads of one kind grow. streams: how many residual streams their layers read side by side. passed_on: factor
+    of the constant in what fc gives. usual_taps: whether they must read the taps that are usual. names_taps: whether
+    their config names these, and the target's sizes. readers, norms, per_token: their tensors that read the stream as
+    fc does, that are norms of it, and that have a row for each token of the target, and of the draft vocabulary."""
+
+    streams: int = 1
+    passed_on: float = 1.0
+    usual_taps: bool = False
+    names_taps: bool = False
+    readers: tuple[str, ...] = ("fc.weight",)
+    norms: tuple[str, ...] = ()
+    per_token: tuple[str, ...] = ()
+
+
+GROWN: Mapping[HeadKind, Growth] = {
+    "eagle1": Growth(passed_on=PASSED_ON),
+    "eagle3": Growth(streams=2, usual_taps=True),
+    "block": Growth(
+        names_taps=True,
+        readers=("fc.weight", STATE_READER),
+        norms=("hidden_norm.weight",),
+        per_token=("markov_head.markov_w1.weight", "markov_head.markov_w2.weight"),
+    ),
+}
 
 
 def head_of(pair: Pair) -> HeadPart:
@@ -80,7 +116,7 @@ def check_shape(pairs: list[Pair], shape: Shape) -> None:
             raise GrowError(f"{folder} has an embedding of its own; only heads that share the target's grow")
         if head.borrows_lm_head or not head.taps:
             continue
-        if head.kind == "eagle3" and head.taps != default_taps(layers):
+        if GROWN[head.kind].usual_taps and head.taps != default_taps(layers):
             raise GrowError(f"{folder} taps layers {head.taps}; only the usual {default_taps(layers)} grow")
         added = shape.draft_vocab - head.draft_vocab_size
         if shape.draft_vocab and not 0 <= added <= (shape.vocab or head.vocab_size) - head.vocab_size:

@@ -9,17 +9,12 @@ import torch
 from torch import Tensor
 
 from eagle_export.graphs.pair import Pair
-from eagle_export.heads.block_config import STATE_READER
 from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD
 from eagle_tools.grow.axes import LOUDER, Axis, LayerAxes, Stream, head_layer, place_layers, target_layer
-from eagle_tools.grow.shape import GrowError, Shape, head_of
+from eagle_tools.grow.shape import GROWN, GrowError, Shape, head_of
 
 ADDED_LOGIT = 256.0  # what is taken off an added token, times 1 / (constant RMS) after a norm
 INSERTED_OUTPUT = 1e-3  # standard deviation of the weights whose products cancel: small, so that rounding leaves little
-# Factor of the constant in EAGLE-1 heads, whose LM head reads their output without a norm (axes.LOUDER). Its square is
-# added to the sum of squares that the layer's norm divides by, of which it is 1e-5 or less.
-PASSED_ON = 4.0
-TRANSITIONS = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")  # a row per token, per draft token
 LAST_NORM = "model.norm.weight"
 
 NamedTensors = Iterator[tuple[str, Tensor]]
@@ -58,25 +53,27 @@ def head_tensors(pair: Pair, shape: Shape, stream: Stream) -> NamedTensors:
     head = head_of(pair).config
     rng = torch.Generator().manual_seed(1)
     layer = head_layer(pair, shape)
-    axes = layer.axes(stream.axis + stream.axis if head.kind == "eagle3" else stream.axis, stream.axis)
+    growth, read = GROWN[head.kind], stream.axis
+    for _ in range(growth.streams - 1):
+        read += stream.axis
+    axes = layer.axes(read, stream.axis)
     for name, stored in head_of(pair).checkpoint.tensors.items():
         if name in ("embed_tokens.weight", "d2t", "t2d") or name.endswith("inv_freq"):
             continue
         if match := re.fullmatch(r"(?:midlayer|layers\.\d+)\.(.+)", name):
             yield name, grow_part(match[1], stored.read(), axes, layer, stream, rng)
-        elif name == "fc.weight" or (name == STATE_READER and head.kind == "block"):
-            yield name, grow_fc(stored.read(), stream, PASSED_ON if head.kind == "eagle1" else 1.0)
+        elif name in growth.readers:
+            yield name, grow_fc(stored.read(), stream, growth.passed_on)
         elif name == "fc.bias":
             yield name, stored.read().float()[stream.axis.source] * stream.axis.write
-        elif name == "hidden_norm.weight" and head.kind == "block":
+        elif name in growth.norms:
             yield name, stream.norm(stored.read())
         elif name == "mask_embedding":
             yield name, grow_embedding(stored.read()[0], stream, 0, rng)[None]
-        elif name in TRANSITIONS and head.kind == "block":
-            size = (
-                (shape.vocab, head.vocab_size) if name == TRANSITIONS[0] else (shape.draft_vocab, head.draft_vocab_size)
-            )
-            yield name, more_rows(stored.read(), max(size[0] - size[1], 0), rng)
+        elif name in growth.per_token:
+            sizes = (shape.vocab, head.vocab_size), (shape.draft_vocab, head.draft_vocab_size)
+            new, old = sizes[growth.per_token.index(name)]
+            yield name, more_rows(stored.read(), max(new - old, 0), rng)
         elif name == "norm.weight" and not head.borrows:
             yield name, stream.last_norm(stored.read())
         elif name == "lm_head.weight" and not head.borrows:

@@ -68,13 +68,13 @@ def head_log_probabilities(
     }
     embedding = pair.target.tensors[EMBEDDING].read().float()
     tensors["embed_tokens.weight"] = embedding
-    if part.config.kind == "eagle1":
+    if part.config.borrows_lm_head:
         tensors["lm_head.weight"] = embedding if pair.tied else pair.target.tensors[LM_HEAD].read().float()
     head.load_state_dict(tensors)
     for ids in texts:
         with torch.no_grad():
             states = target(torch.tensor([ids]), output_hidden_states=True).hidden_states
-            if part.config.kind == "eagle3":
+            if part.config.taps:
                 features = head.fc(torch.cat([states[tap] for tap in part.config.taps], -1))
             else:
                 features = states[-1]
