@@ -68,7 +68,7 @@ def build(out: Path) -> int:
             source, None, out, Path(made) / "trees", "html", settings, status=None, warningiserror=True, parallel=2
         )
         app.build()
-    return app.statuscode
+    return int(app.statuscode)
 
 
 if __name__ == "__main__":
