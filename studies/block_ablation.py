@@ -104,7 +104,7 @@ def measured(
         result = model.generate(
             question.turns[0],
             sampling=SamplingParams(temperature=temperature),
-            seed=question.id,
+            seed=int(question.id),
             max_new_tokens=tokens,
             on_cycle=cycles.append,
             **settings,

@@ -8,6 +8,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -183,7 +184,7 @@ def test_the_targets_logits_are_the_same_to_the_bit(
         ours, theirs = (np.concatenate(list(each.score(prompts[0]))) for each in (with_head, alone))
         assert np.array_equal(ours, theirs)
         for temperature in (0, 0.7, 1):
-            settings = {"temperature": temperature, "seed": 5, "max_new_tokens": 40}
+            settings: dict[str, Any] = {"temperature": temperature, "seed": 5, "max_new_tokens": 40}
             vanilla = alone.generate(prompts[0], method="vanilla", **settings).token_ids
             for tree in ("dynamic", "static", "chain", "cost-aware"):
                 drafted = with_head.generate(prompts[0], method="eagle", tree=tree, **settings)

@@ -10,6 +10,7 @@ import importlib
 import inspect
 import re
 import sys
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,8 +90,21 @@ def api_page() -> str:
 
 def _documented(name: str, kind: type) -> Iterator[str]:
     base = kind.__bases__[0]
-    yield f"```python\nclass {name}{_signature(kind) if not issubclass(kind, Exception) else f'({base.__name__})'}\n```"
+    if typing.is_typeddict(kind):
+        yield f"```python\nclass {name}(TypedDict)\n```"
+    else:
+        made = f"({base.__name__})" if issubclass(kind, Exception) else _signature(kind)
+        yield f"```python\nclass {name}{made}\n```"
     yield _text(kind)
+    if typing.is_typeddict(kind):
+        yield "\n".join(
+            [
+                "| key | |",
+                "|---|---|",
+                *(f"| `{key}` | `{_cell(_type(of))}` |" for key, of in kind.__annotations__.items()),
+            ]
+        )
+        return
     for member, value in vars(kind).items():
         function = getattr(value, "__func__", value)
         if member.startswith("_") or not (inspect.isfunction(function) or isinstance(value, property)):
@@ -109,6 +123,12 @@ def _signature(value: object) -> str:
         return ""
     shown = re.sub(r"'([^']*)'", r"\1", shown).replace("(self, ", "(").replace("(self)", "()").replace("(cls, ", "(")
     return shown if len(shown) < 90 else "(\n    " + ",\n    ".join(_split(shown)) + "\n)" + _result(shown)
+
+
+def _type(annotation: object) -> str:
+    """A type as it is written, whose names have no modules."""
+    written = getattr(annotation, "__forward_arg__", None) or str(annotation)
+    return re.sub(r"\b(?:\w+\.)+(?=\w)", "", written)
 
 
 def _split(signature: str) -> list[str]:

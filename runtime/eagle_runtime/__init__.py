@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from eagle_runtime.app.conversation import Conversation
     from eagle_runtime.app.eagle_model import EagleModel
     from eagle_runtime.app.result import Piece, Result, Stop, Token, Usage
+    from eagle_runtime.app.settings import Settings
     from eagle_runtime.app.slots import Memory
     from eagle_runtime.app.turn import Turn
     from eagle_runtime.base.errors import (
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         ContextError,
         ConversationFileError,
         EagleError,
+        EagleWarning,
         MemoryLimitError,
         RequestError,
         TemplateError,
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from eagle_runtime.bundle.fidelity import FidelityWarning
     from eagle_runtime.core.drafter import Drafter
     from eagle_runtime.core.generate import Cycle
-    from eagle_runtime.drafting.shapes import TreeShape
+    from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, TreeShape
     from eagle_runtime.sampling.constraint import Constraint
     from eagle_runtime.sampling.sampler import SamplingParams
 
@@ -47,7 +49,7 @@ _DEFINED = {
     "sampling.constraint": ("Constraint",),
     "app.conversation": ("Conversation",),
     "core.drafter": ("Drafter",),
-    "drafting.shapes": ("TreeShape",),
+    "drafting.shapes": ("DynamicTree", "StaticTree", "TreeShape"),
     "app.eagle_model": ("EagleModel",),
     "base.errors": (
         "BackendError",
@@ -58,6 +60,7 @@ _DEFINED = {
         "ContextError",
         "ConversationFileError",
         "EagleError",
+        "EagleWarning",
         "MemoryLimitError",
         "RequestError",
         "TemplateError",
@@ -65,6 +68,7 @@ _DEFINED = {
     "core.generate": ("Cycle",),
     "app.result": ("Piece", "Result", "Stop", "Token", "Usage"),
     "sampling.sampler": ("SamplingParams",),
+    "app.settings": ("Settings",),
     "app.slots": ("Memory",),
     "base.tree": ("Tree",),
     "app.turn": ("Turn",),
@@ -85,8 +89,10 @@ __all__ = [
     "ConversationFileError",
     "Cycle",
     "Drafter",
+    "DynamicTree",
     "EagleError",
     "EagleModel",
+    "EagleWarning",
     "FidelityWarning",
     "Memory",
     "MemoryLimitError",
@@ -94,6 +100,8 @@ __all__ = [
     "RequestError",
     "Result",
     "SamplingParams",
+    "Settings",
+    "StaticTree",
     "Stop",
     "TemplateError",
     "Token",

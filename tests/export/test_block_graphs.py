@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,7 +74,7 @@ def test_a_published_head_is_certified_and_lossless(write: Callable[[], Head], p
         certificate, prompt = model.manifest.certificate, RECORDED["tokens"][0, :12].tolist()
         assert certificate is not None and certificate.agreement > 0.5
         for temperature in (0, 0.7, 1):
-            settings = {"temperature": temperature, "seed": 7, "max_new_tokens": 32}
+            settings: dict[str, Any] = {"temperature": temperature, "seed": 7, "max_new_tokens": 32}
             vanilla = model.generate(prompt, method="vanilla", **settings).token_ids
             for tree in ("dynamic", "chain", "cost-aware"):
                 drafted = model.generate(prompt, method="eagle", tree=tree, **settings)

@@ -254,7 +254,8 @@ def test_drafts_change_no_token_and_no_bit(name: str, precision: str, bundles: C
     prompt = np.random.default_rng(5).integers(0, VOCAB, 90).tolist()
     methods = ["lookup"] if precision == "fp32" else ["eagle", "eagle+lookup"]
     with EagleModel.load(bundles(name, precision), threads=1) as model:
-        for settings in ({"temperature": 0.0}, {"temperature": 0.8, "seed": 3}):
+        ways: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 3}]
+        for settings in ways:
             plain = model.generate(prompt, method="vanilla", max_new_tokens=60, **settings)
             for method in methods:
                 drafted = model.generate(prompt, method=method, max_new_tokens=60, **settings)

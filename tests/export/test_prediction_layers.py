@@ -253,9 +253,11 @@ def test_drafts_change_no_token_and_no_bit(precision: str, bundle_of: Callable[[
     prompt = np.random.default_rng(5).integers(2, 64, 90).tolist()
     with EagleModel.load(bundle_of(precision), threads=1) as model:
         assert model.manifest.head is not None and model.manifest.head.kind == "mtp"
-        for settings in ({"temperature": 0.0}, {"temperature": 0.8, "seed": 3}):
+        ways: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 3}]
+        drafts: list[dict[str, Any]] = [{}, {"tree": "dynamic"}, {"tree": "chain"}, {"method": "eagle+lookup"}]
+        for settings in ways:
             plain = model.generate(prompt, method="vanilla", max_new_tokens=60, **settings)
-            for more in ({}, {"tree": "dynamic"}, {"tree": "chain"}, {"method": "eagle+lookup"}):
+            for more in drafts:
                 drafted = model.generate(prompt, max_new_tokens=60, **{"method": "eagle", **more, **settings})
                 assert drafted.token_ids == plain.token_ids
         assert precision == "fp32" or equal_rows(model._target)

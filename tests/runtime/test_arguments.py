@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import math
 from collections.abc import Callable
 from fractions import Fraction
@@ -10,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eagle_runtime import EagleModel, RequestError, SamplingParams
+from eagle_runtime import EagleModel, RequestError, SamplingParams, Settings
+from eagle_runtime.app.request import request_of
 from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.drafting.shapes import DynamicTree
 from eagle_runtime.sampling.sampler import Sampler
@@ -45,14 +48,15 @@ def test_whole_numbers(name: str, value: Any, model_of: Callable[..., EagleModel
 
 def test_a_length_of_none(model_of: Callable[..., EagleModel]) -> None:
     with pytest.raises(RequestError, match="max_new_tokens is None"):
-        model_of("eagle1").stream(PROMPT, max_new_tokens=None)
+        model_of("eagle1").stream(PROMPT, max_new_tokens=None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["top_k", "temperature", "top_p", "logit_bias"])
 def test_none_is_what_the_model_recommends(name: str, model_of: Callable[..., EagleModel]) -> None:
     settings: dict[str, Any] = {"max_new_tokens": 4, "seed": 3}
     model = model_of("eagle1")
-    assert model.generate(PROMPT, **settings, **{name: None}).token_ids == model.generate(PROMPT, **settings).token_ids
+    none: dict[str, Any] = {name: None}
+    assert model.generate(PROMPT, **settings, **none).token_ids == model.generate(PROMPT, **settings).token_ids
 
 
 @pytest.mark.parametrize(
@@ -147,3 +151,19 @@ def test_values_are_shown_short() -> None:
         "2.5",
         "None",
     )
+
+
+def test_the_settings_that_editors_complete_are_those_that_are_taken() -> None:
+    taken = {
+        name for name, value in inspect.signature(request_of).parameters.items() if value.kind is value.KEYWORD_ONLY
+    }
+    drawn = {field.name for field in dataclasses.fields(SamplingParams)}
+    assert set(Settings.__annotations__) == taken | drawn
+
+
+def test_what_editors_complete_is_imported_by_nothing_that_decodes() -> None:
+    """`**settings: Unpack[Settings]` is for type checkers: the signature holds it as text."""
+    kinds = {
+        inspect.signature(call).parameters["settings"].annotation for call in (EagleModel.generate, EagleModel.stream)
+    }
+    assert kinds == {"Unpack[Settings]"}

@@ -311,7 +311,7 @@ def test_the_sampler_masks_before_penalties_and_filters() -> None:
 def test_requests(model: EagleModel) -> None:
     for wrong in ({"type": "object"}, "json", 3):
         with pytest.raises(RequestError, match="must be a Constraint"):
-            model.stream(PROMPT, constraint=wrong)
+            model.stream(PROMPT, constraint=wrong)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="ignore_eos"):
         model.stream(PROMPT, constraint=Constraint.json_object(), ignore_eos=True)
     with pytest.raises(RequestError, match="min_new_tokens"):

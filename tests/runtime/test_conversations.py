@@ -210,7 +210,7 @@ def test_a_turn_without_a_token_leaves_the_messages_as_they_were(model: EagleMod
     turn.close()
     assert chat.messages == [] and chat.turns == ()
     with pytest.raises(RequestError, match="unknown setting"):
-        chat.send("what is", nothing=1)
+        chat.send("what is", nothing=1)  # type: ignore[call-arg]
     with pytest.raises(RequestError, match="must be a dict with a role"):
         chat.send({"content": "x"})
     with pytest.raises(ContextError, match="tokens, but the context holds") as raised:

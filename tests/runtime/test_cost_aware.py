@@ -338,7 +338,7 @@ def model(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.parametrize(("method", "tree"), [("eagle", "cost-aware"), ("eagle+lookup", None), ("lookup", None)])
 def test_methods_of_a_model(model: EagleModel, method: str, tree: str | None, temperature: float) -> None:
     for seed, prompt in enumerate((list(b"a loop of a loop of a"), [65, 66, 67])):
-        settings = {"max_new_tokens": 48, "temperature": temperature, "seed": seed, "ignore_eos": True}
+        settings: dict[str, Any] = {"max_new_tokens": 48, "temperature": temperature, "seed": seed, "ignore_eos": True}
         wanted = model.generate(prompt, method="vanilla", **settings)
         result = model.generate(prompt, method=method, tree=tree, **settings)
         assert result.token_ids == wanted.token_ids

@@ -169,10 +169,11 @@ def test_no_tree_is_deeper_than_exact_attention_allows(model_of: Callable[..., E
     chain = Tree(np.zeros(81, np.int64), np.arange(-1, 80), np.zeros(81, np.float32))
     with pytest.raises(RequestError, match=f"80 levels deep.* and {MAX_DEPTH}"):
         model._target.verify(chain)
-    for settings in (
+    wrong: list[dict[str, Any]] = [
         {"tree": "chain", "depth": 80, "total_token": 82},
         {"method": "lookup", "tree": "chain", "depth": 80},
         {"tree": "dynamic", "total_token": 5000},
-    ):
+    ]
+    for settings in wrong:
         with pytest.raises(RequestError, match="must be"):
             model.generate([1, 2, 3], **settings)

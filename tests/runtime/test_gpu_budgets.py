@@ -21,7 +21,7 @@ from trt_fake import fake_library, write_fake_engines
 
 CONTEXT = 700
 DOWN = {0.0: 16_000, 1.0: 64_000}  # bytes per cycle, by temperature
-DYNAMIC = {"tree": "dynamic", "total_token": 60, "depth": 5, "draft_top_k": 10}
+DYNAMIC: dict[str, Any] = {"tree": "dynamic", "total_token": 60, "depth": 5, "draft_top_k": 10}
 
 
 @pytest.fixture

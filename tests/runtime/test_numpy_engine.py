@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,8 @@ def test_generations_with_numpy_are_those_of_onnx_runtime(
     prompts: list[list[int]],
 ) -> None:
     """With drafts and without. Reference operators take milliseconds, so the texts are short."""
-    bundle, settings = bundle_of(kind), {"temperature": temperature, "seed": 3, "max_new_tokens": 12}
+    bundle = bundle_of(kind)
+    settings: dict[str, Any] = {"temperature": temperature, "seed": 3, "max_new_tokens": 12}
     expected = model_of(kind).generate(prompts[0][:16], method="vanilla", **settings).token_ids
     manifest = read_manifest(bundle)
     with EagleModel(bundle_of_sessions(bundle, manifest, numpy_sessions(bundle), 256)) as model:

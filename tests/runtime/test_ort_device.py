@@ -100,7 +100,8 @@ def test_a_device_that_copies_inputs_when_they_are_bound_reads_those_of_this_pas
         for seed, temperature in enumerate((0.0, 0.9)):
             settings: dict[str, Any] = {"max_new_tokens": 16, "temperature": temperature, "seed": seed}
             expected = host.generate(prompts[seed], method="vanilla", ignore_eos=True, **settings).token_ids
-            for draft in ({"method": "vanilla"}, {"tree": "dynamic"}, {"tree": "chain"}):
+            drafts: list[dict[str, Any]] = [{"method": "vanilla"}, {"tree": "dynamic"}, {"tree": "chain"}]
+            for draft in drafts:
                 result = device.generate(prompts[seed], ignore_eos=True, **settings, **draft)
                 assert result.token_ids == expected
                 accepted += sum(result.usage.accepted_per_depth)

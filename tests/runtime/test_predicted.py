@@ -93,4 +93,4 @@ def test_wrong_predictions(model_of: Callable[..., EagleModel]) -> None:
     model = model_of("eagle1", "int8")
     for prediction in ([256], [-1], [1.5], 3):
         with pytest.raises(RequestError, match="prediction"):
-            model.generate([5, 6], prediction=prediction)
+            model.generate([5, 6], prediction=prediction)  # type: ignore[arg-type]

@@ -59,7 +59,7 @@ def test_explicit_settings_win(model: EagleModel, settings: dict[str, Any], expe
 
 def test_unknown_settings_are_errors_even_if_none(model: EagleModel) -> None:
     with pytest.raises(RequestError, match="unknown setting 'temperture'"):
-        model.generate(PROMPT, temperture=None)
+        model.generate(PROMPT, temperture=None)  # type: ignore[call-arg]
 
 
 def test_commands_take_them_too(bundle: Path, model: EagleModel) -> None:

@@ -700,7 +700,7 @@ def test_an_engine_of_another_graph_is_refused(machine_of: Callable[..., Machine
 
 
 def test_a_tree_with_more_rows_of_logits_than_the_engine_serves_is_refused(machine_of: Callable[..., Machine]) -> None:
-    settings = {"total_token": 200}
+    settings: dict[str, Any] = {"total_token": 200}
     with machine_of().model() as model:
         with pytest.raises(RequestError, match=r"200 of them with logits.*lower total_token") as error:
             model.generate([1, 2, 3], max_new_tokens=300, ignore_eos=True, **settings)

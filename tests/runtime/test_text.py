@@ -207,3 +207,19 @@ def test_the_models_alone_are_tokenizers(tmp_path: Path) -> None:
     """Without decoder, normaliser or anything else."""
     text = Text(save(Tokenizer(models.WordLevel({"a": 0, "b": 1}, "a")), tmp_path))
     assert text.encode("b") == [1]
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_ids_become_text_as_in_transformers(kind: str, tmp_path: Path) -> None:
+    text, theirs = Text(save(TOKENIZERS[kind](), tmp_path)), AutoTokenizer.from_pretrained(tmp_path)
+    for sentence in TEXTS:
+        ids = text.encode(sentence)
+        for skipped in (True, False):
+            wanted = theirs.decode(ids, skip_special_tokens=skipped, clean_up_tokenization_spaces=False)
+            assert text.decode(ids, skip_special_tokens=skipped) == wanted
+
+
+@pytest.mark.parametrize("ids", [[10**6], [-1], [2**40], ["a"], 3])
+def test_ids_that_do_not_exist_have_no_text(ids: Any, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="token_ids"):
+        Text(save(TOKENIZERS["byte-level"](), tmp_path)).decode(ids)

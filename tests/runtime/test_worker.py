@@ -133,7 +133,7 @@ def worker(worker_bundle: Path) -> Iterator[Worker]:
 
 
 def test_an_answer_comes_in_pieces(worker: Worker, worker_bundle: Path) -> None:
-    settings = {"max_new_tokens": 40, "temperature": 0.8, "seed": 3, "ignore_eos": True}
+    settings: dict[str, Any] = {"max_new_tokens": 40, "temperature": 0.8, "seed": 3, "ignore_eos": True}
     with EagleModel.load(worker_bundle, threads=1) as model:
         wanted = model.generate("ab\n" * 180, **settings)
     worker.send(id="a", op="generate", prompt="ab\n" * 180, logprobs=2, **settings)

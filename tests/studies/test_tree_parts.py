@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +15,14 @@ from conftest import put_tokenizer
 from eagle_runtime import EagleModel
 from eagle_runtime.base.tree import node_depths
 from eagle_runtime.core.generate import Cycle
-from eagle_runtime.drafting.shapes import DynamicTree
+from eagle_runtime.drafting.shapes import DynamicTree, TreeShape
 from studies.harness import main
 from studies.tree_parts import AblatedTree, ablations, connected
 
 SIZE = (24, 3, 4)
 
 
-def cycles_of(model: EagleModel, prompt: list[int], tree: object, temperature: float = 0.0) -> list[Cycle]:
+def cycles_of(model: EagleModel, prompt: list[int], tree: TreeShape, temperature: float = 0.0) -> list[Cycle]:
     cycles: list[Cycle] = []
     model.generate(prompt, tree=tree, max_new_tokens=24, temperature=temperature, seed=3, on_cycle=cycles.append)
     return cycles
@@ -48,7 +49,7 @@ def test_ablated_trees_are_trees_and_lossless(
 ) -> None:
     model = model_of("eagle1")
     for prompt in prompts[:3]:
-        settings = {"max_new_tokens": 24, "temperature": temperature, "seed": 3}
+        settings: dict[str, Any] = {"max_new_tokens": 24, "temperature": temperature, "seed": 3}
         plain = model.generate(prompt, method="vanilla", **settings)
         ablated = model.generate(prompt, tree=shape, **settings)
         assert ablated.token_ids == plain.token_ids

@@ -68,7 +68,7 @@ def test_rows_tables_and_page(bundle: Path, prompts: Path, tmp_path: Path, capsy
     with EagleModel.load(bundle, threads=1) as model:
         for row in rows:
             question = QUESTIONS[[q.id for q in QUESTIONS].index(row.prompt_id)]
-            settings = {"max_new_tokens": 20, "temperature": row.temperature, "seed": 0}
+            settings: dict[str, Any] = {"max_new_tokens": 20, "temperature": row.temperature, "seed": 0}
             plain = model.generate(question.turns[0], method="vanilla", **settings)
             assert row.token_ids == plain.token_ids and row.new_tokens == len(row.token_ids)
             assert row.category == question.category and row.prompt_tokens == plain.usage.prompt_tokens

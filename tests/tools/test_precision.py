@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,7 +85,7 @@ def test_speeds_cover_all_prompts_and_tau_is_that_of_the_generations(models: lis
     speeds = time_models([BundleAnswers(model) for model in models], QUESTIONS, 24, lambda: calls.append(1))
     assert len(calls) == 2
     for model, speed in zip(models, speeds, strict=True):
-        tree = {"tree": "dynamic", "total_token": NODES}
+        tree: dict[str, Any] = {"tree": "dynamic", "total_token": NODES}
         stats = [model.generate(q.turns[0], max_new_tokens=24, **tree).usage for q in QUESTIONS]
         assert speed.new_tokens == sum(s.new_tokens - 1 for s in stats) > 20
         assert speed.target_passes == sum(s.target_passes for s in stats)

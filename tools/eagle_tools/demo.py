@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -94,7 +95,7 @@ def _compare(model: EagleModel, source: Path, console: Console) -> bool:
     asked = [model.text.encode([{"role": "user", "content": question}]) for question in COMPARED]
     longest = max(map(len, asked)) + COMPARED_TOKENS
     torch = PytorchModel(source, "fp32", physical_cores(), longest, None)
-    settings = {"max_new_tokens": COMPARED_TOKENS, "temperature": 0.0, "ignore_eos": True}
+    settings: dict[str, Any] = {"max_new_tokens": COMPARED_TOKENS, "temperature": 0.0, "ignore_eos": True}
     plain: list[Result] = []
     drafted: list[Result] = []
     torch_speeds = []

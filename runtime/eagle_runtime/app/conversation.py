@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from eagle_runtime.app.conversation_file import (
     ADVICE,
@@ -38,6 +38,11 @@ from eagle_runtime.base.arguments import checked_int, short_repr
 from eagle_runtime.base.errors import BusyError, ClosedError, ConversationFileError, RequestError
 from eagle_runtime.opening.loading import HEAD_SCRATCH, OpenBundle
 from eagle_runtime.text.tokenizer import Message, Text
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from eagle_runtime.app.settings import Settings
 
 OnEnd = Callable[[Output, int, "Usage | None"], None]  # what was answered, its seed, and its figures
 PATIENCE_S = 60.0  # for the running step of a turn that was cancelled
@@ -136,16 +141,16 @@ class Conversation:
 
     # Turns
 
-    def send(self, message: str | Message, *, wait: bool = False, **settings: Any) -> Turn:
+    def send(self, message: str | Message, *, wait: bool = False, **settings: Unpack[Settings]) -> Turn:
         """Append a message, by the user if it is text, and answer it.
 
         wait: for a running turn's end, in place of a BusyError. settings: as in `EagleModel.stream`. The answer is
         appended at the turn's end. Raises RequestError, TemplateError, ContextError and BusyError at once."""
         with self._free(wait):
             new = {"role": "user", "content": message} if isinstance(message, str) else _copied(message)
-            return self._answer([*self._messages, new], settings)
+            return self._answer([*self._messages, new], dict(settings))
 
-    def regenerate(self, *, wait: bool = False, **settings: Any) -> Turn:
+    def regenerate(self, *, wait: bool = False, **settings: Unpack[Settings]) -> Turn:
         """Answer the last message that is not an answer again, with a new seed unless one is given. Arguments and
         errors as in `send`."""
         with self._free(wait):
@@ -154,16 +159,16 @@ class Conversation:
                 messages.pop()
             if not messages:
                 raise RequestError("there is no message to answer; send one")
-            return self._answer(messages, settings)
+            return self._answer(messages, dict(settings))
 
-    def complete(self, prompt: str | Sequence[int], *, wait: bool = False, **settings: Any) -> Turn:
+    def complete(self, prompt: str | Sequence[int], *, wait: bool = False, **settings: Unpack[Settings]) -> Turn:
         """Go on from a text, without a template. prompt: the whole text, or its ids; what it has in common with the
         text before is not read again. Raises RequestError for a conversation that has messages."""
         with self._free(wait):
             if self._messages:
                 raise RequestError("the conversation has messages; send one, or open a conversation without any")
             ids = self._model.checked_prompt(prompt)
-            return self._start(ids, None, self._messages, settings)
+            return self._start(ids, None, self._messages, dict(settings))
 
     def _answer(self, messages: list[dict[str, Any]], settings: dict[str, Any]) -> Turn:
         text = self._model.text

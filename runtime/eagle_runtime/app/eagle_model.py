@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from eagle_runtime.app.conversation import Conversation, OnEnd
 from eagle_runtime.app.output import Output
@@ -34,6 +34,11 @@ from eagle_runtime.opening.habits_file import HabitsFile
 from eagle_runtime.opening.loading import OpenBundle, Progress, open_bundle
 from eagle_runtime.sampling.sampler import Sampler, SamplingParams
 from eagle_runtime.text.tokenizer import Message
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from eagle_runtime.app.settings import Settings
 
 Prompt = str | Sequence[int] | Sequence[Message]
 
@@ -146,7 +151,7 @@ class EagleModel:
         """The method of a request that names neither method nor tree."""
         return self.bundle.default_method
 
-    def generate(self, prompt: Prompt, **settings: Any) -> Result:
+    def generate(self, prompt: Prompt, **settings: Unpack[Settings]) -> Result:
         """Decode to the end and return the result; settings as in `stream`."""
         with self.stream(prompt, **settings) as pieces:
             pieces.lease.ticket.streamed = False  # it ends without the caller's help, so others may wait for it
@@ -168,7 +173,7 @@ class EagleModel:
         """Returns the number of tokens of a prompt, given as to `stream`. Raises RequestError."""
         return len(self.encode(prompt))
 
-    def stream(self, prompt: Prompt, **settings: Any) -> Turn:
+    def stream(self, prompt: Prompt, **settings: Unpack[Settings]) -> Turn:
         """Decode piece by piece.
 
         prompt: text, token ids, or chat messages ({"role", "content"} dicts, for the bundle's template). The settings:

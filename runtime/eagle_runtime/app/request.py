@@ -11,7 +11,6 @@ from typing import Any
 from eagle_runtime.app.output import End
 from eagle_runtime.base.arguments import checked_ids, checked_int, short_repr
 from eagle_runtime.base.errors import RequestError
-from eagle_runtime.bundle.manifest import TreeKind
 from eagle_runtime.bundle.sampling_defaults import SamplingDefaults
 from eagle_runtime.core.decoding_state import DecodingState
 from eagle_runtime.core.drafter import Drafter
@@ -64,7 +63,7 @@ def request_of(
     constraint: Constraint | None = None,
     prediction: str | Sequence[int] | None = None,
     method: str | None = None,
-    tree: TreeKind | TreeShape | None = None,
+    tree: str | TreeShape | None = None,
     total_token: int | None = None,
     depth: int | None = None,
     draft_top_k: int | None = None,

@@ -7,7 +7,6 @@ from typing import NamedTuple
 from eagle_runtime.base.arguments import checked_int, short_repr
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.base.tree import EAGLE1_CHOICES
-from eagle_runtime.bundle.manifest import TreeKind
 from eagle_runtime.drafting.method import Choice, Loaded, Method
 from eagle_runtime.drafting.methods import NO_DRAFT_MODEL, NO_HEAD, TREES, default_method, method_named
 from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, TreeShape, chain, check_children
@@ -21,7 +20,7 @@ class Sizes(NamedTuple):
     draft_top_k: int | None = None
 
 
-def choose_drafter(name: str | None, tree: TreeKind | TreeShape | None, sizes: Sizes, loaded: Loaded) -> Choice:
+def choose_drafter(name: str | None, tree: str | TreeShape | None, sizes: Sizes, loaded: Loaded) -> Choice:
     """The drafter of a method and a tree. Raises RequestError for a combination that no drafter serves, and for sizes
     out of range."""
     total, depth, top_k = (

@@ -228,7 +228,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--temperature", action=Listed, of=float, metavar="T,T", help="default 0; with --trees, --table 0 and 1"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random numbers (default 0)")
     parser.add_argument("--trees", action="store_true", help="add all tree kinds")
     parser.add_argument("--sweep", action="store_true", help="add dynamic trees of many sizes")
     parser.add_argument("--table", choices=["seeds"], help="add the methods that EAGLE's papers compare, in one table")
