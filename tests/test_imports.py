@@ -19,8 +19,9 @@ ROOT = Path(__file__).resolve().parents[1]
 # Folder and package of each part, lowest first: a part may import itself and what stands before it.
 PARTS = {name: f"eagle_{name}" for name in ("runtime", "calib", "export", "train", "tools")}
 SERVE = "runtime/eagle_serve"  # a package of its own: nothing else imports it, and of the runtime it imports only
-# the public names, what all commands share, and the names of drafting methods
-OPEN = {"eagle_runtime", "eagle_runtime.commands.command", "eagle_runtime.drafting.methods"}
+# the public names, what all commands share, and the names of drafting methods and of formats of calls
+FORMATS = "eagle_runtime.text.call_formats"
+OPEN = {"eagle_runtime", "eagle_runtime.commands.command", "eagle_runtime.drafting.methods", FORMATS}
 LEAN = ("runtime", "calib")  # installed without the exporter's libraries
 HEAVY = {"torch", "transformers", "onnx", "onnxscript", "onnx_ir"}
 BASE = {"numpy", "tokenizers", "jinja2", "safetensors"}  # what the distribution requires whatever its extras
@@ -204,9 +205,11 @@ def test_reading_a_calibration_takes_numpy_only() -> None:
 def test_the_public_names_are_these() -> None:
     """A name added or gone is a decision, not an accident."""
     assert eagle_runtime.__all__ == [
+        "AnswerForm",
         "BackendError",
         "BundleError",
         "BusyError",
+        "ChatPrompt",
         "ClosedError",
         "Constraint",
         "ConstraintError",
@@ -215,18 +218,24 @@ def test_the_public_names_are_these() -> None:
         "ConversationFileError",
         "Cycle",
         "Drafter",
+        "DynamicTree",
         "EagleError",
         "EagleModel",
+        "EagleWarning",
         "FidelityWarning",
         "Memory",
         "MemoryLimitError",
+        "Part",
         "Piece",
         "RequestError",
         "Result",
         "SamplingParams",
+        "Settings",
+        "StaticTree",
         "Stop",
         "TemplateError",
         "Token",
+        "ToolUse",
         "Tree",
         "TreeShape",
         "Turn",

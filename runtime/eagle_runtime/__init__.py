@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, TreeShape
     from eagle_runtime.sampling.constraint import Constraint
     from eagle_runtime.sampling.sampler import SamplingParams
+    from eagle_runtime.text.answer_form import AnswerForm, ChatPrompt
+    from eagle_runtime.text.answer_reader import Part
+    from eagle_runtime.text.tools import ToolUse
 
 # Module -> the public names that it defines: the imports above, for Python.
 _DEFINED = {
@@ -69,6 +72,9 @@ _DEFINED = {
     "app.result": ("Piece", "Result", "Stop", "Token", "Usage"),
     "sampling.sampler": ("SamplingParams",),
     "app.settings": ("Settings",),
+    "text.answer_form": ("AnswerForm", "ChatPrompt"),
+    "text.answer_reader": ("Part",),
+    "text.tools": ("ToolUse",),
     "app.slots": ("Memory",),
     "base.tree": ("Tree",),
     "app.turn": ("Turn",),
@@ -78,9 +84,11 @@ _MODULES = {name: module for module, names in _DEFINED.items() for name in names
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent unless the application asks
 
 __all__ = [
+    "AnswerForm",
     "BackendError",
     "BundleError",
     "BusyError",
+    "ChatPrompt",
     "ClosedError",
     "Constraint",
     "ConstraintError",
@@ -96,6 +104,7 @@ __all__ = [
     "FidelityWarning",
     "Memory",
     "MemoryLimitError",
+    "Part",
     "Piece",
     "RequestError",
     "Result",
@@ -105,6 +114,7 @@ __all__ = [
     "Stop",
     "TemplateError",
     "Token",
+    "ToolUse",
     "Tree",
     "TreeShape",
     "Turn",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eagle_runtime import Piece, Result, Token
+from eagle_runtime import Part, Piece, Result, Token
 from eagle_serve.engine import Engine
 from eagle_serve.jobs import Job
 
@@ -23,6 +23,7 @@ class Answer:
         self._job = job
         self._request = job.prepared.request
         self._chat = self._request.endpoint == "chat"
+        self._taken_apart = "form" in job.prepared.settings
         self._head = {
             "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{secrets.token_hex(12)}",
             "object": "chat.completion" if self._chat else "text_completion",
@@ -40,7 +41,9 @@ class Answer:
         tokens = [token for piece in pieces for token in self._shown(piece)]
         choice: dict[str, Any] = {"index": 0, "finish_reason": result.finish_reason}
         if self._chat:
-            choice["message"] = {"role": "assistant", "content": _text(pieces), "refusal": None}
+            message = result.message or {"role": "assistant", "content": _text(pieces)}
+            choice["message"] = {**self._message(message), "refusal": None}
+            choice["finish_reason"] = self._reason(result)
         else:
             choice["text"] = _text(pieces)
         choice["logprobs"] = self._logprobs(tokens)
@@ -55,19 +58,47 @@ class Answer:
         """The chunk before the first piece: a chat's has the role."""
         return self._chunk({"delta": {"role": "assistant", "content": ""}}, None) if self._chat else None
 
-    def piece(self, piece: Piece) -> dict[str, Any] | None:
-        """The chunk of a piece; None for one without text."""
+    def piece(self, piece: Piece) -> list[dict[str, Any]]:
+        """The chunks of a piece: one, or one for each of its parts; none for a piece without text."""
         tokens = self._shown(piece)
         if not tokens and not piece.text:
-            return None
-        choice: dict[str, Any] = {"delta": {"content": piece.text}} if self._chat else {"text": piece.text}
-        chunk = self._chunk({**choice, "logprobs": self._logprobs(tokens)}, None)
-        traced = self._traced(tokens)
-        return {**chunk, "eagle": traced} if traced else chunk
+            return []
+        choices: list[dict[str, Any]] = [{"delta": {"content": piece.text}} if self._chat else {"text": piece.text}]
+        if self._taken_apart:
+            choices = [{"delta": self._delta(part)} for part in piece.parts] or [{"delta": {}}]
+        logprobs, traced = self._logprobs(tokens), self._traced(tokens)
+        if choices == [{"delta": {}}] and logprobs is None and not traced:
+            return []
+        first = self._chunk({**choices[0], "logprobs": logprobs}, None)
+        return [{**first, "eagle": traced} if traced else first, *(self._chunk(choice, None) for choice in choices[1:])]
+
+    def _delta(self, part: Part) -> dict[str, Any]:
+        """A part of an answer, as a stream tells of it."""
+        if part.kind == "content":
+            return {"content": part.text}
+        if part.kind == "reasoning":
+            return {"reasoning_content": part.text}
+        named = part.kind == "call"
+        function = {"name": part.text, "arguments": ""} if named else {"arguments": part.text}
+        if self._request.old_calls:
+            return {"function_call": function}
+        head = {"index": part.index, "id": part.id, "type": "function"} if named else {"index": part.index}
+        return {"tool_calls": [{**head, "function": function}]}
+
+    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The message of an answer; its call as the older API has it, if it was asked so."""
+        result = dict(message)
+        if self._request.old_calls and "tool_calls" in result:
+            result["function_call"] = result.pop("tool_calls")[0]["function"]
+        return result
+
+    def _reason(self, result: Result) -> str:
+        called = self._request.old_calls and result.finish_reason == "tool_calls"
+        return "function_call" if called else result.finish_reason
 
     def last(self, result: Result) -> dict[str, Any]:
         """The chunk with the reason why the answer ended."""
-        chunk = self._chunk({"delta": {}} if self._chat else {"text": ""}, result.finish_reason)
+        chunk = self._chunk({"delta": {}} if self._chat else {"text": ""}, self._reason(result))
         return {**chunk, **self._figures(result, {})}
 
     def usage(self, result: Result) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from eagle_runtime.commands.command import (
     run_command,
     size,
 )
+from eagle_runtime.text.call_formats import FORMATS
 from eagle_serve.log_lines import logged
 from eagle_serve.options import Options
 
@@ -82,6 +83,7 @@ def options_of(args: argparse.Namespace) -> Options:
         queue=args.queue,
         parallel=args.parallel,
         max_tokens=args.max_tokens,
+        tool_format=args.tool_format,
         api_key=_api_key(args.api_key_file),
         allowed_hosts=(*args.allowed_hosts, *_own_name(args.host)),
         allowed_origins=tuple(args.allowed_origins),
@@ -159,6 +161,8 @@ def _parser() -> Parser:
     work.add_argument(
         "--max-tokens", type=_count(1, 2**31 - 1), metavar="N", help="most of an answer (default: what is left)"
     )
+    formats = [row.name for row in FORMATS]
+    work.add_argument("--tool-format", choices=formats, metavar="NAME", help="of calls (default: as the template says)")
     work.add_argument("--kv-budget", type=size, metavar="2GB", help="memory for keys and values of all texts")
     guard = parser.add_argument_group("security")
     guard.add_argument("--api-key-file", metavar="F", help=f"file with the key that requests need (default: ${KEY})")

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from eagle_runtime import Constraint, ConstraintError, Cycle, EagleModel, RequestError
+from eagle_runtime import AnswerForm, Constraint, ConstraintError, Cycle, EagleModel, RequestError
 from eagle_serve.errors import ApiError, error_of
 from eagle_serve.grammar import Grammar
 from eagle_serve.jobs import Job
@@ -23,6 +23,7 @@ from eagle_serve.request import Request
 
 # The runtime's name of a setting -> the field that gave it, for errors.
 FIELDS = {
+    "constraint": "eagle.constraint",
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
     "method": "eagle.method",
@@ -81,12 +82,14 @@ class Engine:
 
     def prepare(self, request: Request) -> Prepared:
         """Returns the request ready to decode; takes up to seconds. Raises ApiError, MemoryLimitError."""
-        ids = self.ids(request)
+        ids, form = self._prompt(request)
         room = self.model.context - len(ids)
         limits = (room, self._options.max_tokens, request.max_tokens)
         settings: dict[str, Any] = {**request.settings, "max_new_tokens": min(limit for limit in limits if limit)}
         if request.logprobs is not None:
             settings["logprobs"] = request.logprobs
+        if form is not None and (form.thinks or form.use is not None):
+            settings["form"] = form
         self.model.slots.check(len(ids), self.model.context)
         if request.grammar is not None:
             settings["constraint"] = constraint_of(request.grammar)
@@ -95,23 +98,33 @@ class Engine:
         try:
             self.model.stream(ids, **settings).close()  # makes all checks of a turn, and computes nothing
         except ConstraintError as error:
-            raise error_of(error, request.grammar.param if request.grammar else None, self._bundle) from None
+            param = "tools" if request.tools else request.grammar.param if request.grammar else None
+            raise error_of(error, param, self._bundle) from None
         except RequestError as error:
             raise error_of(error, _field_of(error, settings), self._bundle) from None
         return Prepared(request, tuple(ids), settings)
 
     def ids(self, request: Request) -> list[int]:
         """Returns the ids of a request's prompt. Raises ApiError."""
+        return self._prompt(request)[0]
+
+    def _prompt(self, request: Request) -> tuple[list[int], AnswerForm | None]:
+        """The ids of a request's prompt, and the form of the answer to a chat. Raises ApiError."""
         try:
             if request.endpoint == "completions":
                 prompt = request.prompt if isinstance(request.prompt, str) else list(request.prompt or ())
-                return self.model.checked_prompt(prompt)
+                return self.model.checked_prompt(prompt), None
             if not self.model.text.chat:
                 reason = "this model has no chat template; send a prompt to /v1/completions"
                 raise ApiError(400, "template_error", reason, "messages")
             text = self.model.text
-            rendered = text.render(request.messages, template_kwargs=request.template_kwargs)
-            return self.model.checked_prompt(text.encode_rendered(rendered))
+            chat = self.model.chat_prompt(
+                request.messages,
+                request.tools,
+                template_kwargs=request.template_kwargs,
+                tool_format=self._options.tool_format,
+            )
+            return self.model.checked_prompt(text.encode_rendered(chat.text)), chat.form
         except RequestError as error:
             raise error_of(error, "prompt" if request.endpoint == "completions" else "messages", self._bundle) from None
 

@@ -7,13 +7,14 @@ from typing import Any
 from eagle_serve.checks import a_list, an_object, text
 from eagle_serve.errors import ApiError, unsupported, wrong_value
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+RENAMED = {"developer": "system", "function": "tool"}
 PASSED = ("name", "tool_call_id", "reasoning_content")  # text that templates of some models read
 
 
 def parse_messages(value: object, most: int) -> list[dict[str, Any]]:
     """Returns the messages as the template gets them: {"role", "content", ...} with text content, "developer" being
-    "system". most: of messages. Raises ApiError naming the message."""
+    "system", and "function" "tool". most: of messages. Raises ApiError naming the message."""
     messages = a_list(value, "messages")
     if not messages:
         raise wrong_value("messages", "is empty; send at least one message")
@@ -27,11 +28,13 @@ def _message(value: object, name: str) -> dict[str, Any]:
     role = text(message.get("role"), f"{name}.role")
     if role not in ROLES:
         raise wrong_value(f"{name}.role", f"is {role[:40]!r}, but must be one of {', '.join(ROLES)}")
-    for refused in ("audio", "function_call", "prefix", "partial"):
+    for refused in ("audio", "prefix", "partial"):
         if message.get(refused) not in (None, False):
             raise unsupported(f"{name}.{refused}", "is not supported")
     calls = message.get("tool_calls")
-    result: dict[str, Any] = {"role": "system" if role == "developer" else role}
+    if calls is None and message.get("function_call") is not None:  # of the older API
+        calls = [{"function": an_object(message["function_call"], f"{name}.function_call")}]
+    result: dict[str, Any] = {"role": RENAMED.get(role, role)}
     content = message.get("content")
     if content is not None or not (role == "assistant" and calls):
         result["content"] = text_of(content, f"{name}.content")

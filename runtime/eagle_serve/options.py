@@ -35,15 +35,17 @@ class Options:
 
     aliases: names of the model besides the bundle folder's. strict_model: refuse requests for other names. queue:
     requests that may wait. parallel: requests that decode in turns, step by step. max_tokens: the most tokens of an
-    answer, whatever a request asks for; None for what the context holds. api_key: asked of every request if it is
-    given. allowed_hosts: values of the Host header besides loopback names, with or without a port. allowed_origins: web
-    origins whose pages may call the server."""
+    answer, whatever a request asks for; None for what the context holds. tool_format: how the model writes calls of
+    tools, a name of eagle_runtime.text.call_formats; None for what its chat template says. api_key: asked of every
+    request if it is given. allowed_hosts: values of the Host header besides loopback names, with or without a port.
+    allowed_origins: web origins whose pages may call the server."""
 
     aliases: tuple[str, ...] = ()
     strict_model: bool = False
     queue: int = 16
     parallel: int = 1
     max_tokens: int | None = None
+    tool_format: str | None = None
     api_key: str | None = None
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()

@@ -16,8 +16,6 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "echo": OFF,
     "suffix": ("",),
     "audio": (),
-    "functions": ([],),
-    "function_call": ("none",),
     "web_search_options": (),
     "moderation": (),
     "data_sources": ([],),
@@ -139,11 +137,6 @@ def refuse(given: Mapping[str, Any], endpoint: Endpoint) -> None:
             raise unsupported(name, f"is not supported; {INSTEAD.get(name, 'leave it out')}")
     if "modalities" in given and given["modalities"] != ["text"]:
         raise unsupported("modalities", "may be ['text'] alone: this model writes text")
-    choice = given.get("tool_choice")
-    if choice not in (None, "none", "auto"):
-        raise unsupported("tool_choice", "may be 'none' alone: tools are not called")
-    if given.get("tools") and choice != "none":
-        raise unsupported("tools", "are not called by this server; leave them out, or send tool_choice: 'none'")
 
 
 def _is_one_of(value: object, values: tuple[object, ...]) -> bool:

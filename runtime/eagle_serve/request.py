@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from eagle_runtime import ToolUse
 from eagle_runtime.drafting.methods import NAMES, TREES
 from eagle_serve.checks import a_list, an_object, boolean, ids, integer, number, one_of, text
 from eagle_serve.errors import ApiError, unsupported, wrong_type, wrong_value
@@ -13,6 +14,7 @@ from eagle_serve.grammar import Grammar, grammar_of
 from eagle_serve.messages import parse_messages, text_of
 from eagle_serve.options import Options
 from eagle_serve.refused import Endpoint, neutral, refuse
+from eagle_serve.tools import OLD, has_functions, no_tools, tools_of
 
 MOST_TOKENS = 2**31 - 1
 MOST_LOGPROBS = 20
@@ -38,7 +40,7 @@ COMMON = {
 }  # fmt: skip
 OF_CHAT = {
     "messages", "top_logprobs", "chat_template_kwargs", "reasoning_effort", "enable_thinking", "prediction",
-    "tool_choice",
+    "tools", "tool_choice", "parallel_tool_calls", *OLD,
 }  # fmt: skip
 OF_COMPLETIONS = {"prompt"}
 
@@ -47,7 +49,8 @@ OF_COMPLETIONS = {"prompt"}
 class Request:
     """prompt: text or ids of a completion; messages: of a chat. settings: of the runtime's `stream`, those that were
     given. max_tokens: None takes what is left. logprobs: None, or how many runners-up are wanted with each token.
-    prediction: text that the answer may repeat. trace: tell which tokens were drafted. ignored: fields without
+    prediction: text that the answer may repeat. tools: that the answer may call; old_calls: tell of a call as the older
+    API does. trace: tell which tokens were drafted. ignored: fields without
     effect."""
 
     endpoint: Endpoint
@@ -62,6 +65,8 @@ class Request:
     logprobs: int | None = None
     grammar: Grammar | None = None
     prediction: str | None = None
+    tools: ToolUse | None = None
+    old_calls: bool = False
     trace: bool = False
     ignored: tuple[str, ...] = ()
 
@@ -72,10 +77,14 @@ def parse_request(body: Mapping[str, Any], endpoint: Endpoint, options: Options,
     refuse(given, endpoint)
     own = OF_CHAT if endpoint == "chat" else OF_COMPLETIONS
     _only_one(given)
-    prompt, messages = None, []
+    prompt, messages, tools = None, [], None
     if endpoint == "chat":
         messages = parse_messages(given.get("messages"), options.limits.messages)
+        tools = tools_of(given)
+        if tools is None and given.get("tools"):
+            own = own - {"tools"}
     else:
+        no_tools(given)
         prompt = _prompt(given.get("prompt"))
     drafting, trace = _eagle(given)
     template_kwargs = _template_kwargs(given) if endpoint == "chat" else {}
@@ -93,6 +102,8 @@ def parse_request(body: Mapping[str, Any], endpoint: Endpoint, options: Options,
         logprobs=_logprobs(given, endpoint),
         grammar=grammar_of(given, options),
         prediction=_prediction(given) if endpoint == "chat" else None,
+        tools=tools,
+        old_calls=endpoint == "chat" and has_functions(given),
         trace=trace,
         ignored=tuple(name for name in given if name not in COMMON | own | _saying_nothing(given, endpoint)),
     )

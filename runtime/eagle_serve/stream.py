@@ -81,7 +81,8 @@ class EventStream:
             if isinstance(news, ApiError):
                 await self._send(send, _body(event(news.data), more=False))
                 return True
-            await self._write(send, self._answer.piece(news))
+            for chunk in self._answer.piece(news):
+                await self._write(send, chunk)
             if news.result is not None:
                 await self._write(send, self._answer.last(news.result))
                 if self._job.prepared.request.include_usage:

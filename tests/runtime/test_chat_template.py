@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
 import json
@@ -190,26 +189,6 @@ def test_what_cannot_be_rendered(arguments: dict[str, Any], says: str, folder: P
     text = text_of(folder, "{% for m in messages %}{{ m.content }}{% endfor %}")
     with pytest.raises(TemplateError, match=says.replace("[", r"\[")):
         text.render(**{"messages": CHAT, **arguments})
-
-
-@pytest.mark.parametrize(
-    ("template", "reads"),
-    [
-        ("{{ messages[0].content }}", False),
-        ("{% set tools = [] %}{{ tools }}", False),
-        ("{{ tools | tojson }}", True),
-        ("{% if tools is defined and tools %}{{ tools[0].name }}{% endif %}", True),
-        ("{% macro listed(all) %}{% for t in all %}{{ t.name }}{% endfor %}{% endmacro %}{{ listed(tools) }}", True),
-    ],
-)
-def test_tools_that_the_template_passes_over_are_refused(template: str, reads: bool, folder: Path) -> None:
-    """Otherwise a model would answer as if there were none, and nobody would learn of it."""
-    text = text_of(folder, template)
-    text.render(CHAT, tools=[{"name": "f"}])
-    text.check_tools(None)
-    text.check_tools([])
-    with contextlib.nullcontext() if reads else pytest.raises(TemplateError, match="passes over tools; describe them"):
-        text.check_tools([{"name": "f"}])
 
 
 @pytest.mark.parametrize("template", ["{{ messages[-1].role }}", "{{ messages[0].content }}", "{{ 'content'[:3] }}"])

@@ -173,7 +173,7 @@ def test_messages(messages: list[dict[str, Any]], rendered: list[dict[str, Any]]
 
 IGNORED = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "verbosity", "parallel_tool_calls", "draft_model", "ttl", "something_new", "cache_prompt", "id_slot",
+    "verbosity", "draft_model", "ttl", "something_new", "cache_prompt", "id_slot",
 )  # fmt: skip
 
 
@@ -193,9 +193,7 @@ def test_tools_that_are_not_called_are_ignored() -> None:
     "fields",
     [
         {"n": 2}, {"best_of": 2}, {"echo": True}, {"suffix": "x"}, {"audio": {"voice": "x"}},
-        {"modalities": ["text", "audio"]}, {"functions": [{"name": "f"}]}, {"function_call": "auto"},
-        {"tools": [{"type": "function"}]}, {"tool_choice": "required"},
-        {"tool_choice": {"type": "function", "function": {"name": "f"}}}, {"web_search_options": {}},
+        {"modalities": ["text", "audio"]}, {"web_search_options": {}},
         {"moderation": True}, {"mirostat": 2}, {"mirostat_mode": 1}, {"typical_p": 0.9}, {"tfs_z": 0.9},
         {"xtc_probability": 0.5}, {"dry_multiplier": 0.8}, {"dynatemp_range": 0.5}, {"use_beam_search": True},
         {"length_penalty": 2}, {"grammar": "root ::= x"}, {"ebnf": "x"}, {"regex": "x"},
@@ -235,9 +233,8 @@ def test_refused_parts_of_messages() -> None:
         where = "messages[1].content[0]"
         messages = [*USER, {"role": "user", "content": [part]}]
         assert refusal(messages=messages) == (400, "unsupported_parameter", where)
-    for name in ("audio", "function_call"):
-        messages = [{"role": "assistant", "content": "x", name: {"id": "1"}}]
-        assert refusal(messages=messages) == (400, "unsupported_parameter", f"messages[0].{name}")
+    messages = [{"role": "assistant", "content": "x", "audio": {"id": "1"}}]
+    assert refusal(messages=messages) == (400, "unsupported_parameter", "messages[0].audio")
 
 
 @pytest.mark.parametrize(
@@ -328,7 +325,7 @@ def test_wrong_values_of_one_endpoint() -> None:
     assert refusal(messages=[]) == (400, "invalid_value", "messages")
     assert refusal(messages=USER * 1025) == (400, "invalid_value", "messages")
     assert len(parsed(messages=USER * 1024).messages) == 1024
-    assert refusal(messages=[{"role": "function", "content": "x"}]) == (400, "invalid_value", "messages[0].role")
+    assert refusal(messages=[{"role": "critic", "content": "x"}]) == (400, "invalid_value", "messages[0].role")
     assert refusal(messages=[{"role": "user", "content": "\udc00"}]) == (400, "invalid_value", "messages[0].content")
     assert refusal(top_logprobs=2) == (400, "invalid_value", "top_logprobs")
     assert refusal(logprobs=True, top_logprobs=21) == (400, "invalid_value", "top_logprobs")

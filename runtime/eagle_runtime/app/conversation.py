@@ -37,12 +37,15 @@ from eagle_runtime.app.turn import Turn
 from eagle_runtime.base.arguments import checked_int, short_repr
 from eagle_runtime.base.errors import BusyError, ClosedError, ConversationFileError, RequestError
 from eagle_runtime.opening.loading import HEAD_SCRATCH, OpenBundle
+from eagle_runtime.text.answer_form import chat_prompt
+from eagle_runtime.text.call_formats import format_named
 from eagle_runtime.text.tokenizer import Message, Text
+from eagle_runtime.text.tools import ToolUse
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from eagle_runtime.app.settings import Settings
+    from eagle_runtime.app.settings import ChatSettings, Settings
 
 OnEnd = Callable[[Output, int, "Usage | None"], None]  # what was answered, its seed, and its figures
 PATIENCE_S = 60.0  # for the running step of a turn that was cancelled
@@ -85,12 +88,17 @@ class Conversation:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        tool_format: str | None = None,
     ) -> None:
         """Use `EagleModel.conversation`."""
+        ToolUse.of(tools)
+        if tool_format is not None:
+            format_named(tool_format)
         self._model = model
         self._messages = [_copied(message) for message in messages]
         self._tools = None if tools is None else [dict(tool) for tool in tools]
         self._template_kwargs = dict(template_kwargs or {})
+        self._tool_format = tool_format
         self._written = Written("", ())
         self._turns: list[PastTurn] = []
         self._turn: weakref.ref[Turn] | None = None
@@ -141,16 +149,37 @@ class Conversation:
 
     # Turns
 
-    def send(self, message: str | Message, *, wait: bool = False, **settings: Unpack[Settings]) -> Turn:
+    def send(self, message: str | Message, *, wait: bool = False, **settings: Unpack[ChatSettings]) -> Turn:
         """Append a message, by the user if it is text, and answer it.
 
-        wait: for a running turn's end, in place of a BusyError. settings: as in `EagleModel.stream`. The answer is
-        appended at the turn's end. Raises RequestError, TemplateError, ContextError and BusyError at once."""
+        wait: for a running turn's end, in place of a BusyError. settings: as in `EagleModel.stream`, and tools (else
+        those of the conversation), tool_choice and parallel_tool_calls as in OpenAI's API. The answer is appended at
+        the turn's end, its calls as "tool_calls"; send their results as messages of role tool, with `send_results`
+        where there are several. Raises RequestError, TemplateError, ContextError and BusyError at once."""
         with self._free(wait):
             new = {"role": "user", "content": message} if isinstance(message, str) else _copied(message)
             return self._answer([*self._messages, new], dict(settings))
 
-    def regenerate(self, *, wait: bool = False, **settings: Unpack[Settings]) -> Turn:
+    def send_results(self, results: Mapping[str, Any], *, wait: bool = False, **settings: Unpack[ChatSettings]) -> Turn:
+        """Append what calls of tools have returned, by their ids, and answer them. Results that are not text become
+        JSON. Arguments and errors as in `send`; RequestError where an id is none of the last answer's calls, or one of
+        them has no result."""
+        with self._free(wait):
+            calls = (self._messages[-1] if self._messages else {}).get("tool_calls") or ()
+            ids = [call["id"] for call in calls]
+            if not ids or set(ids) != set(results):
+                raise RequestError(
+                    f"the results are of the calls {sorted(results)}, but those of the last answer are {sorted(ids)}; "
+                    "give one for each"
+                )
+            new = [
+                {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"],
+                 "content": result if isinstance(result := results[call["id"]], str) else json.dumps(result)}
+                for call in calls
+            ]  # fmt: skip
+            return self._answer([*self._messages, *new], dict(settings))
+
+    def regenerate(self, *, wait: bool = False, **settings: Unpack[ChatSettings]) -> Turn:
         """Answer the last message that is not an answer again, with a new seed unless one is given. Arguments and
         errors as in `send`."""
         with self._free(wait):
@@ -172,8 +201,12 @@ class Conversation:
 
     def _answer(self, messages: list[dict[str, Any]], settings: dict[str, Any]) -> Turn:
         text = self._model.text
-        rendered = text.render(messages, tools=self._tools, template_kwargs=self._template_kwargs)
-        text.check_tools(self._tools)
+        settings = {"tools": self._tools, **settings}
+        use = ToolUse.of(*(settings.pop(name, None) for name in ("tools", "tool_choice", "parallel_tool_calls")))
+        prompt = chat_prompt(text, messages, use, template_kwargs=self._template_kwargs, tool_format=self._tool_format)
+        rendered = prompt.text
+        if use is not None or prompt.form.thinks:
+            settings["form"] = prompt.form
         written, rest = self._written, None
         if written.text and rendered.startswith(written.text):
             rest = text.encode_after(rendered[len(written.text) :])
@@ -198,7 +231,7 @@ class Conversation:
                     self._turns.clear()
                 self._turns.append(PastTurn(seed, output.stop, usage))
                 if rendered is not None:
-                    self._messages = [*messages, {"role": "assistant", "content": output.text}]
+                    self._messages = [*messages, output.kept_message]
 
         try:
             turn = self._model.turn_in(self.slot, ids, ended, settings)
@@ -230,7 +263,13 @@ class Conversation:
         """Returns a conversation with the same messages, which goes its own way. The rows are copied when it first
         runs. Raises BusyError."""
         with self._free(wait=False):
-            other = Conversation(self._model, self._messages, tools=self._tools, template_kwargs=self._template_kwargs)
+            other = Conversation(
+                self._model,
+                self._messages,
+                tools=self._tools,
+                template_kwargs=self._template_kwargs,
+                tool_format=self._tool_format,
+            )
             other._written, other._turns = self._written, self._turns.copy()
             other.slot.copy_from(self.slot)
             return other
@@ -257,7 +296,7 @@ class Conversation:
                 format=FORMAT,
                 identity=identity_of(self._model.bundle),
                 messages=as_json("a message", self._messages),
-                tools=as_json("a tool", self._tools),
+                tools=as_json("a tool", {"format": self._tool_format, "tools": self._tools}),
                 template_kwargs=as_json("template_kwargs", self._template_kwargs),
                 written=self._written.text,
                 turns=tuple(self._turns),
@@ -284,13 +323,17 @@ class Conversation:
         if ids and max(ids) >= model.bundle.manifest.target.vocab_size:
             raise ConversationFileError(f"{path} holds ids outside the vocabulary; {ADVICE}")
         try:
+            tools = json.loads(saved.tools)
+            if not isinstance(tools, dict):  # of a version that knew no formats
+                tools = {"format": None, "tools": tools}
             chat = cls(
                 model,
                 json.loads(saved.messages),
-                tools=json.loads(saved.tools),
+                tools=tools["tools"],
                 template_kwargs=json.loads(saved.template_kwargs),
+                tool_format=tools["format"],
             )
-        except (ValueError, TypeError, RequestError):
+        except (ValueError, TypeError, KeyError, RequestError):
             raise ConversationFileError(f"{path} holds messages that are none; {ADVICE}") from None
         chat._written, chat._turns, chat.notes = Written(saved.written, ids), list(saved.turns), saved.notes
         chat.kv_note = saved.identity.difference(identity)

@@ -33,7 +33,9 @@ from eagle_runtime.opening.draft_bundle import with_draft_bundle
 from eagle_runtime.opening.habits_file import HabitsFile
 from eagle_runtime.opening.loading import OpenBundle, Progress, open_bundle
 from eagle_runtime.sampling.sampler import Sampler, SamplingParams
+from eagle_runtime.text.answer_form import ChatPrompt, chat_prompt
 from eagle_runtime.text.tokenizer import Message
+from eagle_runtime.text.tools import ToolUse
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -183,7 +185,7 @@ class EagleModel:
           the text ends. stop_token_ids: end the output, as do the model's end-of-sequence ids unless ignore_eos.
         - logprobs: record the log-probability of each token, and of so many of the likeliest (0 to 20).
         - constraint: a Constraint that the text follows; it ends where nothing may come after it. Drafts keep to it,
-          but for those of a drafter of your own.
+          but for those of a drafter of your own. form: of the answer to a chat (`chat_prompt`), with its tools.
         - prediction: text, or ids, that the output may repeat; n-gram matches are looked for there first.
         - on_cycle: called with each Cycle after its verification. on_prefill: called with the tokens of a long prompt
           that are read so far, and all of them, after each chunk but the last.
@@ -216,13 +218,27 @@ class EagleModel:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        tool_format: str | None = None,
     ) -> Conversation:
         """Returns a conversation, which reads of each turn what is new.
 
-        messages: to begin with. tools: their descriptions, and template_kwargs: further variables, for the bundle's
-        chat template. Raises RequestError, ClosedError."""
+        messages: to begin with. tools: that each answer may call, as OpenAI's API describes them. template_kwargs:
+        further variables for the bundle's chat template. tool_format: a name of text.call_formats; None for the one
+        that the template speaks of. Raises RequestError, ClosedError."""
         self._engines.check()
-        return Conversation(self, messages, tools=tools, template_kwargs=template_kwargs)
+        return Conversation(self, messages, tools=tools, template_kwargs=template_kwargs, tool_format=tool_format)
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        use: ToolUse | None = None,
+        *,
+        template_kwargs: Mapping[str, Any] | None = None,
+        tool_format: str | None = None,
+    ) -> ChatPrompt:
+        """Returns the prompt of a chat without a conversation, and the form of its answer: `stream(text.encode_rendered
+        (prompt.text), form=prompt.form)`. Arguments and errors as in `conversation`; use: of tools."""
+        return chat_prompt(self.text, messages, use, template_kwargs=template_kwargs, tool_format=tool_format)
 
     def load_conversation(self, path: str | Path) -> Conversation:
         """Returns the conversation in a file that `Conversation.save` wrote.
@@ -326,7 +342,7 @@ class EagleModel:
                 self.bundle.save_learned(last=False)
 
         lease, control = Lease(streamed=True), TurnState(ended)
-        output = Output(self.text.stream(request.prompt), request.end)
+        output = Output(self.text.stream(request.prompt), request.end, request.reader)
         pieces = decode(scheduler, lease, work, request, output, control, lambda: state.reused)
         return Turn(control, output, pieces, lease, self._worker)
 

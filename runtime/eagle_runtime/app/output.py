@@ -11,10 +11,13 @@ released, one piece after another, have the text of the whole answer.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from eagle_runtime.app.result import Stop, StopKind, Token
+from eagle_runtime.app.result import FinishReason, Stop, StopKind, Token
 from eagle_runtime.sampling.sampler import LogProbs
+from eagle_runtime.text.answer_reader import AnswerReader, Part
 from eagle_runtime.text.detokenizer import TextStream
 
 
@@ -35,13 +38,15 @@ class Output:
     """The tokens of one answer. token_ids: all of them; text: of those that were released; kept: how many of them lie
     wholly before the stop string; stop: why the answer ended, None before."""
 
-    def __init__(self, decoder: TextStream | None, end: End) -> None:
-        """decoder: of the tokens after the prompt; None without a tokenizer."""
+    def __init__(self, decoder: TextStream | None, end: End, reader: AnswerReader | None = None) -> None:
+        """decoder: of the tokens after the prompt; None without a tokenizer. reader: takes the answer to a chat
+        apart; None where it is text alone."""
         self.token_ids: list[int] = []
         self.text = ""
         self.stop: Stop | None = None
         self._decoder = decoder
         self._end = end
+        self._reader = reader
         self._held: list[Token] = []
         self._tail = ""  # their text
         self._certain = 0  # of them are not part of a character that goes on
@@ -93,6 +98,30 @@ class Output:
         self._certain -= count
         self.text += text
         return tuple(released), text
+
+    def parts(self, released: Sequence[Token]) -> tuple[Part, ...]:
+        """Returns the parts of the answer that tokens which were released have completed."""
+        if self._reader is None:
+            return ()
+        parts = self._reader.feed(released)
+        return tuple(parts if self.stop is None else [*parts, *self._reader.end()])
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """What was released, as a message of a chat."""
+        return {"role": "assistant", "content": self.text} if self._reader is None else self._reader.message
+
+    @property
+    def kept_message(self) -> dict[str, Any]:
+        """The message without a call that was cut off, with which a chat can go on."""
+        return self.message if self._reader is None else self._reader.kept_message
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the answer ended, as OpenAI's API names it."""
+        assert self.stop is not None
+        calls = self._reader is not None and self._reader.calls and self.stop.reason == "stop"
+        return "tool_calls" if calls else self.stop.reason
 
     def _hold(self, token_id: int, drafted: bool, log_probs: LogProbs | None) -> None:
         decoder, (logprob, top) = self._decoder, log_probs or (None, ())

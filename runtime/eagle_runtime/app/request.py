@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +23,12 @@ from eagle_runtime.drafting.predicted import PredictedText
 from eagle_runtime.drafting.shapes import TreeShape
 from eagle_runtime.drafting.vanilla import NoDraft
 from eagle_runtime.opening.loading import OpenBundle
+from eagle_runtime.sampling.call_grammar import calls_constraint
 from eagle_runtime.sampling.constraint import Constraint
 from eagle_runtime.sampling.grammar_lookahead import Lookahead
 from eagle_runtime.sampling.sampler import Sampler, SamplingParams
+from eagle_runtime.text.answer_form import THINK, AnswerForm
+from eagle_runtime.text.answer_reader import AnswerReader
 
 MOST_STRINGS, LONGEST_STRING = 16, 256  # stop strings of a request, and characters of one
 MOST_LOG_PROBS = 20  # likeliest tokens of a position
@@ -34,7 +38,7 @@ MOST_LOG_PROBS = 20  # likeliest tokens of a position
 class Request:
     """One answer. method: the drafter's name in the figures; has_text: whether there is a tokenizer; on_cycle: called
     after each verification; on_prefill: called with the tokens of the prompt that are read, and all of them; lookahead:
-    the drafter's view of a constraint; predicted: a text that is expected in it."""
+    the drafter's view of a constraint; predicted: a text that is expected in it; reader: takes it apart."""
 
     prompt: list[int]
     sampler: Sampler
@@ -46,6 +50,7 @@ class Request:
     on_prefill: Callable[[int, int], None] | None
     lookahead: Lookahead | None = None
     predicted: PredictedText | None = None
+    reader: AnswerReader | None = None
 
 
 def request_of(
@@ -61,6 +66,7 @@ def request_of(
     ignore_eos: bool = False,
     logprobs: int | None = None,
     constraint: Constraint | None = None,
+    form: AnswerForm | None = None,
     prediction: str | Sequence[int] | None = None,
     method: str | None = None,
     tree: str | TreeShape | None = None,
@@ -74,7 +80,7 @@ def request_of(
     **settings: Any,
 ) -> Request:
     """The settings of `EagleModel.stream`, checked. state: the one that shall answer; prompt: ids that fit `context`,
-    which counts the answer too. Raises RequestError."""
+    which counts the answer too; form: of the answer to a chat. Raises RequestError."""
     params = _sampling_params(sampling, settings, bundle.manifest.sampling)
     target = bundle.manifest.target
     limit = checked_int("max_new_tokens", max_new_tokens, 1)
@@ -86,7 +92,12 @@ def request_of(
     stop_ids = frozenset({*checked_ids("stop_token_ids", stop_token_ids), *special})
     room = context - len(prompt)
     end = End(min(limit, room), "max_new_tokens" if limit <= room else "context_full", eos, stop_ids, strings, least)
-    matcher = lookahead = None
+    matcher = lookahead = reader = None
+    if form is not None:
+        written = form.format
+        specials = bundle.text.specials_in((*written.begins, *written.call, written.between or "", written.end, *THINK))
+        reader = AnswerReader(form, specials)
+        constraint = _constraint_of(form, specials, constraint)
     if constraint is not None:
         if ignore_eos or least:
             name = "ignore_eos" if ignore_eos else "min_new_tokens"
@@ -121,7 +132,18 @@ def request_of(
         checked = CheckedDrafter(drafter, target.vocab_size)
         drafter = off or checked
     name, has_text = method or "drafter", bundle.text.available
-    return Request(prompt, sampler, drafter, name, end, has_text, on_cycle, on_prefill, lookahead, predicted)
+    return Request(prompt, sampler, drafter, name, end, has_text, on_cycle, on_prefill, lookahead, predicted, reader)
+
+
+def _constraint_of(form: AnswerForm, specials: Mapping[str, int], constraint: Constraint | None) -> Constraint | None:
+    """What an answer must follow that may call tools, or else follows `constraint`. Raises RequestError."""
+    if form.use is None:
+        return constraint
+    if constraint is None:
+        return calls_constraint(form, specials, None)
+    if constraint.kind != "json_schema":
+        raise RequestError("constraint may be a JSON schema where tools are offered, and nothing else; omit the tools")
+    return calls_constraint(form, specials, json.loads(constraint.source))
 
 
 def _stop_strings(bundle: OpenBundle, stop: str | Sequence[str]) -> tuple[tuple[str, ...], list[int]]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from eagle_runtime.core.generate import Cycle
 from eagle_runtime.sampling.grammar_lookahead import Lookahead
+from eagle_runtime.text.answer_reader import Part
 
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
 StopKind = Literal["eos", "stop_token", "stop_string", "constraint_end", "max_new_tokens", "context_full", "cancelled"]
 REASONS: dict[StopKind, FinishReason] = {
     "max_new_tokens": "length",
@@ -90,13 +91,16 @@ class Result:
 
     The text ends before a stop string; token_ids include the stop token, or the token that completed the stop string.
     finish_reason: "stop" at an end-of-sequence or stop token, a stop string or the end of a constraint, "length" at
-    max_new_tokens or a full context, "cancelled" after `Turn.cancel`."""
+    max_new_tokens or a full context, "tool_calls" where it would be "stop" and tools are called, "cancelled" after
+    `Turn.cancel`. message: of an answer to a chat, with "content", "reasoning_content" and "tool_calls" as OpenAI's API
+    has them; None for other texts."""
 
     text: str | None
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     stop: Stop
     usage: Usage
+    message: Mapping[str, Any] | None = None
 
     @property
     def seed(self) -> int:
@@ -120,11 +124,13 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens whose text is certain. text: theirs. The last piece of a turn carries the result."""
+    """Tokens whose text is certain. text: theirs. parts: of an answer to a chat that may call tools or reason, taken
+    apart. The last piece of a turn carries the result."""
 
     tokens: tuple[Token, ...]
     text: str
     result: Result | None = None
+    parts: tuple[Part, ...] = ()
 
     @property
     def token_ids(self) -> tuple[int, ...]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.generate import Cycle
 from eagle_runtime.drafting.shapes import TreeShape
 from eagle_runtime.sampling.constraint import Constraint
 from eagle_runtime.sampling.sampler import SamplingParams
+from eagle_runtime.text.answer_form import AnswerForm
 
 
 class Settings(TypedDict, total=False):
@@ -23,6 +24,7 @@ class Settings(TypedDict, total=False):
     ignore_eos: bool
     logprobs: int | None
     constraint: Constraint | None
+    form: AnswerForm | None
     prediction: str | Sequence[int] | None
     temperature: float | None
     top_k: int | None
@@ -42,3 +44,11 @@ class Settings(TypedDict, total=False):
     drafter: Drafter | None
     on_cycle: Callable[[Cycle], None] | None
     on_prefill: Callable[[int, int], None] | None
+
+
+class ChatSettings(Settings, total=False):
+    """The keywords of a conversation's turns: which tools the answer may call, as OpenAI's API describes them."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: str | Mapping[str, Any] | None
+    parallel_tool_calls: bool | None

@@ -193,11 +193,12 @@ def decode(
                     output.finish("cancelled")
                 elif output.stop is None and (released := output.release())[0]:
                     left = time.perf_counter()
-                    yield Piece(*released)
+                    yield Piece(*released, parts=output.parts(released[0]))
                     times.elsewhere(left)
         figures = times.figures(lease.waited)
         assert output.stop is not None
         released = output.release()
+        parts = output.parts(released[0])
         prompt = len(request.prompt), known()
         seed, count = request.sampler.params.seed, len(output.token_ids)
         usage = usage_of(request.method, seed, prompt, count, cycles, figures, request.lookahead)
@@ -205,13 +206,15 @@ def decode(
             predicted.follow([*request.prompt, *output.token_ids])
             usage = replace(usage, prediction_accepted=predicted.accepted, prediction_rejected=predicted.rejected)
         text = output.text if request.has_text else None
-        state.result = Result(text, tuple(output.token_ids), output.stop.reason, output.stop, usage)
+        message = None if request.reader is None else output.message
+        ids, reason = tuple(output.token_ids), output.finish_reason
+        state.result = Result(text, ids, reason, output.stop, usage, message)
     finally:
         if output.stop is None:  # the turn was left early
             output.finish("cancelled")
-            output.release()
+            output.parts(output.release()[0])
         state.end(output)
-    yield Piece(*released, state.result)
+    yield Piece(*released, state.result, parts)
 
 
 def _add(cycle: Cycle, request: Request, output: Output) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from eagle_runtime.app.eagle_model import EagleModel
 from eagle_runtime.base.errors import RequestError
@@ -17,8 +19,9 @@ from eagle_runtime.commands.command import Parser, add_model_options, model_opti
 from eagle_runtime.commands.interrupts import Interrupted
 from eagle_runtime.commands.loading_line import LoadingLine
 from eagle_runtime.drafting.methods import HELP, NAMES
+from eagle_runtime.text.tools import ToolUse
 
-SETTINGS = ("temperature", "top_k", "top_p", "seed", "method")  # of `EagleModel.stream`, unset unless given
+SETTINGS = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "method")  # of `EagleModel.stream`, if given
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,8 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(args: argparse.Namespace) -> None:
     """Load the bundle, talk until the end. Raises what the bundle's errors are, and Interrupted while it loads."""
     screen, interrupt = Screen(), Interrupt()
-    settings = {"max_new_tokens": args.max_new_tokens}
-    settings |= {name: value for name in SETTINGS if (value := getattr(args, name)) is not None}
+    settings = {name: value for name in SETTINGS if (value := getattr(args, name)) is not None}
+    tools = None if args.tools is None else _tools(Path(args.tools))
     with output_errors(), interrupt.handled() if screen.interactive else contextlib.nullcontext():
         try:
             model = EagleModel.load(on_progress=LoadingLine(sys.stderr), **model_options(args))
@@ -41,7 +44,8 @@ def run(args: argparse.Namespace) -> None:
         with model:
             if not model.text.available:
                 raise RequestError(f"{args.bundle} has no tokenizer, so it takes no text; eagle-run takes --prompt-ids")
-            talk = Talk(model, screen, interrupt, settings)
+            settings.setdefault("max_new_tokens", model.context)  # what is left of it
+            talk = Talk(model, screen, interrupt, settings, tools)
             if args.load is not None:
                 talk.load(args.load)
             if args.system is not None:
@@ -56,6 +60,16 @@ def run(args: argparse.Namespace) -> None:
             talk.run()
 
 
+def _tools(path: Path) -> list[dict[str, Any]]:
+    """The tools in a file. Raises RequestError."""
+    try:
+        tools = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RequestError(f"{path} cannot be read as JSON ({error}); give a list of tools") from None
+    ToolUse.of(tools)
+    return list(tools)
+
+
 def _parser() -> Parser:
     parser = Parser(
         prog="eagle-chat", description="Talk with a bundle. Without a terminal each line of the input is a question."
@@ -63,7 +77,10 @@ def _parser() -> Parser:
     add_model_options(parser)
     parser.add_argument("--system", metavar="TEXT", help="the system message")
     parser.add_argument("--load", metavar="FILE", help="go on with a conversation that /save wrote")
-    parser.add_argument("--max-new-tokens", type=int, default=1024, metavar="N", help="of an answer (default: 1024)")
+    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="of an answer (default: what is left)")
+    parser.add_argument(
+        "--tools", metavar="FILE", help="JSON list of tools that the model may call, as OpenAI's API has"
+    )
     parser.add_argument(
         "--temperature", type=float, metavar="X", help="0: the likeliest token (default: the model's own; see /set)"
     )

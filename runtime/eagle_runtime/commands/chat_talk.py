@@ -41,15 +41,25 @@ ENDS = {"cancelled": "stopped, ", "max_new_tokens": "max_new_tokens reached, ", 
 class Talk:
     """A conversation with a model on a screen. Without a chat template the model goes on from each text."""
 
-    def __init__(self, model: EagleModel, screen: Screen, interrupt: Interrupt, settings: dict[str, Any]) -> None:
-        """settings: of `EagleModel.stream`, which /set changes. Raises RequestError for wrong ones."""
+    def __init__(
+        self,
+        model: EagleModel,
+        screen: Screen,
+        interrupt: Interrupt,
+        settings: dict[str, Any],
+        tools: list[dict[str, Any]] | None = None,
+    ) -> None:
+        """settings: of `EagleModel.stream`, which /set changes. tools: that the model may call, as OpenAI's API
+        describes them. Raises RequestError for wrong ones."""
         self._model = model
+        self._tools = tools
+        self._results: dict[str, str] = {}  # of the last answer's calls, so far
         self._screen = screen
         self._interrupt = interrupt
         self._settings: dict[str, Any] = {}
         for name, value in settings.items():
             self._change(name, value)
-        self._chat = model.conversation()
+        self._chat = model.conversation(tools=tools)
         self._raw = not model.text.chat
         self._last_text: str | None = None  # where there is no template: the text that was continued last
         self._tokens: list[Token] = []  # of the last answer
@@ -111,15 +121,36 @@ class Talk:
         if self._raw:
             self._show(self._chat.complete(text, **self._settings))
             self._last_text = text
+        elif calls := self._open_calls():
+            self._results[calls[0]["id"]] = text
+            if len(calls) == 1:
+                results, self._results = self._results, {}
+                self._show(self._chat.send_results(results, **self._settings))
+            self._ask_for_result()
         else:
             self._show(self._chat.send(text, **self._settings))
+            self._ask_for_result()
+
+    def _open_calls(self) -> list[dict[str, Any]]:
+        """The calls of the last answer that have no result yet."""
+        messages = self._chat.messages
+        calls = (messages[-1].get("tool_calls") if messages else None) or []
+        ids = {call["id"] for call in calls}
+        self._results = {name: said for name, said in self._results.items() if name in ids}
+        return [call for call in calls if call["id"] not in self._results]
+
+    def _ask_for_result(self) -> None:
+        for call in self._open_calls()[:1]:
+            function = call["function"]
+            self._screen.note(f"{function['name']}({function['arguments']}) is called; type its result")
 
     def _show(self, turn: Turn) -> None:
         """Show an answer as it comes; Ctrl-C ends it."""
         tokens: list[Token] = []
         with self._interrupt.calls(turn.cancel), turn:
             for piece in turn:
-                self._screen.say(piece.text)
+                parts = [part.text for part in piece.parts if part.kind in ("content", "reasoning")]
+                self._screen.say("".join(parts) if self._tools else piece.text)
                 tokens += piece.tokens
         self._screen.end_line()
         self._tokens = tokens
@@ -158,6 +189,7 @@ class Talk:
             self._show(self._chat.complete(self._last_text, **settings))
         else:
             self._show(self._chat.regenerate(**settings))
+            self._ask_for_result()
 
     def _edit(self, rest: str) -> None:
         old = self._last_text if self._raw else self._chat.messages[self._last_question()]["content"]
@@ -187,7 +219,8 @@ class Talk:
             self._chat.edit(0, rest)
             return
         system = [{"role": "system", "content": rest}] if rest else []
-        self._go_on_with(self._model.conversation([*system, *self._chat.messages[self._has_system() :]]))
+        messages = [*system, *self._chat.messages[self._has_system() :]]
+        self._go_on_with(self._model.conversation(messages, tools=self._tools))
 
     def _set(self, rest: str) -> None:
         name, _, value = rest.partition(" ")

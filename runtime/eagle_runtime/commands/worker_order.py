@@ -16,7 +16,7 @@ from eagle_runtime.sampling.sampler import SamplingParams
 
 Id = str | int
 ACTIONS = {
-    "open": {"messages", "tools", "template_kwargs"},
+    "open": {"messages", "tools", "template_kwargs", "tool_format"},
     "fork": {"conversation"},
     "edit": {"conversation", "index", "content"},
     "rollback": {"conversation", "to"},
@@ -24,7 +24,7 @@ ACTIONS = {
     "load": {"path"},
     "close": {"conversation"},
 }
-NOT_JSON = {"drafter", "on_cycle", "on_prefill", "sampling"}  # settings that are Python objects
+NOT_JSON = {"drafter", "form", "on_cycle", "on_prefill", "sampling"}  # settings that are Python objects
 SETTINGS = {
     *(name for name, p in inspect.signature(request_of).parameters.items() if p.kind is p.KEYWORD_ONLY),
     *(field.name for field in dataclasses.fields(SamplingParams)),
@@ -35,10 +35,31 @@ ARGUMENTS = {
     "shutdown": set[str](),
     "cancel": {"target"},
     "count_tokens": {"prompt", "messages"},
-    "generate": {"prompt", "messages", "tools", "template_kwargs", "conversation", "message", "regenerate", *SETTINGS},
+    "generate": {
+        "prompt",
+        "messages",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "tool_format",
+        "template_kwargs",
+        "conversation",
+        "message",
+        "results",
+        "regenerate",
+        *SETTINGS,
+    },
     "conversation": {"action", *(name for names in ACTIONS.values() for name in names)},
 }
-KINDS = {"messages": list, "tools": list, "template_kwargs": dict, "path": str, "conversation": str, "action": str}
+KINDS = {
+    "messages": list,
+    "tools": list,
+    "results": dict,
+    "template_kwargs": dict,
+    "path": str,
+    "conversation": str,
+    "action": str,
+}
 LONGEST_ID = 256
 
 

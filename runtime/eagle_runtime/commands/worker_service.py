@@ -21,6 +21,9 @@ from eagle_runtime.commands.worker_pipes import LONGEST, Writer
 PROTOCOL = 1
 MOST_QUEUED = 256
 MOST_CONVERSATIONS = 256
+OF_CHAT = ("tools", "template_kwargs", "tool_format")
+OF_TURN = ("tool_choice", "parallel_tool_calls")
+GOES_ON = ("message", "results", "prompt", "regenerate")
 
 
 class Job:
@@ -161,14 +164,18 @@ class Service:
         try:
             if "conversation" in arguments:
                 chat = self._named(arguments)
+                settings |= taken(arguments, "tools", *OF_TURN)
             else:
                 prompt = _prompt(arguments)
                 given = prompt[:-1] if "messages" in arguments else ()
-                chat = own = self._model.conversation(given, **taken(arguments, "tools", "template_kwargs"))
+                chat = own = self._model.conversation(given, **taken(arguments, *OF_CHAT))
+                settings |= taken(arguments, *OF_TURN)
                 arguments = {"message": prompt[-1]} if "messages" in arguments else {"prompt": prompt}
-            if sum(name in arguments for name in ("message", "prompt", "regenerate")) != 1:
-                raise RequestError("a conversation goes on with one of message, prompt and regenerate; give one")
-            if "message" in arguments:
+            if sum(name in arguments for name in GOES_ON) != 1:
+                raise RequestError(f"a conversation goes on with one of {', '.join(GOES_ON)}; give one")
+            if "results" in arguments:
+                turn = chat.send_results(arguments["results"], on_prefill=read, **settings)
+            elif "message" in arguments:
                 turn = chat.send(arguments["message"], on_prefill=read, **settings)
             elif "prompt" in arguments:
                 turn = chat.complete(arguments["prompt"], on_prefill=read, **settings)
@@ -187,9 +194,11 @@ class Service:
     def _show(self, job: Job, piece: Piece, logprobs: int | None) -> None:
         if piece.tokens:
             self._writer.wait_for_reader(lambda: job.cancelled)
-            more = (
+            more: dict[str, Any] = (
                 {} if logprobs is None else {"logprobs": [{"logprob": t.logprob, "top": t.top} for t in piece.tokens]}
             )
+            if piece.parts:
+                more["parts"] = [dataclasses.asdict(part) for part in piece.parts]
             drafted = [token.drafted for token in piece.tokens]
             self._send(job.order.id, "piece", text=piece.text, tokens=list(piece.token_ids), drafted=drafted, **more)
         if piece.result is not None:
@@ -206,7 +215,7 @@ class Service:
         if action in ("open", "load", "fork") and len(self._conversations) >= MOST_CONVERSATIONS:
             raise BusyError(f"{MOST_CONVERSATIONS} conversations are open; close one")
         if action == "open":
-            given = {"messages": (), **taken(arguments, "messages", "tools", "template_kwargs")}
+            given = {"messages": (), **taken(arguments, "messages", *OF_CHAT)}
             return self._added(self._model.conversation(given.pop("messages"), **given))
         if action == "load":
             return self._added(self._model.load_conversation(arguments["path"]))

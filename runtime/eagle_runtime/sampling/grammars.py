@@ -152,7 +152,7 @@ def _grammar(constraint: Constraint) -> str:
 
     if constraint.kind == "regex":
         return LLMatcher.grammar_from_regex(constraint.source)
-    if constraint.kind == "lark":
+    if constraint.kind in ("lark", "calls"):
         return LLMatcher.grammar_from_lark(constraint.source)
     try:
         return LLMatcher.grammar_from_json_schema(constraint.source, defaults=SPACING, overrides=STRICT)
@@ -181,7 +181,7 @@ def _count_tokens(tokenizer_json: str) -> int:
 def _may_take_long(constraint: Constraint) -> bool:
     """Whether patterns may be intersected: several of a schema, or those of a grammar that says so."""
     source = constraint.source
-    if constraint.kind == "json_schema":
+    if constraint.kind in ("json_schema", "calls"):
         return '"patternProperties"' in source or source.count('"pattern"') + source.count('"format"') > 3
     return constraint.kind == "lark" and any(sign in source for sign in ("&", "~", "%"))
 

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from jinja2 import TemplateError, meta, nodes
+from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -46,15 +46,10 @@ class ChatTemplate:
         """Raises OverrunError, and Jinja's errors for a template that it cannot read."""
         if len(source) > SOURCE_CHARS:
             raise OverrunError(f"its text is longer than {SOURCE_CHARS} characters")
-        self._environment, self._source = _Environment(), source
+        self._environment = _Environment()
         self._template = self._environment.from_string(source)
         self._environment.running = True
         self._lock = threading.Lock()
-
-    def reads(self, name: str) -> bool:
-        """Whether the template has this variable from outside anywhere."""
-        with self._lock:
-            return name in meta.find_undeclared_variables(self._environment.parse(self._source))
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """Returns the prompt that the template makes. Raises OverrunError and all errors of the template itself."""

@@ -7,7 +7,7 @@ import functools
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -87,6 +87,30 @@ class Text:
         with _errors_of(self._path, "cannot decode"):
             return str(tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
+    @property
+    def template_source(self) -> str:
+        """The chat template's own text. Raises TemplateError, and BundleError for what is no text."""
+        path = self._bundle / "chat_template.jinja"
+        if self._template is None:
+            raise TemplateError(f"{self._bundle} has no chat_template.jinja; pass text or ids instead of messages")
+        try:
+            return self._template.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise BundleError(f"{path} cannot be read as UTF-8 text ({error}); export the bundle again") from None
+
+    def specials_in(self, texts: Iterable[str]) -> dict[str, int]:
+        """The special tokens that stand in texts, with their ids; of two in the same place the longer one."""
+        if self._tokenizer is None:
+            return {}
+        known = {
+            token.content: token_id
+            for token_id, token in self._tokenizer.get_added_tokens_decoder().items()
+            if token.special and token.content
+        }
+        found = {special for text in texts for special in known if special in text}
+        inner = {a for a in found for b in found if a != b and a in b}
+        return {special: known[special] for special in found - inner}
+
     def special_id(self, text: str) -> int | None:
         """The id of a special token by its content; None for any other text."""
         token_id = self._tokenizer.token_to_id(text) if self._tokenizer is not None else None
@@ -131,19 +155,13 @@ class Text:
         documents. add_generation_prompt: end where an answer begins. continue_final: end within the final message
         instead, for an answer that goes on with it. Raises TemplateError naming the template, whatever goes wrong in
         it, and BundleError for a broken tokenizer_config.json."""
-        path = self._bundle / "chat_template.jinja"
-        if self._template is None:
-            raise TemplateError(f"{self._bundle} has no chat_template.jinja; pass text or ids instead of messages")
+        path, source = self._bundle / "chat_template.jinja", self.template_source
         from jinja2 import TemplateError as JinjaError
 
         from eagle_runtime.text.chat_template import ChatTemplate
         from eagle_runtime.text.messages import cut_at_mark, keyword_data, mark_end, message_data, tool_data
         from eagle_runtime.text.meter import OverrunError
 
-        try:
-            source = self._template.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise BundleError(f"{path} cannot be read as UTF-8 text ({error}); export the bundle again") from None
         variables = {
             "messages": message_data(messages),
             "tools": tool_data(tools),
@@ -163,13 +181,6 @@ class Text:
         except Exception as error:  # a template may raise whatever Python does
             raise TemplateError(f"{path} fails on the messages ({type(error).__name__}: {_one_line(error)})") from None
         return prompt if final is None else cut_at_mark(prompt, final)
-
-    def check_tools(self, tools: Sequence[Mapping[str, Any]] | None) -> None:
-        """Raises TemplateError for tools that the template, which has rendered a prompt, passes over: the model would
-        answer without having heard of them."""
-        if tools and self._compiled is not None and not self._compiled.reads("tools"):
-            path = self._bundle / "chat_template.jinja"
-            raise TemplateError(f"{path} passes over tools; describe them in a system message, or leave them out")
 
     def _encoded(self, text: str, what: str, *, special: bool) -> list[int]:
         """Ids of a text, with the special tokens that the tokenizer puts around it or without."""

@@ -1,0 +1,127 @@
+"""The grammar of an answer that may or must call tools.
+
+Where the model may write text too, the grammar is lazy: text is free, and from the format's first token or text on the
+answer follows the grammar of a call. Free text holds no special token.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from eagle_runtime.sampling.constraint import Constraint
+from eagle_runtime.text.answer_form import THINK, AnswerForm
+from eagle_runtime.text.tools import Tool
+
+# Of llguidance: what a schema that must hold may not do, and how JSON is written: as templates write it.
+SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+LENIENT = {"lenient": True}
+STRICT = {"lenient": False, "coerce_one_of": False}
+NO_EFFECT = ("title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly")
+COMBINING = ("anyOf", "allOf", "oneOf", "not", "if", "$ref", "patternProperties", "unevaluatedProperties")
+
+
+def calls_constraint(form: AnswerForm, specials: Mapping[str, int], content: Mapping[str, Any] | None) -> Constraint:
+    """Returns the constraint of an answer. form: with tools. specials: the special tokens in the form's texts.
+    content: the JSON schema of an answer without calls; None for any text. Raises ConstraintError for what is too
+    long."""
+    use, written, lit = form.use, form.format, _Literals(specials)
+    assert use is not None
+    before, middle, after = written.call
+    rules = {"TEXT": r"/(.|\n)*/"}
+    for number, tool in enumerate(use.callable):
+        arguments = argument_schema(tool, must_follow=use.required or tool.strict)
+        rules[f"call{number}"] = f"{lit(before + tool.name + middle)} args{number} {lit(after)}"
+        rules[f"args{number}"] = f"%json {json.dumps(arguments, ensure_ascii=False)}"
+    rules["call"] = " | ".join(f"call{number}" for number in range(len(use.callable)))
+    rules["calls"] = "call"
+    if use.parallel and written.between is not None:
+        rules["calls"] = f"call ({lit(written.between)} call)*"
+    whole = [f"{lit(begin)} calls {lit(written.end)}" for begin in written.begins]
+    if use.required:
+        body = whole
+    elif content is not None:
+        schema = {**content, "x-guidance": {**SPACING, **STRICT, **content.get("x-guidance", {})}}
+        rules["content"] = f"%json {json.dumps(schema, ensure_ascii=False)}"
+        body = [*whole, "content"]
+    elif not written.trigger:
+        rules["OTHER"] = r"/([^{](.|\n)*)?/"
+        body = [*whole, "OTHER"]
+    else:
+        rest = f"{lit(written.begin.removeprefix(written.trigger))} calls {lit(written.end)}"
+        if written.trigger in specials:
+            body = ["TEXT", f"TEXT {lit(written.trigger)} {rest}"]
+        else:
+            rules["head[lazy]"] = f"TEXT {lit(written.trigger)}"
+            body = ["TEXT", f"head {rest}"]
+    rules["body"] = " | ".join(body)
+    rules["start"] = _thought(form, specials, rules, lit)
+    return Constraint("calls", "%llguidance {}\n" + "".join(f"{name}: {rule}\n" for name, rule in rules.items()))
+
+
+def _thought(form: AnswerForm, specials: Mapping[str, int], rules: dict[str, str], lit: _Literals) -> str:
+    """The first rule: reasoning, which must end if it has begun, and what follows it."""
+    if not form.thinks:
+        return "body"
+    begin, end = THINK
+    if end in specials:
+        rules["thought"] = f"TEXT {lit(end)}"
+    else:
+        rules["thought[lazy]"] = f"TEXT {lit(end)}"
+    rules["GAP"] = r"/\n{0,2}/"
+    if form.thinking:
+        return "thought GAP body"
+    if begin not in specials and "head[lazy]" in rules:  # free text that begins as reasoning is reasoning
+        rules["head[lazy]"] = rules["head[lazy]"].replace("TEXT", "SPEECH")
+        rules["SPEECH"] = rf"/(.|\n)*/ & ~/{re.escape(begin)}(.|\n)*/"
+        rules["after[lazy]"] = rules["head[lazy]"].replace("SPEECH", "TEXT")
+        rules["later"] = rules["body"].replace("head ", "after ")
+        rules["body"] = rules["body"].replace("TEXT |", "SPEECH |")
+        return f"body | {lit(begin)} thought GAP later"
+    return f"body | {lit(begin)} thought GAP body"
+
+
+def argument_schema(tool: Tool, *, must_follow: bool) -> dict[str, Any]:
+    """Returns the JSON schema of a tool's arguments as a grammar takes it: an object, without properties that it does
+    not name. must_follow: keywords that no grammar can express are errors; else they are passed over."""
+    schema = _closed({"type": "object", "properties": {}, **tool.parameters})
+    own = schema.pop("x-guidance", None)
+    options = own if isinstance(own, Mapping) else {}
+    return {**schema, "x-guidance": {**SPACING, **(STRICT if must_follow else LENIENT), **options}}
+
+
+def _closed(schema: Any, depth: int = 0) -> Any:
+    """A schema without what has no effect; objects that say nothing of other properties have none."""
+    if not isinstance(schema, Mapping) or depth > 64:
+        return schema
+    result = {name: value for name, value in schema.items() if name not in NO_EFFECT}
+    if isinstance(properties := result.get("properties"), Mapping):
+        result["properties"] = {name: _closed(value, depth + 1) for name, value in properties.items()}
+        if not any(name in result for name in COMBINING):
+            result.setdefault("additionalProperties", False)
+    if "items" in result:
+        result["items"] = _closed(result["items"], depth + 1)
+    for name in ("$defs", "definitions", *(() if result.get("properties") else ("anyOf",))):
+        if isinstance(parts := result.get(name), Mapping):
+            result[name] = {key: _closed(value, depth + 1) for key, value in parts.items()}
+        elif isinstance(parts, list):
+            result[name] = [_closed(value, depth + 1) for value in parts]
+    return result
+
+
+class _Literals:
+    """Texts as a grammar writes them, special tokens by their ids."""
+
+    def __init__(self, specials: Mapping[str, int]) -> None:
+        self._specials = specials
+        self._split = re.compile("|".join(f"({re.escape(s)})" for s in specials)) if specials else None
+
+    def __call__(self, text: str) -> str:
+        parts = [text] if self._split is None else self._split.split(text)
+        return " ".join(
+            f"<[{self._specials[part]}]>" if part in self._specials else json.dumps(part, ensure_ascii=False)
+            for part in parts
+            if part
+        )

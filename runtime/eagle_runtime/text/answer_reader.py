@@ -1,0 +1,281 @@
+"""Takes an answer apart as it comes: reasoning, text, and calls of tools.
+
+reader = AnswerReader(form, marks)
+for piece in turn: parts = reader.feed(piece.tokens)
+parts = reader.end()
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from eagle_runtime.text.answer_form import ALPHABET, THINK, AnswerForm
+
+SPECIAL = "\0"  # stands before a special token's text, which no text of the model is
+ID_LENGTH = 9  # letters and digits, which every template takes
+
+
+class Spoken(Protocol):
+    """A token with the text that it completes."""
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def text(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call. arguments: JSON text, which lacks its end where the answer was cut."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of an answer: reasoning, content, the beginning of call number `index`, or more of its arguments. text: of
+    a call its name."""
+
+    kind: Literal["reasoning", "content", "call", "arguments"]
+    text: str
+    index: int = 0
+    id: str = ""
+
+
+class AnswerReader:
+    """The parts of one answer. reasoning, content, calls: all so far."""
+
+    def __init__(self, form: AnswerForm, specials: Mapping[str, int]) -> None:
+        """specials: those texts of the form that are special tokens, with their ids."""
+        self.reasoning = self.content = ""
+        self.calls: list[ToolCall] = []
+        self._format = form.format if form.use is not None else None
+        self._think = form.thinks
+        self._shown = {token: SPECIAL + text for text, token in specials.items()}
+        marked = _Marking(specials)
+        self._open, self._close = (marked(tag) for tag in THINK)
+        self._trigger, self._begins = marked(form.format.trigger), [marked(text) for text in form.format.begins]
+        self._call = [marked(text) for text in form.format.call]
+        self._between, self._end = marked(form.format.between or ""), marked(form.format.end)
+        self._buffer = ""
+        self._state = self._reason if form.thinking else self._start if form.thinks else self._answer
+        self._fresh = True  # nothing of this state was given out
+        self._depth, self._quoted, self._escaped = 0, False, False
+        self._ended = False
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message of a chat."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.calls:
+            message["content"] = self.content or None
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.calls
+            ]
+        return message
+
+    @property
+    def kept_message(self) -> dict[str, Any]:
+        """The message without a call that was cut off, with which a chat can go on."""
+        message = self.message
+        if self.calls and self._state == self._arguments:
+            del message["tool_calls"][-1]
+            if not message["tool_calls"]:
+                del message["tool_calls"]
+                message["content"] = self.content
+        return message
+
+    def feed(self, tokens: Iterable[Spoken]) -> list[Part]:
+        """Returns the parts that have become certain with more tokens."""
+        self._buffer += "".join([self._shown.get(token.id) or token.text for token in tokens])
+        return self._parts()
+
+    def end(self) -> list[Part]:
+        """Returns what was held back, when no more comes. Of a call without its whole name nothing is."""
+        self._ended = True
+        parts = self._parts()
+        rest = self._plain(self._buffer)
+        if rest and self._state in (self._start, self._answer, self._gap, self._text):
+            parts += self._said("content", rest)
+        elif rest and self._state == self._reason:
+            parts += self._said("reasoning", rest.strip("\n") if self._fresh else rest.rstrip("\n"))
+        self._buffer = ""
+        return parts
+
+    def _parts(self) -> list[Part]:
+        parts: list[Part] = []
+        while True:
+            state, size = self._state, len(self._buffer)
+            parts += self._state()
+            if self._state == state and len(self._buffer) == size:
+                return parts
+
+    def _go(self, state: Any, used: int = 0) -> None:
+        self._buffer = self._buffer[used:]
+        self._state, self._fresh = state, True
+
+    def _said(self, kind: Literal["reasoning", "content"], text: str) -> list[Part]:
+        if not text:
+            return []
+        self._fresh = False
+        if kind == "reasoning":
+            self.reasoning += text
+        else:
+            self.content += text
+        return [Part(kind, text)]
+
+    # States; each takes what it can off the buffer.
+
+    def _start(self) -> list[Part]:
+        begun = self._buffer.lstrip("\n ")
+        if begun.startswith(self._open):
+            self._go(self._reason, len(self._buffer) - len(begun) + len(self._open))
+        elif not self._open.startswith(begun):
+            self._go(self._answer)
+        return []
+
+    def _reason(self) -> list[Part]:
+        if self._fresh:
+            self._buffer = self._buffer.lstrip("\n")
+        end = self._buffer.find(self._close)
+        if end >= 0:
+            text = self._buffer[:end].rstrip("\n")
+            parts = self._said("reasoning", text)
+            self._go(self._gap, end + len(self._close))
+            return parts
+        return self._all_but_held("reasoning", self._close)
+
+    def _gap(self) -> list[Part]:
+        self._buffer = self._buffer.lstrip("\n")
+        if self._buffer:
+            self._go(self._answer)
+        return []
+
+    def _answer(self) -> list[Part]:
+        """The beginning of what is not reasoning."""
+        if self._format is None or self._trigger:
+            self._go(self._text)
+        else:
+            begun = self._buffer.lstrip("\n ")
+            options = [begin + self._call[0] for begin in self._begins]
+            if any(begun.startswith(option) for option in options):
+                self._go(self._first_call, len(self._buffer) - len(begun))
+            elif not any(option.startswith(begun) for option in options):
+                self._go(self._text)
+        return []
+
+    def _text(self) -> list[Part]:
+        if self._format is None or not self._trigger:
+            return self._all_but_held("content", "")
+        place = self._buffer.find(self._trigger)
+        if place >= 0:
+            parts = self._said("content", self._plain(self._buffer[:place]).rstrip())
+            self._go(self._first_call, place)
+            return parts
+        return self._all_but_held("content", self._trigger)
+
+    def _all_but_held(self, kind: Literal["reasoning", "content"], mark: str) -> list[Part]:
+        """What can be no beginning of a mark, without white space before it, which goes with it."""
+        size = len(self._buffer)
+        held = next((n for n in range(min(len(mark) - 1, size), 0, -1) if self._buffer.endswith(mark[:n])), 0)
+        text = self._buffer[: size - held]
+        if mark:
+            text = text.rstrip()
+        self._buffer = self._buffer[len(text) :]
+        return self._said(kind, self._plain(text))
+
+    def _plain(self, text: str) -> str:
+        """A text without special tokens, as the answer's own."""
+        for special in self._shown.values():
+            text = text.replace(special, "")
+        return text
+
+    def _first_call(self) -> list[Part]:
+        return self._expect([begin + self._call[0] for begin in self._begins], [self._name] * len(self._begins))
+
+    def _name(self) -> list[Part]:
+        middle = self._call[1]
+        place = self._buffer.find(middle)
+        if place < 0:
+            return []
+        identity = "".join(secrets.choice(ALPHABET) for _ in range(ID_LENGTH))
+        call = ToolCall(identity, self._buffer[:place], "")
+        self.calls.append(call)
+        self._go(self._arguments, place + len(middle))
+        self._depth, self._quoted, self._escaped = 0, False, False
+        return [Part("call", call.name, len(self.calls) - 1, call.id)]
+
+    def _arguments(self) -> list[Part]:
+        """A JSON object, up to its last bracket."""
+        used = len(self._buffer)
+        for place, char in enumerate(self._buffer):
+            if self._quoted:
+                self._quoted = self._escaped or char != '"'
+                self._escaped = char == "\\" and not self._escaped
+            elif char == '"':
+                self._quoted = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    used = place + 1
+                    break
+        text = self._buffer[:used]
+        if not text:
+            return []
+        index, call = len(self.calls) - 1, self.calls[-1]
+        self.calls[-1] = ToolCall(call.id, call.name, call.arguments + text)
+        self._buffer = self._buffer[used:]
+        if self._depth == 0:
+            self._go(self._after)
+        return [Part("arguments", text, index)]
+
+    def _after(self) -> list[Part]:
+        return self._expect([self._call[2]], [self._next_call])
+
+    def _next_call(self) -> list[Part]:
+        assert self._format is not None
+        options, states = [self._end], [self._done]
+        if self._format.between is not None:
+            options, states = [self._between + self._call[0], *options], [self._name, *states]
+        return self._expect(options, states)
+
+    def _done(self) -> list[Part]:
+        self._buffer = ""
+        return []
+
+    def _expect(self, options: Sequence[str], states: Sequence[Any]) -> list[Part]:
+        """Go to the state of the option that the buffer begins with; to text where it can be none any more."""
+        possible = [option for option in options if option.startswith(self._buffer) and option != self._buffer]
+        if possible and not self._ended:
+            return []
+        for option, state in zip(options, states, strict=True):
+            if self._buffer.startswith(option):
+                self._go(state, len(option))
+                return []
+        if not possible:
+            self._go(self._text)
+            self._format = None
+        return []
+
+
+class _Marking:
+    """Puts SPECIAL before the special tokens in a text."""
+
+    def __init__(self, specials: Iterable[str]) -> None:
+        self._specials = sorted(specials, key=len, reverse=True)
+
+    def __call__(self, text: str) -> str:
+        for special in self._specials:
+            text = text.replace(special, SPECIAL + special)
+        return text

@@ -1,0 +1,113 @@
+"""Conversations with tools: the answer is that of decoding without drafts, whatever may or must be called."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import put_listed, put_tokenizer
+from eagle_runtime import EagleModel, RequestError
+
+TEMPLATE = "{% for m in messages %}{{ m.role[0] }}: {{ m.content }}\n{% endfor %}a: "
+PLAN: dict[str, Any] = {
+    "name": "plan",
+    "description": "A journey.",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "origin": {"type": "string", "maxLength": 8},
+            "days": {"type": "integer", "minimum": 1, "maximum": 30},
+            "cabin": {"enum": ["economy", "business"]},
+            "exact": {"type": "boolean"},
+            "note": {"type": "string", "maxLength": 5},
+        },
+        "required": ["origin", "days", "cabin", "exact", "note"],
+    },
+}
+CLOCK: dict[str, Any] = {"name": "clock"}
+TOOLS = [{"type": "function", "function": PLAN}, {"type": "function", "function": CLOCK}]
+CHOICES: list[Any] = [
+    "auto",
+    "required",
+    {"type": "function", "function": {"name": "plan"}},
+    {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": TOOLS[1:]}},
+]
+DRAFTS: list[dict[str, Any]] = [
+    {"method": "eagle+lookup"},
+    {"tree": "dynamic"},
+    {"tree": "chain"},
+    {"method": "lookup"},
+]
+
+
+@pytest.fixture(scope="module")
+def model(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[EagleModel]:
+    bundle = shutil.copytree(bundle_of("eagle1", "int8"), tmp_path_factory.mktemp("tools") / "pair")
+    put_tokenizer(bundle)
+    put_listed(bundle, "chat_template.jinja", TEMPLATE.encode())
+    with EagleModel.load(bundle, threads=1) as loaded:
+        yield loaded
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=["auto", "required", "named", "allowed"])
+def test_drafts_change_no_answer(choice: Any, model: EagleModel) -> None:
+    def answered(seed: int, temperature: float, **drafts: Any) -> tuple[Any, str, Any]:
+        with model.conversation(tools=TOOLS, tool_format="hermes") as chat:
+            turn = chat.send(
+                "Plan it.", tool_choice=choice, seed=seed, temperature=temperature, max_new_tokens=60, **drafts
+            )
+            pieces = list(turn)
+            parts = [part for piece in pieces for part in piece.parts]
+            message = chat.messages[-1]
+            assert turn.result is not None
+            said = "".join(part.text for part in parts if part.kind == "content")
+            assert said == (turn.result.message or {})["content"] or not said
+            return turn.result.token_ids, said, message.get("content")
+
+    for seed, temperature in ((1, 0.0), (2, 1.0), (3, 1.3)):
+        plain = answered(seed, temperature, method="vanilla")
+        for drafts in DRAFTS:
+            assert answered(seed, temperature, **drafts) == plain, drafts
+
+
+def test_a_conversation_with_calls(model: EagleModel, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"tool_choice": "required", "temperature": 1.0, "seed": 4, "max_new_tokens": 200}
+    with model.conversation(tools=TOOLS, tool_format="llama") as chat:
+        result = list(chat.send("Plan it.", **asked))[-1].result
+        assert result is not None and result.finish_reason == "tool_calls" and result.message == chat.messages[-1]
+        (call,) = chat.messages[-1]["tool_calls"]
+        assert call["function"]["name"] in ("plan", "clock")
+        assert isinstance(json.loads(call["function"]["arguments"]), dict)
+        with pytest.raises(RequestError, match=r"results are of the calls \['x'\], but those of the last answer are"):
+            chat.send_results({"x": 1})
+        chat.save(tmp_path / "chat", kv=False)
+        list(chat.send_results({call["id"]: {"ok": True}}, max_new_tokens=3, tool_choice="none"))
+        roles = [message["role"] for message in chat.messages]
+        assert roles == ["user", "assistant", "tool", "assistant"] and chat.messages[2]["content"] == '{"ok": true}'
+        stream = model.text.stream([])
+        assert stream is not None and '{"name": "' in stream.feed(chat.token_ids)
+    with model.load_conversation(tmp_path / "chat") as loaded:
+        again = list(loaded.regenerate(**asked))[-1].result  # in the format that was chosen
+        assert again is not None and again.token_ids == result.token_ids
+
+
+def test_a_call_that_was_cut_is_not_kept(model: EagleModel) -> None:
+    with model.conversation(tools=TOOLS) as chat:
+        list(chat.send("Plan it.", tool_choice=CHOICES[2], max_new_tokens=60))
+        assert chat.messages[-1] == {"role": "assistant", "content": ""}
+        list(chat.send("And now?", max_new_tokens=2))  # with which the chat goes on
+
+
+def test_tools_of_one_message(model: EagleModel) -> None:
+    with model.conversation() as chat:
+        result = list(chat.send("Plan it.", tools=TOOLS[1:], tool_choice="required", max_new_tokens=80))[-1].result
+        assert result is not None and chat.messages[-1]["tool_calls"][0]["function"]["name"] == "clock"
+        with pytest.raises(RequestError, match=r"tools\[0\].name is None"):
+            chat.send("Plan it.", tools=[{}])
+    with pytest.raises(RequestError, match="tool_format is 'x', but must be one of"):
+        model.conversation(tool_format="x")

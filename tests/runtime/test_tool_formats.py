@@ -1,0 +1,322 @@
+"""Formats of calls: recognised from published templates, equal to what these write, followed and taken apart again."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, pre_tokenizers
+from transformers import AutoTokenizer
+
+from conftest import GOLDEN
+from eagle_runtime import RequestError
+from eagle_runtime.sampling.call_grammar import argument_schema, calls_constraint
+from eagle_runtime.sampling.grammars import Grammars
+from eagle_runtime.text.answer_form import AnswerForm, chat_prompt
+from eagle_runtime.text.answer_reader import AnswerReader, Part
+from eagle_runtime.text.call_format import CallFormat
+from eagle_runtime.text.call_formats import FORMATS, format_named, recognised
+from eagle_runtime.text.detokenizer import TextStream, Vocabulary
+from eagle_runtime.text.tokenizer import Text
+from eagle_runtime.text.tools import ToolUse
+from tokenizer_kinds import byte_level
+
+TEMPLATES = Path(__file__).parents[1] / "data" / "chat_templates"
+PUBLISHED = {
+    "deepseek_r1_distill": "deepseek",
+    "gemma3": "gemma3",
+    "granite3_3": "granite",
+    "llama3_1": "llama",
+    "llama3_2": "llama",
+    "mistral_v3_tekken": "mistral",
+    "phi4_mini": "phi4-mini",
+    "qwen2_5": "hermes",
+    "qwen3": "hermes",
+    "smollm3": "smollm3",
+    "gemma": "generic",
+    "phi_4": "generic",
+}
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a place.",
+        "parameters": {
+            "type": "object",
+            "properties": {"place": {"type": "string"}, "days": {"type": "integer", "enum": [1, 3, 7]}},
+            "required": ["place", "days"],
+        },
+    },
+}
+CLOCK: dict[str, Any] = {"type": "function", "function": {"name": "clock", "parameters": {}}}
+ARGUMENTS = {"place": 'Zürich "West"', "days": 3}
+USER = {"role": "user", "content": "Weather in Zürich?"}
+
+
+def called(**arguments: Any) -> dict[str, Any]:
+    """An answer as OpenAI's API has it: its arguments are JSON text."""
+    function = {"name": "weather", "arguments": json.dumps(arguments, ensure_ascii=False)}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "abc", "type": "function", "function": function}],
+    }
+
+
+RESULT = {"role": "tool", "tool_call_id": "abc", "content": '{"celsius": -3.5}'}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Text]]:
+    """transformers' tokenizer and ours for each template."""
+    made = {}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    for name in PUBLISHED:
+        folder = tmp_path_factory.mktemp(name)
+        shutil.copyfile(GOLDEN / "byte_tokenizer.json", folder / "tokenizer.json")
+        shutil.copyfile(TEMPLATES / f"{name}.jinja", folder / "chat_template.jinja")
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+        made[name] = (AutoTokenizer.from_pretrained(folder), Text(folder))
+    return made
+
+
+def test_formats_are_recognised_from_published_templates() -> None:
+    said = {name: recognised((TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")).name for name in PUBLISHED}
+    assert said == PUBLISHED
+    assert recognised("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}").name == "mistral-args"
+    assert {row.name for row in FORMATS} == {*PUBLISHED.values(), "mistral-args"}
+    with pytest.raises(RequestError, match="tool_format is 'x', but must be one of deepseek"):
+        format_named("x")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_prompts_are_what_the_template_writes(name: str, sources: dict[str, tuple[Any, Text]]) -> None:
+    """Of templates that know tools the whole prompt, and the calls in it, are theirs; others are told in a message."""
+    theirs, text = sources[name]
+    form = recognised(text.template_source)
+    chat = [USER, called(**ARGUMENTS), RESULT]
+    prompt = chat_prompt(text, chat, ToolUse.of([WEATHER])).text
+    assert '"weather"' in prompt or "'weather'" in prompt
+    written = form.written([("weather", ARGUMENTS)])
+    known = "tool_calls" in text.template_source
+    cut = written if form.name != "mistral" else written.removesuffix("}]")  # whose template goes on with an id
+    assert re.sub(r'\\"', '"', cut) in re.sub(r'\\"', '"', prompt)
+    assert RESULT["content"] in prompt.replace('\\"', '"')
+    if form.tools_as == "tools" and known:
+        read = {**chat[1], "tool_calls": [{**chat[1]["tool_calls"][0], "id": "8c4Cb2xV1"}]}
+        read["tool_calls"][0] = {**read["tool_calls"][0], "function": {"name": "weather", "arguments": ARGUMENTS}}
+        wanted = theirs.apply_chat_template(
+            [USER, read, {**RESULT, "tool_call_id": "8c4Cb2xV1"}], tools=[WEATHER], tokenize=False,
+            add_generation_prompt=True,
+        )  # fmt: skip
+        ids = re.compile(r'"(id|call_id)": "[0-9a-zA-Z]{9}"')
+        assert ids.sub("", prompt) == ids.sub("", wanted)
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """A token with its text."""
+
+    id: int
+    text: str
+
+
+class Model:
+    """A vocabulary of bytes with the special tokens of a format."""
+
+    def __init__(self, form: CallFormat, special: bool) -> None:
+        self.tokenizer: Tokenizer = byte_level()
+        self.tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        texts = (*form.begins, *form.call, form.between or "", form.end)
+        marks = re.findall(r"<[|｜][^>]*>|\[[A-Z_]+\]", "".join(texts)) if special else []
+        self.tokenizer.add_special_tokens(marks)
+        vocabulary = self.tokenizer.get_vocab()
+        self.specials = {mark: vocabulary[mark] for mark in marks}
+        self.eos = vocabulary["<|end|>"]
+        vocab = self.tokenizer.get_vocab_size()
+        self.grammars = Grammars(self.tokenizer.to_str, vocab, [self.eos])
+
+    def accepts(self, form: AnswerForm, answer: str, content: Any = None) -> bool:
+        """Whether an answer may be written, and end where it ends."""
+        matcher = self.grammars.matcher(calls_constraint(form, self.specials, content))
+        for token in [*self.tokenizer.encode(answer, add_special_tokens=False).ids, self.eos]:
+            if matcher.finished and token == self.eos:
+                return True
+            if not matcher.mask()[token]:
+                return False
+            matcher.consume(token)
+        return True
+
+    def read(self, form: AnswerForm, answer: str) -> tuple[AnswerReader, list[Part]]:
+        """An answer taken apart token by token."""
+        reader, parts = AnswerReader(form, self.specials), []
+        stream = TextStream(Vocabulary(self.tokenizer, "test"), [])
+        for token in self.tokenizer.encode(answer, add_special_tokens=False).ids:
+            parts += reader.feed([Spoken(token, stream.feed([token]))])
+        return reader, [*parts, *reader.end()]
+
+
+def use_of(tools: Sequence[dict[str, Any]] = (WEATHER, CLOCK), choice: Any = None, parallel: bool = True) -> ToolUse:
+    use = ToolUse.of(tools, choice, parallel)
+    assert use is not None
+    return use
+
+
+SAID = {"place": "Ulm", "days": 7}
+CALLS = [("weather", SAID), ("clock", {})]
+
+
+@pytest.mark.parametrize("special", [False, True], ids=["text", "special tokens"])
+@pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.name)
+def test_grammar_and_reader_of_a_format(row: CallFormat, special: bool) -> None:
+    model = Model(row, special)
+    auto, must = (AnswerForm(row, use_of(choice=choice)) for choice in ("auto", "required"))
+    one = row.written(CALLS[:1])
+    for form in (auto, must):
+        assert model.accepts(form, one)
+        assert model.accepts(form, row.written(CALLS)) == (row.between is not None)
+    assert not model.accepts(AnswerForm(row, use_of(choice="required", parallel=False)), row.written(CALLS))
+    assert model.accepts(auto, "It is late.") and not model.accepts(must, "It is late.")
+    assert not model.accepts(auto, row.written([("weather", {"place": "Ulm", "days": 2})]))  # no such number of days
+    assert not model.accepts(auto, row.written([("weather", {**SAID, "more": 1})]))
+    assert not model.accepts(auto, row.written([("radar", {})]))
+    assert not model.accepts(must, one[:-3])
+    only = AnswerForm(row, use_of(choice={"type": "function", "function": {"name": "clock"}}))
+    assert model.accepts(only, row.written(CALLS[1:])) and not model.accepts(only, one)
+    for begin in row.begins:
+        assert model.accepts(auto, begin + one.removeprefix(row.begin)) or row.begin
+    reader, parts = model.read(auto, one)
+    assert [(call.name, json.loads(call.arguments)) for call in reader.calls] == CALLS[:1]
+    assert reader.content == "" and parts[0].kind == "call" and len(parts) > 3
+    assert "".join(part.text for part in parts[1:]) == json.dumps(SAID)
+    if row.between is not None:
+        reader, parts = model.read(auto, row.written(CALLS))
+        assert [(call.name, json.loads(call.arguments)) for call in reader.calls] == CALLS
+        assert [part.index for part in parts if part.kind == "call"] == [0, 1]
+        assert len({call.id for call in reader.calls}) == 2
+    if row.trigger:
+        reader, parts = model.read(auto, f"I shall look.\n{one}")
+        assert reader.content == "I shall look." and len(reader.calls) == 1
+        assert model.accepts(auto, f"I shall look.\n{one}")
+
+
+def test_a_call_that_is_cut_off() -> None:
+    row = format_named("hermes")
+    form, model = AnswerForm(row, use_of()), Model(row, False)
+    reader, _ = model.read(form, '<tool_call>\n{"name": "weather", "arguments": {"place": "U')
+    assert reader.message["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"place": "U'}
+    assert reader.kept_message == {"role": "assistant", "content": ""}
+    reader, parts = model.read(form, "Well. <tool_c")  # which begins no call after all
+    assert reader.content == "Well. <tool_c" and {part.kind for part in parts} == {"content"}
+
+
+def test_reasoning_is_split_off() -> None:
+    row = format_named("hermes")
+    answer = "<think>\nTwo < three.\n\nSo </thin air.\n</think>\n\nYes."
+    model = Model(row, False)
+    for use in (None, use_of()):
+        reader, parts = model.read(AnswerForm(row, use, thinks=True), answer)
+        assert (reader.reasoning, reader.content) == ("Two < three.\n\nSo </thin air.", "Yes.")
+        assert "".join(part.text for part in parts if part.kind == "reasoning") == reader.reasoning
+        assert reader.message["reasoning_content"] == reader.reasoning
+    begun = AnswerForm(row, None, thinks=True, thinking=True)
+    assert model.read(begun, answer.removeprefix("<think>\n"))[0].content == "Yes."
+    assert model.read(begun, "no end")[0].reasoning == "no end"
+    assert model.read(AnswerForm(row, None, thinks=True), "<b>Yes.</b>")[0].content == "<b>Yes.</b>"
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_reasoning_before_calls(choice: str) -> None:
+    """What is reasoned about a call is no call."""
+    row = format_named("hermes")
+    model = Model(row, False)
+    one = row.written(CALLS[:1])
+    form = AnswerForm(row, use_of(choice=choice), thinks=True)
+    thought = "<think>\nI could write <tool_call> here.\n</think>\n\n"
+    assert model.accepts(form, thought + one) and model.accepts(form, one)
+    assert model.accepts(form, thought + "No.") == (choice == "auto")
+    assert not model.accepts(form, f"{thought}<tool_call>\nNo.")
+    reader, _ = model.read(form, thought + one)
+    assert reader.reasoning == "I could write <tool_call> here." and len(reader.calls) == 1
+    begun = AnswerForm(row, use_of(choice=choice), thinks=True, thinking=True)
+    assert model.accepts(begun, f"Hm. <tool_call> or not?\n</think>\n\n{one}")
+    assert not model.accepts(begun, one)
+
+
+def test_content_with_a_schema_beside_tools() -> None:
+    row = format_named("hermes")
+    model, form = Model(row, False), AnswerForm(row, use_of())
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    assert model.accepts(form, '{"a": 1}', schema) and model.accepts(form, row.written(CALLS), schema)
+    assert not model.accepts(form, "Hello.", schema)
+
+
+def test_schemas_of_arguments() -> None:
+    """Objects have the properties that are named, descriptions do not count, and what cannot be followed is an error
+    only where it was promised."""
+    (tool,) = use_of([WEATHER]).tools
+    assert argument_schema(tool, must_follow=True)["additionalProperties"] is False
+    hard = {"type": "object", "properties": {"a": {"type": "string", "not": {"const": "b"}, "title": "A"}}}
+    for strict, must in ((False, True), (True, True), (False, False)):
+        use = use_of([{"type": "function", "function": {"name": "f", "strict": strict, "parameters": hard}}])
+        schema = argument_schema(use.tools[0], must_follow=must)
+        assert "title" not in schema["properties"]["a"] and schema["x-guidance"]["lenient"] is not must
+    open_ = {"type": "object", "additionalProperties": {"type": "integer"}}
+    use = use_of([{"type": "function", "function": {"name": "f", "parameters": open_}}])
+    assert argument_schema(use.tools[0], must_follow=True)["additionalProperties"] == {"type": "integer"}
+    (clock,) = use_of([CLOCK]).tools
+    assert argument_schema(clock, must_follow=True)["properties"] == {}
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "parallel", "says"),
+    [
+        ("f", None, None, "tools is 'f', but must be a list"),
+        ([1], None, None, "tools[0] is 1, but must be an object"),
+        ([{"type": "web_search"}], None, None, "tools[0].type is 'web_search', but must be 'function'"),
+        ([{"type": "function", "function": {}}], None, None, "tools[0].function.name is None, but must be 1 to 64"),
+        ([{"name": "a b"}], None, None, "tools[0].name is 'a b'"),
+        ([{"name": "f", "parameters": []}], None, None, "tools[0].parameters is []"),
+        ([{"name": "f", "strict": 1}], None, None, "tools[0].strict is 1"),
+        ([CLOCK, CLOCK], None, None, "tools have the name 'clock' twice"),
+        ([CLOCK], "any", None, "tool_choice is 'any', but must be one of none, auto, required"),
+        ([CLOCK], {"type": "function", "function": {"name": "g"}}, None, "tool_choice names 'g'"),
+        ([CLOCK], {"type": "custom"}, None, "tool_choice.type is 'custom'"),
+        ([CLOCK], {"type": "allowed_tools", "mode": "x"}, None, "tool_choice.allowed_tools.mode is 'x'"),
+        ([CLOCK], {"type": "allowed_tools", "tools": []}, None, "tool_choice.allowed_tools.tools is empty"),
+        ([], "required", None, "tool_choice asks for a call, but there are no tools"),
+        ([CLOCK], None, 1, "parallel_tool_calls is 1, but must be true or false"),
+    ],
+)
+def test_wrong_tools_are_named(tools: Any, choice: Any, parallel: Any, says: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(says)):
+        ToolUse.of(tools, choice, parallel)
+
+
+def test_which_tools_may_be_called() -> None:
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [CLOCK]}}
+    use = use_of(choice=allowed)
+    assert [tool.name for tool in use.tools] == ["weather", "clock"]
+    assert [tool.name for tool in use.callable] == ["clock"] and use.required and use.parallel
+    named = use_of(choice={"type": "function", "function": {"name": "clock"}})
+    assert named.required and not named.parallel
+    assert ToolUse.of([CLOCK], "none") is None is ToolUse.of([]) is ToolUse.of(None, "auto")
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ({"id": "1"}, "must have a function with a name"),
+        ({"function": {"name": "f", "arguments": "{"}}, "must be the JSON text of an object"),
+        ({"function": {"name": "f", "arguments": [1]}}, "must be the JSON text of an object"),
+    ],
+)
+def test_wrong_calls_in_messages(call: Any, says: str, sources: dict[str, tuple[Any, Text]]) -> None:
+    with pytest.raises(RequestError, match=rf"messages\[1\].tool_calls\[0\].*{says}"):
+        chat_prompt(sources["qwen3"][1], [USER, {"role": "assistant", "tool_calls": [call]}])
