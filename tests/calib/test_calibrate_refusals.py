@@ -53,7 +53,7 @@ def refused(bundles: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixt
         ("a.jsonl", b"", "holds no text"),
         ("a.jsonl", b'{"text": ""}\n', "holds no text"),
         ("a.jsonl", b'{"text": "abc"}\nabc\n', "line 2 is not readable JSON"),
-        ("a.jsonl", b"[1, 2]\n", "line 1 holds no JSON object"),
+        ("a.jsonl", b"[1, 2]\n", "line 1 does not hold a JSON object"),
         ("a.jsonl", b'{"prompt": "abc"}\n', "line 1 has no 'turns', 'text' or 'ids'"),
         ("a.jsonl", b'{"turns": []}\n', "line 1 has no 'turns', 'text' or 'ids'"),
         ("a.jsonl", b'{"text": "ab\\ud800"}\n', "line 1 holds half a character"),

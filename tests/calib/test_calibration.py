@@ -149,7 +149,7 @@ def test_broken_files_are_refused(folder: Path) -> None:
     json_path.write_text("[" * 100_000)
     assert "is not readable JSON" in error()
     json_path.write_text("[1]")
-    assert "holds no JSON object" in error()
+    assert "does not hold a JSON object" in error()
     json_path.unlink()
     assert "calibration.json is missing; give the folder that eagle-calib wrote" in error()
     with pytest.raises(CalibrationError, match="is not a folder"):

@@ -184,7 +184,7 @@ def test_fp8_is_refused_for_cards_that_lack_it(
     engines = ["engines", str(bundle), "--backend", "tensorrt-rtx", "--compute-capability"]
     assert main([*engines, "8.9", "8.6", "8.0"]) == 2
     assert capsys.readouterr().err == (
-        f"eagle-export engines: {bundle} multiplies in fp8, which cards of compute capability 8.0 and 8.6 lack; build "
+        f"eagle-export engines: {bundle} multiplies in fp8, which GPUs of compute capability 8.0 and 8.6 lack; build "
         "for 8.9 and 12.0, or export it in int8\n"
     )
     assert not (bundle / "engines").exists()

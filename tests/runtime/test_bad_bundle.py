@@ -217,8 +217,8 @@ FOREIGN = [
     ("manifest of a gigabyte", [grow(MANIFEST_NAME, 1 << 30)], [f"bundle/{MANIFEST_NAME} is larger than the 16 MB"]),
     ("tokenizer a pipe", [pipe("tokenizer.json"), list_anew("tokenizer.json")], ["bundle/tokenizer.json", "regular"]),
     ("unlisted pipe", [pipe("tokenizer.json")], ["bundle/tokenizer.json is not listed"]),
-    ("graph a pipe", [pipe("target/model.onnx")], ["bundle/target/model.onnx", "no regular file"]),
-    ("weights a pipe", [pipe("draft/model.onnx.data")], ["bundle/draft/model.onnx.data", "no regular file"]),
+    ("graph a pipe", [pipe("target/model.onnx")], ["bundle/target/model.onnx", "not a regular file"]),
+    ("weights a pipe", [pipe("draft/model.onnx.data")], ["bundle/draft/model.onnx.data", "not a regular file"]),
     (
         "tokenizer of a terabyte",
         [grow("tokenizer.json", 1 << 40), list_anew("tokenizer.json"), grow("tokenizer.json", 1 << 41)],

@@ -222,7 +222,7 @@ def test_messages_that_hold_themselves(folder: Path) -> None:
     ("content", "says"),
     [
         ("{", "is not readable JSON"),
-        ("[1]", "holds no JSON object"),
+        ("[1]", "does not hold a JSON object"),
         ("[" * 100_000, "is not readable JSON"),
         (b"\xff\xfe", "is not readable JSON"),
     ],

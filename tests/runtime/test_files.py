@@ -20,8 +20,8 @@ from eagle_runtime.base.files import json_lines, parse_json, read_json, replacin
         (b"\xff\xfe", "is not readable JSON"),
         (b"[" * 100_000, "is not readable JSON"),
         (b'{"a": ' + b"9" * 5000 + b"}", "is not readable JSON"),
-        (b"[1]", "holds no JSON object"),
-        (b"null", "holds no JSON object"),
+        (b"[1]", "does not hold a JSON object"),
+        (b"null", "does not hold a JSON object"),
     ],
 )
 def test_what_is_no_json_object_is_one_sentence(content: bytes, problem: str, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_line_ends_at_a_newline_alone(tmp_path: Path) -> None:
         (b"{", "line 2 is not readable JSON"),
         (b"[" * 100_000, "line 2 is not readable JSON"),
         (b'{"a":' * 100_000, "line 2 is not readable JSON"),
-        (b"[1]", "line 2 holds no JSON object"),
+        (b"[1]", "line 2 does not hold a JSON object"),
         (rb'{"a": ["b\ud800"]}', "line 2 holds half a character"),
         (rb'{"\udfff": 1}', "line 2 holds half a character"),
         (b"\xff", r"is not UTF-8 text \(byte \d+\)"),

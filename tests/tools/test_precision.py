@@ -242,7 +242,7 @@ def test_only_a_newline_ends_a_row(models: list[EagleModel], tmp_path: Path) -> 
         ("\n", "no text of two tokens"),
         ('{"ids": [1]}', "no text of two tokens"),
         ("nonsense", "line 1 is not readable JSON"),
-        ("[1, 2]", "line 1 holds no JSON object"),
+        ("[1, 2]", "line 1 does not hold a JSON object"),
         ('{"ids": [1, 2]}\n{"ids": [1, 256]}', "line 2 has neither a 'text' nor 'ids' below 256"),
         ('{"ids": [1, true]}', "line 1 has neither"),
         ('{"text": 3}', "line 1 has neither"),

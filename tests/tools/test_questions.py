@@ -33,7 +33,7 @@ def test_a_line_ends_at_its_end_alone(tmp_path: Path) -> None:
         (b"\n \n", "is empty"),
         (b"\xff\xfe", "UTF-8"),
         (b"not json", "line 1 is not readable JSON"),
-        (b"[1]", "line 1 holds no JSON object"),
+        (b"[1]", "line 1 does not hold a JSON object"),
         (b'{"turns": ["a"]}\n{"turns": []}', "line 2 has no list of texts"),
         (b'{"turns": "abc"}', "line 1 has no list of texts"),
         (b'{"turns": [""]}', "line 1 has no list of texts"),

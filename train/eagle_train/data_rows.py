@@ -176,7 +176,7 @@ def _checked(path: Path, items: Any, leave_out: Callable[[str], None]) -> Iterat
         if isinstance(item, dict):
             yield where, item
         else:
-            leave_out(f"{where} holds no JSON object; correct the file")
+            leave_out(f"{where} does not hold a JSON object; correct the file")
 
 
 def _object(text: str) -> dict[str, Any] | None:

@@ -25,7 +25,7 @@ def check_capabilities(bundle: Path, manifest: Manifest, capabilities: Sequence[
     lacking = [each for each in capabilities if not _has_fp8(each)]
     if lacking and _in_fp8(manifest):
         raise ExportError(
-            f"{bundle} multiplies in fp8, which cards of compute capability {' and '.join(lacking)} lack; build for "
+            f"{bundle} multiplies in fp8, which GPUs of compute capability {' and '.join(lacking)} lack; build for "
             f"{' and '.join(default_capabilities(manifest))}, or export it in int8"
         )
 

@@ -334,7 +334,7 @@ class Conversation:
                 tool_format=tools["format"],
             )
         except (ValueError, TypeError, KeyError, RequestError):
-            raise ConversationFileError(f"{path} holds messages that are none; {ADVICE}") from None
+            raise ConversationFileError(f"{path} holds messages that are not valid; {ADVICE}") from None
         chat._written, chat._turns, chat.notes = Written(saved.written, ids), list(saved.turns), saved.notes
         chat.kv_note = saved.identity.difference(identity)
         if rows is not None and chat.kv_note is None:

@@ -1,7 +1,7 @@
-"""Where conversations keep their rows: caches of their own on the CPU, within a budget; elsewhere those of the model.
+"""Where conversations keep their rows: on the CPU in caches of their own, within a budget; elsewhere in the model's.
 
-Engines of devices are tied to the addresses of one pair of caches, so there all conversations share it: one that goes
-on after another reads again what the two have not in common.
+An engine of a GPU is tied to the addresses of one pair of caches, so all conversations there share this pair. When one
+conversation goes on after another, it reads again what the two texts do not have in common.
 """
 
 from __future__ import annotations

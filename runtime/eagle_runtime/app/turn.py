@@ -101,7 +101,7 @@ class Turn(Iterator[Piece]):
     def __next__(self) -> Piece:
         """Raises BusyError while another thread waits for a piece of this turn."""
         if self._running:
-            raise BusyError("another thread waits for the next piece of this stream; one at a time may")
+            raise BusyError("another thread already waits for the next piece of this stream; let one thread read it")
         return next(self._pieces)
 
     def close(self) -> None:

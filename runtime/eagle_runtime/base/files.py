@@ -75,7 +75,9 @@ def bundle_file(bundle: Path, name: str) -> Path:
     if not exists and path.is_symlink() and not path.exists():
         raise BundleError(f"{path} is a link to {os.readlink(path)}, which is not there; download or copy that too")
     if not exists:
-        raise BundleError(f"{path} is missing from the bundle, or no regular file; copy or export the bundle again")
+        raise BundleError(
+            f"{path} is missing from the bundle, or is not a regular file; copy or export the bundle again"
+        )
     return path
 
 
@@ -158,7 +160,7 @@ def parse_json(content: str | bytes, where: object, error: type[EagleError], adv
     except (ValueError, RecursionError) as problem:
         raise error(f"{where} is not readable JSON ({problem}); {advice}") from None
     if not isinstance(data, dict):
-        raise error(f"{where} holds no JSON object; {advice}")
+        raise error(f"{where} does not hold a JSON object; {advice}")
     return data
 
 

@@ -101,8 +101,8 @@ def read_text_file(bundle: Path, manifest: Manifest, name: str) -> bytes | None:
         return read_listed(bundle, manifest, name, TEXT_BYTES[name])
     if os.path.lexists(bundle / name):
         raise BundleError(
-            f"{bundle / name} is not listed in {MANIFEST_NAME}, so it is none of the bundle's; take it away, or export "
-            "the bundle again"
+            f"{bundle / name} is not listed in {MANIFEST_NAME}, so it does not belong to the bundle; remove it, or "
+            "export the bundle again"
         )
     return None
 

@@ -47,5 +47,6 @@ def from_json(kind: Any, value: Any, where: str) -> Any:
             return float(value)
     elif type(value) is kind:
         return value
-    wanted = "one of " + ", ".join(map(str, args)) if origin is Literal else getattr(kind, "__name__", kind)
-    raise BundleError(f"{where} is {short_repr(value)}, which is no {wanted}; export the bundle again")
+    one, of_type = "one of " + ", ".join(map(str, args)), f"of type {getattr(kind, '__name__', kind)}"
+    wanted = one if origin is Literal else of_type
+    raise BundleError(f"{where} is {short_repr(value)}, but must be {wanted}; export the bundle again")

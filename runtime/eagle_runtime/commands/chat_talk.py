@@ -185,7 +185,7 @@ class Talk:
         settings = {**self._settings, "seed": _value(rest) if rest else None}
         if self._raw:
             if self._last_text is None:
-                raise RequestError("there is no text to go on from yet; type one")
+                raise RequestError("there is no text yet to go on from; type one")
             self._show(self._chat.complete(self._last_text, **settings))
         else:
             self._show(self._chat.regenerate(**settings))

@@ -66,8 +66,9 @@ class DraftHead(Protocol):
 
     @property
     def row_counts(self) -> range:
-        """How many rows the forward pass of `catch_up` may have, besides the verified ones that it reads: more than one
-        only with free levels, and a choice only where fewer rows draft the same tokens, fewer levels of them."""
+        """How many rows the forward pass of `catch_up` may have besides the verified rows that it reads. A head whose
+        levels cost no pass of their own may have several, and offers a choice if fewer rows draft the same tokens on
+        fewer levels."""
 
     def note(self, features: Features) -> None:
         """Keep features [n, Hd] of verified rows, which follow those that were noted before, until they are read."""

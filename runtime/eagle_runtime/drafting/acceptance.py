@@ -127,9 +127,11 @@ class LevelGains:
         self._drafts = 0
 
     def choose(self, counts: range, seconds: Seconds, verify: Seconds) -> tuple[int, int]:
-        """Returns the number of rows, one of counts, with the highest rate, and the most levels that these can draft:
-        the fewest rows one, each further row one more; a head without a choice any number. seconds[r]: of a pass of r
-        rows; verify[n - 1]: of verifying n nodes."""
+        """Returns how many rows to draft, and how many levels these rows can draft at most.
+
+        The number of rows is the one of `counts` that promises the highest rate. The fewest rows draft one level, and
+        each further row drafts one more; a head that leaves no choice may draft any number of levels. seconds[r]: what
+        a pass of r rows takes; verify[n - 1]: what the verification of n nodes takes."""
         self._drafts += 1
         if len(counts) == 1:
             return counts[-1], MAX_DEPTH

@@ -166,10 +166,11 @@ class CostAwareDrafter:
         weighed: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """head: None drafts from n-gram matches alone. costs: learn from each cycle's passes. top_k: beam, and children
-        per node. lookup: whether n-gram matches are candidates too; index: finds them, None for an NgramIndex; weighed:
-        whether the head's chances count the index's in. predicted: is searched for matches before the text itself, and
-        datastore where that has none as long. lookahead: of a constraint, which cuts them."""
+        """head: proposes tokens; without one the tree holds n-gram matches alone. costs: learn from each cycle's
+        passes. top_k: size of the beam, and children per node. lookup: whether n-gram matches are candidates too.
+        index: finds them; None makes an NgramIndex. weighed: whether the head's chances include the index's already.
+        predicted: a text that is searched for matches before the output is. datastore: a text that is searched where
+        neither has a match as long. lookahead: says which matches a constraint allows."""
         self._head = head
         self._costs = costs
         self._timer = CycleTimer(costs, clock)

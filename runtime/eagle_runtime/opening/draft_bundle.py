@@ -55,7 +55,7 @@ def _opened(bundle: OpenBundle, folder: Path, check_hashes: bool | Literal["once
             token = min(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
             raise RequestError(
                 f"the draft bundle {folder} has another tokenizer: the token {token!r} has the id {theirs.get(token)}, "
-                f"but {ours.get(token)} in the bundle it is to draft for; take a smaller model of the same family"
+                f"but {ours.get(token)} in the bundle that it drafts for; take a smaller model of the same family"
             )
         sessions = (*bundle.engines.sessions, *draft.engines.sessions)
         times = facts_of_times(bundle.backend, sessions)

@@ -118,7 +118,7 @@ class Noise:
                 self._keep(position, future)
 
     def forget(self, before: int) -> None:
-        """Positions before this one have drawn their tokens: of these no more are kept than KEPT_DRAWN leaves room."""
+        """Drop numbers of positions before this one, whose tokens are drawn, until KEPT_DRAWN positions are left."""
         while len(self._kept) > KEPT_DRAWN and (oldest := min(self._kept)) < before:
             del self._kept[oldest]
         while len(self._lowest) > KEPT_DRAWN and (least := min(self._lowest))[0] < before:

@@ -185,7 +185,7 @@ class TextStream:
         return text[next((i for i, (a, b) in enumerate(zip(said, text, strict=False)) if a != b), len(text)) :]
 
     def _close_run(self) -> None:
-        """A run ends well or not, and what was said of it before was said under one of these."""
+        """End the run. Its bytes are UTF-8 as a whole or they are not; the text that stands is the one of that case."""
         run, self._run = self._run, None
         if run is not None and not run.broken:
             self._said = run.said if run.whole == len(run.values) else run.said_if_broken
