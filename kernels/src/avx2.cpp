@@ -26,22 +26,24 @@ INLINE __m256i four_bytes(const void* p) {
   return _mm256_set1_epi32(value);
 }
 
-// The sums of one block join the fold: f = fma(sum - zero * rows' sum, step * scale, f).
+// The sums of one block join the fold: f = fma(sum - zero * rows' sum, step * scale, f). Both factors of a zero level fit
+// 16 bits, and so does their product's other half, which is 0.
 template <int R, bool SIGNED>
 INLINE void join_block(const uint8_t* meta, const __m256i* i0, const __m256i* i1, const float* scales,
-                       const int32_t* sums, int64_t blocks, __m256* f0, __m256* f1) {
+                       const int32_t* sums, int64_t blocks, float* f) {
   const __m256 s0 = load(reinterpret_cast<const uint16_t*>(meta)), s1 = load(reinterpret_cast<const uint16_t*>(meta + 16));
   const __m128i zeros = _mm_loadu_si128(reinterpret_cast<const __m128i*>(meta + 32));
   const __m128i upper = _mm_srli_si128(zeros, 8);
-  const __m256i z0 = SIGNED ? _mm256_cvtepi8_epi32(zeros) : _mm256_cvtepu8_epi32(zeros);
-  const __m256i z1 = SIGNED ? _mm256_cvtepi8_epi32(upper) : _mm256_cvtepu8_epi32(upper);
-  UNROLLED for (int r = 0; r < R; r++) {
+  const __m256i word = _mm256_set1_epi32(0xffff);
+  const __m256i z0 = SIGNED ? _mm256_and_si256(_mm256_cvtepi8_epi32(zeros), word) : _mm256_cvtepu8_epi32(zeros);
+  const __m256i z1 = SIGNED ? _mm256_and_si256(_mm256_cvtepi8_epi32(upper), word) : _mm256_cvtepu8_epi32(upper);
+  UNROLLED for (int r = 0; r < R; r++, f += 16) {
     const __m256i sum = _mm256_set1_epi32(sums[r * blocks]);
     const __m256 scale = _mm256_broadcast_ss(scales + r * blocks);
-    const __m256i d0 = _mm256_sub_epi32(i0[r], _mm256_mullo_epi32(z0, sum));
-    const __m256i d1 = _mm256_sub_epi32(i1[r], _mm256_mullo_epi32(z1, sum));
-    f0[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d0), _mm256_mul_ps(s0, scale), f0[r]);
-    f1[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d1), _mm256_mul_ps(s1, scale), f1[r]);
+    const __m256i d0 = _mm256_sub_epi32(i0[r], _mm256_madd_epi16(z0, sum));
+    const __m256i d1 = _mm256_sub_epi32(i1[r], _mm256_madd_epi16(z1, sum));
+    _mm256_store_ps(f, _mm256_fmadd_ps(_mm256_cvtepi32_ps(d0), _mm256_mul_ps(s0, scale), _mm256_load_ps(f)));
+    _mm256_store_ps(f + 8, _mm256_fmadd_ps(_mm256_cvtepi32_ps(d1), _mm256_mul_ps(s1, scale), _mm256_load_ps(f + 8)));
   }
 }
 
@@ -56,17 +58,17 @@ struct Tile {  // what a tile of one panel reads and writes; pointers are at its
 };
 
 template <int R>
-INLINE void begin(const Tile& t, __m256* f0, __m256* f1) {
-  for (int r = 0; r < R; r++) {
-    f0[r] = t.more ? _mm256_loadu_ps(t.y + r * t.stride) : _mm256_setzero_ps();
-    f1[r] = t.more ? _mm256_loadu_ps(t.y + r * t.stride + 8) : _mm256_setzero_ps();
+INLINE void begin(const Tile& t, float* f) {
+  for (int r = 0; r < R; r++, f += 16) {
+    _mm256_store_ps(f, t.more ? _mm256_loadu_ps(t.y + r * t.stride) : _mm256_setzero_ps());
+    _mm256_store_ps(f + 8, t.more ? _mm256_loadu_ps(t.y + r * t.stride + 8) : _mm256_setzero_ps());
   }
 }
 template <int R>
-INLINE void end(const Tile& t, const __m256* f0, const __m256* f1) {
-  for (int r = 0; r < R; r++) {
-    _mm256_storeu_ps(t.y + r * t.stride, f0[r]);
-    _mm256_storeu_ps(t.y + r * t.stride + 8, f1[r]);
+INLINE void end(const Tile& t, const float* f) {
+  for (int r = 0; r < R; r++, f += 16) {
+    _mm256_storeu_ps(t.y + r * t.stride, _mm256_load_ps(f));
+    _mm256_storeu_ps(t.y + r * t.stride + 8, _mm256_load_ps(f + 8));
   }
 }
 
@@ -76,8 +78,8 @@ __attribute__((noinline)) void tile4(Tile t) {
   const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
   const uint8_t *w = t.levels, *ahead = t.ahead;
   const int8_t* x = static_cast<const int8_t*>(t.x);
-  __m256 f0[R], f1[R];
-  begin<R>(t, f0, f1);
+  alignas(32) float f[16 * R];
+  begin<R>(t, f);
   for (int64_t b = 0; b < t.count; b++) {
     __m256i i0[R], i1[R];
     for (int r = 0; r < R; r++) i0[r] = i1[r] = _mm256_setzero_si256();
@@ -104,18 +106,18 @@ __attribute__((noinline)) void tile4(Tile t) {
         i1[r] = _mm256_add_epi32(i1[r], _mm256_madd_epi16(a1[r], ones));
       }
     }
-    join_block<R, false>(t.meta, i0, i1, t.scales + b, t.sums + b, t.blocks, f0, f1);
+    join_block<R, false>(t.meta, i0, i1, t.scales + b, t.sums + b, t.blocks, f);
     t.meta += META;
   }
-  end<R>(t, f0, f1);
+  end<R>(t, f);
 }
 
 template <int R>
 __attribute__((noinline)) void tile8(Tile t) {
   const uint8_t *w = t.levels, *ahead = t.ahead;
   const int16_t* x = static_cast<const int16_t*>(t.x);
-  __m256 f0[R], f1[R];
-  begin<R>(t, f0, f1);
+  alignas(32) float f[16 * R];
+  begin<R>(t, f);
   for (int64_t b = 0; b < t.count; b++) {
     __m256i a0[R], a1[R];
     for (int r = 0; r < R; r++) a0[r] = a1[r] = _mm256_setzero_si256();
@@ -136,10 +138,10 @@ __attribute__((noinline)) void tile8(Tile t) {
       x += 16 * R;
       ahead += 256;
     }
-    join_block<R, true>(t.meta, a0, a1, t.scales + b, t.sums + b, t.blocks, f0, f1);
+    join_block<R, true>(t.meta, a0, a1, t.scales + b, t.sums + b, t.blocks, f);
     t.meta += META;
   }
-  end<R>(t, f0, f1);
+  end<R>(t, f);
 }
 
 template <int R>
