@@ -7,7 +7,8 @@
 //            position_ids [1, T] int64, the first being the number of committed columns; of the second form P - L + T
 //            columns are committed, whatever the positions
 //            tree_mask [1, 1, T, T] fp32: a row sees the new rows at which it is above -1; of the second form
-//            [1, 1, T, L]: the last L - T rows of the past belong to the tree too
+//            [1, 1, T, L]: the last L - T rows of the past belong to the tree too; of the first form [1, 1, T, T + 1] for
+//            rows of several texts, whose last column numbers the text of a row, from 0 on: see eagle_next_pass
 //            cosine and sine [1, T, D / 2] fp32, or neither: q and k are rotated already
 //   outputs  [1, T, heads * D], new keys and new values [1, T, kv_heads, D], fp32
 //   attributes  heads, kv_heads, width (D), scale; window (0: none), softcap (0: none)
@@ -23,6 +24,15 @@ constexpr double FEW = 100e3;      // multiply-adds that one thread computes as 
 constexpr int64_t SPLIT_ROWS = 32;  // up to so many rows columns are split among threads, above rows are
 constexpr int64_t BLOCK_ROWS = 48;  // rows times query heads per key of one piece of work, where rows are split
 constexpr int64_t MANY = 8192;      // numbers that are worth several threads' rotating or folding
+
+// Texts of the next pass of this thread: where the first layer's keys and values of each lie, bytes from one layer to the
+// next, columns that they are laid out for, and how many of these are valid.
+struct Text {
+  int64_t keys, key_layer, values, value_layer, columns, committed;
+};
+constexpr int64_t MOST_TEXTS = 64;
+thread_local Text texts[MOST_TEXTS];
+thread_local int64_t text_count = 0;
 
 struct Heads {
   int64_t heads = 0, kv_heads = 0, width = 0, window = 0;
@@ -81,10 +91,10 @@ bool lay_out_rows(const Heads& node, const ort::Tensor& keys, const ort::Tensor&
   return true;
 }
 
-// Whether row t sees the new rows 0 .. t and no others, for all rows.
-bool is_chain(const float* mask, int64_t rows) {
+// Whether row t sees the new rows 0 .. t and no others, for all rows. apart: from a row of the mask to the next.
+bool is_chain(const float* mask, int64_t rows, int64_t apart) {
   for (int64_t t = 0; t < rows; t++) {
-    const float* row = mask + t * rows;
+    const float* row = mask + t * apart;
     int64_t other = 0;
     for (int64_t u = 0; u <= t; u++) other += !(row[u] > -1);
     for (int64_t u = t + 1; u < rows; u++) other += row[u] > -1;
@@ -93,7 +103,7 @@ bool is_chain(const float* mask, int64_t rows) {
   return true;
 }
 
-ort::Status read(const Heads& node, Pass* pass, Attention* job, const float** mask) {
+ort::Status read(const Heads& node, Pass* pass, Attention* job, const float** mask, bool* several) {
   const ort::Tensor &q = pass->input(0), &k = pass->input(1), &v = pass->input(2), &keys = pass->input(3);
   const ort::Tensor &values = pass->input(4), &positions = pass->input(5), &tree = pass->input(6);
   const ort::Tensor &cosine = pass->input(7), &sine = pass->input(8);
@@ -108,14 +118,15 @@ ort::Status read(const Heads& node, Pass* pass, Attention* job, const float** ma
   const int64_t seen = tree.rank == 4 ? tree.dims[3] : 0;
   if (!positions.is(ort::INT64, 2) || positions.dims[0] != 1 || positions.dims[1] != rows || !tree.is(ort::FLOAT, 4) ||
       tree.dims[0] != 1 || tree.dims[1] != 1 || tree.dims[2] != rows || seen < rows ||
-      seen > rows + (by_rows ? j.columns : 0))
+      seen > rows + (by_rows ? j.columns : text_count > 0))
     return ort::error("ExactTreeAttention: position_ids or tree_mask have another shape or type");
   const bool rotates = cosine.data != nullptr || sine.data != nullptr;
   const ort::Tensor* tables[] = {&cosine, &sine};
   for (const ort::Tensor* t : tables)
     if (rotates && (!t->is(ort::FLOAT, 3) || t->dims[0] != 1 || t->dims[1] != rows || t->dims[2] * 2 != D || D % 16))
       return ort::error("ExactTreeAttention: cosine or sine have another shape or type");
-  j.rows = rows, j.earlier = seen - rows;
+  *several = !by_rows && seen > rows;
+  j.rows = rows, j.earlier = by_rows ? seen - rows : 0;
   j.heads = node.heads, j.kv_heads = node.kv_heads, j.width = D, j.window = node.window;
   j.scale = node.scale, j.cap = node.cap;
   j.positions = static_cast<const int64_t*>(positions.data);
@@ -132,49 +143,118 @@ ort::Status read(const Heads& node, Pass* pass, Attention* job, const float** ma
   return pass->output(2, rows_out, 4, &j.new_values);
 }
 
-// What a mask says. Layers have one in common, which is read once.
-bool look(const float* mask, const Attention& j, Pass* pass) {
-  const int64_t tree = j.earlier + j.rows;
-  Visible& seen = pass->visible;
-  if (seen.mask == mask && seen.rows == j.rows && seen.tree == tree) return true;
-  seen = {mask, j.rows, tree, j.rows, j.earlier == 0 && is_chain(mask, j.rows), nullptr, nullptr};
-  if (seen.chain) return true;
-  int64_t count = 0;
-  for (int64_t i = 0; i < j.rows * tree; i++) count += mask[i] > -1;
-  int32_t* list = reinterpret_cast<int32_t*>(pass->memory.get(static_cast<size_t>(count + j.rows + 2) * 4));
-  if (list == nullptr) {
-    seen.mask = nullptr;
-    return false;
+// The rows of one text: `count` texts follow each other in a mask's last column, or there is one alone.
+ort::Status divide(const float* mask, int64_t rows, bool several, Visible* seen, Pass* pass) {
+  const int64_t apart = seen->apart;
+  seen->count = several ? static_cast<int64_t>(mask[rows * apart - 1]) + 1 : 1;
+  if (seen->count < 1 || seen->count > rows || (several && seen->count != text_count))
+    return ort::error("ExactTreeAttention: rows are of other texts than those that were announced");
+  seen->texts = pass->memory.get_zeros<Seen>(static_cast<size_t>(seen->count));
+  if (seen->texts == nullptr) return ort::error(NO_MEMORY);
+  if (!several) {
+    seen->texts[0].rows = rows;
+    return nullptr;
   }
-  int32_t *first = list + count, n = 0;
-  seen.longest = 0;
-  first[0] = 0;
-  for (int64_t t = 0; t < j.rows; t++) {
-    for (int64_t u = 0; u < tree; u++)
-      if (mask[t * tree + u] > -1) list[n++] = static_cast<int32_t>(u);
-    first[t + 1] = n;
-    if (n - first[t] > seen.longest) seen.longest = n - first[t];
+  int64_t text = -1;
+  for (int64_t t = 0; t < rows; t++) {
+    const float* row = mask + t * apart;
+    if (row[rows] == static_cast<float>(text + 1) && text + 1 < seen->count) seen->texts[++text].row = t;
+    if (text < 0 || row[rows] != static_cast<float>(text))
+      return ort::error("ExactTreeAttention: rows of one text do not stand together");
+    seen->texts[text].rows++;
   }
-  seen.seen = list, seen.first = first;
-  return true;
+  for (int64_t i = 0; i < seen->count; i++) {
+    const int64_t first = seen->texts[i].row, end = first + seen->texts[i].rows;
+    for (int64_t t = first; t < end; t++)
+      for (int64_t u = 0; u < rows; u++)
+        if (mask[t * apart + u] > -1 && (u < first || u >= end))
+          return ort::error("ExactTreeAttention: a row sees one of another text");
+  }
+  return text + 1 == seen->count ? nullptr : ort::error("ExactTreeAttention: a text has no rows");
 }
 
-struct Work {
+// What rows of one text see. mask: at its first row and that row's own column; tree: columns that count.
+ort::Status look_at(const float* mask, int64_t tree, int64_t earlier, int64_t apart, Seen* text, Pass* pass) {
+  text->chain = earlier == 0 && is_chain(mask, text->rows, apart);
+  text->longest = text->rows;
+  if (text->chain) return nullptr;
+  int64_t count = 0;
+  for (int64_t t = 0; t < text->rows; t++)
+    for (int64_t u = 0; u < tree; u++) count += mask[t * apart + u] > -1;
+  int32_t* list = reinterpret_cast<int32_t*>(pass->memory.get(static_cast<size_t>(count + text->rows + 2) * 4));
+  if (list == nullptr) return ort::error(NO_MEMORY);
+  int32_t *first = list + count, n = 0;
+  text->longest = 0;
+  first[0] = 0;
+  for (int64_t t = 0; t < text->rows; t++) {
+    for (int64_t u = 0; u < tree; u++)
+      if (mask[t * apart + u] > -1) list[n++] = static_cast<int32_t>(u);
+    first[t + 1] = n;
+    if (n - first[t] > text->longest) text->longest = n - first[t];
+  }
+  text->seen = list, text->first = first;
+  return nullptr;
+}
+
+// What a mask says. Layers have one in common, which is read once.
+ort::Status look(const float* mask, const Attention& j, bool several, Pass* pass) {
+  const int64_t tree = j.earlier + j.rows;
+  Visible& seen = pass->visible;
+  if (seen.mask == mask && seen.rows == j.rows && seen.apart == tree + several) return nullptr;
+  seen = {nullptr, j.rows, tree + several, 0, nullptr};
+  RETURN_IF_ERROR(divide(mask, j.rows, several, &seen, pass));
+  for (int64_t i = 0; i < seen.count; i++) {
+    Seen& text = seen.texts[i];
+    const int64_t columns = several ? text.rows : tree;
+    RETURN_IF_ERROR(look_at(mask + text.row * (seen.apart + several), columns, j.earlier, seen.apart, &text, pass));
+  }
+  seen.mask = mask;
+  return nullptr;
+}
+
+// The rows of text i among those of a pass, whose cache is that of text 0 in this layer.
+ort::Status narrow_to(const Seen& seen, int64_t i, const Heads& node, Attention* job) {
+  Attention& j = *job;
+  const int64_t D = j.width, row = seen.row, from = row * j.kv_heads * D;
+  const Text &first = texts[0], &own = texts[i];
+  const int64_t layer = first.key_layer > 0 ? (reinterpret_cast<int64_t>(j.past_keys) - first.keys) / first.key_layer : -1;
+  if (layer < 0 || first.keys + layer * first.key_layer != reinterpret_cast<int64_t>(j.past_keys) ||
+      first.values + layer * first.value_layer != reinterpret_cast<int64_t>(j.past_values) ||
+      first.columns != j.columns || own.columns < 1 || own.committed < 0 || own.committed > own.columns)
+    return ort::error("ExactTreeAttention: a text's cache is not as it was announced");
+  j.past_keys = reinterpret_cast<const void*>(own.keys + layer * own.key_layer);
+  j.past_values = reinterpret_cast<const void*>(own.values + layer * own.value_layer);
+  j.columns = own.columns, j.committed = own.committed;
+  j.key_head = j.value_head = j.columns * D, j.value_piece = j.columns * j.cut;
+  j.rows = seen.rows, j.positions += row;
+  j.q += row * node.heads * D, j.out += row * node.heads * D;
+  j.k += from, j.v += from, j.new_keys += from, j.new_values += from;
+  if (j.cosine != nullptr) j.cosine += row * D / 2, j.sine += row * D / 2;
+  return nullptr;
+}
+
+struct Part {  // of the work: the rows of one text
   Attention job;
+  int64_t step, blocks;  // where rows are split; else 0
+  int64_t pieces() const { return job.kv_heads * (blocks ? blocks : job.groups); }
+};
+struct Work {
+  int64_t count;  // of parts
+  Part* parts;
   const Kernels* kernels;
   float *keys_out, *values_out;  // where the tree's earlier rows do not precede them
-  int64_t step, blocks;          // where rows are split
 };
 
 void prepare(const void* work, int64_t first, int64_t last, uint8_t*) {
   const Work& w = *static_cast<const Work*>(work);
-  for (int64_t h = first; h < last; h++) w.kernels->prepare(w.job, h);
+  const int64_t heads = w.parts[0].job.kv_heads;
+  for (int64_t i = first; i < last; i++) w.kernels->prepare(w.parts[i / heads].job, i % heads);
 }
 
 // As `prepare`, where rows of the tree are in the cache: they are put before the new ones.
 void prepare_joined(const void* work, int64_t first, int64_t last, uint8_t* scratch) {
   const Work& w = *static_cast<const Work*>(work);
-  const Attention& j = w.job;
+  const Attention& j = w.parts[0].job;
   const int64_t row = j.kv_heads * j.width;
   const size_t before = static_cast<size_t>(j.earlier * row) * 4, rows = static_cast<size_t>(j.rows * row) * 4;
   memcpy(j.new_keys, static_cast<const float*>(j.past_keys) + j.committed * row, before);
@@ -184,63 +264,87 @@ void prepare_joined(const void* work, int64_t first, int64_t last, uint8_t* scra
   memcpy(w.values_out, j.new_values + j.earlier * row, rows);
 }
 
-void part(const void* work, int64_t first, int64_t last, uint8_t* scratch) {
+// Groups of columns of all rows, or all columns of some rows.
+void sums(const void* work, int64_t first, int64_t last, uint8_t* bytes) {
   const Work& w = *static_cast<const Work*>(work);
-  for (int64_t i = first; i < last; i++)
-    w.kernels->part(w.job, i / w.job.groups, i % w.job.groups, reinterpret_cast<float*>(scratch));
+  float* scratch = reinterpret_cast<float*>(bytes);
+  for (const Part* part = w.parts; part < w.parts + w.count && last > 0; part++) {
+    const Attention& j = part->job;
+    const int64_t end = last < part->pieces() ? last : part->pieces();
+    for (int64_t i = first < 0 ? 0 : first; i < end; i++) {
+      if (part->blocks == 0) {
+        w.kernels->part(j, i / j.groups, i % j.groups, scratch);
+        continue;
+      }
+      const int64_t from = (part->blocks - 1 - i / j.kv_heads) * part->step;  // the last rows see most: they go first
+      w.kernels->whole(j, i % j.kv_heads, from, from + part->step < j.rows ? from + part->step : j.rows, scratch);
+    }
+    first -= part->pieces(), last -= part->pieces();
+  }
 }
 
 void join(const void* work, int64_t first, int64_t last, uint8_t*) {
   const Work& w = *static_cast<const Work*>(work);
-  for (int64_t h = first; h < last; h++) w.kernels->join(w.job, h);
-}
-
-void whole(const void* work, int64_t from, int64_t to, uint8_t* scratch) {
-  const Work& w = *static_cast<const Work*>(work);
-  const Attention& j = w.job;
-  for (int64_t i = from; i < to; i++) {
-    const int64_t first = (w.blocks - 1 - i / j.kv_heads) * w.step;  // the last rows see most: they go first
-    const int64_t last = first + w.step < j.rows ? first + w.step : j.rows;
-    w.kernels->whole(j, i % j.kv_heads, first, last, reinterpret_cast<float*>(scratch));
-  }
+  const int64_t heads = w.parts[0].job.kv_heads;
+  for (int64_t i = first; i < last; i++)
+    if (w.parts[i / heads].blocks == 0) w.kernels->join(w.parts[i / heads].job, i % heads);
 }
 
 ort::Status plan(const void* what, Pass* pass) {
   const Heads& node = *static_cast<const Heads*>(what);
   Work* work = pass->memory.get_zeros<Work>(1);
   if (work == nullptr) return ort::error(NO_MEMORY);
-  Attention& j = work->job;
+  Attention all{};
   const float* mask = nullptr;
-  RETURN_IF_ERROR(read(node, pass, &j, &mask));
-  if (!look(mask, j, pass)) return ort::error(NO_MEMORY);
+  bool several = false;
+  RETURN_IF_ERROR(read(node, pass, &all, &mask, &several));
+  RETURN_IF_ERROR(look(mask, all, several, pass));
   const Visible& seen = pass->visible;
-  j.chain = seen.chain, j.longest = seen.longest, j.seen = seen.seen, j.first = seen.first;
-  work->kernels = node.kernels, work->keys_out = j.new_keys, work->values_out = j.new_values;
+  work->count = seen.count, work->kernels = node.kernels;
+  work->keys_out = all.new_keys, work->values_out = all.new_values;
+  work->parts = pass->memory.get_zeros<Part>(static_cast<size_t>(seen.count));
+  if (work->parts == nullptr) return ort::error(NO_MEMORY);
 
-  const int64_t sharing = j.sharing(), rows = j.rows * sharing;
-  j.groups = (j.committed + j.longest + GROUP - 1) / GROUP;
-  const bool split = j.rows <= SPLIT_ROWS;
-  const size_t queries = static_cast<size_t>(j.kv_heads * rows * j.width);
-  const size_t parts = split ? static_cast<size_t>(j.kv_heads * j.groups * rows * (j.width + 2)) : 0;
-  const size_t joined = j.earlier ? static_cast<size_t>((j.earlier + j.rows) * j.kv_heads * j.width) : 0;
-  j.queries = reinterpret_cast<float*>(pass->memory_at(&pass->work, (queries + parts + 2 * joined) * 4 + 64));
-  if (j.queries == nullptr) return ort::error(NO_MEMORY);
-  j.parts = j.queries + queries;
-  if (j.earlier) j.new_keys = j.parts + parts, j.new_values = j.new_keys + joined;
-
-  const bool alone = 2.0 * double(j.committed + j.rows / 2 + 1) * double(rows * j.kv_heads * j.width) < FEW;
-  const bool few = rows * j.kv_heads * j.width < MANY;
-  pass->add(j.earlier ? prepare_joined : prepare, work, j.kv_heads, alone || few || j.earlier);
-  if (split) {
-    pass->needs(node.kernels->scratch(j, j.rows) * 4);
-    pass->add(part, work, j.kv_heads * j.groups, alone);
-    pass->add(join, work, j.kv_heads, alone || rows * j.kv_heads * j.width * j.groups < MANY);
-  } else {
-    work->step = BLOCK_ROWS / sharing > 1 ? BLOCK_ROWS / sharing : 1;
-    work->blocks = (j.rows + work->step - 1) / work->step;
-    pass->needs(node.kernels->scratch(j, work->step) * 4);
-    pass->add(whole, work, j.kv_heads * work->blocks, alone);
+  const int64_t sharing = all.sharing(), D = all.width;
+  const size_t joined = all.earlier ? static_cast<size_t>((all.earlier + all.rows) * all.kv_heads * D) : 0;
+  size_t needed = 2 * joined;
+  double products = 0;
+  int64_t pieces = 0, folded = 0;
+  for (int64_t i = 0; i < seen.count; i++) {
+    Part& part = work->parts[i];
+    Attention& j = part.job;
+    const Seen& own = seen.texts[i];
+    j = all;
+    if (several) RETURN_IF_ERROR(narrow_to(own, i, node, &j));
+    j.chain = own.chain, j.longest = own.longest, j.seen = own.seen, j.first = own.first;
+    j.groups = (j.committed + j.longest + GROUP - 1) / GROUP;
+    if (j.rows > SPLIT_ROWS) {
+      part.step = BLOCK_ROWS / sharing > 1 ? BLOCK_ROWS / sharing : 1;
+      part.blocks = (j.rows + part.step - 1) / part.step;
+    }
+    const int64_t rows = j.rows * sharing;
+    needed += static_cast<size_t>(j.kv_heads * rows * D);
+    if (part.blocks == 0) needed += static_cast<size_t>(j.kv_heads * j.groups * rows * (D + 2));
+    products += 2.0 * double(j.committed + j.rows / 2 + 1) * double(rows * j.kv_heads * D);
+    pieces += part.pieces();
+    folded += part.blocks == 0 ? rows * j.kv_heads * D * j.groups : 0;
+    pass->needs(node.kernels->scratch(j, part.blocks ? part.step : j.rows) * 4);
   }
+  float* memory = reinterpret_cast<float*>(pass->memory_at(&pass->work, needed * 4 + 64));
+  if (memory == nullptr) return ort::error(NO_MEMORY);
+  for (int64_t i = 0; i < seen.count; i++) {
+    Attention& j = work->parts[i].job;
+    const int64_t rows = j.rows * sharing;
+    j.queries = memory;
+    j.parts = memory += j.kv_heads * rows * D;
+    if (work->parts[i].blocks == 0) memory += j.kv_heads * j.groups * rows * (D + 2);
+    if (j.earlier) j.new_keys = memory, j.new_values = memory + joined;
+  }
+  const int64_t heads = all.kv_heads * seen.count, numbers = all.rows * sharing * all.kv_heads * D;
+  const bool alone = products < FEW;
+  pass->add(all.earlier ? prepare_joined : prepare, work, heads, alone || numbers < MANY || all.earlier);
+  pass->add(sums, work, pieces, alone);
+  if (folded) pass->add(join, work, heads, alone || folded < MANY);
   return nullptr;
 }
 
@@ -271,3 +375,12 @@ const Kind ATTENTION = {9, [](int) { return true; }, create, [](void* what) { un
 
 const ort::CustomOp* attention_operator() { return &OPERATOR; }
 }  // namespace eagle
+
+// Announces the texts of the next pass of this thread: six numbers each, as in Text. count 0: none any more. Returns 0, or
+// -1 where there are too many.
+EXPORTED int eagle_next_pass(const int64_t* numbers, int64_t count) {
+  if (count < 0 || count > eagle::MOST_TEXTS) return -1;
+  memcpy(eagle::texts, numbers, static_cast<size_t>(count) * sizeof(eagle::Text));
+  eagle::text_count = count;
+  return 0;
+}

@@ -27,12 +27,16 @@ struct Source {
   const char* named(const char* name, char* full) const;
 };
 
-// Which of a tree's rows each row sees.
-struct Visible {
-  const float* mask;
-  int64_t rows, tree, longest;  // rows of the pass and of the tree; the most that one sees
+// Which of a tree's rows each row of a text sees; the rows of several texts may make one pass.
+struct Seen {
+  int64_t row, rows, longest;   // its first row in the pass, its rows, the most that one of them sees
   bool chain;                   // row t sees the tree's rows 0..t; else those in `seen`
   const int32_t *seen, *first;  // row t sees seen[first[t]] .. seen[first[t + 1] - 1], ascending
+};
+struct Visible {
+  const float* mask;
+  int64_t rows, apart, count;  // rows of the pass; numbers from one to the next in the mask; texts
+  Seen* texts;
 };
 
 struct Step;

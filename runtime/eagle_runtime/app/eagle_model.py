@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from eagle_runtime.app.batch import pieces_of
 from eagle_runtime.app.conversation import Conversation, OnEnd
 from eagle_runtime.app.output import Output
 from eagle_runtime.app.request import Request, request_of
-from eagle_runtime.app.result import Result
+from eagle_runtime.app.result import Piece, Result
 from eagle_runtime.app.slots import Memory, Slot, Slots
 from eagle_runtime.app.turn import Turn, TurnState, Work, decode
 from eagle_runtime.base.arguments import checked_int, short_repr
@@ -20,7 +21,7 @@ from eagle_runtime.base.errors import ClosedError, ContextError, RequestError
 from eagle_runtime.base.tree import Float
 from eagle_runtime.core.counters import CountedSession, Counters
 from eagle_runtime.core.decoding_state import DecodingState
-from eagle_runtime.core.generate import steps
+from eagle_runtime.core.generate import asking
 from eagle_runtime.core.head import HeadOfText
 from eagle_runtime.core.scheduler import Lease, Scheduler
 from eagle_runtime.core.session import Session
@@ -208,7 +209,7 @@ class EagleModel:
         def work() -> Work:
             """A text of its own: equal calls read equal rows. Until its first step another one may have the state."""
             state.forget()
-            yield from steps(state, request.drafter, request.sampler, request.prompt)
+            yield from asking(state, request.drafter, request.sampler, request.prompt)
 
         return self._turn(state, self._scheduler, request, work(), lambda output, control: None)
 
@@ -259,13 +260,45 @@ class EagleModel:
         def work() -> Work:
             slot.busy = 1
             slot.begin()
-            yield from steps(slot.state, request.drafter, request.sampler, request.prompt)
+            yield from asking(slot.state, request.drafter, request.sampler, request.prompt)
 
         def ended(output: Output, control: TurnState) -> None:
             slot.busy = 0
             on_end(output, request.sampler.params.seed, None if control.result is None else control.result.usage)
 
         return self._turn(slot.state, slot.scheduler, request, work(), ended)
+
+    def batch(
+        self, requests: Iterable[Prompt | Mapping[str, Any]], *, width: int = 8, **settings: Any
+    ) -> Iterator[tuple[int, Piece]]:
+        """Answer several requests at once; yields (number of the request, piece) as pieces come. The last piece of each
+        has its result.
+
+            for number, piece in model.batch(["def f(", [{"role": "user", "content": "Hello"}]], max_new_tokens=64): ...
+
+        requests: prompts, or mappings with "prompt" and settings of `stream` of its own; settings: of all others. width:
+        requests that run at once. Every text is the one that the request gets alone. Backend native verifies the trees of
+        all in one forward pass; cpu takes turns; engines of GPUs answer one after the other.
+
+        Raises RequestError, ContextError and ClosedError at once, for any of the requests; the iteration raises what a
+        stream raises, which ends the other answers, as leaving it does."""
+        self._engines.check()
+        width = checked_int("width", width, 1) if self.bundle.on_cpu else 1
+        begins: list[Callable[[], Turn]] = []
+        for one in requests:
+            own = {"prompt": one} if not isinstance(one, Mapping) else dict(one)
+            if "prompt" not in own:
+                raise RequestError("a request of a batch has no 'prompt'")
+            ids = self.checked_prompt(own.pop("prompt"))
+            merged = {**settings, **own}
+            request_of(self.bundle, self._state, ids, self.context, **merged)  # which checks the settings
+            begins.append(lambda ids=ids, merged=merged: self._turn_alone(ids, merged))  # type: ignore[misc]
+        return pieces_of(begins, width)
+
+    def _turn_alone(self, ids: list[int], settings: dict[str, Any]) -> Turn:
+        """A turn with caches of its own, which are freed at its end."""
+        slot = self.slots.new()
+        return self.turn_in(slot, ids, lambda *_: slot.close(), settings)
 
     def score(self, tokens: Sequence[int], first: int = 0) -> Iterator[Float]:
         """Yields the target's logits after tokens[first], tokens[first + 1], ... in arrays [R, V]. Holds the model as a

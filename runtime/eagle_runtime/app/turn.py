@@ -16,8 +16,9 @@ from eagle_runtime.app.result import Piece, Result, usage_of
 from eagle_runtime.base.errors import BusyError
 from eagle_runtime.core.generate import Cycle, Reading
 from eagle_runtime.core.scheduler import Lease, Scheduler
+from eagle_runtime.core.target import Verification
 
-Work = Iterator[Reading | Cycle]
+Work = Iterator[Reading | Cycle | Verification]
 
 
 class TurnState:
@@ -176,6 +177,7 @@ def decode(
                 if state.cancelled or (event := next(steps, None)) is None:
                     output.finish("cancelled" if state.cancelled else "context_full")
                     break
+                assert not isinstance(event, Verification), "a round runs it"
                 if isinstance(event, Reading):
                     if request.on_prefill is not None:
                         left = time.perf_counter()

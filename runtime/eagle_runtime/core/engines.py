@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from eagle_runtime.base.errors import BusyError, ClosedError, call_all
+from eagle_runtime.core.rounds import Rounds
 from eagle_runtime.core.session import Session
 from eagle_runtime.core.ticket_queue import Ticket, TicketQueue, this_thread, wait
 
@@ -37,6 +38,7 @@ class Engines:
         self._closed = False
         self._forked = False
         self._free_afterwards = False  # a running step frees the engines at its end
+        self.rounds = Rounds(self.step, sessions[0] if sessions else None)
         _open.add(self)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from eagle_runtime.core.accept import Step, accept
 from eagle_runtime.core.decoding_state import DecodingState
 from eagle_runtime.core.drafter import Drafter, PromptLearner
 from eagle_runtime.core.head import WINDOW
-from eagle_runtime.core.target import PROMPT_ROWS, Features
+from eagle_runtime.core.target import PROMPT_ROWS, Features, Verification
 from eagle_runtime.sampling.sampler import Sampler
 
 
@@ -37,16 +37,17 @@ class Reading:
     total: int
 
 
-def steps(
+def asking(
     state: DecodingState,
     drafter: Drafter,
     sampler: Sampler,
     prompt: Sequence[int],
     clock: Callable[[], float] = time.perf_counter,
-) -> Iterator[Reading | Cycle]:
+) -> Iterator[Reading | Cycle | Verification]:
     """Decode without end: yields one Cycle after another until the cache is full. The first one is the prompt's: its
     tree is the prompt's last token alone, and it emits the first token. Before it comes one Reading for every chunk of
-    the prompt but the last. The caller decides when to stop.
+    the prompt but the last; before every other Cycle comes the Verification that it needs, which the caller runs before
+    it goes on. The caller decides when to stop.
 
     state: of the prompt's beginning, whatever else; after each Cycle it holds the text up to there. clock: returns
     seconds."""
@@ -73,13 +74,32 @@ def steps(
         room = target.cache.room  # a tree never needs more rows than are left: it shrinks, in the end to its root
         tree = drafter.grow(tokens, features, room) if room > 1 else root_only(tokens[-1])
         grown = clock()
-        logits, features = target.verify(tree, sampler)
+        wanted = Verification(target, tree, sampler)
+        yield wanted
+        assert wanted.result is not None
+        logits, features = wanted.result
         verified = clock()
         step = accept(tree, logits, sampler)
+        step = step if wanted.alone else replace(step, alone=False)
         features = target.keep(step.path, features)
         state.emit(step.tokens.tolist(), features)
         drafter.learn(step)
         yield Cycle(tree, step, grown - started, verified - grown, clock() - verified)
+
+
+def steps(
+    state: DecodingState,
+    drafter: Drafter,
+    sampler: Sampler,
+    prompt: Sequence[int],
+    clock: Callable[[], float] = time.perf_counter,
+) -> Iterator[Reading | Cycle]:
+    """As `asking`, with every tree verified in a forward pass of its own."""
+    for event in asking(state, drafter, sampler, prompt, clock):
+        if isinstance(event, Verification):
+            event.run()
+        else:
+            yield event
 
 
 def generate(

@@ -66,22 +66,27 @@ class Scheduler:
         Raises ClosedError, BusyError at the first step, RequestError at a later one if a newer generation has taken the
         caches."""
         ticket = lease.ticket
-        asked = time.perf_counter()
+        asked: float | None = time.perf_counter()  # None: counted already
+        rounds = self._engines.rounds
 
         def step() -> list[T]:
             """Returns the next item in a list, which is empty at the end."""
-            lease.waited += time.perf_counter() - asked
+            nonlocal asked
+            lease.waited += 0.0 if asked is None else time.perf_counter() - asked
+            asked = None
             if self._newest is not ticket or not ticket.lock.locked():
                 raise RequestError("another generation was started on this model before this stream ended")
             return list(itertools.islice(work, 1))
 
+        member = rounds.enter()
         try:
             self._begin(ticket)
-            while items := self._engines.step(step):
+            while items := rounds.next(member, step):
                 yield items[0]
                 asked = time.perf_counter()
                 ticket.thread = this_thread()
         finally:
+            rounds.leave(member)
             lease.end()
 
     def run(self, work: Callable[[], T]) -> T:

@@ -64,6 +64,19 @@ class Session(Protocol):
 
 
 @runtime_checkable
+class JoiningSession(Protocol):
+    """A session that computes rows of several texts in one forward pass, each with the bits that it has alone.
+
+    joins: whether it does; at most `most_texts` at once."""
+
+    joins: bool
+    most_texts: int
+
+    def run_together(self, passes: Sequence[tuple[Mapping[str, Any], Any]]) -> list[dict[str, Any]]:
+        """As `run` for the feeds and cache of each text, in one forward pass. Raises BackendError."""
+
+
+@runtime_checkable
 class WarmedSession(Protocol):
     """A session whose first forward passes would take long: what they prepare is prepared when a bundle is opened."""
 

@@ -6,6 +6,7 @@ Shapes: T rows of one forward pass, N tree nodes, V vocabulary, Hd width of feat
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from eagle_runtime.base.tree import (
     ancestor_mask,
     node_depths,
 )
-from eagle_runtime.core.session import Array, Rows, Session
+from eagle_runtime.core.session import Array, JoiningSession, Rows, Session
 from eagle_runtime.sampling.sampler import Sampler
 
 PREFILL_CHUNK = 512  # rows of one prefill pass: bounds the T x T mask and the activations
@@ -33,6 +34,7 @@ SCORE_CHUNK = 64  # rows of one scoring pass: bounds the logits, of which every 
 
 Floating = npt.NDArray[np.floating]
 Features = Floating | Rows
+Verified = tuple[Any, Features]  # logits and features of a tree's nodes
 
 
 def row_numbers(count: int) -> Int:
@@ -82,13 +84,17 @@ class Target:
         rows: Features = self._session.joined(parts)
         return rows
 
-    def verify(self, tree: Tree, sampler: Sampler | None = None) -> tuple[Any, Features]:
+    def verify(self, tree: Tree, sampler: Sampler | None = None) -> Verified:
         """One forward pass over all nodes; returns logits [N, V], or a GPU's LogitRows, and features [N, Hd], valid
         until the next pass.
 
         The tree's rows follow the committed ones in the cache until `keep` commits the accepted ones. sampler: will
         draw from the logits; where they stay on a GPU, it says which of them it may need. Raises RequestError for a
         tree of more than MAX_NODES nodes or MAX_DEPTH levels, in which rows would not be exact."""
+        out = self._session.run(self._feeds_of(tree, sampler), self.cache)
+        return out["logits"], out["features"]
+
+    def _feeds_of(self, tree: Tree, sampler: Sampler | None) -> dict[str, Array]:
         depths = node_depths(tree.parents)
         if tree.num_nodes > MAX_NODES or depths.max() > MAX_DEPTH:
             raise RequestError(
@@ -104,8 +110,7 @@ class Target:
                 "watched_ids": sampler.watched(1 + positions, count),
                 "inverse_temperature": np.full(1, sampler.inverse_temperature, np.float32),
             }
-        out = self._run(tree.tokens, positions, ancestor_mask(tree.parents), rows, asked)
-        return out["logits"], out["features"]
+        return self._feeds(tree.tokens, positions, ancestor_mask(tree.parents), rows, asked)
 
     def keep(self, path: Int, features: Features) -> Features:
         """Commit the rows of an accepted path of the last verification; returns their features. path: see
@@ -132,14 +137,42 @@ class Target:
             if len(wanted):
                 yield np.array(out["logits"])  # others may run passes while the caller looks at it
 
-    def _run(
+    def _run(self, tokens: Int, positions: Int, visible: Bool, logit_rows: Int) -> dict[str, Any]:
+        return self._session.run(self._feeds(tokens, positions, visible, logit_rows), self.cache)
+
+    def _feeds(
         self, tokens: Int, positions: Int, visible: Bool, logit_rows: Int, asked: Mapping[str, Array] | None = None
-    ) -> dict[str, Any]:
-        feeds: dict[str, Array] = {
+    ) -> dict[str, Array]:
+        return {
             "input_ids": tokens,
             "position_ids": positions,
             "tree_mask": additive_mask(visible, self._mask_dtype),
             "logit_rows": logit_rows,
             **(asked or {}),
         }
-        return self._session.run(feeds, self.cache)
+
+
+@dataclass(slots=True)
+class Verification:
+    """A tree that the loop wants to be verified. result: as Target.verify returns it, once that was done; alone: whether
+    the forward pass held no rows of other texts."""
+
+    target: Target
+    tree: Tree
+    sampler: Sampler
+    result: Verified | None = None
+    alone: bool = True
+
+    def run(self) -> None:
+        """Verify it in a forward pass of its own."""
+        self.result = self.target.verify(self.tree, self.sampler)
+
+
+def verify_together(wanted: Sequence[Verification]) -> None:
+    """Verify trees of several texts in one forward pass of their common session, a JoiningSession. A row's bits are those
+    of a pass of its own. Raises what Target.verify does."""
+    feeds = [(one.target._feeds_of(one.tree, one.sampler), one.target.cache) for one in wanted]
+    session = wanted[0].target._session
+    assert isinstance(session, JoiningSession)
+    for one, out in zip(wanted, session.run_together(feeds), strict=True):
+        one.result, one.alone = (out["logits"], out["features"]), len(wanted) == 1

@@ -16,6 +16,7 @@ import numpy as np
 from eagle_runtime.base.errors import BackendError
 from eagle_runtime.bundle.graph import OPERATORS
 from eagle_runtime.machine.kernels import PACKAGE, installed_kernels
+from eagle_runtime.ort.texts import Announcement
 
 WIDTH = 8  # of the head in the graph that is tried
 KEY, VALUE, QUERY = 0.5, 2.0, 1.5
@@ -24,11 +25,12 @@ KEY, VALUE, QUERY = 0.5, 2.0, 1.5
 @dataclass(frozen=True, slots=True)
 class Operators:
     """library: the shared library's path; None where it cannot be used, and then `reason` says why. instructions: the
-    instruction set that it uses here."""
+    instruction set that it uses here. announce_texts: see Announcement; None for a library without it."""
 
     library: Path | None
     instructions: str = ""
     reason: str = ""
+    announce_texts: Announcement | None = None
 
 
 @functools.cache
@@ -56,7 +58,14 @@ def native_operators() -> Operators:
         return Operators(None, reason=f"{PACKAGE} does not run here: {error}")
     if not known:
         return Operators(None, reason=f"{PACKAGE} computes other numbers than it should here")
-    return Operators(path, instructions)
+    return Operators(path, instructions, announce_texts=_announcement(library))
+
+
+def _announcement(library: ctypes.CDLL) -> Announcement | None:
+    try:
+        return Announcement(library)
+    except AttributeError:
+        return None
 
 
 def _gives_known_numbers(library: Path) -> bool:

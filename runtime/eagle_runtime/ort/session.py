@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from eagle_runtime.base.errors import BackendError
+from eagle_runtime.base.tree import hiding
 from eagle_runtime.bundle.graph import OPERATORS
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec, pieces_of
 from eagle_runtime.core.cache import HeadMajorCache, KVCache, aligned_empty
@@ -20,6 +21,7 @@ from eagle_runtime.core.session import Array, Session
 from eagle_runtime.machine.huge_pages import huge_pages
 from eagle_runtime.ort.library import CPU, VERSION, byte_products_saturate, open_graph, run_graph
 from eagle_runtime.ort.operators import Operators
+from eagle_runtime.ort.texts import MOST_TEXTS
 
 # Compute products of unsigned by signed bytes as products of unsigned bytes, with sums of 32 bits on every processor.
 EXACT_BYTES = "session.x64quantprecision"
@@ -87,7 +89,7 @@ class BoundSession(Session):
             assert all(dim == size for dim, size in dims if not isinstance(dim, str)), name
             bound.inputs.pop(name, None)  # an interrupt may come before it is bound
             buffer = self._buffer(name, spec, value.shape)
-            fixed = {dim: size for dim, size in dims if isinstance(dim, str)}
+            fixed = {dim: size for dim, size in reversed(dims) if isinstance(dim, str)}
             np.copyto(buffer, value, "no")
             bound.binding.bind_input(name, "cpu", 0, buffer.dtype.type, shape, buffer.ctypes.data)
             if self._reads_host:
@@ -152,7 +154,9 @@ class OrtSession(BoundSession):
 
     padding: how forward passes are padded so that kernels compute all rows alike (see exact_rows). exact: whether the
     graph was exported so that a row's bits do not depend on the other rows of the forward pass. native: whether it is
-    computed by the native operators."""
+    computed by the native operators. joins, most_texts: see JoiningSession."""
+
+    most_texts = MOST_TEXTS
 
     def __init__(
         self,
@@ -174,6 +178,8 @@ class OrtSession(BoundSession):
         self._pieces = pieces_of(spec)
         self.exact = self._pieces is not None
         self._by_rows: dict[int, Bound] = {}  # of the numbers of rows that trees have
+        self._announce = None if operators is None else operators.announce_texts
+        self.joins = self.exact and self._announce is not None
 
     def new_cache(self, capacity: int) -> KVCache | HeadMajorCache:
         if self._pieces is None:
@@ -190,6 +196,14 @@ class OrtSession(BoundSession):
             numbers = feeds["logit_rows"]
             feeds = pad_rows(feeds, rows - count)
             feeds["logit_rows"] = np.concatenate([numbers, np.repeat(numbers[-1:], logit_rows - wanted)])
+        results = self._computed(feeds, cache, rows)
+        if padded:
+            kept = {"T": count, "R": wanted}
+            results = {name: value[: kept[str(self.outputs[name].shape[1])]] for name, value in results.items()}
+        return results
+
+    def _computed(self, feeds: Mapping[str, Any], cache: KVCache | HeadMajorCache, rows: int) -> dict[str, Array]:
+        """The outputs of a forward pass over `rows` rows."""
         self._bind_for(rows)
         sizes: dict[str, int] = {}
         for name in self.inputs:
@@ -201,9 +215,6 @@ class OrtSession(BoundSession):
             self._bind_cache("cpu", cache.addresses, cache.length, rows)
         results = {name: self._bind_output(name, sizes) for name in self.outputs}
         run_graph(self._session, self._bound.binding)
-        if padded:
-            kept = {"T": count, "R": wanted}
-            results = {name: value[: kept[str(self.outputs[name].shape[1])]] for name, value in results.items()}
         return results
 
     def _bind_for(self, rows: int) -> None:
@@ -235,8 +246,44 @@ class OrtSession(BoundSession):
                 bound.binding.bind_output(name, "cpu", 0, array.dtype.type, (1, *array.shape), array.ctypes.data)
             bound.new = place
 
+    def run_together(self, passes: Sequence[tuple[Mapping[str, Any], HeadMajorCache]]) -> list[dict[str, Array]]:
+        assert self._announce is not None and self.padding.rows(1) == 1, "the caller looks at `joins`"
+        feeds = [feed for feed, _ in passes]
+        caches = [cache for _, cache in passes]
+        rows = np.array([len(feed[self._rows_input]) for feed in feeds])
+        wanted = np.array([len(feed["logit_rows"]) for feed in feeds])
+        ends, wanted_ends = np.cumsum(rows).tolist(), np.cumsum(wanted).tolist()
+        for cache, count in zip(caches, rows.tolist(), strict=True):
+            assert count <= cache.room, "the caller checks the capacity before a forward pass"
+            cache.expect(count)
+        merged = {name: np.concatenate([feed[name] for feed in feeds]) for name in feeds[0] if name != "tree_mask"}
+        merged["logit_rows"] += np.repeat(np.array([0, *ends[:-1]]), wanted)
+        merged["tree_mask"] = texts_mask([feed["tree_mask"] for feed in feeds], ends)
+        self._announce(caches)
+        try:
+            results = self._computed(merged, caches[0], ends[-1])
+        finally:
+            self._announce([])
+        written = caches[0].written
+        for cache, count, end in zip(caches, rows.tolist(), ends, strict=True):
+            cache.written = [array[:, end - count : end] for array in written]
+        split = {"T": ends[:-1], "R": wanted_ends[:-1]}
+        parts = {name: np.split(value, split[str(self.outputs[name].shape[1])]) for name, value in results.items()}
+        return [{name: of_texts[number] for name, of_texts in parts.items()} for number in range(len(feeds))]
+
     def joined(self, parts: Sequence[Array]) -> Array:
         return np.concatenate(parts)
+
+
+def texts_mask(masks: Sequence[Array], ends: Sequence[int]) -> Array:
+    """Additive masks [T, T] of the rows of several texts -> [sum of T, sum of T + 1] of all, whose last column numbers
+    each row's text; no row sees one of another text. ends: the last row of each, and one more."""
+    out = np.full((ends[-1], ends[-1] + 1), hiding(masks[0].dtype), masks[0].dtype)
+    for number, (mask, end) in enumerate(zip(masks, ends, strict=True)):
+        first = end - len(mask)
+        out[first:end, first:end] = mask
+        out[first:end, -1] = number
+    return out
 
 
 def specs_of(values: list[Any]) -> dict[str, TensorSpec]:

@@ -1,0 +1,34 @@
+"""Telling the native operators where the caches of several texts lie, whose rows are in one forward pass."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from eagle_runtime.core.cache import HeadMajorCache
+
+MOST_TEXTS = 64  # of one pass (kernels/src/attention.cpp)
+
+
+class Announcement:
+    """The library's function that takes the texts of this thread's next pass."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        """Raises AttributeError for a library of a version that takes one text alone."""
+        self._call: Any = library.eagle_next_pass
+        self._call.argtypes, self._call.restype = [ctypes.c_void_p, ctypes.c_int64], ctypes.c_int
+
+    def __call__(self, caches: Sequence[HeadMajorCache]) -> None:
+        """caches: of the texts, in the order of their rows; none: the next pass is of one text again."""
+        numbers = np.array([_numbers(cache) for cache in caches], np.int64)
+        if self._call(numbers.ctypes.data, len(caches)) != 0:
+            raise AssertionError(f"{len(caches)} texts in one pass; the caller keeps to MOST_TEXTS")
+
+
+def _numbers(cache: HeadMajorCache) -> tuple[int, ...]:
+    keys, values = cache.arrays
+    of_keys, of_values = (keys.ctypes.data, keys.strides[0]), (values.ctypes.data, values.strides[0])
+    return (*of_keys, *of_values, cache.columns, cache.length)
