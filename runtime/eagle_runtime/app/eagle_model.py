@@ -77,6 +77,7 @@ class EagleModel:
         self._head = bundle.head
         self._state = bundle.state()
         self._costs = bundle.costs
+        self._costs.share(lambda rounds=bundle.engines.rounds: rounds.others)  # type: ignore[misc]
         self._acceptance = bundle.acceptance
         self._scheduler = Scheduler(self._engines)
         own = self._new_state if bundle.on_cpu else None

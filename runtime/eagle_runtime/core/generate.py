@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -80,7 +80,6 @@ def asking(
         logits, features = wanted.result
         verified = clock()
         step = accept(tree, logits, sampler)
-        step = step if wanted.alone else replace(step, alone=False)
         features = target.keep(step.path, features)
         state.emit(step.tokens.tolist(), features)
         drafter.learn(step)

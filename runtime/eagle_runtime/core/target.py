@@ -154,14 +154,12 @@ class Target:
 
 @dataclass(slots=True)
 class Verification:
-    """A tree that the loop wants to be verified. result: as Target.verify returns it, once that was done; alone: whether
-    the forward pass held no rows of other texts."""
+    """A tree that the loop wants to be verified. result: as Target.verify returns it, once that was done."""
 
     target: Target
     tree: Tree
     sampler: Sampler
     result: Verified | None = None
-    alone: bool = True
 
     def run(self) -> None:
         """Verify it in a forward pass of its own."""
@@ -175,4 +173,4 @@ def verify_together(wanted: Sequence[Verification]) -> None:
     session = wanted[0].target._session
     assert isinstance(session, JoiningSession)
     for one, out in zip(wanted, session.run_together(feeds), strict=True):
-        one.result, one.alone = (out["logits"], out["features"]), len(wanted) == 1
+        one.result = out["logits"], out["features"]

@@ -95,6 +95,20 @@ class Costs:
         return float(near[1]) + float(slope[1]) * max(0, context - timings.contexts[0])
 
 
+def shared(costs: Costs, others: int) -> Costs:
+    """Costs of a text whose passes `others` more texts share: of a pass in which each has one row, its part; and what
+    its further rows add to that. They are dearer than alone where the first rows of a pass wait for memory, so trees
+    shrink as load grows (Sequoia, arXiv 2402.12374, measures the same of batches)."""
+    contexts, lines = costs.target.contexts, []
+    for context in contexts:
+        seconds = costs.target.at(context)
+        rows = np.minimum(np.array(TARGET_ROWS) + others, LARGEST)
+        beyond = np.array(TARGET_ROWS) + others - rows  # as dear as the last ones that the table knows
+        added = seconds[rows] - seconds[min(1 + others, LARGEST)] + beyond * (seconds[-1] - seconds[-2])
+        lines.append(tuple((added + seconds[min(1 + others, LARGEST)] / (1 + others)).tolist()))
+    return Costs(Timings(TARGET_ROWS, contexts, tuple(lines)), costs.head)
+
+
 EMBEDDING = "model.embed_tokens.weight"
 FOUR_BITS = ".int4"  # ends the names of tensors that hold two weights in a byte
 

@@ -23,6 +23,7 @@ from eagle_runtime.drafting.cost_model import (
     Timings,
     learned,
     measured,
+    shared,
     table,
     unknown,
 )
@@ -64,12 +65,14 @@ class LearnedCosts:
         """file: in the user's cache folder, keeps the estimate from run to run; None: nothing does. known: the belief
         comes from that file."""
         self._file = file
+        self._others: Callable[[], int] = lambda: 0
         self._start_from(belief, belief.corrections if known else None)
 
     def _start_from(self, belief: Belief, written: Array | None) -> None:
         """written: the corrections that the file holds; None: it holds nothing."""
         self._belief = belief
         self._now = table(belief)
+        self._shared: dict[int, Costs] = {}  # by the number of other texts
         self._made_of = belief.corrections
         self._written = written
         self._passes = 0
@@ -78,8 +81,17 @@ class LearnedCosts:
 
     @property
     def now(self) -> Costs:
-        """The table to size trees by; the same object until a correction has moved by MOVED."""
-        return self._now
+        """The table to size trees by; the same object until a correction has moved by MOVED, or other texts share the
+        passes."""
+        if (others := self._others()) == 0:
+            return self._now
+        if others not in self._shared:
+            self._shared[others] = shared(self._now, others)
+        return self._shared[others]
+
+    def share(self, others: Callable[[], int]) -> None:
+        """others: returns how many other texts are in the pass that comes next. Such passes teach nothing."""
+        self._others = others
 
     @property
     def asks_for_plain(self) -> bool:
@@ -87,7 +99,7 @@ class LearnedCosts:
         they pay it would never be seen: so the first ones of a table of shapes are, and later one more for every
         doubling of the cycles."""
         first = PLAIN_FIRST if self._written is None else 0
-        return self._plain < first + (self._cycles // PLAIN_LATER).bit_length()
+        return self._others() == 0 and self._plain < first + (self._cycles // PLAIN_LATER).bit_length()
 
     def latest(self) -> Costs:
         """Returns the table as estimated now, the machine's speed of late included."""
@@ -95,6 +107,8 @@ class LearnedCosts:
 
     def learn(self, passes: Sequence[Pass]) -> None:
         """Learn from the timed passes of a cycle, the verification last."""
+        if self._others() > 0:
+            return
         self._cycles += 1
         if self._cycles > ALL and self._cycles % SOME and not self.asks_for_plain:
             return
@@ -102,7 +116,7 @@ class LearnedCosts:
         self._plain += any(one.kind == "plain" for one in passes)
         self._passes += len(passes)
         if _moved(self._belief.corrections, self._made_of) > MOVED:
-            self._now, self._made_of = table(self._belief), self._belief.corrections
+            self._now, self._made_of, self._shared = table(self._belief), self._belief.corrections, {}
 
     def measured(self, costs: Costs) -> None:
         """Go on from a table that was measured, and write it to the file."""
