@@ -1,0 +1,143 @@
+"""Several answers at once: every text is the one that its request gets alone, with and without an engine that joins
+rows; errors, early ends and waiting."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import needs_operators
+from eagle_runtime import ClosedError, ContextError, EagleModel, RequestError
+from eagle_runtime.base.tree import Tree
+from eagle_runtime.core import rounds
+from eagle_runtime.drafting.cost_model import LARGEST, Costs, Timings, shared
+from patience import PATIENCE_S
+
+PROMPTS = [[5, 6, 7, 5, 6], list(range(3, 90)), [11], [5, 6, 7, 5, 6, 7, 8], [40, 41] * 9, [2, 3, 4, 5]]
+
+
+@pytest.fixture(params=["cpu", pytest.param("native", marks=needs_operators)])
+def model(request: pytest.FixtureRequest, bundle_of: Callable[..., Path]) -> Iterator[EagleModel]:
+    bundle = bundle_of("eagle3", "int4") if request.param == "native" else bundle_of("eagle3")
+    with EagleModel.load(bundle, backend=request.param, threads=1, context=256, check_hashes=False) as loaded:
+        yield loaded
+
+
+def requests() -> list[dict[str, Any]]:
+    """Of every kind: greedy or not, long and short, without drafts, with a head, with matches."""
+    kinds = itertools.cycle(
+        [{}, {"temperature": 1.0}, {"method": "vanilla"}, {"method": "lookup", "temperature": 0.7, "top_p": 0.9}]
+    )
+    return [
+        {"prompt": prompt, "seed": number, "max_new_tokens": 8 + 5 * number, "ignore_eos": True, **kind}
+        for number, (prompt, kind) in enumerate(zip(PROMPTS * 2, kinds, strict=False))
+    ]
+
+
+@pytest.mark.parametrize("width", [1, 3, 8])
+def test_texts_are_those_that_requests_get_alone(model: EagleModel, width: int) -> None:
+    alone = [model.generate(**request) for request in requests()]
+    texts: dict[int, list[int]] = {}
+    for number, piece in model.batch(requests(), width=width):
+        texts.setdefault(number, []).extend(token for token in piece.token_ids)
+        if piece.result is not None:
+            assert piece.result.token_ids == alone[number].token_ids
+            assert piece.result.stop == alone[number].stop
+    assert [tuple(texts[number]) for number in range(len(alone))] == [one.token_ids for one in alone]
+
+
+@needs_operators
+def test_trees_of_several_texts_are_verified_in_one_pass(
+    bundle_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+    together = rounds.verify_together
+    monkeypatch.setattr(rounds, "verify_together", lambda wanted: (sizes.append(len(wanted)), together(wanted)))
+    with EagleModel.load(bundle_of("eagle3", "int4"), backend="native", threads=1, context=256) as model:
+        for _ in model.batch(PROMPTS[:4], width=4, max_new_tokens=40, ignore_eos=True, temperature=0.0):
+            pass
+    assert max(sizes) == 4
+
+
+def test_requests_are_checked_before_anything_runs(model: EagleModel) -> None:
+    good = {"prompt": [1, 2]}
+    for bad, error in (
+        ({"prompt": [1], "temperature": -1}, RequestError),
+        ({"max_new_tokens": 3}, RequestError),
+        ({"prompt": [1] * 300}, ContextError),
+        ({"prompt": [1], "colour": 1}, Exception),
+    ):
+        with pytest.raises(error):
+            model.batch([good, bad])
+    with pytest.raises(RequestError, match="width"):
+        model.batch([good], width=0)
+    assert list(model.batch([])) == []
+
+
+def test_an_error_of_one_ends_the_others(model: EagleModel) -> None:
+    class Broken:
+        def grow(self, tokens: object, features: object, max_nodes: int) -> Tree:
+            raise ValueError("a drafter of the caller's")
+
+        def learn(self, step: object) -> None:
+            """Nothing comes here."""
+
+    batch = model.batch([{"prompt": [1, 2]}, {"prompt": [3], "drafter": Broken()}], max_new_tokens=200, ignore_eos=True)
+    with pytest.raises(ValueError, match="a drafter of the caller's"):
+        for _ in batch:
+            pass
+    assert not [thread for thread in threading.enumerate() if thread.name == "eagle-batch"]
+    assert model.memory().conversations == 0
+
+
+def test_a_batch_may_be_left(model: EagleModel) -> None:
+    batch = model.batch(PROMPTS, width=3, max_new_tokens=150, ignore_eos=True)
+    next(batch)
+    batch.close()  # type: ignore[attr-defined]
+    assert not [thread for thread in threading.enumerate() if thread.name == "eagle-batch"]
+    assert model.memory().conversations == 0
+    assert len(model.generate([1, 2, 3], max_new_tokens=4, ignore_eos=True).token_ids) == 4
+
+
+def test_a_closed_model_ends_a_batch(model: EagleModel) -> None:
+    batch = model.batch(PROMPTS[:3], max_new_tokens=150, ignore_eos=True)
+    next(batch)
+    model.close()
+    with pytest.raises(ClosedError):
+        for _ in batch:
+            pass
+
+
+def test_nobody_waits_for_a_slow_consumer(model: EagleModel) -> None:
+    """A stream that is left alone for a while delays another one by the patience of one round at most."""
+    slow = model.stream([1, 2, 3], max_new_tokens=100, ignore_eos=True)
+    twin = model.twin()
+    next(slow)
+    done = threading.Event()
+
+    def other() -> None:
+        twin.generate([5, 6], max_new_tokens=100, ignore_eos=True)
+        done.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert done.wait(PATIENCE_S)
+    thread.join()
+    slow.close()
+
+
+def test_what_other_texts_leave_of_a_pass() -> None:
+    """Rows of a pass cost 5 ms for the first four together, and 1 ms each beyond: of three texts each has a third of 5 ms,
+    and pays for what it adds to three rows."""
+    rows = (1, 4, LARGEST)
+    costs = Costs(Timings(rows, (64,), ((5.0, 5.0, 65.0),)), None)
+    table = shared(costs, 2).target.at(64)
+    np.testing.assert_allclose(table[1:4], [5 / 3, 5 / 3, 5 / 3 + 1])
+    assert table[LARGEST] - table[LARGEST - 16] == pytest.approx(16)
+    assert shared(costs, 2).plain_at(64) == pytest.approx(5 / 3)
