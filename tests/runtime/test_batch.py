@@ -133,8 +133,8 @@ def test_nobody_waits_for_a_slow_consumer(model: EagleModel) -> None:
 
 
 def test_what_other_texts_leave_of_a_pass() -> None:
-    """Rows of a pass cost 5 ms for the first four together, and 1 ms each beyond: of three texts each has a third of 5 ms,
-    and pays for what it adds to three rows."""
+    """Rows of a pass cost 5 ms for the first four together, and 1 ms each beyond: of three texts each has a third of
+    5 ms, and pays for what it adds to three rows."""
     rows = (1, 4, LARGEST)
     costs = Costs(Timings(rows, (64,), ((5.0, 5.0, 65.0),)), None)
     table = shared(costs, 2).target.at(64)

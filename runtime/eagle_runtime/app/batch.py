@@ -16,9 +16,9 @@ PIECES = 64  # that wait for the consumer at most
 
 
 def pieces_of(begins: Sequence[Begin], width: int) -> Iterator[tuple[int, Piece]]:
-    """Yields (number, piece) of turns as their pieces come, `width` turns at once; the last piece of each has its result.
-    begins: each returns a turn; called once it is that turn's time. Raises what a turn raises, and then ends the others,
-    as it does where the iteration is left early."""
+    """Yields (number, piece) of turns as their pieces come, `width` turns at once; the last piece of each has its
+    result. begins: each returns a turn; called once it is that turn's time. Raises what a turn raises, and then ends
+    the others, as it does where the iteration is left early."""
     out: queue.Queue[tuple[int, Piece | BaseException] | None] = queue.Queue(PIECES)
     numbers = iter(range(len(begins)))
     running: dict[int, Turn] = {}

@@ -275,11 +275,11 @@ class EagleModel:
         """Answer several requests at once; yields (number of the request, piece) as pieces come. The last piece of each
         has its result.
 
-            for number, piece in model.batch(["def f(", [{"role": "user", "content": "Hello"}]], max_new_tokens=64): ...
+            for number, piece in model.batch(["def f(", "def g("], max_new_tokens=64): ...
 
-        requests: prompts, or mappings with "prompt" and settings of `stream` of its own; settings: of all others. width:
-        requests that run at once. Every text is the one that the request gets alone. Backend native verifies the trees of
-        all in one forward pass; cpu takes turns; engines of GPUs answer one after the other.
+        requests: prompts, or mappings with "prompt" and settings of `stream` of its own; settings: of all others.
+        width: requests that run at once. Every text is the one that the request gets alone. Backend native verifies
+        the trees of all in one forward pass; cpu takes turns; engines of GPUs answer one after the other.
 
         Raises RequestError, ContextError and ClosedError at once, for any of the requests; the iteration raises what a
         stream raises, which ends the other answers, as leaving it does."""

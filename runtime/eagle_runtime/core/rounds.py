@@ -22,8 +22,8 @@ Advance = Callable[[], list[Any]]  # returns the next item in a list, which is e
 
 
 class Member:
-    """A generation that takes part. thread: that asked last; left: when it got its last item; gap: seconds until it asked
-    for the next one, the last time."""
+    """A generation that takes part. thread: that asked last; left: when it got its last item; gap: seconds until it
+    asked for the next one, the last time."""
 
     def __init__(self) -> None:
         self.thread: object = None
@@ -32,8 +32,8 @@ class Member:
 
 
 class Asked:
-    """A member's wish for its next item. wanted: the verification that it needs before; done: whether `items` or `error`
-    is there."""
+    """A member's wish for its next item. wanted: the verification that it needs before; done: whether `items` or
+    `error` is there."""
 
     def __init__(self, member: Member, advance: Advance) -> None:
         self.member = member

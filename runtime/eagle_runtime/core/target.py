@@ -167,8 +167,8 @@ class Verification:
 
 
 def verify_together(wanted: Sequence[Verification]) -> None:
-    """Verify trees of several texts in one forward pass of their common session, a JoiningSession. A row's bits are those
-    of a pass of its own. Raises what Target.verify does."""
+    """Verify trees of several texts in one forward pass of their common session, a JoiningSession. A row's bits are
+    those of a pass of its own. Raises what Target.verify does."""
     feeds = [(one.target._feeds_of(one.tree, one.sampler), one.target.cache) for one in wanted]
     session = wanted[0].target._session
     assert isinstance(session, JoiningSession)
