@@ -15,8 +15,8 @@ import pytest
 from conftest import needs_operators
 from eagle_runtime import ClosedError, ContextError, EagleModel, RequestError
 from eagle_runtime.base.tree import Tree
-from eagle_runtime.core import rounds
 from eagle_runtime.drafting.cost_model import LARGEST, Costs, Timings, shared
+from eagle_runtime.ort.session import OrtSession
 from patience import PATIENCE_S
 
 PROMPTS = [[5, 6, 7, 5, 6], list(range(3, 90)), [11], [5, 6, 7, 5, 6, 7, 8], [40, 41] * 9, [2, 3, 4, 5]]
@@ -31,7 +31,7 @@ def model(request: pytest.FixtureRequest, bundle_of: Callable[..., Path]) -> Ite
 
 def requests() -> list[dict[str, Any]]:
     """Of every kind: greedy or not, long and short, without drafts, with a head, with matches."""
-    kinds = itertools.cycle(
+    kinds: Iterator[dict[str, Any]] = itertools.cycle(
         [{}, {"temperature": 1.0}, {"method": "vanilla"}, {"method": "lookup", "temperature": 0.7, "top_p": 0.9}]
     )
     return [
@@ -56,9 +56,14 @@ def test_texts_are_those_that_requests_get_alone(model: EagleModel, width: int) 
 def test_trees_of_several_texts_are_verified_in_one_pass(
     bundle_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = []
-    together = rounds.verify_together
-    monkeypatch.setattr(rounds, "verify_together", lambda wanted: (sizes.append(len(wanted)), together(wanted)))
+    sizes: list[int] = []
+    together = OrtSession.run_together
+
+    def counted(session: OrtSession, passes: Any) -> Any:
+        sizes.append(len(passes))
+        return together(session, passes)
+
+    monkeypatch.setattr(OrtSession, "run_together", counted)
     with EagleModel.load(bundle_of("eagle3", "int4"), backend="native", threads=1, context=256) as model:
         for _ in model.batch(PROMPTS[:4], width=4, max_new_tokens=40, ignore_eos=True, temperature=0.0):
             pass
