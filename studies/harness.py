@@ -22,6 +22,7 @@ NAMES = (
     "experts",
     "kernels",
     "one_call",
+    "tool_calls",
     "tree_parts",
     "tune_heads",
 )

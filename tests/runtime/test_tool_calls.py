@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from conftest import put_listed, put_tokenizer
-from eagle_runtime import EagleModel, RequestError
+from eagle_runtime import EagleModel, RequestError, SamplingParams, ToolUse
+from eagle_runtime.sampling.call_grammar import calls_constraint
+from eagle_runtime.sampling.sampler import Sampler
 
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}: {{ m.content }}\n{% endfor %}a: "
 PLAN: dict[str, Any] = {
@@ -111,3 +117,41 @@ def test_tools_of_one_message(model: EagleModel) -> None:
             chat.send("Plan it.", tools=[{}])
     with pytest.raises(RequestError, match="tool_format is 'x', but must be one of"):
         model.conversation(tool_format="x")
+
+
+@pytest.mark.slow
+def test_calls_are_drawn_with_their_probabilities(model: EagleModel) -> None:
+    """2,000 draws with drafts against the chances of plain constrained decoding: for each of 20 calls the product of
+    the target's masked probabilities along its tokens, which are bytes, so that a call has one way to be written."""
+    days, hours = ["monday", "tuesday", "wednesday", "thursday", "friday"], range(9, 13)
+    fields = {"day": {"enum": days}, "hour": {"enum": list(hours)}}
+    schema = {"type": "object", "properties": fields, "required": ["day", "hour"]}
+    use = ToolUse.of([{"name": "plan", "parameters": schema}], "required", False)
+    prompt = model.chat_prompt([{"role": "user", "content": "Plan a meeting."}], use)
+    ids, chances = model.text.encode_rendered(prompt.text), {}
+    for day, hour in itertools.product(days, hours):
+        arguments = {"day": day, "hour": hour}
+        answer = model.text.encode_rendered(prompt.form.format.written([("plan", arguments)]))
+        rows = np.concatenate(list(model.score([*ids, *answer], len(ids) - 1)))
+        matcher = model.bundle.grammars.matcher(calls_constraint(prompt.form, {}, None))
+        sampler = Sampler(SamplingParams(temperature=1.0), ids, len(rows[0]), matcher=matcher)
+        log_chance = 0.0
+        for token, row in zip(answer, rows, strict=False):
+            scores = sampler.process(row)
+            log_chance += float(scores[token] - np.logaddexp.reduce(scores))
+            matcher.consume(token)
+        chances[day, hour] = math.exp(log_chance)
+    assert sum(chances.values()) == pytest.approx(1, abs=1e-6)
+    draws, counts = 2000, Counter[tuple[str, int]]()
+    for seed in range(draws):
+        message = model.generate(ids, form=prompt.form, temperature=1.0, seed=seed, max_new_tokens=100).message
+        assert message is not None
+        given = json.loads(message["tool_calls"][0]["function"]["arguments"])
+        counts[given["day"], given["hour"]] += 1
+    cells = [(counts[call], draws * chance) for call, chance in chances.items() if draws * chance >= 5]
+    rest = draws - sum(count for count, _ in cells), draws - sum(wanted for _, wanted in cells)
+    cells += [rest] if rest[1] >= 5 else []
+    statistic = sum((count - wanted) ** 2 / wanted for count, wanted in cells)
+    print(f"chi-square {statistic:.1f}, {len(cells) - 1} degrees of freedom")
+    freedom = len(cells) - 1
+    assert freedom > 5 and statistic < freedom + 3.1 * math.sqrt(2 * freedom)  # a chance of about 0.004 to fail

@@ -21,6 +21,7 @@ class Step:
     path: Int
     tokens: Int
     logits: Float | LogitRows | None = None
+    nodes: int = 1
 
     @property
     def num_accepted(self) -> int:
@@ -42,5 +43,5 @@ def accept(tree: Tree, logits: Float | LogitRows, sampler: Sampler) -> Step:
         tokens.append(token)
         child = children.get((path[-1], token))
         if child is None or sampler.finished:
-            return Step(np.array(path, np.int64), np.array(tokens, np.int64), logits)
+            return Step(np.array(path, np.int64), np.array(tokens, np.int64), logits, tree.num_nodes)
         path.append(child)

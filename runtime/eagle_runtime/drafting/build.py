@@ -9,6 +9,7 @@ from eagle_runtime.drafting.constrained import ConstrainedHead, constrained
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
 from eagle_runtime.drafting.cost_storage import CostSource
 from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, NoiseWeight, RankedHead
+from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.matches import EarlierText
 from eagle_runtime.drafting.method import Choice, Parts
 from eagle_runtime.drafting.shapes import EagleDrafter
@@ -17,10 +18,10 @@ from eagle_runtime.drafting.shapes import EagleDrafter
 def shaped_drafter(choice: Choice, parts: Parts, head: DraftHead | None) -> Drafter:
     """Returns a drafter of trees of the chosen shape. head: proposes their tokens."""
     assert head is not None and choice.shape is not None
-    head = _allowed(head, parts)
+    head = own = _allowed(head, parts)
     if parts.sampler.params.temperature > 0:
         head = RankedHead(head, GumbelRanker(parts.sampler, NoiseWeight()))
-    return constrained(EagleDrafter(head, choice.shape), parts.lookahead, prune=True)
+    return constrained(EagleDrafter(head, choice.shape), parts.lookahead, prune=True, head=own)
 
 
 def cost_aware_drafter(
@@ -38,8 +39,9 @@ def cost_aware_drafter(
     greedy = parts.sampler.params.temperature == 0
     stats = parts.acceptance.setdefault((choice.method.name, greedy, parts.lookahead is not None), AcceptanceStats())
     ranker = GreedyRanker() if greedy else GumbelRanker(parts.sampler, stats.noise_weight)
+    own = None if head is None else _allowed(head, parts)
     drafter = CostAwareDrafter(
-        None if head is None else RankedHead(_allowed(head, parts), ranker),
+        None if own is None else RankedHead(own, ranker),
         costs,
         stats,
         top_k=choice.top_k,
@@ -50,8 +52,10 @@ def cost_aware_drafter(
         datastore=parts.datastore if lookup else None,
         weighed=index is not None,
     )
-    return constrained(drafter, parts.lookahead)
+    return constrained(drafter, parts.lookahead, head=own)
 
 
 def _allowed(head: DraftHead, parts: Parts) -> DraftHead:
-    return head if parts.lookahead is None else ConstrainedHead(head, parts.lookahead)
+    if parts.lookahead is None:
+        return head
+    return ConstrainedHead(head, parts.lookahead, head if type(head) is Head else None)

@@ -220,7 +220,7 @@ class CostAwareDrafter:
                     self._acceptance.levels.learn(last.tree, ~np.isnan(last.log_probs), last.levels)
                 self._acceptance.budget.note(len(step.tokens), last.cost)
                 self._rate.note(len(step.tokens), last.cost)
-        self._timer.end(1 if last is None else last.tree.num_nodes)
+        self._timer.end(step.nodes)
 
     def _matched_chain(self, tokens: Sequence[int], most: int) -> MatchedChain | None:
         """The longest n-gram match's continuation of at most `most` tokens, if there is one."""

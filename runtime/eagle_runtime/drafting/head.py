@@ -103,6 +103,17 @@ class Head:
         self._have_read()
         return proposal
 
+    def read_ahead(self, tokens: Sequence[int], ahead: Sequence[int]) -> Proposal:
+        """As catch_up, with the rows of tokens that will follow the text; returns what comes after those. They take the
+        last feature that is known in place of their own, and stay in the cache until that is cut to the rows before."""
+        ids, features = self._to_read(tokens)
+        numbers = row_numbers(len(ids) + len(ahead))
+        read = np.concatenate([ids, np.array(ahead, np.int64)])
+        positions, mask = self.cache.length + numbers, self._causal[: len(read), : len(read)]
+        proposal = self._run(read, features[np.minimum(numbers, len(ids) - 1)], positions, mask, numbers[-1:])
+        self._have_read()
+        return proposal
+
     def _to_read(self, tokens: Sequence[int]) -> tuple[Int, Features]:
         """Returns the tokens [n] and features [n, Hd] of the rows to read next, after those in the cache."""
         count, end = min(self._unread, WINDOW), self._noted_from + self._unread

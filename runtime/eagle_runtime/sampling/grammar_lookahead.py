@@ -24,13 +24,21 @@ class Lookahead:
         self._matcher = matcher
         self.begin()
 
-    def begin(self) -> None:
-        """A new cycle begins: the root is the last token that the matcher has consumed."""
-        self._copy = self._matcher.lookahead()
+    def begin(self, ahead: Sequence[int] = ()) -> None:
+        """A new cycle begins: the root is the last token that the matcher has consumed, or the last of those that are
+        forced after it."""
+        self._copy, self._ahead = self._matcher.lookahead(), tuple(ahead)
+        if ahead:
+            self._copy.try_consume_tokens(list(ahead))
 
-    def forced(self, most: int) -> list[int]:
-        """Returns the tokens that must follow the root, often none, and at most `most`."""
-        tokens = list(takewhile(self._matcher.has_row, self._copy.compute_ff_tokens()[:most]))
+    def forced(self, most: int, path: Sequence[int] = ()) -> list[int]:
+        """Returns the tokens that must follow a path under the root, often none, and at most `most`."""
+        consumed = self._copy.try_consume_tokens(list(path)) if path else 0
+        tokens: list[int] = []
+        if consumed == len(path) and not self._copy.is_stopped():
+            tokens = list(takewhile(self._matcher.has_row, self._copy.compute_ff_tokens()[:most]))
+        if consumed and not self._copy.rollback(consumed):  # as after an end of sequence
+            self.begin(self._ahead)
         self.forced_tokens += len(tokens)
         return tokens
 
@@ -51,6 +59,6 @@ class Lookahead:
             bits = np.frombuffer(self._copy.compute_bitmask(), np.uint8)
             allowed = (bits[candidates >> 3] >> (candidates & 7) & 1).astype(np.bool_)
         if not self._copy.rollback(consumed):  # as after an end of sequence
-            self.begin()
+            self.begin(self._ahead)
         self.pruned += len(candidates) - int(allowed.sum())
         return allowed
