@@ -99,12 +99,12 @@ def test_formats_are_recognised_from_published_templates() -> None:
 def test_prompts_are_what_the_template_writes(name: str, sources: dict[str, tuple[Any, Text]]) -> None:
     """Of templates that know tools the whole prompt, and the calls in it, are theirs; others are told in a message."""
     theirs, text = sources[name]
-    form = recognised(text.template_source)
+    form = recognised(text.template_source(tools=True))
     chat = [USER, called(**ARGUMENTS), RESULT]
     prompt = chat_prompt(text, chat, ToolUse.of([WEATHER])).text
     assert '"weather"' in prompt or "'weather'" in prompt
     written = form.written([("weather", ARGUMENTS)])
-    known = "tool_calls" in text.template_source
+    known = "tool_calls" in text.template_source(tools=True)
     cut = written if form.name != "mistral" else written.removesuffix("}]")  # whose template goes on with an id
     assert re.sub(r'\\"', '"', cut) in re.sub(r'\\"', '"', prompt)
     assert RESULT["content"] in prompt.replace('\\"', '"')

@@ -25,7 +25,10 @@ PYTORCH, PICKLED = "pytorch_model.bin", ".bin"
 # Names that Medusa's and Hydra's authors give to files of heads.
 HEAD_FILES = ("medusa_lm_head.safetensors", "hydra_lm_head.safetensors")
 PICKLED_FILES = (PYTORCH, "medusa_lm_head.pt", "hydra_lm_head.pt")
-TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"  # for chats with tools
+TEXT_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", TOOL_TEMPLATE, "generation_config.json",
+)  # fmt: skip
 MASK_FILE = "mask_embedding.pt"  # of a block head
 EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"  # of a target
 COMPARED = 1 << 24  # numbers that are compared at a time

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from eagle_export.base.errors import ExportError
-from eagle_export.reading.checkpoint import TEXT_FILES, Checkpoint, read_json
+from eagle_export.reading.checkpoint import TEXT_FILES, TOOL_TEMPLATE, Checkpoint, read_json
 from eagle_runtime.base.errors import BundleError
 from eagle_runtime.text.tokenizer import Text
+
+TEMPLATES = {"default": "chat_template.jinja", "tool_use": "chat_template.tool_use.jinja"}  # name -> file of a bundle
+NAMES = {TOOL_TEMPLATE: TEMPLATES["tool_use"]}  # of a checkpoint's files in a bundle, where they differ
 
 
 def read_texts(source: Checkpoint) -> dict[str, bytes]:
@@ -18,14 +21,14 @@ def read_texts(source: Checkpoint) -> dict[str, bytes]:
     for name in TEXT_FILES:
         if not (target / name).is_file():
             continue
+        kept = NAMES.get(name, name)
         try:
-            texts[name] = (target / name).read_bytes()
-            texts[name].decode()
+            texts[kept] = (target / name).read_bytes()
+            texts[kept].decode()
         except (OSError, UnicodeDecodeError) as error:
             raise ExportError(f"{target / name} is not readable text ({error}); download it again") from None
     if "tokenizer_config.json" in texts and "chat_template.jinja" not in texts:
-        template = _stored_template(read_json(target / "tokenizer_config.json").get("chat_template"))
-        texts |= {"chat_template.jinja": template.encode(errors="replace")} if template is not None else {}
+        texts |= _stored_templates(read_json(target / "tokenizer_config.json").get("chat_template"))
     return texts
 
 
@@ -38,10 +41,17 @@ def text_of(source: Checkpoint, texts: Mapping[str, bytes]) -> Text:
         raise ExportError(str(error)) from None
 
 
-def _stored_template(stored: object) -> str | None:
-    """The chat template of an older tokenizer_config.json, which holds one template or several with names; None if it
-    has no default one."""
+def _stored_templates(stored: object) -> dict[str, bytes]:
+    """The chat templates of an older tokenizer_config.json, which holds one template or several with names, by the
+    bundle's names of them; of one alone the name does not count."""
     if isinstance(stored, list):
-        named = [item for item in stored if isinstance(item, dict) and item.get("name") == "default"]
-        stored = named[0].get("template") if named else None
-    return stored if isinstance(stored, str) else None
+        named = {item.get("name"): item.get("template") for item in stored if isinstance(item, dict)}
+    else:
+        named = {"default": stored}
+    if len(named) == 1:
+        named = {"default": next(iter(named.values()))}
+    return {
+        file: template.encode(errors="replace")
+        for name, file in TEMPLATES.items()
+        if isinstance(template := named.get(name), str)
+    }

@@ -37,6 +37,7 @@ TEXT_BYTES = {
     "tokenizer.json": 128 * MEGABYTE,
     "tokenizer_config.json": 16 * MEGABYTE,
     "chat_template.jinja": MEGABYTE,
+    "chat_template.tool_use.jinja": MEGABYTE,  # of models with one of its own for chats with tools
 }
 STANDS_FOR = "is a pointer of Git LFS, not the file itself; fetch that with git lfs pull"
 POINTER = b"version https://git-lfs.github.com/spec/"  # how a file begins that stands for one in Git LFS

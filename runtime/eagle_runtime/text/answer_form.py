@@ -49,7 +49,7 @@ def chat_prompt(
     """Returns the prompt of a chat in which tools may be called. messages: as OpenAI's API has them: arguments of
     calls may be JSON text. tool_format: a format's name; None for the one that the template speaks of. Raises
     RequestError, TemplateError."""
-    source = text.template_source
+    source = text.template_source(tools=use is not None)
     form = recognised(source) if tool_format is None else format_named(tool_format)
     knows_calls = "tool_calls" in source and not form.calls_as_text
     chat = [_message(message, form, knows_calls, f"messages[{index}]") for index, message in enumerate(messages)]

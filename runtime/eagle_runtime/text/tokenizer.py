@@ -38,8 +38,9 @@ class Text:
         self._tokenizer = _load_tokenizer(self._path, read("tokenizer.json"))
         self._vocabulary = None if self._tokenizer is None else Vocabulary(self._tokenizer, str(self._path))
         self._template = read("chat_template.jinja")
+        self._tool_template = read("chat_template.tool_use.jinja")
         self._config = read("tokenizer_config.json")
-        self._compiled: ChatTemplate | None = None  # when first needed
+        self._compiled: dict[str, ChatTemplate] = {}  # by their sources, when first needed
 
     @property
     def available(self) -> bool:
@@ -87,16 +88,22 @@ class Text:
         with _errors_of(self._path, "cannot decode"):
             return str(tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
-    @property
-    def template_source(self) -> str:
-        """The chat template's own text. Raises TemplateError, and BundleError for what is no text."""
-        path = self._bundle / "chat_template.jinja"
-        if self._template is None:
+    def template_source(self, *, tools: bool) -> str:
+        """The text of the chat template, for chats with tools or without, which may be the same. Raises TemplateError,
+        and BundleError for what is not text."""
+        path, content = self._template_of(tools)
+        if content is None:
             raise TemplateError(f"{self._bundle} has no chat_template.jinja; pass text or ids instead of messages")
         try:
-            return self._template.decode("utf-8")
+            return content.decode("utf-8")
         except UnicodeDecodeError as error:
             raise BundleError(f"{path} cannot be read as UTF-8 text ({error}); export the bundle again") from None
+
+    def _template_of(self, tools: bool) -> tuple[Path, bytes | None]:
+        """Path and content of a template."""
+        if tools and self._tool_template is not None:
+            return self._bundle / "chat_template.tool_use.jinja", self._tool_template
+        return self._bundle / "chat_template.jinja", self._template
 
     def specials_in(self, texts: Iterable[str]) -> dict[str, int]:
         """The special tokens that stand in texts, with their ids; of two in the same place the longer one."""
@@ -155,7 +162,7 @@ class Text:
         documents. add_generation_prompt: end where an answer begins. continue_final: end within the final message
         instead, for an answer that goes on with it. Raises TemplateError naming the template, whatever goes wrong in
         it, and BundleError for a broken tokenizer_config.json."""
-        path, source = self._bundle / "chat_template.jinja", self.template_source
+        path, source = self._template_of(bool(tools))[0], self.template_source(tools=bool(tools))
         from jinja2 import TemplateError as JinjaError
 
         from eagle_runtime.text.chat_template import ChatTemplate
@@ -172,8 +179,9 @@ class Text:
         }
         final = mark_end(variables["messages"], source) if continue_final else None
         try:
-            self._compiled = self._compiled or ChatTemplate(source)
-            prompt = self._compiled.render(variables)
+            if source not in self._compiled:
+                self._compiled[source] = ChatTemplate(source)
+            prompt = self._compiled[source].render(variables)
         except OverrunError as error:
             raise TemplateError(f"{path} was stopped: {error}; correct the template") from None
         except JinjaError as error:

@@ -62,6 +62,10 @@ CUTS = {
     "gpt-2": Cut(),
     "olmo": Cut(nfc=True),
 }
+TEMPLATES = {  # key of the metadata -> file of a bundle
+    "tokenizer.chat_template": "chat_template.jinja",
+    "tokenizer.chat_template.tool_use": "chat_template.tool_use.jinja",
+}
 
 
 def texts_of(file: GgufFile) -> dict[str, bytes]:
@@ -111,8 +115,10 @@ def texts_of(file: GgufFile) -> dict[str, bytes]:
     files = {name: json.dumps(each, ensure_ascii=False).encode() for name, each in texts.items()}
     if (sampling := _sampling(file)) is not None:
         files["generation_config.json"] = json.dumps(sampling).encode()
-    template = file.metadata.get("tokenizer.chat_template")
-    return {**files, "chat_template.jinja": template.encode()} if isinstance(template, str) else files
+    for key, name in TEMPLATES.items():
+        if isinstance(template := file.metadata.get(key), str):
+            files[name] = template.encode()
+    return files
 
 
 def _sampling(file: GgufFile) -> dict[str, Any] | None:
