@@ -328,6 +328,41 @@ def test_commands_have_the_options_that_a_page_gives_them(page: Path) -> None:
     assert page.name == "CHANGELOG.md" or wrong_options(page.read_text(encoding="utf-8")) == []
 
 
+def unparsed(text: str) -> list[str]:
+    """The commands in the blocks of a page that their own parser refuses: an argument is missing, a list has another
+    form."""
+    refused = []
+    for block in re.finditer(r"^```(\w*)\n(.*?)^```", text, re.S | re.M):
+        for line in block[2].replace("\\\n", " ").splitlines() if block[1] != "python" else ():
+            if block[1] == "console" and not line.startswith("$ "):
+                continue  # output
+            for shown in re.split(r" && | \| | > |; ", line.split("  #")[0]):
+                if (match := PROGRAM.match(shown)) is None or match[1] not in PARSERS:
+                    continue
+                words = shlex.split(shown[match.end() :])
+                words = export_cli.with_command(words) if match[1] == "eagle-export" else words
+                with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
+                    try:
+                        PARSERS[match[1]]().parse_args(words)
+                    except SystemExit as ended:
+                        refused += [f"{shown}: {said.getvalue().strip()}"] if ended.code else []
+    return refused
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=name_of)
+def test_commands_in_blocks_are_complete(page: Path) -> None:
+    assert unparsed(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_command_without_what_it_needs_is_found() -> None:
+    text = "```\neagle-export T\neagle-bench B --count two\neagle-run B --prompt x | head\neagle-export inspect\n```\n"
+    assert [line.split(":")[0] for line in unparsed(text)] == [
+        "eagle-export T",
+        "eagle-bench B --count two",
+        "eagle-export inspect",
+    ]
+
+
 def test_an_option_of_another_command_is_found() -> None:
     text = """`eagle-run B --seed 0`, (`--top-k`, `--min-agreement` of `eagle-run`), `eagle-export engines B --keep x`
 
