@@ -26,7 +26,7 @@ LEAN = ("runtime", "calib")  # installed without the exporter's libraries
 HEAVY = {"torch", "transformers", "onnx", "onnxscript", "onnx_ir"}
 BASE = {"numpy", "tokenizers", "jinja2", "safetensors"}  # what the distribution requires whatever its extras
 # Of the lean parts: what their jobs bring.
-EXTRAS = {"runtime": {"llguidance", "shtab"}, "calib": {"onnx", "rich", "filelock"}}
+EXTRAS = {"runtime": {"llguidance", "shtab", "huggingface_hub"}, "calib": {"onnx", "rich", "filelock"}}
 OF_SERVE = {"starlette", "uvicorn"}
 HOOKS = "runtime/eagle_runtime/_pyinstaller/"  # files that PyInstaller runs, and nothing imports
 ENGINES = {  # engine library -> the one file that imports it

@@ -32,6 +32,7 @@ from eagle_runtime.drafting.methods import NO_HEAD
 from eagle_runtime.opening.datastore_file import with_datastore
 from eagle_runtime.opening.draft_bundle import with_draft_bundle
 from eagle_runtime.opening.habits_file import HabitsFile
+from eagle_runtime.opening.hub_bundle import bundle_folder
 from eagle_runtime.opening.loading import OpenBundle, Progress, open_bundle
 from eagle_runtime.sampling.sampler import Sampler, SamplingParams
 from eagle_runtime.text.answer_form import ChatPrompt, chat_prompt
@@ -100,7 +101,7 @@ class EagleModel:
         habits: str | Path | None = None,
         on_progress: Progress | None = None,
     ) -> EagleModel:
-        """Load a bundle folder.
+        """Load a bundle: a folder, or the id of one on the hub (OWNER/NAME[@REVISION], extra hub; hub_bundle.py).
 
         backend: one of backends.BACKENDS, or "auto" for the first of them that the bundle was made for and that works
         on this machine. `model.backend` is the one in use, `model.passed_over` has the reason against each one before
@@ -117,8 +118,9 @@ class EagleModel:
 
         `model.row_check`: whether rows of a quantised target are exact on this CPU (exact_rows). Raises BundleError,
         BackendError, RequestError; gives a FidelityWarning for one that differs too much from its source model."""
-        kept = None if habits is None else HabitsFile(Path(habits), Path(bundle))
-        opened = open_bundle(Path(bundle), backend, context, threads, check_hashes, kv_budget, on_progress)
+        folder = bundle_folder(bundle)
+        kept = None if habits is None else HabitsFile(Path(habits), folder)
+        opened = open_bundle(folder, backend, context, threads, check_hashes, kv_budget, on_progress)
         opened = with_draft_bundle(opened, draft_bundle, check_hashes, kv_budget)
         return cls(with_datastore(opened, datastore, on_progress).with_habits_of(kept))
 

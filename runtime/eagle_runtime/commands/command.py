@@ -102,7 +102,7 @@ class _Completion(argparse.Action):
 
 def add_model_options(parser: argparse.ArgumentParser, backend: str | None = AUTO) -> None:
     """Add the bundle, and the options by which it is loaded."""
-    parser.add_argument("bundle", help="folder written by eagle-export")
+    parser.add_argument("bundle", help="folder written by eagle-export, or the id of one on the hub")
     parser.add_argument(
         "--backend", default=backend, metavar="B", help=f"engine to run on: {', '.join(BACKENDS)}, or auto (default)"
     )
