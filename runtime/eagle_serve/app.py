@@ -64,7 +64,7 @@ class Service:
 
     def begin(self, engine: Engine) -> None:
         """Serve a loaded model."""
-        self.jobs = Jobs(engine.run, self.options.parallel, self.options.queue)
+        self.jobs = Jobs(engine.run, engine.parallel, self.options.queue)
         self.engine = engine
 
     async def prepare(self, function: Callable[[Request], T], request: Request) -> T:

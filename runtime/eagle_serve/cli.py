@@ -157,7 +157,7 @@ def _parser() -> Parser:
     names.add_argument("--strict-model", action="store_true", help="refuse requests for models of other names")
     work = parser.add_argument_group("work")
     work.add_argument("--queue", type=_count(0, 10_000), default=16, metavar="N", help="requests that may wait (16)")
-    work.add_argument("--parallel", type=_count(1, 4), default=1, metavar="N", help="requests that take turns (1)")
+    work.add_argument("--parallel", type=_count(1, 16), metavar="N", help="requests at once (native: 4, cpu: 1)")
     work.add_argument(
         "--max-tokens", type=_count(1, 2**31 - 1), metavar="N", help="most of an answer (default: what is left)"
     )

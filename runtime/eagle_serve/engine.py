@@ -40,13 +40,17 @@ LIBRARIES = {  # backend -> distribution of its engine
 }
 
 
+AT_ONCE = 4  # requests, where their trees are verified in one forward pass
+
+
 class Engine:
-    """A loaded model as the server uses it. names: the model's name and its aliases."""
+    """A loaded model as the server uses it. names: the model's name and its aliases. parallel: requests at once."""
 
     def __init__(self, model: EagleModel, bundle: Path, options: Options, metrics: Metrics) -> None:
         """bundle: the folder that the model was loaded from. Raises BundleError, RequestError."""
-        if options.parallel > 1 and not model.bundle.on_cpu:
+        if (options.parallel or 1) > 1 and not model.bundle.on_cpu:
             raise RequestError(f"requests cannot take turns on {model.backend}, whose caches are one; use --parallel 1")
+        self.parallel = options.parallel or (AT_ONCE if model.joins_texts else 1)
         self.model = model
         self.names = (bundle.resolve().name, *options.aliases)
         self.created = int(time.time())

@@ -34,8 +34,9 @@ class Options:
     """How a server behaves.
 
     aliases: names of the model besides the bundle folder's. strict_model: refuse requests for other names. queue:
-    requests that may wait. parallel: requests that decode in turns, step by step. max_tokens: the most tokens of an
-    answer, whatever a request asks for; None for what the context holds. tool_format: how the model writes calls of
+    requests that may wait. parallel: requests that decode at once; None takes engine.AT_ONCE where one
+    forward pass verifies the trees of several, else 1. max_tokens: the most tokens of an answer, whatever a request
+    asks for; None for what the context holds. tool_format: how the model writes calls of
     tools, a name of eagle_runtime.text.call_formats; None for what its chat template says. api_key: asked of every
     request if it is given. allowed_hosts: values of the Host header besides loopback names, with or without a port.
     allowed_origins: web origins whose pages may call the server."""
@@ -43,7 +44,7 @@ class Options:
     aliases: tuple[str, ...] = ()
     strict_model: bool = False
     queue: int = 16
-    parallel: int = 1
+    parallel: int | None = 1
     max_tokens: int | None = None
     tool_format: str | None = None
     api_key: str | None = None

@@ -291,7 +291,7 @@ def test_the_command_says_in_one_line_what_is_wrong(
             ((str(served_bundle), "--port", port), "cannot listen at 127.0.0.1"),
             ((str(served_bundle), "--port", "99999"), "is not a number from 0 to 65535"),
             ((str(served_bundle), "--kv-budget", "many"), "is not a size like 2GB"),
-            ((str(served_bundle), "--parallel", "9"), "is not a number from 1 to 4"),
+            ((str(served_bundle), "--parallel", "17"), "is not a number from 1 to 16"),
             ((str(tmp_path / "nothing"), "--port", "0"), "is not a folder"),
         ):
             try:

@@ -138,6 +138,12 @@ class EagleModel:
         part in scheduling: use them only while no other code uses the model."""
         return self._engines.sessions
 
+    @property
+    def joins_texts(self) -> bool:
+        """Whether the trees of generations that run at once, on twins or in conversations, are verified in one forward
+        pass; else they take turns."""
+        return self._engines.rounds.joins
+
     def counters(self) -> Counters | None:
         """Returns what was counted of the GPU's work since the bundle was loaded: copies, forward passes, waits. None
         where it is not counted: on the backends cpu and cuda."""

@@ -71,6 +71,11 @@ class Rounds:
         self._changed = threading.Condition()
         self.others = 0
 
+    @property
+    def joins(self) -> bool:
+        """Whether a round has one forward pass for all."""
+        return self._most > 1
+
     def enter(self) -> Member:
         """A generation begins."""
         member = Member()
@@ -107,7 +112,7 @@ class Rounds:
     def _lead(self, own: Asked) -> None:
         if own.done:
             return
-        if self._most > 1:
+        if self.joins:
             self._wait_for_others()
         with self._changed:
             others = [asked for asked in self._waiting if asked is not own][: self._most - 1]
