@@ -263,3 +263,27 @@ def test_commands(talk: Talk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert talk.messages == []
     with pytest.raises(RequestError, match="no question yet"):
         talk.take("/undo")
+
+
+def test_calls_of_tools(chat_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each call is shown, and the next line is its result."""
+    tools = [{"type": "function", "function": {"name": "clock"}}]
+    with EagleModel.load(chat_bundle, threads=1) as model:
+        talk = Talk(model, Screen(), Interrupt(), {"max_new_tokens": 150, "temperature": 0, "seed": 1}, tools)
+        talk.take("/set tool_choice required")
+        talk.take("What time is it?")
+        calls = talk.messages[-1]["tool_calls"]
+        assert "clock({}) is called; type its result" in capsys.readouterr().err
+        talk.take("/set tool_choice none")
+        for _ in calls:
+            talk.take("12:00")
+        results = [message["content"] for message in talk.messages if message["role"] == "tool"]
+        assert results == ["12:00"] * len(calls) and talk.messages[-1]["role"] == "assistant"
+        with pytest.raises(RequestError, match="tool_choice is 'any'"):
+            talk.take("/set tool_choice any")
+
+
+def test_a_file_of_tools_that_is_none(chat_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "tools.json").write_text("[{}]")
+    done = piped(chat_bundle, ["Hi"], "--tools", str(tmp_path / "tools.json"))
+    assert done.returncode == 2 and "tools[0].name is None" in done.stderr

@@ -391,3 +391,29 @@ def test_a_reader_that_pauses() -> None:
     writer.put({})
     writer.flush()
     assert writer.broken
+
+
+def test_calls_of_tools(worker: Worker) -> None:
+    tools = [{"type": "function", "function": {"name": "clock"}}]
+    chat = worker.ask(id=1, op="conversation", action="open", tools=tools, tool_format="llama")["result"][
+        "conversation"
+    ]
+    asked: dict[str, Any] = {"op": "generate", "conversation": chat, "temperature": 0, "max_new_tokens": 100}
+    worker.send(id=2, message="What time is it?", tool_choice="required", **asked)
+    events = worker.until_end_of(2)
+    parts = [part for event in events for part in event.get("parts", ())]
+    assert parts[0]["kind"] == "call" and parts[0]["text"] == "clock"
+    result = events[-1]["result"]
+    (call,) = result["message"]["tool_calls"]
+    assert result["finish_reason"] == "tool_calls" and call["function"] == {"name": "clock", "arguments": "{}"}
+    wrong = worker.ask(id=3, results={"x": 1}, **asked)
+    assert wrong["code"] == "request" and "results are of the calls ['x']" in wrong["message"]
+    done = worker.ask(id=4, results={call["id"]: "12:00"}, tool_choice="none", **{**asked, "max_new_tokens": 4})
+    assert done["event"] == "done"
+    alone = worker.ask(
+        id=5, op="generate", messages=[{"role": "user", "content": "?"}], tools=tools, tool_choice="required",
+        parallel_tool_calls=False, max_new_tokens=100,
+    )  # fmt: skip
+    assert alone["result"]["message"]["tool_calls"][0]["function"]["name"] == "clock"
+    refused = worker.ask(id=6, op="generate", prompt="x", tool_choice="required")
+    assert refused["event"] == "error" and "tool_choice" in refused["message"]

@@ -15,6 +15,7 @@ from eagle_runtime.app.turn import Turn
 from eagle_runtime.base.errors import ContextError, EagleError, RequestError
 from eagle_runtime.commands.chat_screen import Interrupt, Screen
 from eagle_runtime.sampling.sampler import SamplingParams
+from eagle_runtime.text.tools import ToolUse
 
 HELP = {
     "help": ("", "this list"),
@@ -32,7 +33,7 @@ HELP = {
 }
 SETTINGS = (
     "max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "ignore_eos", "method", "tree", "total_token",
-    "depth", "draft_top_k", *(field.name for field in dataclasses.fields(SamplingParams)),
+    "depth", "draft_top_k", "tool_choice", *(field.name for field in dataclasses.fields(SamplingParams)),
 )  # fmt: skip
 
 ENDS = {"cancelled": "stopped, ", "max_new_tokens": "max_new_tokens reached, ", "context_full": "context full, "}
@@ -279,7 +280,10 @@ class Talk:
         if name == "logit_bias" and isinstance(value, dict):  # JSON has no keys but strings
             value = {int(key) if key.isdecimal() else key: bias for key, bias in value.items()}
         changed = {**self._settings, _setting(name): value}
-        self._model.stream([0], **changed).close()  # checks settings, and computes nothing
+        if name == "tool_choice":
+            ToolUse.of(self._tools, value)
+        checked = {key: item for key, item in changed.items() if key != "tool_choice"}
+        self._model.stream([0], **checked).close()  # checks settings, and computes nothing
         self._settings = changed
 
 
