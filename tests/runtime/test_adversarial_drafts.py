@@ -109,5 +109,5 @@ def test_lies_are_what_they_are_called() -> None:
     liar.begin("mixed", wrong)
     passes = {liar.proposals(ids, log_probs)[0].tobytes() for _ in range(40)}
     assert ids.tobytes() in passes and len(passes) > 3
-    tree = AnyTree(liar, [3, 4], 0, np.random.default_rng(1)).grow([1, 2], np.zeros((1, 1)), 6)
+    tree = AnyTree(liar, [3, 4], 0, np.random.default_rng(1)).grow([1, 2], 6)
     assert tree.tokens[0] == 2 and 1 <= tree.num_nodes - 1 <= 5 and (tree.parents < np.arange(tree.num_nodes)).all()

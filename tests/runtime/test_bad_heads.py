@@ -22,7 +22,7 @@ from eagle_runtime.core.target import Target
 from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
 from eagle_runtime.drafting.cost_model import Costs, Timings
-from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, NoiseWeight, RankedHead
+from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, NoiseWeight, Ranker
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree, chain
 from eagle_runtime.drafting.vanilla import NoDraft
@@ -116,16 +116,16 @@ class BadHead(FakeHead):
 
 LANGUAGE = Table(VOCAB, 1, 3.0)
 FLAT = Timings((1, 64), (1,), ((1.0, 1.5),))
-TREES: dict[str, Callable[[Head, RankedHead], Drafter]] = {  # of a head, and of the head with a ranker
-    "dynamic": lambda head, ranked: EagleDrafter(ranked, DynamicTree(20, 3, 5)),
-    "dynamic, not ranked": lambda head, ranked: EagleDrafter(head, DynamicTree(20, 3, 5)),
-    "static": lambda head, ranked: EagleDrafter(ranked, StaticTree(EAGLE1_CHOICES)),
-    "chain": lambda head, ranked: EagleDrafter(ranked, chain(4)),
-    "cost-aware": lambda head, ranked: CostAwareDrafter(
-        ranked, FixedCosts(Costs(FLAT, FLAT)), AcceptanceStats(), top_k=6
+TREES: dict[str, Callable[[Head, Ranker], Drafter]] = {
+    "dynamic": lambda head, ranker: EagleDrafter(head, DynamicTree(20, 3, 5), ranker),
+    "dynamic, not ranked": lambda head, ranker: EagleDrafter(head, DynamicTree(20, 3, 5)),
+    "static": lambda head, ranker: EagleDrafter(head, StaticTree(EAGLE1_CHOICES), ranker),
+    "chain": lambda head, ranker: EagleDrafter(head, chain(4), ranker),
+    "cost-aware": lambda head, ranker: CostAwareDrafter(
+        head, FixedCosts(Costs(FLAT, FLAT)), AcceptanceStats(), top_k=6, ranker=ranker
     ),
-    "cost-aware, lookup": lambda head, ranked: CostAwareDrafter(
-        ranked, FixedCosts(Costs(FLAT, FLAT)), AcceptanceStats(), top_k=6, lookup=True
+    "cost-aware, lookup": lambda head, ranker: CostAwareDrafter(
+        head, FixedCosts(Costs(FLAT, FLAT)), AcceptanceStats(), top_k=6, lookup=True, ranker=ranker
     ),
 }
 SAMPLINGS: list[dict[str, Any]] = [
@@ -152,10 +152,10 @@ def test_output_is_vanillas(name: str, tree: str) -> None:
         target = Target(FakeTarget(LANGUAGE), CAPACITY)
         sampler = Sampler(params, PROMPT, VOCAB)
         head = Head(BadHead(SPOILS[name], number), CAPACITY, SCRATCH, VOCAB)
-        ranked = RankedHead(head, GumbelRanker(sampler, NoiseWeight()) if params.temperature else GreedyRanker())
+        ranker = GumbelRanker(sampler, NoiseWeight()) if params.temperature else GreedyRanker()
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            drafted = tokens_of(TREES[tree](head, ranked), DecodingState(target, head), sampler)
+            drafted = tokens_of(TREES[tree](head, ranker), DecodingState(target, head), sampler)
         alone = DecodingState(Target(FakeTarget(LANGUAGE), CAPACITY), None)
         plain = tokens_of(NoDraft(), alone, Sampler(params, PROMPT, VOCAB))
         count = min(len(drafted), len(plain))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from conftest import GOLDEN, put_tokenizer
-from eagle_runtime import Constraint, ConstraintError, EagleModel, RequestError, SamplingParams
+from eagle_runtime import Constraint, ConstraintError, Drafter, EagleModel, RequestError, SamplingParams
 from eagle_runtime.base.tree import Tree
 from eagle_runtime.drafting.constrained import pruned
 from eagle_runtime.sampling.constraint import MOST_BYTES, MOST_DEPTH
@@ -360,8 +360,8 @@ def test_a_constraint_that_runs_out_of_limits_is_an_error(model: EagleModel, mon
 
 
 def test_an_own_drafter_may_draft_what_is_not_allowed(model: EagleModel) -> None:
-    class AlwaysZ:
-        def grow(self, tokens: Any, features: Any, max_nodes: int) -> Tree:
+    class AlwaysZ(Drafter):
+        def grow(self, tokens: Any, max_nodes: int) -> Tree:
             return Tree(np.array([tokens[-1], *ids("zz")]), np.array([-1, 0, 1]), np.zeros(3, np.float32))
 
         def learn(self, step: Any) -> None:

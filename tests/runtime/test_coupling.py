@@ -22,7 +22,6 @@ from eagle_runtime.drafting.coupling import (
     GreedyRanker,
     GumbelRanker,
     NoiseWeight,
-    RankedHead,
     at_temperature,
     log_softmax,
 )
@@ -166,7 +165,7 @@ def test_numbers_are_those_of_the_position_in_the_whole_text(read: int) -> None:
     prompt = [n % VOCAB for n in range(read)]
     sampler = Sampler(SamplingParams(temperature=1.0, seed=4), prompt, VOCAB)
     head = Head(FakeHead(language, top_k=VOCAB), 600, 8)
-    drafter = EagleDrafter(RankedHead(head, GumbelRanker(sampler, Full())), chain(3))
+    drafter = EagleDrafter(head, chain(3), GumbelRanker(sampler, Full()))
     state = DecodingState(Target(FakeTarget(language), 600), head)
     events = itertools.islice(generate(state, drafter, sampler, prompt), 30)
     assert [cycle.step.num_accepted for cycle in list(events)[1:]] == [3] * 29

@@ -40,7 +40,7 @@ def test_a_hand_worked_example() -> None:
     longer = store.continuations([9, 1, 2], nodes=10, depth=5)
     assert (longer.places, longer.length) == (1, 3) and longer.tokens.tolist() == [3, 4]
     assert store.continuations([5, 5], 10, 5).length == 0 and store.continuations([2], 10, 5).length == 0
-    tree = LookupDrafter(2, datastore=store, nodes=4).grow([0, 1, 2], NO_FEATURES, 60)
+    tree = LookupDrafter(2, datastore=store, nodes=4).grow([0, 1, 2], 60)
     assert tree.tokens.tolist() == [2, 3, 6, 4] and tree.parents.tolist() == [-1, 0, 0, 1]
     np.testing.assert_allclose(np.exp(tree.scores), [1, 0.6, 0.2, 0.4], rtol=1e-6)
 
@@ -77,10 +77,10 @@ def test_places_are_those_of_a_slow_search(texts: list[list[int]], context: list
 
 def test_the_text_itself_counts_where_it_matches_longer() -> None:
     drafter = LookupDrafter(4, datastore=Datastore([[2, 3, 9]]), nodes=5)
-    assert drafter.grow([1, 2, 3, 4, 1, 2, 3], NO_FEATURES, 60).tokens.tolist() == [3, 4, 1, 2, 3]
+    assert drafter.grow([1, 2, 3, 4, 1, 2, 3], 60).tokens.tolist() == [3, 4, 1, 2, 3]
     for text, max_nodes, drafted in (([2, 3, 9], 60, [3, 9]), ([0, 0, 0], 2, [3])):
         drafter = LookupDrafter(4, datastore=Datastore([text]), nodes=5)
-        assert drafter.grow([8, 2, 3], NO_FEATURES, max_nodes).tokens.tolist() == drafted
+        assert drafter.grow([8, 2, 3], max_nodes).tokens.tolist() == drafted
 
 
 @pytest.fixture(scope="module", params=["fp32", "int8"])

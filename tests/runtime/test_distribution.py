@@ -170,7 +170,7 @@ def new_head(draft: Language) -> Head:
     return Head(FakeHead(draft, top_k=4), CAPACITY, SCRATCH)
 
 
-class Remembered:
+class Remembered(Drafter):
     """An EagleDrafter that grows each tree once, from an empty cache: a tree depends on nothing but the tokens.
 
     test_trees_depend_on_the_tokens_alone checks that the real one, which keeps its rows, drafts the same."""
@@ -180,13 +180,13 @@ class Remembered:
         self._head = new_head(draft)
         self._trees: dict[Tokens, Tree] = {}
 
-    def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
+    def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
         key = tuple(tokens)
         if key not in self._trees:
             whole = history_of(tokens[:-1]).T
             self._head.truncate(0)
             self._head.note(whole)
-            self._trees[key] = EagleDrafter(self._head, self._shape).grow(tokens, whole, max_nodes)
+            self._trees[key] = EagleDrafter(self._head, self._shape).grow(tokens, max_nodes)
         return self._trees[key]
 
     def learn(self, step: Step) -> None:
@@ -244,7 +244,7 @@ def test_children_cover_much_and_little() -> None:
         drafter = Remembered(*SHAPES[name])
         covered = []
         for tokens in contexts:
-            tree = drafter.grow(tokens, NOTHING_NEW, CAPACITY)
+            tree = drafter.grow(tokens, CAPACITY)
             law = next_law(TARGET.logits(history_of(tokens)).tolist(), tokens, SamplingParams(temperature=1.0))
             covered.append(sum(law[token] for token in tree.tokens[tree.parents == 0]))
         assert bounds[0] < np.mean(covered) < bounds[1]
@@ -279,26 +279,37 @@ def test_trees_depend_on_the_tokens_alone(name: str, drafters: dict[str, Remembe
         emitted, cycles = decode(target, EagleDrafter(head, shape), SamplingParams(temperature=1.0), seed, head=head)
         tokens = [*PROMPT, emitted[0]]
         for cycle in cycles:
-            fresh = drafters[name].grow(tokens, NOTHING_NEW, CAPACITY - len(tokens) + 1)
+            fresh = drafters[name].grow(tokens, CAPACITY - len(tokens) + 1)
             np.testing.assert_array_equal(cycle.tree.tokens, fresh.tokens)
             np.testing.assert_array_equal(cycle.tree.parents, fresh.parents)
             np.testing.assert_array_equal(cycle.tree.scores, fresh.scores)
             tokens += cycle.step.tokens.tolist()
 
 
-class Inspecting:
-    """A drafter that checks what it is asked and passes it on."""
+class Noting(Head):
+    """A head that keeps what it is told."""
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, session: FakeHead, capacity: int, scratch: int) -> None:
+        super().__init__(session, capacity, scratch)
+        self.noted: list[Features] = []
+
+    def note(self, features: Features) -> None:
+        self.noted.append(np.array(features))
+        super().note(features)
+
+
+class Inspecting(Drafter):
+    """A drafter that checks what it is asked and what its head was told, and passes it on."""
+
+    def __init__(self, drafter: Drafter, head: Noting) -> None:
         self._drafter = drafter
-        self._seen = 0  # positions whose features have come
+        self._head = head
 
-    def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
+    def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
         whole = history_of(tokens[:-1]).T
-        np.testing.assert_array_equal(features, whole[self._seen :])
-        self._seen = len(whole)
+        np.testing.assert_array_equal(np.concatenate(self._head.noted), whole)
         assert max_nodes == CAPACITY - len(whole) >= 2
-        return self._drafter.grow(tokens, features, max_nodes)
+        return self._drafter.grow(tokens, max_nodes)
 
     def learn(self, step: Step) -> None:
         self._drafter.learn(step)
@@ -309,8 +320,8 @@ def test_drafters_are_asked_as_promised(name: str) -> None:
     """Features come once for every verified position, and never less room than a root and a child take."""
     shape, draft = SHAPES[name]
     for seed in range(20):
-        head = new_head(draft)
-        drafter = Inspecting(EagleDrafter(head, shape))
+        head = Noting(FakeHead(draft, top_k=4), CAPACITY, SCRATCH)
+        drafter = Inspecting(EagleDrafter(head, shape), head)
         tokens, _ = decode(new_target(), drafter, SamplingParams(temperature=1.0), seed, CAPACITY, head)
         assert len(tokens) == FULL
 
@@ -499,14 +510,14 @@ class DuplicateTestedTwice(RunningSum):
         return children
 
 
-class SampledDrafter:
+class SampledDrafter(Drafter):
     """Three children of the root and one of each, drawn from the draft law without replacement."""
 
     def __init__(self, draft: Language, rng: np.random.Generator) -> None:
         self._draft = draft
         self._rng = rng
 
-    def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
+    def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
         first = self._draw(tokens, 3)
         second = [self._draw([*tokens, token], 1)[0] for token in first]
         return bare_tree([tokens[-1], *first, *second], [-1, 0, 0, 0, 1, 2, 3])
@@ -521,14 +532,14 @@ class SampledDrafter:
         return drawn
 
 
-class DoublingDrafter:
+class DoublingDrafter(Drafter):
     """Another drafter's tree with a twin of every child of the root."""
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
 
-    def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
-        tree = self._drafter.grow(tokens, features, max_nodes)
+    def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
+        tree = self._drafter.grow(tokens, max_nodes)
         twins = tree.tokens[tree.parents == 0].tolist()
         return bare_tree(tree.tokens.tolist() + twins, tree.parents.tolist() + [0] * len(twins))
 

@@ -74,7 +74,7 @@ def test_beyond_its_context_it_proposes_nothing(capacity: int) -> None:
     head = DraftModelHead(Target(FakeTarget(LANGUAGE), capacity))
     drafter = EagleDrafter(head, DynamicTree(8, 3, 2))
     for length in range(2, 12):
-        tree = drafter.grow(list(range(length - 1)) + [3], np.zeros((1, 2), np.float32), 8)
+        tree = drafter.grow(list(range(length - 1)) + [3], 8)
         assert tree.num_nodes == (1 if length > capacity else tree.num_nodes) and tree.tokens[0] == 3
         assert np.isfinite(tree.scores).all() and head.cache.length <= capacity
     assert (head.catch_up([1] * 20).log_probs == NEVER).all()

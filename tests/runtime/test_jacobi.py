@@ -66,7 +66,7 @@ def test_without_room_for_the_window_n_grams_are_drafted_alone(room: int) -> Non
     drafter = JacobiDrafter(Window(columns=3, size=3, ngrams=2))
     drafter._levels = [[1, 2, 3], [4, 5, 6]]
     drafter._pool = {7: [(1, 2), (1, 3)]}
-    tree = drafter.grow([7], np.zeros((0, 2), np.float32), room)
+    tree = drafter.grow([7], room)
     assert tree.num_nodes <= room and (len(drafter._newest) == 3) == (room > 5)
     if 2 < room <= 5:
         assert tree.tokens.tolist() == [7, 1, 3, 2][:room]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -60,13 +59,13 @@ def test_a_match_is_continued_and_a_loop_goes_round() -> None:
 
 
 def test_a_text_that_never_repeats_drafts_nothing() -> None:
-    tree = LookupDrafter().grow(list(range(30)), np.zeros((29, 2), np.float32), 20)
+    tree = LookupDrafter().grow(list(range(30)), 20)
     assert tree.num_nodes == 1 and tree.tokens.tolist() == [29]
 
 
 @pytest.mark.parametrize("max_nodes", [2, 5, 40])
 def test_a_draft_is_a_chain_of_the_size_that_is_allowed(max_nodes: int) -> None:
-    tree = LookupDrafter(num_drafted=6).grow([5, 6, 7, 8, 9, 1, 2, 3, 5, 6], np.zeros((9, 2), np.float32), max_nodes)
+    tree = LookupDrafter(num_drafted=6).grow([5, 6, 7, 8, 9, 1, 2, 3, 5, 6], max_nodes)
     drafted = [7, 8, 9, 1, 2, 3][: max_nodes - 1]
     assert tree.tokens.tolist() == [6, *drafted]
     assert tree.parents.tolist() == list(range(-1, len(drafted)))

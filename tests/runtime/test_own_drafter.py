@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from eagle_runtime import Drafter, EagleModel, RequestError, SamplingParams, Tree
+from eagle_runtime.base.tree import Float
 from eagle_runtime.core.accept import Step
 
 SAMPLING: list[dict[str, Any]] = [
@@ -19,16 +20,14 @@ SAMPLING: list[dict[str, Any]] = [
 ]
 
 
-class Replay:
+class Replay(Drafter):
     """Proposes the continuation of a text that it was given, in two branches of which one is wrong."""
 
     def __init__(self, text: Sequence[int]) -> None:
         self.text = list(text)
-        self.rows: list[int] = []
         self.accepted = 0
 
-    def grow(self, tokens: Sequence[int], features: Any, max_nodes: int) -> Tree:
-        self.rows.append(len(features))
+    def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
         drafted = self.text[len(tokens) : len(tokens) + 4]
         ids = [tokens[-1], *drafted, *((token + 1) % 256 for token in drafted)][:max_nodes]
         parents = [-1, *range(len(drafted)), 0, *range(len(drafted) + 1, 2 * len(drafted))][: len(ids)]
@@ -53,24 +52,40 @@ def test_the_output_is_that_of_decoding_without_drafts(
             assert result.usage.method == "drafter" and result.usage.tau > 3
 
 
-def test_features_are_those_of_the_rows_that_were_committed(
-    model_of: Callable[..., EagleModel], prompts: list[list[int]]
-) -> None:
+class Studious(Replay):
+    """Learns from the prompt too."""
+
+    prompt_rows = 5
+
+    def __init__(self, text: Sequence[int]) -> None:
+        super().__init__(text)
+        self.parts: list[tuple[int, int]] = []  # tokens of the text, and rows of logits after its end
+        self.likeliest: list[int] = []
+
+    def learn_prompt(self, tokens: Sequence[int], logits: Float) -> None:
+        self.parts.append((len(tokens), len(logits)))
+        self.likeliest = logits.argmax(1).tolist()
+
+
+def test_a_drafter_may_learn_from_the_prompt(model_of: Callable[..., EagleModel], prompts: list[list[int]]) -> None:
     model, prompt = model_of("eagle1"), prompts[0]
     text = [*prompt, *model.generate(prompt, method="vanilla", max_new_tokens=20, ignore_eos=True).token_ids]
-    drafter = Replay(text)
+    drafter = Studious(text)
     result = model.generate(prompt, drafter=drafter, max_new_tokens=20, ignore_eos=True)
     assert drafter.accepted == sum(result.usage.accepted_per_depth) > 0
-    assert drafter.rows[0] == len(prompt) and set(drafter.rows[1:]) == {5}
+    assert drafter.parts == [(len(prompt), 5)] and drafter.likeliest[-1] == text[len(prompt)]
+    drafter.prompt_rows = 0
+    with pytest.raises(RequestError, match="prompt_rows is 0"):
+        model.generate(prompt, drafter=drafter)
 
 
-class Fixed:
+class Fixed(Drafter):
     """Always returns the tree that it was given."""
 
     def __init__(self, tokens: list[int], parents: list[int]) -> None:
         self.tree = Tree(np.array(tokens), np.array(parents), np.zeros(len(tokens), np.float32))
 
-    def grow(self, tokens: Sequence[int], features: Any, max_nodes: int) -> Tree:
+    def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
         root = np.where(self.tree.tokens == -7, tokens[-1], self.tree.tokens)
         return Tree(root, self.tree.parents, self.tree.scores)
 

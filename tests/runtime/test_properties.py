@@ -145,7 +145,7 @@ def test_scores_are_those_of_each_path_alone(pair: Pair, shape: str, prompt: lis
     tokens = [*prompt, 65]
     head = pair.head()
     head.note(features)
-    tree = EagleDrafter(head, SHAPES[shape]).grow(tokens, features, max_nodes)
+    tree = EagleDrafter(head, SHAPES[shape]).grow(tokens, max_nodes)
     assert head.cache.length == len(prompt)
     assert 2 <= tree.num_nodes <= max_nodes
     assert np.all(np.diff(node_depths(tree.parents)) >= 0)

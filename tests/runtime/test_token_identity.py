@@ -25,7 +25,7 @@ from eagle_runtime.core.head import DraftHead
 from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
 from eagle_runtime.drafting.cost_model import Costs, Timings
-from eagle_runtime.drafting.coupling import GumbelRanker, NoiseWeight, RankedHead
+from eagle_runtime.drafting.coupling import GumbelRanker, NoiseWeight, Ranker
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree, chain
 from eagle_runtime.drafting.vanilla import NoDraft
 from eagle_runtime.sampling.candidates import LogitRow
@@ -45,13 +45,17 @@ COSTS = FixedCosts(
     Costs(Timings((1, 16, 64), (64,), ((0.05, 0.062, 0.13),)), Timings((1, 32), (64,), ((0.003, 0.005),)))
 )
 ACCEPTANCE = AcceptanceStats()
-DRAFTERS: dict[str, tuple[str, Callable[[DraftHead], Drafter]]] = {
-    "dynamic": ("eagle1", lambda head: EagleDrafter(head, DynamicTree(24, 3, 5))),
-    "static": ("eagle1", lambda head: EagleDrafter(head, StaticTree(EAGLE1_CHOICES))),
-    "chain": ("eagle1", lambda head: EagleDrafter(head, chain(5))),
-    "eagle3": ("eagle3", lambda head: EagleDrafter(head, DynamicTree(24, 3, 5))),
-    "cost-aware": ("eagle3", lambda head: CostAwareDrafter(head, COSTS, ACCEPTANCE)),
-    "eagle+lookup": ("eagle1", lambda head: CostAwareDrafter(head, COSTS, ACCEPTANCE, lookup=True)),
+Build = Callable[[DraftHead, Ranker | None], Drafter]
+DRAFTERS: dict[str, tuple[str, Build]] = {
+    "dynamic": ("eagle1", lambda head, ranker: EagleDrafter(head, DynamicTree(24, 3, 5), ranker)),
+    "static": ("eagle1", lambda head, ranker: EagleDrafter(head, StaticTree(EAGLE1_CHOICES), ranker)),
+    "chain": ("eagle1", lambda head, ranker: EagleDrafter(head, chain(5), ranker)),
+    "eagle3": ("eagle3", lambda head, ranker: EagleDrafter(head, DynamicTree(24, 3, 5), ranker)),
+    "cost-aware": ("eagle3", lambda head, ranker: CostAwareDrafter(head, COSTS, ACCEPTANCE, ranker=ranker)),
+    "eagle+lookup": (
+        "eagle1",
+        lambda head, ranker: CostAwareDrafter(head, COSTS, ACCEPTANCE, lookup=True, ranker=ranker),
+    ),
 }
 NEW_TOKENS = 32
 
@@ -81,12 +85,12 @@ def some_prompts(count: int) -> list[list[int]]:
 
 
 def decode(
-    model: EagleModel, build: Callable[[DraftHead], Drafter], params: SamplingParams, prompt: list[int]
+    model: EagleModel, build: Build, params: SamplingParams, prompt: list[int]
 ) -> tuple[list[int], list[npt.NDArray[np.float32]], int]:
     """NEW_TOKENS tokens, the logits each was drawn from, and how many drafted tokens were accepted on the way."""
     sampler = RecordingSampler(params, prompt, model.manifest.target.vocab_size)
-    ranked = RankedHead(model.head, GumbelRanker(sampler, NoiseWeight()))
-    drafter = build(ranked if params.temperature > 0 else model.head)
+    ranker = GumbelRanker(sampler, NoiseWeight()) if params.temperature > 0 else None
+    drafter = build(model.head, ranker)
     tokens: list[int] = []
     accepted = 0
     for event in generate(DecodingState(model._target, model.head), drafter, sampler, prompt):
@@ -115,7 +119,7 @@ def check_identity(
         params = SamplingParams(temperature=temperature, seed=1000 + index, **options)
         # Each kind's own: targets that were calibrated with different heads differ.
         models = {kind: model_of(kind, precision, backend) for kind in HEADS}
-        plains = {kind: decode(model, lambda _: NoDraft(), params, prompt) for kind, model in models.items()}
+        plains = {kind: decode(model, lambda *_: NoDraft(), params, prompt) for kind, model in models.items()}
         for name, (kind, build) in DRAFTERS.items():
             plain, plain_rows, _ = plains[kind]
             tokens, rows, taken = decode(models[kind], build, params, prompt)

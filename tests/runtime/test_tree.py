@@ -130,7 +130,7 @@ def test_choices_without_a_tree_are_refused(choices: list[tuple[int, ...]]) -> N
 
 
 def test_root_only_and_plain_draft_nothing() -> None:
-    tree = NoDraft().grow([3, ROOT], np.zeros((1, 2), np.float32), 60)
+    tree = NoDraft().grow([3, ROOT], 60)
     check_tree(tree)
     assert tree.tokens.tolist() == root_only(ROOT).tokens.tolist() == [ROOT]
 
@@ -222,7 +222,7 @@ def check_growth(
         fresh = history_of([*known, *piece]).T[len(known) - 1 : -1]
         known += piece
         head.note(fresh)
-        tree = drafter.grow(known, fresh, max_nodes)
+        tree = drafter.grow(known, max_nodes)
         assert head.cache.length == len(known) - 1
         assert tree.num_nodes <= max_nodes and tree.tokens[0] == known[-1]
         check_tree(tree)

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -15,11 +16,16 @@ from safetensors.torch import load_file, save_file
 from conftest import GOLDEN, put_listed, put_tokenizer
 from eagle_export.bundle import export
 from eagle_export.graphs.pair import open_pair
-from eagle_runtime import EagleModel
+from eagle_runtime import Drafter, EagleModel, SamplingParams
 from eagle_runtime.base.tree import Float, Tree, chain_of
 from eagle_runtime.bundle.manifest import HeadKind
 from eagle_runtime.core.accept import Step
+from eagle_runtime.core.cache import NoRows
+from eagle_runtime.core.decoding_state import DecodingState
+from eagle_runtime.core.generate import generate
+from eagle_runtime.core.head import ForgettingHead
 from eagle_runtime.core.target import Features
+from eagle_runtime.sampling.sampler import Sampler
 from eagle_train.bundle_target import opened_target
 from eagle_train.cli import main
 from eagle_train.target import FrozenTarget
@@ -30,13 +36,23 @@ QUICK = ["--threads", "1", "--device", "cpu", "--batch-size", "4", "--seq-len", 
 
 
 class Recorder:
-    """Drafts the last token three times, and keeps the features that the runtime hands to a head."""
+    """Stands beside the head, and keeps the features that the head is given."""
 
-    def __init__(self) -> None:
+    def __init__(self, capacity: int) -> None:
+        self.cache = NoRows(capacity)
         self.features: list[Float] = []
 
-    def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
+    def note(self, features: Features) -> None:
         self.features.append(np.array(features, np.float32))
+
+    def truncate(self, length: int) -> None:
+        assert length == 0
+
+
+class Repeating(Drafter):
+    """Drafts the last token three times."""
+
+    def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
         return chain_of(tokens[-1], [tokens[-1]] * min(3, max_nodes - 1))
 
     def learn(self, step: Step) -> None:
@@ -66,10 +82,15 @@ def train(kind: HeadKind, bundle: Path, data: Path, output: Path, *options: str,
 def test_what_is_learned_is_what_decoding_gives_to_the_bit(
     kind: HeadKind, precision: str, bundle_of: Callable[..., Path], prompts: list[list[int]], frozen: FrozenTarget
 ) -> None:
-    bundle, recorder = bundle_of(kind, precision), Recorder()
+    bundle, text = bundle_of(kind, precision), list(prompts[0])
     with EagleModel.load(bundle, threads=1) as model:
-        result = model.generate(prompts[0], drafter=recorder, max_new_tokens=70, ignore_eos=True)
-        text = [*prompts[0], *result.token_ids]
+        recorder = Recorder(model.context)
+        state = DecodingState(model.bundle.target, model.bundle.head, cast(ForgettingHead, recorder))
+        sampler = Sampler(SamplingParams(), text, model.manifest.target.vocab_size)
+        for cycle in generate(state, Repeating(), sampler, list(text)):
+            text += cycle.step.tokens.tolist()
+            if len(text) >= len(prompts[0]) + 70:
+                break
         logits = np.concatenate(list(model.score(text)))
     decoded = np.concatenate(recorder.features)
     given = open_pair(TARGET, HEADS[kind]).head

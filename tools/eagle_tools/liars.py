@@ -18,7 +18,6 @@ from eagle_runtime.base.tree import Float, Int, Tree
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.session import Session
-from eagle_runtime.core.target import Features
 from eagle_runtime.drafting.cost_model import Costs, Pass, Timings, unknown
 from eagle_runtime.drafting.cost_storage import LearnedCosts
 from eagle_runtime.drafting.habits import SUCCESSORS, Context, Habits, Row
@@ -205,16 +204,16 @@ class FreeDrafts(LearnedCosts):
         """Passes say nothing here."""
 
 
-class Misled:
+class Misled(Drafter):
     """A drafter that learns from wrong logits."""
 
     def __init__(self, drafter: Drafter, liar: Liar) -> None:
         self._drafter = drafter
         self._liar = liar
 
-    def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
+    def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
         """As in Drafter."""
-        return self._drafter.grow(tokens, features, max_nodes)
+        return self._drafter.grow(tokens, max_nodes)
 
     def learn(self, step: Step) -> None:
         """As in Drafter."""
@@ -223,7 +222,7 @@ class Misled:
         self._drafter.learn(step)
 
 
-class AnyTree:
+class AnyTree(Drafter):
     """Draws trees of any form: chains, stars, siblings that are equal, among their tokens those that the text goes on
     with."""
 
@@ -233,7 +232,7 @@ class AnyTree:
         self._answer, self._start = answer, start
         self._random = random
 
-    def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
+    def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
         """As in Drafter."""
         count = int(self._random.integers(1, min(24, max_nodes)))
         straight = self._random.random()

@@ -15,8 +15,8 @@ from eagle_runtime.sampling.sampler import Sampler
 class Step:
     """The outcome of one verification. path [a + 1]: accepted nodes, the root first. tokens [a + 1]: the tokens
     emitted: those of path[1:], then the target's sample at the last of them, which roots the next tree. logits [N, V]:
-    the target's of all nodes, as `accept` got them; valid until the next forward pass, and None for the prompt. nodes:
-    that were verified (N)."""
+    the target's of all nodes, as `accept` got them, for the drafter to learn from; None for the prompt, and in a Cycle,
+    since the next forward pass overwrites them. nodes: that were verified (N)."""
 
     path: Int
     tokens: Int

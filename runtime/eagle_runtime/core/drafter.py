@@ -6,31 +6,28 @@ A new kind of drafter is a class with `grow` and `learn`; nothing else in the lo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from eagle_runtime.base.tree import Float, Tree
 from eagle_runtime.core.accept import Step
-from eagle_runtime.core.target import Features
 
 
 class Drafter(Protocol):
-    """Proposes tokens that may follow, as a tree."""
+    """Proposes tokens that may follow, as a tree. A drafter that derives from this class learns nothing of the prompt,
+    unless it says otherwise.
 
-    def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
-        """Returns a tree of at most max_nodes nodes (2 or more) whose root is tokens[-1].
+    prompt_rows: rows of each part of the prompt whose logits `learn_prompt` gets, at most target.PROMPT_ROWS."""
 
-        tokens: all so far, prompt included. features [n, Hd]: the target's, of the n positions before the root
-        that were verified since the last call (on the first, of the prompt's last positions: core.head.WINDOW or
-        more, if it has so many)."""
+    prompt_rows: int = 1
+
+    def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
+        """Returns a tree of at most max_nodes nodes (2 or more) whose root is tokens[-1]. tokens: all so far, prompt
+        included."""
 
     def learn(self, step: Step) -> None:
         """Called after every verification with what was accepted of the tree, and the logits of all its nodes."""
 
-
-@runtime_checkable
-class PromptLearner(Drafter, Protocol):
-    """A drafter that learns from the target's logits after tokens of the prompt too."""
-
     def learn_prompt(self, tokens: Sequence[int], logits: Float) -> None:
         """Called for every part of the prompt that was read. tokens: the text up to its end; logits [R, V]: after the
         last R of them."""
+        return

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from eagle_runtime.base.tree import Tree, root_only
 from eagle_runtime.core.accept import Step, accept
 from eagle_runtime.core.decoding_state import DecodingState
-from eagle_runtime.core.drafter import Drafter, PromptLearner
-from eagle_runtime.core.head import WINDOW
-from eagle_runtime.core.target import PROMPT_ROWS, Features, Verification
+from eagle_runtime.core.drafter import Drafter
+from eagle_runtime.core.target import Verification
 from eagle_runtime.sampling.sampler import Sampler
 
 
@@ -52,27 +51,22 @@ def asking(
     state: of the prompt's beginning, whatever else; after each Cycle it holds the text up to there. clock: returns
     seconds."""
     target, tokens = state.target, state.tokens
-    parts: list[Features] = []  # the features of the prompt's last chunks, WINDOW rows or more
     seconds = 0.0
     started = clock()
-    learner = drafter if isinstance(drafter, PromptLearner) else None
-    for chunk in state.read(prompt, 1 if learner is None else PROMPT_ROWS):
-        if learner is not None:
-            learner.learn_prompt(prompt[: chunk.count], chunk.logits)
+    for chunk in state.read(prompt, drafter.prompt_rows):
+        drafter.learn_prompt(tokens, chunk.logits)
         read = clock()
         seconds += read - started
-        parts = [*parts[WINDOW // -target.chunk :], chunk.features]
         if chunk.count < len(prompt):
             yield Reading(chunk.count, len(prompt))
             started = clock()
     tokens.append(sampler.next(chunk.logits[-1]))
     first = Step(np.zeros(1, np.int64), np.array(tokens[-1:], np.int64))
     yield Cycle(root_only(prompt[-1]), first, 0.0, seconds, clock() - read)
-    features = target.joined(parts)
     while target.cache.room > 0:
         started = clock()
         room = target.cache.room  # a tree never needs more rows than are left: it shrinks, in the end to its root
-        tree = drafter.grow(tokens, features, room) if room > 1 else root_only(tokens[-1])
+        tree = drafter.grow(tokens, room) if room > 1 else root_only(tokens[-1])
         grown = clock()
         wanted = Verification(target, tree, sampler)
         yield wanted
@@ -83,6 +77,7 @@ def asking(
         features = target.keep(step.path, features)
         state.emit(step.tokens.tolist(), features)
         drafter.learn(step)
+        step = replace(step, logits=None)  # which the next pass overwrites
         yield Cycle(tree, step, grown - started, verified - grown, clock() - verified)
 
 

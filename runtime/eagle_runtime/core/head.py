@@ -88,9 +88,6 @@ class DraftHead(Protocol):
 
         committed: rows of the cache before the tree's; depth: of the level, 0 for the root's children."""
 
-    def learn(self, token: int) -> None:
-        """Called after each verification with the token that was emitted after the root."""
-
 
 class ForgettingHead(DraftHead, Protocol):
     """A head that forgets what a text drops: a draft model (draft_model.py), or a HeadOfText."""

@@ -90,9 +90,6 @@ class AheadHeads:
         """As in DraftHead."""
         raise NotImplementedError
 
-    def learn(self, token: int) -> None:
-        """Proposals do not depend on what came of earlier ones."""
-
     def _take_feature(self, tokens: Sequence[int]) -> Float:
         """Returns the newest feature [1, H], which counts as read from now on. tokens: the text, the root last."""
         assert self._feature is not None, "a verified row comes before every draft"

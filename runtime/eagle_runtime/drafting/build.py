@@ -8,7 +8,7 @@ from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.constrained import ConstrainedHead, constrained
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
 from eagle_runtime.drafting.cost_storage import CostSource
-from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, NoiseWeight, RankedHead
+from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, NoiseWeight
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.matches import EarlierText
 from eagle_runtime.drafting.method import Choice, Parts
@@ -18,10 +18,9 @@ from eagle_runtime.drafting.shapes import EagleDrafter
 def shaped_drafter(choice: Choice, parts: Parts, head: DraftHead | None) -> Drafter:
     """Returns a drafter of trees of the chosen shape. head: proposes their tokens."""
     assert head is not None and choice.shape is not None
-    head = own = _allowed(head, parts)
-    if parts.sampler.params.temperature > 0:
-        head = RankedHead(head, GumbelRanker(parts.sampler, NoiseWeight()))
-    return constrained(EagleDrafter(head, choice.shape), parts.lookahead, prune=True, head=own)
+    own = _allowed(head, parts)
+    ranker = GumbelRanker(parts.sampler, NoiseWeight()) if parts.sampler.params.temperature > 0 else None
+    return constrained(EagleDrafter(own, choice.shape, ranker), parts.lookahead, prune=True, head=own)
 
 
 def cost_aware_drafter(
@@ -41,7 +40,7 @@ def cost_aware_drafter(
     ranker = GreedyRanker() if greedy else GumbelRanker(parts.sampler, stats.noise_weight)
     own = None if head is None else _allowed(head, parts)
     drafter = CostAwareDrafter(
-        None if own is None else RankedHead(own, ranker),
+        own,
         costs,
         stats,
         top_k=choice.top_k,
@@ -51,6 +50,7 @@ def cost_aware_drafter(
         lookahead=parts.lookahead,
         datastore=parts.datastore if lookup else None,
         weighed=index is not None,
+        ranker=None if head is None else ranker,
     )
     return constrained(drafter, parts.lookahead, head=own)
 

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from eagle_runtime.base.arguments import short_repr
+from eagle_runtime.base.arguments import checked_int, short_repr
 from eagle_runtime.base.errors import RequestError
-from eagle_runtime.base.tree import Tree
+from eagle_runtime.base.tree import Float, Tree
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
-from eagle_runtime.core.target import Features
+from eagle_runtime.core.target import PROMPT_ROWS
 
 
-class CheckedDrafter:
+class CheckedDrafter(Drafter):
     """A drafter that the caller wrote. `grow` raises RequestError for a tree that cannot be verified, so that a wrong
     tree is an error and never another output."""
 
@@ -25,10 +25,11 @@ class CheckedDrafter:
             )
         self._drafter = drafter
         self._vocab_size = vocab_size
+        self.prompt_rows = checked_int("prompt_rows", getattr(drafter, "prompt_rows", 1), 1, PROMPT_ROWS)
 
-    def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
+    def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
         """As in Drafter."""
-        tree = self._drafter.grow([*tokens], features, max_nodes)  # a copy: the loop goes on with the list itself
+        tree = self._drafter.grow([*tokens], max_nodes)  # a copy: the loop goes on with the list itself
         ids, parents = np.asarray(tree.tokens, np.int64), np.asarray(tree.parents, np.int64)
         if not 1 <= len(ids) <= max_nodes or len(parents) != len(ids):
             raise RequestError(f"the drafter's tree has {len(ids)} nodes, but must have 1 to {max_nodes}")
@@ -43,3 +44,8 @@ class CheckedDrafter:
     def learn(self, step: Step) -> None:
         """As in Drafter."""
         self._drafter.learn(step)
+
+    def learn_prompt(self, tokens: Sequence[int], logits: Float) -> None:
+        """As in Drafter."""
+        if (learn := getattr(self._drafter, "learn_prompt", None)) is not None:
+            learn([*tokens], logits)

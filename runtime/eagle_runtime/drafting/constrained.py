@@ -83,10 +83,6 @@ class ConstrainedHead:
         self._paths += paths
         return self._masked(self._head.feed(tokens, hidden, parents, committed, depth), paths)
 
-    def learn(self, token: int) -> None:
-        """As in DraftHead."""
-        self._head.learn(token)
-
     def _masked(self, proposal: Proposal, paths: Sequence[tuple[int, ...]]) -> Proposal:
         """Candidates that are not allowed come last, with NEVER; where there are some, the others' chances add up to 1,
         as the sampler's will nearly do."""
@@ -110,7 +106,7 @@ def _scaled_to_one(log_probs: Float) -> Float:
     return scaled
 
 
-class ConstrainedDrafter:
+class ConstrainedDrafter(Drafter):
     """Drafts the tokens that the grammar forces, and lets another drafter draft where it leaves a choice: after those
     that are forced after the root. Where its likely paths end, what is forced there is added. Where the grammar forces
     a token, no other can be drawn, so all this costs no draft."""
@@ -126,28 +122,28 @@ class ConstrainedDrafter:
         self._forced = 0  # nodes after the root that were forced
         self._own = 0  # nodes of the drafter's tree, its root included; 0 without one
 
-    def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
+    def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
         """As in Drafter."""
         self._lookahead.begin()
         forced = self._lookahead.forced(min(MAX_DEPTH, max_nodes - 1))
         self._forced, self._own = len(forced), 0
         if not forced:
-            return self._drafted(tokens, features, max_nodes)
+            return self._drafted(tokens, max_nodes)
         if self._head is None or max_nodes - len(forced) < 2:
             return chain_of(tokens[-1], forced)
         with self._head.after(forced) as able:
             if not able:
                 return chain_of(tokens[-1], forced)
             self._lookahead.begin(forced)
-            drafted = self._drafted([*tokens, *forced], features, max_nodes - len(forced))
+            drafted = self._drafted([*tokens, *forced], max_nodes - len(forced))
         if len(forced) + int(node_depths(drafted.parents).max()) > MAX_DEPTH:
             self._own = 0
             return chain_of(tokens[-1], forced)
         return joined(chain_of(tokens[-1], forced), drafted)
 
-    def _drafted(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
+    def _drafted(self, tokens: Sequence[int], max_nodes: int) -> Tree:
         """The drafter's tree, with what is forced after its likely ends."""
-        tree = self._drafter.grow(tokens, features, max_nodes)
+        tree = self._drafter.grow(tokens, max_nodes)
         if self._prune:
             tree = pruned(tree, self._lookahead)
         self._own = tree.num_nodes

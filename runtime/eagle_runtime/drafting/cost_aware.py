@@ -22,12 +22,13 @@ import numpy as np
 
 from eagle_runtime.base.tree import Float, Int, Tree, best_first, root_only, subtree
 from eagle_runtime.core.accept import Step
+from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.head import WINDOW, DraftHead, Proposal
-from eagle_runtime.core.target import Features
 from eagle_runtime.drafting.acceptance import AcceptanceStats, DraftRate, match_kinds
 from eagle_runtime.drafting.cost_measurement import CycleTimer
 from eagle_runtime.drafting.cost_model import HEAD_ROWS, LARGEST, Costs, Seconds
 from eagle_runtime.drafting.cost_storage import CostSource
+from eagle_runtime.drafting.coupling import RankedHead, Ranker
 from eagle_runtime.drafting.datastore import NOTHING, Continuations, Datastore
 from eagle_runtime.drafting.head import Scratch
 from eagle_runtime.drafting.matches import EarlierText, NgramIndex, longest_match
@@ -81,6 +82,7 @@ class MatchedChain:
         shares: Float | None = None,
         branches: Continuations = NOTHING,
         weighed: bool = False,
+        ranker: Ranker | None = None,
     ) -> None:
         """length: tokens that match before the first. shares [n]: log-chances of each token in addition, if several
         may follow. branches: a tree whose main path begins with them. weighed: whether the head knows the match."""
@@ -148,7 +150,7 @@ class MatchedChain:
         pool.add(hits.tokens[others], parents, values, none, np.zeros(len(others), np.int64))
 
 
-class CostAwareDrafter:
+class CostAwareDrafter(Drafter):
     """Sizes every tree by the costs. One object per generation; what is learned of acceptance outlives it."""
 
     def __init__(
@@ -164,14 +166,17 @@ class CostAwareDrafter:
         lookahead: Lookahead | None = None,
         datastore: Datastore | None = None,
         weighed: bool = False,
+        ranker: Ranker | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """head: proposes tokens; without one the tree holds n-gram matches alone. costs: learn from each cycle's
         passes. top_k: size of the beam, and children per node. lookup: whether n-gram matches are candidates too.
         index: finds them; None makes an NgramIndex. weighed: whether the head's chances include the index's already.
         predicted: a text that is searched for matches before the output is. datastore: a text that is searched where
-        neither has a match as long. lookahead: says which matches a constraint allows."""
-        self._head = head
+        neither has a match as long. lookahead: says which matches a constraint allows. ranker: orders the head's
+        proposals, and learns from what is emitted."""
+        self._head = head if head is None or ranker is None else RankedHead(head, ranker)
+        self._ranker = ranker
         self._costs = costs
         self._timer = CycleTimer(costs, clock)
         self._acceptance = acceptance
@@ -187,7 +192,7 @@ class CostAwareDrafter:
         self._last: _Draft | None = None  # None: the last tree was its root alone
         self._drafted = False  # whether the head has read the prompt
 
-    def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
+    def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
         """As in Drafter."""
         self._timer.begin(len(tokens) - 1)
         most = min(max_nodes, LARGEST)
@@ -211,8 +216,8 @@ class CostAwareDrafter:
     def learn(self, step: Step) -> None:
         """Count what was accepted of the last tree, and report the cycle's seconds to the costs."""
         last, self._last = self._last, None
-        if self._head is not None:
-            self._head.learn(int(step.tokens[0]))
+        if self._ranker is not None:
+            self._ranker.learn(int(step.tokens[0]))
         if last is not None:
             self._acceptance.learn(last.tree, step.path, last.log_probs, last.matches)
             if self._head is not None and last.levels:

@@ -83,10 +83,6 @@ class RankedHead:
         """As in DraftHead."""
         return self._ranked(self._head.feed(tokens, hidden, parents, committed, depth))
 
-    def learn(self, token: int) -> None:
-        """As in DraftHead."""
-        self._ranker.learn(token)
-
     def _ranked(self, proposal: Proposal, *, root: bool = False) -> Proposal:
         ranked = self._ranker.rank(proposal.tokens, proposal.log_probs, proposal.position, root=root)
         return Proposal(*ranked, proposal.hidden, proposal.position)

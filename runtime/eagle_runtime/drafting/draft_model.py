@@ -87,9 +87,6 @@ class DraftModelHead:
         logits = self._model.look_at(tree.tokens, tree.depths, tree.visible, new)
         return self._proposal(logits, committed + depth + 1)
 
-    def learn(self, token: int) -> None:
-        """The model learns nothing."""
-
     def _nothing(self, rows: int, position: int) -> Proposal:
         shape = (rows, self.top_k)
         return Proposal(np.zeros(shape, np.int64), np.full(shape, NEVER, np.float32), row_numbers(rows), position)

@@ -134,9 +134,6 @@ class Head:
         mask = self._scratch_mask(parents, self.cache.length - committed)
         return self._run(tokens, hidden, positions, mask, row_numbers(len(tokens)))
 
-    def learn(self, token: int) -> None:
-        """A head's proposals do not depend on what came of earlier ones."""
-
     def _scratch_mask(self, parents: Int, fed: int) -> Floating:
         """Returns additive masks [T, fed + T] of new scratch rows that follow `fed` others: each sees what its parent
         sees, and itself. parents [T]: scratch rows, -1 for those that see no other. Valid until the next call."""

@@ -21,7 +21,6 @@ import numpy as np
 from eagle_runtime.base.tree import Tree
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
-from eagle_runtime.core.target import Features
 from eagle_runtime.drafting.constrained import constrained
 from eagle_runtime.drafting.method import Choice, Method, Parts, Trees
 from eagle_runtime.sampling.grammar_lookahead import Lookahead
@@ -36,7 +35,7 @@ class Window:
     ngrams: int = 3
 
 
-class JacobiDrafter:
+class JacobiDrafter(Drafter):
     """Grows the window and the n-grams that fit into one tree. One object per generation."""
 
     def __init__(self, window: Window | None = None, lookahead: Lookahead | None = None) -> None:
@@ -49,7 +48,7 @@ class JacobiDrafter:
         self._newest: list[int] = []  # nodes of the newest level in the last tree; empty if the window had no room
         self._root = -1
 
-    def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
+    def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
         """As in Drafter. Where there is no room for the window, the n-grams alone are drafted, as many as fit."""
         self._root = tokens[-1]
         if not self._levels:  # forecasts to begin with: tokens of the text, from its end on

@@ -10,7 +10,6 @@ import numpy as np
 from eagle_runtime.base.tree import MAX_NODES, Tree, chain_of, rerank, root_only
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
-from eagle_runtime.core.target import Features
 from eagle_runtime.drafting.build import cost_aware_drafter
 from eagle_runtime.drafting.constrained import constrained
 from eagle_runtime.drafting.datastore import NOTHING, Datastore
@@ -20,7 +19,7 @@ from eagle_runtime.drafting.predicted import PredictedText
 from eagle_runtime.drafting.shapes import DynamicTree, StaticTree
 
 
-class LookupDrafter:
+class LookupDrafter(Drafter):
     """Drafts a chain, the continuation of the longest n-gram match, or where a datastore has one as long, a tree of the
     most frequent continuations there. One object per generation."""
 
@@ -39,7 +38,7 @@ class LookupDrafter:
         self._datastore = datastore
         self._nodes = nodes
 
-    def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
+    def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
         """As in Drafter."""
         most, depth = min(self._nodes, max_nodes) - 1, self._num_drafted
         following, length = longest_match(self._index, self._predicted, tokens, min(depth, most))

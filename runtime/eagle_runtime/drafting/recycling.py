@@ -17,7 +17,7 @@ from eagle_runtime.core.accept import Step
 from eagle_runtime.core.cache import Cache
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.head import Proposal, States, Weigher
-from eagle_runtime.core.target import Features, row_numbers
+from eagle_runtime.core.target import PROMPT_ROWS, Features, row_numbers
 from eagle_runtime.drafting.build import cost_aware_drafter
 from eagle_runtime.drafting.cost_model import HEAD_ROWS, Costs, Pass, Timings
 from eagle_runtime.drafting.cost_storage import CostSource
@@ -70,9 +70,6 @@ class RecyclingHead:
         self._paths += paths
         return self._proposal(paths, self._position + 1 + depth)
 
-    def learn(self, token: int) -> None:
-        """What is learned comes with the logits (RecyclingDrafter)."""
-
     def _followed(self, path: _Path, token: int) -> _Path:
         context = (*path.context, token)[-self.habits.order :]
         if path.matched and self.index.continuation(path.place, 1) == [token]:
@@ -114,8 +111,10 @@ def _probability(entry: tuple[int, float]) -> float:
     return entry[1]
 
 
-class RecyclingDrafter:
-    """A drafter whose verified trees teach the habits."""
+class RecyclingDrafter(Drafter):
+    """A drafter whose prompt and verified trees teach the habits."""
+
+    prompt_rows = PROMPT_ROWS
 
     def __init__(self, drafter: Drafter, habits: Habits) -> None:
         self._drafter = drafter
@@ -123,14 +122,14 @@ class RecyclingDrafter:
         self._before: Context = ()
         self._tree: Tree | None = None
 
-    def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
+    def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
         """As in Drafter."""
         self._before = tuple(tokens[-self._habits.order : -1])
-        self._tree = self._drafter.grow(tokens, features, max_nodes)
+        self._tree = self._drafter.grow(tokens, max_nodes)
         return self._tree
 
     def learn_prompt(self, tokens: Sequence[int], logits: Float) -> None:
-        """As in PromptLearner."""
+        """As in Drafter."""
         self._habits.learn(tokens, logits)
 
     def learn(self, step: Step) -> None:

@@ -23,8 +23,9 @@ from eagle_runtime.base.tree import (
     root_only,
 )
 from eagle_runtime.core.accept import Step
+from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.head import DraftHead, Proposal
-from eagle_runtime.core.target import Features
+from eagle_runtime.drafting.coupling import RankedHead, Ranker
 from eagle_runtime.drafting.head import NEVER, Scratch
 
 
@@ -148,20 +149,22 @@ def check_children(top_k: int, children: int) -> None:
         )
 
 
-class EagleDrafter:
+class EagleDrafter(Drafter):
     """Grows the proposals of an EAGLE-1/2/3 head into a tree of a fixed shape."""
 
-    def __init__(self, head: DraftHead, shape: TreeShape) -> None:
+    def __init__(self, head: DraftHead, shape: TreeShape, ranker: Ranker | None = None) -> None:
+        """ranker: of the head's proposals, if any is; it learns from what is emitted."""
         check_children(head.top_k, shape.children)
         if shape.scratch > head.scratch:
             raise RequestError(
                 f"growing the tree takes {shape.scratch} rows, but the head has room for {head.scratch}; "
                 "lower depth or draft_top_k"
             )
-        self._head = head
+        self._head = head if ranker is None else RankedHead(head, ranker)
         self._shape = shape
+        self._ranker = ranker
 
-    def grow(self, tokens: Sequence[int], features: Features, max_nodes: int) -> Tree:
+    def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
         """As in Drafter."""
         first = self._head.catch_up(tokens)
         if first.log_probs[0, 0] <= NEVER / 2:  # nothing is proposed, whatever random numbers have added
@@ -169,5 +172,6 @@ class EagleDrafter:
         return self._shape.grow(self._head, tokens[-1], first, max_nodes)
 
     def learn(self, step: Step) -> None:
-        """Tells the head what was emitted after the root."""
-        self._head.learn(int(step.tokens[0]))
+        """Tells the ranker what was emitted after the root."""
+        if self._ranker is not None:
+            self._ranker.learn(int(step.tokens[0]))
