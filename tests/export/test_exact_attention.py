@@ -34,7 +34,7 @@ def random_tree(rng: np.random.Generator, nodes: int, chain: bool) -> Tree:
 
 def assert_equal_alone(model: EagleModel, prompt: list[int], tree: Tree) -> None:
     """Compares the last node of a tree and one in the middle with the same tokens decoded one at a time."""
-    target = model._target
+    target = model.bundle.target
     target.prefill(prompt)
     logits, features = (np.array(rows) for rows in target.verify(tree))
     for last in {tree.num_nodes // 2, tree.num_nodes - 1}:

@@ -223,7 +223,7 @@ def test_logits_and_features_equal_transformers(name: str, bundles: Callable[[st
     """The traced graph, and the same graph with the attention of quantised targets."""
     source, fp32 = source_of(ROWS[name]), bundles(name, "fp32")
     with EagleModel.load(fp32, threads=1) as model:
-        assert_equals_source(source, model._target)
+        assert_equals_source(source, model.bundle.target)
     graph = ir.load(fp32 / "target/model.onnx")
     assert len(ExactAttention().apply(graph)) == LAYERS
     ir.save(graph, fp32 / "target/exact.onnx")
@@ -260,4 +260,4 @@ def test_drafts_change_no_token_and_no_bit(name: str, precision: str, bundles: C
             for method in methods:
                 drafted = model.generate(prompt, method=method, max_new_tokens=60, **settings)
                 assert drafted.token_ids == plain.token_ids
-        assert precision == "fp32" or equal_rows(model._target)
+        assert precision == "fp32" or equal_rows(model.bundle.target)

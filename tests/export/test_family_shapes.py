@@ -110,7 +110,7 @@ def test_real_widths(model_type: str, folder: Path) -> None:
     out = model(torch.tensor([text]), output_hidden_states=True)
     export(folder / "source", None, folder / "fp32", certify=False)
     with EagleModel.load(folder / "fp32", threads=1) as bundle:
-        logits, features = bundle._target.prefill(text)
+        logits, features = bundle.bundle.target.prefill(text)
         np.testing.assert_allclose(logits, out.logits[0, -1].numpy(), atol=1e-4)
         np.testing.assert_allclose(np.asarray(features), out.hidden_states[-1][0].numpy(), atol=1e-4)
     if model_type in UNBUILT:

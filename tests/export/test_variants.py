@@ -311,7 +311,7 @@ def test_bundle_equals_the_papers(name: str, tmp_path: Path) -> None:
     _, next_log_probs = head_reference(variant, weights, [*ids, 11], torch.cat([features, hidden[-1:]]), theta)
 
     with EagleModel.load(tmp_path / "bundle") as model:
-        logits, rows = model._target.prefill(PROMPT)
+        logits, rows = model.bundle.target.prefill(PROMPT)
         np.testing.assert_allclose(logits, out.logits[0, -1], atol=1e-4)
         np.testing.assert_allclose(rows, features, atol=1e-4)
         proposal = observed(model.head, ids, rows)

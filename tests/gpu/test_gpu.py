@@ -121,7 +121,7 @@ def decode(
     sampler = RecordingSampler(params, prompt, model.manifest.target.vocab_size)
     tokens: list[int] = []
     accepted = 0
-    for event in generate(DecodingState(model._target, model.head), drafter, sampler, prompt):
+    for event in generate(DecodingState(model.bundle.target, model.head), drafter, sampler, prompt):
         accepted += event.step.num_accepted
         tokens += event.step.tokens.tolist()
         if len(tokens) >= NEW_TOKENS:

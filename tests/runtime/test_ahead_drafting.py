@@ -198,7 +198,7 @@ def test_levels_are_those_of_the_heads(ahead_model: Models, kind: str) -> None:
     model = ahead_model(kind)
     head = model.head
     text = texts()[0][:20]
-    state = DecodingState(model._target, head)
+    state = DecodingState(model.bundle.target, head)
     list(state.read(text))
     first = head.catch_up([*text, 65])
     assert first.position == 21
@@ -220,7 +220,7 @@ def test_levels_are_those_of_the_heads(ahead_model: Models, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_second_answer_drafts_from_the_state_of_the_first(ahead_model: Models, kind: str) -> None:
     model, text = ahead_model(kind), texts()[1]
-    state = DecodingState(model._target, model.head)
+    state = DecodingState(model.bundle.target, model.head)
 
     def answer(prompt: Sequence[int]) -> list[int]:
         sampler = Sampler(SamplingParams(), prompt, model.manifest.target.vocab_size)

@@ -262,7 +262,7 @@ def test_a_grammar(prompts: list[list[int]]) -> None:
 
 def rows_of_the_pair(model: EagleModel, prompts: list[list[int]]) -> list[Float]:
     """Logits after every token of some prompts."""
-    return [row for prompt in prompts for piece in model._target.score(prompt) for row in piece]
+    return [row for prompt in prompts for piece in model.bundle.target.score(prompt) for row in piece]
 
 
 @pytest.mark.parametrize(("count", "most"), [(64, 0.001), (16, 0.01), (4, 0.1)])

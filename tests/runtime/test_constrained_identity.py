@@ -263,12 +263,11 @@ def passes(model: EagleModel, constraint: Constraint, seed: int, temperature: fl
     matcher = model.bundle.grammars.matcher(constraint)
     sampler = Sampler(params, prompt, vocab, matcher=matcher)
     lookahead = Lookahead(matcher) if aware else None
-    cache, habits = model._target.cache, model.bundle.habits
-    parts = Parts(sampler, COSTS, {}, cache, habits, head=model.head, lookahead=lookahead)
+    parts = Parts(sampler, COSTS, {}, model.bundle.habits, head=model.head, lookahead=lookahead)
     choice = choose_drafter("eagle+lookup", None, Sizes(), model.bundle.loaded)
     drafter = choice.build(choice, parts)
     cycles = -1  # the prompt's is none of them
-    for _ in generate(DecodingState(model._target, model.head), drafter, sampler, prompt):
+    for _ in generate(DecodingState(model.bundle.target, model.head), drafter, sampler, prompt):
         cycles += 1
         if sampler.finished:
             return cycles

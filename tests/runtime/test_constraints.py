@@ -376,7 +376,7 @@ def test_statistics_of_constrained_outputs_are_kept_apart(bundle: Path) -> None:
         model.generate(PROMPT, method="eagle", max_new_tokens=8)
         model.generate(PROMPT, method="eagle", max_new_tokens=8, constraint=Constraint.json_object())
         model.generate(PROMPT, method="eagle", max_new_tokens=8, temperature=1.0, constraint=Constraint.regex("[a-z]+"))
-        assert set(model._acceptance) == {("eagle", True, False), ("eagle", True, True), ("eagle", False, True)}
+        assert set(model.bundle.acceptance) == {("eagle", True, False), ("eagle", True, True), ("eagle", False, True)}
 
 
 def test_a_bundle_without_a_tokenizer(bundle_of: Callable[..., Path]) -> None:

@@ -51,20 +51,20 @@ def test_a_disturbed_measurement_does_not_raise_the_cost_of_smaller_trees() -> N
 
 def test_both_graphs_are_measured(bundle_of: Callable[..., Path]) -> None:
     with EagleModel.load(bundle_of("eagle3"), backend="cpu", threads=1, context=256) as model:
-        costs = measure(model._target, model.head)
+        costs = measure(model.bundle.target, model.head)
         assert costs.head is not None
         assert costs.target.rows == TARGET_ROWS and costs.head.rows == HEAD_ROWS
         assert costs.target.contexts == (64, 192)
         assert np.all(np.array(costs.target.seconds) > 0) and np.all(np.array(costs.head.seconds) > 0)
-        assert model._target.cache.length == model.head.cache.length == 0
+        assert model.bundle.target.cache.length == model.head.cache.length == 0
         assert costs.plain is not None and costs.plain.rows == (1,) and costs.plain_at(64) > 0
-        alone = measure(model._target, None)
+        alone = measure(model.bundle.target, None)
         assert alone.head is alone.plain is None and alone.plain_at(64) == alone.target.at(64)[1]
 
 
 def test_a_small_context_is_measured_as_far_as_it_goes(bundle_of: Callable[..., Path]) -> None:
     with EagleModel.load(bundle_of("eagle1"), backend="cpu", threads=1, context=20) as model:
-        costs = measure(model._target, model.head)
+        costs = measure(model.bundle.target, model.head)
         assert costs.target.contexts == (0,) and costs.target.rows == (1, 2, 4, 8, 16)
         assert np.all(costs.target.at(5) > 0)
 

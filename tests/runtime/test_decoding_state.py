@@ -202,7 +202,7 @@ def test_twenty_turns_equal_those_of_new_states(
     """Reuse changes no token, with drafts or without, and loses no acceptance."""
     model = model_of("eagle1", precision)
     twins = model.twin(), model.twin()
-    drafted, plain = DecodingState(model._target, model.head), DecodingState(twins[0]._target, None)
+    drafted, plain = DecodingState(model.bundle.target, model.head), DecodingState(twins[0].bundle.target, None)
     reused = anew = 0
     ids: list[int] = []
     for turn in range(20):
@@ -210,7 +210,7 @@ def test_twenty_turns_equal_those_of_new_states(
         params = SamplingParams(temperature=temperature, seed=turn)
         tokens, cycles = answer(drafted, params, ids, 12)
         assert answer(plain, params, ids, 12)[0] == tokens
-        fresh, more = answer(DecodingState(twins[1]._target, twins[1].head), params, ids, 12)
+        fresh, more = answer(DecodingState(twins[1].bundle.target, twins[1].head), params, ids, 12)
         assert fresh == tokens
         reused, anew = reused + cycles, anew + more
         ids = [*ids, *tokens]

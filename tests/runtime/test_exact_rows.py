@@ -165,10 +165,10 @@ def test_byte_products_of_this_processor() -> None:
 def test_no_tree_is_deeper_than_exact_attention_allows(model_of: Callable[..., EagleModel]) -> None:
     """A drafter of one's own may return anything; a chain of 80 tokens would be summed in another order than alone."""
     model = model_of("eagle1", "int8")
-    model._target.prefill([1, 2, 3])
+    model.bundle.target.prefill([1, 2, 3])
     chain = Tree(np.zeros(81, np.int64), np.arange(-1, 80), np.zeros(81, np.float32))
     with pytest.raises(RequestError, match=f"80 levels deep.* and {MAX_DEPTH}"):
-        model._target.verify(chain)
+        model.bundle.target.verify(chain)
     wrong: list[dict[str, Any]] = [
         {"tree": "chain", "depth": 80, "total_token": 82},
         {"method": "lookup", "tree": "chain", "depth": 80},

@@ -78,7 +78,7 @@ def test_first_draft_log_probs(name: str, kind: str, bundle_of: Callable[..., Pa
     fixture = load_file(GOLDEN / f"{name}.fixture.safetensors")
     tokens = fixture["draft_in_ids"].tolist()
     with EagleModel.load(bundle_of(kind)) as model:
-        _, features = model._target.prefill(tokens[:-1])
+        _, features = model.bundle.target.prefill(tokens[:-1])
         proposal = observed(model.head, tokens[1:], features)
     expected = fixture["draft_first_logprobs"]
     best = np.argsort(-expected, kind="stable")[: proposal.log_probs.shape[1]]
@@ -100,9 +100,9 @@ def test_features_and_verification_rows(name: str, bundle_of: Callable[..., Path
         np.array(recorded["cum_logprob"], np.float32),
     )
     with EagleModel.load(bundle_of("eagle1")) as model:
-        _, features = model._target.prefill(fixture["draft_in_ids"].tolist()[:-1])
+        _, features = model.bundle.target.prefill(fixture["draft_in_ids"].tolist()[:-1])
         np.testing.assert_allclose(features, fixture["draft_in_hidden"], atol=1e-4)
-        logits, hidden = model._target.verify(tree)
+        logits, hidden = model.bundle.target.verify(tree)
         np.testing.assert_allclose(hidden, fixture["verify_hidden"], atol=1e-4)
         for row, path in enumerate(recorded["retrieve_indices"]):
             for depth, node in enumerate(path):

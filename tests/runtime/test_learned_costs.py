@@ -322,8 +322,8 @@ def model(cache: Path, bundle_of: Callable[..., Path]) -> Iterator[EagleModel]:
 
 def test_the_first_token_of_a_first_generation_takes_vanillas_passes(model: EagleModel) -> None:
     assert isinstance(model.head, Head)
-    target, head = Counting(model._target._session), Counting(model.head._session)
-    model._target._session, model.head._session = target, head
+    target, head = Counting(model.bundle.target._session), Counting(model.head._session)
+    model.bundle.target._session, model.head._session = target, head
     next(model.stream([5, 6, 7], method="vanilla"))
     vanillas, target.passes = target.passes, 0
     assert vanillas == 1
@@ -398,14 +398,14 @@ def test_what_was_learned_is_kept(cache: Path, model: EagleModel, bundle_of: Cal
         model.generate(prompt, max_new_tokens=60, ignore_eos=True)
     (file,) = cache.iterdir()  # written at the end of a generation
     model.close()
-    corrections, written = model._costs._belief.corrections, model._costs._written
+    corrections, written = model.bundle.costs._belief.corrections, model.bundle.costs._written
     assert written is not None and written.any()
     np.testing.assert_allclose(written[SCALE + 1 :], corrections[SCALE + 1 :], atol=MOVED)
     kept = read_belief(file.name)
     assert kept is not None
     with EagleModel.load(bundle_of("eagle3"), backend="cpu", threads=1, context=512) as again:
         assert again.costs() == table(kept)
-        assert not again._costs.asks_for_plain
+        assert not again.bundle.costs.asks_for_plain
     assert list(cache.iterdir()) == [file]
 
 

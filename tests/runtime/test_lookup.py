@@ -81,7 +81,7 @@ def test_output_is_the_targets_own_and_copies_are_accepted(
         for drafter in (NoDraft(), LookupDrafter()):
             sampler = Sampler(SamplingParams(temperature=temperature, seed=seed), prompt, 256)
             tokens: list[int] = []
-            for event in generate(DecodingState(model._target, None), drafter, sampler, prompt):
+            for event in generate(DecodingState(model.bundle.target, None), drafter, sampler, prompt):
                 tokens += event.step.tokens.tolist()
                 accepted += event.step.num_accepted
                 if len(tokens) >= 40:

@@ -97,7 +97,7 @@ def test_several_rows_of_a_context_count_with_their_mean_and_longer_contexts_cou
 def test_the_tree_follows_the_successors_of_each_path() -> None:
     habits = Habits(6, order=2)
     habits.put([((0, 1), {2: 0.6, 3: 0.3}), ((1, 2), {4: 0.6, 5: 0.3}), ((1, 3), {0: 0.6, 1: 0.3})])
-    head = RecyclingHead(habits, Target(FakeTarget(Table(6, 0, 1.0)), 40).cache)
+    head = RecyclingHead(habits)
     first = head.catch_up([5, 0, 1])
     assert first.tokens[0, :2].tolist() == [2, 3] and first.position == 3
     assert np.exp(first.log_probs[0, :2]) == pytest.approx([0.6, 0.3]) and (first.log_probs[0, 2:] == NEVER).all()
@@ -113,7 +113,7 @@ def test_a_match_has_a_share_that_grows_with_its_length() -> None:
     match, the habits alone count."""
     habits = Habits(6, order=1)
     habits.put([((token,), {5: 0.8}) for token in range(6)])
-    head = RecyclingHead(habits, Target(FakeTarget(Table(6, 0, 1.0)), 40).cache)
+    head = RecyclingHead(habits)
     first = head.catch_up([1, 2, 3, 4, 1, 2])
     chances = dict(zip(first.tokens[0].tolist(), np.exp(first.log_probs[0]).tolist(), strict=True))
     share = 2 / (2 + HALF)

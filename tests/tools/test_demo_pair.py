@@ -119,7 +119,7 @@ def test_knowing_the_random_numbers_saves_passes(head: str, bundle: Callable[[st
             ranker = GumbelRanker(sampler, NoiseWeight()) if coupled else None
             drafter = EagleDrafter(model.head, DynamicTree(), ranker)
             emitted = 0
-            state = DecodingState(model._target, model.head)
+            state = DecodingState(model.bundle.target, model.head)
             for cycle in itertools.islice(generate(state, drafter, sampler, prompt), 1, None):
                 passes[coupled] += 1
                 emitted += len(cycle.step.tokens)

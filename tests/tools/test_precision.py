@@ -54,7 +54,7 @@ def test_closeness_equals_that_of_rows_scored_one_by_one(models: list[EagleModel
     kl, same, nll, rows = 0.0, 0, [0.0, 0.0], 0
     for window in windows:
         for end in range(1, len(window)):
-            logs = [log_softmax(model._target.prefill(window[:end])[0][None])[0] for model in models]
+            logs = [log_softmax(model.bundle.target.prefill(window[:end])[0][None])[0] for model in models]
             kl += float((np.exp(logs[0]) * (logs[0] - logs[1])).sum())
             same += int(logs[0].argmax() == logs[1].argmax())
             nll = [before - log[window[end]] for before, log in zip(nll, logs, strict=True)]

@@ -74,12 +74,8 @@ class EagleModel:
         self.bundle = bundle
         self._engines = bundle.engines
         self._engines.users.add(self)
-        self._target = bundle.target
-        self._head = bundle.head
         self._state = bundle.state()
-        self._costs = bundle.costs
-        self._costs.share(lambda rounds=bundle.engines.rounds: rounds.others)  # type: ignore[misc]
-        self._acceptance = bundle.acceptance
+        bundle.costs.share(lambda rounds=bundle.engines.rounds: rounds.others)  # type: ignore[misc]
         self._scheduler = Scheduler(self._engines)
         own = self._new_state if bundle.on_cpu else None
         self.slots = Slots(self._engines, own, (self._state, self._scheduler), bundle.kv_budget)
@@ -154,9 +150,9 @@ class EagleModel:
     def head(self) -> HeadOfText:
         """The draft head. Raises RequestError for a bundle without one."""
         self._engines.check()
-        if self._head is None:
+        if self.bundle.head is None:
             raise RequestError(NO_HEAD)
-        return self._head
+        return self.bundle.head
 
     @property
     def default_method(self) -> str:
@@ -165,8 +161,7 @@ class EagleModel:
 
     def generate(self, prompt: Prompt, **settings: Unpack[Settings]) -> Result:
         """Decode to the end and return the result; settings as in `stream`."""
-        with self.stream(prompt, **settings) as pieces:
-            pieces.lease.ticket.streamed = False  # it ends without the caller's help, so others may wait for it
+        with self._stream(prompt, settings, streamed=False) as pieces:  # it ends by itself, so others may wait for it
             for piece in pieces:
                 if piece.result is not None:
                     return piece.result
@@ -210,6 +205,10 @@ class EagleModel:
         (`manifest.sampling`). seed: None takes that of `sampling`, or a random one, which the figures report.
 
         Raises RequestError and ClosedError at once; pieces raise these too, and BusyError."""
+        return self._stream(prompt, settings, streamed=True)
+
+    def _stream(self, prompt: Prompt, settings: Settings, *, streamed: bool) -> Turn:
+        """streamed: as in Lease."""
         self._engines.check()
         ids = self.checked_prompt(prompt)
         request = request_of(self.bundle, self._state, ids, self.context, **settings)
@@ -220,7 +219,7 @@ class EagleModel:
             state.forget()
             yield from asking(state, request.drafter, request.sampler, request.prompt)
 
-        return self._turn(state, self._scheduler, request, work(), lambda output, control: None)
+        return self._turn(state, self._scheduler, request, work(), lambda output, control: None, streamed)
 
     def conversation(
         self,
@@ -267,12 +266,11 @@ class EagleModel:
         request = request_of(self.bundle, slot.state, prompt, context, **settings)
 
         def work() -> Work:
-            slot.busy = 1
             slot.begin()
             yield from asking(slot.state, request.drafter, request.sampler, request.prompt)
 
         def ended(output: Output, control: TurnState) -> None:
-            slot.busy = 0
+            slot.end()
             on_end(output, request.sampler.params.seed, None if control.result is None else control.result.usage)
 
         return self._turn(slot.state, slot.scheduler, request, work(), ended)
@@ -315,7 +313,7 @@ class EagleModel:
         self._engines.check()
         checked = self.checked_prompt(tokens)
         first = checked_int("first", first, 0)
-        return self._scheduler.steps(Lease(streamed=True), self._target.score(checked, first))
+        return self._scheduler.steps(Lease(streamed=True), self.bundle.target.score(checked, first))
 
     def costs(self, *, measure_again: bool = False) -> Costs:
         """Returns what forward passes cost on this machine, as learned from the passes of this model's generations and
@@ -328,14 +326,14 @@ class EagleModel:
             other = self.twin() if self.bundle.on_cpu else self
             sampler = Sampler(SamplingParams(temperature=1.0), [], self.manifest.target.vocab_size)
             ranker = GumbelRanker(sampler, NoiseWeight())  # sampling takes longer than greedy decoding
-            head = None if other._head is None else RankedHead(other._head, ranker)
+            head = None if other.bundle.head is None else RankedHead(other.bundle.head, ranker)
 
             def measured() -> None:
                 other._state.forget()
-                self._costs.measured(measure(other._target, head))
+                self.bundle.costs.measured(measure(other.bundle.target, head))
 
             other._scheduler.run(measured)
-        return self._costs.latest()
+        return self.bundle.costs.latest()
 
     def memory(self) -> Memory:
         """Returns what the model takes of the memory."""
@@ -377,13 +375,14 @@ class EagleModel:
         request: Request,
         work: Work,
         on_end: Callable[[Output, TurnState], None],
+        streamed: bool = True,
     ) -> Turn:
         def ended(output: Output) -> None:
             on_end(output, control)
             if control.result is not None:
                 self.bundle.save_learned(last=False)
 
-        lease, control = Lease(streamed=True), TurnState(ended)
+        lease, control = Lease(streamed=streamed), TurnState(ended)
         output = Output(self.text.stream(request.prompt), request.end, request.reader)
         pieces = decode(scheduler, lease, work, request, output, control, lambda: state.reused)
         return Turn(control, output, pieces, lease, self._worker)

@@ -116,7 +116,6 @@ def request_of(
             sampler=sampler,
             costs=bundle.costs,
             acceptance=bundle.acceptance,
-            cache=state.target.cache,
             habits=bundle.habits,
             head=state.head,
             draft_model=state.draft_model,

@@ -38,13 +38,13 @@ class Memory:
 
 
 class Slot:
-    """The rows of one conversation. note: why there are none any more; busy: turns that are running in it (0 or 1)."""
+    """The rows of one conversation. note: why there are none any more; busy: whether a turn is running in it."""
 
     def __init__(self, slots: Slots, state: DecodingState, scheduler: Scheduler, shared: bool) -> None:
         self.state = state
         self.scheduler = scheduler
         self.note: str | None = None
-        self.busy = 0
+        self.busy = False
         self.used = next(_clock)
         self._slots = slots
         self._shared = shared
@@ -52,7 +52,7 @@ class Slot:
         if not shared:
             state.release()
             for cache in state.caches:
-                cache.before_growth = self._before_growth
+                cache.watch_growth(self._before_growth)
 
     @property
     def nbytes(self) -> int:
@@ -69,12 +69,17 @@ class Slot:
 
     def begin(self) -> None:
         """Called in the first step of a turn."""
+        self.busy = True
         self.used = next(_clock)
         self._slots.make_room(self, 0)
         source, self._source = None if self._source is None else self._source(), None
         if source is not None and not self._shared and source.state.tokens:
             self._slots.make_room(self, source.nbytes)
             self.state.restore(source.state.snapshot())
+
+    def end(self) -> None:
+        """Called when a turn has ended."""
+        self.busy = False
 
     def snapshot(self) -> Snapshot | None:
         """Returns a copy of the rows; None where they are shared or there are none. Raises ClosedError."""
@@ -116,7 +121,7 @@ class Slot:
             self.drop("closed")
         if not self._shared:
             for cache in self.state.caches:
-                vars(cache).pop("before_growth", None)  # it refers to this slot: both would wait for the collector
+                cache.watch_growth(None)  # which refers to this slot: both would wait for the collector
         self._slots.remove(self)
 
     def _before_growth(self, nbytes: int) -> None:
@@ -181,7 +186,7 @@ class Slots:
         """Before `slot` grows by `nbytes`, in a step: drop the rows of idle slots, least recently used first, until the
         budget holds what is left. A slot that is alone may exceed it by its last growth."""
         others = sorted(
-            (o for o in self.members if o is not slot and o.busy == 0 and o.state.tokens), key=lambda o: o.used
+            (o for o in self.members if o is not slot and not o.busy and o.state.tokens), key=lambda o: o.used
         )
         for other in others:
             if self.nbytes + nbytes <= self.budget:

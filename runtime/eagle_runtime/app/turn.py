@@ -69,7 +69,7 @@ class Turn(Iterator[Piece]):
     ) -> None:
         """Use `EagleModel.stream` or a Conversation. worker: returns the executor, of one thread, in which `async for`
         computes pieces."""
-        self.lease = lease
+        self._lease = lease
         self._state = state
         self._output = output
         self._pieces = pieces
@@ -111,7 +111,7 @@ class Turn(Iterator[Piece]):
         if not self._running:
             with contextlib.suppress(ValueError):  # a thread has asked for a piece meanwhile, which is the last
                 self._pieces.close()
-                self.lease.end()
+                self._lease.end()
                 self._state.end(self._output)  # also where no piece was ever asked for
 
     @property
@@ -221,7 +221,7 @@ def decode(
 
 def _add(cycle: Cycle, request: Request, output: Output) -> None:
     """Hand the tokens of a cycle to the output, up to the one that ends it."""
-    records = request.sampler.taken_log_probs()
+    records = cycle.step.log_probs
     tokens, accepted = cycle.step.tokens.tolist(), cycle.step.num_accepted
     for number, token in enumerate(tokens):
         complete = number == len(tokens) - 1 and request.sampler.finished

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from eagle_runtime.base.tree import Float, Int, Tree
 from eagle_runtime.sampling.candidates import LogitRows
-from eagle_runtime.sampling.sampler import Sampler
+from eagle_runtime.sampling.sampler import LogProbs, Sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +17,14 @@ class Step:
     """The outcome of one verification. path [a + 1]: accepted nodes, the root first. tokens [a + 1]: the tokens
     emitted: those of path[1:], then the target's sample at the last of them, which roots the next tree. logits [N, V]:
     the target's of all nodes, as `accept` got them, for the drafter to learn from; None for the prompt, and in a Cycle,
-    since the next forward pass overwrites them. nodes: that were verified (N)."""
+    since the next forward pass overwrites them. nodes: that were verified (N). log_probs: of each token, where the
+    sampler records them, else empty."""
 
     path: Int
     tokens: Int
     logits: Float | LogitRows | None = None
     nodes: int = 1
+    log_probs: Sequence[LogProbs] = ()
 
     @property
     def num_accepted(self) -> int:
@@ -43,5 +46,6 @@ def accept(tree: Tree, logits: Float | LogitRows, sampler: Sampler) -> Step:
         tokens.append(token)
         child = children.get((path[-1], token))
         if child is None or sampler.finished:
-            return Step(np.array(path, np.int64), np.array(tokens, np.int64), logits, tree.num_nodes)
+            log_probs = sampler.taken_log_probs()
+            return Step(np.array(path, np.int64), np.array(tokens, np.int64), logits, tree.num_nodes, log_probs)
         path.append(child)

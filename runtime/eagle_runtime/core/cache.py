@@ -40,12 +40,16 @@ class Cache(ABC):
     sessions write rows."""
 
     in_place: ClassVar[bool] = True
-    before_growth: Callable[[int], None] = staticmethod(_nothing)  # called with the bytes that are allocated next
 
     def __init__(self, capacity: int) -> None:
         """capacity: rows at most; caches in host memory are allocated for fewer, and grow."""
         self.capacity = capacity
         self.length = 0
+        self._before_growth: Callable[[int], None] = _nothing
+
+    def watch_growth(self, called: Callable[[int], None] | None) -> None:
+        """called: with the bytes that are allocated next, before they are; None for nobody."""
+        self._before_growth = called or _nothing
 
     @property
     def nbytes(self) -> int:
@@ -150,7 +154,7 @@ class KVCache(Cache):
         if (needed := self.length + rows) <= allocated:
             return
         allocated = max(needed, min(max(2 * allocated, FIRST), self.capacity))
-        self.before_growth(self.token_bytes * allocated - self.rows.nbytes)
+        self._before_growth(self.token_bytes * allocated - self.rows.nbytes)
         grown = aligned_empty((arrays, allocated, *shape), self.rows.dtype)
         grown[:, : self.length] = self.rows[:, : self.length]
         self.rows = grown
@@ -313,7 +317,7 @@ class HeadMajorCache(Cache):
         columns = min(-(-(rows + rows // SPARE) // STEP) * STEP, self._most)
         if columns > self._allocated:
             allocated = max(columns, min(max(2 * self._allocated, FIRST), self._most))
-            self.before_growth(self.token_bytes * (allocated - self._allocated))
+            self._before_growth(self.token_bytes * (allocated - self._allocated))
             self._allocated = allocated
             self._reallocate()
         if not self._all_read:

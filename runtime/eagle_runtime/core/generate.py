@@ -61,7 +61,7 @@ def asking(
             yield Reading(chunk.count, len(prompt))
             started = clock()
     tokens.append(sampler.next(chunk.logits[-1]))
-    first = Step(np.zeros(1, np.int64), np.array(tokens[-1:], np.int64))
+    first = Step(np.zeros(1, np.int64), np.array(tokens[-1:], np.int64), log_probs=sampler.taken_log_probs())
     yield Cycle(root_only(prompt[-1]), first, 0.0, seconds, clock() - read)
     while target.cache.room > 0:
         started = clock()

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from eagle_runtime.bundle.manifest import TreeDefaults, TreeKind
-from eagle_runtime.core.cache import Cache
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.head import DraftHead
 from eagle_runtime.drafting.acceptance import Acceptance
@@ -41,13 +40,12 @@ class Loaded:
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What the drafter of a generation may be built from. sampler: draws its tokens. costs: of passes with the bundle's
-    head; draft_costs: with the draft model. acceptance: how drafts were accepted so far. cache, habits: the target's.
+    head; draft_costs: with the draft model. acceptance: how drafts were accepted so far. habits: the target's.
     predicted: a text that is searched for matches too, as is the datastore. lookahead: of a constraint."""
 
     sampler: Sampler
     costs: CostSource
     acceptance: Acceptance
-    cache: Cache
     habits: Habits
     head: DraftHead | None = None
     draft_model: DraftHead | None = None

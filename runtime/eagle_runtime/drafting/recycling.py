@@ -14,7 +14,7 @@ import numpy as np
 
 from eagle_runtime.base.tree import Float, Int, Tree
 from eagle_runtime.core.accept import Step
-from eagle_runtime.core.cache import Cache
+from eagle_runtime.core.cache import NoRows
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.head import Proposal, States, Weigher
 from eagle_runtime.core.target import PROMPT_ROWS, Features, row_numbers
@@ -27,6 +27,7 @@ from eagle_runtime.drafting.method import Choice, Method, Parts, Trees
 from eagle_runtime.drafting.suffix import SuffixAutomaton
 
 SCRATCH = 1024  # rows that growing one tree may use; they cost no memory
+LONGEST = 2**62  # tokens of a text; there are no rows that would fill a memory
 HALF = 8.0  # tokens that match before the next one follows the match in half of the cases, whatever the habits say
 LEAST = np.float32(1e-20)  # probability
 LEVEL_S, NEWEST = 2e-4, 0.1  # seconds of a level before any was timed, and the weight of the newest in their mean
@@ -38,11 +39,10 @@ class RecyclingHead:
     free_levels = False  # they are cheap, but are timed one by one (HostCosts)
     row_counts = ONE_ROW
 
-    def __init__(self, habits: Habits, cache: Cache) -> None:
-        """cache: of the target, for its length; rows are neither written nor dropped."""
+    def __init__(self, habits: Habits) -> None:
         self.habits = habits
         self.index = SuffixAutomaton()
-        self.cache = cache
+        self.cache = NoRows(LONGEST)
         self.top_k = min(SUCCESSORS, habits.vocab_size)
         self.scratch = SCRATCH
         self.unread = 1
@@ -59,6 +59,7 @@ class RecyclingHead:
         self.index.extend(tokens)
         self._root, self._paths = _Path(tuple(tokens[-self.habits.order :]), *self.index.match()), []
         self._position = len(tokens)
+        self.cache.pretend(len(tokens) - 1)
         return self._proposal([self._root], self._position)
 
     def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:
@@ -177,7 +178,7 @@ class HostCosts:
 
 
 def _recycling(choice: Choice, parts: Parts) -> Drafter:
-    head = RecyclingHead(parts.habits, parts.cache)
+    head = RecyclingHead(parts.habits)
     drafter = cost_aware_drafter(choice, parts, head, HostCosts(parts.costs), lookup=True, index=head.index)
     return RecyclingDrafter(drafter, parts.habits)
 
