@@ -87,7 +87,7 @@ def test_requests_are_checked_before_anything_runs(model: EagleModel) -> None:
 
 def test_an_error_of_one_ends_the_others(model: EagleModel) -> None:
     class Broken:
-        def grow(self, tokens: object, features: object, max_nodes: int) -> Tree:
+        def grow(self, tokens: object, max_nodes: int) -> Tree:
             raise ValueError("a drafter of the caller's")
 
         def learn(self, step: object) -> None:
