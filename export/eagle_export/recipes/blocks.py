@@ -140,7 +140,11 @@ class Scale:
     def nearest(self, weight: Array, out: Array) -> None:
         """Writes the nearest levels, less the zero level, of values [..., N] to `out`."""
         np.multiply(weight, self.inverse, out=out)
-        np.rint(out, out=out)
+        self.level_of(out, out)
+
+    def level_of(self, steps: Array, out: Array) -> None:
+        """As `nearest`, of values in steps."""
+        np.rint(steps, out=out)
         np.maximum(out, self.lowest, out=out)
         np.minimum(out, self.highest, out=out)
 

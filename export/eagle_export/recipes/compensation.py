@@ -50,7 +50,11 @@ def damped_gram(inputs: Array) -> Array:
     """Returns [K, K], the mean products of the inputs' channels over n rows. Few rows estimate the squares better than
     the products, so the squares are raised by a share of K / n."""
     n, k = inputs.shape
-    gram: Array = inputs.T @ inputs
+    gram: Array = np.empty((k, k), np.float32)
+    for first in range(0, k, GROUP):  # of a symmetric matrix half is computed
+        block = slice(first, min(first + GROUP, k))
+        gram[block, first:] = product(inputs[:, block].T, inputs[:, first:])
+        gram[first:, block] = gram[block, first:].T
     gram /= np.float32(n)
     squares = gram.diagonal()
     gram[np.diag_indices(k)] += squares * np.float32(k / n) + max(float(squares.mean()), 1e-20) * LEAST_DAMPING
@@ -96,17 +100,18 @@ class _Tile:
             aim = self.weight[block] - product(lower[block.stop :, block].T, self.error[block.stop :])
             scale = best_scale(aim, products.squares[block], self.grid)
             self.step[index], self.zero[index] = scale.step, scale.zero
+            # In units of the columns' steps. A row of `state` is what the row aims at, and then its error.
+            state, weight, lines = aim * scale.inverse, self.weight[block] * scale.inverse, self.lines[block]
             within = np.ascontiguousarray(lower[block, block].T)
-            weight, lines, error = self.weight[block], self.lines[block], self.error[block]
-            for first in reversed(range(0, len(aim), ROWS)):
-                last = min(first + ROWS, len(aim))
-                aim[first:last] -= product(within[first:last, last:], error[last:])
+            factors = _own_and_others(within)
+            for first in reversed(range(0, len(state), ROWS)):
+                last = min(first + ROWS, len(state))
+                state[first:last] -= product(within[first:last, last:], state[last:])
                 for row in reversed(range(first, last)):
-                    np.dot(within[row, row + 1 : last], error[row + 1 : last], out=fed)
-                    np.subtract(aim[row], fed, out=fed)
-                    scale.nearest(fed, lines[row])
-                    np.multiply(lines[row], scale.step, out=error[row])
-                    np.subtract(error[row], weight[row], out=error[row])
+                    np.dot(factors[row, row:last], state[row:last], out=fed)
+                    scale.level_of(fed, lines[row])
+                    np.subtract(lines[row], weight[row], out=state[row])
+            np.multiply(state, scale.step, out=self.error[block])
 
     def descend(self, gram: Array) -> None:
         """Moves each level and step to its best value given all others."""
@@ -123,18 +128,19 @@ class _Tile:
         change [k, n]."""
         step, zero, lines, error = self.step[index], self.zero[index], self.lines[block], self.error[block]
         scale, diagonal = Scale.of(step, zero, self.grid), within.diagonal()[:, None]
-        values, fed = lines * step, np.empty_like(step)
-        share, best = within / diagonal, values - slope / diagonal
-        moved: Array = np.zeros_like(values)
-        for first in range(0, len(values), ROWS):
-            last = min(first + ROWS, len(values))
-            best[first:last] -= product(share[first:last, :first], moved[:first])
+        # In steps. A row of `moved` is the best change of its level, and then the change to the nearest level.
+        share, before, fed = within / diagonal, lines.copy(), np.empty_like(step)
+        factors, moved = _own_and_others(share), slope * scale.inverse
+        moved /= diagonal
+        np.subtract(before, moved, out=moved)
+        for first in range(0, len(moved), ROWS):
+            last = min(first + ROWS, len(moved))
+            moved[first:last] -= product(share[first:last, :first], moved[:first])
             for row in range(first, last):
-                np.dot(share[row, first:row], moved[first:row], out=fed)
-                np.subtract(best[row], fed, out=fed)
-                scale.nearest(fed, lines[row])
-                np.multiply(lines[row], step, out=moved[row])
-                np.subtract(moved[row], values[row], out=moved[row])
+                np.dot(factors[row, first : row + 1], moved[first : row + 1], out=fed)
+                scale.level_of(fed, lines[row])
+                np.subtract(lines[row], before[row], out=moved[row])
+        moved *= step
         # The step's change minimises the output's error: its derivative is `rise` now, and changes by `bend` per unit.
         slope = slope + product(within, moved)
         slope *= lines
@@ -143,6 +149,13 @@ class _Tile:
         rise, bend = slope.sum(0), bend.sum(0)
         change = np.divide(-rise, bend, out=np.zeros_like(rise), where=bend > 0)
         step += change
-        moved += np.multiply(lines, change, out=values)
+        moved += np.multiply(lines, change, out=before)
         error += moved
         return moved
+
+
+def _own_and_others(shares: Array) -> Array:
+    """Returns [k, k], the factors of a row's aim (its own, 1) and of the errors of others, which are taken off."""
+    factors: Array = -shares
+    np.fill_diagonal(factors, 1)
+    return factors

@@ -37,6 +37,7 @@ from eagle_export.recipes.graph import (
     replace,
 )
 from eagle_export.recipes.graph_pass import LayerPass
+from eagle_export.recipes.tiles import product
 
 LEVELS = 127
 PRODUCT_PARTS, LM_HEAD_PARTS = 8, 2
@@ -99,8 +100,7 @@ def simulated_tokens(x: Array, weight: Array) -> Array:
     values, scale = per_column(weight)
     step = np.abs(x).max(-1, keepdims=True) / np.float32(LEVELS)
     step[step == 0] = 1
-    out: Array = (np.rint(x / step) * step) @ (values * scale)
-    return out
+    return product(np.rint(x / step) * step, values * scale)
 
 
 def per_column_by_parts(columns: Callable[[slice], Array], shape: tuple[int, int]) -> tuple[Array, Array]:

@@ -37,6 +37,7 @@ from eagle_export.recipes.graph import (
 from eagle_export.recipes.graph_pass import LayerPass, Pass
 from eagle_export.recipes.int8 import LEVELS, per_column, per_column_by_parts
 from eagle_export.recipes.smooth import factors_of, few_rows, inputs_of
+from eagle_export.recipes.tiles import product
 
 FP8, LARGEST_FP8 = ml_dtypes.float8_e4m3fn, 448.0
 FP8_HEADROOM = 2.0  # inputs up to so many times the largest recorded one are in range; it costs the smallest a bit
@@ -210,8 +211,7 @@ def _type(value: ir.Value) -> ir.DataType:
 def simulated_static(x: Array, weight: Array) -> Array:
     """Returns [n, N], what a quantised layer makes of x [n, K] and its weight [K, N]."""
     values, scale = per_column(weight)
-    out: Array = _rounded(x, best_range(x, np.abs(x).max(0))) @ (values * scale)
-    return out
+    return product(_rounded(x, best_range(x, np.abs(x).max(0))), values * scale)
 
 
 def _rounded(x: Array, limit: float) -> Array:

@@ -22,6 +22,7 @@ from eagle_export.base.errors import ExportError
 from eagle_export.base.parted import scaled
 from eagle_export.recipes.graph import KEPT, Array, Linear, is_lm_head, linears
 from eagle_export.recipes.graph_pass import Pass
+from eagle_export.recipes.tiles import side_by_side
 
 EXPONENTS = np.linspace(0.0, 1.0, 6, dtype=np.float32)
 ROWS, COLUMNS = 256, 256  # recorded inputs, and the most output columns of a layer, that the search uses
@@ -99,9 +100,9 @@ def few_rows(linear: Linear, observed: Mapping[str, Observed]) -> bool:
     return is_expert(name) and name not in observed
 
 
-def inputs_of(linear: Linear, observed: Mapping[str, Observed]) -> tuple[Array, Array]:
-    """Returns the recorded inputs [n, K] of a layer, smoothed if it is, and the largest magnitude per channel [K].
-    Raises ExportError if the calibration has none, or of another width."""
+def inputs_of(linear: Linear, observed: Mapping[str, Observed], most: int | None = None) -> tuple[Array, Array]:
+    """Returns the recorded inputs [n, K] of a layer, the first `most` or all, smoothed if it is, and the largest
+    magnitude per channel [K]. Raises ExportError if the calibration has none, or of another width."""
     check_observed(linear, observed)
     (k, _) = linear.shape
     name = linear.name.removesuffix(KEPT)
@@ -111,7 +112,7 @@ def inputs_of(linear: Linear, observed: Mapping[str, Observed]) -> tuple[Array, 
             f"the calibration of layer {name!r} is {len(seen.channel_absmax)} wide, the layer {k}; run eagle-calib on "
             "a bundle of this very pair"
         )
-    factors, sample = factors_of(linear), seen.sample.astype(np.float32)
+    factors, sample = factors_of(linear), seen.sample[:most].astype(np.float32)
     if factors is None:
         return sample, seen.channel_absmax
     sample /= factors
@@ -187,26 +188,26 @@ def _only_input(node: ir.Node | None, op: str) -> ir.Node | None:
 def best_factors(group: Group, observed: Mapping[str, Observed], simulate: Simulate) -> Array | None:
     """Returns factors [K] of the exponent with the smallest squared error on the recorded inputs; None if no factors
     are better than 1."""
-    x, absmax = inputs_of(group.layers[0], observed)
-    x = x[:ROWS]
+    x, absmax = inputs_of(group.layers[0], observed, ROWS)
     whole = [layer.reader()() for layer in group.layers]
-    weights = [np.ascontiguousarray(weight[:, :: -(-weight.shape[1] // COLUMNS)]) for weight in whole]
-    wanted = [x @ weight for weight in weights]
+    largest = np.max([np.abs(weight).max(1) for weight in whole], axis=0)
+    weight = np.concatenate([each[:, :: -(-each.shape[1] // COLUMNS)] for each in whole], 1)
+    del whole
+    wanted = x @ weight
 
     def error(factors: Array) -> float:
-        outputs = (simulate(x / factors, weight * factors[:, None]) for weight in weights)
-        return float(sum(np.square(out - want).sum() for out, want in zip(outputs, wanted, strict=True)))
+        out = simulate(x / factors, weight * factors[:, None])
+        out -= wanted
+        return float(np.square(out, out=out).sum())
 
-    best, least = None, error(np.ones(x.shape[1], np.float32))
-    weight = np.concatenate(whole, 1)
-    for sizes in (channel_sizes(absmax, weight), _positive(np.sqrt(np.square(x).mean(0)))):
+    tried = [np.ones(x.shape[1], np.float32)]
+    for sizes in (channel_sizes(absmax, largest[:, None]), _positive(np.sqrt(np.square(x).mean(0)))):
         heads = sizes.reshape(-1, group.repeats, group.width)
         size = np.repeat(heads.max(1, keepdims=True), group.repeats, axis=1).ravel()
-        for exponent in EXPONENTS[1:]:
-            factors = _centred(size**exponent)
-            if (candidate := error(factors)) < least:
-                best, least = factors, candidate
-    return best
+        tried += [_centred(size**exponent) for exponent in EXPONENTS[1:]]
+    errors = side_by_side(error, tried)
+    best = min(range(len(tried)), key=errors.__getitem__)
+    return tried[best] if best else None
 
 
 def channel_sizes(absmax: Array, weight: Array) -> Array:

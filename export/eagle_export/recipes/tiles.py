@@ -8,13 +8,17 @@ small product.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 
 from eagle_export.recipes.graph import Array
 from eagle_runtime.machine.host import cores, threads_allowed
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 COLUMNS = 1024  # of a tile, at most
 MULTIPLE = 64  # of columns, in every tile but the last
@@ -22,23 +26,25 @@ MULTIPLE = 64  # of columns, in every tile but the last
 
 def tiled(work: Callable[[slice], None], columns: int) -> None:
     """Calls `work` with the columns of each tile, from several threads at once."""
-    import torch  # here alone, so that sizes are computed without it
-
     size = -(-columns // -(-columns // COLUMNS))  # tiles take equally long
     size = -(-size // MULTIPLE) * MULTIPLE
-    tiles = [slice(start, min(start + size, columns)) for start in range(0, columns, size)]
+    side_by_side(work, [slice(start, min(start + size, columns)) for start in range(0, columns, size)])
+
+
+def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """Returns what `work` makes of each item, computed by several threads at once, each of which computes its products
+    alone."""
+    import torch  # here alone, so that sizes are computed without it
+
     threads = torch.get_num_threads()
     # What a container allows is read from its files, which takes longer than the one tile of a small layer.
-    workers = 1 if len(tiles) == 1 else min(len(tiles), threads_allowed() or cores())
+    workers = 1 if len(items) == 1 else min(len(items), threads_allowed() or cores())
     try:
         if workers == 1:
             torch.set_num_threads(1)
-            for tile in tiles:
-                work(tile)
-            return
+            return [work(item) for item in items]
         with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            for done in [pool.submit(work, tile) for tile in tiles]:
-                done.result()
+            return [done.result() for done in [pool.submit(work, item) for item in items]]
     finally:
         torch.set_num_threads(threads)
 

@@ -29,6 +29,7 @@ from eagle_export.recipes.graph import (
 )
 from eagle_export.recipes.graph_pass import LayerPass
 from eagle_export.recipes.smooth import check_observed, factors_of, few_rows, inputs_of
+from eagle_export.recipes.tiles import product
 
 Observations = Mapping[str, Observed]
 INT8_COMPUTE = 4  # MatMulNBits' accuracy_level for activations in int8
@@ -135,8 +136,7 @@ def _quantiser(
 
 def simulated_blocks(grid: Grid, x: Array, weight: Array) -> Array:
     """Returns [n, N], what MatMulNBits makes of x [n, K] and a weight [K, N]; rounded without a search."""
-    out: Array = nearest_inputs(x, grid.size) @ nearest(weight, grid).values()
-    return out
+    return product(nearest_inputs(x, grid.size), nearest(weight, grid).values())
 
 
 def nearest_inputs(x: Array, size: int) -> Array:
