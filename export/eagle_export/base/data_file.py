@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -19,6 +20,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import onnx_ir as ir
+
+from eagle_export.base.beside import in_two, worth_it
+from eagle_runtime.machine.host import cores, threads_allowed
 
 INLINE = 256  # bytes; tensors that are no larger are in the graph's own file
 PIECE = 1 << 26  # bytes that are written or read at a time
@@ -51,11 +55,17 @@ def write(values: Sequence[ir.Value], path: Path, journal: Path, report: Report)
         file.truncate(done)
         file.seek(done)
         _rewrite(journal, entries[:count])
-        with journal.open("a", encoding="utf-8") as lines:
-            for value in values[count:]:
+        left = values[count:]
+        way = (
+            in_two(left, _content, path.parent)
+            if worth_it(left, threads_allowed() or cores())
+            else nullcontext(_content)
+        )
+        with journal.open("a", encoding="utf-8") as lines, way as content_of:
+            for value in left:
                 assert value.const_value is not None
                 report(str(value.name), done)
-                content = _content(value.const_value)
+                content = content_of(value.const_value)
                 _write(file, content)
                 hashed.update(content)
                 done += content.nbytes
