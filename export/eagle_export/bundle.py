@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,10 +25,12 @@ from eagle_export.base.destination import (
     folder_bytes,
 )
 from eagle_export.base.errors import ExportError
+from eagle_export.base.memory import give_back
 from eagle_export.base.resume import fingerprint, holds_refused, kept
 from eagle_export.checking.certificate import certified
 from eagle_export.checking.head_check import HeadCheck
 from eagle_export.checking.limits import FidelityError, required_fidelity
+from eagle_export.checking.source_reading import reading_of_pair
 from eagle_export.checking.worst_layers import Layer, layers_of
 from eagle_export.graphs.pair import Pair, build_graphs, open_pair
 from eagle_export.graphs.weights import DATA_SUFFIX, graph_spec, num_bytes, save, save_over
@@ -207,6 +208,7 @@ def export(
             if requirement.seconds > NOTABLE:
                 print_line("eagle-export", requirement.line(bundle))
             layers = layers_of(graphs["target"])
+            give_back()
         with (
             disk_errors(bundle, GOES_ON),
             written(bundle, lambda older: check_older(older, bundle)) as folder,
@@ -215,11 +217,14 @@ def export(
             manifest = accepted(finished, folder, required if certify else None)
             if manifest is None:
                 recorded, with_inputs = None, partial(plan, *planned)
+                reading = reading_of_pair(pair) if certify and way == "whole" else None
                 if records:
                     missing = notes
                     if way is not None:
-                        recorded, missing = recorded_inputs(pair, calibrate, way, finished, report)
+                        asked = None if reading is None else reading.asked()
+                        recorded, missing = recorded_inputs(pair, calibrate, way, finished, report, asked)
                         warnings += missing
+                        give_back()
                     with_inputs = partial(with_inputs, recorded=None if recorded is None else recorded.inputs)
                     recipe = with_inputs()
                     if precision == AUTO:
@@ -242,10 +247,12 @@ def export(
                 (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
                 # Frees weights and recorded inputs before the source's weights are loaded. Graphs refer to themselves.
                 del graphs, natives, recipe, with_inputs, recorded
-                gc.collect()
+                give_back()
                 if certify:
                     try:
-                        manifest, head_check, shortfalls = certified(pair, folder, manifest, layers, required, report)
+                        manifest, head_check, shortfalls = certified(
+                            pair, folder, manifest, layers, required, report, reading
+                        )
                     except FidelityError as error:
                         if error.certificate is not None:
                             keep_refused(folder, error.certificate, manifest, finished)

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import GOLDEN
-from eagle_export.checking.head_check import Continued, HeadCheck, check_head, own_text
+from eagle_export.checking.head_check import Continued, HeadCheck, check_head
 from eagle_export.commands.cli import main
 from eagle_export.graphs.eager import eager_head, eager_weights
 from eagle_export.graphs.pair import open_pair
@@ -24,6 +24,7 @@ from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_export.reading.families.source import load_source
 from eagle_export.recording.source_text import few_rows, text_starts
 from eagle_runtime.text.tokenizer import Text
+from greedy_texts import own_text
 from head_writers import read, speculators
 
 DEMO = Path(__file__).parents[2] / "tools" / "demo_pair"
@@ -52,7 +53,7 @@ def source_of() -> Callable[[str], Source]:
         if name not in made:
             model = load_source(TARGETS[name])
             starts = text_starts(Text(TARGETS[name]), int(model.config.vocab_size), 16, 8, 8, 4096)
-            made[name] = Source(model, own_text(model, starts, 48, (1,), lambda step: None))
+            made[name] = Source(model, own_text(model, starts, 48, (1,)))
         return made[name]
 
     return source
@@ -87,7 +88,7 @@ def test_own_text_is_greedy_and_ends_at_eos(source_of: Callable[[str], Source]) 
     assert logits[len(text.start) - 1 : -1].argmax(-1).tolist() == text.tokens
     assert all(1 not in text.tokens[:-1] for text in source.texts)
     end = text.tokens[9]
-    (cut,) = own_text(source.model, [text.start], 20, (end,), lambda step: None)
+    (cut,) = own_text(source.model, [text.start], 20, (end,))
     assert cut.tokens == text.tokens[: 1 + text.tokens.index(end)]
 
 

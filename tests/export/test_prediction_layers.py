@@ -23,7 +23,7 @@ from eagle_calib.calibrate import calibrate
 from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
 from eagle_export.checking import certificate
-from eagle_export.checking.head_check import Continued, HeadCheck, check_head, own_text
+from eagle_export.checking.head_check import Continued, HeadCheck, check_head
 from eagle_export.commands import cli
 from eagle_export.graphs.eager import eager_head, eager_weights, read_rows
 from eagle_export.graphs.head_modules import build_head
@@ -44,6 +44,7 @@ from eagle_train.errors import TrainError
 from eagle_train.head import read_head
 from eagle_train.target import FrozenTarget
 from fakes import observed
+from greedy_texts import own_text
 from grow import grow
 from harden import harden
 from mtp_writers import (
@@ -451,7 +452,7 @@ class Trained:
 def trained(target: Path) -> Trained:
     model = load_source(target)
     starts = text_starts(Text(target), 64, 16, 8, 8, 4096)
-    texts = own_text(model, starts, 48, (), lambda step: None)
+    texts = own_text(model, starts, 48, ())
     layer = trained_layer(model, torch.tensor([[*text.start, *text.tokens] for text in texts]))
     return Trained(mimo(target, layer, target.with_name("trained")), model, texts, layer)
 

@@ -11,27 +11,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from eagle_calib.replay import GOLDEN_TOKENS, forced_logits, golden_prompts, mean_tau, replay
+from eagle_calib.replay import forced_logits, mean_tau, replay
 from eagle_calib.scoring import divergence, log_softmax
 from eagle_export.base.destination import folder_bytes
 from eagle_export.base.errors import ExportError
-from eagle_export.checking.head_check import (
-    MOST,
-    START,
-    STARTS,
-    TOKENS,
-    Continued,
-    HeadCheck,
-    check_head,
-    compare_readings,
-    own_text,
-    taps_of_readings,
-)
+from eagle_export.checking.head_check import Continued, HeadCheck, compare_readings, taps_of_readings
 from eagle_export.checking.limits import LIMITS, Advice, FidelityError, RequiredFidelity, refusal
+from eagle_export.checking.source_reading import SourceReading
 from eagle_export.checking.worst_layers import ROWS, Layer, LayerError, worst_layers
 from eagle_export.graphs.eager import weights_for_tokens
 from eagle_export.graphs.pair import HeadPart, Pair
@@ -39,10 +28,9 @@ from eagle_export.reading.checkpoint import Checkpoint
 from eagle_export.reading.families.config import read_config
 from eagle_export.reading.families.registry import family_of
 from eagle_export.reading.source_memory import check_free, check_memory
-from eagle_export.recording.continuations import Continuation, continuations, first_line
+from eagle_export.recording.continuations import Continuation, first_line
 from eagle_export.recording.layered import layer_numbers
 from eagle_export.recording.layered_continuations import verified_continuations
-from eagle_export.recording.source_text import text_starts
 from eagle_runtime import BackendError, EagleError, EagleModel, SamplingParams
 from eagle_runtime.base.tree import Float
 from eagle_runtime.bundle.fidelity import shortfall
@@ -69,16 +57,17 @@ def certified(
     layers: Sequence[Layer],
     required: RequiredFidelity,
     report: Callable[[str], None],
+    reading: SourceReading | None = None,
 ) -> tuple[Manifest, HeadCheck | None, list[str]]:
     """Returns the manifest of a bundle, with a certificate if this machine can make one, what was seen of the head, and
     warnings.
 
     pair: what the bundle was made of. layers: of the target's graph before the recipe. report: called with what is
-    being done. Raises FidelityError for a bundle that does not reach what is required, and ExportError if limits were
-    asked for and cannot be checked."""
+    being done. reading: of the source, if it was read before. Raises FidelityError for a bundle that does not reach
+    what is required, and ExportError if limits were asked for and cannot be checked."""
     report("comparing with the source")
     try:
-        comparison = compare_with_source(pair.target, bundle, manifest, pair.head, report)
+        comparison = compare_with_source(pair.target, bundle, manifest, pair.head, report, reading)
     except FidelityError:
         raise
     except ExportError as error:
@@ -126,21 +115,25 @@ def compare_with_source(
     manifest: Manifest,
     head: HeadPart | None = None,
     report: Callable[[str], None] = lambda step: None,
+    reading: SourceReading | None = None,
 ) -> Comparison:
     """Runs the source, then the bundle, on the golden prompts. bundle: complete but for the certificate. head: to be
-    checked on the source's own text.
+    checked on the source's own text. reading: of the source, if it was read before.
 
     Raises ExportError if this machine cannot run one of them, and FidelityError if the bundle's logits are not
     finite."""
     _check_engine()
-    whole = _fits_whole(source, bundle, manifest)
-    target = manifest.target
-    prompts = golden_prompts(Text(bundle, partial(read_text_file, bundle, manifest)), target.vocab_size, target.context)
-    count = min(GOLDEN_TOKENS, target.context - max(map(len, prompts)))
-    if count < 1:
-        raise ExportError(f"a context of {target.context} tokens has no room for a prompt and a continuation")
-    read = _read_whole if whole else partial(_read_by_layers, bundle)
-    expected, checked = read(source, manifest, prompts, count, head, report)
+    if reading is None or reading.expected is None:
+        whole = _fits_whole(source, bundle, manifest)
+        text = Text(bundle, partial(read_text_file, bundle, manifest))
+        target = manifest.target
+        reading = SourceReading.of(source, text, target.vocab_size, target.context, target.eos_token_ids, head)
+        if not whole:
+            reading.expected, reading.checked = _read_by_layers(bundle, manifest, reading, report)
+    else:
+        check_free(folder_bytes(bundle))
+    expected, checked = reading.read()
+    prompts = reading.prompts
     with _engine(bundle) as model:
         forced = [forced_logits(model, each.prompt, each.tokens) for each in expected]
         if not all(np.isfinite(rows).all() for rows in forced):
@@ -159,40 +152,12 @@ def compare_with_source(
     return Comparison(certificate, farthest, checked)
 
 
-def _read_whole(
-    source: Checkpoint,
-    manifest: Manifest,
-    prompts: Sequence[list[int]],
-    count: int,
-    head: HeadPart | None,
-    report: Callable[[str], None],
-) -> tuple[list[Continuation], HeadCheck | None]:
-    """The source's continuations, and what was seen of a head, with the whole source in the memory."""
-    checked: list[HeadCheck] = []
-    target = manifest.target
-
-    def look(model: Any) -> None:
-        starts = text_starts(source.text(), target.vocab_size, STARTS, START, START, MOST)
-        length = min(TOKENS, target.context - len(starts[0]))
-        if head is not None and length > 1:
-            texts = own_text(model, starts, length, target.eos_token_ids, report)
-            checked.append(check_head(head, model, texts))
-
-    expected = continuations(source, prompts, target.eos_token_ids, count, look)
-    return expected, checked[0] if checked else None
-
-
 def _read_by_layers(
-    bundle: Path,
-    source: Checkpoint,
-    manifest: Manifest,
-    prompts: Sequence[list[int]],
-    count: int,
-    head: HeadPart | None,
-    report: Callable[[str], None],
+    bundle: Path, manifest: Manifest, reading: SourceReading, report: Callable[[str], None]
 ) -> tuple[list[Continuation], HeadCheck | None]:
-    """As _read_whole, with the bundle and one layer of the source in the memory; the head is checked on the same
+    """What the reading asks, with the bundle and one layer of the source in the memory; the head is checked on the same
     continuations."""
+    source, prompts, count, head = reading.source, reading.prompts, reading.count, reading.head
     config, not_finite = read_config(family_of(source), source), _not_finite(manifest)
     taps = set() if head is None else taps_of_readings(head.config, config)
     with _engine(bundle) as model:

@@ -12,7 +12,7 @@ Shapes: T tokens of a text, H width of the target, Vd draft vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,7 +34,6 @@ from eagle_export.heads.ahead import HeadsAhead
 from eagle_export.heads.block import BlockHead
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.kinds import KINDS
-from eagle_export.recording.source_text import continued
 
 LEAST = 0.4  # share of first tokens below which a head is not worth its time, and probably misread
 NAMED = 0.2  # least share of another reading that is named: of a head of another target all readings are wrong
@@ -48,10 +47,12 @@ NAMES = "the file is not written as {} writes its own; convert it again"
 
 @dataclass(frozen=True, slots=True)
 class Continued:
-    """A few tokens of text, and the target's greedy tokens after them, up to the first that ends a text."""
+    """A few tokens of text, and the target's greedy tokens after them, up to the first that ends a text. hidden: the
+    target's hidden states by tap for all tokens but the last [1, T, H]; None if they were not kept."""
 
     start: list[int]
     tokens: list[int]
+    hidden: Mapping[int, Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,28 +97,13 @@ class HeadCheck:
 
 
 @torch.inference_mode()
-def own_text(
-    model: Any, starts: Sequence[list[int]], count: int, eos: Collection[int], report: Callable[[str], None]
-) -> list[Continued]:
-    """Continues all starts, which have one length, greedily in one batch by `count` tokens. model: as transformers runs
-    it."""
-    made: list[Tensor] = []
-    for read in continued(model, starts, count, lambda logits: logits.argmax(-1, keepdim=True)):
-        report(f"checking the head: text of the target ({len(made)} of {count} tokens)")
-        made.append(read.tokens)
-    texts = []
-    for start, tokens in zip(starts, torch.cat(made[1:], 1).tolist(), strict=True):
-        end = next((index + 1 for index, token in enumerate(tokens) if token in eos), len(tokens))
-        texts.append(Continued(start, tokens[:end]))
-    return texts
-
-
-@torch.inference_mode()
 def check_head(part: HeadPart, model: Any, texts: Sequence[Continued]) -> HeadCheck:
     """part: the head of a pair. model: its target as transformers runs it, in fp32. Returns the share of first drafted
     tokens that are the target's own, and what other readings of the folder would change."""
 
     def hidden(text: Continued) -> Hidden:
+        if text.hidden is not None:
+            return text.hidden
         ids = torch.tensor([[*text.start, *text.tokens]])
         states: Sequence[Tensor] = model(
             input_ids=ids, output_hidden_states=True, use_cache=False, logits_to_keep=1

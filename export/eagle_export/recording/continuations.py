@@ -5,20 +5,17 @@ The source is the checkpoint, run by transformers on the CPU in fp32. Shapes: n 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 from transformers.utils import logging as transformers_logging
 
 from eagle_export.base.errors import ExportError
 from eagle_export.reading.checkpoint import Checkpoint
-from eagle_export.reading.families.family import cache_keyword
 from eagle_export.reading.families.source import load_source
-from eagle_export.recording.source_text import few_rows
+from eagle_export.recording.source_text import Asked, Greedy, Writer, Written
 from eagle_runtime.base.tree import Float
 
 
@@ -31,55 +28,41 @@ class Continuation:
     logits: Float
 
 
-def continuations(
-    source: Path | Checkpoint,
-    prompts: Sequence[Sequence[int]],
-    eos: Collection[int],
-    count: int,
-    look: Callable[[Any], None] = lambda model: None,
-) -> list[Continuation]:
-    """The greedy continuations of a checkpoint: at most `count` tokens after each prompt, up to the first eos,
-    included. source: as for load_source. look: called with the model, which is freed afterwards. Raises
-    ExportError if transformers cannot run it or its logits are not finite."""
+def ask(source: Path | Checkpoint, asked: Asked) -> None:
+    """Lets a checkpoint write the texts that are asked for. source: as for load_source. Raises ExportError if
+    transformers cannot run it, and what `asked.look` raises."""
     folder = source if isinstance(source, Path) else source.folder
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
         model = load_source(source)
-        with few_rows(model):
-            results = _continued(model, prompts, eos, count)
-        look(model)
+        _, written = Writer(model).write([], 0, (), asked.texts, asked.taps)
+        asked.look(model, written)
+    except ExportError:
+        raise
     except Exception as error:  # transformers, safetensors and a full memory raise many kinds
         raise ExportError(f"transformers does not run {folder} ({first_line(error)})") from None
     finally:
         if bars:
             transformers_logging.enable_progress_bar()
-    if not all(np.isfinite(each.logits).all() for each in results):
-        raise ExportError(f"the logits of {folder} are not finite")
-    return results
 
 
-@torch.inference_mode()
-def _continued(model: Any, prompts: Sequence[Sequence[int]], eos: Collection[int], count: int) -> list[Continuation]:
-    """All prompts in one batch: from the end of the shortest one on, each text is read token by token, first the rest
-    of its prompt and then its continuation."""
-    texts, rows = [list(prompt) for prompt in prompts], [list[Float]() for _ in prompts]
-    shortest, longest = min(map(len, prompts)), max(map(len, prompts))
-    name, cache, new = cache_keyword(model), None, torch.tensor([prompt[:shortest] for prompt in prompts])
-    for length in range(shortest, longest + count):
-        out = model(input_ids=new, use_cache=True, logits_to_keep=1, **{name: cache})
-        cache = out[name]
-        for text, row, logits in zip(texts, rows, out.logits[:, -1], strict=True):
-            if len(text) == length and len(row) < count and not (row and text[-1] in eos):
-                row.append(logits.float().numpy())
-                text.append(int(row[-1].argmax()))
-        if all(len(text) <= length for text in texts):
-            break
-        new = torch.tensor([[text[min(length, len(text) - 1)]] for text in texts])  # a finished text repeats its end
-    return [
-        Continuation(list(prompt), text[len(prompt) :], np.stack(row))
-        for prompt, text, row in zip(prompts, texts, rows, strict=True)
-    ]
+def continuations(
+    source: Path | Checkpoint, prompts: Sequence[Sequence[int]], eos: Collection[int], count: int
+) -> list[Continuation]:
+    """The greedy continuations of a checkpoint: at most `count` tokens after each prompt, up to the first eos,
+    included. Raises what `ask` does, and ExportError for logits that are not finite."""
+    results: list[Written] = []
+    texts = [Greedy(prompt, count, eos, with_logits=True) for prompt in prompts]
+    ask(source, Asked(texts, (), lambda _, written: results.extend(written)))
+    return [continuation(source if isinstance(source, Path) else source.folder, each) for each in results]
+
+
+def continuation(source: Path, written: Written) -> Continuation:
+    """Returns a text that a source wrote with its logits. Raises ExportError if they are not finite."""
+    if written.logits is None or not np.isfinite(written.logits).all():
+        raise ExportError(f"the logits of {source} are not finite")
+    return Continuation(written.start, written.tokens, written.logits)
 
 
 def first_line(error: Exception) -> str:

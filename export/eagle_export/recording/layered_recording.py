@@ -28,10 +28,8 @@ from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
 from eagle_export.recording.layered import LayeredModel, run_errors
 from eagle_export.recording.self_calibration import (
-    LENGTH,
     MAX_TOKENS,
     PROBES,
-    SEQUENCES,
     START,
     WINDOW,
     HeadInputs,
@@ -43,6 +41,7 @@ from eagle_export.recording.source_text import text_starts
 from eagle_runtime.text.tokenizer import Text
 
 STATE, HIDDEN = "state.json", "hidden.npz"
+TEXTS, LENGTH = 24, 96  # of the package's text, where the target does not write its own: windows, and tokens of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ def texts_to_read(text: Text, data: Path | None, vocab: int, longest: int) -> li
     if data is not None:
         return read_windows(data, text, vocab, min(WINDOW, longest), MAX_TOKENS)
     length = min(LENGTH, longest)
-    return text_starts(text, vocab, SEQUENCES, length, length, MAX_TOKENS)
+    return text_starts(text, vocab, TEXTS, length, length, MAX_TOKENS)
 
 
 def observe_layers(
@@ -109,7 +108,7 @@ def observe_layers(
         ends = [model.last_hidden(text) for text in range(len(windows))]
         for end in ends:
             inputs.add(LM_HEAD, end)
-        observed = inputs.observed()
+        observed = dict(inputs.observed())
         if model.config.tie_word_embeddings:
             observed[EMBEDDING] = observed[LM_HEAD]
         spilled.add(observed)
@@ -145,7 +144,7 @@ def _head_inputs(
     for text, window in enumerate(windows):
         hidden = {tap: kept[text] for tap, kept in tapped.items()} | {-1: ends[text]}
         inputs.read(torch.tensor(window), hidden)
-    return inputs.observed()
+    return dict(inputs.observed())
 
 
 def _probe(model: LayeredModel, tokens: list[int], end: Tensor) -> Probe:

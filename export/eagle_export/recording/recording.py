@@ -12,6 +12,7 @@ from eagle_export.graphs.pair import Pair
 from eagle_export.reading.source_memory import check_memory
 from eagle_export.recording.layered_recording import observe_layers, texts_to_read
 from eagle_export.recording.self_calibration import Recorded, observe_source
+from eagle_export.recording.source_text import Asked
 
 Way = Literal["whole", "layers"]
 UNRECORDED = "weights are rounded without recorded inputs, which costs agreement: "
@@ -31,16 +32,22 @@ def how_to_record(pair: Pair, data: Path | None) -> tuple[Way, list[str]]:
 
 
 def recorded_inputs(
-    pair: Pair, data: Path | None, way: Way, finished: Path, report: Callable[[str], None]
+    pair: Pair,
+    data: Path | None,
+    way: Way,
+    finished: Path,
+    report: Callable[[str], None],
+    asked: Asked | None = None,
 ) -> tuple[Recorded | None, list[str]]:
     """Returns what the source computes for a text, or None and a warning if it cannot run here.
 
-    finished: a folder for what is to be read again if the export is stopped. Raises ExportError instead if the text was
+    finished: a folder for what is to be read again if the export is stopped. asked: texts that the source writes
+    meanwhile, if it is in the memory as a whole. Raises ExportError instead if the text was
     given, and CalibrationError for one that cannot be used."""
     text = pair.text
     try:
         if way == "whole":
-            return observe_source(pair.target, text, data, pair.head, report), []
+            return observe_source(pair.target, text, data, pair.head, report, asked, finished), []
         windows = texts_to_read(text, data, int(pair.config.vocab_size), int(pair.config.max_position_embeddings))
         return observe_layers(pair.target, windows, finished / FOLDER, pair.head, report), []
     except ExportError as error:

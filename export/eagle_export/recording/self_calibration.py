@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from eagle_calib.calibration import LEAST_ROWS, Observed, is_expert
 from eagle_calib.errors import CalibrationError
-from eagle_calib.observe import InputStatistics
+from eagle_calib.observe import InputStatistics, SampleFile
 from eagle_calib.texts import read_windows
 from eagle_export.base.errors import ExportError
 from eagle_export.base.parted import Array
@@ -40,15 +40,15 @@ from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
 from eagle_export.reading.families.fused_experts import expert_inputs, fused_experts
 from eagle_export.reading.families.source import load_source
 from eagle_export.recording.continuations import first_line
-from eagle_export.recording.source_text import SEED, continued, text_starts
+from eagle_export.recording.source_text import Asked, Writer, Written, text_starts
 from eagle_runtime.base.tree import Float
 from eagle_runtime.text.tokenizer import Text
 
-SEQUENCES, START, LENGTH = 24, 8, 96  # generated texts, tokens that each starts with, and tokens in all
+SEQUENCES, START, LENGTH = 44, 8, 56  # generated texts, tokens that each starts with, and tokens in all
 KEPT = SEQUENCES * LENGTH  # rows of a layer's inputs that are kept: more lower an int4 target's KL, and take memory
 WINDOW, MAX_TOKENS = 256, 8192  # of a file: tokens per window, and in all
 BETWEEN_ROOTS = 4  # tokens of a text from one block of a head to the next
-PROBES = 2  # texts of which the logits are kept
+PROBES = 4  # texts of which the logits are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,23 +75,31 @@ def observe_source(
     data: Path | None,
     head: HeadPart | None = None,
     report: Callable[[str], None] = lambda step: None,
+    asked: Asked | None = None,
+    folder: Path | None = None,
 ) -> Recorded:
     """Returns what a checkpoint (load_source's argument) computes for a text.
 
     text: its tokenizer. data: a text file, or JSONL as eagle-calib reads it; None for text of the model's own. head: of
-    the model; its inputs are recorded too. report: called with what is being done. Raises CalibrationError for a file
-    without text, and ExportError if transformers cannot run the checkpoint."""
+    the model; its inputs are recorded too. report: called with what is being done. asked: other texts that the model
+    writes meanwhile. folder: for a file that the inputs are kept in; None for the memory. Raises CalibrationError for
+    a file without text, and ExportError if transformers cannot run the checkpoint."""
     transformers_logging.disable_progress_bar()
+    file = None if folder is None else SampleFile(folder)
     try:
         model = load_source(source)
         vocab = int(model.config.vocab_size)
         longest = int(model.config.max_position_embeddings)
         if data is None:
             starts = text_starts(text, vocab, SEQUENCES, START, 2 * START, MAX_TOKENS)
-            windows, observed = _own_text(model, starts, min(LENGTH, longest), head, report)
+            windows, observed, written = _own_text(model, starts, min(LENGTH, longest), head, report, asked, file)
         else:
-            windows = read_windows(data, text, vocab, min(WINDOW, longest), MAX_TOKENS)
-            observed = _observed(model, windows, head, report)
+            windows, written = read_windows(data, text, vocab, min(WINDOW, longest), MAX_TOKENS), []
+            observed = _observed(model, windows, head, report, file)
+            if asked is not None:
+                written = Writer(model).write([], 0, (), asked.texts, asked.taps)[1]
+        if asked is not None:
+            asked.look(model, written)
         return Recorded(observed, tuple(_probe(model, window) for window in windows[:PROBES]))
     except (ExportError, CalibrationError):
         raise
@@ -109,30 +117,27 @@ def _own_text(
     length: int,
     head: HeadPart | None,
     report: Callable[[str], None],
-) -> tuple[list[list[int]], dict[str, Observed]]:
+    asked: Asked | None,
+    file: SampleFile | None,
+) -> tuple[list[list[int]], Mapping[str, Observed], list[Written]]:
     """Continues all starts, which have one length, to `length` tokens, sampled at temperature 1. End-of-sequence tokens
-    are sampled like others, and a text goes on after one. Returns the texts, and the inputs that were recorded while
-    they were written."""
-    random, taps = torch.Generator().manual_seed(SEED), set[int]()
-    if head is not None:
-        taps = {-1, *head.config.taps}
+    are sampled like others, and a text goes on after one. Returns the texts, the inputs that were recorded while they
+    were written, and what was asked for besides."""
+    taps = set[int]() if head is None else {-1, *head.config.taps}
+    inputs = LayerInputs.of(model, without=LM_HEAD, file=file)  # which is run for the last row of a pass alone
 
-    def sample(logits: Tensor) -> Tensor:
-        return torch.multinomial(logits.float().softmax(-1), 1, generator=random)
+    def show(done: int, total: int) -> None:
+        report(f"generating text to calibrate on ({done} of {total} tokens)")
 
-    inputs, tokens, tapped = LayerInputs.of(model), list[Tensor](), {tap: list[Tensor]() for tap in taps}
-    count, with_hidden = max(0, length - len(starts[0])), head is not None
-    for read in continued(model, starts, count, sample, with_hidden=with_hidden, logits_to_keep=0):
-        tokens.append(read.tokens)
-        for tap, kept in tapped.items():
-            kept.append(read.hidden[tap])
-        report(f"generating text to calibrate on ({sum(each.shape[1] for each in tokens)} of {length} tokens)")
-    texts, hidden = torch.cat(tokens, 1), {tap: torch.cat(kept, 1) for tap, kept in tapped.items()}
+    writer = Writer(model, show, inputs.count, lambda hidden: inputs.add(LM_HEAD, hidden))
+    more, more_taps = ([], ()) if asked is None else (asked.texts, asked.taps)
+    sampled, written = writer.write(starts, length, taps, more, more_taps)
+    texts = sampled.tokens
     read_by_head = (
-        (text, {tap: each[row : row + 1] for tap, each in hidden.items()}) for row, text in enumerate(texts)
+        (text, {tap: each[row : row + 1] for tap, each in sampled.hidden.items()}) for row, text in enumerate(texts)
     )
-    order = _text_by_text([each.shape[1] for each in tokens], len(texts))
-    return texts.tolist(), _all_inputs(model, inputs, head, read_by_head, order)
+    order = _text_by_text(sampled.passes, len(texts))
+    return texts.tolist(), _all_inputs(model, inputs, head, read_by_head, order), written
 
 
 def _text_by_text(passes: Sequence[int], texts: int) -> Array:
@@ -154,34 +159,51 @@ class LayerInputs:
     """Statistics of what layers of a torch module read while it runs. Layers that read one tensor share them."""
 
     @classmethod
-    def of(cls, module: torch.nn.Module, prefix: str = "") -> LayerInputs:
-        """Records all linear layers of a module, those of experts included. prefix: of the module's name."""
+    def of(
+        cls, module: torch.nn.Module, prefix: str = "", without: str = "", file: SampleFile | None = None
+    ) -> LayerInputs:
+        """Records all linear layers of a module but one, those of experts included. prefix: of the module's name.
+        without: name of the weight of a layer that is not recorded. file: as for __init__."""
         return cls(
-            ((prefix + name, layer) for name, layer in linears(module)),
+            ((prefix + name, layer) for name, layer in linears(module) if name != without),
             ((prefix + name, experts) for name, experts in fused_experts(module)),
+            file,
         )
 
     def __init__(
         self,
         layers: Iterable[tuple[str, torch.nn.Module]],
         mixtures: Iterable[tuple[str, torch.nn.Module]] = (),
+        file: SampleFile | None = None,
     ) -> None:
-        """layers: weight name and layer. mixtures: name and module of `fused_experts`."""
+        """layers: weight name and layer. mixtures: name and module of `fused_experts`. file: where rows are kept, None
+        for the memory."""
+        self.file = file
         self._statistics: dict[str, InputStatistics] = {}
         self._same_input: dict[str, str] = {}  # layer -> the layer before it that reads the same tensor
         self._last: tuple[Any, str] = (None, "")  # the tensor that a layer read last, and that layer
+        self._counted = (1, 1)
         self._hooks = [layer.register_forward_pre_hook(partial(self._record, name)) for name, layer in layers]
         self._hooks += [part.register_forward_pre_hook(partial(self._record_experts, name)) for name, part in mixtures]
+
+    def count(self, texts: int, batch: int) -> None:
+        """Records the first `texts` of the `batch` texts of each pass from now on."""
+        self._counted = texts, batch
+
+    def _first(self, rows: Tensor) -> Tensor:
+        """The rows of the texts that are recorded, of rows [B, ...] or [B * T, ...]."""
+        texts, batch = self._counted
+        return rows[: len(rows) * texts // batch]
 
     def _record(self, name: str, _: torch.nn.Module, args: tuple[Any, ...]) -> None:
         if args[0] is self._last[0]:
             self._same_input[name] = self._last[1]
             return
         self._last = args[0], name
-        self.add(name, args[0])
+        self.add(name, self._first(args[0]))
 
     def _record_experts(self, name: str, experts: torch.nn.Module, args: tuple[Any, ...]) -> None:
-        hidden, chosen, *_ = args
+        hidden, chosen = (self._first(each) for each in args[:2])
         for number, rows, products in expert_inputs(experts, hidden, chosen):
             expert = f"{name}.{number}"
             self.add(f"{expert}.gate_proj.weight", rows)
@@ -190,35 +212,67 @@ class LayerInputs:
 
     def add(self, name: str, x: Tensor) -> None:
         """Adds rows x [..., K] that the layer of weight `name` reads."""
-        rows = x.reshape(-1, x.shape[-1]).float().numpy()
-        self._statistics.setdefault(name, InputStatistics(f"the input of {name}", x.shape[-1], KEPT, half=True)).add(
-            rows
-        )
+        if not x.numel():
+            return
+        if name not in self._statistics:
+            self._statistics[name] = InputStatistics(
+                f"the input of {name}", x.shape[-1], KEPT, half=True, file=self.file
+            )
+        self._statistics[name].add(x.reshape(-1, x.shape[-1]).float().numpy())
 
-    def observed(self, order: Array | None = None) -> dict[str, Observed]:
+    def observed(self, order: Array | None = None) -> Mapping[str, Observed]:
         """Ends the recording and returns weight name -> inputs, without experts of fewer than LEAST_ROWS rows. order:
         of the rows of layers that read every row."""
         for hook in self._hooks:
             hook.remove()
+        kept = {name: one for name, one in self._statistics.items() if one.rows >= LEAST_ROWS or not is_expert(name)}
+        names = {name: name for name in kept}
+        names |= {name: other for name, other in self._same_input.items() if other in kept}
+        if self.file is not None:
+            for one in kept.values():
+                one.check()
+            return _Filed(kept, names, order)
+        self._statistics.clear()
         observed = {}
-        while self._statistics:  # each is freed when it is copied: those of all layers may take gigabytes
-            name, one = self._statistics.popitem()
-            if one.rows >= LEAST_ROWS or not is_expert(name):
-                seen = one.observed()
-                every = order is not None and seen.rows == len(order) == len(seen.sample)
-                observed[name] = replace(seen, sample=seen.sample[order]) if every else seen
-        return observed | {name: observed[other] for name, other in self._same_input.items() if other in observed}
+        while kept:  # each is freed when it is copied: those of all layers may take gigabytes
+            name, one = kept.popitem()
+            observed[name] = _ordered(one.observed(), order)
+        return {name: observed[other] for name, other in names.items()}
+
+
+def _ordered(seen: Observed, order: Array | None) -> Observed:
+    every = order is not None and seen.rows == len(order) == len(seen.sample)
+    return replace(seen, sample=seen.sample[order]) if every else seen
+
+
+@dataclass(frozen=True, slots=True)
+class _Filed(Mapping[str, Observed]):
+    """Inputs that are in a file, each read when it is asked for. names: of weights -> of those in `statistics`."""
+
+    statistics: Mapping[str, InputStatistics]
+    names: Mapping[str, str]
+    order: Array | None
+
+    def __getitem__(self, name: str) -> Observed:
+        return _ordered(self.statistics[self.names[name]].observed(), self.order)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 class HeadInputs(LayerInputs):
     """What the layers of a head read over a text: with the target's features, and with its own hidden states in their
     place, as on the second level of a tree. Medusa's and Hydra's heads read the target's features alone."""
 
-    def __init__(self, part: HeadPart, head: AnyHead) -> None:
-        """head: as eager_head returns it."""
+    def __init__(self, part: HeadPart, head: AnyHead, file: SampleFile | None = None) -> None:
+        """head: as eager_head returns it. file: as for LayerInputs."""
         self._config, self._head = part.config, head
         borrowed = LM_HEAD if part.config.borrows_lm_head else None  # has the target's name, and its inputs there
-        super().__init__((f"head.{name}", layer) for name, layer in linears(self._head) if name != borrowed)
+        layers = ((f"head.{name}", layer) for name, layer in linears(self._head) if name != borrowed)
+        super().__init__(layers, file=file)
 
     def read(self, tokens: Tensor, hidden: Any) -> None:
         """tokens [T]; hidden: the target's hidden states for them, as `features_of` takes them."""
@@ -238,10 +292,14 @@ class HeadInputs(LayerInputs):
 
 @torch.inference_mode()
 def _observed(
-    model: Any, windows: Sequence[Sequence[int]], head: HeadPart | None, report: Callable[[str], None]
-) -> dict[str, Observed]:
-    """Reads every window as a prompt."""
-    inputs = LayerInputs.of(model)
+    model: Any,
+    windows: Sequence[Sequence[int]],
+    head: HeadPart | None,
+    report: Callable[[str], None],
+    file: SampleFile | None,
+) -> Mapping[str, Observed]:
+    """Reads every window as a prompt. file: as for LayerInputs."""
+    inputs = LayerInputs.of(model, file=file)
 
     def read() -> Iterator[tuple[Tensor, Hidden]]:
         for number, window in enumerate(windows):
@@ -259,17 +317,36 @@ def _all_inputs(
     head: HeadPart | None,
     texts: Iterable[tuple[Tensor, Hidden]],
     order: Array | None = None,
-) -> dict[str, Observed]:
+) -> Mapping[str, Observed]:
     """Returns the inputs of a target's layers and of its head's. texts: each with the target's hidden states, for the
     head. order: as for LayerInputs.observed."""
-    head_inputs = None if head is None else HeadInputs(head, eager_head(head.config, eager_weights(head, model)))
+    file = inputs.file
+    head_inputs = None if head is None else HeadInputs(head, eager_head(head.config, eager_weights(head, model)), file)
     for tokens, hidden in texts:
         if head_inputs is not None:
             head_inputs.read(tokens, hidden)
-    observed = inputs.observed(order)
+    parts = [inputs.observed(order), *([] if head_inputs is None else [head_inputs.observed()])]
+    places = {name: (part, name) for part in parts for name in part}
     if model.config.tie_word_embeddings:
-        observed[EMBEDDING] = observed[LM_HEAD]
-    return observed if head_inputs is None else observed | head_inputs.observed()
+        places[EMBEDDING] = places[LM_HEAD]
+    return _Joined(places)
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined(Mapping[str, Observed]):
+    """Inputs of several recordings. places: name -> recording, and the name there."""
+
+    places: Mapping[str, tuple[Mapping[str, Observed], str]]
+
+    def __getitem__(self, name: str) -> Observed:
+        part, other = self.places[name]
+        return part[other]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
 
 
 def linears(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:

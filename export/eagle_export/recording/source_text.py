@@ -5,7 +5,7 @@ Shapes: T tokens, H width, V vocabulary; a batch has B texts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,12 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.cache_utils import Cache, DynamicLayer
 
 from eagle_calib.texts import read_windows
 from eagle_export.reading.families.family import cache_keyword
+from eagle_runtime.base.tree import Float
 from eagle_runtime.text.tokenizer import Text
 
 SEED = 0
+AT_ONCE = 8  # rows of logits that tokens are drawn from together: their sums take memory in fp64
 
 
 def text_starts(text: Text, vocab: int, count: int, size: int, window: int, most: int) -> list[list[int]]:
@@ -35,35 +38,183 @@ def text_starts(text: Text, vocab: int, count: int, size: int, window: int, most
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
-    """A forward pass over T rows of each text. tokens [B, T]: what it reads. hidden: per layer what the model computes
-    for them [B, T, H], the embedding first; empty unless it is asked for."""
+class Greedy:
+    """A text that goes on with the likeliest tokens. count: the most of them. ends: the first of these ends the text,
+    included. with_logits: whether the logits are kept."""
+
+    start: Sequence[int]
+    count: int
+    ends: Collection[int]
+    with_logits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A greedy text. tokens: after the start. logits [n, V]: of which the tokens are the argmax; None if they were not
+    to be kept. hidden: by tap, of all tokens but the last [1, T, H]."""
+
+    start: list[int]
+    tokens: list[int]
+    logits: Float | None
+    hidden: Mapping[int, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Greedy texts that are written beside sampled ones: a model reads many rows nearly as fast as a few. taps: of the
+    hidden states that are kept. look: called with the model and these texts."""
+
+    texts: Sequence[Greedy]
+    taps: Collection[int]
+    look: Callable[[Any, Sequence[Written]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Texts that were sampled. tokens [B, T]. hidden: by tap [B, T, H]. passes: of how many tokens of each text a
+    forward pass was."""
 
     tokens: Tensor
-    hidden: tuple[Tensor, ...]
+    hidden: Mapping[int, Tensor]
+    passes: Sequence[int]
 
 
-def continued(
-    model: Any,
-    starts: Sequence[Sequence[int]],
-    count: int,
-    choose: Callable[[Tensor], Tensor],
-    *,
-    with_hidden: bool = False,
-    logits_to_keep: int = 1,
-) -> Iterator[Pass]:
-    """Reads all starts, which have one length, and then `count` more tokens of each, one by one. model: as transformers
-    runs it. choose: logits [B, V] -> the next tokens [B, 1]. logits_to_keep: of each text's last rows in a pass; 0 for
-    all rows, where what the LM head reads is recorded."""
-    name, cache, new = cache_keyword(model), None, torch.tensor(starts)
-    with few_rows(model):
-        for left in reversed(range(count + 1)):
-            settings = {"logits_to_keep": logits_to_keep, "output_hidden_states": with_hidden, name: cache}
-            out = model(input_ids=new, use_cache=True, **settings)
-            cache = out[name]
-            yield Pass(new, tuple(out.hidden_states) if with_hidden else ())
-            if left:
-                new = choose(out.logits[:, -1])
+class Writer:
+    """Texts that a model writes in one batch: sampled ones first, and then greedy ones. model: as transformers runs it.
+
+    before: called before each forward pass with the number of texts that are being sampled, which are 0 when these are
+    done, and of all texts. after: with the hidden states of the former after the last norm [B, T, H]."""
+
+    def __init__(
+        self,
+        model: Any,
+        report: Callable[[int, int], None] = lambda done, all_of_them: None,
+        before: Callable[[int, int], None] = lambda sampled, texts: None,
+        after: Callable[[Tensor], None] = lambda hidden: None,
+    ) -> None:
+        """report: called with the tokens of a text that are there, and those that there will be."""
+        self._model, self._report, self._before, self._after = model, report, before, after
+
+    @torch.inference_mode()
+    def write(
+        self,
+        sampled: Sequence[Sequence[int]],
+        length: int,
+        sampled_taps: Collection[int],
+        greedy: Sequence[Greedy],
+        taps: Collection[int],
+    ) -> tuple[Sampled, list[Written]]:
+        """sampled: what these texts begin with, all of one length; they go on to `length` tokens at temperature 1, also
+        after one that ends a text. sampled_taps, taps: of hidden states that are kept of them, and of greedy texts."""
+        count, random = len(sampled), torch.Generator().manual_seed(SEED)
+        texts = [*map(list, sampled), *(list(each.start) for each in greedy)]
+        state = [_Greedy(each, list(each.start)) for each in greedy]
+        last = max([length if sampled else 0, *(len(each.start) + each.count - 1 for each in greedy)])
+        read, passes, kept = 0, list[int](), dict[int, Tensor]()
+        new = torch.tensor([text[: min(map(len, texts))] for text in texts])
+        name, cache = cache_keyword(self._model), room_for(self._model, last)
+        with few_rows(self._model):
+            while True:
+                left = count if read < length else 0
+                self._before(left, len(texts))
+                settings = {"logits_to_keep": 1, "output_hidden_states": True, name: cache}
+                out = self._model(input_ids=new, use_cache=True, **settings)
+                before, read = read, read + new.shape[1]
+                if left:
+                    self._after(out.hidden_states[-1][:left])
+                    passes.append(new.shape[1])
+                    for tap in sampled_taps:
+                        rows = out.hidden_states[tap][:left]
+                        if tap not in kept:  # whole at once: many small parts between large ones break up the memory
+                            kept[tap] = torch.empty(left, length, rows.shape[2])
+                        kept[tap][:, before:read] = rows
+                for row, one in enumerate(state, count):
+                    one.keep(out.hidden_states, row, taps)
+                self._report(read, last)
+                if read >= length * bool(count) and all(one.done for one in state):
+                    break
+                logits = out.logits[:, -1].float()
+                if count and len(texts[0]) == read < length:
+                    for text, token in zip(texts, sample(logits[:count], random).tolist(), strict=False):
+                        text.append(token)
+                for row, one in enumerate(state, count):
+                    one.go_on(logits[row], read)
+                    texts[row] = one.text
+                new = torch.tensor(
+                    [[text[min(read, len(text) - 1)]] for text in texts]
+                )  # a finished text repeats its end
+        return Sampled(torch.tensor(texts[:count]), kept, passes), [one.written() for one in state]
+
+
+class _Greedy:
+    """A greedy text while it is written. text: start and tokens so far."""
+
+    def __init__(self, asked: Greedy, text: list[int]) -> None:
+        self.asked, self.text, self.rows = asked, text, list[Float]()
+        self.hidden: dict[int, list[Tensor]] = {}
+        self.done = asked.count < 1
+
+    def keep(self, hidden: Sequence[Tensor], row: int, taps: Collection[int]) -> None:
+        if not self.done:
+            for tap in taps:
+                self.hidden.setdefault(tap, []).append(hidden[tap][row : row + 1].clone())
+
+    def go_on(self, logits: Tensor, read: int) -> None:
+        """logits [V]: after `read` tokens."""
+        if self.done or len(self.text) > read:
+            return
+        if self.asked.with_logits:
+            self.rows.append(logits.clone().numpy())
+        self.text.append(int(logits.argmax()))
+        self.done = len(self.text) == len(self.asked.start) + self.asked.count or self.text[-1] in self.asked.ends
+
+    def written(self) -> Written:
+        start = len(self.asked.start)
+        hidden = {tap: torch.cat(parts, 1) for tap, parts in self.hidden.items()}
+        logits = np.stack(self.rows) if self.rows else None
+        return Written(self.text[:start], self.text[start:], logits, hidden)
+
+
+class _Rows(DynamicLayer):  # type: ignore[misc]
+    """The keys and values of a layer, in memory that is there from the beginning: tensors that are replaced by longer
+    ones in every pass take several times as much, since what is freed is always too small for the next."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self._room = room
+        self._all: tuple[Tensor, Tensor] | None = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """key_states, value_states: [B, Hkv, T, D]. Returns those of all rows."""
+        start = self.get_seq_length()
+        stop = start + key_states.shape[2]
+        if self._all is None:
+            self.lazy_initialization(key_states, value_states)
+            first, second = (
+                torch.empty(*each.shape[:2], self._room, each.shape[3], dtype=each.dtype)
+                for each in (key_states, value_states)
+            )
+            self._all = first, second
+        for rows, new in zip(self._all, (key_states, value_states), strict=True):
+            rows[:, :, start:stop] = new
+        self.keys, self.values = (rows[:, :, :stop] for rows in self._all)
+        return self.keys, self.values
+
+
+def room_for(model: Any, rows: int) -> Cache:
+    """Returns an empty cache for texts of that many tokens."""
+    return Cache(layers=[_Rows(rows) for _ in range(int(model.config.num_hidden_layers))])
+
+
+def sample(logits: Tensor, random: torch.Generator) -> Tensor:
+    """Returns a token of each row [B] of logits [B, V] at temperature 1. One number is drawn per row, where
+    torch.multinomial draws one per token, which takes a fifth of a pass's time."""
+    drawn = []
+    for rows in torch.split(logits, AT_ONCE):
+        up_to = rows.softmax(-1).double().cumsum(-1)
+        numbers = torch.rand(len(rows), 1, generator=random, dtype=torch.float64) * up_to[:, -1:]
+        drawn.append(torch.searchsorted(up_to, numbers, right=True)[:, 0].clamp(max=logits.shape[-1] - 1))
+    return torch.cat(drawn)
 
 
 @contextmanager

@@ -106,6 +106,7 @@ def requirement_of(
         working = max(working, int(MEMORY_MARGIN * 4 * numbers))
     if way == "layers":
         working = max(working, 4 * layer_numbers(pair.target) + 16 * ROWS * int(pair.config.hidden_size))
+    if way is not None:
         stored += _spilled(pair)
     return Requirement(stored, PROGRAM + working, seconds)
 

@@ -1,0 +1,17 @@
+"""Memory that was freed, given back to the system."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+
+
+def give_back() -> None:
+    """Frees objects that refer to each other, and returns freed memory to the system where its library does not do so
+    by itself: glibc keeps it for what is to come, which after a trace or a model is hundreds of megabytes."""
+    gc.collect()
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+        if trim is not None:
+            trim(0)

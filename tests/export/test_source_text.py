@@ -1,0 +1,73 @@
+"""Texts that a source writes in one batch: sampled ones, and greedy ones beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import GOLDEN, HEADS
+from eagle_export.checking.source_reading import reading_of_pair
+from eagle_export.graphs.pair import open_pair
+from eagle_export.reading.families.source import load_source
+from eagle_export.recording.continuations import continuations
+from eagle_export.recording.self_calibration import observe_source
+from eagle_export.recording.source_text import Greedy, Writer, sample
+
+
+def test_tokens_are_sampled_by_their_probabilities() -> None:
+    shares = torch.tensor([0.1, 0.0, 0.65, 0.25])
+    logits = shares.log().expand(4000, 4)
+    counts = torch.bincount(sample(logits, torch.Generator().manual_seed(1)), minlength=4) / 4000
+    torch.testing.assert_close(counts, shares, atol=0.03, rtol=0)
+    assert counts[1] == 0
+
+
+def test_texts_are_those_that_are_written_alone() -> None:
+    """Sampled and greedy ones, whose starts differ in length; one ends early. Hidden states are the model's."""
+    model = load_source(GOLDEN / "target")
+    alone, _ = Writer(model).write([[5, 6, 7], [9, 8, 4]], 20, (0, -1), [], ())
+    first = Writer(model).write([], 0, (), [Greedy([3, 4, 5, 6, 7, 8], 12, ())], ())[1][0]
+    greedy = [
+        Greedy([3, 4, 5, 6, 7, 8], 12, (), with_logits=True),
+        Greedy([9, 9], 3, ()),
+        Greedy([3, 4, 5, 6, 7, 8], 12, first.tokens[4:5]),
+    ]
+    counts: list[tuple[int, int]] = []
+    writer = Writer(model, before=lambda texts, batch: counts.append((texts, batch)))
+    sampled, written = writer.write([[5, 6, 7], [9, 8, 4]], 14, (0, -1), greedy, (2,))
+    assert sampled.tokens.tolist() == alone.tokens[:, :14].tolist()
+    assert set(sampled.hidden) == {0, -1} and sampled.hidden[-1].shape[:2] == (2, 14) and sum(sampled.passes) == 14
+    assert counts[0] == (2, 5) and counts[-1] == (0, 5), "sampled texts are done before greedy ones"
+    assert [len(each.tokens) for each in written] == [12, 3, 1 + first.tokens.index(first.tokens[4])]
+    assert written[0].tokens == first.tokens and written[0].logits is not None and written[1].logits is None
+    assert written[0].logits.argmax(-1).tolist() == first.tokens
+    with torch.inference_mode():
+        ids = torch.tensor([[*written[0].start, *written[0].tokens[:-1]]])
+        wanted = model(input_ids=ids, output_hidden_states=True).hidden_states[2]
+    torch.testing.assert_close(written[0].hidden[2], wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
+def test_a_source_is_read_for_its_certificate_while_inputs_are_recorded(kind: str, tmp_path: Path) -> None:
+    pair = open_pair(GOLDEN / "target", GOLDEN / HEADS[kind])
+    meanwhile, apart = reading_of_pair(pair), reading_of_pair(pair)
+    assert meanwhile is not None and apart is not None and pair.head is not None
+    recorded = observe_source(pair.target, pair.text, None, pair.head, asked=meanwhile.asked(), folder=tmp_path)
+    in_memory = observe_source(pair.target, pair.text, None, pair.head, asked=meanwhile.asked())
+    assert set(recorded.inputs) == set(in_memory.inputs) and not list(tmp_path.iterdir())
+    for name, seen in recorded.inputs.items():
+        assert seen.rows == in_memory.inputs[name].rows
+        np.testing.assert_array_equal(seen.sample, in_memory.inputs[name].sample)
+        np.testing.assert_array_equal(seen.channel_absmax, in_memory.inputs[name].channel_absmax)
+    assert meanwhile.expected is not None, "what was asked for is there before it is read"
+    expected, checked = meanwhile.read()
+    again, checked_apart = apart.read()
+    alone = continuations(GOLDEN / "target", meanwhile.prompts, meanwhile.eos, meanwhile.count)
+    assert [each.tokens for each in expected] == [each.tokens for each in again] == [each.tokens for each in alone]
+    for one, two in zip(expected, alone, strict=True):
+        np.testing.assert_allclose(one.logits, two.logits, atol=1e-3)
+    assert checked is not None and checked_apart is not None
+    assert (checked.rows, checked.share) == (checked_apart.rows, checked_apart.share) and checked.rows > 300
