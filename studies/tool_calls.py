@@ -75,4 +75,4 @@ def add_options(parser: Parser) -> None:
 def report(args: argparse.Namespace) -> str:
     """Returns the table."""
     with EagleModel.load(args.bundle, threads=args.threads) as model:
-        return markdown_table(["tool", "temperature", *WAYS, "ratio"], passes(model)) + "\n"
+        return markdown_table(["tool", "temperature", *WAYS, "ratio"], passes(model))
