@@ -121,17 +121,16 @@ def test_tools_of_one_message(model: EagleModel) -> None:
 
 @pytest.mark.slow
 def test_calls_are_drawn_with_their_probabilities(model: EagleModel) -> None:
-    """2,000 draws with drafts against the chances of plain constrained decoding: for each of 20 calls the product of
+    """2,000 draws with drafts against the chances of plain constrained decoding: for each of 15 calls the product of
     the target's masked probabilities along its tokens, which are bytes, so that a call has one way to be written."""
-    days, hours = ["monday", "tuesday", "wednesday", "thursday", "friday"], range(9, 13)
-    fields = {"day": {"enum": days}, "hour": {"enum": list(hours)}}
+    days, hours = ["mon", "tue", "wed", "thu", "sat"], [1, 2, 3]
+    fields = {"day": {"enum": days}, "hour": {"enum": hours}}
     schema = {"type": "object", "properties": fields, "required": ["day", "hour"]}
-    use = ToolUse.of([{"name": "plan", "parameters": schema}], "required", False)
-    prompt = model.chat_prompt([{"role": "user", "content": "Plan a meeting."}], use)
+    use = ToolUse.of([{"name": "p", "parameters": schema}], "required", False)
+    prompt = model.chat_prompt([{"role": "user", "content": "?"}], use, tool_format="hermes")
     ids, chances = model.text.encode_rendered(prompt.text), {}
     for day, hour in itertools.product(days, hours):
-        arguments = {"day": day, "hour": hour}
-        answer = model.text.encode_rendered(prompt.form.format.written([("plan", arguments)]))
+        answer = model.text.encode_rendered(prompt.form.format.written([("p", {"day": day, "hour": hour})]))
         rows = np.concatenate(list(model.score([*ids, *answer], len(ids) - 1)))
         matcher = model.bundle.grammars.matcher(calls_constraint(prompt.form, {}, None))
         sampler = Sampler(SamplingParams(temperature=1.0), ids, len(rows[0]), matcher=matcher)
@@ -143,15 +142,15 @@ def test_calls_are_drawn_with_their_probabilities(model: EagleModel) -> None:
         chances[day, hour] = math.exp(log_chance)
     assert sum(chances.values()) == pytest.approx(1, abs=1e-6)
     draws, counts = 2000, Counter[tuple[str, int]]()
-    for seed in range(draws):
-        message = model.generate(ids, form=prompt.form, temperature=1.0, seed=seed, max_new_tokens=100).message
-        assert message is not None
-        given = json.loads(message["tool_calls"][0]["function"]["arguments"])
-        counts[given["day"], given["hour"]] += 1
-    cells = [(counts[call], draws * chance) for call, chance in chances.items() if draws * chance >= 5]
+    with model.conversation() as chat:  # which reads the prompt once
+        for seed in range(draws):
+            *_, last = chat.complete(ids, form=prompt.form, temperature=1.0, seed=seed, max_new_tokens=100)
+            assert last.result is not None and last.result.message is not None
+            given = json.loads(last.result.message["tool_calls"][0]["function"]["arguments"])
+            counts[given["day"], given["hour"]] += 1
+    cells = [(float(counts[call]), draws * chance) for call, chance in chances.items() if draws * chance >= 5]
     rest = draws - sum(count for count, _ in cells), draws - sum(wanted for _, wanted in cells)
     cells += [rest] if rest[1] >= 5 else []
-    statistic = sum((count - wanted) ** 2 / wanted for count, wanted in cells)
-    print(f"chi-square {statistic:.1f}, {len(cells) - 1} degrees of freedom")
-    freedom = len(cells) - 1
+    statistic, freedom = sum((count - wanted) ** 2 / wanted for count, wanted in cells), len(cells) - 1
+    print(f"chi-square {statistic:.1f}, {freedom} degrees of freedom")
     assert freedom > 5 and statistic < freedom + 3.1 * math.sqrt(2 * freedom)  # a chance of about 0.004 to fail

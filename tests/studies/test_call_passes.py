@@ -12,6 +12,7 @@ from conftest import put_listed, put_tokenizer
 from studies.harness import main
 
 
+@pytest.mark.slow
 def test_passes(bundle_of: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bundle = shutil.copytree(bundle_of("eagle1", "int8"), tmp_path / "pair")
     put_tokenizer(bundle)
