@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ import pytest
 
 from conftest import put_listed, put_tokenizer
 from eagle_runtime import EagleModel, RequestError
+from eagle_runtime.commands import cli
 from eagle_runtime.commands.chat_screen import Interrupt, Screen, shown
 from eagle_runtime.commands.chat_talk import SETTINGS, Talk
 from patience import PATIENCE_S
@@ -287,3 +289,31 @@ def test_a_file_of_tools_that_is_none(chat_bundle: Path, tmp_path: Path) -> None
     (tmp_path / "tools.json").write_text("[{}]")
     done = piped(chat_bundle, ["Hi"], "--tools", str(tmp_path / "tools.json"))
     assert done.returncode == 2 and "tools[0].name is None" in done.stderr
+
+
+def test_one_message_is_answered_as_in_a_chat(
+    chat_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """eagle-run --message, and --messages with the same dialogue, take the template, the system text and --stop."""
+    asked = [{"role": "system", "content": "s"}, {"role": "user", "content": "what is"}]
+    (tmp_path / "asked.json").write_text(json.dumps(asked))
+    settings = ["--max-new-tokens", "24", "--seed", "3", "--temperature", "0.9", "--threads", "1", "-q"]
+    with EagleModel.load(chat_bundle, threads=1) as model:
+        whole = model.generate(asked, max_new_tokens=24, seed=3, temperature=0.9).text
+    assert whole is not None
+    stop = whole[len(whole) // 2]
+    for source in (["--message", "what is", "--system", "s"], ["--messages", str(tmp_path / "asked.json")]):
+        assert cli.main([str(chat_bundle), *source, *settings]) == 0
+        assert capsys.readouterr() == (whole + "\n", "")
+        assert cli.main([str(chat_bundle), *source, *settings, "--stop", stop]) == 0
+        assert capsys.readouterr().out == whole[: whole.index(stop)] + "\n"
+
+
+def test_options_are_settings_of_the_chat(chat_bundle: Path) -> None:
+    given = ["--method", "vanilla", "--top-k", "2", "--top-p", "0.5", "--system", "s", "--max-new-tokens", "4"]
+    done = piped(chat_bundle, ["/set", "what is"], *given)
+    assert done.returncode == 0, done.stderr
+    assert {'method "vanilla"', "top_k 2", "top_p 0.5"} <= set(done.stderr.splitlines())
+    with EagleModel.load(chat_bundle, threads=1) as model:
+        asked = [{"role": "system", "content": "s"}, {"role": "user", "content": "what is"}]
+        assert int(FIGURES.search(done.stderr)["read"]) == model.count_tokens(asked)  # type: ignore[index]
