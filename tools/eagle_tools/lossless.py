@@ -3,8 +3,9 @@
     python -m eagle_tools.lossless BUNDLE [BUNDLE ...] --runs 2000
 
 Each run chooses a prompt, sampling settings and a drafting method at random, decodes with and without drafts from the
-same seed, and compares the tokens. Prompts are parts of the certificate's texts, or random ids. It needs only what the
-runtime needs, so that it runs wherever bundles do.
+same seed, and compares the tokens. With `--at-once 8`, one to eight runs with drafts decode at the same time, each to
+be compared with its request alone and without drafts. Prompts are parts of the certificate's texts, or random ids. It
+needs only what the runtime needs, so that it runs wherever bundles do.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from eagle_runtime import EagleModel, SamplingParams
+from eagle_runtime import EagleModel, Result, SamplingParams
 from eagle_runtime.base.backend_names import NATIVE
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.commands.command import Parser
@@ -59,33 +60,64 @@ class Outcome:
     seconds: float
 
 
+Run = tuple[list[int], dict[str, Any], dict[str, Any]]  # prompt, settings, those of the drafts
+
+
 def compare_runs(
-    bundle: Path, runs: int, new_tokens: int, threads: int | None, seed: int, backend: str = "cpu"
+    bundle: Path,
+    runs: int,
+    new_tokens: int,
+    threads: int | None,
+    seed: int,
+    backend: str = "cpu",
+    at_once: int = 1,
 ) -> Outcome:
-    """Decode `runs` times with drafts and without; returns the outcome. Raises EagleError if the bundle cannot be
-    run."""
+    """Decode `runs` times with drafts and without; returns the outcome. at_once: the most runs with drafts that decode
+    at the same time. Raises EagleError if the bundle cannot be run."""
     started = time.perf_counter()
     random = np.random.default_rng(seed)
     differ = ties = drafted_tokens = passes = 0
     with EagleModel.load(bundle, backend=backend, threads=threads) as model:
-        for number in range(runs):
-            prompt = random_prompt(model, random)
-            settings = {**SETTINGS[int(random.integers(len(SETTINGS)))], "max_new_tokens": new_tokens, "seed": number}
-            settings["sampling"] = SamplingParams()  # nothing of the model's own
-            settings["temperature"] = TEMPERATURES[int(random.integers(len(TEMPERATURES)))]
-            plain = model.generate(prompt, method="vanilla", ignore_eos=True, **settings)
-            drafted = model.generate(prompt, **random_method(model, random), ignore_eos=True, **settings)
-            drafted_tokens += drafted.usage.new_tokens - 1
-            passes += drafted.usage.target_passes
-            if plain.token_ids != drafted.token_ids:
-                differ += 1
-                sampling = {"temperature": settings["temperature"], "seed": number}
-                ties += is_tie(model, prompt, plain.token_ids, drafted.token_ids, **sampling)
+        number = 0
+        while number < runs:
+            count = min(int(random.integers(1, at_once + 1)), runs - number)
+            group = [random_run(model, random, new_tokens, number + place) for place in range(count)]
+            number += count
+            for (prompt, settings, _), drafted in zip(group, with_drafts(model, group), strict=True):
+                plain = model.generate(prompt, method="vanilla", **settings)
+                drafted_tokens += drafted.usage.new_tokens - 1
+                passes += drafted.usage.target_passes
+                if plain.token_ids != drafted.token_ids:
+                    differ += 1
+                    sampling = {"temperature": settings["temperature"], "seed": settings["seed"]}
+                    ties += is_tie(model, prompt, plain.token_ids, drafted.token_ids, **sampling)
         rows = "" if model.row_check is None else str(model.row_check)
         precision = model.manifest.precision["target"]
     seconds = round(time.perf_counter() - started, 1)
     tau = round(drafted_tokens / max(passes, 1), 2)
     return Outcome(str(bundle), precision, backend, processor_name(), runs, differ, ties, tau, rows, seconds)
+
+
+def random_run(model: EagleModel, random: np.random.Generator, new_tokens: int, seed: int) -> Run:
+    """Returns a prompt, settings and a drafting method."""
+    prompt = random_prompt(model, random)
+    settings = {**SETTINGS[int(random.integers(len(SETTINGS)))], "max_new_tokens": new_tokens, "seed": seed}
+    settings["sampling"] = SamplingParams()  # nothing of the model's own
+    settings["temperature"] = TEMPERATURES[int(random.integers(len(TEMPERATURES)))]
+    return prompt, {**settings, "ignore_eos": True}, random_method(model, random)
+
+
+def with_drafts(model: EagleModel, group: Sequence[Run]) -> list[Result]:
+    """Returns the results of runs that decode at the same time."""
+    if len(group) == 1:
+        ((prompt, settings, method),) = group
+        return [model.generate(prompt, **settings, **method)]
+    results: dict[int, Result] = {}
+    requests = [{"prompt": prompt, **settings, **method} for prompt, settings, method in group]
+    for number, piece in model.batch(requests, width=len(group)):
+        if piece.result is not None:
+            results[number] = piece.result
+    return [results[number] for number in range(len(group))]
 
 
 def random_prompt(model: EagleModel, random: np.random.Generator) -> list[int]:
@@ -124,11 +156,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(args: argparse.Namespace) -> bool:
     """Compare runs of each bundle and print the outcomes; returns whether all outputs are equal but for allowed
     ties."""
-    if args.runs < 1 or args.tokens < 2:
-        raise RequestError(f"runs is {args.runs} and tokens {args.tokens}, but they must be 1 and 2 or more")
+    if args.runs < 1 or args.tokens < 2 or args.at_once < 1:
+        raise RequestError(
+            f"runs is {args.runs}, tokens {args.tokens} and at-once {args.at_once}, but they must be 1, 2 and 1 or more"
+        )
     lossless = True
     for bundle in args.bundles:
-        outcome = compare_runs(Path(bundle), args.runs, args.tokens, args.threads, args.seed, args.backend)
+        outcome = compare_runs(
+            Path(bundle), args.runs, args.tokens, args.threads, args.seed, args.backend, args.at_once
+        )
         allowed = 0 if outcome.rows else outcome.ties  # quantised targets must be equal without ties
         lossless &= outcome.differ == allowed
         print(json.dumps(asdict(outcome)) if args.json else described(outcome), flush=True)
@@ -152,6 +188,7 @@ def _parser() -> Parser:
     parser.add_argument("--runs", type=int, default=200, metavar="N", help="generations of each kind (default 200)")
     parser.add_argument("--tokens", type=int, default=24, metavar="N", help="new tokens of each (default 24)")
     parser.add_argument("--backend", choices=("cpu", NATIVE), default="cpu", help="form of the graphs that runs")
+    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs with drafts at the same time (1)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of a forward pass (default: physical cores)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the choice of prompts and settings")
     parser.add_argument("--json", action="store_true", help="print one JSON object per bundle")
