@@ -67,12 +67,16 @@ def decode(
     *,
     lookup: bool,
     acceptance: AcceptanceStats | None = None,
+    others: int = 0,
 ) -> tuple[list[int], list[Tree], float]:
-    """Tokens of greedy decoding, its trees, and what they cost in verifications of one token."""
+    """Tokens of greedy decoding, its trees, and what they cost in verifications of one token. others: texts that share
+    the passes."""
     model = Target(FakeTarget(target), 600)
     acceptance = AcceptanceStats() if acceptance is None else acceptance
     draft = Head(FakeHead(head, top_k=4), 600, 200)
-    drafter = Recording(draft, FixedCosts(costs), acceptance, top_k=4, lookup=lookup)
+    fixed = FixedCosts(costs)
+    fixed.share(lambda: others)
+    drafter = Recording(draft, fixed, acceptance, top_k=4, lookup=lookup)
     sampler = Sampler(SamplingParams(), [1, 2, 3], VOCAB)
     tokens, trees, cost = [], [], 0.0
     for number, cycle in enumerate(generate(DecodingState(model, draft), drafter, sampler, [1, 2, 3])):
@@ -95,6 +99,24 @@ def plain(target: Language, count: int) -> list[int]:
 
 TARGET = Table(VOCAB, 0, 3.0)
 GOOD, USELESS = Blend(3.0, TARGET, Table(VOCAB, 1, 3.0)), Table(VOCAB, 2, 6.0)
+
+
+WAITING = Costs(  # up to four rows a pass waits for memory; each further one costs nearly as much
+    Timings((1, 4, 64), (64,), ((1.0, 1.0, 49.0),)),
+    Timings((1, 32), (64,), ((0.06, 0.1),)),
+)
+
+
+def test_drafts_end_where_other_texts_fill_the_pass_and_go_on_alone() -> None:
+    acceptance = AcceptanceStats()
+    tokens, trees, _ = decode(TARGET, GOOD, WAITING, 60, lookup=False, acceptance=acceptance)
+    assert tokens[:60] == plain(TARGET, 60) and len(trees) < 45
+    _, shared_trees, _ = decode(TARGET, GOOD, WAITING, 60, lookup=False, acceptance=acceptance, others=3)
+    assert {tree.num_nodes for tree in shared_trees} == {1}
+    tokens, shared_trees, _ = decode(TARGET, GOOD, CHEAP, 60, lookup=False, acceptance=acceptance, others=3)
+    assert tokens[:60] == plain(TARGET, 60) and max(tree.num_nodes for tree in shared_trees) > 2
+    _, trees, _ = decode(TARGET, GOOD, WAITING, 60, lookup=False, acceptance=acceptance)
+    assert len(trees) < 45
 
 
 @pytest.mark.parametrize("lookup", [False, True])

@@ -49,6 +49,10 @@ class CostSource(Protocol):
         """The table to size trees by."""
 
     @property
+    def others(self) -> int:
+        """How many other texts share the pass that comes next."""
+
+    @property
     def asks_for_plain(self) -> bool:
         """Whether the next verification should be one of a single token."""
 
@@ -83,11 +87,16 @@ class LearnedCosts:
     def now(self) -> Costs:
         """The table to size trees by; the same object until a correction has moved by MOVED, or other texts share the
         passes."""
-        if (others := self._others()) == 0:
+        if (others := self.others) == 0:
             return self._now
         if others not in self._shared:
             self._shared[others] = shared(self._now, others)
         return self._shared[others]
+
+    @property
+    def others(self) -> int:
+        """As in CostSource."""
+        return self._others()
 
     def share(self, others: Callable[[], int]) -> None:
         """others: returns how many other texts are in the pass that comes next. Such passes teach nothing."""
@@ -99,7 +108,7 @@ class LearnedCosts:
         they pay it would never be seen: so the first ones of a table of shapes are, and later one more for every
         doubling of the cycles."""
         first = PLAIN_FIRST if self._written is None else 0
-        return self._others() == 0 and self._plain < first + (self._cycles // PLAIN_LATER).bit_length()
+        return self.others == 0 and self._plain < first + (self._cycles // PLAIN_LATER).bit_length()
 
     def latest(self) -> Costs:
         """Returns the table as estimated now, the machine's speed of late included."""
@@ -107,7 +116,7 @@ class LearnedCosts:
 
     def learn(self, passes: Sequence[Pass]) -> None:
         """Learn from the timed passes of a cycle, the verification last."""
-        if self._others() > 0:
+        if self.others > 0:
             return
         self._cycles += 1
         if self._cycles > ALL and self._cycles % SOME and not self.asks_for_plain:

@@ -165,6 +165,11 @@ class HostCosts:
         return self._made
 
     @property
+    def others(self) -> int:
+        """As in LearnedCosts."""
+        return self._costs.others
+
+    @property
     def asks_for_plain(self) -> bool:
         """As in LearnedCosts."""
         return self._costs.asks_for_plain
