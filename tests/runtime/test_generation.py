@@ -229,6 +229,7 @@ def test_a_prompt_file_is_read_as_it_stands(
     argv = [str(text_bundle), "--prompt-file", str(file), "--json", "--max-new-tokens", "5"]
     assert cli.main(argv) == 0
     result = json.loads(capsys.readouterr().out)
-    assert set(result) == {"text", "token_ids", "finish_reason", "stop", "usage"}
+    assert set(result) == {"text", "token_ids", "finish_reason", "stop", "usage", "message"}
+    assert result["message"] is None  # of a conversation, with the calls that it makes
     assert result["usage"]["prompt_tokens"] == 36
     assert result["text"] == "".join(chr(token - 3) for token in result["token_ids"])

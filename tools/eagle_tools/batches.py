@@ -102,7 +102,9 @@ def pytorch(folder: Path, threads: int) -> Answer:
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(threads)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+    ).eval()
 
     def answer(prompts: Sequence[list[int]], count: int) -> Answers:
         longest = max(map(len, prompts))
