@@ -103,7 +103,7 @@ def pytorch(folder: Path, threads: int) -> Answer:
 
     torch.set_num_threads(threads)
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+        folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, use_safetensors=True
     ).eval()
 
     def answer(prompts: Sequence[list[int]], count: int) -> Answers:
