@@ -199,12 +199,17 @@ class CostAwareDrafter(Drafter):
         chain = self._matched_chain(tokens, most - 1)
         if self._costs.asks_for_plain:
             return root_only(tokens[-1])
+        others = self._costs.others
+        paused = self._head is None or (others == 0 and self._acceptance.budget.pauses())
+        if paused and chain is None:
+            return root_only(tokens[-1])
         costs = self._costs.now
         verify = costs.target.at(len(tokens))[1 : most + 1]
         plain = costs.plain_at(len(tokens))
-        paused = self._pauses(costs, verify, plain)
-        if paused and chain is None:
-            return root_only(tokens[-1])
+        if others and not paused:
+            paused = not self._first_level_pays(costs, verify, plain)
+            if paused and chain is None:
+                return root_only(tokens[-1])
         drafted = not paused and (chain is None or chain.weighed or chain.rate(verify, plain) <= self._rate.value)
         pool = Pool()
         spent, levels = self._draft(pool, chain, tokens, costs, verify) if drafted else (0.0, 0)
@@ -228,17 +233,12 @@ class CostAwareDrafter(Drafter):
                     self._rate.note(len(step.tokens), last.cost)
         self._timer.end(step.nodes)
 
-    def _pauses(self, costs: Costs, verify: Seconds, plain: float) -> bool:
-        """Whether the head does not draft now: for what it lost of late or, where other texts share the pass, for what
-        its first level and the best node of it would cost and bring."""
-        head = self._head
-        if head is None or len(verify) < 2:
-            return True
-        if self._costs.others == 0:
-            return self._acceptance.budget.pauses()
-        assert costs.head is not None
-        level = float(costs.head.at(head.cache.length)[1])
-        return (1 + float(self._child_chances[0])) * plain < level + float(verify[1])
+    def _first_level_pays(self, costs: Costs, verify: Seconds, plain: float) -> bool:
+        """Whether the head's first level and the best node of it are expected to bring what they cost. What drafts lost
+        of late does not say so where other texts share the pass."""
+        assert self._head is not None and costs.head is not None
+        level = float(costs.head.at(self._head.cache.length)[1])
+        return (1 + float(self._child_chances[0])) * plain >= level + float(verify[1])
 
     def _matched_chain(self, tokens: Sequence[int], most: int) -> MatchedChain | None:
         """The longest n-gram match's continuation of at most `most` tokens, if there is one."""

@@ -97,15 +97,16 @@ class Costs:
 
 def shared(costs: Costs, others: int) -> Costs:
     """Costs of a text whose passes `others` more texts share: of a pass in which each has one row, its part; and what
-    its further rows add to that. They are dearer than alone where the first rows of a pass wait for memory, so trees
-    shrink as load grows (Sequoia, arXiv 2402.12374, measures the same of batches)."""
+    its further rows add to that. They are more expensive than alone where the first rows of a pass wait for memory, so
+    trees shrink as load grows (Sequoia, arXiv 2402.12374, measures the same of batches)."""
     contexts, lines = costs.target.contexts, []
     for context in contexts:
         seconds = costs.target.at(context)
         rows = np.minimum(np.array(TARGET_ROWS) + others, LARGEST)
-        beyond = np.array(TARGET_ROWS) + others - rows  # as dear as the last ones that the table knows
-        added = seconds[rows] - seconds[min(1 + others, LARGEST)] + beyond * (seconds[-1] - seconds[-2])
-        lines.append(tuple((added + seconds[min(1 + others, LARGEST)] / (1 + others)).tolist()))
+        beyond = np.array(TARGET_ROWS) + others - rows  # each as expensive as the last one that the table knows
+        of_all = seconds[min(1 + others, LARGEST)]  # a row of each text
+        added = seconds[rows] - of_all + beyond * (seconds[-1] - seconds[-2])
+        lines.append(tuple((added + of_all / (1 + others)).tolist()))
     return Costs(Timings(TARGET_ROWS, contexts, tuple(lines)), costs.head)
 
 
