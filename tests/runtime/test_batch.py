@@ -137,6 +137,36 @@ def test_nobody_waits_for_a_slow_consumer(model: EagleModel) -> None:
     slow.close()
 
 
+@needs_operators
+def test_a_prompt_is_read_in_short_chunks_while_others_decode(bundle_of: Callable[..., Path]) -> None:
+    """Alone in one chunk of 200 tokens; beside an answer that goes on in chunks of 64."""
+    prompt = [3 + number % 90 for number in range(200)]
+    read: list[int] = []
+    with EagleModel.load(bundle_of("eagle3", "int4"), backend="native", threads=1, context=256) as model:
+        settings: dict[str, Any] = {
+            "max_new_tokens": 1,
+            "ignore_eos": True,
+            "on_prefill": lambda count, _: read.append(count),
+        }
+        alone = model.generate(prompt, **settings)
+        assert read == []
+        twin, done = model.twin(), threading.Event()
+
+        def other() -> None:
+            while not done.is_set():
+                twin.generate([5, 6], max_new_tokens=200, ignore_eos=True)
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        try:
+            beside = [model.generate(prompt, **settings) for _ in range(4)]
+        finally:
+            done.set()
+            thread.join()
+    assert {one.token_ids for one in beside} == {alone.token_ids}
+    assert 64 in read
+
+
 def test_what_other_texts_leave_of_a_pass() -> None:
     """Rows of a pass cost 5 ms for the first four together, and 1 ms each beyond: of three texts each has a third of
     5 ms, and pays for what it adds to three rows."""

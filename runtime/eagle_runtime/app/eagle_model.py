@@ -217,7 +217,7 @@ class EagleModel:
         def work() -> Work:
             """A text of its own: equal calls read equal rows. Until its first step another one may have the state."""
             state.forget()
-            yield from asking(state, request.drafter, request.sampler, request.prompt)
+            yield from self._asking(state, request)
 
         return self._turn(state, self._scheduler, request, work(), lambda output, control: None, streamed)
 
@@ -267,7 +267,7 @@ class EagleModel:
 
         def work() -> Work:
             slot.begin()
-            yield from asking(slot.state, request.drafter, request.sampler, request.prompt)
+            yield from self._asking(slot.state, request)
 
         def ended(output: Output, control: TurnState) -> None:
             slot.end()
@@ -386,6 +386,10 @@ class EagleModel:
         output = Output(self.text.stream(request.prompt), request.end, request.reader)
         pieces = decode(scheduler, lease, work, request, output, control, lambda: state.reused)
         return Turn(control, output, pieces, lease, self._worker)
+
+    def _asking(self, state: DecodingState, request: Request) -> Work:
+        rounds = self._engines.rounds
+        return asking(state, request.drafter, request.sampler, request.prompt, others=lambda: rounds.others)
 
     def _new_state(self) -> tuple[DecodingState, Scheduler]:
         return self.bundle.with_new_caches().state(), Scheduler(self._engines)

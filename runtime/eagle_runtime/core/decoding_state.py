@@ -11,7 +11,7 @@ texts alone, and not on how the earlier one was drafted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from eagle_runtime.base.tree import Float
 from eagle_runtime.core.cache import Cache
 from eagle_runtime.core.head import ForgettingHead, HeadOfText, HeadSnapshot
 from eagle_runtime.core.prefix import common_prefix
-from eagle_runtime.core.target import Features, Target
+from eagle_runtime.core.target import SHARED_CHUNK, Features, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +66,20 @@ class DecodingState:
         del self.tokens[same:]
         return kept
 
-    def read(self, ids: Sequence[int], last: int = 1) -> Iterator[Chunk]:
+    def read(self, ids: Sequence[int], last: int = 1, others: Callable[[], int] = lambda: 0) -> Iterator[Chunk]:
         """Make `ids`, one or more, the text, of which the target reads what it has not, a chunk of rows at a time.
-        last: rows of each chunk whose logits are wanted (Target.read)."""
-        kept = self.reused = self.align(ids)
-        for start in range(kept, len(ids), self.target.chunk):
-            chunk = ids[start : start + self.target.chunk]
+        last: rows of each chunk whose logits are wanted (Target.read). others: returns how many other texts wait while
+        a chunk is read; it is a short one then."""
+        start = self.reused = self.align(ids)
+        while start < len(ids):
+            size = min(self.target.chunk, SHARED_CHUNK) if others() else self.target.chunk
+            chunk = ids[start : start + size]
             logits, features = self.target.read(chunk, last)
             self.tokens[start:] = chunk
             for one in self._drafting:
                 one.note(features)
-            yield Chunk(len(self.tokens), logits, features)
+            start = len(self.tokens)
+            yield Chunk(start, logits, features)
 
     def emit(self, tokens: Sequence[int], features: Features) -> None:
         """Add the tokens of a verification, whose rows the target has kept. features [n, Hd]: of these rows."""

@@ -42,6 +42,7 @@ def asking(
     sampler: Sampler,
     prompt: Sequence[int],
     clock: Callable[[], float] = time.perf_counter,
+    others: Callable[[], int] = lambda: 0,
 ) -> Iterator[Reading | Cycle | Verification]:
     """Decode without end: yields one Cycle after another until the cache is full. The first one is the prompt's: its
     tree is the prompt's last token alone, and it emits the first token. Before it comes one Reading for every chunk of
@@ -49,11 +50,11 @@ def asking(
     it goes on. The caller decides when to stop.
 
     state: of the prompt's beginning, whatever else; after each Cycle it holds the text up to there. clock: returns
-    seconds."""
+    seconds. others: returns how many other texts wait for this one's next event (DecodingState.read)."""
     target, tokens = state.target, state.tokens
     seconds = 0.0
     started = clock()
-    for chunk in state.read(prompt, drafter.prompt_rows):
+    for chunk in state.read(prompt, drafter.prompt_rows, others):
         drafter.learn_prompt(tokens, chunk.logits)
         read = clock()
         seconds += read - started
