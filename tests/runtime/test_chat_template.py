@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 import hostile_templates
 from eagle_runtime.base.errors import BundleError, TemplateError
-from eagle_runtime.text.meter import TEXT_BYTES
+from eagle_runtime.text.chat_template import LENGTH
 from eagle_runtime.text.tokenizer import Text
 from hostile_templates import HOSTILE, text_of
 
@@ -120,7 +120,7 @@ def test_hostile_templates_take_little_memory() -> None:
     assert figures.keys() == HOSTILE.keys() and all(refused for refused, *_ in figures.values())
     peak, seconds = max(megabytes for *_, megabytes in figures.values()), max(row[1] for row in figures.values())
     print(f"{len(figures)} templates: at most {seconds} s and {peak} MB")
-    assert 0 < peak <= 100
+    assert 0 < peak <= 300
 
 
 def test_limits_hold_for_each_prompt(folder: Path) -> None:
@@ -208,7 +208,7 @@ def test_a_long_conversation_is_well_within_the_bounds(folder: Path) -> None:
     """A hundred times what a template makes of a usual one."""
     text = text_of(folder, IN_USE["everything"])
     prompt = text.render([{"role": ("user", "assistant")[i % 2], "content": "word " * 200} for i in range(1000)])
-    assert 10**6 < len(prompt) < TEXT_BYTES
+    assert 10**6 < len(prompt) < LENGTH
 
 
 def test_messages_that_hold_themselves(folder: Path) -> None:

@@ -165,9 +165,8 @@ class Text:
         path, source = self._template_of(bool(tools))[0], self.template_source(tools=bool(tools))
         from jinja2 import TemplateError as JinjaError
 
-        from eagle_runtime.text.chat_template import ChatTemplate
+        from eagle_runtime.text.chat_template import ChatTemplate, OverrunError
         from eagle_runtime.text.messages import cut_at_mark, keyword_data, mark_end, message_data, tool_data
-        from eagle_runtime.text.meter import OverrunError
 
         variables = {
             "messages": message_data(messages),
