@@ -33,8 +33,6 @@ MATCHED = np.array([0.0, 0.0, 0.25, 0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.82, 0
 # verification without drafts saves for a trial; and the most of earlier gains that is set against losses.
 CREDIT, TRIAL, SAVING, MOST_SAVED = 4.0, 2.0, 0.02, 12.0
 
-NEWEST = 0.15  # weight of the newest verification in DraftRate
-
 # LevelGains: tokens that a level brings for each token of the level above, and its nodes, before any was drafted; the
 # weight of the newest draft; after how many drafts all levels are drafted again.
 GAIN, NODES, NEWEST_LEVELS, LOOK = 0.75, 1.0, 0.05, 16
@@ -153,28 +151,6 @@ class LevelGains:
         gained[0] = 1
         for sums, newest in ((self._above, gained[:-1]), (self._gained, gained[1:]), (self._nodes, nodes[1:])):
             sums[:levels] += NEWEST_LEVELS * (newest - sums[:levels])
-
-
-class DraftRate:
-    """Tokens that the head's drafts brought for the cost of one, over the last verifications of this generation.
-
-    Where an n-gram match promises more, the head is not run. Without this, method eagle+lookup emits 2.0 % fewer tokens
-    per second (between 7.8 % fewer and 1.3 % more in 12 settings: shipped pair in int8, costs fixed to those that the
-    prior gives the pair itself, a Llama of 1 B on a CPU, and one on a GPU; tokens per second of these costs)."""
-
-    def __init__(self) -> None:
-        self._tokens = 0.0  # running sums: tokens emitted,
-        self._cost = 0.0  # and what they cost, in verifications of one token
-
-    def note(self, tokens: int, cost: float) -> None:
-        """Count a verification with drafts of the head, as in DraftBudget."""
-        self._tokens = (1 - NEWEST) * self._tokens + tokens
-        self._cost = (1 - NEWEST) * self._cost + cost
-
-    @property
-    def value(self) -> float:
-        """Tokens for the cost of one; infinite before the first verification."""
-        return self._tokens / self._cost if self._cost else np.inf
 
 
 Acceptance = dict[tuple[str, bool, bool], AcceptanceStats]  # by (method, whether greedy, whether constrained)

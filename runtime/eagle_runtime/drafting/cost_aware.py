@@ -24,7 +24,7 @@ from eagle_runtime.base.tree import Float, Int, Tree, best_first, root_only, sub
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.head import WINDOW, DraftHead, Proposal
-from eagle_runtime.drafting.acceptance import AcceptanceStats, DraftRate, match_kinds
+from eagle_runtime.drafting.acceptance import AcceptanceStats, match_kinds
 from eagle_runtime.drafting.cost_measurement import CycleTimer
 from eagle_runtime.drafting.cost_model import HEAD_ROWS, LARGEST, Costs, Seconds
 from eagle_runtime.drafting.cost_storage import CostSource
@@ -37,9 +37,7 @@ from eagle_runtime.sampling.grammar_lookahead import Lookahead
 
 MAX_LEVELS = 10  # below the root that the head grows
 MAX_MATCHED = 24  # tokens of an n-gram match
-# Mean chances of a node's two best children before any level was seen, and the weight of a level in them. Where these
-# stay fixed, method eagle emits 2.2 % fewer tokens per second (measured as for acceptance.DraftRate).
-CHILD_CHANCES, NEWEST = (0.6, 0.15), 0.05
+CHILD_CHANCES = 0.6, 0.15  # of a node's two best children; following the text changed nothing (docs/dev/trees.md)
 LEAST_LOG_PROB = np.float32(-1e9)  # stands for NaN of a broken head
 
 
@@ -82,7 +80,6 @@ class MatchedChain:
         shares: Float | None = None,
         branches: Continuations = NOTHING,
         weighed: bool = False,
-        ranker: Ranker | None = None,
     ) -> None:
         """length: tokens that match before the first. shares [n]: log-chances of each token in addition, if several
         may follow. branches: a tree whose main path begins with them. weighed: whether the head knows the match."""
@@ -99,11 +96,6 @@ class MatchedChain:
     def values_left(self) -> Float:
         """Values of the tokens that are not in the pool."""
         return self.values[self.in_pool :]
-
-    def rate(self, verify: Seconds, plain: float) -> float:
-        """Returns the tokens that it promises by itself for the cost of one. verify[n - 1]: seconds for n nodes;
-        plain: seconds of a token without drafts."""
-        return best_size(np.exp(self.values), verify, 0.0)[1] * plain
 
     def follow(self, tokens: Int, parents: Int, values: Float, matches: Int, first: int) -> None:
         """Look for the chain's next token in a new level of the pool, whose nodes begin at index `first`. The node that
@@ -187,8 +179,6 @@ class CostAwareDrafter(Drafter):
         self._lookahead = lookahead
         self._datastore = datastore
         self._weighed = weighed and predicted is None
-        self._child_chances = np.array(CHILD_CHANCES)
-        self._rate = DraftRate()
         self._last: _Draft | None = None  # None: the last tree was its root alone
         self._drafted = False  # whether the head has read the prompt
 
@@ -210,9 +200,8 @@ class CostAwareDrafter(Drafter):
             paused = not self._first_level_pays(costs, verify, plain)
             if paused and chain is None:
                 return root_only(tokens[-1])
-        drafted = not paused and (chain is None or chain.weighed or chain.rate(verify, plain) <= self._rate.value)
         pool = Pool()
-        spent, levels = self._draft(pool, chain, tokens, costs, verify) if drafted else (0.0, 0)
+        spent, levels = (0.0, 0) if paused else self._draft(pool, chain, tokens, costs, verify)
         if chain is not None:
             chain.append_to(pool)
         self._last = _best_tree(pool, tokens[-1], verify, plain, spent, levels)
@@ -230,7 +219,6 @@ class CostAwareDrafter(Drafter):
                     self._acceptance.levels.learn(last.tree, ~np.isnan(last.log_probs), last.levels)
                 if self._costs.others == 0:  # what drafts bring where others share the passes says nothing of alone
                     self._acceptance.budget.note(len(step.tokens), last.cost)
-                    self._rate.note(len(step.tokens), last.cost)
         self._timer.end(step.nodes)
 
     def _first_level_pays(self, costs: Costs, verify: Seconds, plain: float) -> bool:
@@ -238,7 +226,7 @@ class CostAwareDrafter(Drafter):
         of late does not say so where other texts share the pass."""
         assert self._head is not None and costs.head is not None
         level = float(costs.head.at(self._head.cache.length)[1])
-        return (1 + float(self._child_chances[0])) * plain >= level + float(verify[1])
+        return (1 + CHILD_CHANCES[0]) * plain >= level + float(verify[1])
 
     def _matched_chain(self, tokens: Sequence[int], most: int) -> MatchedChain | None:
         """The longest n-gram match's continuation of at most `most` tokens, if there is one."""
@@ -313,8 +301,6 @@ class CostAwareDrafter(Drafter):
         matches = np.zeros(len(values), np.int64)
         if chain is not None:
             chain.follow(tokens, parents, values, matches, pool.size)
-        means = np.exp(corrected[:, :2]).sum(0) / len(corrected)
-        self._child_chances[: len(means)] += NEWEST * (means - self._child_chances[: len(means)])
         pool.add(tokens, parents, values, log_probs.ravel(), matches)
         return values
 
@@ -322,11 +308,11 @@ class CostAwareDrafter(Drafter):
         self, pool: Pool, chain: MatchedChain | None, level: Float, verify: Seconds, spent: float, seconds: Seconds
     ) -> int:
         """Returns how many of the newest level's best nodes the head should grow children of. level: their values, best
-        first. Each node is taken to have two children of the mean chances of late."""
+        first. Each node is taken to have two children of CHILD_CHANCES."""
         left = [] if chain is None else [chain.values_left]
         candidates = np.exp(np.concatenate([*pool.values, *left]))
         nodes, rate = best_size(candidates, verify, spent)
-        best, second = self._child_chances
+        best, second = CHILD_CHANCES
         chances = np.exp(level)
         next_node = verify[min(nodes, len(verify) - 1)] - verify[min(nodes, len(verify) - 1) - 1]
         count = int(np.count_nonzero(chances * best > rate * next_node))
