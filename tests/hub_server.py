@@ -1,4 +1,5 @@
-"""A small server that speaks the part of the Hugging Face Hub's protocol that huggingface_hub uses for downloads.
+"""A small server that speaks the part of the Hugging Face Hub's protocol that huggingface_hub uses for downloads and
+for uploads of small files.
 
 As in huggingface_hub 2.4 (hf_api.py, file_download.py, utils/_http.py): /api/models/ID[/revision/REVISION] with the
 commit and the files, /api/models/ID/tree/REVISION, /api/models/ID/paths-info/REVISION, and /ID/resolve/REVISION/FILE
@@ -7,6 +8,7 @@ with HEAD, ETag, X-Repo-Commit and Range. Errors have an X-Error-Code.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -19,6 +21,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 ROUTE = re.compile(r"/api/models/(?P<id>[^/]+/[^/]+)(/(?P<what>revision|tree|paths-info)/(?P<revision>[^/]+))?/?")
+WRITE = re.compile(r"/api/models/(?P<id>[^/]+/[^/]+)/(?P<what>preupload|commit)/main")
 FILE = re.compile(r"/(?P<id>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
 
 
@@ -26,7 +29,8 @@ FILE = re.compile(r"/(?P<id>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+
 class Hub:
     """models: id -> revision -> folder. gated: ids that ask for a login. cut: file -> bytes after which the connection
     that sends it is closed, once. absent: files whose content is refused. served: file -> bytes of content that were
-    sent. ranges: file -> the Range headers that asked for it."""
+    sent. ranges: file -> the Range headers that asked for it. uploads: where models that clients make are kept; None:
+    nobody may write."""
 
     models: dict[str, dict[str, Path]] = field(default_factory=dict)
     gated: set[str] = field(default_factory=set)
@@ -35,6 +39,7 @@ class Hub:
     served: Counter[str] = field(default_factory=Counter)
     ranges: dict[str, list[str]] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
+    uploads: Path | None = None
     endpoint: str = ""
 
 
@@ -58,7 +63,37 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.asked = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
-        self.answer(body=True)
+        path = unquote(urlsplit(self.path).path)
+        if path == "/api/repos/create" or WRITE.fullmatch(path):
+            self.hub.requests.append(f"POST {path}")
+            self.write(path)
+        else:
+            self.answer(body=True)
+
+    def write(self, path: str) -> None:
+        """Makes a model, says how its files are to come, or takes them."""
+        if self.hub.uploads is None or "Authorization" not in self.headers:
+            self.error(401, "")
+            return
+        match, answer = WRITE.fullmatch(path), dict[str, Any]()
+        if match is None:
+            name = json.loads(self.asked)
+            id = f"{name['organization']}/{name['name']}"
+            self.hub.models.setdefault(id, {"main": self.hub.uploads / id}).get("main", Path()).mkdir(parents=True)
+            answer = {"url": f"{self.hub.endpoint}/{id}", "name": id, "private": name.get("private")}
+        elif match["what"] == "preupload":
+            files = json.loads(self.asked)["files"]
+            answer["files"] = [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in files]
+        else:
+            folder = self.hub.models[match["id"]]["main"]
+            for line in map(json.loads, self.asked.splitlines()):
+                if line["key"] == "file":
+                    file = folder / line["value"]["path"]
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    file.write_bytes(base64.b64decode(line["value"]["content"]))
+            commit = commit_of(folder)
+            answer = {"commitOid": commit, "commitUrl": f"{self.hub.endpoint}/{match['id']}/commit/{commit}"}
+        self.send(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
 
     def answer(self, body: bool) -> None:
         path = unquote(urlsplit(self.path).path)

@@ -262,3 +262,23 @@ def test_a_model_that_is_named_twice_drafts_with_its_own_layer(shell: Shell) -> 
     assert "mtp head" in out and err.count("downloading") == 1
     tools = read_manifest(shell.home / "bundle").tools
     assert tools["target: acme/mimo"] == tools["draft: acme/mimo"]
+
+
+def test_a_bundle_is_pushed_and_loads_by_its_id(shell: Shell, tmp_path: Path) -> None:
+    pair = (str(GOLDEN / "target"), str(GOLDEN / "head_eagle1"), "-o", str(tmp_path / "bundle"), "--no-certificate")
+    assert "me/new cannot be written on the hub (" in shell.refusal(*pair, "--push", "me/new")
+    assert "--push 'new' is not a name on the hub" in shell.refusal(*pair, "--push", "new")
+    assert not (tmp_path / "bundle").exists(), "both are said before an export has begun"
+    shell.hub.uploads, shell.more["HF_TOKEN"] = tmp_path / "uploads", "hf_x"
+    out, _ = shell.run(*pair, "--push", "me/new")
+    pushed = shell.hub.models["me/new"]["main"]
+    assert out.splitlines()[-1] == f"me/new@{commit_of(pushed)}"
+    listed = read_manifest(tmp_path / "bundle").files
+    assert {path.relative_to(pushed).as_posix() for path in pushed.rglob("*") if path.is_file()} == {
+        "eagle_config.json",
+        *listed,
+    }
+    code = (
+        "from eagle_runtime import EagleModel; print(EagleModel.load('me/new').generate([5, 6], max_new_tokens=4).tau)"
+    )
+    assert float(shell.python(code.replace(".tau", ".usage.tau"))) >= 1

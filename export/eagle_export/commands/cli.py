@@ -51,7 +51,10 @@ def _run(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> None:
     """Exports a bundle as the parsed arguments say, and prints a report on stdout."""
     from eagle_export.commands.fetch import fetched
+    from eagle_export.writing.upload import make_repository, push
 
+    if args.push is not None:
+        make_repository(args.push)
     target, draft, sources = fetched(args.target, args.draft, Path(args.output))
     from eagle_export.base.errors import ExportError
     from eagle_export.bundle import export
@@ -87,6 +90,7 @@ def run(args: argparse.Namespace) -> None:
         )
     except FidelityError as error:
         raise ExportError(error.with_options) from None
+    commit = None if args.push is None else push(done.bundle, args.push)
     for warning in done.warnings:
         print_line("eagle-export", f"warning: {warning}")
     if done.sensitivities and not args.json:
@@ -100,6 +104,7 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         report = {
             "bundle": str(done.bundle),
+            "commit": commit,
             "head": head and head.kind,
             "precision": done.manifest.precision,
             "taps": head and head.taps,
@@ -120,6 +125,8 @@ def run(args: argparse.Namespace) -> None:
         f"{args.output}: {head.kind if head else 'no draft'} head, {args.precision}, {done.size / 1e6:.1f} MB"
         f"{shared}{_certified(certificate)}{first}"
     )
+    if commit is not None:
+        print(f"{args.push}@{commit}")
 
 
 def run_engines(args: argparse.Namespace) -> None:
@@ -252,6 +259,9 @@ def _add_make(parser: argparse.ArgumentParser) -> None:
         "as TARGET itself; without one, drafts come from n-gram matches in the text",
     )
     parser.add_argument("-o", "--output", required=True, metavar="BUNDLE", help="folder to write")
+    parser.add_argument(
+        "--push", metavar="OWNER/NAME", help="upload the bundle to the hub too, as `hf auth login` allows"
+    )
     parser.add_argument("-p", "--precision", choices=PRECISIONS, default="fp32", help="of the target")
     parser.add_argument(
         "--draft-precision",
