@@ -37,7 +37,9 @@ from eagle_runtime.sampling.grammar_lookahead import Lookahead
 
 MAX_LEVELS = 10  # below the root that the head grows
 MAX_MATCHED = 24  # tokens of an n-gram match
-CHILD_CHANCES = 0.6, 0.15  # of a node's two best children; following the text changed nothing (docs/dev/trees.md)
+# Mean chances of a node's two best children before any level was seen, and the weight of a level in them. Fixed, they
+# cost 15 % where a head's chances are far from them (docs/dev/trees.md, "Figures").
+CHILD_CHANCES, NEWEST = (0.6, 0.15), 0.05
 LEAST_LOG_PROB = np.float32(-1e9)  # stands for NaN of a broken head
 
 
@@ -179,6 +181,7 @@ class CostAwareDrafter(Drafter):
         self._lookahead = lookahead
         self._datastore = datastore
         self._weighed = weighed and predicted is None
+        self._child_chances = np.array(CHILD_CHANCES)
         self._last: _Draft | None = None  # None: the last tree was its root alone
         self._drafted = False  # whether the head has read the prompt
 
@@ -226,7 +229,7 @@ class CostAwareDrafter(Drafter):
         of late does not say so where other texts share the pass."""
         assert self._head is not None and costs.head is not None
         level = float(costs.head.at(self._head.cache.length)[1])
-        return (1 + CHILD_CHANCES[0]) * plain >= level + float(verify[1])
+        return (1 + float(self._child_chances[0])) * plain >= level + float(verify[1])
 
     def _matched_chain(self, tokens: Sequence[int], most: int) -> MatchedChain | None:
         """The longest n-gram match's continuation of at most `most` tokens, if there is one."""
@@ -301,6 +304,8 @@ class CostAwareDrafter(Drafter):
         matches = np.zeros(len(values), np.int64)
         if chain is not None:
             chain.follow(tokens, parents, values, matches, pool.size)
+        means = np.exp(corrected[:, :2]).sum(0) / len(corrected)
+        self._child_chances[: len(means)] += NEWEST * (means - self._child_chances[: len(means)])
         pool.add(tokens, parents, values, log_probs.ravel(), matches)
         return values
 
@@ -308,11 +313,11 @@ class CostAwareDrafter(Drafter):
         self, pool: Pool, chain: MatchedChain | None, level: Float, verify: Seconds, spent: float, seconds: Seconds
     ) -> int:
         """Returns how many of the newest level's best nodes the head should grow children of. level: their values, best
-        first. Each node is taken to have two children of CHILD_CHANCES."""
+        first. Each node is taken to have two children of the mean chances of late."""
         left = [] if chain is None else [chain.values_left]
         candidates = np.exp(np.concatenate([*pool.values, *left]))
         nodes, rate = best_size(candidates, verify, spent)
-        best, second = CHILD_CHANCES
+        best, second = self._child_chances
         chances = np.exp(level)
         next_node = verify[min(nodes, len(verify) - 1)] - verify[min(nodes, len(verify) - 1) - 1]
         count = int(np.count_nonzero(chances * best > rate * next_node))
