@@ -19,7 +19,7 @@ NATIVE := $(addprefix tests/,kernels \
 	without_the_package_the_portable_graph_runs a_bundle_for_other_operators_is_refused \
 	a_bundle_for_older_operators_runs \
 	a_bundle_for_cpus_tries_no_other_backend) \
-	runtime/test_batch.py \
+	runtime/test_batch.py export/test_families.py::test_the_native_form_computes_the_same \
 	$(addprefix tools/test_doctor.py::test_,the_machine the_machine_in_lines))
 # Neighbouring tests share bundles, so workers get them in runs. A test that hangs fails, and takes its worker along.
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal

@@ -86,11 +86,17 @@ def random_blocks(rng: np.random.Generator, shape: tuple[int, int], grid: Grid) 
     return Blocks(rng.integers(0, high, shape).astype(np.uint8), step, zero.astype(np.uint8), grid)
 
 
-def product(blocks: Sequence[Blocks], norm: Array | None = None, more: Sequence[str] = (), **other: Any) -> OneNode:
-    """One RowExactMatMul. norm: factors of the norm before it; more: which of "up" and "added" are inputs.
-    other: further attributes, or those in the place of the right ones."""
+def product(
+    blocks: Sequence[Blocks],
+    norm: Array | None = None,
+    more: Sequence[str] = (),
+    biases: Sequence[Array | None] = (),
+    **other: Any,
+) -> OneNode:
+    """One RowExactMatMul. norm: factors of the norm before it; more: which of "up" and "added" are inputs; biases: of
+    the first weights. other: further attributes, or those in the place of the right ones."""
     outputs = [f"y{i}" for i in range(len(blocks))]
-    node, weights = product_node("", "x", blocks, outputs, norm, {name: name for name in more}, **other)
+    node, weights = product_node("", "x", blocks, outputs, norm, {name: name for name in more}, biases, **other)
     return opened([node], dict.fromkeys(("x", *more), (TensorProto.FLOAT, 3)), len(blocks), weights)
 
 
@@ -101,6 +107,7 @@ def product_node(
     outputs: Sequence[str],
     norm: Array | None = None,
     more: Mapping[str, str] | None = None,
+    biases: Sequence[Array | None] = (),
     **other: Any,
 ) -> tuple[Any, dict[str, Array]]:
     """A RowExactMatMul of x and its weights, whose names begin with `name`. more: "up" and "added" by their names in
@@ -117,7 +124,18 @@ def product_node(
     names += [""] * (10 - len(names))
     names += ["" if norm is None else f"{name}norm", more.get("up", ""), more.get("added", "")]
     weights |= {} if norm is None else {f"{name}norm": norm}
+    names += ["" if bias is None else f"{name}bias{i}" for i, bias in enumerate(biases)]
+    weights |= {f"{name}bias{i}": bias for i, bias in enumerate(biases) if bias is not None}
     return helper.make_node("RowExactMatMul", names, outputs, domain="eagle", **{**attributes, **other}), weights
+
+
+def norm(factors: Array, *, added: bool = False, epsilon: float = 1e-5) -> OneNode:
+    """One RowExactNorm, with "added" among its inputs or not."""
+    names = ["x", *(["added"] if added else [])]
+    node = helper.make_node(
+        "RowExactNorm", ["x", "factors", *names[1:]], ["y0"], domain="eagle", epsilon=float(epsilon)
+    )
+    return opened([node], dict.fromkeys(names, (TensorProto.FLOAT, 3)), 1, {"factors": factors})
 
 
 def product_in_words(x: Array, blocks: Blocks) -> Array:

@@ -48,8 +48,8 @@ def cases() -> list[tuple[OneNode, dict[str, Array], list[Array]]]:
                 )
                 inputs = heads.feeds(heads.rows(rng, len(parents)), (past[0], past[1]), list(parents), spare=8)
                 found.append((session, inputs, session.run(None, inputs)))
-        two = layers(rng)
-        for length, parents in [(0, [-1]), (130, [-1, 0, 0, 1, 1, 2, 5])]:
+        for norms, length, parents in [(False, 0, [-1]), (True, 130, [-1, 0, 0, 1, 1, 2, 5])]:
+            two = layers(rng, norms=norms)
             inputs = two.feeds(rng, length, parents)
             found.append((two.joined, inputs, two.joined.run(None, inputs)))
     return found

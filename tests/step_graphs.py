@@ -36,8 +36,11 @@ class Layers:
         return {"x": x, **{name: feeds[name] for name in (*CACHES, *SHARED)}}
 
 
-def layers(rng: np.random.Generator, count: int = 2, threads: int = 1) -> Layers:
-    """Decoder layers over one cache, which all of them read. The outputs are the stream after each layer, and the new
+def layers(
+    rng: np.random.Generator, count: int = 2, threads: int = 1, *, biases: bool = True, norms: bool = False
+) -> Layers:
+    """Decoder layers over one cache, which all of them read. biases: of q, k and v. norms: of q's and k's heads, and of
+    what is added to the stream. The outputs are the stream after each layer, and the new
     keys and values of the last."""
     nodes, weights, stream = [], {}, "x"
     kv = HEADS.kv_heads * HEADS.width
@@ -50,9 +53,18 @@ def layers(rng: np.random.Generator, count: int = 2, threads: int = 1) -> Layers
         normed = not other
         norm = rng.random(shapes[0][0]).astype(np.float32) + np.float32(0.5) if normed else None
         more = {"epsilon": 1e-5} if normed else {"activation": 1} if "up" in other else {}
-        node, mine = product_node(name, x, blocks, outputs, norm, other, **more)
+        qkv = biases and name.startswith("qkv")
+        added = [rng.standard_normal(n).astype(np.float32) for _, n, _ in shapes] if qkv else []
+        node, mine = product_node(name, x, blocks, outputs, norm, other, added, **more)
         nodes.append(node)
         weights.update(mine)
+
+    def norm(x: str, width: int, output: str = "", *added: str) -> str:
+        factors = f"{x}.factors"
+        weights[factors] = rng.random(width).astype(np.float32) + np.float32(0.5)
+        made = output or f"{x}.normed"
+        nodes.append(helper.make_node("RowExactNorm", [x, factors, *added], [made], domain="eagle", epsilon=1e-6))
+        return made
 
     four, eight = Grid(4, 32, True), Grid(8, 16, False)
     for i in range(count):
@@ -60,9 +72,15 @@ def layers(rng: np.random.Generator, count: int = 2, threads: int = 1) -> Layers
         q, k, v, mixed, middle, gate, up = (f"{part}{i}" for part in ("q", "k", "v", "mixed", "middle", "gate", "up"))
         multiply(f"qkv{i}", stream, [(WIDE, WIDE, four), (WIDE, kv, eight), (WIDE, kv, eight)], [q, k, v])
         new = [f"y{count + n}" if last else f"new{n}{i}" for n in range(2)]
+        if norms:
+            q, k = (norm(part, HEADS.width) for part in (q, k))
         inputs = [q, k, v, *CACHES, *SHARED]
         nodes.append(helper.make_node("ExactTreeAttention", inputs, [mixed, *new], domain="eagle", **attributes))
-        multiply(f"o{i}", mixed, [(WIDE, WIDE, four)], [middle], added=stream)
+        if norms:
+            multiply(f"o{i}", mixed, [(WIDE, WIDE, four)], [f"{middle}.bare"], added=mixed)
+            norm(f"{middle}.bare", WIDE, middle, stream)
+        else:
+            multiply(f"o{i}", mixed, [(WIDE, WIDE, four)], [middle], added=stream)
         multiply(f"gate_up{i}", middle, [(WIDE, INNER, four), (WIDE, INNER, four)], [gate, up])
         stream = f"y{i}"
         multiply(f"down{i}", gate, [(INNER, WIDE, four)], [stream], up=up, added=middle)

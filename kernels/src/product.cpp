@@ -3,12 +3,13 @@
 //
 //   inputs    x [.., K] fp32; for each of three weights levels [N, blocks, bytes] uint8, steps [N, blocks] fp16, and zero
 //             levels [N, bytes] uint8 or nothing, in the layout of ONNX Runtime's MatMulNBits, as initializers; then,
-//             each optional: norm [K] fp32, an initializer; up [.., K] fp32; added [.., N] fp32
+//             each optional: norm [K] fp32, an initializer; up [.., K] fp32; added [.., N] fp32; for each weight a bias
+//             [N] fp32, an initializer
 //   outputs   [.., N] fp32 for each weight
 //   attributes  K; bits, N and block of each weight, as bits_0, N_0, block_0, ...; epsilon, of the norm; activation
 //
 // With norm, x / root(mean(x^2) + epsilon) * norm takes the place of x; with up, activation(x) * up does (1: SiLU, 2: GELU
-// by tanh). `added` is added to the product of the only weight.
+// by tanh). A bias is added to its product; then `added` is, to the product of the only weight.
 #include <string.h>
 
 #include "arena.hpp"
@@ -19,7 +20,7 @@
 namespace eagle {
 namespace {
 constexpr int MOST = 3;                 // weights of one operator
-constexpr int NORM = 3 * MOST + 1, UP = NORM + 1, ADDED = UP + 1, INPUTS = ADDED + 1;  // places of inputs
+constexpr int NORM = 3 * MOST + 1, UP = NORM + 1, ADDED = UP + 1, BIAS = ADDED + 1, INPUTS = BIAS + MOST;  // places of inputs
 constexpr int64_t MANY = 8192;          // inputs that are worth several threads' quantising
 constexpr int64_t FEW = 50000;          // multiply-adds that one thread computes as fast as several: two microseconds
 constexpr int64_t INPUTS_AT_ONCE = 1024;  // whose levels of one panel stay in the first cache while rows change
@@ -30,8 +31,10 @@ struct Product {
   Before before;
   float* norm = nullptr;  // before.norm
   Weight weights[MOST] = {};
+  float* biases[MOST] = {};
   ~Product() {
     for (Weight& w : weights) release_weights(w.levels), release_weights(w.meta);
+    for (float* bias : biases) release(bias);
     release(norm);
   }
 };
@@ -119,24 +122,29 @@ ort::Status read_weight(const Source& source, int index, int64_t inputs, const K
   return nullptr;
 }
 
+// A copy of a constant's fp32 numbers; null if the node has none there.
+ort::Status read_numbers(const Source& source, int input, int64_t count, const char* message, float** out) {
+  ort::Tensor numbers;
+  source.constant_if_given(input, &numbers);
+  if (numbers.data == nullptr) return nullptr;
+  if (!numbers.is(ort::FLOAT, 1) || numbers.dims[0] != count) return ort::error(message);
+  *out = reinterpret_cast<float*>(allocate(static_cast<size_t>(count) * 4));
+  if (*out == nullptr) return ort::error(NO_MEMORY);
+  memcpy(*out, numbers.data, static_cast<size_t>(count) * 4);
+  return nullptr;
+}
+
 ort::Status read_before(const Source& source, int64_t channels, Product* p) {
   int64_t activation = NONE;
   source.attribute("activation", &activation);
   if (activation < NONE || activation > GELU) return ort::error("RowExactMatMul: activation must be 0, 1 or 2");
   p->before.activation = static_cast<int>(activation);
-  ort::Tensor norm;
-  source.constant_if_given(NORM, &norm);
-  const bool sound = norm.data == nullptr || (norm.is(ort::FLOAT, 1) && norm.dims[0] == channels &&
-                                              source.attribute("epsilon", &p->before.epsilon) &&
-                                              p->before.epsilon >= 0 && activation == NONE);
-  if (!sound || ((norm.data != nullptr || activation != NONE) && channels % 8))
-    return ort::error("RowExactMatMul: norm, epsilon or activation do not fit each other or K");
-  if (norm.data == nullptr) return nullptr;
-  p->norm = reinterpret_cast<float*>(allocate(static_cast<size_t>(channels) * 4));
-  if (p->norm == nullptr) return ort::error(NO_MEMORY);
-  memcpy(p->norm, norm.data, static_cast<size_t>(channels) * 4);
+  constexpr const char* UNSOUND = "RowExactMatMul: norm, epsilon or activation do not fit each other or K";
+  RETURN_IF_ERROR(read_numbers(source, NORM, channels, UNSOUND, &p->norm));
   p->before.norm = p->norm;
-  return nullptr;
+  const bool sound = p->norm == nullptr || (source.attribute("epsilon", &p->before.epsilon) && p->before.epsilon >= 0 &&
+                                            activation == NONE);
+  return !sound || (p->before.any() && channels % 8) ? ort::error(UNSOUND) : nullptr;
 }
 
 ort::Status create(const Source& source, void** what) {
@@ -150,7 +158,9 @@ ort::Status create(const Source& source, void** what) {
   p->count = source.outputs;
   ort::Status status = read_before(source, channels, p);
   for (int i = 0; i < p->count && status == nullptr; i++)
-    status = read_weight(source, i, channels, *p->kernels, &p->weights[i]);
+    if (!(status = read_weight(source, i, channels, *p->kernels, &p->weights[i])))
+      status = read_numbers(source, BIAS + i, p->weights[i].columns, "RowExactMatMul: a bias has another shape or type",
+                            &p->biases[i]);
   if (status) unmake(p);
   else *what = p;
   return status;
@@ -203,9 +213,9 @@ void read_tile(const Product& p, const float* x, const float* up, int64_t t, int
   }
 }
 
-// Panels first .. last - 1 of one weight for all rows. added: [rows, N] to add, or null.
+// Panels first .. last - 1 of one weight for all rows. bias: [N] to add, or null; added: [rows, N] to add then, or null.
 void panels(const Kernels& kernels, const Weight& w, const Input& in, int64_t rows, int64_t first, int64_t last,
-            const float* added, float* y) {
+            const float* bias, const float* added, float* y) {
   const int64_t some = rows <= in.most ? w.blocks : INPUTS_AT_ONCE / w.block;
   const int64_t block_bytes = w.block * PANEL * w.bits / 8, unit = w.block * (in.wide ? 2 : 1);
   float edge[8 * PANEL];
@@ -227,10 +237,11 @@ void panels(const Kernels& kernels, const Weight& w, const Input& in, int64_t ro
           kernels.product(w, panel, b, count, n, x, edge, PANEL, ahead);
           for (int r = 0; r < n; r++) memcpy(out + r * w.columns, edge + r * PANEL, size_t(left) * 4);
         }
-        if (added != nullptr && b + count == w.blocks)
-          for (int r = 0; r < n; r++)
-            for (int64_t c = 0; c < (left < PANEL ? left : PANEL); c++)
-              out[r * w.columns + c] += added[(t + r) * w.columns + column + c];
+        const int64_t real = b + count < w.blocks ? 0 : left < PANEL ? left : PANEL;  // columns that are complete
+        for (int r = 0; r < n && real && bias != nullptr; r++)
+          for (int64_t c = 0; c < real; c++) out[r * w.columns + c] += bias[column + c];
+        for (int r = 0; r < n && real && added != nullptr; r++)
+          for (int64_t c = 0; c < real; c++) out[r * w.columns + c] += added[(t + r) * w.columns + column + c];
         t += n;
       }
     }
@@ -271,7 +282,7 @@ void multiply(const void* work, int64_t first, int64_t last, uint8_t*) {
     const Weight& w = p.weights[i];
     if (first < w.panels && last > 0)
       panels(*p.kernels, w, work_of.inputs[work_of.reads[i]], work_of.rows, first < 0 ? 0 : first,
-             last < w.panels ? last : w.panels, work_of.added, work_of.out[i]);
+             last < w.panels ? last : w.panels, p.biases[i], work_of.added, work_of.out[i]);
     first -= w.panels, last -= w.panels;
   }
 }
@@ -371,7 +382,7 @@ constexpr ort::CustomOp OPERATOR = {
 };
 }  // namespace
 
-const Kind PRODUCT = {INPUTS, [](int i) { return i == 0 || i > NORM; }, create,
+const Kind PRODUCT = {INPUTS, [](int i) { return i == 0 || i == UP || i == ADDED; }, create,
                       [](void* what) { unmake(static_cast<Product*>(what)); }, plan};
 
 const ort::CustomOp* product_operator() { return &OPERATOR; }

@@ -1,8 +1,8 @@
-// RowExactSteps: steps one after the other, each of which is what RowExactMatMul or ExactTreeAttention computes. Threads
+// RowExactSteps: steps one after the other, each of which is what RowExactMatMul, ExactTreeAttention or RowExactNorm computes. Threads
 // stay together from the first to the last, and what only steps read is not a tensor of the graph.
 //
-//   inputs   plan [steps, 17] int64, an initializer: per step its kind (0: RowExactMatMul, 1: ExactTreeAttention), the
-//            places of its 13 inputs, and those of its 3 outputs. An input is -1 (absent), the number of an input of the
+//   inputs   plan [steps, 20 or 17] int64, an initializer: per step its kind (0: RowExactMatMul, 1: ExactTreeAttention,
+//            2: RowExactNorm), the places of its 16 inputs, or of the first 13, and those of its 3 outputs. An input is -1 (absent), the number of an input of the
 //            node, or -2 - n, n being an output of an earlier step, of which each has three numbers: 3 * step + output.
 //            An output is the number of one of the node, -1 (read by steps alone), or -2 (the step has no such output)
 //            then whatever the steps read
@@ -17,7 +17,8 @@
 namespace eagle {
 namespace {
 constexpr int64_t PLAN_WIDTH = 1 + STEP_INPUTS + STEP_OUTPUTS, MOST_STEPS = 4096, MOST_NODE_INPUTS = 1 << 17;
-const Kind* const KINDS[] = {&PRODUCT, &ATTENTION};
+constexpr int WITHOUT_BIASES = 13;  // inputs of a step
+const Kind* const KINDS[] = {&PRODUCT, &ATTENTION, &NORMS};
 
 // The node, or a node of one step. Values are numbered: first what the node gets, then what steps compute.
 struct Steps {
@@ -70,19 +71,20 @@ bool find_places(Steps* all, Memory* memory) {
 }
 
 ort::Status read_plan(const void* info, const ort::Tensor& plan, int64_t node_inputs, int64_t node_outputs, Steps* all) {
-  const int64_t* rows = static_cast<const int64_t*>(plan.data);
+  const int64_t *rows = static_cast<const int64_t*>(plan.data), width = plan.dims[1];
+  const int known_inputs = static_cast<int>(width - 1 - STEP_OUTPUTS);
   const int64_t n = all->count * STEP_OUTPUTS;
   Memory memory;
   bool* given = memory.get_zeros<bool>(size_t(node_outputs) + 1);
   if (given == nullptr) return ort::error(NO_MEMORY);
   // Numbers of outputs of steps follow those of inputs, which are counted first.
   for (int64_t s = 0; s < all->count; s++) {
-    const int64_t* row = rows + s * PLAN_WIDTH;
-    if (row[0] < 0 || row[0] > 1) return ort::error("RowExactSteps: the plan has a step of an unknown kind");
+    const int64_t* row = rows + s * width;
+    if (row[0] < 0 || row[0] > 2) return ort::error("RowExactSteps: the plan has a step of an unknown kind");
     Step& step = all->steps[s];
     step.kind = KINDS[row[0]];
     for (int i = 0; i < STEP_INPUTS; i++) {
-      const int64_t at = row[1 + i];
+      const int64_t at = i < known_inputs ? row[1 + i] : -1;
       const bool known = at == -1 || (at > 0 && at < node_inputs) || (at < -1 && -2 - at < s * STEP_OUTPUTS);
       if (!known || (i >= step.kind->inputs && at != -1))
         return ort::error("RowExactSteps: the plan has an input that is not there");
@@ -91,8 +93,8 @@ ort::Status read_plan(const void* info, const ort::Tensor& plan, int64_t node_in
       if (at < -1 && step.in[i] == -1) return ort::error("RowExactSteps: a weight is not an initializer of the graph");
     }
     for (int i = 0; i < STEP_OUTPUTS; i++) {
-      const int64_t to = row[1 + STEP_INPUTS + i];
-      if (to < -2 || to >= node_outputs || (to >= 0 && given[to]) || (i > 0 && to != -2 && row[STEP_INPUTS + i] == -2))
+      const int64_t to = row[1 + known_inputs + i];
+      if (to < -2 || to >= node_outputs || (to >= 0 && given[to]) || (i > 0 && to != -2 && row[known_inputs + i] == -2))
         return ort::error("RowExactSteps: the plan has an output that is not there, or one twice");
       if (to >= 0) given[to] = true;
       all->outputs[s * STEP_OUTPUTS + i] = to;
@@ -110,7 +112,7 @@ ort::Status read_plan(const void* info, const ort::Tensor& plan, int64_t node_in
       step.out[i] = has ? all->given + s * STEP_OUTPUTS + i : -1;
       outputs += has;
     }
-    const Source source{info, s, rows + s * PLAN_WIDTH + 1, outputs};
+    const Source source{info, s, rows + s * width + 1, outputs, known_inputs};
     RETURN_IF_ERROR(step.kind->create(source, &step.what));
   }
   for (int64_t v = 0; v < n; v++)
@@ -124,7 +126,7 @@ ort::Status read_steps(const void* info, Steps* all) {
   RETURN_IF_ERROR(ort::call(ort::INFO_INPUT_COUNT, info, &inputs));
   RETURN_IF_ERROR(ort::call(ort::INFO_OUTPUT_COUNT, info, &outputs));
   RETURN_IF_ERROR(ort::constant(info, 0, &plan));
-  if (!plan.is(ort::INT64, 2) || plan.dims[1] != PLAN_WIDTH || plan.dims[0] < 1 || plan.dims[0] > MOST_STEPS ||
+  if (!plan.is(ort::INT64, 2) || (plan.dims[1] != PLAN_WIDTH && plan.dims[1] != PLAN_WIDTH - STEP_INPUTS + WITHOUT_BIASES) || plan.dims[0] < 1 || plan.dims[0] > MOST_STEPS ||
       inputs > size_t(MOST_NODE_INPUTS))
     return ort::error("RowExactSteps: the plan has another shape or type");
   if (!all->make_room(plan.dims[0], int64_t(inputs))) return ort::error(NO_MEMORY);
@@ -174,7 +176,7 @@ const char* Source::named(const char* name, char* full) const {
   return full;
 }
 ort::Status Source::constant(int input, ort::Tensor* tensor) const {
-  const int64_t at = places == nullptr ? input : places[input];
+  const int64_t at = places == nullptr ? input : input < inputs ? places[input] : -1;
   if (at < 0) return ort::error("a weight is missing");
   return ort::constant(info, size_t(at), tensor);
 }
@@ -225,7 +227,7 @@ ort::Status create_one(const Kind& kind, const void* info, void** kernel) {
     step.out[i] = size_t(i) < outputs ? all->given + i : -1;
     all->outputs[i] = i;
   }
-  if (ort::Status status = kind.create({info, -1, nullptr, static_cast<int>(outputs)}, &step.what)) {
+  if (ort::Status status = kind.create({info, -1, nullptr, static_cast<int>(outputs), 0}, &step.what)) {
     unmake(all);
     return status;
   }

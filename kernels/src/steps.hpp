@@ -7,7 +7,7 @@
 
 namespace eagle {
 
-constexpr int STEP_INPUTS = 13, STEP_OUTPUTS = 3;  // at most
+constexpr int STEP_INPUTS = 16, STEP_OUTPUTS = 3;  // at most
 
 constexpr const char* NO_MEMORY = "out of memory (bad allocation)";
 
@@ -17,6 +17,7 @@ struct Source {
   int64_t number;         // of a step among others, whose attributes begin with "s<number>_"; -1: of the only one
   const int64_t* places;  // of its inputs among the node's; negative: not among them
   int outputs;
+  int inputs;             // that `places` has
 
   bool attribute(const char* name, int64_t* value) const;  // false: absent
   bool attribute(const char* name, float* value) const;
@@ -85,7 +86,7 @@ struct Step {
   int64_t in[STEP_INPUTS], out[STEP_OUTPUTS];  // numbers of values; negative: none
 };
 
-extern const Kind ATTENTION, PRODUCT;
+extern const Kind ATTENTION, NORMS, PRODUCT;
 
 // Operators: of one step, whose inputs and outputs are the node's.
 ort::Status create_one(const Kind& kind, const void* info, void** kernel);

@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from conftest import needs_operators
 from eagle_calib.calibration import Observed
 from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
@@ -261,3 +262,24 @@ def test_drafts_change_no_token_and_no_bit(name: str, precision: str, bundles: C
                 drafted = model.generate(prompt, method=method, max_new_tokens=60, **settings)
                 assert drafted.token_ids == plain.token_ids
         assert precision == "fp32" or equal_rows(model.bundle.target)
+
+
+ONE_NODE = ("Qwen3", "Gemma-2", "Gemma-3", "OLMo-2")  # families with norms of heads, or of rows after a product
+BIASED = "Qwen2.5, tied, upper layers with a window"
+
+
+@needs_operators
+@pytest.mark.parametrize("name", [BIASED, *ONE_NODE])
+def test_the_native_form_computes_the_same(name: str, bundles: Callable[[str, str], Path]) -> None:
+    """With biases, norms and sums as steps of the layers' node."""
+    text = np.random.default_rng(5).integers(0, VOCAB, 90).tolist()
+    logits = {}
+    for backend in ("cpu", "native"):
+        with EagleModel.load(bundles(name, "int8"), backend=backend, threads=1) as model:
+            logits[backend] = np.concatenate(list(model.bundle.target.score(text)))
+    apart = np.abs(logits["native"] - logits["cpu"]).mean() / logits["cpu"].std()
+    assert apart < 0.02
+    operators = [node.op_type for node in ir.load(bundles(name, "int8") / "target/native.onnx").graph]
+    assert "RMSNormalization" not in operators
+    if name in ("Qwen3", "Gemma-2"):  # the others' heads of width 8 are not rotated by the operator
+        assert operators.count("RowExactSteps") < LAYERS - 1

@@ -14,7 +14,7 @@ from conftest import needs_operators
 from eagle_export.recipes.blocks import Blocks, Grid
 from eagle_runtime.base.errors import BackendError
 from eagle_runtime.ort.operators import native_operators
-from operator_graphs import Array, Heads, instructions, product, product_in_words, random_blocks
+from operator_graphs import Array, Heads, instructions, norm, product, product_in_words, random_blocks
 
 pytestmark = needs_operators
 FEW = (1, 2, 3, 4, 5, 6, 7, 9, 13, 16)
@@ -88,6 +88,52 @@ def test_a_gated_activation_before_a_product_and_a_sum_after_it(instruction_set:
     cubic = np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)
     active = wide / (1 + np.exp(-wide)) if activation == 1 else 0.5 * wide * (1 + np.tanh(cubic))
     assert_close_and_exact(out[0], product_in_words((active * up).astype(np.float32), blocks) + added)
+
+
+def test_biases_after_a_product(instruction_set: str) -> None:
+    """Added to the finished sums, before what else is added; of some of several products."""
+    x, _, blocks = some_rows(576)
+    bias = np.linspace(-3, 3, 50, dtype=np.float32)
+    added = np.flip(x, 0)[:, :50].copy()
+    with instructions(instruction_set):
+        (bare,) = product([blocks]).run(None, {"x": x[None]})
+        both = {"x": x[None], "added": added[None]}
+        (out,) = product([blocks], more=("added",), biases=[bias]).run(None, both)
+        several = product([blocks] * 3, biases=[None, bias]).run(None, {"x": x[None]})
+        for first in range(0, 20, 3):
+            (part,) = product([blocks], biases=[bias]).run(None, {"x": x[None, first : first + 3]})
+            np.testing.assert_array_equal(part, (bare + bias)[:, first : first + 3])
+    np.testing.assert_array_equal(out, (bare + bias) + added)
+    for one, right in zip(several, (bare, bare + bias, bare), strict=True):
+        np.testing.assert_array_equal(one, right)
+
+
+def test_norms_of_heads_and_of_rows(instruction_set: str) -> None:
+    """Of every 64 values, with a sum after; a row's bits are those that it has alone."""
+    rng = np.random.default_rng(0)
+    x, added = (rng.normal(0, 3, (1, 20, 192)).astype(np.float32) for _ in range(2))
+    factors = rng.random(64).astype(np.float32) + np.float32(0.5)
+    with instructions(instruction_set):
+        (out,) = norm(factors, added=True).run(None, {"x": x, "added": added})
+        (part,) = norm(factors).run(None, {"x": x[:, 7:9]})
+    heads = x.astype(np.float64).reshape(20, 3, 64)
+    expected = (heads / np.sqrt((heads**2).mean(-1, keepdims=True) + 1e-5) * factors).reshape(1, 20, 192)
+    np.testing.assert_allclose(out, expected + added, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(part + added[:, 7:9], out[:, 7:9])
+    with instructions("plain"):
+        np.testing.assert_array_equal(norm(factors, added=True).run(None, {"x": x, "added": added})[0], out)
+
+
+def test_norms_refuse_what_does_not_fit() -> None:
+    with pytest.raises(BackendError, match="multiple of 8"):
+        norm(np.ones(12, np.float32))
+    with pytest.raises(BackendError, match="epsilon is missing"):
+        norm(np.ones(16, np.float32), epsilon=-1.0)
+    session = norm(np.ones(16, np.float32), added=True)
+    for x, added, said in (((1, 2, 24), (1, 2, 24), "multiple of the norm's width"), ((1, 2, 32), (1, 2, 16), "added")):
+        with pytest.raises(Exception, match=said):
+            session.run(None, {"x": np.zeros(x, np.float32), "added": np.zeros(added, np.float32)})
+    assert norm(np.ones(16, np.float32)).run(None, {"x": np.zeros((1, 0, 32), np.float32)})[0].shape == (1, 0, 32)
 
 
 @pytest.fixture(params=["plain", native_operators().instructions])
@@ -251,6 +297,8 @@ def test_products_refuse_weights_that_do_not_fit(other: dict[str, Any], said: st
         product([blocks], **other)
     with pytest.raises(BackendError, match="norm, epsilon or activation do not fit"):
         product([blocks], np.ones(255, np.float32), epsilon=1e-5)
+    with pytest.raises(BackendError, match="a bias has another shape"):
+        product([blocks], biases=[np.ones(31, np.float32)])
     for feeds, match in (
         ({"x": (1, 2, 256), "up": (1, 2, 255)}, "up has another shape"),
         ({"x": (1, 2, 256), "added": (1, 2, 31)}, "added has another shape"),

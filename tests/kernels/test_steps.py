@@ -17,17 +17,17 @@ from step_graphs import PER_LAYER, layers
 
 pytestmark = needs_operators
 TREES = [(0, [-1]), (5, [-1]), (130, [-1, 0, 0, 1, 1, 2, 5]), (700, range(-1, 2)), (40, range(-1, 69))]
-WIDTH = 17  # of a row of a plan: kind, inputs, outputs
+WIDTH = 20  # of a row of a plan: kind, inputs, outputs
 
 
 @pytest.mark.parametrize("instruction_set", ["plain", native_operators().instructions])
-@pytest.mark.parametrize("threads", [1, 2, 5])
-def test_steps_have_the_bits_of_operators(instruction_set: str, threads: int) -> None:
+@pytest.mark.parametrize(("threads", "norms"), [(1, False), (2, False), (2, True), (5, True)])
+def test_steps_have_the_bits_of_operators(instruction_set: str, threads: int, norms: bool) -> None:
     rng = np.random.default_rng(threads)
     with instructions("plain"):
-        plain = layers(np.random.default_rng(0)).apart
+        plain = layers(np.random.default_rng(0), norms=norms).apart
     with instructions(instruction_set):
-        made = layers(np.random.default_rng(0), threads=threads)
+        made = layers(np.random.default_rng(0), threads=threads, norms=norms)
     (node,) = [node for node in onnx.load_from_string(made.joined.model).graph.node if node.domain]
     assert node.op_type == "RowExactSteps"
     for length, parents in TREES:
@@ -52,7 +52,7 @@ def test_passes_of_several_threads_do_not_disturb_each_other() -> None:
 @pytest.mark.parametrize(
     ("row", "column", "value", "said"),
     [
-        (0, 0, 2, "unknown kind"),
+        (0, 0, 3, "unknown kind"),
         (0, 0, -1, "unknown kind"),
         (0, 1, 1000, "an input that is not there"),
         (0, 1, 0, "an input that is not there"),
@@ -61,13 +61,13 @@ def test_passes_of_several_threads_do_not_disturb_each_other() -> None:
         (3, 1, -2 - 3 * 2 - 1, "an input that is not there"),  # a second output of a step of one
         (1, 12, 1, "an input that is not there"),  # attention has nine
         (2, 2, -2, "not an initializer"),
-        (4, 14, 7, "an output that is not there"),
-        (4, 14, -1, "an output is no step's"),
-        (9, 14, 0, "an output that is not there, or one twice"),
-        (0, 14, -2, "an output that is not there"),
-        (2, 14, -2, "an input that is not there"),  # of the step after it
-        (1, 16, -2, "heads, kv_heads"),
-        (6, 16, -2, "an output is no step's"),
+        (4, 17, 7, "an output that is not there"),
+        (4, 17, -1, "an output is no step's"),
+        (9, 17, 0, "an output that is not there, or one twice"),
+        (0, 17, -2, "an output that is not there"),
+        (2, 17, -2, "an input that is not there"),  # of the step after it
+        (1, 19, -2, "heads, kv_heads"),
+        (6, 19, -2, "an output is no step's"),
     ],
 )
 def test_plans_are_checked(row: int, column: int, value: int, said: str) -> None:
@@ -85,6 +85,16 @@ def test_plans_of_another_shape_are_refused() -> None:
     for other in (plan.reshape(-1, 1), plan[None], plan[:0]):
         with pytest.raises(BackendError, match="the plan has another shape or type"):
             opened_model(with_plan(model, other))
+
+
+def test_plans_of_older_bundles_run() -> None:
+    """They have no places for biases."""
+    made = layers(np.random.default_rng(0), biases=False)
+    plan = plan_of(made.joined.model)
+    older = opened_model(with_plan(made.joined.model, np.delete(plan, np.s_[14:17], 1)))
+    feeds = made.feeds(np.random.default_rng(1), 5, [-1, 0])
+    for one, other in zip(made.apart.run(None, feeds), older.run(None, feeds), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def plan_of(model: bytes) -> Array:

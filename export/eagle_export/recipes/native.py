@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -18,13 +19,13 @@ from eagle_export.recipes.attention import ExactAttention, Part, attention_nodes
 from eagle_export.recipes.graph import insert, replace
 from eagle_export.recipes.graph_pass import Pass
 from eagle_export.recipes.native_steps import DOMAIN as DOMAIN
-from eagle_export.recipes.native_steps import JoinedRuns
+from eagle_export.recipes.native_steps import KINDS, JoinedRuns
 from eagle_export.recipes.plan import Passes, apply
 from eagle_export.recipes.weight_blocks import INT8_COMPUTE
 
 LANES = 8  # a head's width, and a piece of its values, must be a multiple of it
 JOINED = 3  # products of one input that one operator computes
-NORM = 3 * JOINED + 1  # place of the operator's inputs that are no weights
+NORM, BIAS = 3 * JOINED + 1, 3 * JOINED + 4  # places of the operator's inputs: norm, gated by, added; biases
 SILU, GELU = 1, 2  # its activations
 HEADS_FIRST = [0, 2, 1, 3]  # permutation between [1, T, heads, width] and [1, heads, T, width]
 
@@ -39,7 +40,7 @@ def both_forms(passes: Passes, model: ir.Model) -> tuple[dict[str, str], ir.Mode
     native = model.clone() if _fits(model) else None
     done |= apply(exact, model)
     if native is not None:
-        for step in (NativeAttention(), NativeProducts(), JoinedSteps(), JoinedRuns()):
+        for step in (NormsOfRows(), NativeAttention(), NativeProducts(), JoinedSteps(), NativeNorms(), JoinedRuns()):
             step.apply(native)
         RemoveUnusedNodesPass()(native)
     return done, native
@@ -48,6 +49,40 @@ def both_forms(passes: Passes, model: ir.Model) -> tuple[dict[str, str], ir.Mode
 def _fits(model: ir.Model) -> bool:
     parts = [part_of(model, node) for node in attention_nodes(model)]
     return all(part.width % LANES == 0 and part.cut % LANES == 0 for part in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class NormsOfRows(Pass[ir.Node]):
+    """Lets norms of heads read rows [1, T, heads, width] and not what is transposed from these, as Gemma-3 has it: a
+    norm over the width is the same on either side, and the rotation after it becomes a part of attention."""
+
+    name = "norms of rows"
+
+    def pattern(self, model: ir.Model) -> list[ir.Node]:
+        return [
+            node
+            for node in model.graph
+            if node.op_type == "RMSNormalization"
+            and node.attributes.get_int("axis", -1) in (-1, 3)
+            and (before := None if node.inputs[0] is None else node.inputs[0].producer()) is not None
+            and before.op_type == "Transpose"
+            and list(before.attributes["perm"].as_ints()) == HEADS_FIRST
+        ]
+
+    def rewrite(self, model: ir.Model, matches: list[ir.Node]) -> dict[str, str]:
+        changed = {}
+        for node in matches:
+            out, rows = node.outputs[0], _producer_input(node.inputs[0], "Transpose")
+            assert rows is not None
+            normed = insert(node, "RMSNormalization", [rows, *node.inputs[1:]], **_attributes(node))
+            normed.shape, normed.type = rows.shape, out.type
+            changed[str(out.name)] = "before the transposition"
+            replace(node, insert(node, "Transpose", [normed], perm=HEADS_FIRST))
+        return changed
+
+
+def _attributes(node: ir.Node) -> dict[str, Any]:
+    return {name: attribute.value for name, attribute in node.attributes.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,20 +216,38 @@ class NativeProducts(Pass[ir.Node]):
         for parts in groups.values():
             for nodes in parts:
                 inputs: list[ir.Value | None] = [nodes[0].inputs[0]]  # which may have been replaced meanwhile
+                biases, lasts = zip(*(_bias_after(node) for node in nodes), strict=True)
                 attributes = {"K": nodes[0].attributes.get_int("K")}
                 for index, node in enumerate(nodes):
                     level, step, *zero = node.inputs[1:4]
                     inputs += [level, _producer_input(step, "Cast") or step, zero[0] if zero else None]
                     for mine, theirs in (("bits", "bits"), ("N", "N"), ("block", "block_size")):
                         attributes[f"{mine}_{index}"] = node.attributes.get_int(theirs)
+                if any(bias is not None for bias in biases):
+                    inputs += [*[None] * (BIAS - len(inputs)), *biases]
                 joined = ir.node("RowExactMatMul", inputs, attributes, domain=DOMAIN, num_outputs=len(nodes))
                 assert isinstance(nodes[0].graph, ir.Graph)
                 nodes[0].graph.insert_before(nodes[0], joined)
-                for node, out in zip(nodes, joined.outputs, strict=True):
+                for node, last, out in zip(nodes, lasts, joined.outputs, strict=True):
                     changed[str(node.inputs[1].name)] = "rows exact to the bit"  # type: ignore[union-attr]
-                    replace(node, out)
+                    replace(last, out)
         model.opset_imports[DOMAIN] = 1
         return changed
+
+
+def _bias_after(node: ir.Node) -> tuple[ir.Value | None, ir.Node]:
+    """The constant that is added to each row of a product, and the node that adds it; None and the product's node where
+    nothing else is done first."""
+    out = node.outputs[0]
+    uses = list(out.uses())
+    if len(uses) != 1 or out.is_graph_output() or uses[0].node.op_type != "Add":
+        return None, node
+    add = uses[0].node
+    bias = next((value for value in add.inputs if value is not out), None)
+    fits = bias is not None and bias.is_initializer() and bias.dtype == ir.DataType.FLOAT and bias.shape is not None
+    if not fits or bias is None or list(bias.shape or ()) != [node.attributes.get_int("N")]:
+        return None, node
+    return bias, add
 
 
 def is_native(node: ir.Node) -> bool:
@@ -227,8 +280,8 @@ class JoinedSteps(Pass[ir.Node]):
     def _join(self, matches: list[ir.Node]) -> dict[str, str]:
         changed = {}
         for node in matches:
-            inputs = [*node.inputs, *[None] * (NORM - len(node.inputs))]
-            attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+            inputs = [*node.inputs[:NORM], *[None] * (NORM - len(node.inputs))]
+            attributes = _attributes(node)
             if (norm := _norm_before(node)) is not None:
                 inputs[0], extra = norm.inputs[0], [norm.inputs[1], None]
                 attributes["epsilon"] = norm.attributes.get_float("epsilon", 1e-5)
@@ -240,6 +293,8 @@ class JoinedSteps(Pass[ir.Node]):
             add = _sum_after(node)
             if add is not None:
                 extra.append(next(value for value in add.inputs if value is not node.outputs[0]))
+            if biases := node.inputs[BIAS:]:
+                extra += [*[None] * (BIAS - NORM - len(extra)), *biases]
             last = node if add is None else add
             joined = ir.node(node.op_type, [*inputs, *extra], attributes, domain=DOMAIN, num_outputs=len(node.outputs))
             assert isinstance(last.graph, ir.Graph)
@@ -252,8 +307,62 @@ class JoinedSteps(Pass[ir.Node]):
         return changed
 
 
+@dataclass(frozen=True, slots=True)
+class NativeNorms(Pass[ir.Node]):
+    """Replaces norms of what native operators make, of heads before attention and of rows after a product, by
+    RowExactNorm, with the sum after one: so a layer stays one run of native operators."""
+
+    name = "native norms"
+
+    def pattern(self, model: ir.Model) -> list[ir.Node]:
+        return [
+            node for node in model.graph if node.op_type == "RMSNormalization" and _norm_of_native(node) is not None
+        ]
+
+    def rewrite(self, model: ir.Model, matches: list[ir.Node]) -> dict[str, str]:
+        changed: dict[str, str] = {}
+        while matches:  # a norm of what a norm made is one of native operators now
+            changed |= {str(node.outputs[0].name): "one operator" for node in matches}
+            for node in matches:
+                self._replace(node)
+            matches = self.pattern(model)
+        return changed
+
+    def _replace(self, node: ir.Node) -> None:
+        rows, factors = _norm_of_native(node), node.inputs[1]
+        assert rows is not None and factors is not None
+        add = _sum_after(node)
+        last = node if add is None else add
+        added = [] if add is None else [next(value for value in add.inputs if value is not node.outputs[0])]
+        epsilon = node.attributes.get_float("epsilon", 1e-5)
+        normed = insert(last, "RowExactNorm", [rows, factors, *added], DOMAIN, epsilon=epsilon)
+        replace(last, normed)
+        normed.shape = rows.shape
+
+
+def _norm_of_native(node: ir.Node) -> ir.Value | None:
+    """Rows [1, T, W] that native operators make and RowExactNorm can read, of a norm over them or over the width of
+    heads that only attention reads; else None."""
+    rows, factors = node.inputs[0], node.inputs[1]
+    if rows is None or factors is None or rows.shape is None or not factors.is_initializer() or factors.shape is None:
+        return None
+    width = factors.shape[-1] if len(factors.shape) == 1 else None
+    if factors.dtype != ir.DataType.FLOAT or not isinstance(width, int) or width % LANES:
+        return None
+    if node.attributes.get_int("axis", -1) not in (-1, len(rows.shape) - 1):
+        return None
+    if len(rows.shape) == 4:
+        rows = _flat(rows)
+        if not all(use.node.op_type == "ExactTreeAttention" for use in node.outputs[0].uses()):
+            return None
+    made = rows.producer()
+    native = made is not None and made.domain == DOMAIN and made.op_type in KINDS
+    return rows if native and rows.shape is not None and len(rows.shape) == 3 else None
+
+
 def _joinable(node: ir.Node) -> bool:
-    before = node.attributes.get_int("K") % LANES == 0 and len(node.inputs) <= NORM
+    alone = not any(value is not None for value in node.inputs[NORM:BIAS])
+    before = node.attributes.get_int("K") % LANES == 0 and alone
     return before and (_norm_before(node) or _gate_before(node) or _sum_after(node)) is not None
 
 

@@ -12,8 +12,8 @@ import onnx_ir as ir
 from eagle_export.recipes.graph_pass import Pass
 
 DOMAIN = "eagle"  # of the operators
-KINDS = ("RowExactMatMul", "ExactTreeAttention")
-INPUTS, OUTPUTS = 13, 3  # of a step, at most
+KINDS = ("RowExactMatMul", "ExactTreeAttention", "RowExactNorm")
+INPUTS, OUTPUTS = 16, 3  # of a step, at most
 ABSENT, INSIDE, NONE = -1, -1, -2  # an input; an output that only steps read; no such output
 
 Run = list[ir.Node]

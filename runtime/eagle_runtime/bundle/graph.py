@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-OPERATORS = "3"  # version of the native operators that exports are made for (eagle_edge_kernels.VERSION)
-OLDER_OPERATORS = ("2",)  # all of which are in OPERATORS, with the same bits
+OPERATORS = "4"  # version of the native operators that exports are made for (eagle_edge_kernels.VERSION)
+OLDER_OPERATORS = ("2", "3")  # all of which are in OPERATORS, with the same bits
 FLOATS = ("float32", "float16")  # in which keys and values may be kept, where they are not bytes
 ROWS = ("key", "value")
 INT8_ROWS = (*ROWS, "key_scale", "value_scale")

@@ -1,0 +1,106 @@
+// RowExactNorm: a norm over the mean square of every W values, as of a head or of a row, and a sum after it.
+//
+//   inputs    x [.., n * W] fp32; factors [W] fp32, an initializer; added, as x, optional
+//   output    as x: x / root(mean(x^2) + epsilon) * factors, then + added
+//   attributes  epsilon
+#include <string.h>
+
+#include "kernels.hpp"
+#include "operators.hpp"
+#include "steps.hpp"
+
+namespace eagle {
+namespace {
+constexpr int FACTORS = 1, ADDED = 2, INPUTS = 3;  // places of inputs
+constexpr int64_t MANY = 8192;                     // values that are worth several threads
+
+struct Norm {
+  const Kernels* kernels = nullptr;
+  Before before;
+  float* factors = nullptr;  // before.norm
+  int64_t width = 0;
+  ~Norm() { release(factors); }
+};
+
+ort::Status read(const Source& source, Norm* p) {
+  ort::Tensor factors;
+  RETURN_IF_ERROR(source.constant(FACTORS, &factors));
+  p->width = factors.rank == 1 ? factors.dims[0] : 0;
+  if (!factors.is(ort::FLOAT, 1) || p->width < 1 || p->width % 8 || !source.attribute("epsilon", &p->before.epsilon) ||
+      !(p->before.epsilon >= 0))
+    return ort::error("RowExactNorm: factors are not fp32 of a multiple of 8, or epsilon is missing");
+  p->factors = reinterpret_cast<float*>(allocate(static_cast<size_t>(p->width) * 4));
+  if (p->factors == nullptr) return ort::error(NO_MEMORY);
+  memcpy(p->factors, factors.data, static_cast<size_t>(p->width) * 4);
+  p->before.norm = p->factors, p->kernels = &chosen();
+  return nullptr;
+}
+
+ort::Status create(const Source& source, void** what) {
+  Norm* p = make<Norm>();
+  if (p == nullptr) return ort::error(NO_MEMORY);
+  if (ort::Status status = read(source, p)) {
+    unmake(p);
+    return status;
+  }
+  *what = p;
+  return nullptr;
+}
+
+struct Work {  // of one pass
+  const Norm* norm;
+  const float *x, *added;
+  float* out;
+};
+
+void compute(const void* work, int64_t first, int64_t last, uint8_t*) {
+  const Work& w = *static_cast<const Work*>(work);
+  const int64_t width = w.norm->width;
+  for (int64_t i = first * width; i < last * width; i += width)
+    w.norm->kernels->before(w.norm->before, w.x + i, nullptr, width, w.out + i);
+  for (int64_t i = first * width; i < last * width && w.added != nullptr; i++) w.out[i] += w.added[i];
+}
+
+ort::Status plan(const void* what, Pass* pass) {
+  const Norm& p = *static_cast<const Norm*>(what);
+  const ort::Tensor &x = pass->input(0), &added = pass->input(ADDED);
+  if (x.type != ort::FLOAT || x.rank < 1 || x.dims[x.rank - 1] % p.width)
+    return ort::error("RowExactNorm: x is not fp32 with a multiple of the norm's width as its last dimension");
+  if (added.data != nullptr && (added.type != ort::FLOAT || added.count() != x.count()))
+    return ort::error("RowExactNorm: added has another shape or type");
+  Work* work = pass->memory.get_zeros<Work>(1);
+  if (work == nullptr) return ort::error(NO_MEMORY);
+  *work = {&p, static_cast<const float*>(x.data), static_cast<const float*>(added.data), nullptr};
+  RETURN_IF_ERROR(pass->output(0, x.dims, x.rank, &work->out));
+  if (x.count() > 0) pass->add(compute, work, x.count() / p.width, x.count() < MANY);
+  return nullptr;
+}
+
+constexpr ort::CustomOp OPERATOR = {
+    ort::OP_VERSION,
+    nullptr,
+    [](const ort::CustomOp*) { return "RowExactNorm"; },
+    [](const ort::CustomOp*) -> const char* { return nullptr; },
+    [](const ort::CustomOp*, size_t) { return int(ort::FLOAT); },
+    [](const ort::CustomOp*) -> size_t { return INPUTS; },
+    [](const ort::CustomOp*, size_t) { return int(ort::FLOAT); },
+    [](const ort::CustomOp*) -> size_t { return 1; },
+    nullptr,
+    destroy_steps,
+    [](const ort::CustomOp*, size_t i) { return i < 2 ? 0 : 1; },
+    [](const ort::CustomOp*, size_t) { return 0; },
+    [](const ort::CustomOp*, size_t) { return 0; },
+    [](const ort::CustomOp*) { return 0; },
+    [](const ort::CustomOp*) { return 0; },
+    [](const ort::CustomOp*) { return 0; },
+    [](const ort::CustomOp*) { return 0; },
+    [](const ort::CustomOp*, const void*, const void* info, void** kernel) { return create_one(NORMS, info, kernel); },
+    compute_steps,
+};
+}  // namespace
+
+const Kind NORMS = {INPUTS, [](int i) { return i != FACTORS; }, create, [](void* what) { unmake(static_cast<Norm*>(what)); },
+                   plan};
+
+const ort::CustomOp* norm_operator() { return &OPERATOR; }
+}  // namespace eagle
