@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eagle_runtime import Part, Piece, Result, Token
+from eagle_serve.dialect import Body, Dialect, Read
 from eagle_serve.engine import Engine
+from eagle_serve.errors import ApiError
+from eagle_serve.figures import drafting, finite, logprob, message_of, shown, timings
+from eagle_serve.frames import DONE, EVENTS, comment, event
 from eagle_serve.jobs import Job
-
-LEAST_LOGPROB = -9999.0  # what OpenAI's API writes for a probability of zero, which JSON cannot
 
 
 class Answer:
     """Writes one answer. Pieces are added in order; what is written depends on the request."""
 
-    def __init__(self, engine: Engine, job: Job) -> None:
+    media_type = EVENTS
+
+    def __init__(self, engine: Engine, job: Job, body: Body) -> None:
         self._engine = engine
         self._job = job
         self._request = job.prepared.request
@@ -38,11 +41,10 @@ class Answer:
         """The answer in one object."""
         result = pieces[-1].result
         assert result is not None
-        tokens = [token for piece in pieces for token in self._shown(piece)]
+        tokens = [token for piece in pieces for token in shown(piece)]
         choice: dict[str, Any] = {"index": 0, "finish_reason": result.finish_reason}
         if self._chat:
-            message = result.message or {"role": "assistant", "content": _text(pieces)}
-            choice["message"] = {**self._message(message), "refusal": None}
+            choice["message"] = {**self._message(message_of(pieces)), "refusal": None}
             choice["finish_reason"] = self._reason(result)
         else:
             choice["text"] = _text(pieces)
@@ -54,13 +56,30 @@ class Answer:
             **self._figures(result, self._traced(tokens)),
         }
 
-    def first(self) -> dict[str, Any] | None:
+    def begin(self) -> bytes:
         """The chunk before the first piece: a chat's has the role."""
-        return self._chunk({"delta": {"role": "assistant", "content": ""}}, None) if self._chat else None
+        return event(self._chunk({"delta": {"role": "assistant", "content": ""}}, None)) if self._chat else b""
 
-    def piece(self, piece: Piece) -> list[dict[str, Any]]:
+    def add(self, piece: Piece) -> bytes:
+        """The chunks of a piece."""
+        return b"".join(map(event, self._chunks(piece)))
+
+    def end(self, result: Result) -> bytes:
+        """The chunk with the reason why the answer ended, and one with the counts if they are asked for."""
+        counts = event(self._counts(result)) if self._request.include_usage else b""
+        return event(self._last(result)) + counts + DONE
+
+    def failed(self, error: ApiError) -> bytes:
+        """The error as an event."""
+        return event(error.data)
+
+    def waiting(self, state: str) -> bytes:
+        """A comment."""
+        return comment(state)
+
+    def _chunks(self, piece: Piece) -> list[dict[str, Any]]:
         """The chunks of a piece: one, or one for each of its parts; none for a piece without text."""
-        tokens = self._shown(piece)
+        tokens = shown(piece)
         if not tokens and not piece.text:
             return []
         choices: list[dict[str, Any]] = [{"delta": {"content": piece.text}} if self._chat else {"text": piece.text}]
@@ -96,13 +115,11 @@ class Answer:
         called = self._request.old_calls and result.finish_reason == "tool_calls"
         return "function_call" if called else result.finish_reason
 
-    def last(self, result: Result) -> dict[str, Any]:
-        """The chunk with the reason why the answer ended."""
+    def _last(self, result: Result) -> dict[str, Any]:
         chunk = self._chunk({"delta": {}} if self._chat else {"text": ""}, self._reason(result))
         return {**chunk, **self._figures(result, {})}
 
-    def usage(self, result: Result) -> dict[str, Any]:
-        """The chunk after the last, with the counts."""
+    def _counts(self, result: Result) -> dict[str, Any]:
         return {**self._chunk({}, None), "choices": [], "usage": self._usage(result)}
 
     def _chunk(self, choice: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
@@ -110,35 +127,23 @@ class Answer:
         chunk = {**head, "choices": [{"index": 0, "logprobs": None, **choice, "finish_reason": finish_reason}]}
         return {**chunk, "usage": None} if self._request.include_usage else chunk
 
-    def _shown(self, piece: Piece) -> list[Token]:
-        """The tokens that have part in the text: not the one that ended it."""
-        result = piece.result
-        tokens = list(piece.tokens)
-        if result is not None and result.stop.kind in ("eos", "stop_token"):
-            tokens = tokens[:-1]
-        return tokens
-
     def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
         if self._request.logprobs is None:
             return None
         if self._chat:
-            return {"content": [self._logprob(token) for token in tokens], "refusal": None}
+            return {"content": [logprob(self._engine, token) for token in tokens], "refusal": None}
         offsets = []
         for token in tokens:
             offsets.append(self._length)
             self._length += len(token.text)
         return {
             "tokens": [token.text for token in tokens],
-            "token_logprobs": [_finite(token.logprob) for token in tokens],
+            "token_logprobs": [finite(token.logprob) for token in tokens],
             "top_logprobs": [
-                {self._engine.token_text(other): _finite(logprob) for other, logprob in token.top} for token in tokens
+                {self._engine.token_text(other): finite(value) for other, value in token.top} for token in tokens
             ],
             "text_offset": offsets,
         }
-
-    def _logprob(self, token: Token) -> dict[str, Any]:
-        top = [_entry(self._engine.token_text(other), logprob) for other, logprob in token.top]
-        return {**_entry(token.text, token.logprob), "top_logprobs": top}
 
     def _traced(self, tokens: Sequence[Token]) -> dict[str, Any]:
         if not self._request.trace:
@@ -162,48 +167,13 @@ class Answer:
 
     def _figures(self, result: Result, traced: dict[str, Any]) -> dict[str, Any]:
         """llama.cpp's `timings`, and what is EAGLE's own, with the tokens that were traced."""
-        usage, job = result.usage, self._job
-        prompt_n = usage.prompt_tokens - usage.cached_tokens
-        return {
-            "timings": {
-                "cache_n": usage.cached_tokens,
-                "prompt_n": prompt_n,
-                "prompt_ms": _ms(usage.prefill_s),
-                "prompt_per_second": _rate(prompt_n, usage.prefill_s),
-                "predicted_n": usage.new_tokens,
-                "predicted_ms": _ms(usage.decode_s),
-                "predicted_per_second": usage.tokens_per_s,
-                "draft_n": job.drafted,
-                "draft_n_accepted": job.accepted,
-            },
-            "eagle": {
-                "method": usage.method,
-                "seed": result.seed,
-                "tau": usage.tau,
-                "target_passes": usage.target_passes,
-                "accepted_per_depth": list(usage.accepted_per_depth),
-                "ttft_ms": _ms(job.first or 0.0),
-                "stop": {"kind": result.stop.kind, "value": result.stop.value},
-                **traced,
-            },
-        }
+        job = self._job
+        return {"timings": timings(result, job), "eagle": {**drafting(result, job), **traced}}
 
 
 def _text(pieces: Sequence[Piece]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
-def _entry(text: str, logprob: float | None) -> dict[str, Any]:
-    return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode("utf-8", "replace"))}
-
-
-def _finite(logprob: float | None) -> float:
-    return LEAST_LOGPROB if logprob is None or not math.isfinite(logprob) else logprob
-
-
-def _ms(seconds: float) -> float:
-    return round(seconds * 1e3, 3)
-
-
-def _rate(count: int, seconds: float) -> float:
-    return round(count / seconds, 3) if seconds > 0 else 0.0
+CHAT = Dialect("/v1/chat/completions", lambda body, engine: Read("chat", body), Answer)
+COMPLETIONS = Dialect("/v1/completions", lambda body, engine: Read("completions", body), Answer)

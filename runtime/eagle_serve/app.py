@@ -1,7 +1,8 @@
 """The endpoints.
 
-    POST /v1/chat/completions, /v1/completions, /v1/count_tokens
+    POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/count_tokens
     GET  /v1/models, /v1/models/{name}, /health, /metrics, / (the chat page)
+    and those of Ollama (ollama.py) and llama.cpp (llama_cpp.py)
 
 A request is checked, rendered and made ready in a worker thread, waits in the queue (jobs.py), and is answered piece by
 piece (stream.py).
@@ -27,15 +28,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from eagle_runtime import EagleError
 from eagle_runtime.drafting.methods import NAMES
-from eagle_serve.answers import Answer
+from eagle_serve import llama_cpp, ollama
+from eagle_serve.answers import CHAT, COMPLETIONS
+from eagle_serve.dialect import Dialect
 from eagle_serve.engine import Engine
 from eagle_serve.errors import ApiError, error_of
 from eagle_serve.jobs import Job, Jobs, internal_error, stopping
 from eagle_serve.json_body import read_json
 from eagle_serve.metrics import Metrics
 from eagle_serve.options import Options
-from eagle_serve.refused import Endpoint
+from eagle_serve.refused import ADDRESSES, Endpoint
 from eagle_serve.request import Request, model_not_found, parse_request
+from eagle_serve.responses import RESPONSES
 from eagle_serve.security import Security
 from eagle_serve.stream import EventStream, whole
 
@@ -47,6 +51,20 @@ PAGE = {
     "/": ("index.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
+}
+DIALECTS = (CHAT, COMPLETIONS, RESPONSES, ollama.CHAT, ollama.GENERATE, llama_cpp.COMPLETION)
+# What is told at once, of the server or of a body.
+TOLD: dict[str, Callable[[Engine], dict[str, Any]]] = {
+    "/api/tags": ollama.tags,
+    "/api/ps": ollama.running,
+    "/api/version": lambda engine: {"version": ollama.VERSION},
+    "/props": llama_cpp.props,
+}
+ASKED: dict[str, Callable[[Mapping[str, Any], Engine], dict[str, Any]]] = {
+    "/api/show": ollama.show,
+    "/tokenize": llama_cpp.tokenize,
+    "/detokenize": llama_cpp.detokenize,
+    "/apply-template": llama_cpp.apply_template,
 }
 Handler = Callable[[HttpRequest], Awaitable[Any]]
 
@@ -67,9 +85,9 @@ class Service:
         self.jobs = Jobs(engine.run, engine.parallel, self.options.queue)
         self.engine = engine
 
-    async def prepare(self, function: Callable[[Request], T], request: Request) -> T:
+    async def prepare(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call what may take long, as a template or a grammar does, in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._preparing, function, request)
+        return await asyncio.get_running_loop().run_in_executor(self._preparing, function, *arguments)
 
     def ready(self) -> tuple[Engine, Jobs]:
         """Returns the engine and its queue. Raises ApiError: 503 while there is none, or none any more."""
@@ -95,11 +113,23 @@ def application(service: Service, port: int) -> ASGIApp:
 
 
 def _router(service: Service) -> Router:
-    def generation(endpoint: Endpoint) -> Handler:
+    def generation(dialect: Dialect) -> Handler:
         async def handler(http: HttpRequest) -> Any:
-            return await _generate(service, http, endpoint)
+            return await _generate(service, http, dialect)
 
         return handler
+
+    async def told(http: HttpRequest) -> Response:
+        engine, _ = service.ready()
+        return _json(TOLD[http.url.path](engine))
+
+    async def asked(http: HttpRequest) -> Response:
+        engine, _ = service.ready()
+        body = await read_json(http.receive, service.options.limits)
+        return _json(await service.prepare(ASKED[http.url.path], body, engine))
+
+    async def refused(http: HttpRequest) -> Response:
+        raise ApiError(404, "unsupported_address", ADDRESSES[http.url.path])
 
     async def count(http: HttpRequest) -> Response:
         engine, _ = service.ready()
@@ -137,13 +167,15 @@ def _router(service: Service) -> Router:
 
     return Router(
         [
-            Route("/v1/chat/completions", generation("chat"), methods=["POST"]),
-            Route("/v1/completions", generation("completions"), methods=["POST"]),
+            *(Route(dialect.path, generation(dialect), methods=["POST"]) for dialect in DIALECTS),
             Route("/v1/count_tokens", count, methods=["POST"]),
             Route("/v1/models", models, methods=["GET"]),
             Route("/v1/models/{name:path}", models, methods=["GET"]),
             Route("/health", health, methods=["GET"]),
             Route("/metrics", metrics, methods=["GET"]),
+            *(Route(path, told, methods=["GET"]) for path in TOLD),
+            *(Route(path, asked, methods=["POST"]) for path in ASKED),
+            *(Route(path, refused, methods=["GET", "POST", "DELETE"]) for path in ADDRESSES),
             *(Route(path, page, methods=["GET"]) for path in PAGE),
         ],
         redirect_slashes=False,
@@ -179,14 +211,18 @@ class _Answered:
                 if status:  # too late for another answer: the connection is closed
                     raise
                 answer = _error_of(error)
-                await Response(answer.body, answer.status, answer.headers, "application/json")(scope, receive, sending)
+                body = ollama.error_body(answer) if scope["path"].startswith("/api/") else answer.body
+                await Response(body, answer.status, answer.headers, "application/json")(scope, receive, sending)
         finally:
             route = scope["path"] if scope["path"] in KNOWN else "other"
             self._service.metrics.request(route, status or 499)
             _log(scope, status or 499, time.perf_counter() - started)
 
 
-KNOWN = {"/v1/chat/completions", "/v1/completions", "/v1/count_tokens", "/v1/models", "/health", "/metrics", *PAGE}
+KNOWN = {
+    *(dialect.path for dialect in DIALECTS), "/v1/count_tokens", "/v1/models", "/health", "/metrics",
+    *TOLD, *ASKED, *ADDRESSES, *PAGE,
+}  # fmt: skip
 
 
 def _error_of(error: Exception) -> ApiError:
@@ -206,18 +242,24 @@ def _log(scope: Scope, status: int, seconds: float) -> None:
     log.info("%(method)s %(path)s %(status)s %(ms)s ms", fields, extra={"fields": fields})
 
 
-async def _generate(service: Service, http: HttpRequest, endpoint: Endpoint) -> Response | EventStream:
+async def _generate(service: Service, http: HttpRequest, dialect: Dialect) -> Response | EventStream:
     engine, jobs = service.ready()
     limits = service.options.limits
     body = await read_json(http.receive, limits)
-    request = parse_request(body, endpoint, service.options, engine.names)
-    prepared = await service.prepare(engine.prepare, request)
+    if (answered := dialect.at_once(body, engine)) is not None:
+        return _json(answered)
+    read = dialect.read(body, engine)
+    try:
+        request = parse_request(read.fields, read.endpoint, service.options, engine.names)
+        prepared = await service.prepare(engine.prepare, request)
+    except ApiError as error:
+        raise dialect.renamed(error) from None
     job = Job(prepared)
     jobs.submit(job)
     if service.options.log_content:
         log.info("prompt %s", json.dumps(body), extra={"fields": {"prompt": body}})
     headers = _ignored(request)
-    answer = Answer(engine, job)
+    answer = dialect.write(engine, job, body)
     if request.stream:
         return EventStream(answer, job, jobs, service.metrics, limits, headers)
     pieces = await whole(job, jobs, service.metrics, http.receive)

@@ -61,13 +61,17 @@ class Engine:
         self.token_text = functools.lru_cache(maxsize=4096)(self._token_text)
 
     @functools.cached_property
+    def digest(self) -> str:
+        """The SHA-256 of the bundle's files."""
+        files = "".join(f"{name}:{digest}\n" for name, digest in sorted(self.model.manifest.files.items()))
+        return hashlib.sha256(files.encode()).hexdigest()
+
+    @functools.cached_property
     def fingerprint(self) -> str:
         """What the answers of equal requests depend on: bundle, precision, backend, version."""
-        files = "".join(f"{name}:{digest}\n" for name, digest in sorted(self.model.manifest.files.items()))
         precision = "-".join(dict.fromkeys(self.model.manifest.precision.values()))
-        digest = hashlib.sha256(files.encode()).hexdigest()[:12]
         engine = f"{self.model.backend}-{_version(LIBRARIES[self.model.backend])}"
-        return f"fp_{digest}_{precision}_{engine}_{_version('eagle-edge')}"
+        return f"fp_{self.digest[:12]}_{precision}_{engine}_{_version('eagle-edge')}"
 
     def description(self, name: str) -> dict[str, Any]:
         """The model as `GET /v1/models` lists it."""

@@ -10,6 +10,16 @@ from eagle_serve.errors import unsupported
 Endpoint = Literal["chat", "completions"]
 OFF, ONE, ZERO = (False,), (1,), (0,)
 EMPTY: tuple[object, ...] = ("", [], {})
+# The orders of llama.cpp's samplers that its clients spell out, being its defaults.
+ORDER = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
+DEFAULT_ORDERS = (ORDER, [name for name in ORDER if name != "top_n_sigma"], "edskypmxt", "edkypmxt")
+# Fields that say how penalties count, which ask nothing where there are none. Field -> values that never ask anything.
+OF_PENALTIES: dict[str, tuple[object, ...]] = {
+    "repeat_last_n": (-1,),
+    "penalty_last_n": (-1,),
+    "repetition_penalty_range": (-1, 0),
+    "penalize_nl": OFF,
+}
 # Field -> the values that ask for nothing. Of OpenAI's API, and of the servers and front ends that are named.
 NEUTRAL: dict[str, tuple[object, ...]] = {
     # OpenAI and Azure
@@ -67,11 +77,8 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "dynatemp_range": ZERO,
     "top_n_sigma": (-1, 0),
     "adaptive_target": (-1,),
-    "repeat_last_n": (-1,),
-    "penalty_last_n": (-1,),
-    "penalize_nl": OFF,
     "min_keep": (0, 1),
-    "samplers": EMPTY,
+    "samplers": (*EMPTY, *DEFAULT_ORDERS),
     "n_indent": ZERO,
     "t_max_predict_ms": (-1, 0),
     "post_sampling_probs": OFF,
@@ -90,7 +97,6 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "temperature_last": OFF,
     "no_repeat_ngram_size": ZERO,
     "encoder_repetition_penalty": ONE,
-    "repetition_penalty_range": (-1, 0),
     "guidance_scale": ONE,
     "negative_prompt": ("",),
     "ban_eos_token": OFF,
@@ -120,23 +126,47 @@ INSTEAD = dict.fromkeys(
     FORM,
 )
 
+EMBEDDINGS = "this model writes text and makes no embeddings; ask a server of an embedding model"
+# Addresses of other kinds of models, and those that change or fetch models.
+TEXT_ALONE = "this model reads and writes text alone"
+NOTHING_KEPT = "nothing is kept on this server from one request to the next"
+ONE_MODEL = "this server has the model that it was started with; eagle-export makes others"
+ADDRESSES = {
+    **dict.fromkeys(("/v1/embeddings", "/embeddings", "/embedding", "/api/embed", "/api/embeddings"), EMBEDDINGS),
+    **dict.fromkeys(("/v1/rerank", "/rerank"), "this model writes text and ranks no documents"),
+    **dict.fromkeys(("/v1/images/generations", "/v1/audio/speech", "/v1/audio/transcriptions"), TEXT_ALONE),
+    **dict.fromkeys(("/v1/files", "/v1/batches", "/v1/assistants", "/v1/threads", "/v1/conversations"), NOTHING_KEPT),
+    **dict.fromkeys(("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"), ONE_MODEL),
+    "/v1/moderations": "this model writes text and judges none",
+    "/infill": "code is filled in through /v1/completions, with the model's own tokens in the prompt",
+}
+
 
 def neutral(endpoint: Endpoint) -> dict[str, tuple[object, ...]]:
     """Returns NEUTRAL with the fields whose neutral value depends on the endpoint: prompts of a chat have the special
     tokens that the template writes, others those that the tokenizer adds."""
     if endpoint == "chat":
-        return {**NEUTRAL, "add_special_tokens": OFF, "prompt": ()}
-    return {**NEUTRAL, "add_special_tokens": (True,), "messages": ()}
+        return {**NEUTRAL, **OF_PENALTIES, "add_special_tokens": OFF, "prompt": ()}
+    return {**NEUTRAL, **OF_PENALTIES, "add_special_tokens": (True,), "messages": ()}
 
 
 def refuse(given: Mapping[str, Any], endpoint: Endpoint) -> None:
     """Raises ApiError naming the first field that is refused. given: the fields of a request that are not null."""
     known = neutral(endpoint)
+    if _no_penalties(given):
+        known = {name: values for name, values in known.items() if name not in OF_PENALTIES}
     for name, value in given.items():
         if name in known and not _is_one_of(value, known[name]):
             raise unsupported(name, f"is not supported; {INSTEAD.get(name, 'leave it out')}")
     if "modalities" in given and given["modalities"] != ["text"]:
         raise unsupported("modalities", "may be ['text'] alone: this model writes text")
+
+
+def _no_penalties(given: Mapping[str, Any]) -> bool:
+    """Whether a request says that nothing is penalised; one that does not say has the model's own penalty."""
+    repetition = [given[name] for name in ("repeat_penalty", "repetition_penalty") if name in given]
+    added = [given.get(name, 0) for name in ("presence_penalty", "frequency_penalty")]
+    return bool(repetition) and all(value == 1 for value in repetition) and all(value == 0 for value in added)
 
 
 def _is_one_of(value: object, values: tuple[object, ...]) -> bool:

@@ -1,34 +1,20 @@
-"""Answers on their way to the client: server-sent events, or one object; either way the client may go away."""
+"""Answers on their way to the client: a stream, or one object; either way the client may go away."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
 from eagle_runtime import Piece
-from eagle_serve.answers import Answer
+from eagle_serve.dialect import Writer
 from eagle_serve.errors import ApiError
 from eagle_serve.jobs import Job, Jobs
 from eagle_serve.metrics import Metrics
 from eagle_serve.options import Limits
-
-DONE = b"data: [DONE]\n\n"
-
-
-def event(data: Mapping[str, Any]) -> bytes:
-    """One server-sent event. JSON in ASCII has no line ends."""
-    return b"data: " + json.dumps(data, separators=(",", ":")).encode("ascii") + b"\n\n"
-
-
-def comment(text: str) -> bytes:
-    """A line that clients skip."""
-    return f": {text}\n\n".encode()
 
 
 class StalledError(Exception):
@@ -38,7 +24,7 @@ class StalledError(Exception):
 class EventStream:
     """An ASGI response that streams a job's answer."""
 
-    def __init__(self, answer: Answer, job: Job, jobs: Jobs, metrics: Metrics, limits: Limits, headers: Any) -> None:
+    def __init__(self, answer: Writer, job: Job, jobs: Jobs, metrics: Metrics, limits: Limits, headers: Any) -> None:
         """headers: more headers of the answer, name -> value."""
         self._answer = answer
         self._job = job
@@ -64,10 +50,10 @@ class EventStream:
 
     async def _run(self, send: Send, gone: asyncio.Task[None]) -> bool:
         """Returns whether the answer was sent to its end, be it an error."""
-        headers = {"content-type": "text/event-stream; charset=utf-8", "x-accel-buffering": "no", **self._headers}
+        headers = {"content-type": self._answer.media_type, "x-accel-buffering": "no", **self._headers}
         raw = [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers.items()]
         await self._send(send, {"type": "http.response.start", "status": 200, "headers": raw})
-        await self._write(send, self._answer.first())
+        await self._write(send, self._answer.begin())
         said = ""
         while not gone.done():
             try:
@@ -76,18 +62,14 @@ class EventStream:
                 state = self._state()
                 if state != said or time.monotonic() - self._written > self._limits.ping_s:
                     said = state
-                    await self._send(send, _body(comment(state)))
+                    await self._write(send, self._answer.waiting(state))
                 continue
             if isinstance(news, ApiError):
-                await self._send(send, _body(event(news.data), more=False))
+                await self._send(send, _body(self._answer.failed(news), more=False))
                 return True
-            for chunk in self._answer.piece(news):
-                await self._write(send, chunk)
+            await self._write(send, self._answer.add(news))
             if news.result is not None:
-                await self._write(send, self._answer.last(news.result))
-                if self._job.prepared.request.include_usage:
-                    await self._write(send, self._answer.usage(news.result))
-                await self._send(send, _body(DONE, more=False))
+                await self._send(send, _body(self._answer.end(news.result), more=False))
                 return True
         return False
 
@@ -100,9 +82,9 @@ class EventStream:
             return f"prefill {done}/{total}"
         return "decoding"
 
-    async def _write(self, send: Send, data: Mapping[str, Any] | None) -> None:
-        if data is not None:
-            await self._send(send, _body(event(data)))
+    async def _write(self, send: Send, content: bytes) -> None:
+        if content:
+            await self._send(send, _body(content))
 
     async def _send(self, send: Send, message: Message) -> None:
         try:

@@ -38,3 +38,19 @@ def address(served_model: EagleModel, served_bundle: Path) -> Iterator[str]:
     """A server with the usual options."""
     with serving(served_model, served_bundle) as where:
         yield where
+
+
+@pytest.fixture(scope="session")
+def thinking_address(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of a model whose template lets every answer begin with reasoning."""
+    bundle = shutil.copytree(bundle_of("eagle1", "int8"), tmp_path_factory.mktemp("served") / "thinks")
+    put_tokenizer(bundle)
+    # "</think>" ends it
+    put_listed(
+        bundle,
+        "chat_template.jinja",
+        (TEMPLATE + "{# </think> #}{% if enable_thinking is not defined or ").encode()
+        + b"enable_thinking %}<think>{% endif %}",
+    )
+    with EagleModel.load(bundle, threads=1) as model, serving(model, bundle) as where:
+        yield where

@@ -1,0 +1,87 @@
+"""What every API's answers tell of tokens, counts and times, each under its own names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from eagle_runtime import Part, Piece, Result, Token
+from eagle_serve.engine import Engine
+from eagle_serve.jobs import Job
+
+LEAST_LOGPROB = -9999.0  # what OpenAI's API writes for a probability of zero, which JSON cannot
+
+
+def shown(piece: Piece) -> list[Token]:
+    """The tokens of a piece that have part in the text: not the one that ended it."""
+    ended = piece.result is not None and piece.result.stop.kind in ("eos", "stop_token")
+    return list(piece.tokens[:-1] if ended else piece.tokens)
+
+
+def parts_of(piece: Piece, job: Job) -> tuple[Part, ...]:
+    """A piece taken apart: content alone where the answer has no other parts."""
+    if "form" in job.prepared.settings:
+        return piece.parts
+    return (Part("content", piece.text),) if piece.text else ()
+
+
+def message_of(pieces: Sequence[Piece]) -> dict[str, Any]:
+    """A finished answer as a message, as OpenAI's API has it."""
+    result = pieces[-1].result
+    assert result is not None
+    return dict(result.message or {"role": "assistant", "content": "".join(piece.text for piece in pieces)})
+
+
+def logprob(engine: Engine, token: Token) -> dict[str, Any]:
+    """A token with its log-probability and its runners-up."""
+    top = [_entry(engine.token_text(other), value) for other, value in token.top]
+    return {**_entry(token.text, token.logprob), "top_logprobs": top}
+
+
+def _entry(text: str, value: float | None) -> dict[str, Any]:
+    return {"token": text, "logprob": finite(value), "bytes": list(text.encode("utf-8", "replace"))}
+
+
+def finite(value: float | None) -> float:
+    """A log-probability that JSON can write."""
+    return LEAST_LOGPROB if value is None or not math.isfinite(value) else value
+
+
+def timings(result: Result, job: Job) -> dict[str, Any]:
+    """llama.cpp's `timings`."""
+    usage = result.usage
+    prompt_n = usage.prompt_tokens - usage.cached_tokens
+    return {
+        "cache_n": usage.cached_tokens,
+        "prompt_n": prompt_n,
+        "prompt_ms": _ms(usage.prefill_s),
+        "prompt_per_second": _rate(prompt_n, usage.prefill_s),
+        "predicted_n": usage.new_tokens,
+        "predicted_ms": _ms(usage.decode_s),
+        "predicted_per_second": usage.tokens_per_s,
+        "draft_n": job.drafted,
+        "draft_n_accepted": job.accepted,
+    }
+
+
+def drafting(result: Result, job: Job) -> dict[str, Any]:
+    """What is EAGLE's own."""
+    usage = result.usage
+    return {
+        "method": usage.method,
+        "seed": result.seed,
+        "tau": usage.tau,
+        "target_passes": usage.target_passes,
+        "accepted_per_depth": list(usage.accepted_per_depth),
+        "ttft_ms": _ms(job.first or 0.0),
+        "stop": {"kind": result.stop.kind, "value": result.stop.value},
+    }
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)
+
+
+def _rate(count: int, seconds: float) -> float:
+    return round(count / seconds, 3) if seconds > 0 else 0.0

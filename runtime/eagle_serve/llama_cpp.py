@@ -1,0 +1,204 @@
+"""What llama.cpp's server has besides OpenAI's API.
+
+    POST /completion, /tokenize, /detokenize, /apply-template
+    GET  /props
+
+Settings have the names that completions take anyway (request.py); grammars in its own notation are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from eagle_runtime import Piece, Result, Token
+from eagle_serve.checks import a_list, boolean, ids, integer, text
+from eagle_serve.dialect import Body, Dialect, Read
+from eagle_serve.engine import Engine
+from eagle_serve.errors import ApiError, unsupported
+from eagle_serve.figures import drafting, finite, shown, timings
+from eagle_serve.frames import EVENTS, comment, event
+from eagle_serve.jobs import Job
+from eagle_serve.messages import parse_messages
+
+# How llama.cpp keeps caches and slots, and what its answers tell besides; nothing of the text depends on it.
+OWN = {
+    "cache_prompt", "id_slot", "slot_id", "n_keep", "n_cache_reuse", "return_tokens", "timings_per_token",
+    "return_progress", "n_probs", "json_schema", "prompt",
+}  # fmt: skip
+
+
+def read(body: Body, engine: Engine) -> Read:
+    """Returns the completion that a request of /completion stands for. Raises ApiError."""
+    fields = {name: value for name, value in body.items() if name not in OWN and value is not None}
+    fields["prompt"] = _prompt(body.get("prompt"), engine)
+    if not any(name in fields for name in ("n_predict", "max_tokens")):
+        fields["n_predict"] = -1
+    if body.get("json_schema"):
+        fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": body["json_schema"]}}
+    if body.get("response_fields"):
+        raise unsupported("response_fields", "is not supported; pick the fields yourself")
+    if integer(0)(body.get("n_probs") or 0, "n_probs"):
+        fields["logprobs"] = body["n_probs"]
+    return Read("completions", fields)
+
+
+def _prompt(value: object, engine: Engine) -> object:
+    """A prompt; one that mixes texts and ids becomes ids."""
+    if not isinstance(value, list) or not any(isinstance(item, str) for item in value) or len(value) == 1:
+        return value
+    if all(isinstance(item, str) for item in value):
+        return value  # several prompts, which are refused
+    found: list[int] = []
+    for index, item in enumerate(value):
+        if isinstance(item, str):
+            said = text(item, f"prompt[{index}]")
+            found += engine.model.encode(said) if index == 0 else engine.model.text.encode_rendered(said)
+        else:
+            found += ids([item], f"prompt[{index}]")
+    return found
+
+
+class CompletionAnswer:
+    """Writes an answer of /completion."""
+
+    media_type = EVENTS
+
+    def __init__(self, engine: Engine, job: Job, body: Body) -> None:
+        self._engine = engine
+        self._job = job
+        self._body = body
+        self._tokens: list[int] = []
+        self._text = ""
+
+    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """The answer in one object."""
+        result = pieces[-1].result
+        assert result is not None
+        tokens = [token for piece in pieces for token in shown(piece)]
+        self._text = "".join(piece.text for piece in pieces)
+        told = [token.id for token in tokens] if self._body.get("return_tokens") else []
+        return {**self._last(result), "content": self._text, "tokens": told, **self._probabilities(tokens)}
+
+    def begin(self) -> bytes:
+        """Nothing."""
+        return b""
+
+    def add(self, piece: Piece) -> bytes:
+        """The event of a piece."""
+        tokens = shown(piece)
+        if not tokens and not piece.text:
+            return b""
+        self._text += piece.text
+        data = {"index": 0, "content": piece.text, "tokens": [token.id for token in tokens], "stop": False}
+        counts = {"id_slot": 0, "tokens_evaluated": len(self._job.prepared.ids)}
+        return event({**data, **counts, **self._probabilities(tokens)})
+
+    def end(self, result: Result) -> bytes:
+        """The event with the counts."""
+        return event(self._last(result))
+
+    def failed(self, error: ApiError) -> bytes:
+        """The error as an event."""
+        return event(error.data)
+
+    def waiting(self, state: str) -> bytes:
+        """A comment."""
+        return comment(state)
+
+    def _probabilities(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        if self._job.prepared.request.logprobs is None:
+            return {}
+
+        def told(token: int, said: str, value: float | None) -> dict[str, Any]:
+            return {"id": token, "token": said, "bytes": list(said.encode()), "logprob": finite(value)}
+
+        listed = [
+            {
+                **told(token.id, token.text, token.logprob),
+                "top_logprobs": [told(other, self._engine.token_text(other), value) for other, value in token.top],
+            }
+            for token in tokens
+        ]
+        return {"completion_probabilities": listed}
+
+    def _last(self, result: Result) -> dict[str, Any]:
+        usage, stop, model = result.usage, result.stop, self._engine.model
+        return {
+            "index": 0,
+            "content": "",
+            "tokens": [],
+            "id_slot": 0,
+            "stop": True,
+            "model": self._engine.names[0],
+            "tokens_predicted": usage.new_tokens,
+            "tokens_evaluated": usage.prompt_tokens,
+            "tokens_cached": usage.cached_tokens,
+            "generation_settings": {"n_ctx": model.context, **self._set(), "seed": result.seed},
+            "prompt": model.decode(self._job.prepared.ids, skip_special_tokens=False),
+            "has_new_line": "\n" in self._text,
+            "truncated": False,
+            "stop_type": "limit"
+            if result.finish_reason == "length"
+            else "word"
+            if isinstance(stop.value, str)
+            else "eos",
+            "stopping_word": stop.value if isinstance(stop.value, str) else "",
+            "timings": timings(result, self._job),
+            "eagle": drafting(result, self._job),
+        }
+
+    def _set(self) -> dict[str, Any]:
+        settings = self._job.prepared.settings
+        own = self._engine.model.manifest.sampling
+        names = ("temperature", "top_k", "top_p", "min_p")
+        return {name: settings.get(name, getattr(own, name)) for name in names} | {
+            "n_predict": settings["max_new_tokens"],
+            "stop": list(settings.get("stop", ())),
+        }
+
+
+COMPLETION = Dialect("/completion", read, CompletionAnswer, {"logprobs": "n_probs", "response_format": "json_schema"})
+
+
+def props(engine: Engine) -> dict[str, Any]:
+    """The answer of /props."""
+    model = engine.model
+    own = model.manifest.sampling
+    params = {"temperature": own.temperature, "top_k": own.top_k, "top_p": own.top_p, "min_p": own.min_p}
+    return {
+        "default_generation_settings": {"id": 0, "n_ctx": model.context, "params": {**params, "n_predict": -1}},
+        "total_slots": engine.parallel,
+        "model_alias": engine.names[0],
+        "model_path": engine.names[0],
+        "chat_template": model.text.template_source(tools=False) if model.text.chat else "",
+        "modalities": {"vision": False, "audio": False},
+        "build_info": engine.fingerprint,
+        "is_sleeping": False,
+    }
+
+
+def tokenize(body: Body, engine: Engine) -> dict[str, Any]:
+    """The answer of /tokenize. Raises ApiError."""
+    content = text(body.get("content"), "content")
+    if not boolean(body.get("parse_special", True), "parse_special"):
+        raise unsupported("parse_special", "may be true alone: special tokens are read as such")
+    whole = boolean(body.get("add_special", False), "add_special")
+    model = engine.model
+    found = model.encode(content) if whole else model.text.encode_rendered(content)
+    if not boolean(body.get("with_pieces", False), "with_pieces"):
+        return {"tokens": found}
+    return {"tokens": [{"id": token, "piece": engine.token_text(token)} for token in found]}
+
+
+def detokenize(body: Body, engine: Engine) -> dict[str, Any]:
+    """The answer of /detokenize. Raises ApiError."""
+    return {"content": engine.model.decode(ids(body.get("tokens"), "tokens"), skip_special_tokens=False)}
+
+
+def apply_template(body: Body, engine: Engine) -> dict[str, Any]:
+    """The answer of /apply-template: the prompt of a chat. Raises ApiError."""
+    most = len(a_list(body.get("messages"), "messages"))
+    if body.get("tools"):
+        raise unsupported("tools", "is not supported here; /v1/count_tokens reads whole requests")
+    return {"prompt": engine.model.chat_prompt(parse_messages(body.get("messages"), most)).text}
