@@ -129,7 +129,7 @@ def _router(service: Service) -> Router:
         return _json(await service.prepare(ASKED[http.url.path], body, engine))
 
     async def refused(http: HttpRequest) -> Response:
-        raise ApiError(404, "unsupported_address", ADDRESSES[http.url.path])
+        raise ApiError(404, "not_found", ADDRESSES[http.url.path])
 
     async def count(http: HttpRequest) -> Response:
         engine, _ = service.ready()

@@ -14,6 +14,7 @@ from eagle_serve.json_body import DRAINED, too_large
 from eagle_serve.options import Options
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+JSON, UTF_8 = "application/json", ("", "charset=utf-8", "charset=utf8")
 OPEN_PATHS = ("/", "/health", "/page.css", "/page.js")  # no key: a browser loads the page before it has one
 PAGE_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; " + (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -49,7 +50,7 @@ class Security:
                 await _empty(send, 204, {**allowed, **_preflight(headers)})
                 return
             self._check_key(scope["path"], headers)
-            self._check_content(scope["method"], headers)
+            self._check_content(scope, headers)
         except ApiError as error:
             await send_error(send, error, allowed)
             return
@@ -97,11 +98,13 @@ class Security:
                 headers={"www-authenticate": "Bearer"},
             )
 
-    def _check_content(self, method: str, headers: Headers) -> None:
-        if method != "POST":
+    def _check_content(self, scope: Scope, headers: Headers) -> None:
+        if scope["method"] != "POST":
             return
-        kind, _, parameters = headers.get("content-type", "").lower().partition(";")
-        if kind.strip() != "application/json" or parameters.replace(" ", "").strip('"') not in ("", "charset=utf-8"):
+        # Clients of Ollama send no type; those of pages name an origin, which was looked at.
+        given = headers.get("content-type", JSON if scope["path"].startswith("/api/") else "")
+        kind, _, parameters = given.lower().partition(";")
+        if kind.strip() != JSON or parameters.replace('"', "").strip(" ;") not in UTF_8:
             raise ApiError(415, "unsupported_media_type", "the content type must be application/json, in UTF-8")
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise ApiError(415, "unsupported_media_type", "the body must not be compressed")

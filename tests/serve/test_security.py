@@ -108,6 +108,11 @@ CONTENTS: list[Row] = [
     ("plain", "POST", COUNT, {"Content-Type": "multipart/form-data"}, BODY, 415, "unsupported_media_type"),
     ("plain", "POST", COUNT, {"Content-Type": "application/json; charset=utf-16"}, BODY, 415, "unsupported_media_type"),
     ("plain", "POST", COUNT, {"Content-Type": "application/json; charset=UTF-8"}, BODY, 200, None),
+    ("plain", "POST", COUNT, {"Content-Type": 'application/json; charset="utf-8"'}, BODY, 200, None),
+    ("plain", "POST", "/api/show", {"Content-Type": None}, BODY, 200, None),  # as clients of Ollama send it
+    ("plain", "POST", "/api/show", {"Content-Type": "text/plain"}, BODY, 415, None),
+    ("plain", "POST", "/api/show", {"Content-Type": None, "Origin": "http://evil.example"}, BODY, 403, None),
+    ("plain", "POST", "/api/show", {"Content-Type": None, "Sec-Fetch-Site": "cross-site"}, BODY, 403, None),
     ("plain", "POST", COUNT, {"Content-Type": "application/jsonp"}, BODY, 415, "unsupported_media_type"),
     ("plain", "POST", COUNT, {"Content-Encoding": "gzip"}, BODY, 415, "unsupported_media_type"),
     ("plain", "POST", COUNT, {}, b'{"messages": [', 400, "invalid_json"),
