@@ -37,8 +37,8 @@ from eagle_runtime.sampling.grammar_lookahead import Lookahead
 
 MAX_LEVELS = 10  # below the root that the head grows
 MAX_MATCHED = 24  # tokens of an n-gram match
-# Mean chances of a node's two best children before any level was seen, and the weight of a level in them. Fixed, they
-# cost 15 % where a head's chances are far from them (docs/dev/trees.md, "Figures").
+# Mean chances of a node's two best children before any level was seen, and the weight of a level in them
+# (docs/dev/trees.md, "Figures").
 CHILD_CHANCES, NEWEST = (0.6, 0.15), 0.05
 LEAST_LOG_PROB = np.float32(-1e9)  # stands for NaN of a broken head
 
