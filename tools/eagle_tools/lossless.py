@@ -4,8 +4,9 @@
 
 Each run chooses a prompt, sampling settings and a drafting method at random, decodes with and without drafts from the
 same seed, and compares the tokens. With `--at-once 8`, one to eight runs with drafts decode at the same time, each to
-be compared with its request alone and without drafts. Prompts are parts of the certificate's texts, or random ids. It
-needs only what the runtime needs, so that it runs wherever bundles do.
+be compared with its request alone and without drafts. Prompts are parts of the certificate's texts, or random ids; with
+`--kinds`, questions with stop strings, JSON schemas and tools are among them (request_kinds). It needs only what the
+runtime needs, so that it runs wherever bundles do.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +30,7 @@ from eagle_runtime.commands.command import Parser
 from eagle_runtime.drafting.methods import METHODS
 from eagle_runtime.machine.host import processor_name
 from eagle_tools.check_command import run_check
+from eagle_tools.request_kinds import random_kind
 from eagle_tools.ties import is_tie
 
 LONGEST_PROMPT = 160  # tokens; exact attention treats the newest 64 positions differently from older ones
@@ -45,8 +48,8 @@ TEMPERATURES = (0.0, 0.6, 1.0, 1.4)
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Outcome for one bundle. differ: number of runs whose tokens differ. ties: those of them where two logits are
-    equal up to rounding, as fp32 allows. tau: mean tokens per forward pass of the target with drafts. rows: the model's
-    row check, in words."""
+    equal up to rounding, as fp32 allows. kinds: runs of each kind. ended: runs by the reason why the text ended. tau:
+    mean tokens per forward pass of the target with drafts. rows: the model's row check, in words."""
 
     bundle: str
     precision: str
@@ -55,12 +58,21 @@ class Outcome:
     runs: int
     differ: int
     ties: int
+    kinds: dict[str, int]
+    ended: dict[str, int]
     tau: float
     rows: str
     seconds: float
 
 
-Run = tuple[list[int], dict[str, Any], dict[str, Any]]  # prompt, settings, those of the drafts
+@dataclass(frozen=True, slots=True)
+class Run:
+    """kind: of request_kinds. prompt: ids. settings: of `EagleModel.stream`; method: those of them that drafts have."""
+
+    kind: str
+    prompt: list[int]
+    settings: dict[str, Any]
+    method: dict[str, Any]
 
 
 def compare_runs(
@@ -71,49 +83,65 @@ def compare_runs(
     seed: int,
     backend: str = "cpu",
     at_once: int = 1,
+    kinds: bool = False,
 ) -> Outcome:
     """Decode `runs` times with drafts and without; returns the outcome. at_once: the most runs with drafts that decode
-    at the same time. Raises EagleError if the bundle cannot be run."""
+    at the same time. kinds: whether runs are of every kind, not texts alone. Raises EagleError if the bundle cannot be
+    run."""
     started = time.perf_counter()
     random = np.random.default_rng(seed)
     differ = ties = drafted_tokens = passes = 0
+    seen: Counter[str] = Counter()
+    ended: Counter[str] = Counter()
     with EagleModel.load(bundle, backend=backend, threads=threads) as model:
         number = 0
         while number < runs:
             count = min(int(random.integers(1, at_once + 1)), runs - number)
-            group = [random_run(model, random, new_tokens, number + place) for place in range(count)]
+            group = [random_run(model, random, new_tokens, number + place, kinds) for place in range(count)]
             number += count
-            for (prompt, settings, _), drafted in zip(group, with_drafts(model, group), strict=True):
-                plain = model.generate(prompt, method="vanilla", **settings)
+            for one, drafted in zip(group, with_drafts(model, group), strict=True):
+                plain = model.generate(one.prompt, method="vanilla", **one.settings)
                 drafted_tokens += drafted.usage.new_tokens - 1
                 passes += drafted.usage.target_passes
-                if plain.token_ids != drafted.token_ids:
+                seen[one.kind] += 1
+                ended[plain.finish_reason] += 1
+                if _said(plain) != _said(drafted):
                     differ += 1
-                    sampling = {"temperature": settings["temperature"], "seed": settings["seed"]}
-                    ties += is_tie(model, prompt, plain.token_ids, drafted.token_ids, **sampling)
+                    sampling = {"temperature": one.settings["temperature"], "seed": one.settings["seed"]}
+                    ties += is_tie(model, one.prompt, plain.token_ids, drafted.token_ids, **sampling)
+                    print(
+                        f"{bundle}, seed {seed}: {one}: {_said(plain)}, {_said(drafted)}", file=sys.stderr, flush=True
+                    )
         rows = "" if model.row_check is None else str(model.row_check)
         precision = model.manifest.precision["target"]
     seconds = round(time.perf_counter() - started, 1)
     tau = round(drafted_tokens / max(passes, 1), 2)
-    return Outcome(str(bundle), precision, backend, processor_name(), runs, differ, ties, tau, rows, seconds)
+    counts = (runs, differ, ties, dict(seen), dict(ended))
+    return Outcome(str(bundle), precision, backend, processor_name(), *counts, tau, rows, seconds)
 
 
-def random_run(model: EagleModel, random: np.random.Generator, new_tokens: int, seed: int) -> Run:
-    """Returns a prompt, settings and a drafting method."""
-    prompt = random_prompt(model, random)
-    settings = {**SETTINGS[int(random.integers(len(SETTINGS)))], "max_new_tokens": new_tokens, "seed": seed}
+def random_run(model: EagleModel, random: np.random.Generator, new_tokens: int, seed: int, kinds: bool = False) -> Run:
+    """Returns a run. new_tokens: of a text; a request of another kind may have twice as many, to come to its end."""
+    kind, prompt, own = random_kind(model, random, model.context // 2) if kinds else ("text", [], {})
+    if kind == "text":
+        prompt, own = random_prompt(model, random), {"max_new_tokens": new_tokens, "ignore_eos": True}
+    settings = {**SETTINGS[int(random.integers(len(SETTINGS)))], "max_new_tokens": 2 * new_tokens, "seed": seed, **own}
     settings["sampling"] = SamplingParams()  # nothing of the model's own
     settings["temperature"] = TEMPERATURES[int(random.integers(len(TEMPERATURES)))]
-    return prompt, {**settings, "ignore_eos": True}, random_method(model, random)
+    return Run(kind, prompt, settings, random_method(model, random))
+
+
+def _said(result: Result) -> tuple[Any, ...]:
+    """What of an answer must not depend on drafts or on what else runs."""
+    return result.token_ids, result.text, result.finish_reason
 
 
 def with_drafts(model: EagleModel, group: Sequence[Run]) -> list[Result]:
     """Returns the results of runs that decode at the same time."""
     if len(group) == 1:
-        ((prompt, settings, method),) = group
-        return [model.generate(prompt, **settings, **method)]
+        return [model.generate(group[0].prompt, **group[0].settings, **group[0].method)]
     results: dict[int, Result] = {}
-    requests = [{"prompt": prompt, **settings, **method} for prompt, settings, method in group]
+    requests = [{"prompt": one.prompt, **one.settings, **one.method} for one in group]
     for number, piece in model.batch(requests, width=len(group)):
         if piece.result is not None:
             results[number] = piece.result
@@ -163,7 +191,7 @@ def run(args: argparse.Namespace) -> bool:
     lossless = True
     for bundle in args.bundles:
         outcome = compare_runs(
-            Path(bundle), args.runs, args.tokens, args.threads, args.seed, args.backend, args.at_once
+            Path(bundle), args.runs, args.tokens, args.threads, args.seed, args.backend, args.at_once, args.kinds
         )
         allowed = 0 if outcome.rows else outcome.ties  # quantised targets must be equal without ties
         lossless &= outcome.differ == allowed
@@ -189,6 +217,9 @@ def _parser() -> Parser:
     parser.add_argument("--tokens", type=int, default=24, metavar="N", help="new tokens of each (default 24)")
     parser.add_argument("--backend", choices=("cpu", NATIVE), default="cpu", help="form of the graphs that runs")
     parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs with drafts at the same time (1)")
+    parser.add_argument(
+        "--kinds", action="store_true", help="runs with stop strings, JSON schemas and tools among them"
+    )
     parser.add_argument("--threads", type=int, metavar="N", help="threads of a forward pass (default: physical cores)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the choice of prompts and settings")
     parser.add_argument("--json", action="store_true", help="print one JSON object per bundle")

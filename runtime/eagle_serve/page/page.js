@@ -5,7 +5,7 @@ const $ = (id) => document.getElementById(id);
 const SETTINGS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed"];
 const SHOWN_CYCLES = 48;
 const RUNNERS_UP = 4;
-const state = { model: null, messages: [], running: null, seed: null };
+const state = { model: null, messages: [], running: null, seed: null, asked: null };  // asked: the request that the last answer answers
 
 // The key comes in the address after "#key=", which no browser sends anywhere; it is kept for reloads of this tab.
 const given = new URLSearchParams(location.hash.slice(1)).get("key");
@@ -65,6 +65,7 @@ function showModel(model) {
     $("notice").textContent = "This model has no chat template, so it does not answer: it continues the text that you write.";
     $("notice").hidden = false;
     $("system").disabled = true;
+    for (const element of document.querySelectorAll(".chat-only")) element.hidden = true;
     $("input").placeholder = "Begin a text";
   }
   showMemory(0);
@@ -108,29 +109,102 @@ function messageItem(message, index) {
   const answer = message.role === "assistant";
   const item = make("li", answer ? "answer" : "user");
   item.append(make("p", "role", answer ? "Model" : "You"));
-  const body = make("div", state.model?.meta.chat ? "body" : "body raw");
-  item.append(body);
-  message.body = undefined;
-  if (answer) fillAnswer(body, message);
-  else body.textContent = message.content;
+  if (answer) item.append(...answerParts(message, index));
+  else item.append(make("div", bodyClass(), message.content));
   if (message.figures) item.append(metaLine(message.figures));
   if (message.stopped) item.append(make("p", "meta", "stopped"));
   if (!state.running) item.append(actions(message, index, item));
   return item;
 }
 
-function fillAnswer(body, message) {
-  body.classList.toggle("shown", $("show-tokens").checked && message.tokens.length > 0);
-  body.replaceChildren();
-  if (!message.tokens.length) {
-    body.textContent = message.content;
-    return;
+const bodyClass = () => (state.model?.meta.chat ? "body" : "body raw");
+
+// Thinking, text and calls of an answer. With the tokens shown, the text has all of them, tags and arguments too.
+function answerParts(message, index) {
+  const parts = [];
+  if (message.reasoning) {
+    const folded = make("details", "thinking");
+    folded.open = Boolean(message.unfolded);
+    folded.addEventListener("toggle", () => {
+      message.unfolded = folded.open;
+    });
+    folded.append(make("summary", "", "Thinking"), make("div", "body", message.reasoning));
+    parts.push(folded);
   }
-  message.tokens.forEach((token, index) => body.append(tokenSpan(token, index)));
-  if ($("show-tokens").checked) {
+  const shown = $("show-tokens").checked && message.tokens.length > 0;
+  const body = make("div", bodyClass());
+  if (shown || (message.tokens.length && !takenApart(message))) {
+    message.tokens.forEach((token, place) => body.append(tokenSpan(token, place)));
+  } else body.textContent = message.content;
+  if (shown) {
+    body.classList.add("shown");
     body.tabIndex = 0;
+    body.setAttribute("role", "group");
     body.setAttribute("aria-label", "Tokens of the answer; arrow keys go from one to the next");
   }
+  body.hidden = !body.textContent && takenApart(message);
+  parts.push(body);
+  if (message.calls?.length) parts.push(callCards(message, index));
+  return parts;
+}
+
+const takenApart = (message) => Boolean(message.reasoning || message.calls?.length);
+
+// ---- Calls of tools: a card each, and a place for the result, which the user writes
+
+function callCards(message, index) {
+  const form = make("form", "calls");
+  const open = !state.running && index === state.messages.length - 1 && message.calls.some((one) => parsed(one.arguments));
+  message.calls.forEach((one, place) => {
+    const card = make("section", "card");
+    card.setAttribute("aria-label", `Call of ${one.name}`);
+    const title = make("h2", "", one.name);
+    const given = parsed(one.arguments);
+    card.append(title, make("pre", "arguments", given ? JSON.stringify(given.value, null, 2) : one.arguments));
+    if (open && given) {
+      const box = make("textarea", "code");
+      box.id = `result-${index}-${place}`;
+      box.rows = 2;
+      box.value = one.result ?? "";
+      box.addEventListener("input", () => {
+        one.result = box.value;
+      });
+      const label = make("label", "", "Result");
+      label.htmlFor = box.id;
+      card.append(label, box);
+    } else if (one.result !== undefined) card.append(make("p", "label", "Result"), make("pre", "result", one.result));
+    else if (!given && !state.running) card.append(make("p", "label", "The call was cut off."));
+    form.append(card);
+  });
+  if (open) form.append(make("button", "primary", message.calls.length > 1 ? "Send results" : "Send result"));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    for (const one of message.calls) one.result ??= "";
+    answer();
+  });
+  return form;
+}
+
+// The value of a JSON text in an object; null for a text that is not JSON.
+function parsed(text) {
+  try {
+    return { value: JSON.parse(text) };
+  } catch {
+    return null;
+  }
+}
+
+// A message of the page as the server's API has it: with calls, followed by their results.
+function sentMessages(message) {
+  if (message.role === "user") return [{ role: "user", content: message.content }];
+  const calls = (message.calls ?? []).filter((one) => parsed(one.arguments));
+  const said = { role: "assistant", content: message.content || (calls.length ? null : "") };
+  if (message.reasoning) said.reasoning_content = message.reasoning;
+  if (!calls.length) return [said];
+  said.tool_calls = calls.map((one) => ({
+    id: one.id, type: "function", function: { name: one.name, arguments: one.arguments },
+  }));
+  return [said, ...calls.map((one) => ({ role: "tool", tool_call_id: one.id, name: one.name, content: one.result ?? "" }))];
 }
 
 function tokenSpan(token, index) {
@@ -142,12 +216,18 @@ function tokenSpan(token, index) {
 function metaLine(figures) {
   const line = make("p", "meta");
   const parts = [
-    `${figures.tokens} tokens`, `${figures.rate.toFixed(0)} tokens/s`, `tau ${figures.tau.toFixed(2)}`,
+    `${figures.rate.toFixed(0)} tokens/s`, `tau ${figures.tau.toFixed(2)}`,
+    ...(figures.vanilla ? [againstVanilla(figures)] : []), `${figures.tokens} tokens`,
     `first after ${figures.ttft.toFixed(0)} ms`, `${figures.cached} of ${figures.prompt} prompt tokens cached`,
     `seed ${figures.seed}`,
   ];
   for (const part of parts) line.append(make("span", "", part));
   return line;
+}
+
+function againstVanilla({ rate, vanilla }) {
+  const text = vanilla.same ? "the same text" : "another text";
+  return `${(rate / vanilla.rate).toFixed(2)} times vanilla (${vanilla.rate.toFixed(0)} tokens/s, ${text})`;
 }
 
 function actions(message, index, item) {
@@ -159,11 +239,12 @@ function actions(message, index, item) {
     row.append(button);
   };
   add("Edit", () => edit(message, index, item));
-  if (message.role === "assistant" && index === state.messages.length - 1) {
-    add("Regenerate", () => {
-      state.messages.pop();
+  if (index === state.messages.length - 1) {
+    add("Retry", () => {
+      if (message.role === "assistant") state.messages.pop();
       answer();
     });
+    if (message.figures && state.asked) add("Compare with vanilla", () => compare(message));
   }
   add("Copy", () => navigator.clipboard?.writeText(message.content));
   return row;
@@ -188,6 +269,7 @@ function edit(message, index, item) {
     message.content = box.value;
     message.tokens = [];
     message.figures = null;
+    state.asked = null;
     if (own) {
       state.messages.length = index + 1;
       answer();
@@ -215,11 +297,16 @@ function requestBody() {
   }
   if ($("method").value) body.eagle.method = $("method").value;
   const schema = $("schema").value.trim();
-  if (schema) body.response_format = { type: "json_schema", json_schema: { name: "answer", schema: parsedSchema(schema) } };
+  if (schema) body.response_format = { type: "json_schema", json_schema: { name: "answer", schema: fromJson(schema, "the schema") } };
   if (chat) {
     const system = $("system").value.trim();
     const before = system ? [{ role: "system", content: system }] : [];
-    body.messages = [...before, ...state.messages.map(({ role, content }) => ({ role, content }))];
+    body.messages = [...before, ...state.messages.flatMap(sentMessages)];
+    const tools = $("tools").value.trim();
+    if (tools) {
+      body.tools = toolList(fromJson(tools, "the list of tools"));
+      body.tool_choice = $("tool_choice").value;
+    }
     body.logprobs = true;
     body.top_logprobs = RUNNERS_UP;
   } else {
@@ -230,12 +317,17 @@ function requestBody() {
   return body;
 }
 
-function parsedSchema(text) {
+function fromJson(text, what) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new Error(`the schema is not JSON: ${error.message}`);
+    throw new Error(`${what} is not JSON: ${error.message}`);
   }
+}
+
+// One tool or several, in OpenAI's form or its inner part alone: {"name", "description", "parameters"}.
+function toolList(given) {
+  return [given].flat().map((one) => (one?.name ? { type: "function", function: one } : one));
 }
 
 async function answer() {
@@ -247,32 +339,33 @@ async function answer() {
     showError(error.message);
     return;
   }
-  const message = { role: "assistant", content: "", tokens: [], figures: null };
+  const message = { role: "assistant", content: "", reasoning: "", calls: [], tokens: [], figures: null };
   const cycles = [];
+  state.asked = null;
   state.running = new AbortController();
   state.messages.push(message);
   busy(true);
   render();
-  const element = $("messages").lastElementChild.querySelector(".body");
-  element.classList.add("waiting");
+  const item = $("messages").lastElementChild;
+  item.setAttribute("aria-busy", "true");
+  item.classList.add("waiting");
   try {
     const path = state.model.meta.chat ? "/v1/chat/completions" : "/v1/completions";
     const response = await call(path, body, state.running.signal);
     for await (const event of serverEvents(response.body)) {
       if (event.comment !== undefined) $("status").textContent = event.comment;
-      else takeChunk(event.data, message, element, cycles);
+      else takeChunk(event.data, message, item, cycles);
     }
-    $("status").textContent = "";
+    state.asked = body;
+    $("status").textContent = "Answered.";
+    $("spoken").textContent = [message.content, ...message.calls.map((one) => `Call of ${one.name}`)].join("\n");
   } catch (error) {
     message.stopped = true;
     $("status").textContent = error.name === "AbortError" ? "Stopped." : "";
     if (error.name !== "AbortError") showError(error.message);
-    if (!message.content) state.messages.pop();
+    if (!message.content && !takenApart(message)) state.messages.pop();
   } finally {
-    state.running = null;
-    busy(false);
-    render();
-    $("input").focus();
+    finished();
     const used = message.figures ? message.figures.prompt + message.figures.tokens : $("context").value;
     showMemory(used);
     call("/v1/models").then((models) => models.json()).then((models) => {
@@ -282,23 +375,58 @@ async function answer() {
   }
 }
 
-function takeChunk(chunk, message, element, cycles) {
+function finished() {
+  state.running = null;
+  busy(false);
+  render();
+  if (document.activeElement === document.body) $("input").focus();
+}
+
+// Answer the last message again without drafts, from the same seed: how long it takes, and that the text is the same.
+async function compare(message) {
+  state.running = new AbortController();
+  busy(true);
+  render();
+  $("status").textContent = "Answering again without drafts.";
+  try {
+    const { stream_options, ...asked } = state.asked;
+    const body = { ...asked, stream: false, seed: message.figures.seed, eagle: { method: "vanilla", trace: true } };
+    const path = state.model.meta.chat ? "/v1/chat/completions" : "/v1/completions";
+    const { timings, eagle } = await (await call(path, body, state.running.signal)).json();
+    const same = eagle.tokens.map((token) => token.text).join("") === message.tokens.map((token) => token.text).join("");
+    message.figures.vanilla = { rate: timings.predicted_per_second, same };
+    $("status").textContent = againstVanilla(message.figures);
+  } catch (error) {
+    $("status").textContent = error.name === "AbortError" ? "Stopped." : "";
+    if (error.name !== "AbortError") showError(error.message);
+  } finally {
+    finished();
+  }
+}
+
+function takeChunk(chunk, message, item, cycles) {
   if (chunk.error) throw new Error(chunk.error.message);
   const choice = chunk.choices[0];
   if (choice) {
-    const text = choice.delta ? choice.delta.content ?? "" : choice.text;
+    const delta = choice.delta ?? { content: choice.text };
+    const text = delta.content ?? "";
     const tokens = tokensOf(chunk, choice);
     $("status").textContent = "";
     message.content += text;
+    message.reasoning += delta.reasoning_content ?? "";
+    for (const part of delta.tool_calls ?? []) takeCall(message, part);
+    const body = item.querySelector(":scope > .body");
+    for (const token of tokens) {
+      body.append(tokenSpan(token, message.tokens.length));
+      message.tokens.push(token);
+    }
+    if (takenApart(message)) showParts(item, message);
+    else if (!tokens.length && text) body.append(text);
+    else body.classList.toggle("shown", $("show-tokens").checked);
     if (tokens.length) {
-      for (const token of tokens) {
-        element.append(tokenSpan(token, message.tokens.length));
-        message.tokens.push(token);
-      }
-      element.classList.toggle("shown", $("show-tokens").checked);
       cycles.push(tokens.filter((token) => token.drafted).length);
       drawGraph(cycles, message.tokens.length);
-    } else if (text) element.append(text);
+    }
     scrollDown(false);
   }
   if (chunk.timings) {
@@ -312,6 +440,18 @@ function takeChunk(chunk, message, element, cycles) {
     const highest = Math.max(0, ...cycles);
     $("graph-text").textContent = `${eagle.target_passes} forward passes of the target for ${timings.predicted_n} tokens, tau ${eagle.tau.toFixed(2)}; at most ${highest} drafts at once.`;
   }
+}
+
+function takeCall(message, part) {
+  const one = (message.calls[part.index] ??= { id: "", name: "", arguments: "" });
+  one.id = part.id ?? one.id;
+  one.name += part.function.name ?? "";
+  one.arguments += part.function.arguments ?? "";
+}
+
+function showParts(item, message) {
+  while (item.children.length > 1) item.lastElementChild.remove();
+  item.append(...answerParts(message, state.messages.length - 1));
 }
 
 function tokensOf(chunk, choice) {
@@ -479,6 +619,7 @@ $("stop").addEventListener("click", () => state.running?.abort());
 $("new-chat").addEventListener("click", () => {
   state.running?.abort();
   state.messages = [];
+  state.asked = null;
   $("graph").replaceChildren();
   showError("");
   render();
@@ -487,13 +628,17 @@ $("new-chat").addEventListener("click", () => {
 $("same-seed").addEventListener("click", () => {
   $("seed").value = state.seed;
 });
+$("theme").addEventListener("change", () => {
+  document.documentElement.dataset.theme = $("theme").value;
+  sessionStorage.setItem("theme", $("theme").value);
+});
 $("settings").addEventListener("submit", (event) => event.preventDefault());
 $("show-tokens").addEventListener("change", () => {
   $("legend").hidden = !$("show-tokens").checked;
   sessionStorage.setItem("tokens", $("show-tokens").checked ? "1" : "");
   if (state.running) {
-    const last = $("messages").lastElementChild.querySelector(".body");
-    last.classList.toggle("shown", $("show-tokens").checked);
+    const item = $("messages").lastElementChild;
+    if (state.messages.at(-1).role === "assistant") showParts(item, state.messages.at(-1));
   } else render();
 });
 
@@ -504,6 +649,7 @@ function togglePanel(open) {
 }
 $("open-panel").addEventListener("click", () => togglePanel(!$("panel").classList.contains("open")));
 
+document.documentElement.dataset.theme = $("theme").value = sessionStorage.getItem("theme") ?? "";
 $("show-tokens").checked = Boolean(sessionStorage.getItem("tokens"));
 $("legend").hidden = !$("show-tokens").checked;
 try {

@@ -1,0 +1,46 @@
+"""`eagle_tools.lossless --kinds`: requests with stop strings, grammars and tools, several at once, change no text."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conftest import put_listed, put_tokenizer
+from eagle_runtime import EagleModel
+from eagle_tools import lossless
+from eagle_tools.request_kinds import KINDS, kinds_of, random_kind
+
+TEMPLATE = "{% for m in messages %}{{ m.role[0] }}: {{ m.content }}\n{% endfor %}a: "
+
+
+@pytest.fixture(scope="module")
+def chatting(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    bundle = shutil.copytree(bundle_of("eagle1", "int8"), tmp_path_factory.mktemp("kinds") / "pair")
+    put_tokenizer(bundle)
+    put_listed(bundle, "chat_template.jinja", TEMPLATE.encode())
+    return bundle
+
+
+def test_mixes_of_all_kinds_change_no_text(chatting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = lossless.compare_runs(chatting, 10, 4, 1, seed=3, at_once=6, kinds=True)
+    assert outcome.differ == 0 and sum(outcome.kinds.values()) == sum(outcome.ended.values()) == 10
+    assert len(outcome.kinds) > 2
+    together = lossless.with_drafts
+    monkeypatch.setattr(
+        lossless, "with_drafts", lambda *args: [replace(one, text=f"{one.text}!") for one in together(*args)]
+    )
+    assert lossless.compare_runs(chatting, 2, 4, 1, seed=3, at_once=2, kinds=True).differ == 2
+
+
+def test_a_bundle_gets_the_kinds_that_it_can_answer(bundle_of: Callable[..., Path], chatting: Path) -> None:
+    with EagleModel.load(bundle_of("eagle1", "int8"), threads=1) as plain, EagleModel.load(chatting, threads=1) as chat:
+        assert kinds_of(plain) == ("text",) and kinds_of(chat) == KINDS
+        random = np.random.default_rng(0)
+        drawn = [random_kind(chat, random, 90) for _ in range(40)]
+    assert {kind for kind, *_ in drawn} == set(KINDS)
+    assert all(0 < len(ids) <= 90 for kind, ids, _ in drawn if kind != "text")
