@@ -222,7 +222,9 @@ def export(
                     missing = notes
                     if way is not None:
                         asked = None if reading is None else reading.asked()
-                        recorded, missing = recorded_inputs(pair, calibrate, way, finished, report, asked)
+                        recorded, missing = recorded_inputs(
+                            pair, calibrate, way, finished, report, asked, probed=precision == AUTO
+                        )
                         warnings += missing
                         give_back()
                     with_inputs = partial(with_inputs, recorded=None if recorded is None else recorded.inputs)

@@ -59,6 +59,7 @@ def test_inputs_are_recorded_on_a_text_that_is_given(tmp_path: Path) -> None:
     recorded = observe_source(TARGET, Text(TARGET), data)
     assert [probe.tokens for probe in recorded.probes] == rows
     assert {seen.rows for seen in recorded.inputs.values()} == {36 + 40}
+    assert not observe_source(TARGET, Text(TARGET), data, probed=False).probes
     with pytest.raises(ExportError, match="int8-weight for backend cpu records no inputs; leave the text out"):
         export(TARGET, None, tmp_path / "b", precision="int8-weight", calibrate=data)
 

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import GOLDEN
+from eagle_export.checking import head_check
 from eagle_export.checking.head_check import Continued, HeadCheck, check_head
 from eagle_export.commands.cli import main
 from eagle_export.graphs.eager import eager_head, eager_weights
@@ -99,6 +100,23 @@ def test_heads_that_are_read_as_trained_pass(target: str, kind: str, source_of: 
     assert check.share > 0.5
     assert check.warning() is None
     assert check.best is None or check.best.gain < 0
+
+
+@pytest.mark.parametrize(("target", "kind"), HEADS)
+def test_texts_that_are_read_together_count_as_one_after_the_other(
+    target: str, kind: str, source_of: Callable[[str], Source], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = source_of(target)
+    lengths = [len(text.tokens) - number % 2 for number, text in enumerate(source.texts[:5])]
+    texts = [Continued(text.start, text.tokens[:length]) for text, length in zip(source.texts, lengths, strict=False)]
+    together = checked(Source(source.model, texts), target, HEADS[target, kind])
+    monkeypatch.setattr(head_check, "TEXTS", 1)
+    apart = checked(Source(source.model, texts), target, HEADS[target, kind])
+    assert (together.share, together.rows) == (apart.share, apart.rows)
+    assert apart.rows == sum(lengths) - len(lengths)
+    if apart.best is not None and together.best is not None:
+        assert together.best.words == apart.best.words
+        assert together.best.gain == pytest.approx(apart.best.gain, abs=1e-4)
 
 
 def test_few_rows_are_multiplied_the_other_way_round() -> None:

@@ -297,7 +297,7 @@ def eager_output(part: HeadPart, source: Path) -> Tensor:
     assert isinstance(head, PredictionHead)
     features = torch.randn(1, 6, 32, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        return read_rows(head, config, torch.arange(6) + 7, features)[0]
+        return read_rows(head, config, torch.arange(6)[None] + 7, features)[0]
 
 
 Damage = Callable[[Tensors, dict[str, Any]], object]

@@ -12,7 +12,7 @@ Shapes: T tokens of a text, H width of the target, Vd draft vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,6 +40,7 @@ NAMED = 0.2  # least share of another reading that is named: of a head of anothe
 GAIN, ERRORS = 0.02, 3.0  # nats per token, and standard errors of them, by which another reading must fit better
 STARTS, START = 16, 8  # texts that the target continues, and tokens that each starts with
 TOKENS = 48  # greedy tokens of each
+TEXTS = 4  # that a head reads at once: more take memory for their logits
 MOST = 4096  # tokens of the package's text that starts are taken from
 CONFIG = "config.json does not say how the head was trained; correct it"
 NAMES = "the file is not written as {} writes its own; convert it again"
@@ -126,7 +127,8 @@ def compare_readings(
     readings = [("", part.config), *_other_readings(part.config, target)]
     heads = [(eager_head(config, weights, embedding), config) for _, config in readings]
     rows: list[list[tuple[Tensor, Tensor]]] = [[] for _ in readings]
-    for text, hidden in texts:
+    taps = {-1, *taps_of_readings(part.config, target)}
+    for text, hidden in _batches(texts, taps, 1 if isinstance(heads[0][0], BlockHead) else TEXTS):
         for results, (head, config) in zip(rows, heads, strict=True):
             results.append(_drafted(head, part, config, text, hidden))
     right = [torch.cat([right for right, _ in results]).double() for results in rows]
@@ -145,26 +147,42 @@ def compare_readings(
     return HeadCheck(float(right[0].mean()), max(others, key=lambda one: one.gain, default=None), len(right[0]))
 
 
+def _batches(
+    texts: Iterable[tuple[Continued, Hidden]], taps: Collection[int], most: int
+) -> Iterator[tuple[list[Continued], Hidden]]:
+    """Yields at most `most` texts of one length, and the hidden states at the taps [B, T, H]."""
+    same: dict[tuple[int, int], list[tuple[Continued, Hidden]]] = {}
+    for text, hidden in texts:
+        same.setdefault((len(text.start), len(text.tokens)), []).append((text, {tap: hidden[tap] for tap in taps}))
+    for each in same.values():
+        for first in range(0, len(each), most):
+            batch = each[first : first + most]
+            yield [text for text, _ in batch], {tap: torch.cat([rows[tap] for _, rows in batch]) for tap in taps}
+
+
 def _drafted(
-    head: AnyHead, part: HeadPart, config: HeadConfig, text: Continued, hidden: Hidden
+    head: AnyHead, part: HeadPart, config: HeadConfig, texts: Sequence[Continued], hidden: Hidden
 ) -> tuple[Tensor, Tensor]:
-    """hidden: the target's hidden states [1, T, H], the embedding first and the last one after the last norm. Returns
-    per generated token but the first, which no head drafts, whether the head drafts it, and its log-probability by the
-    head (-inf outside the draft vocabulary)."""
-    tokens = torch.tensor([*text.start, *text.tokens])
-    first = len(text.start) - 1
+    """texts: of one length, one alone for a block head. hidden: the target's hidden states [B, T, H], the embedding
+    first and the last one after the last norm. Returns per generated token but the first, which no head drafts,
+    whether the head drafts it, and its log-probability by the head (-inf outside the draft vocabulary)."""
+    tokens = torch.tensor([[*text.start, *text.tokens] for text in texts])
+    first, length = len(texts[0].start) - 1, tokens.shape[1]
     if isinstance(head, BlockHead):
-        logits = read_block_rows(head, config, tokens, hidden, torch.arange(first + 1, len(tokens) - 1))[:, 0]
+        logits = read_block_rows(head, config, tokens[0], hidden, torch.arange(first + 1, length - 1))[:, 0]
     elif isinstance(head, HeadsAhead):
-        logits = head.forced(0, hidden[-1], tokens[None])[0, first:-1]
+        logits = head.forced(0, hidden[-1], tokens)[:, first:-1]
     else:  # row i reads feature i and token i + 1, and drafts token i + 2
-        features = features_of(head, config.taps, hidden)[:, : len(tokens) - 2]
-        logits = head.logits(read_rows(head, config, tokens[1:-1], features))[0, first:]
-    scores, wanted = logits.log_softmax(-1), tokens[first + 2 :]
+        features = features_of(head, config.taps, hidden)[:, : length - 2]
+        logits = head.logits(read_rows(head, config, tokens[:, 1:-1], features)[:, first:])
+    scores, wanted = logits.flatten(0, -2).log_softmax(-1), tokens[:, first + 2 :].flatten()
+    best, places = scores.argmax(-1), wanted
     if part.d2t is not None:
         ids = part.d2t + torch.arange(len(part.d2t))
-        scores = scores.new_full((len(scores), config.vocab_size), -math.inf).index_copy(1, ids, scores)
-    return scores.argmax(-1) == wanted, scores.gather(1, wanted[:, None])[:, 0]
+        place_of = torch.full((config.vocab_size,), -1).index_copy(0, ids, torch.arange(len(ids)))
+        best, places = ids[best], place_of[wanted]
+    likely = scores.gather(1, places.clamp(min=0)[:, None])[:, 0]
+    return best == wanted, likely.masked_fill(places < 0, -math.inf)
 
 
 def taps_of_readings(config: HeadConfig, target: Any) -> set[int]:

@@ -88,19 +88,19 @@ def _stored_weights(part: HeadPart, without: str) -> dict[str, Tensor]:
 
 
 def features_of(head: AnyHead, taps: Sequence[int], hidden: Hidden) -> Tensor:
-    """Returns features [1, T, Hd] for the head. hidden: the target's hidden states [1, T, H], the embedding first and
+    """Returns features [B, T, Hd] for the head. hidden: the target's hidden states [B, T, H], the embedding first and
     the last one after the last norm."""
     return head.features([hidden[tap] for tap in taps]) if isinstance(head, Eagle3Head) else hidden[-1]
 
 
 def read_rows(head: Eagle1Head | Eagle3Head, config: HeadConfig, tokens: Tensor, features: Tensor) -> Tensor:
-    """Returns the head's hidden states [1, T, Hd]. tokens [T]: each is the one after its feature; features [1, T, Hd]:
-    each row sees the rows before it, and no other past."""
-    rows = len(tokens)
-    empty = torch.zeros(1, 0, config.num_kv_heads, config.head_dim)
+    """Returns the head's hidden states [B, T, Hd] of B texts. tokens [B, T]: each is the one after its feature;
+    features [B, T, Hd]: each row sees the rows of its text before it, and no other past."""
+    texts, rows = tokens.shape
+    empty = torch.zeros(texts, 0, config.num_kv_heads, config.head_dim)
     mask = torch.full((1, 1, rows, rows), hiding(np.float32)).triu(1)
     past = [(empty, empty)] * config.num_layers
-    hidden: Tensor = head(tokens[None], features, torch.arange(rows)[None], mask, past)[0]
+    hidden: Tensor = head(tokens, features, torch.arange(rows)[None], mask, past)[0]
     return hidden
 
 

@@ -143,7 +143,7 @@ def _head_inputs(
     inputs = HeadInputs(part, head)
     for text, window in enumerate(windows):
         hidden = {tap: kept[text] for tap, kept in tapped.items()} | {-1: ends[text]}
-        inputs.read(torch.tensor(window), hidden)
+        inputs.read(torch.tensor(window)[None], hidden)
     return dict(inputs.observed())
 
 

@@ -38,16 +38,18 @@ def recorded_inputs(
     finished: Path,
     report: Callable[[str], None],
     asked: Asked | None = None,
+    *,
+    probed: bool = True,
 ) -> tuple[Recorded | None, list[str]]:
     """Returns what the source computes for a text, or None and a warning if it cannot run here.
 
     finished: a folder for what is to be read again if the export is stopped. asked: texts that the source writes
-    meanwhile, if it is in the memory as a whole. Raises ExportError instead if the text was
-    given, and CalibrationError for one that cannot be used."""
+    meanwhile, if it is in the memory as a whole. probed: whether there are to be probes. Raises ExportError instead if
+    the text was given, and CalibrationError for one that cannot be used."""
     text = pair.text
     try:
         if way == "whole":
-            return observe_source(pair.target, text, data, pair.head, report, asked, finished), []
+            return observe_source(pair.target, text, data, pair.head, report, asked, finished, probed=probed), []
         windows = texts_to_read(text, data, int(pair.config.vocab_size), int(pair.config.max_position_embeddings))
         return observe_layers(pair.target, windows, finished / FOLDER, pair.head, report), []
     except ExportError as error:

@@ -47,6 +47,7 @@ from eagle_runtime.text.tokenizer import Text
 SEQUENCES, START, LENGTH = 44, 8, 56  # generated texts, tokens that each starts with, and tokens in all
 KEPT = SEQUENCES * LENGTH  # rows of a layer's inputs that are kept: more lower an int4 target's KL, and take memory
 WINDOW, MAX_TOKENS = 256, 8192  # of a file: tokens per window, and in all
+TEXTS = 4  # that a head reads at once: more take memory for their logits
 BETWEEN_ROOTS = 4  # tokens of a text from one block of a head to the next
 PROBES = 4  # texts of which the logits are kept
 
@@ -77,13 +78,16 @@ def observe_source(
     report: Callable[[str], None] = lambda step: None,
     asked: Asked | None = None,
     folder: Path | None = None,
+    *,
+    probed: bool = True,
 ) -> Recorded:
     """Returns what a checkpoint (load_source's argument) computes for a text.
 
     text: its tokenizer. data: a text file, or JSONL as eagle-calib reads it; None for text of the model's own. head: of
     the model; its inputs are recorded too. report: called with what is being done. asked: other texts that the model
-    writes meanwhile. folder: for a file that the inputs are kept in; None for the memory. Raises CalibrationError for
-    a file without text, and ExportError if transformers cannot run the checkpoint."""
+    writes meanwhile. folder: for a file that the inputs are kept in; None for the memory. probed: whether
+    there are to be probes. Raises CalibrationError for a file without text, and ExportError if transformers cannot run
+    the checkpoint."""
     transformers_logging.disable_progress_bar()
     file = None if folder is None else SampleFile(folder)
     try:
@@ -100,7 +104,7 @@ def observe_source(
                 written = Writer(model).write([], 0, (), asked.texts, asked.taps)[1]
         if asked is not None:
             asked.look(model, written)
-        return Recorded(observed, tuple(_probe(model, window) for window in windows[:PROBES]))
+        return Recorded(observed, tuple(_probe(model, window) for window in windows[: PROBES * probed]))
     except (ExportError, CalibrationError):
         raise
     except Exception as error:  # transformers, safetensors and a full memory raise many kinds
@@ -134,7 +138,8 @@ def _own_text(
     sampled, written = writer.write(starts, length, taps, more, more_taps)
     texts = sampled.tokens
     read_by_head = (
-        (text, {tap: each[row : row + 1] for tap, each in sampled.hidden.items()}) for row, text in enumerate(texts)
+        (texts[row : row + TEXTS], {tap: each[row : row + TEXTS] for tap, each in sampled.hidden.items()})
+        for row in range(0, len(texts), TEXTS)
     )
     order = _text_by_text(sampled.passes, len(texts))
     return texts.tolist(), _all_inputs(model, inputs, head, read_by_head, order), written
@@ -275,19 +280,23 @@ class HeadInputs(LayerInputs):
         super().__init__(layers, file=file)
 
     def read(self, tokens: Tensor, hidden: Any) -> None:
-        """tokens [T]; hidden: the target's hidden states for them, as `features_of` takes them."""
+        """tokens [B, T]; hidden: the target's hidden states for them, as `features_of` takes them."""
+        count, length = tokens.shape
         if isinstance(self._head, BlockHead):
-            roots = torch.arange(1, len(tokens), BETWEEN_ROOTS)
-            read_block_rows(self._head, self._config, tokens, hidden, roots)
+            roots = torch.arange(1, length, BETWEEN_ROOTS)
+            for row in range(count):
+                one = {tap: hidden[tap][row : row + 1] for tap in {-1, *self._config.taps}}
+                read_block_rows(self._head, self._config, tokens[row], one, roots)
             return
         own = features_of(self._head, self._config.taps, hidden)
         if isinstance(self._head, HeadsAhead):
-            for depth in range(min(len(self._head.heads), len(tokens) - 1)):
-                self._head.forced(depth, own, tokens[None])
+            for depth in range(min(len(self._head.heads), length - 1)):
+                self._head.forced(depth, own, tokens)
             return
-        for first in range(1, min(3, len(tokens))):  # the rows' tokens are those after their features
-            own = read_rows(self._head, self._config, tokens[first:], own[:, : len(tokens) - first])
-            self._head.logits(own)
+        for first in range(1, min(3, length)):  # the rows' tokens are those after their features
+            own = read_rows(self._head, self._config, tokens[:, first:], own[:, : length - first])
+            if not self._config.borrows_lm_head:
+                self._head.logits(own)
 
 
 @torch.inference_mode()
@@ -306,7 +315,7 @@ def _observed(
             report(f"recording inputs ({number} of {len(windows)} texts)")
             tokens = torch.tensor(list(window))
             out = model(input_ids=tokens[None], use_cache=False, output_hidden_states=head is not None)
-            yield tokens, out.hidden_states or ()
+            yield tokens[None], out.hidden_states or ()
 
     return _all_inputs(model, inputs, head, read())
 
@@ -318,8 +327,8 @@ def _all_inputs(
     texts: Iterable[tuple[Tensor, Hidden]],
     order: Array | None = None,
 ) -> Mapping[str, Observed]:
-    """Returns the inputs of a target's layers and of its head's. texts: each with the target's hidden states, for the
-    head. order: as for LayerInputs.observed."""
+    """Returns the inputs of a target's layers and of its head's. texts: some of one length [B, T], with the target's
+    hidden states for the head. order: as for LayerInputs.observed."""
     file = inputs.file
     head_inputs = None if head is None else HeadInputs(head, eager_head(head.config, eager_weights(head, model)), file)
     for tokens, hidden in texts:
