@@ -199,7 +199,7 @@ def _array(arrays: dict[str, Float], name: str, shape: tuple[int | None, ...], h
     if not fits or array.dtype != np.float32:
         raise CalibrationError(f"{here}: {name} is {array.dtype} {list(array.shape)}, which does not fit; {AGAIN}")
     if not np.isfinite(array).all():
-        raise CalibrationError(f"{here}: {name} holds values that are no numbers; {AGAIN}")
+        raise CalibrationError(f"{here}: {name} holds values that are not numbers; {AGAIN}")
     return array
 
 

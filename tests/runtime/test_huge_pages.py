@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eagle_runtime.machine.huge_pages import LEAST, PAGE, anonymous_memory, huge_pages, new_spans
+from eagle_runtime.machine.huge_pages import LEAST_BYTES, PAGE, anonymous_memory, huge_pages, new_spans
 
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -33,7 +33,7 @@ def huge_bytes(start: int, end: int) -> int:
 
 
 def test_new_memory_is_joined_and_keeps_its_content() -> None:
-    size = 4 * LEAST
+    size = 4 * LEAST_BYTES
     with huge_pages():
         array = np.arange(size // 8, dtype=np.int64)
     assert np.array_equal(array, np.arange(size // 8))
@@ -43,7 +43,7 @@ def test_new_memory_is_joined_and_keeps_its_content() -> None:
 
 
 def test_memory_is_listed() -> None:
-    array = np.ones(4 * LEAST, np.int8)
+    array = np.ones(4 * LEAST_BYTES, np.int8)
     middle = array.ctypes.data + array.size // 2
     inside = any(low <= middle < high for low, high in anonymous_memory())
     assert inside == (sys.platform == "linux")

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from eagle_runtime.sampling.filters import Row
-from eagle_runtime.sampling.noise import KEPT, KEPT_DRAWN, Noise, Numbers, Stream, exponential_noise, lowest, workers
+from eagle_runtime.sampling.noise import (
+    KEPT_DRAWN,
+    KEPT_POSITIONS,
+    Noise,
+    Numbers,
+    Stream,
+    exponential_noise,
+    lowest,
+    workers,
+)
 from eagle_runtime.sampling.sampler import Sampler, SamplingParams
 from patience import PATIENCE_S
 
@@ -105,6 +114,6 @@ def test_a_sampler_keeps_few(made: Made) -> None:
 
 def test_no_more_is_kept_than_a_tree_needs(made: Made) -> None:
     numbers = Noise(3, 4)
-    for position in (*range(KEPT + 1), 0, KEPT):
+    for position in (*range(KEPT_POSITIONS + 1), 0, KEPT_POSITIONS):
         numbers.at(position)
-    assert made.positions == [*range(KEPT + 1), 0], "the one that was read first was dropped"
+    assert made.positions == [*range(KEPT_POSITIONS + 1), 0], "the one that was read first was dropped"

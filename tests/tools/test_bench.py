@@ -20,7 +20,7 @@ from eagle_runtime import EagleModel
 from eagle_tools.bench import contenders, main, run
 from eagle_tools.bench.contenders import bundle_contenders, first_turns, interleave, turns
 from eagle_tools.bench.cycles import Recorder
-from eagle_tools.bench.memory import Job, JobError, Peak, peak_of
+from eagle_tools.bench.memory import JobError, MemoryRun, Peak, peak_of
 from eagle_tools.bench.rows import Asked, Row, Setup, read_rows, row_of
 from eagle_tools.questions import Question
 from eagle_tools.ties import NEAR
@@ -370,7 +370,7 @@ def test_the_recorder_keeps_the_first_prompts_last_generation(bundle: Path) -> N
 
 
 def test_memory_is_measured_in_a_process_of_its_own(bundle: Path) -> None:
-    peak = peak_of(Job(str(bundle), "cpu", 1, "eagle", "fp32", tuple(b"Q: Ann has 3 apples")))
+    peak = peak_of(MemoryRun(str(bundle), "cpu", 1, "eagle", "fp32", tuple(b"Q: Ann has 3 apples")))
     assert 5e7 < peak.host < 1e9 and peak.device is None
     with pytest.raises(JobError, match=r"none was not measured \(.*is not a folder"):
-        peak_of(Job(str(bundle / "none"), "cpu", 1, "eagle", "fp32", (1,)))
+        peak_of(MemoryRun(str(bundle / "none"), "cpu", 1, "eagle", "fp32", (1,)))

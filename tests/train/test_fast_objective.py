@@ -18,12 +18,12 @@ from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_train import attention
 from eagle_train.config import TrainConfig
-from eagle_train.linear_loss import LEAST, _loss_and_pull, linear_loss, whole_loss
+from eagle_train.linear_loss import LEAST_ROWS, _loss_and_pull, linear_loss, whole_loss
 from eagle_train.metrics import Tally
 from eagle_train.objective import Vocabulary, eagle1_objective, eagle3_objective
 from eagle_train.precision import unhalved
 from eagle_train.rows import reaching, unroll_rows
-from eagle_train.taught import ROWS, Batch, StateLogits, Taught, WholeLogits, likeliest
+from eagle_train.taught import LOGIT_ROWS, Batch, StateLogits, Taught, WholeLogits, likeliest
 from plain_objective import distribution_loss, plain_eagle1, plain_eagle3
 from tiny_heads import golden_head, one_path, tiny
 
@@ -144,7 +144,7 @@ def test_each_row_is_a_path_of_decoding(kernels: str) -> None:
 def test_the_loss_through_the_lm_head_in_chunks() -> None:
     """More rows than a chunk holds, several of one teacher's row, of unlike weights."""
     torch.manual_seed(1)
-    hidden, weight = torch.randn(LEAST * 2 + 5, 6, requires_grad=True), torch.randn(1 << 15, 6, requires_grad=True)
+    hidden, weight = torch.randn(LEAST_ROWS * 2 + 5, 6, requires_grad=True), torch.randn(1 << 15, 6, requires_grad=True)
     teacher = (torch.randn(9, 1 << 15) * 3).softmax(-1)
     of = torch.randint(0, 9, (len(hidden),))
     weights, wanted = torch.rand(len(hidden)), torch.randint(0, 1 << 15, (len(hidden),))
@@ -176,8 +176,8 @@ def test_the_loss_that_gpus_compile_is_the_loss() -> None:
 
 def test_what_states_say_is_what_their_logits_say() -> None:
     torch.manual_seed(2)
-    states, lm_head = torch.randn(2, ROWS["cpu"], 6), torch.randn(40, 6)
-    asked = torch.rand(2, ROWS["cpu"]) < 0.8
+    states, lm_head = torch.randn(2, LOGIT_ROWS["cpu"], 6), torch.randn(40, 6)
+    asked = torch.rand(2, LOGIT_ROWS["cpu"]) < 0.8
     logits = states @ lm_head.T
     said, whole = StateLogits(states, lm_head, *likeliest(states, lm_head, asked)), WholeLogits(logits)
     assert torch.equal(said.best[asked], whole.best[asked])

@@ -25,7 +25,7 @@ from eagle_export.bundle import export
 from eagle_export.graphs.pair import open_pair
 from eagle_runtime import EagleModel
 from eagle_train.cli import main
-from eagle_train.config import Job, TrainConfig
+from eagle_train.config import TrainConfig, TrainingJob
 from eagle_train.head import vocabulary_of
 from eagle_train.target import FrozenTarget
 from eagle_train.trainer import train_head
@@ -215,7 +215,7 @@ def test_an_interrupted_eagle3_run_goes_on_to_the_same_bits(answers: Path, tmp_p
     )
 
     def run(output: Path, clock: Callable[[], float] = time.monotonic, resume: bool = False) -> None:
-        train_head(Job(TARGET, (answers,), output, device="cpu", resume=resume), config, clock)
+        train_head(TrainingJob(TARGET, (answers,), output, device="cpu", resume=resume), config, clock)
 
     ticks = iter(range(8))
 

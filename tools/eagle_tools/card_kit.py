@@ -28,7 +28,7 @@ from eagle_tools.card.kit import KIT, REQUIREMENTS, VERSION, Kit, Reference, wri
 PAIR = Path(__file__).resolve().parents[1] / "demo_pair"
 HEAD = "eagle3"
 PRECISIONS = ("fp16", "int8", "int8-weight", "int4", "fp8")
-ROWS = 16  # of logits for each prompt
+LOGIT_ROWS = 16  # of logits for each prompt
 SMALL = 100_000_000  # bytes that an archive should stay below
 WINDOW = 64 << 20  # bytes in which the archive's compression looks for repetitions
 
@@ -92,7 +92,7 @@ def references(model: EagleModel) -> list[Reference]:
     made = []
     for prompt in prompts:
         result = model.generate(
-            prompt, method="vanilla", max_new_tokens=ROWS, ignore_eos=True, sampling=SamplingParams()
+            prompt, method="vanilla", max_new_tokens=LOGIT_ROWS, ignore_eos=True, sampling=SamplingParams()
         )
         logits = forced_logits(model, prompt, result.token_ids)
         made.append(Reference(np.array(prompt), np.array(result.token_ids), logits.astype(np.float32)))

@@ -33,7 +33,7 @@ AGREEMENT_LOST = 0.005  # maximum loss of top-1 agreement, as a share of all tok
 # certified at 94.5 % with AVX-512 VNNI, has 93.0 % with AVX2 alone. Of a certificate's 128 tokens this is 3.
 QUANTISED_AGREEMENT_LOST = 0.03
 TAU_LOST = 0.05  # maximum relative loss of tau: near ties fall differently on other processors
-FAR = 0.05  # maximum difference by rounding, as a share of an output's largest number
+LARGEST_DIFFERENCE = 0.05  # maximum difference by rounding, as a share of an output's largest number
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ def _compared_with_cpu(difference: Difference) -> Check:
     says += f" of {difference.scale:.2g}"
     if difference.agreement is not None:
         says += f", {difference.agreement:.1%} of the rows rank the same token first"
-    return Check("vs cpu", relative <= FAR, says, difference.largest, fatal=False)
+    return Check("vs cpu", relative <= LARGEST_DIFFERENCE, says, difference.largest, fatal=False)
 
 
 def _parser() -> Parser:

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 from eagle_runtime.base.errors import EagleError
 from eagle_runtime.commands.command import Parser, run_command
 from eagle_runtime.machine.host import threads_allowed
-from eagle_train.config import ALL_FILES, DRAFT_VOCAB, INPUTS, Job, Sampling, TrainConfig
+from eagle_train.config import ALL_FILES, DRAFT_VOCAB, INPUTS, Sampling, TrainConfig, TrainingJob
 from eagle_train.kinds import LAYOUTS, TRAINED
 
 TARGET_HELP = "Hugging Face folder of the target (Llama architecture)"
-Settings = TypeVar("Settings", TrainConfig, Job, Sampling)
+Settings = TypeVar("Settings", TrainConfig, TrainingJob, Sampling)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _head(args: argparse.Namespace) -> None:
-    job, config = _from_arguments(Job, args), _from_arguments(TrainConfig, args)
+    job, config = _from_arguments(TrainingJob, args), _from_arguments(TrainConfig, args)
     _set_threads(args.threads)
     from eagle_train.trainer import train_head
 
@@ -132,7 +132,7 @@ def _add_training(parser: argparse.ArgumentParser) -> tuple[_Options, _Options]:
         "--data", type=Path, required=True, nargs="+", metavar="FILE", help="JSONL rows, text, or folders of them"
     )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="HEAD", help="folder to write")
-    job = _Options(parser, Job)
+    job = _Options(parser, TrainingJob)
     parser.add_argument(
         "--glob", dest="pattern", default=ALL_FILES, metavar="PATTERN", help="which files of a folder, as in **/*.py"
     )

@@ -22,8 +22,8 @@ CLIP = 0.5  # maximum norm of the gradient
 BETAS = (0.9, 0.95)  # AdamW
 DRAFT_VOCAB = 32000  # default size of the draft vocabulary, or the target's if that is smaller
 BLOCK_ROWS = 64  # most rows of a block; bundles hold no more
-LEAST = {"batch_size": 1, "seq_len": 4, "ttt_steps": 1, "heads": 1, "save_every": 1, "log_every": 1, "eval_every": 1}
-LEAST |= {"block": 2, "layers": 1, "anchors": 1, "singles": 0, "markov_rank": 0}
+LEAST_SETTINGS = {"batch_size": 1, "seq_len": 4, "ttt_steps": 1, "heads": 1, "save_every": 1, "log_every": 1}
+LEAST_SETTINGS |= {"eval_every": 1, "block": 2, "layers": 1, "anchors": 1, "singles": 0, "markov_rank": 0}
 ALL_FILES = "**/*"  # default pattern for the files of a data folder
 
 
@@ -75,7 +75,7 @@ class TrainConfig:
             raise TrainError("a run needs an end; give steps or minutes")
         if self.steps is not None and self.steps < 0:
             raise TrainError(f"steps is {self.steps}, but must be 0 or more")
-        for name, least in LEAST.items():
+        for name, least in LEAST_SETTINGS.items():
             if getattr(self, name) < least:
                 raise TrainError(f"{name} is {getattr(self, name)}, but must be {least} or more")
         if self.block > BLOCK_ROWS:
@@ -144,7 +144,7 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainingJob:
     """What to train on and where. output: folder of the head; training/ in it gets the checkpoint and the log. pattern:
     files of a data folder to read. cache: folder for the target's features; None computes them every time. init: folder
     of a trained head to continue from; None starts from an untrained one. target_bundle: the exported target whose

@@ -24,7 +24,7 @@ from eagle_train.taught import Said
 
 CHUNK = {"cpu": 1 << 20}  # logits at a time: on a CPU what its caches hold
 CHUNK_ELSEWHERE = 1 << 27
-LEAST = 128  # rows at a time, for products that are worth reading the weights
+LEAST_ROWS = 128  # rows at a time, for products that are worth reading the weights
 Teacher = Callable[[Tensor], Tensor]
 
 
@@ -191,4 +191,4 @@ class _Classification(torch.autograd.Function):
 
 
 def _rows_at_a_time(hidden: Tensor, width: int) -> int:
-    return max(LEAST, CHUNK.get(hidden.device.type, CHUNK_ELSEWHERE) // width)
+    return max(LEAST_ROWS, CHUNK.get(hidden.device.type, CHUNK_ELSEWHERE) // width)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eagle_train.config import Job
+from eagle_train.config import TrainingJob
 from eagle_train.data import WINDOW_FILES
 from eagle_train.errors import TrainError
 
@@ -11,7 +11,7 @@ WINDOWS = {f"{name}/{file}" for name in ("data", "eval") for file in WINDOW_FILE
 OWN_FILES = {CHECKPOINT, f".{CHECKPOINT}.new", LOG, "data", "eval", *WINDOWS}  # all that a run writes to WORK
 
 
-def check_output(job: Job) -> None:
+def check_output(job: TrainingJob) -> None:
     """Raises TrainError unless the output folder suits the run. A new run needs a folder without files, or one of a run
     that stopped before its first checkpoint. training/ in it may contain only a run's own files, since they are
     overwritten and deleted."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
-ROWS = {"cpu": 128}  # of logits over the whole vocabulary that are held at a time
+LOGIT_ROWS = {"cpu": 128}  # of logits over the whole vocabulary that are held at a time
 ROWS_ELSEWHERE = 2048
 
 
@@ -112,7 +112,7 @@ def likeliest(states: Tensor, lm_head: Tensor, asked: Tensor) -> tuple[Tensor, T
     best = torch.zeros(asked.shape, dtype=torch.int64, device=states.device)
     lse = torch.zeros(asked.shape, dtype=torch.float32, device=states.device)
     flat = states.flatten(0, 1)
-    size = ROWS.get(states.device.type, ROWS_ELSEWHERE)
+    size = LOGIT_ROWS.get(states.device.type, ROWS_ELSEWHERE)
     for rows in torch.split(torch.nonzero(asked.flatten()).flatten(), size):
         logits = _logits(flat[rows], lm_head)
         best.view(-1)[rows], lse.view(-1)[rows] = logits.argmax(-1), logits.logsumexp(-1)

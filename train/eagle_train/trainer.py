@@ -32,7 +32,7 @@ from eagle_train.blocks import block_objective, draw_roots
 from eagle_train.bundle_target import BundleTarget, check_bundle, opened_target
 from eagle_train.cache import CachedTeacher
 from eagle_train.checkpoint import Progress, load_checkpoint, save_checkpoint
-from eagle_train.config import BETAS, CLIP, Job, TrainConfig
+from eagle_train.config import BETAS, CLIP, TrainConfig, TrainingJob
 from eagle_train.data import TextReader, Windows, open_windows, special_ids, write_windows
 from eagle_train.errors import TrainError
 from eagle_train.examine import examine
@@ -58,7 +58,7 @@ from eagle_train.taught import Batch, Taught
 PROGRESS_EVERY_S = 5.0
 
 
-def train_head(job: Job, config: TrainConfig, clock: Callable[[], float] = time.monotonic) -> Acceptance | None:
+def train_head(job: TrainingJob, config: TrainConfig, clock: Callable[[], float] = time.monotonic) -> Acceptance | None:
     """Train a head until its budget is used up and save it. Returns the acceptance on the held-out data, if given.
 
     Raises TrainError, ExportError for a target that cannot be used, or FolderError while another process trains into
@@ -81,7 +81,7 @@ def train_head(job: Job, config: TrainConfig, clock: Callable[[], float] = time.
 
 
 def _train(
-    job: Job, config: TrainConfig, processes: PartialState, device: torch.device, clock: Callable[[], float]
+    job: TrainingJob, config: TrainConfig, processes: PartialState, device: torch.device, clock: Callable[[], float]
 ) -> Acceptance | None:
     try:
         with _opened_bundle(job, config) as bundle:
@@ -107,13 +107,13 @@ def _train(
         ) from None
 
 
-def _opened_bundle(job: Job, config: TrainConfig) -> AbstractContextManager[BundleTarget | None]:
+def _opened_bundle(job: TrainingJob, config: TrainConfig) -> AbstractContextManager[BundleTarget | None]:
     """Returns a context with the bundle to learn from, if there is one."""
     return contextlib.nullcontext() if job.target_bundle is None else opened_target(job.target_bundle, config.seq_len)
 
 
 def _prepare(
-    job: Job,
+    job: TrainingJob,
     config: TrainConfig,
     target: FrozenTarget,
     bundle: BundleTarget | None,
@@ -168,7 +168,7 @@ class Run:
 
     def __init__(
         self,
-        job: Job,
+        job: TrainingJob,
         config: TrainConfig,
         target: FrozenTarget,
         bundle: BundleTarget | None,

@@ -23,7 +23,7 @@ from eagle_runtime.bundle.graph import past_names, present_names
 
 NUMBER = "layer_idx"  # attribute of transformers' modules in which layers of one kind differ
 OF_TORCH = frozenset(vars(nn.Module()))  # of every module; parameters and buffers are compared apart
-PLAIN = (bool, int, float, str, tuple, list, torch.dtype)  # attributes that are compared by value
+COMPARED_BY_VALUE = (bool, int, float, str, tuple, list, torch.dtype)  # attributes that are compared by value
 UNSUPPORTED = "this version of torch or transformers is not supported (try the tested one)"
 
 
@@ -162,7 +162,7 @@ def _same(first: object, second: object) -> bool:
         return first.dtype == second.dtype and torch.equal(first, second)
     if isinstance(first, partial) and isinstance(second, partial):
         return _same(first.func, second.func) and (first.args, first.keywords) == (second.args, second.keywords)
-    return isinstance(first, PLAIN) and type(first) is type(second) and first == second
+    return isinstance(first, COMPARED_BY_VALUE) and type(first) is type(second) and first == second
 
 
 def weight_prefix(number: int) -> str:

@@ -9,7 +9,7 @@ from eagle_export.base.errors import ExportError
 from eagle_export.heads.ahead_config import Ahead
 from eagle_export.reading.checkpoint import Checkpoint
 
-MOST = 32  # heads
+MOST_HEADS = 32  # heads
 # Settings of config.json -> what the runtime does; other values are refused. Absent settings are not looked at.
 HYDRA_SETTINGS: dict[str, tuple[object, str]] = {
     "hydra_head_arch": ("mlp", "only heads of architecture 'mlp' are read"),
@@ -78,10 +78,10 @@ def _check_settings(head: Checkpoint, grounded: bool, vocab: int) -> None:
 def _count(head: Checkpoint, pattern: str) -> int:
     """Returns how many heads, or blocks of a head, the names number from 0 on."""
     numbers = {int(match[1]) for name in head.tensors if (match := re.match(pattern, name))}
-    if numbers != set(range(len(numbers))) or len(numbers) > MOST:
+    if numbers != set(range(len(numbers))) or len(numbers) > MOST_HEADS:
         raise ExportError(
-            f"{head.folder}: its tensors are of heads or blocks {sorted(numbers)[:MOST]}, which must be numbered from "
-            f"0 on and be at most {MOST}; the checkpoint is incomplete"
+            f"{head.folder}: its tensors are of heads or blocks {sorted(numbers)[:MOST_HEADS]}, which must be numbered "
+            f"from 0 on and be at most {MOST_HEADS}; the checkpoint is incomplete"
         )
     return len(numbers)
 

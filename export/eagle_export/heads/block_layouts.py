@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from eagle_export.base.errors import ExportError
-from eagle_export.heads.layout import PLAIN, TRANSFORMERS_DEFAULTS, HeadLayout
+from eagle_export.heads.layout import LLAMA_TYPES, TRANSFORMERS_DEFAULTS, HeadLayout
 from eagle_export.reading.checkpoint import (
     EMBEDDING,
     LM_HEAD,
@@ -227,9 +227,9 @@ def _flat_config(head: Checkpoint, layout: BlockLayout) -> dict[str, Any]:
     defaults = dict(TRANSFORMERS_DEFAULTS) if layout.kind is not None else {}
     config = {**defaults, **head.config, **parts[LAYER], **parts[NESTED]}
     kind = (head.config if layout.kind is None else parts[LAYER]).get("model_type", "qwen3")
-    if kind not in PLAIN:
+    if kind not in LLAMA_TYPES:
         raise ExportError(
-            f"{where}: the head's layers are of type {kind!r}, but only {', '.join(PLAIN)} layers are known"
+            f"{where}: the head's layers are of type {kind!r}, but only {', '.join(LLAMA_TYPES)} layers are known"
         )
     config["target_layer_ids"] = config.get(layout.id_key)
     if config["target_layer_ids"] is None and layout.ids == "output" and "num_target_layers" in config:

@@ -15,7 +15,7 @@ OutputNorm = Literal["logits", "recurrent", "none"]
 
 # Sizes that transformers' Llama and Qwen3 configs share as defaults, which a config written as a difference leaves out.
 TRANSFORMERS_DEFAULTS = (("num_attention_heads", 32), ("rms_norm_eps", 1e-6))
-PLAIN = ("llama", "qwen2", "qwen3", "mimo")  # models with Llama's decoder layer, with or without biases and q/k norms
+LLAMA_TYPES = ("llama", "qwen2", "qwen3", "mimo")  # their decoder layer is Llama's, with biases or q/k norms
 
 
 @dataclass(frozen=True, slots=True)

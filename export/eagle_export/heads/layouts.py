@@ -17,7 +17,7 @@ from typing import Any
 from eagle_export.base.errors import ExportError
 from eagle_export.heads.ahead_layouts import HYDRA, MEDUSA, MEDUSA_IN_TARGET, OTHER_PARTS, VLLM_MEDUSA, AheadNames
 from eagle_export.heads.block_layouts import block_layout, official_block
-from eagle_export.heads.layout import PLAIN, TRANSFORMERS_DEFAULTS
+from eagle_export.heads.layout import LLAMA_TYPES, TRANSFORMERS_DEFAULTS
 from eagle_export.heads.layout import HeadLayout as HeadLayout
 from eagle_export.heads.layout import OutputNorm as OutputNorm
 from eagle_export.heads.prediction import DEEPSEEK, MIMO, QWEN, SPECULATORS
@@ -245,9 +245,9 @@ def _flat_config(head: Checkpoint, layout: HeadLayout) -> dict[str, Any]:
         inner = config.pop(layout.nested, {})
         if not isinstance(inner, Mapping):
             raise ExportError(f"{where}: {layout.nested} is {inner!r}, but must be an object")
-        if (kind := inner.get("model_type", "llama")) not in PLAIN:
+        if (kind := inner.get("model_type", "llama")) not in LLAMA_TYPES:
             raise ExportError(
-                f"{where}: the head's layer is of type {kind!r}, but only {', '.join(PLAIN)} layers are known"
+                f"{where}: the head's layer is of type {kind!r}, but only {', '.join(LLAMA_TYPES)} layers are known"
             )
         config = {**dict(layout.defaults), **{key: config[key] for key in config if key not in inner}, **inner}
         if "eagle_fc_bias" in config:  # vLLM's name; the wrapped config has it as an extra key
@@ -278,10 +278,10 @@ def _refuse_layer(head: Checkpoint, layout: HeadLayout) -> None:
     names."""
     _refuse_contents(head)
     kind = head.config.get("model_type")
-    if layout.nested is None and kind not in PLAIN:
+    if layout.nested is None and kind not in LLAMA_TYPES:
         raise ExportError(
             f"{head.folder / 'config.json'}: a multi-token-prediction layer of a model of type {kind!r} is not known, "
-            f"only of {', '.join(PLAIN)}"
+            f"only of {', '.join(LLAMA_TYPES)}"
         )
 
 

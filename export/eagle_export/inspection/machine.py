@@ -1,4 +1,4 @@
-"""Memory and bandwidth: of this machine, measured, and of graphics cards, as their maker states them."""
+"""Memory and bandwidth: of this machine, measured, and of GPUs, as their maker states them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Place:
 
 
 GB = 10**9
-# One card of each size, with the memory and the bandwidth that docs/dev/inspect.md has the sources of.
+# One GPU of each size, with the memory and the bandwidth that docs/dev/inspect.md has the sources of.
 CARDS = (
     Place("RTX 4060", 8 * GB, 272e9),
     Place("RTX 4070", 12 * GB, 504e9),

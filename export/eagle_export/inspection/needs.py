@@ -80,7 +80,7 @@ def needs(target: TargetFacts, checkpoint: Checkpoint, head: HeadFacts | None, c
 
 
 def _activations(target: TargetFacts, backend: str, precision: str, context: int) -> int:
-    """Bytes while the last rows of a prompt of `context` tokens are read. On a card they are a part of OVERHEAD."""
+    """Bytes while the last rows of a prompt of `context` tokens are read. On a GPU they are a part of OVERHEAD."""
     if backend != "cpu":
         return 0
     recipe = RECIPES[backend][precision]

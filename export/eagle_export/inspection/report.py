@@ -11,7 +11,7 @@ from eagle_export.inspection.headers import Headers, open_headers
 from eagle_export.inspection.machine import CARDS, GB, Place
 from eagle_export.inspection.needs import CONTEXT, Need, needs
 
-CLASSES = (8, 12, 16, 24, 32)  # GB of cards and machines
+CLASSES = (8, 12, 16, 24, 32)  # GB of GPUs and machines
 SYSTEM = 10**9  # bytes that a machine needs for itself
 
 
@@ -52,7 +52,7 @@ def inspect(target: str, draft: str | None, context: int | None = None) -> Repor
 
 
 def places(need: Need, machine: Place | None) -> list[Place]:
-    """Where a pair at this precision would run: this machine, or the cards."""
+    """Where a pair at this precision would run: this machine, or the GPUs."""
     if need.backend == "cpu":
         return [] if machine is None else [machine]
     return list(CARDS)
@@ -64,5 +64,5 @@ def fits(need: Need, place: Place) -> bool:
 
 
 def least_class(need: Need) -> int | None:
-    """The smallest class of cards or machines with the memory, in GB; None if all are too small."""
+    """The smallest class of GPUs or machines with the memory, in GB; None if all are too small."""
     return next((size for size in CLASSES if fits(need, Place("", size * GB, 1))), None)

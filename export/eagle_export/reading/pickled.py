@@ -26,7 +26,7 @@ STORAGES = {
     "IntStorage": "I32",
     "BoolStorage": "BOOL",
 }
-MOST = 16 << 20  # bytes of a description: a name, a shape and a storage for each tensor
+DESCRIPTION_BYTES = 16 << 20  # bytes of a description: a name, a shape and a storage for each tensor
 
 
 def pickled_tensors(file: IO[bytes], named: Path) -> dict[str, StoredTensor]:
@@ -35,7 +35,7 @@ def pickled_tensors(file: IO[bytes], named: Path) -> dict[str, StoredTensor]:
     try:
         with zipfile.ZipFile(file) as archive:
             (entry,) = [each for each in archive.infolist() if each.filename.endswith("/data.pkl")]
-            if entry.file_size > MOST:
+            if entry.file_size > DESCRIPTION_BYTES:
                 raise ValueError(f"a description of {entry.file_size} bytes")
             loaded = _Description(io.BytesIO(archive.read(entry))).load()
     except OSError:

@@ -29,7 +29,7 @@ from eagle_export.reading.families.registry import family_of
 from eagle_export.reading.families.source import attention_of
 from eagle_export.recording.continuations import first_line
 
-ROWS = 1 << 13  # of the LM head that are read at a time
+LM_HEAD_ROWS = 1 << 13  # of the LM head that are read at a time
 
 
 @contextmanager
@@ -105,8 +105,8 @@ class LayeredModel:
         """rows: [R, H] after the last norm. Returns [R, V]."""
         tensors = self._checkpoint.tensors
         weight = tensors.get(LM_HEAD, tensors[EMBEDDING])
-        bounds = range(0, weight.shape[0], ROWS)
-        parts = [rows @ weight.rows(start, min(start + ROWS, weight.shape[0])).float().T for start in bounds]
+        bounds = range(0, weight.shape[0], LM_HEAD_ROWS)
+        parts = [rows @ weight.rows(start, min(start + LM_HEAD_ROWS, weight.shape[0])).float().T for start in bounds]
         return self._family.logits(self.config, torch.cat(parts, -1))
 
     def _load(self, module: nn.Module, prefix: str) -> None:

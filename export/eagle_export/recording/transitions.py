@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from eagle_export.graphs.pair import HeadPart
 
 SUCCESSORS = 32  # kept per token: candidates that a position's own likeliest tokens may lack
-ROWS = 1024  # tokens whose transitions are computed at a time
+TOKENS_AT_A_TIME = 1024  # tokens whose transitions are computed at a time
 
 
 def write_transitions(path: Path, part: HeadPart) -> None:
@@ -24,7 +24,7 @@ def write_transitions(path: Path, part: HeadPart) -> None:
     before, after = (tensors[f"markov_head.markov_w{number}.weight"].read().half() for number in (1, 2))
     count = min(SUCCESSORS, len(after))
     wide = after.float().T
-    best = [(rows.float() @ wide).topk(count) for rows in torch.split(before, ROWS)]
+    best = [(rows.float() @ wide).topk(count) for rows in torch.split(before, TOKENS_AT_A_TIME)]
     ids = torch.arange(len(after))
     stored = {
         "before": before,

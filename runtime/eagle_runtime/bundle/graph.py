@@ -16,8 +16,8 @@ import numpy as np
 OPERATORS = "4"  # version of the native operators that exports are made for (eagle_edge_kernels.VERSION)
 OLDER_OPERATORS = ("2", "3")  # all of which are in OPERATORS, with the same bits
 FLOATS = ("float32", "float16")  # in which keys and values may be kept, where they are not bytes
-ROWS = ("key", "value")
-INT8_ROWS = (*ROWS, "key_scale", "value_scale")
+CACHE_PARTS = ("key", "value")
+INT8_ROWS = (*CACHE_PARTS, "key_scale", "value_scale")
 
 Shape = tuple[int | str, ...]
 
@@ -71,13 +71,13 @@ class GraphSpec:
         return sum(sizes) // 2
 
 
-def past_names(num_layers: int, rows: Sequence[str] = ROWS) -> list[str]:
+def past_names(num_layers: int, rows: Sequence[str] = CACHE_PARTS) -> list[str]:
     """Returns the names of a graph's cache inputs: keys of layer 0, values of layer 0, keys of layer 1, ... An int8
     cache has scales too (INT8_ROWS)."""
     return [f"past_key_values.{layer}.{row}" for layer in range(num_layers) for row in rows]
 
 
-def present_names(num_layers: int, rows: Sequence[str] = ROWS) -> list[str]:
+def present_names(num_layers: int, rows: Sequence[str] = CACHE_PARTS) -> list[str]:
     """Returns the names of the outputs that hold new key/value rows, in the order of `past_names`."""
     return [f"present.{layer}.{row}" for layer in range(num_layers) for row in rows]
 

@@ -26,7 +26,7 @@ OF_TURN = ("tool_choice", "parallel_tool_calls")
 GOES_ON = ("message", "results", "prompt", "regenerate")
 
 
-class Job:
+class PendingOrder:
     """An order that waits or runs. turn: its answer, once that has begun."""
 
     def __init__(self, order: Order) -> None:
@@ -50,9 +50,9 @@ class Service:
         self._memory_limit = memory_limit
         self._conversations: dict[str, Conversation] = {}
         self._opened = 0
-        self._jobs: dict[Id, Job] = {}  # that wait or run
+        self._jobs: dict[Id, PendingOrder] = {}  # that wait or run
         self._lock = threading.Lock()
-        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[PendingOrder | None] = queue.SimpleQueue()
         self._ending = False
 
     def run(self, lines: Iterator[bytes | None]) -> None:
@@ -97,7 +97,7 @@ class Service:
                 raise LineError(f"id {short_repr(order.id)} is in use; take another one for each line")
             waiting = len(self._jobs)
             if order.op not in quick and waiting < MOST_QUEUED:
-                self._jobs[order.id] = Job(order)
+                self._jobs[order.id] = PendingOrder(order)
         if order.op in quick:
             self._guarded(order.id, lambda: self._done(order.id, quick[order.op](order)))
         elif waiting >= MOST_QUEUED:
@@ -145,7 +145,7 @@ class Service:
 
     # The main thread
 
-    def _carry_out(self, job: Job) -> None:
+    def _carry_out(self, job: PendingOrder) -> None:
         order = job.order
         if job.cancelled:
             self._done(order.id, {"text": "", "token_ids": [], "finish_reason": "cancelled"})
@@ -154,7 +154,7 @@ class Service:
         else:
             self._generate(job)
 
-    def _generate(self, job: Job) -> None:
+    def _generate(self, job: PendingOrder) -> None:
         arguments, own = job.order.arguments, None
         settings = settings_of(arguments)
 
@@ -191,7 +191,7 @@ class Service:
             if own is not None:
                 own.close()
 
-    def _show(self, job: Job, piece: Piece, logprobs: int | None) -> None:
+    def _show(self, job: PendingOrder, piece: Piece, logprobs: int | None) -> None:
         if piece.tokens:
             self._writer.wait_for_reader(lambda: job.cancelled)
             more: dict[str, Any] = (

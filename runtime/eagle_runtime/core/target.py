@@ -71,7 +71,7 @@ class Target:
 
     def read(self, tokens: Sequence[int], last: int = 1) -> tuple[Float, Features]:
         """Read the next tokens of a text, at most `chunk`, and commit their rows; returns the logits [R, V] of the
-        `last` rows, or of fewer, and all features [len, Hd]. Of engines that keep logits on a card, it is one row."""
+        `last` rows, or of fewer, and all features [len, Hd]. Of engines that keep logits on a GPU, it is one row."""
         count = len(tokens)
         last = 1 if "watched_ids" in self._session.inputs else min(last, count)
         rows = np.arange(count - last, count, dtype=np.int64)

@@ -64,7 +64,7 @@ class AheadHeads:
 
     def note(self, features: Features) -> None:
         """As in DraftHead."""
-        self._feature = np.array(features[len(features) - 1 :], self._dtype)  # small, so it may come from a card
+        self._feature = np.array(features[len(features) - 1 :], self._dtype)  # small, so it may come from a GPU
         self._end += len(features)
         self._read = False
 

@@ -22,7 +22,7 @@ from eagle_runtime.sampling.candidates import Candidates, LogitRow
 
 SUCCESSORS = 16  # kept per context
 ORDER = 3  # tokens of the longest context
-MOST = 1 << 16  # contexts that are kept: about 25 MB of them; then the oldest makes room
+MOST_CONTEXTS = 1 << 16  # contexts that are kept: about 25 MB of them; then the oldest makes room
 # Logits further below the highest one: NEAR, add little to a row's sum; KEPT, are no token worth keeping.
 NEAR, KEPT = np.float32(10), np.float32(4)
 FADE = 0.9  # weight of the rows before the newest, in a context's mean
@@ -36,7 +36,7 @@ Entry = tuple[Context, Row, float]  # faded sums of a context's rows, and of the
 class Habits:
     """Successors of contexts, shared by all generations of a loaded bundle, in any thread."""
 
-    def __init__(self, vocab_size: int, order: int = ORDER, most: int = MOST) -> None:
+    def __init__(self, vocab_size: int, order: int = ORDER, most: int = MOST_CONTEXTS) -> None:
         """order: tokens of the longest context; most: contexts that are kept."""
         self.vocab_size = vocab_size
         self.order = order

@@ -29,7 +29,7 @@ from eagle_runtime.drafting.suffix import SuffixAutomaton
 SCRATCH = 1024  # rows that growing one tree may use; they cost no memory
 LONGEST = 2**62  # tokens of a text; there are no rows that would fill a memory
 HALF = 8.0  # tokens that match before the next one follows the match in half of the cases, whatever the habits say
-LEAST = np.float32(1e-20)  # probability
+LEAST_PROBABILITY = np.float32(1e-20)  # probability
 LEVEL_S, NEWEST = 2e-4, 0.1  # seconds of a level before any was timed, and the weight of the newest in their mean
 
 
@@ -84,7 +84,7 @@ class RecyclingHead:
             best = sorted(self._after(path).items(), key=_probability, reverse=True)[: self.top_k]
             if best:
                 ids[row, : len(best)], log_probs[row, : len(best)] = zip(*best, strict=True)
-                log_probs[row, : len(best)] = np.log(np.maximum(log_probs[row, : len(best)], LEAST))
+                log_probs[row, : len(best)] = np.log(np.maximum(log_probs[row, : len(best)], LEAST_PROBABILITY))
         return Proposal(*self._output_check.checked(ids, log_probs), row_numbers(len(paths)), position)
 
     def _after(self, path: _Path) -> Row:

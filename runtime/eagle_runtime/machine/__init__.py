@@ -1,1 +1,1 @@
-"""The machine at hand: processor, memory, graphics card, and the user's cache folder."""
+"""The machine at hand: processor, memory, GPU, and the user's cache folder."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PAGE = 2 << 20  # bytes; the size on x86-64 and, with base pages of 4 kB, on ARM64
-LEAST = 8 * PAGE  # a smaller piece of memory is left as it is: stacks of threads have 8 MB
+LEAST_BYTES = 8 * PAGE  # a smaller piece of memory is left as it is: stacks of threads have 8 MB
 COLLAPSE = 25  # MADV_COLLAPSE in Linux' mman-common.h
 
 Span = tuple[int, int]
@@ -32,7 +32,7 @@ def huge_pages() -> Iterator[None]:
     madvise = ctypes.CDLL(None).madvise
     for start, end in new_spans(before, after):
         first, last = -(-start // PAGE) * PAGE, end // PAGE * PAGE
-        if last - first >= LEAST:
+        if last - first >= LEAST_BYTES:
             madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), COLLAPSE)
 
 

@@ -35,8 +35,8 @@ class DeviceInfo:
     def __str__(self) -> str:
         free = "" if self.free is None else f", {self.free / 1e9:.1f} free"
         driver = "driver" if self.driver is None else f"driver {self.driver}"
-        card = f"{self.name}, compute {self.compute_capability}, {self.total / 1e9:.1f} GB"
-        return f"{card}{free}, {driver} for CUDA {self.cuda}"
+        gpu = f"{self.name}, compute {self.compute_capability}, {self.total / 1e9:.1f} GB"
+        return f"{gpu}{free}, {driver} for CUDA {self.cuda}"
 
 
 def first_gpu() -> DeviceInfo:

@@ -19,7 +19,7 @@ from eagle_runtime.ort.session import BoundSession
 
 KEYS = 4  # memory-efficient attention with a mask needs a multiple of so many keys
 VECTOR = 16  # bytes that CUDA kernels read at once, from addresses that are multiples of it
-ROWS = ("features", "hidden")  # inputs and outputs that stay on the device
+ON_DEVICE = ("features", "hidden")  # inputs and outputs that stay on the device
 
 
 class OrtDeviceSession(BoundSession):
@@ -63,7 +63,7 @@ class OrtDeviceSession(BoundSession):
             else:
                 self._feed(name, padded[name], sizes)
         device, total = self._memory.device, sizes["T"]
-        kept = next(name for name in self.outputs if name in ROWS)
+        kept = next(name for name in self.outputs if name in ON_DEVICE)
         self._bound.binding.bind_output(kept, device)  # into new memory in every forward pass
         self._bind_cache(device, cache.addresses, cache.length, total)
         on_host = [name for name in self.outputs if name not in (kept, "logits")]
@@ -103,7 +103,7 @@ class OrtDeviceSession(BoundSession):
 def check_rows(path: Path, spec: GraphSpec) -> None:
     """Raises BackendError unless every row of keys, values and features starts where kernels can read it."""
     for name, tensor in {**spec.inputs, **spec.outputs}.items():
-        if name in (*ROWS, *spec.past):
+        if name in (*ON_DEVICE, *spec.past):
             numbers = int(np.prod([dim for dim in tensor.shape if isinstance(dim, int)]))
             size = numbers * np.dtype(tensor.dtype).itemsize
             if size % VECTOR:

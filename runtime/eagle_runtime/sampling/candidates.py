@@ -40,7 +40,7 @@ class LogitRow(Protocol):
         """What the engine computed of it."""
 
     def whole(self) -> Float:
-        """Returns the row [V]. Costs a copy and a wait for the card."""
+        """Returns the row [V]. Costs a copy and a wait for the GPU."""
 
 
 class LogitRows(Protocol):

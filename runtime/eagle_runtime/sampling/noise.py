@@ -17,7 +17,7 @@ from eagle_runtime.sampling.filters import Row
 from eagle_runtime.sampling.native_draws import native_draws
 
 TINY = np.finfo(np.float64).tiny
-KEPT = 2 * (MAX_DEPTH + 1)  # positions: those of a tree, and as many that were made ahead
+KEPT_POSITIONS = 2 * (MAX_DEPTH + 1)  # positions: those of a tree, and as many that were made ahead
 # Positions that stay when their tokens are drawn. Were they dropped at once, the allocator would give their memory back
 # to the system and take it again for the next: three times the time of making the numbers.
 KEPT_DRAWN = 16
@@ -126,5 +126,5 @@ class Noise:
 
     def _keep(self, position: int, numbers: Numbers | Future[Numbers]) -> None:
         self._kept[position] = numbers
-        if len(self._kept) > KEPT:
+        if len(self._kept) > KEPT_POSITIONS:
             del self._kept[next(iter(self._kept))]

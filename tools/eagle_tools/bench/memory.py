@@ -30,7 +30,7 @@ class Peak:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class MemoryRun:
     """What to load and run. method: a name of the bench, or a mode of PyTorch, which runs in `precision`. draft_bundle:
     that drafts, if one does. datastore: that is searched, if one is."""
 
@@ -48,7 +48,7 @@ class JobError(EagleError):
     """A job failed. A long run should go on without its figure."""
 
 
-def peak_of(job: Job) -> Peak:
+def peak_of(job: MemoryRun) -> Peak:
     """Run the job in a new process; returns its peak memory. Raises JobError if that fails."""
     command = [sys.executable, "-m", "eagle_tools.bench.memory", json.dumps(asdict(job))]
     try:
@@ -61,7 +61,7 @@ def peak_of(job: Job) -> Peak:
     return Peak(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def run_job(job: Job) -> Peak:
+def run_job(job: MemoryRun) -> Peak:
     """Run the job in this process; returns its peak memory."""
     from eagle_tools.bench.identity import PYTORCH
 
@@ -133,7 +133,7 @@ def _device_free() -> int | None:
 
 def main(argv: Sequence[str]) -> None:
     data = json.loads(argv[0])
-    print(json.dumps(asdict(run_job(Job(**{**data, "token_ids": tuple(data["token_ids"])})))))
+    print(json.dumps(asdict(run_job(MemoryRun(**{**data, "token_ids": tuple(data["token_ids"])})))))
 
 
 if __name__ == "__main__":

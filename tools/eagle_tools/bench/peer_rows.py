@@ -14,12 +14,12 @@ from eagle_tools.peers.engine import Format
 from eagle_tools.peers.worker import Worker
 from eagle_tools.turns import starting_order
 
-ROWS = (1, 2, 4, 8, 16, 32)
+PASS_ROWS = (1, 2, 4, 8, 16, 32)
 CONTEXT = 64  # tokens before the rows, as in the bundles' tables of costs
 ROUNDS = 3  # in each, all models have their turn, a different one first
 PASSES = 3  # of one size in a row, of which the quickest counts
 
-Passes = dict[str, tuple[float, ...]]  # name -> seconds of a pass over each of ROWS
+Passes = dict[str, tuple[float, ...]]  # name -> seconds of a pass over each of PASS_ROWS
 
 
 def measure_passes(
@@ -41,19 +41,19 @@ def measure_passes(
 
 
 def bundle_passes(model: EagleModel) -> list[float]:
-    """Returns the seconds of a pass of the target over each of ROWS."""
+    """Returns the seconds of a pass of the target over each of PASS_ROWS."""
     costs = model.costs(measure_again=True)
     times = costs.target.at(CONTEXT)
     one = times[1] if costs.plain is None else min(times[1], costs.plain.at(CONTEXT)[1])
-    return [float(one), *(float(times[rows]) for rows in ROWS[1:])]
+    return [float(one), *(float(times[rows]) for rows in PASS_ROWS[1:])]
 
 
 def peer_passes(worker: Worker) -> list[float]:
-    """Returns the seconds of a pass over each of ROWS."""
-    return [min(worker.pass_seconds(CONTEXT, rows, PASSES)) for rows in ROWS]
+    """Returns the seconds of a pass over each of PASS_ROWS."""
+    return [min(worker.pass_seconds(CONTEXT, rows, PASSES)) for rows in PASS_ROWS]
 
 
 def passes_table(passes: Passes) -> str:
     """Returns a Markdown table of milliseconds."""
-    titles = ["ms of a forward pass over rows", *map(str, ROWS)]
+    titles = ["ms of a forward pass over rows", *map(str, PASS_ROWS)]
     return markdown_table(titles, [[name, *(f"{1e3 * s:.1f}" for s in times)] for name, times in passes.items()])

@@ -17,9 +17,9 @@ from eagle_tools.bench import pytorch as hf
 from eagle_tools.bench.contenders import Contender, bundle_contenders, first_turns, interleave
 from eagle_tools.bench.cycles import Recorder
 from eagle_tools.bench.identity import FOREIGN, PYTORCH, difference_sentence, differing_rows
-from eagle_tools.bench.memory import Job, JobError, Peak, peak_of
+from eagle_tools.bench.memory import JobError, MemoryRun, Peak, peak_of
 from eagle_tools.bench.methods import DATASTORE, VANILLA, settings_of, takes_draft_model
-from eagle_tools.bench.peer_rows import CONTEXT, ROWS, Passes, measure_passes
+from eagle_tools.bench.peer_rows import CONTEXT, PASS_ROWS, Passes, measure_passes
 from eagle_tools.bench.peers import Peers, Stored, converted_peers, load_peers, stored_target
 from eagle_tools.bench.plan import Plan, bundle_names, check, check_length
 from eagle_tools.bench.rows import Asked, Row, RowFile, Setup
@@ -118,9 +118,8 @@ def _decode(plan: Plan, rows_file: RowFile | None, reporter: Reporter) -> Measur
         notes: list[str] = []
         if plan.pytorch is not None:
             contenders += _their_contenders(plan, plan.pytorch, longest, asked[0], stack, reporter, notes)
-        peers = (
-            load_peers(source, converted, plan.threads, max(longest, CONTEXT + ROWS[-1]), stack) if converted else None
-        )
+        room = max(longest, CONTEXT + PASS_ROWS[-1])
+        peers = load_peers(source, converted, plan.threads, room, stack) if converted else None
         contenders += peers.contenders() if peers else []
         chat = models[0].text.chat
         prompts = sum(len(question.turns) if chat else 1 for question in plan.questions)
@@ -246,7 +245,7 @@ def measure_peaks(
     folders = [bundle for bundle, _ in plan.bundles]
     folder_of = dict(zip(bundle_names(folders), folders, strict=True))
     longest = max(measured.asked, key=lambda prompt: len(prompt.token_ids)).token_ids
-    jobs: dict[tuple[object, ...], Job] = {}
+    jobs: dict[tuple[object, ...], MemoryRun] = {}
     shared = {}
     for key in keys:
         method, precision, backend, bundle = key
@@ -258,7 +257,8 @@ def measure_peaks(
         text = str(plan.datastore) if ours and method == DATASTORE else None
         shared[key] = (precision, backend, bundle, ours and method != VANILLA, draft, text)
         how = method if ours else "eager"
-        jobs.setdefault(shared[key], Job(str(folder), backend, plan.threads, how, precision, longest, draft, text))
+        one = MemoryRun(str(folder), backend, plan.threads, how, precision, longest, draft, text)
+        jobs.setdefault(shared[key], one)
     reporter.expect("measuring memory", len(jobs))
     peaks = {}
     for group, job in jobs.items():

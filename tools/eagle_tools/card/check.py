@@ -25,7 +25,7 @@ from eagle_tools.ties import is_tie
 
 BACKEND = "tensorrt-rtx"
 CONTEXT = 512  # tokens that the kit's engines serve
-FAR = 0.05  # largest difference by rounding, as a share of the largest logit
+LARGEST_DIFFERENCE = 0.05  # largest difference by rounding, as a share of the largest logit
 NEW_TOKENS = 64  # decoded from each prompt
 NODES = (16, 32, 60)  # of the trees that are timed
 TEMPERATURES = (0.0, 1.0)
@@ -159,7 +159,7 @@ def _logits(model: EagleModel, references: Sequence[Reference]) -> Step:
     says = f"differ from the reference by up to {largest:.3g} of {scale:.3g}, {agreement:.1%} rank the same token first"
     finite = bool(np.isfinite(largest))
     figures = {"largest_difference": largest if finite else None, "scale": scale, "same_first": agreement}
-    return Step("", finite and largest <= FAR * scale, says, figures=figures)
+    return Step("", finite and largest <= LARGEST_DIFFERENCE * scale, says, figures=figures)
 
 
 def _identity(model: EagleModel, references: Sequence[Reference], temperature: float) -> Step:

@@ -13,7 +13,7 @@ from eagle_runtime.trt import fixed_shapes as padding
 from eagle_tools.card.cards import Assumed, Card
 from eagle_tools.card.facts import WEIGHT_ONLY, Facts, Pair
 
-ROWS = tuple(rows for rows in padding.TARGET_ROWS if rows <= padding.TREE_ROWS)  # of a padded verification
+PASS_ROWS = tuple(rows for rows in padding.TARGET_ROWS if rows <= padding.TREE_ROWS)  # of a padded verification
 HEAD_ROWS = padding.HEAD_ROWS[0]  # of a padded forward pass of the head: a level, or an accepted path
 CONTEXT = 4096  # tokens that the cache is made for, where memory is counted
 BEST, WATCHED = 64, 64  # likeliest tokens of a row that come to the host for sampling, and chosen ones
@@ -92,8 +92,8 @@ class Prediction:
 
 
 def padded_rows(rows: int) -> int:
-    """Returns the rows of the padded pass; beyond the largest of ROWS as many of those passes as are needed."""
-    return next((size for size in ROWS if rows <= size), -(-rows // ROWS[-1]) * ROWS[-1])
+    """Returns the rows of the padded pass; beyond the largest of PASS_ROWS as many of those passes as are needed."""
+    return next((size for size in PASS_ROWS if rows <= size), -(-rows // PASS_ROWS[-1]) * PASS_ROWS[-1])
 
 
 def padded_past(past: int) -> int:

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from eagle_export.reading.gguf.architectures import PLAIN
+from eagle_export.reading.gguf.architectures import LLAMA_NAMES
 from eagle_export.reading.gguf.architectures import TOP as TOP_NAMES
 from eagle_export.reading.gguf.rope import llama_factors
 from eagle_runtime.base.errors import RequestError
 from eagle_tools.peers.source import Source
 
-LAYER = {name: part for part, name in PLAIN.items()}  # name in a layer of the source -> name in a block of the file
+LAYER = {name: part for part, name in LLAMA_NAMES.items()}  # name in the source's layer -> in the file's block
 TOP = {name: each for each, name in TOP_NAMES.items()}
 Weights = npt.NDArray[Any]
 

@@ -30,7 +30,7 @@ QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"
 BEFORE = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 AROUND = {"attn_norm": "input_layernorm", "ffn_norm": "pre_feedforward_layernorm", **AFTER}
-PLAIN = {**PROJECTIONS, **MLP, **BEFORE}
+LLAMA_NAMES = {**PROJECTIONS, **MLP, **BEFORE}
 EXPERTS = {f"ffn_{name}": f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "down")}
 MIXTRAL = {
     f"ffn_{name}": f"block_sparse_moe.experts.{{}}.{part}"
@@ -177,9 +177,9 @@ def _olmo2(file: GgufFile, config: Config) -> Config:
 
 
 ARCHITECTURES = {
-    "llama": Architecture("llama", PLAIN, _llama, turned=True),
-    "qwen2": Architecture("qwen2", PLAIN, _no_window),
-    "qwen3": Architecture("qwen3", {**PLAIN, **QK_NORMS}, _no_window),
+    "llama": Architecture("llama", LLAMA_NAMES, _llama, turned=True),
+    "qwen2": Architecture("qwen2", LLAMA_NAMES, _no_window),
+    "qwen3": Architecture("qwen3", {**LLAMA_NAMES, **QK_NORMS}, _no_window),
     "phi3": Architecture(
         "phi3",
         {
@@ -191,11 +191,11 @@ ARCHITECTURES = {
         },
         _phi3,
     ),
-    "gemma": Architecture("gemma", PLAIN, norm_added=1.0),
+    "gemma": Architecture("gemma", LLAMA_NAMES, norm_added=1.0),
     "gemma2": Architecture("gemma2", {**PROJECTIONS, **MLP, **AROUND}, _gemma2, norm_added=1.0),
     "gemma3": Architecture("gemma3_text", {**PROJECTIONS, **MLP, **AROUND, **QK_NORMS}, _gemma3, norm_added=1.0),
-    "smollm3": Architecture("smollm3", PLAIN, _smollm3, turned=True),
-    "granite": Architecture("granite", PLAIN, _granite, turned=True),
+    "smollm3": Architecture("smollm3", LLAMA_NAMES, _smollm3, turned=True),
+    "granite": Architecture("granite", LLAMA_NAMES, _granite, turned=True),
     "olmo2": Architecture("olmo2", {**PROJECTIONS, **MLP, **AFTER, **QK_NORMS}, _olmo2),
     "qwen3moe": Architecture(
         "qwen3_moe", {**PROJECTIONS, **BEFORE, **QK_NORMS, "ffn_gate_inp": "mlp.gate"}, _qwen3_moe, experts=EXPERTS

@@ -17,7 +17,7 @@ from eagle_export.reading.gguf.header import OtherByteOrderError, read_header
 SUFFIX = ".gguf"
 SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")  # names that llama-gguf-split gives
 ADVICE = "convert the model again with llama.cpp's convert_hf_to_gguf.py"
-PLAIN = ("F64", "F32", "F16", "BF16")  # types without blocks
+UNBLOCKED_TYPES = ("F64", "F32", "F16", "BF16")  # types without blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import numpy as np
 from eagle_export.base.errors import ExportError
 from eagle_export.reading.checkpoint import StoredTensor
 from eagle_export.reading.gguf.architectures import TOP, Architecture
-from eagle_export.reading.gguf.file import ADVICE, PLAIN, Entry, GgufFile
+from eagle_export.reading.gguf.file import ADVICE, UNBLOCKED_TYPES, Entry, GgufFile
 
 if TYPE_CHECKING:
     import torch  # imported where tensors are read: headers are read without it
@@ -83,7 +83,7 @@ def _values(stored: np.ndarray, kind: str) -> torch.Tensor:
 
     if kind == "BF16":
         return torch.from_numpy(np.array(stored).view(np.int16)).view(torch.bfloat16)
-    if kind in PLAIN:
+    if kind in UNBLOCKED_TYPES:
         return torch.from_numpy(np.array(stored).view(np.dtype(f"f{int(kind[1:]) // 8}")))
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
     from gguf.quants import dequantize
@@ -103,7 +103,7 @@ def check_kinds(file: GgufFile) -> None:
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
     from gguf.quants import dequantize
 
-    for kind in sorted({entry.kind for entry in file.tensors.values()} - set(PLAIN)):
+    for kind in sorted({entry.kind for entry in file.tensors.values()} - set(UNBLOCKED_TYPES)):
         try:
             dequantize(
                 np.zeros((1, GGML_QUANT_SIZES[GGMLQuantizationType[kind]][1]), np.uint8), GGMLQuantizationType[kind]
@@ -180,7 +180,7 @@ def _some_rows(entry: Entry, start: int, shape: tuple[int, ...]) -> Entry:
 
 
 def _tensor(entry: Entry, name: str, architecture: Architecture) -> GgufTensor:
-    dtype = entry.kind if entry.kind in PLAIN else "F32"
+    dtype = entry.kind if entry.kind in UNBLOCKED_TYPES else "F32"
     added = architecture.norm_added if name.endswith("norm.weight") else 0.0
     return GgufTensor(name, entry.file, entry.shape, dtype, entry.offset, entry.kind, entry.row_bytes, added=added)
 
