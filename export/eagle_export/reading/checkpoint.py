@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"  # of PEFT
-PYTORCH, PICKLED = "pytorch_model.bin", ".bin"
+PYTORCH = "pytorch_model.bin"
 # Names that Medusa's and Hydra's authors give to files of heads.
 HEAD_FILES = ("medusa_lm_head.safetensors", "hydra_lm_head.safetensors")
 PICKLED_FILES = (PYTORCH, "medusa_lm_head.pt", "hydra_lm_head.pt")

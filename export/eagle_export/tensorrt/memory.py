@@ -16,7 +16,6 @@ from eagle_runtime.machine.host import free_memory
 PER_BYTE_OF_WEIGHTS = 4.0
 PROCESS_BYTES = 200_000_000
 _LINE = re.compile(r"Total (Activation|Weights) Memory: (\d+) bytes")
-LOGGED = ("Total Activation Memory: ", "Total Weights Memory: ")  # how lines on an engine's memory begin
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from eagle_runtime.app.result import Result
 from eagle_runtime.base.backend_names import AUTO
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.commands.command import (
-    MEMORY_LIMIT_HELP,
     Parser,
     add_model_options,
     model_options,
@@ -242,7 +241,8 @@ def _parser() -> Parser:
         action="store_true",
         help="serve lines of JSON on standard input and output (docs/worker.md)",
     )
-    parser.add_argument("--memory-limit", type=size, metavar="4GB", help=MEMORY_LIMIT_HELP)
+    limit = "with --worker: for weights, keys and values together"
+    parser.add_argument("--memory-limit", type=size, metavar="4GB", help=limit)
     tree = parser.add_argument_group("draft tree (defaults: the bundle's)")
     tree.add_argument("--tree", choices=TREES, help="kind of tree; cost-aware is sized by what passes cost here")
     tree.add_argument("--total-token", type=int, metavar="N", help="nodes verified per forward pass, root included")

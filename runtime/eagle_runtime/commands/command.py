@@ -19,7 +19,6 @@ from eagle_runtime.base.backend_names import AUTO, BACKENDS
 from eagle_runtime.base.errors import EagleError, EagleWarning, RequestError, is_panic
 from eagle_runtime.commands.interrupts import Interrupted, handled_interrupts
 
-MEMORY_LIMIT_HELP = "with --worker: for weights, keys and values together"
 LONGEST = 1000  # characters of a message
 
 

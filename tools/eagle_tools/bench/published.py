@@ -20,7 +20,7 @@ Ratio = tuple[float, float]  # speed-up, tau
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """One method. greedy: on MT-bench, HumanEval, GSM8K, Alpaca, CNN/DM and their mean; greedy_mean and sampled_mean:
+    """One method. greedy: on MT-bench, HumanEval, GSM8K, Alpaca, CNN/DM and their mean; sampled_mean:
     at temperature 0 and 1; all of Table 1 of EAGLE-3's paper. spec_bench: of Spec-Bench's leaderboard. own: what the
     method's own authors wrote."""
 
@@ -29,10 +29,6 @@ class Published:
     sampled_mean: Ratio | None = None
     spec_bench: Ratio | None = None
     own: str = NO_FIGURE
-
-    @property
-    def greedy_mean(self) -> Ratio | None:
-        return self.greedy[-1] if self.greedy else None
 
 
 PUBLISHED = {
