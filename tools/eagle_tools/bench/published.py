@@ -20,8 +20,8 @@ Ratio = tuple[float, float]  # speed-up, tau
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """One method. greedy: on MT-bench, HumanEval, GSM8K, Alpaca, CNN/DM and their mean; sampled_mean:
-    at temperature 0 and 1; all of Table 1 of EAGLE-3's paper. spec_bench: of Spec-Bench's leaderboard. own: what the
+    """One method. greedy: at temperature 0 on MT-bench, HumanEval, GSM8K, Alpaca, CNN/DM and their mean; sampled_mean:
+    at temperature 1; both of Table 1 of EAGLE-3's paper. spec_bench: of Spec-Bench's leaderboard. own: what the
     method's own authors wrote."""
 
     name: str
