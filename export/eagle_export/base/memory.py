@@ -1,10 +1,25 @@
-"""Memory that was freed, given back to the system."""
+"""Memory that was freed: when it is looked for, and given back to the system."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """In this context nothing looks for objects that refer to each other: where many are made and stay, as in imports,
+    that takes a quarter of the time."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 def give_back() -> None:
