@@ -57,7 +57,8 @@ def _serve(args: argparse.Namespace, options: Options) -> None:
             model = EagleModel.load(kv_budget=args.kv_budget, **model_options(args))
             models.append(model)
             service.begin(Engine(model, Path(args.bundle), options, service.metrics))
-            print_line("eagle-serve", f"{args.bundle} is served at {address_of(listener)} on {model.backend}")
+            where = f"{args.bundle} is served at {address_of(listener)} on {model.backend}"
+            print_line("eagle-serve", f"{where}, {_room(model)}")
         except BaseException as error:  # raised again below, in the main thread
             failures.append(error)
             server.should_exit = True
@@ -73,6 +74,14 @@ def _serve(args: argparse.Namespace, options: Options) -> None:
             model.close()
     if failures:
         raise failures[0]
+
+
+def _room(model: EagleModel) -> str:
+    """What a prompt and its answer have room for, and where it can be changed."""
+    longest = model.manifest.target.context
+    if model.context == longest:
+        return f"with the model's context of {longest} tokens"
+    return f"with {model.context} of the model's {longest} tokens of context (--context says otherwise)"
 
 
 def options_of(args: argparse.Namespace) -> Options:
@@ -148,29 +157,32 @@ def _count(least: int, most: int) -> Any:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="eagle-serve", description="Serve a bundle over HTTP, with OpenAI's API and a chat page.")
+    parser = Parser(
+        prog="eagle-serve",
+        usage="%(prog)s [options] bundle",
+        description="Serve a bundle over HTTP: APIs of OpenAI, Ollama, llama.cpp, and a chat page.",
+    )
     add_model_options(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: this machine alone)")
     parser.add_argument("--port", type=_count(0, 65535), default=8000, metavar="N", help="default: 8000; 0: any")
-    names = parser.add_argument_group("names")
-    names.add_argument("--alias", action="append", default=[], metavar="NAME", help="another name of the model")
-    names.add_argument("--strict-model", action="store_true", help="refuse requests for models of other names")
-    work = parser.add_argument_group("work")
-    work.add_argument("--queue", type=_count(0, 10_000), default=16, metavar="N", help="requests that may wait (16)")
-    work.add_argument("--parallel", type=_count(1, 16), metavar="N", help="requests at once (native: 4, cpu: 1)")
-    work.add_argument(
+    parser.add_argument("--alias", action="append", default=[], metavar="NAME", help="another name of the model")
+    parser.add_argument("--strict-model", action="store_true", help="refuse requests for models of other names")
+    parser.add_argument("--queue", type=_count(0, 10_000), default=16, metavar="N", help="requests that may wait (16)")
+    parser.add_argument("--parallel", type=_count(1, 16), metavar="N", help="requests at once (native: 4, cpu: 1)")
+    parser.add_argument(
         "--max-tokens", type=_count(1, 2**31 - 1), metavar="N", help="most of an answer (default: what is left)"
     )
     formats = [row.name for row in FORMATS]
-    work.add_argument("--tool-format", choices=formats, metavar="NAME", help="of calls (default: as the template says)")
-    work.add_argument("--kv-budget", type=size, metavar="2GB", help="memory for keys and values of all texts")
-    guard = parser.add_argument_group("security")
-    guard.add_argument("--api-key-file", metavar="F", help=f"file with the key that requests need (default: ${KEY})")
+    parser.add_argument(
+        "--tool-format", choices=formats, metavar="NAME", help="of calls (default: as the template says)"
+    )
+    parser.add_argument("--kv-budget", type=size, metavar="2GB", help="memory for keys and values of all texts")
+    guard = parser.add_argument_group("security, log")
+    guard.add_argument("--api-key-file", metavar="F", help=f"with the key of requests (default: ${KEY})")
     guard.add_argument("--allowed-hosts", action=Listed, default=[], metavar="A,B", help="more names of this server")
     guard.add_argument("--allowed-origins", action=Listed, default=[], metavar="A,B", help="web sites that may call it")
-    log = parser.add_argument_group("log")
-    log.add_argument("--log-json", action="store_true", help="one JSON object per line")
-    log.add_argument("--log-content", action="store_true", help="log prompts too")
+    guard.add_argument("--log-json", action="store_true", help="log one JSON object per line")
+    guard.add_argument("--log-content", action="store_true", help="log prompts too")
     return parser
 
 

@@ -18,12 +18,13 @@ from eagle_serve.tools import OLD, has_functions, no_tools, tools_of
 
 MOST_TOKENS = 2**31 - 1
 MOST_LOGPROBS = 20
+LEAST_TOP_P = 1e-9  # for 0, which OpenAI's API takes: the likeliest token is left
 COMPLETION_TOKENS = 16  # OpenAI's default of its older endpoint
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "chat_template", "continue_final_message")
 PAIRS = {"repeat_penalty": "repetition_penalty"}  # llama.cpp's name -> the runtime's
 SAMPLING = {
     "temperature": number(0),
-    "top_p": number(0, 1, above=True),
+    "top_p": number(0, 1),
     "top_k": integer(-1, MOST_TOKENS),  # -1 keeps all, as 0 does
     "min_p": number(0, 1),
     "repetition_penalty": number(0, above=True),
@@ -154,6 +155,8 @@ def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
         raise wrong_value("repeat_penalty", "and repetition_penalty differ, but mean the same; send one of them")
     if settings.get("top_k") == -1:
         settings["top_k"] = 0
+    if settings.get("top_p") == 0:
+        settings["top_p"] = LEAST_TOP_P
     for name in SEEDS:
         if name in given:
             seed = integer(-(2**63), 2**64 - 1)(given[name], name)

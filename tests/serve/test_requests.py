@@ -47,6 +47,7 @@ def refusal(endpoint: Endpoint = "chat", options: Options | None = None, **field
         ({"temperature": 0.5}, {"temperature": 0.5}),
         ({"temperature": 0}, {"temperature": 0.0}),
         ({"top_p": 1}, {"top_p": 1.0}),
+        ({"top_p": 0}, {"top_p": 1e-9}),
         ({"top_k": 40}, {"top_k": 40}),
         ({"top_k": -1}, {"top_k": 0}),
         ({"random_seed": 4}, {"seed": 4}),
@@ -297,7 +298,7 @@ def test_wrong_prompts(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"temperature": -0.1}, "temperature"), ({"temperature": 10**400}, "temperature"), ({"top_p": 0}, "top_p"),
+        ({"temperature": -0.1}, "temperature"), ({"temperature": 10**400}, "temperature"), ({"top_p": -0.1}, "top_p"),
         ({"top_p": 1.1}, "top_p"), ({"top_k": -2}, "top_k"), ({"min_p": 2}, "min_p"),
         ({"repetition_penalty": 0}, "repetition_penalty"), ({"presence_penalty": 2.1}, "presence_penalty"),
         ({"frequency_penalty": -3}, "frequency_penalty"), ({"seed": 2**64}, "seed"), ({"seed": -(2**63) - 1}, "seed"),

@@ -23,7 +23,7 @@ from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.listed_files import read_graph, verify_hashes
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from eagle_runtime.core.target import PREFILL_CHUNK
-from eagle_runtime.opening.loading import DEFAULT_CONTEXT
+from eagle_runtime.opening.backends import DEFAULT_CONTEXT
 from eagle_runtime.trt.driver import CudaDriver
 from eagle_runtime.trt.engine_file import (
     ENGINES,

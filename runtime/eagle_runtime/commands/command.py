@@ -101,15 +101,13 @@ class _Completion(argparse.Action):
 
 def add_model_options(parser: argparse.ArgumentParser, backend: str | None = AUTO) -> None:
     """Add the bundle, and the options by which it is loaded."""
-    parser.add_argument("bundle", help="folder written by eagle-export, or the id of one on the hub")
-    parser.add_argument(
-        "--backend", default=backend, metavar="B", help=f"engine to run on: {', '.join(BACKENDS)}, or auto (default)"
-    )
+    parser.add_argument("bundle", help="folder of eagle-export, or the id of one on the hub")
+    parser.add_argument("--backend", default=backend, metavar="B", help=f"engine: {', '.join(BACKENDS)}, auto")
     parser.add_argument("--context", type=int, metavar="N", help="tokens of prompt and output to make room for")
     parser.add_argument(
         "--threads", type=int, metavar="N", help="of a forward pass (default: physical cores, or quota)"
     )
-    parser.add_argument("--draft-bundle", metavar="FOLDER", help="bundle of a smaller model that drafts")
+    parser.add_argument("--draft-bundle", metavar="DIR", help="bundle of a smaller model that drafts")
     parser.add_argument("--datastore", metavar="FILE", help="text or JSONL that is searched for n-gram matches too")
     parser.add_argument("--habits", metavar="FILE", help="keep what method recycling learns in this file")
 

@@ -19,6 +19,7 @@ from eagle_runtime.machine.host import total_memory
 
 PassedOver = tuple[tuple[str, str], ...]
 T = TypeVar("T")
+DEFAULT_CONTEXT = 4096  # tokens; a GPU reserves its caches, which take tens of gigabytes for 128k
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +145,25 @@ def files_read(backend: str, manifest: Manifest) -> set[str]:
     return {name for name in manifest.files if with_graphs or PurePosixPath(name).parent not in folders}
 
 
+def _token_bytes(manifest: Manifest, *names: str) -> int:
+    """Bytes of the keys and values of one token. names: of models; none for all."""
+    models = [model for name, model in manifest.models.items() if not names or name in names]
+    return sum(2 * model.num_layers * model.graph.kv_row_bytes for model in models)
+
+
+def default_context(manifest: Manifest, backend: str, free: int | None) -> int:
+    """Returns the context where none is asked for: the model's own, but on a GPU at most DEFAULT_CONTEXT, and on a CPU,
+    whose caches grow as they fill, at most the power of two whose keys and values take a quarter of the free memory, or
+    DEFAULT_CONTEXT if that is more. free: bytes; None if unknown."""
+    longest, rows = manifest.target.context, (free or 0) // 4 // _token_bytes(manifest)
+    if not on_cpu(backend) or rows <= DEFAULT_CONTEXT:
+        return min(longest, DEFAULT_CONTEXT)
+    return longest if rows >= longest else 1 << rows.bit_length() - 1
+
+
 def check_host_memory(manifest: Manifest, context: int, head_scratch: int) -> None:
     """Raises BackendError for caches that exceed this machine's memory and swap together, before they are allocated."""
-    rows = {"target": context, "draft": context + head_scratch}
-    needed = sum(
-        2 * model.num_layers * rows[name] * model.graph.kv_row_bytes for name, model in manifest.models.items()
-    )
+    needed = context * _token_bytes(manifest) + head_scratch * _token_bytes(manifest, "draft")
     total = total_memory()
     if total is not None and needed > total:
         raise BackendError(

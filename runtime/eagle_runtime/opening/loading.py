@@ -38,6 +38,7 @@ from eagle_runtime.opening.backends import (
     PassedOver,
     check_name,
     choose,
+    default_context,
     facts_of_times,
     files_read,
     notice,
@@ -48,7 +49,6 @@ from eagle_runtime.opening.habits_file import OFTEN, HabitsFile
 from eagle_runtime.sampling.grammars import Grammars
 from eagle_runtime.text.tokenizer import Text
 
-DEFAULT_CONTEXT = 4096  # tokens; a model trained on 128k would otherwise reserve tens of gigabytes of cache
 TRANSITIONS_BYTES = 1 << 31
 HEAD_SCRATCH = 512  # rows the head may use to grow one tree
 Progress = Callable[[str, int, int], None]  # stage ("hash", "load", "warm"), done, total
@@ -162,10 +162,7 @@ def open_bundle(
     BundleError, BackendError, RequestError; gives a FidelityWarning."""
     manifest = read_manifest(folder)
     longest = manifest.target.context
-    if context is None:
-        context = min(longest, DEFAULT_CONTEXT)
-    context = checked_int("context", context, 0)
-    if not 2 <= context <= longest:
+    if context is not None and not 2 <= checked_int("context", context, 0) <= longest:
         raise RequestError(f"context is {context}, but this model serves 2 to {longest} tokens")
     threads = threads_allowed() if threads is None else checked_int("threads", threads, 1, MAX_THREADS)
     if kv_budget is not None:
@@ -193,11 +190,12 @@ def open_bundle(
         verify(name, partial(progress, "hash"))
         progress("hash", 1, 1)
         progress("load", 0, 1)
+        room = default_context(manifest, name, free_memory()) if context is None else context
         with contextlib.ExitStack() as freed:  # if anything raises, such as a cache that does not fit
-            sessions = open_sessions(name, folder, manifest, context, HEAD_SCRATCH, threads)
+            sessions = open_sessions(name, folder, manifest, room, HEAD_SCRATCH, threads)
             for session in sessions:
                 freed.callback(session.close)
-            opened = bundle_of_sessions(folder, manifest, sessions, context, backend=name, threads=threads)
+            opened = bundle_of_sessions(folder, manifest, sessions, room, backend=name, threads=threads)
             progress("load", 1, 1)
             progress("warm", 0, 1)
             _warm(opened, partial(progress, "warm"))
@@ -214,7 +212,7 @@ def open_bundle(
     with contextlib.ExitStack() as freed:
         freed.callback(chosen.opened.engines.close)
         times = facts_of_times(chosen.backend, chosen.opened.engines.sessions)
-        facts = [*manifest.files.values(), chosen.backend, *times, str(threads), str(context)]
+        facts = [*manifest.files.values(), chosen.backend, *times, str(threads), str(chosen.opened.context)]
         if (problem := shortfall(manifest)) is not None:
             warnings.warn(f"{folder}: {problem}", FidelityWarning, stacklevel=3)
         progress("warm", 1, 1)
