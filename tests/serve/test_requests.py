@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from eagle_runtime.drafting.methods import METHODS
+from eagle_serve.cli import main
 from eagle_serve.errors import ApiError
 from eagle_serve.grammar import Grammar
 from eagle_serve.json_body import parse_json
@@ -379,3 +380,11 @@ def test_errors_are_json_whatever_they_quote() -> None:
         "param": "stop",
         "code": "invalid_value",
     }
+
+
+def test_help_fits_a_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    said = capsys.readouterr().out
+    assert 24 <= len(said.splitlines()) <= 40 and "--allowed-origins" in said
