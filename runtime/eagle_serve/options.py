@@ -11,17 +11,19 @@ MEBIBYTE = 1 << 20
 class Limits:
     """Bounds of a request, in bytes, seconds and counts; tests lower them.
 
-    body_bytes, body_s: size of a body and the time to send it. depth: of nested JSON. connections: open at once; more
-    are answered with 503. unread_s: a client that reads nothing for so long is cancelled. ping_s: longest silence of a
-    stream; look_s: how often one without news looks at the queue and at what was read of its prompt. grace_s: what
-    running requests get after a signal. states: texts whose keys and values are kept."""
+    head_s: time to send the head of a request. body_bytes, body_s: size of a body and the time to send it. depth: of
+    nested JSON. connections: open at once; more are answered with 503. unread_s: a client that reads nothing for so
+    long is cancelled. ping_s: longest silence of a stream; look_s: how often one without news looks at the queue and
+    at what was read of its prompt. grace_s: what running requests get after a signal. states: texts
+    whose keys and values are kept."""
 
+    head_s: int = 10
     body_bytes: int = 4 * MEBIBYTE
     body_s: float = 30.0
     depth: int = 64
     messages: int = 1024
     schema_bytes: int = 1 << 16
-    connections: int = 64
+    connections: int = 256
     unread_s: float = 60.0
     ping_s: float = 10.0
     look_s: float = 0.25

@@ -17,6 +17,7 @@ import uvicorn
 
 from eagle_runtime import EagleModel, RequestError
 from eagle_serve.app import Service, application
+from eagle_serve.connection import TimedConnection
 from eagle_serve.engine import Engine
 from eagle_serve.options import Options
 
@@ -35,7 +36,8 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 application(service, listener.getsockname()[1]),
                 loop="asyncio",
-                http="h11",
+                http=TimedConnection,
+                timeout_keep_alive=limits.head_s,
                 ws="none",
                 lifespan="off",
                 log_config=None,

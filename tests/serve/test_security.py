@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +86,30 @@ ORIGINS: list[Row] = [
     ("listed", "POST", CHATS, {"Origin": f"{SITE}.evil.example"}, BODY, 403, "forbidden_origin"),
     ("listed", "POST", CHATS, {"Origin": "http://app.example"}, BODY, 403, "forbidden_origin"),
 ]
+EVIL = {"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"}
+FORM = "application/x-www-form-urlencoded"
+# What a page of another site can send without asking first, and what it sends once its name points at this machine.
+PAGES: list[Row] = [
+    ("plain", "POST", CHATS, {**EVIL, "Content-Type": "text/plain"}, BODY, 403, "forbidden_origin"),
+    ("plain", "POST", CHATS, {**EVIL, "Content-Type": FORM}, b"messages=hi", 403, "forbidden_origin"),
+    ("plain", "POST", CHATS, {"Origin": "null", "Content-Type": FORM}, b"messages=hi", 403, "forbidden_origin"),
+    ("plain", "POST", CHATS, {"Sec-Fetch-Site": "cross-site", "Content-Type": None}, BODY, 403, "forbidden_origin"),
+    ("plain", "POST", CHATS, {"Content-Type": FORM}, b"messages=hi", 415, "unsupported_media_type"),  # old browsers
+    ("plain", "POST", CHATS, {"Content-Type": "text/plain; application/json"}, BODY, 415, "unsupported_media_type"),
+    ("plain", "GET", "/page.js", {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}, None, 403, None),
+    ("plain", "GET", "/v1/models", {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}, None, 403, None),
+    (
+        "plain",
+        "GET",
+        "/v1/models",
+        {"Host": "evil.example:PORT", "Origin": "http://evil.example:PORT"},
+        None,
+        403,
+        None,
+    ),
+    ("plain", "GET", "/", {"Host": "evil.example:PORT", "Sec-Fetch-Site": "same-origin"}, None, 403, "forbidden_host"),
+    ("plain", "POST", CHATS, {"Host": "evil.example:PORT", "Origin": "http://evil.example:PORT"}, BODY, 403, None),
+]
 KEYS: list[Row] = [
     ("keyed", "GET", "/v1/models", {}, None, 401, "invalid_api_key"),
     ("keyed", "GET", "/v1/models", bearer(KEY), None, 200, None),
@@ -128,7 +153,7 @@ CONTENTS: list[Row] = [
     ("plain", "GET", "/page.js/..%2f..%2fcli.py", {}, None, 404, "not_found"),
     ("plain", "GET", "/nothing", {}, None, 404, "not_found"),
 ]
-ROWS = HOSTS + ORIGINS + KEYS + CONTENTS
+ROWS = HOSTS + ORIGINS + PAGES + KEYS + CONTENTS
 
 
 def asked(servers: dict[str, str], row: Row) -> Answer:
@@ -202,6 +227,54 @@ def test_a_body_has_its_time(served_model: EagleModel, served_bundle: Path) -> N
         link.sendall(head("POST", CHATS, headers) + b'{"messages"')
         answer = read_answer(link)
     assert (answer.status, answer.code) == (408, "request_timeout")
+
+
+HALVES = (b"", b"POST /v1/chat", f"POST {CHATS} HTTP/1.1\r\nHost: localhost".encode())
+
+
+def slow(where: str, number: int) -> socket.socket:
+    """A client that stays silent, sends a part of a head, or a head and a part of the body."""
+    link = connect(where)
+    headers = [("Host", where[7:]), ("Content-Type", "application/json"), ("Content-Length", "100")]
+    link.sendall((*HALVES, head("POST", CHATS, headers) + b'{"messages"')[number % 4])
+    return link
+
+
+def test_slow_clients_keep_nobody_waiting(address: str) -> None:
+    links = [slow(address, number) for number in range(100)]
+    try:
+        assert request(address, "GET", "/health").status == 200
+        assert post(address, CHATS, CHAT).status == 200
+    finally:
+        for link in links:
+            link.close()
+
+
+def test_slow_clients_end(served_model: EagleModel, served_bundle: Path) -> None:
+    """Also one that sends a head byte by byte, and one that begins a second request."""
+    hurried = Options(limits=Limits(head_s=1, body_s=1))
+    with serving(served_model, served_bundle, hurried) as where:
+        links = [slow(where, number) for number in range(8)]
+        second = connect(where)
+        second.sendall(head("GET", "/health", [("Host", where[7:])]))
+        assert read_answer(second).status == 200
+        second.sendall(b"GET /hea")
+        dripping = connect(where)
+        dripping.settimeout(0.05)
+        ended = False
+        while not ended:
+            try:
+                dripping.sendall(b"G")
+                ended = dripping.recv(1) == b""
+            except TimeoutError:
+                continue
+            except OSError:
+                ended = True
+        for link in (*links, second):
+            said = link.makefile("rb").read()  # up to the end of the connection
+            assert said == b"" or b" 408 " in said.splitlines()[0]
+            link.close()
+        dripping.close()
 
 
 def test_a_chunked_body_is_counted(served_model: EagleModel, served_bundle: Path) -> None:

@@ -1,0 +1,58 @@
+"""A client that leaves frees its sequence within one pass, with others at once on native kernels."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import needs_operators
+from eagle_runtime import EagleModel
+from eagle_serve import Options
+from eagle_serve.engine import Engine
+from eagle_serve.jobs import Job, Jobs
+from eagle_serve.metrics import Metrics
+from eagle_serve.request import parse_request
+from patience import PATIENCE_S
+
+
+@needs_operators
+@pytest.mark.parametrize("reading", [False, True], ids=["answered", "prompt_is_read"])
+def test_a_client_that_leaves_frees_its_sequence_within_a_pass(bundle_of: Callable[..., Path], reading: bool) -> None:
+    bundle = bundle_of("eagle3", "int4")
+    options = Options(parallel=4)
+    with EagleModel.load(bundle, backend="native", threads=1, check_hashes=False) as model:
+        engine = Engine(model, bundle, options, Metrics())
+
+        async def scenario() -> None:
+            def job(prompt: list[int], tokens: int) -> Job:
+                body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
+                return Job(engine.prepare(parse_request(body, "completions", options, engine.names)))
+
+            others = [job([number, 5, 6], 120) for number in range(3)]
+            leaving = job([7] * 1500 if reading else [7, 8], 120)
+            jobs = Jobs(engine.run, 4, 0)
+            try:
+                for one in (*others, leaving):
+                    jobs.submit(one)
+                if reading:
+                    while leaving.prefill[0] == 0:
+                        await asyncio.sleep(0)
+                else:
+                    await asyncio.wait_for(leaving.events.get(), PATIENCE_S)
+                jobs.withdraw(leaving, "client")
+                read, drafted = leaving.prefill[0], leaving.drafted
+                await asyncio.to_thread(leaving.finished.wait, PATIENCE_S)
+                # What runs when the client leaves may come to its end; nothing begins after it.
+                assert leaving.prefill[0] - read <= 512 and leaving.prefill[0] <= 1500
+                assert (leaving.drafted > drafted) <= (not reading) and leaving.events.qsize() <= 1
+                for one in others:
+                    await asyncio.to_thread(one.finished.wait, PATIENCE_S)
+                    assert one.cancelled is None and one.events.qsize() > 0
+            finally:
+                await asyncio.to_thread(jobs.stop)
+
+        asyncio.run(scenario())
+        engine.close()
