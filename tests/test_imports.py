@@ -27,7 +27,7 @@ HEAVY = {"torch", "transformers", "onnx", "onnxscript", "onnx_ir"}
 BASE = {"numpy", "tokenizers", "jinja2", "safetensors"}  # what the distribution requires whatever its extras
 # Of the lean parts: what their jobs bring.
 EXTRAS = {"runtime": {"llguidance", "shtab", "huggingface_hub"}, "calib": {"onnx", "rich", "filelock"}}
-OF_SERVE = {"starlette", "uvicorn"}
+OF_SERVE = {"starlette", "uvicorn", "h11"}
 HOOKS = "runtime/eagle_runtime/_pyinstaller/"  # files that PyInstaller runs, and nothing imports
 ENGINES = {  # engine library -> the one file that imports it
     "onnxruntime": "runtime/eagle_runtime/ort/library.py",

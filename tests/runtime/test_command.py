@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from onnx import TensorProto, helper, save
 from tokenizers import Tokenizer, models
 
 from eagle_runtime.base.errors import EagleError, EagleWarning
 from eagle_runtime.commands import cli
 from eagle_runtime.commands.command import LONGEST, SHELLS, Parser, one_line, run_command, size
-from eagle_runtime.commands.interrupts import CLEANUP_S, Interrupted, handled_interrupts
+from eagle_runtime.commands.interrupts import CLEANUP_S, SAME_S, Interrupted, handled_interrupts
 from patience import PATIENCE_S
 
 BLOCKS = """
@@ -45,6 +46,8 @@ def run(args):
 
 sys.exit(run_command(Parser(prog="blocks"), [], run, extra="cpu", interrupted="interrupted"))
 """
+# Native code that lets other threads of Python run, and that no signal breaks off, as a pass of an engine.
+NATIVE = "hashlib.pbkdf2_hmac('sha512', b'x', b'y', 10**9)"
 
 
 def ran(run: Callable[[], object]) -> int:
@@ -214,14 +217,62 @@ def start(folder: Path, work: str, clearing: str = "pass", prepare: str = "pass"
             pipe.close()
 
 
-def test_a_later_interrupt_ends_a_clearing_away_that_takes_for_ever(tmp_path: Path) -> None:
-    with start(tmp_path, "time.sleep(600)", clearing="time.sleep(600)") as process:
-        process.send_signal(signal.SIGINT)
+def endless_graph(path: Path) -> None:
+    """A graph of one loop, whose single pass takes weeks."""
+    one = [1]
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Add", ["x", "x"], ["y"])],
+        "body",
+        [
+            helper.make_tensor_value_info("turn", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, one),
+        ],
+        [
+            helper.make_tensor_value_info("on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, one),
+        ],
+    )
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["turns", "", "first"], ["last"], body=body)],
+        "endless",
+        [
+            helper.make_tensor_value_info("turns", TensorProto.INT64, []),
+            helper.make_tensor_value_info("first", TensorProto.FLOAT, one),
+        ],
+        [helper.make_tensor_value_info("last", TensorProto.FLOAT, one)],
+    )
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+
+
+@pytest.mark.parametrize("blocked_in", ["native code", "a pass of ONNX Runtime"])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_second_interrupt_ends_an_endless_pass(number: int, status: int, blocked_in: str, tmp_path: Path) -> None:
+    work, prepare = NATIVE, "pass"
+    if blocked_in != "native code":
+        endless_graph(tmp_path / "endless.onnx")
+        prepare = (
+            "import numpy as np, onnxruntime; session = onnxruntime.InferenceSession(folder / 'endless.onnx'); "
+            "feeds = {'turns': np.array(10**12), 'first': np.ones(1, np.float32)}"
+        )
+        work = "session.run(None, feeds)"
+    with start(tmp_path, work, prepare=prepare) as process:
+        process.send_signal(number)
         time.sleep(CLEANUP_S + 0.5)
-        assert process.poll() is None, "the first lets it clear away"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE_S) == 130
+        assert process.poll() is None, "the first waits for the pass"
+        process.send_signal(number)
+        assert process.wait(PATIENCE_S) == status
         assert process.communicate() == ("", "")
+
+
+def test_an_impatient_second_interrupt_ends_it_too(tmp_path: Path) -> None:
+    """Only later: unwinding has its time."""
+    with start(tmp_path, NATIVE) as process:
+        begun = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        time.sleep(SAME_S + 0.2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 130 and time.monotonic() - begun > CLEANUP_S - 0.1
 
 
 def test_two_signals_at_once_count_as_one(tmp_path: Path) -> None:
@@ -260,7 +311,7 @@ def test_a_child_that_is_ended_does_not_count(tmp_path: Path) -> None:
     child = "import os; [(pid := os.fork()) or time.sleep(600), time.sleep(1), os.kill(pid, 15), os.waitpid(pid, 0)]"
     work = f"{child}; time.sleep(600)"
     with start(tmp_path, work, clearing=f"time.sleep({CLEANUP_S + 1})") as process:
-        time.sleep(CLEANUP_S + 2)  # the child has gone by now
+        time.sleep(SAME_S + CLEANUP_S + 2)  # the child has gone by now
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == 130
         assert process.communicate()[1].endswith("blocks: interrupted\n") and (tmp_path / "cleared").exists()

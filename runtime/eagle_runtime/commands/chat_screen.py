@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
@@ -15,6 +16,7 @@ from eagle_runtime.commands.command import one_line
 PROMPT, MORE = "> ", ". "
 QUOTES = '"""'
 JOINERS = "\u200c\u200d"  # of emoji, and of Persian
+SAME_S = 0.1  # seconds within which signals are one
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 
@@ -97,6 +99,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self._stop: Callable[[], None] | None = None
+        self._latest = 0.0
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
@@ -117,6 +120,10 @@ class Interrupt:
             self._stop = None
 
     def _pressed(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if now < self._latest + SAME_S:  # the same signal, sent again (threads.interrupts)
+            return
+        self._latest = now
         if self._stop is None:
             raise KeyboardInterrupt
         self._stop()

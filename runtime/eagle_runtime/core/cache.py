@@ -298,12 +298,13 @@ class HeadMajorCache(Cache):
 
     def _show(self, columns: int) -> None:
         """Make the arrays views of the start of their storage, for so many columns."""
-        self.arrays: list[npt.NDArray[np.generic]] = []
+        arrays: list[npt.NDArray[np.generic]] = []
         for store, (heads, pieces, width) in zip(self._stores, self._shapes, strict=True):
             flat = store[:, : heads * pieces * columns * width]
-            self.arrays.append(flat.reshape(self._layers, heads, pieces, columns, width))
-        self._by_rows = [np.moveaxis(array, 3, ROWS_AXIS) for array in self.arrays]
-        self.past = (*(array.ctypes.data for array in self.arrays), columns)
+            arrays.append(flat.reshape(self._layers, heads, pieces, columns, width))
+        by_rows = [np.moveaxis(array, 3, ROWS_AXIS) for array in arrays]
+        past = (*(array.ctypes.data for array in arrays), columns)
+        self.arrays, self._by_rows, self.past = arrays, by_rows, past  # all or, after an interrupt, none
 
     def _reallocate(self) -> None:
         """Make the arrays' memory new, [layers, values] for the allocated columns of each."""
