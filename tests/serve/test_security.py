@@ -229,14 +229,14 @@ def test_a_body_has_its_time(served_model: EagleModel, served_bundle: Path) -> N
     assert (answer.status, answer.code) == (408, "request_timeout")
 
 
-HALVES = (b"", b"POST /v1/chat", f"POST {CHATS} HTTP/1.1\r\nHost: localhost".encode())
+PARTIAL_HEADS = (b"", b"POST /v1/chat", f"POST {CHATS} HTTP/1.1\r\nHost: localhost".encode())
 
 
 def slow(where: str, number: int) -> socket.socket:
     """A client that stays silent, sends a part of a head, or a head and a part of the body."""
     link = connect(where)
     headers = [("Host", where[7:]), ("Content-Type", "application/json"), ("Content-Length", "100")]
-    link.sendall((*HALVES, head("POST", CHATS, headers) + b'{"messages"')[number % 4])
+    link.sendall((*PARTIAL_HEADS, head("POST", CHATS, headers) + b'{"messages"')[number % 4])
     return link
 
 

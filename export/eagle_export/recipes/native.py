@@ -238,12 +238,7 @@ class NativeProducts(Pass[ir.Node]):
 def _bias_after(node: ir.Node) -> tuple[ir.Value | None, ir.Node]:
     """The constant that is added to each row of a product, and the node that adds it; None and the product's node where
     nothing else is done first."""
-    out = node.outputs[0]
-    uses = list(out.uses())
-    if len(uses) != 1 or out.is_graph_output() or uses[0].node.op_type != "Add":
-        return None, node
-    add = uses[0].node
-    bias = next((value for value in add.inputs if value is not out), None)
+    add, bias = _added_after(node) or (node, None)
     fits = bias is not None and bias.is_initializer() and bias.dtype == ir.DataType.FLOAT and bias.shape is not None
     if not fits or bias is None or list(bias.shape or ()) != [node.attributes.get_int("N")]:
         return None, node
@@ -290,12 +285,11 @@ class JoinedSteps(Pass[ir.Node]):
                 attributes["activation"], extra = activation, [None, up]
             else:
                 extra = [None, None]
-            add = _sum_after(node)
-            if add is not None:
-                extra.append(next(value for value in add.inputs if value is not node.outputs[0]))
+            last, added = _sum_after(node) or (node, None)
+            if added is not None:
+                extra.append(added)
             if biases := node.inputs[BIAS:]:
                 extra += [*[None] * (BIAS - NORM - len(extra)), *biases]
-            last = node if add is None else add
             joined = ir.node(node.op_type, [*inputs, *extra], attributes, domain=DOMAIN, num_outputs=len(node.outputs))
             assert isinstance(last.graph, ir.Graph)
             last.graph.insert_before(last, joined)
@@ -331,11 +325,10 @@ class NativeNorms(Pass[ir.Node]):
     def _replace(self, node: ir.Node) -> None:
         rows, factors = _norm_of_native(node), node.inputs[1]
         assert rows is not None and factors is not None
-        add = _sum_after(node)
-        last = node if add is None else add
-        added = [] if add is None else [next(value for value in add.inputs if value is not node.outputs[0])]
+        last, added = _sum_after(node) or (node, None)
         epsilon = node.attributes.get_float("epsilon", 1e-5)
-        normed = insert(last, "RowExactNorm", [rows, factors, *added], DOMAIN, epsilon=epsilon)
+        inputs = [rows, factors, *([] if added is None else [added])]
+        normed = insert(last, "RowExactNorm", inputs, DOMAIN, epsilon=epsilon)
         replace(last, normed)
         normed.shape = rows.shape
 
@@ -402,13 +395,20 @@ def _gate_before(node: ir.Node) -> tuple[ir.Value, int, ir.Value] | None:
     return gate, SILU, up
 
 
-def _sum_after(node: ir.Node) -> ir.Node | None:
-    """The node that adds something of the same shape to the only product."""
+def _sum_after(node: ir.Node) -> tuple[ir.Node, ir.Value] | None:
+    """The node that adds something of the same shape to the only product, and what it adds."""
+    if (found := _added_after(node)) is None:
+        return None
+    out, (add, other) = node.outputs[0], found
+    known = not other.is_initializer() and other.shape is not None and out.shape is not None
+    return (add, other) if known and other.shape == out.shape and other.dtype == out.dtype else None
+
+
+def _added_after(node: ir.Node) -> tuple[ir.Node, ir.Value] | None:
+    """The node Add that alone reads the only output of a node, and what it adds."""
     out = node.outputs[0]
     uses = list(out.uses())
     if len(node.outputs) != 1 or len(uses) != 1 or out.is_graph_output() or uses[0].node.op_type != "Add":
         return None
-    add = uses[0].node
-    other = next((value for value in add.inputs if value is not out), None)
-    known = other is not None and not other.is_initializer() and other.shape is not None and out.shape is not None
-    return add if known and other is not None and other.shape == out.shape and other.dtype == out.dtype else None
+    other = next((value for value in uses[0].node.inputs if value is not out), None)
+    return None if other is None else (uses[0].node, other)
