@@ -45,6 +45,21 @@ def instructions(name: str) -> Iterator[None]:
         operators.eagle_use_instruction_set(None)
 
 
+def runs_here(name: str) -> bool:
+    """Whether the operators have a form for this instruction set that this processor runs."""
+    if native_operators().library is None:
+        return name == "plain"
+    try:
+        with instructions(name):
+            return True
+    except ValueError:
+        return False
+
+
+# Forms of the operators that this processor runs; the plain one defines the bits.
+INSTRUCTION_SETS = tuple(name for name in ("plain", "avx2", "vnni", "avx512", "neon") if runs_here(name))
+
+
 @dataclass(frozen=True, slots=True)
 class OneNode:
     """model: the serialised graph. session: of one thread, unless it was opened with more."""

@@ -1,18 +1,16 @@
 // AVX2 and FMA: products of bytes are added up in pairs in 16 bits, which four-bit levels cannot exceed. Eight-bit ones
 // are multiplied as 16-bit numbers.
 #if defined(__x86_64__) || defined(_M_X64)
-#include <cpuid.h>
 #include <immintrin.h>
 
 #include <string.h>
 
 #include "kernels.hpp"
+#include "x86.hpp"
 
 #define LANES_AVX2
-#define UNROLLED _Pragma("GCC unroll 8")
 // Compilers that reorder the integer additions keep every product in a register of its own, and run out of them.
 #define IN_ORDER(v) asm volatile("" : "+x"(v))
-#define INLINE inline __attribute__((always_inline))
 
 namespace eagle {
 namespace {
@@ -176,22 +174,12 @@ void product(const Weight& w, int64_t panel, int64_t first, int64_t count, int r
     default: return any_tile<6>(t, w.bits);
   }
 }
-// By the processor itself: the compilers' own question is always answered with no in libraries for Windows.
-bool runs_here() {
-  unsigned a, b, c, d;
-  if (!__get_cpuid(1, &a, &b, &c, &d)) return false;
-  constexpr unsigned FEATURES = bit_FMA | bit_OSXSAVE | bit_AVX | bit_F16C;
-  if ((c & FEATURES) != FEATURES) return false;
-  unsigned saved, upper;  // registers that the system keeps for a thread
-  asm("xgetbv" : "=a"(saved), "=d"(upper) : "c"(0));
-  return (saved & 6) == 6 && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_AVX2);
-}
 }  // namespace
 
 const Kernels* avx2_kernels() {
   static const Kernels kernels = {"avx2",  2,       true, true, {4, 6}, before, quantise, product,
                                   prepare, scratch, part, join, whole_rows};
-  return runs_here() ? &kernels : nullptr;
+  return has_avx2(features()) ? &kernels : nullptr;
 }
 }  // namespace eagle
 #endif

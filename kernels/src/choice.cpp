@@ -8,6 +8,8 @@ namespace {
 using Provider = const Kernels* (*)();
 constexpr Provider PROVIDERS[] = {  // from the best
 #if defined(__x86_64__) || defined(_M_X64)
+    avx512_kernels,
+    vnni_kernels,
     avx2_kernels,
 #elif defined(__aarch64__)
     neon_kernels,

@@ -14,7 +14,7 @@ from conftest import needs_operators
 from eagle_export.recipes.blocks import Blocks, Grid
 from eagle_runtime.base.errors import BackendError
 from eagle_runtime.ort.operators import native_operators
-from operator_graphs import Array, Heads, instructions, norm, product, product_in_words, random_blocks
+from operator_graphs import INSTRUCTION_SETS, Array, Heads, instructions, norm, product, product_in_words, random_blocks
 
 pytestmark = needs_operators
 FEW = (1, 2, 3, 4, 5, 6, 7, 9, 13, 16)
@@ -42,25 +42,27 @@ def test_products_have_the_same_bits_on_every_instruction_set(k: int, shapes: li
     x[7] = 0
     with instructions("plain"):
         plain = product(blocks).run(None, {"x": x[None]})
-    fast = product(blocks)
-    for one, mine, words in zip(plain, fast.run(None, {"x": x[None]}), blocks, strict=True):
-        np.testing.assert_array_equal(one, mine)
+    for one, words in zip(plain, blocks, strict=True):
         # NumPy adds in fp64 and rounds, which in rare cases differs from one rounding
         wrong = one[0] != product_in_words(x, words)
         assert wrong.mean() < 1e-3
-    for count in FEW:
-        for first in (0, 20 - count):
-            for whole, part in zip(plain, fast.run(None, {"x": x[None, first : first + count]}), strict=True):
-                np.testing.assert_array_equal(whole[:, first : first + count], part)
+    for name in INSTRUCTION_SETS:
+        with instructions(name):
+            fast = product(blocks)
+        for count in (20, *FEW):
+            for first in (0, 20 - count):
+                for whole, part in zip(plain, fast.run(None, {"x": x[None, first : first + count]}), strict=True):
+                    np.testing.assert_array_equal(whole[:, first : first + count], part)
 
 
 @pytest.mark.parametrize("grid", [Grid(4, 128, False), Grid(8, 64, False)])
-def test_the_largest_products_do_not_overflow(grid: Grid) -> None:
+def test_the_largest_products_do_not_overflow(grid: Grid, instruction_set: str) -> None:
     blocks = random_blocks(np.random.default_rng(0), (256, 32), grid)
     for level in (0, grid.highest):
         full = dataclasses.replace(blocks, level=np.full_like(blocks.level, level), step=np.ones_like(blocks.step))
         x = np.array([[[1.0], [-1.0]]], np.float32) * np.ones(256, np.float32)
-        (out,) = product([full]).run(None, {"x": x})
+        with instructions(instruction_set):
+            (out,) = product([full]).run(None, {"x": x})
         assert out[0, :, 0].tolist() == [256 * (level - grid.middle), -256 * (level - grid.middle)]
 
 
@@ -136,7 +138,7 @@ def test_norms_refuse_what_does_not_fit() -> None:
     assert norm(np.ones(16, np.float32)).run(None, {"x": np.zeros((1, 0, 32), np.float32)})[0].shape == (1, 0, 32)
 
 
-@pytest.fixture(params=["plain", native_operators().instructions])
+@pytest.fixture(params=INSTRUCTION_SETS)
 def instruction_set(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -164,9 +166,10 @@ def test_attention_has_the_same_bits_in_any_tree_and_on_every_instruction_set(he
     feeds = heads.feeds(rows, (past[0], past[1]), parents, spare=9)
     fast = heads.session()
     out, keys, values = fast.run(None, feeds)
-    with instructions("plain"):
-        for plain, mine in zip(heads.session().run(None, feeds), (out, keys, values), strict=True):
-            np.testing.assert_array_equal(plain, mine)
+    for name in INSTRUCTION_SETS:
+        with instructions(name):
+            for other, mine in zip(heads.session().run(None, feeds), (out, keys, values), strict=True):
+                np.testing.assert_array_equal(other, mine)
     np.testing.assert_allclose(out[0], heads.in_words(feeds, (past[0], past[1])), atol=2e-5)
     for node in (count - 1, count // 2):
         path = [node]

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from conftest import needs_operators
-from eagle_runtime.ort.operators import native_operators
 from eagle_runtime.ort.session import texts_mask
-from operator_graphs import Array, Heads, instructions, library
+from operator_graphs import INSTRUCTION_SETS, Array, Heads, instructions, library
 
 pytestmark = needs_operators
 TEXTS = [(130, 5), (0, 1), (700, 40), (63, 9)]  # committed columns and rows of each
@@ -56,7 +55,7 @@ def joined(texts: list[dict[str, Array]]) -> dict[str, Array]:
 
 
 @pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("instruction_set", ["plain", native_operators().instructions])
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_rows_have_the_bits_that_they_have_alone(heads: Heads, instruction_set: str) -> None:
     texts = texts_of(heads, np.random.default_rng(heads.width))
     with instructions(instruction_set):

@@ -11,8 +11,7 @@ from onnx import numpy_helper
 
 from conftest import needs_operators
 from eagle_runtime.base.errors import BackendError
-from eagle_runtime.ort.operators import native_operators
-from operator_graphs import Array, instructions, opened_model
+from operator_graphs import INSTRUCTION_SETS, Array, instructions, opened_model
 from step_graphs import PER_LAYER, layers
 
 pytestmark = needs_operators
@@ -20,7 +19,7 @@ TREES = [(0, [-1]), (5, [-1]), (130, [-1, 0, 0, 1, 1, 2, 5]), (700, range(-1, 2)
 WIDTH = 20  # of a row of a plan: kind, inputs, outputs
 
 
-@pytest.mark.parametrize("instruction_set", ["plain", native_operators().instructions])
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize(("threads", "norms"), [(1, False), (2, False), (2, True), (5, True)])
 def test_steps_have_the_bits_of_operators(instruction_set: str, threads: int, norms: bool) -> None:
     rng = np.random.default_rng(threads)
