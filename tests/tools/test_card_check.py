@@ -30,13 +30,9 @@ from eagle_runtime.trt.session import start_sessions
 from eagle_tools import card_kit, doctor
 from eagle_tools.card import check as checks
 from eagle_tools.card import command
-from eagle_tools.card.cards import CARDS, Card
 from eagle_tools.card.check import BACKEND, NODES, TEMPERATURES, Machine, Step, check_card
 from eagle_tools.card.command import report_of, run_check
-from eagle_tools.card.device import card_of
-from eagle_tools.card.facts import pair_of_bundle
 from eagle_tools.card.kit import KIT, Kit, read_kit, read_references, write_references
-from eagle_tools.card.model import Tree, traffic
 from trt_fake import VERSION, fake_library, write_fake_engines
 
 pytest_plugins = ["trt_bundles"]
@@ -86,7 +82,7 @@ class FakeMachine:
 
     @property
     def machine(self) -> Machine:
-        return Machine(self.gpu, lambda gpu: _published("RTX 4090"), self.open, self.build)
+        return Machine(self.gpu, self.open, self.build)
 
     def gpu(self) -> DeviceInfo:
         if not self.has_gpu:
@@ -106,10 +102,6 @@ class FakeMachine:
         self.built.append(capability)
         shutil.rmtree(bundle / "engines", ignore_errors=True)
         write_fake_engines(bundle, BACKEND, CONTEXT, capability=capability)
-
-
-def _published(name: str) -> Card:
-    return next(card for card in CARDS if card.name == name)
 
 
 def check(folder: Path, machine: FakeMachine) -> dict[str, Step]:
@@ -147,20 +139,11 @@ def test_everything_is_checked_on_a_card(
     cycle = steps[on_card("cycle")]["figures"]
     assert [row["nodes"] for row in cycle["trees"]] == list(NODES)
     for row in cycle["trees"]:
-        assert row["tau"] >= 1 and 0 < row["measured_ms"]["verify"] < row["measured_ms"]["cycle"]
-        assert 0 < row["predicted_ms"]["verify"] < row["predicted_ms"]["cycle"]
-        _as_predicted(row["counted_per_cycle"], row["nodes"], kit)
-    assert cycle["card"]["name"] == "RTX 4090" and cycle["assumed"]["kernel_s"] > 0
-
-
-def _as_predicted(counted: dict[str, float], nodes: int, kit: Path) -> None:
-    """The prompt's own passes are counted too, for a few cycles only."""
-    pair = pair_of_bundle("golden", read_manifest(kit / "fp16"))
-    assert pair.head is not None
-    expected = traffic(pair.target, pair.head, Tree(nodes), CONTEXT, sampled=False)
-    assert counted["engine_calls"] == pytest.approx(expected.calls, abs=0.5)
-    assert counted["synchronisations"] == pytest.approx(expected.syncs, abs=0.5)
-    assert counted["bytes_down"] == pytest.approx(expected.down, rel=0.25)
+        assert row["tau"] >= 1 and 0 < row["ms"]["verify"] < row["ms"]["cycle"]
+        counted = row["counted_per_cycle"]  # the prompt's own passes too, for a few cycles only
+        assert counted["engine_calls"] == pytest.approx(3, abs=0.5), "one drafts, one verifies, one keeps rows"
+        assert counted["synchronisations"] == pytest.approx(2, abs=0.5)
+    assert cycle["token_ms"] > 0
 
 
 def test_without_a_card_the_rest_is_checked(
@@ -205,7 +188,7 @@ def test_the_command_without_a_card(golden_kit: Path, tmp_path: Path, capsys: py
     assert doctor.main(["--card", str(golden_kit), "--output", str(output)]) == 2
     out, err = capsys.readouterr()
     assert err.startswith("eagle-doctor: this machine has no card to check: no NVIDIA driver") and err.count("\n") == 1
-    assert "logits fp16 on cpu" in out and json.loads(output.read_text(encoding="utf-8"))["schema"] == 1
+    assert "logits fp16 on cpu" in out and json.loads(output.read_text(encoding="utf-8"))["schema"] == 2
 
 
 def test_engines_of_another_version_are_built_here(kit: Path) -> None:
@@ -217,14 +200,12 @@ def test_engines_of_another_version_are_built_here(kit: Path) -> None:
     assert all(step.ok for step in steps.values())
 
 
-def test_a_failing_step_leaves_the_others(kit: Path) -> None:
-    machine = FakeMachine()
-
-    def fail(*_: object) -> Card:
+def test_a_failing_step_leaves_the_others(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> dict[str, int]:
         raise ZeroDivisionError("a clock of zero")
 
-    broken = dataclasses.replace(machine.machine, card=fail)
-    steps = {step.name: step for step in check_card(kit, read_kit(kit), broken)}
+    monkeypatch.setattr(checks, "_counters", fail)
+    steps = check(kit, FakeMachine())
     assert {name for name, step in steps.items() if not step.ok} == {on_card("cycle")}
     assert steps[on_card("cycle")].says == "ZeroDivisionError: a clock of zero"
 
@@ -333,34 +314,6 @@ def test_logits_that_cannot_be_read(tmp_path: Path) -> None:
         (tmp_path / "fp16.npz").write_bytes(content)
         with pytest.raises(RequestError, match="cannot be read as reference logits"):
             read_references(tmp_path / "fp16.npz")
-
-
-class Attributes:
-    """libcuda with the attributes of a card."""
-
-    def __init__(self, values: dict[int, int]) -> None:
-        self.values = values
-
-    def cuDeviceGetAttribute(self, out: Any, attribute: int, device: int) -> int:  # noqa: N802
-        out._obj.value = self.values.get(attribute, 0)
-        return 0 if attribute in self.values else 1
-
-
-def test_the_cards_figures_come_from_the_driver() -> None:
-    """An RTX 4090 as its driver describes it has the published figures."""
-    card = card_of(RTX, Attributes({13: 2_520_000, 16: 128, 36: 10_501_000, 37: 384}))
-    published = _published("RTX 4090")
-    assert card.bandwidth == pytest.approx(published.bandwidth, rel=0.001)
-    assert card.compute == pytest.approx(published.compute) and card.bus == published.bus
-
-
-def test_the_cards_figures_where_the_driver_has_none() -> None:
-    silent = Attributes({})
-    assert card_of(RTX, silent).compute == _published("RTX 4090").compute
-    unknown = dataclasses.replace(RTX, name="NVIDIA GeForce RTX 4090 D")
-    with pytest.raises(RequestError, match="--bandwidth"):
-        card_of(unknown, silent)
-    assert card_of(unknown, Attributes({13: 2_000_000, 16: 10}), bandwidth=5e11).bandwidth == 5e11
 
 
 def test_the_archive_holds_the_kit(golden_kit: Path, tmp_path: Path) -> None:

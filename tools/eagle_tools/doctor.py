@@ -259,7 +259,6 @@ def _parser() -> Parser:
     parser.add_argument("--context", type=int, metavar="N", help="tokens of prompt and output to make room for")
     parser.add_argument("--card", metavar="KIT", help="check this machine's GPU with a kit (docs/backends.md)")
     parser.add_argument("-o", "--output", metavar="FILE", help="the report of --card (default card.json)")
-    parser.add_argument("--bandwidth", type=float, metavar="GB/S", help="of the card's memory, for --card's prediction")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     return parser
 

@@ -57,20 +57,6 @@ def precision_plot(points: Sequence[tuple[str, float | None, float]], path: Path
     _save(figure, axes, path)
 
 
-def speed_up_plot(bars: Mapping[str, Mapping[str, float]], bar: float, title: str, path: Path) -> None:
-    """Plot speed-ups as bars: one group for each card, one colour for each precision. bars: precision -> card ->
-    speed-up. bar: a dashed line. Cards without a precision have no bar for it."""
-    figure, axes = _new("", title)
-    cards = list(dict.fromkeys(card for group in bars.values() for card in group))
-    width = 0.8 / max(1, len(bars))
-    for index, (precision, group) in enumerate(bars.items()):
-        at = [cards.index(card) + index * width - 0.4 + width / 2 for card in group]
-        axes.bar(at, list(group.values()), width=width, label=precision)
-    axes.axhline(bar, color="grey", linestyle="--", linewidth=1)
-    axes.set_xticks(range(len(cards)), cards)
-    _save(figure, axes, path)
-
-
 def ratio_plot(panels: Mapping[str, Sequence[tuple[str, float, float, float]]], x: str, path: Path) -> None:
     """Plot ratios as horizontal bars with their intervals, and a line at 1: one panel next to another, by title.
     panels: title -> (label, ratio, low, high)."""

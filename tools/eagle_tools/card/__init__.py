@@ -1,1 +1,1 @@
-"""Predicts what decoding takes on an NVIDIA card, and checks a card with a kit."""
+"""Checks an NVIDIA GPU with a kit."""

@@ -16,11 +16,7 @@ import numpy as np
 from eagle_calib.replay import forced_logits
 from eagle_runtime import BackendError, BundleError, EagleError, EagleModel, Result, SamplingParams
 from eagle_runtime.machine.nvidia import DeviceInfo
-from eagle_tools.card.cards import Assumed, Card
-from eagle_tools.card.facts import pair_of_bundle
-from eagle_tools.card.kernels import recorded
 from eagle_tools.card.kit import Kit, Reference, changed_files, read_references
-from eagle_tools.card.model import Tree, predict
 from eagle_tools.ties import is_tie
 
 BACKEND = "tensorrt-rtx"
@@ -45,11 +41,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the check uses of a machine. gpu: returns its card; card: the figures to predict with. open: loads a bundle
-    on a backend; build: builds engines for the card into a bundle. All raise EagleError."""
+    """What the check uses of a machine. gpu: returns its GPU. open: loads a bundle on a backend; build: builds engines
+    for a compute capability into a bundle. All raise EagleError."""
 
     gpu: Callable[[], DeviceInfo]
-    card: Callable[[DeviceInfo], Card]
     open: Callable[[Path, str], EagleModel]
     build: Callable[[Path, str], None]
 
@@ -122,7 +117,7 @@ def _on_backend(folder: Path, precision: str, backend: str, machine: Machine, gp
     if gpu is not None:
         for temperature in TEMPERATURES:
             yield _step(f"identity {of} T={temperature:g}", partial(_identity, model, references, temperature))
-        yield _step(f"cycle {of}", lambda: _cycle(model, references, machine.card(gpu)))
+        yield _step(f"cycle {of}", lambda: _cycle(model, references))
     if not (closed := _step(f"close {of}", lambda: _close(model))).ok:
         yield closed
 
@@ -191,51 +186,29 @@ def _decode(model: EagleModel, prompt: list[int], method: str, temperature: floa
     )
 
 
-def _cycle(model: EagleModel, references: Sequence[Reference], card: Card) -> Step:
-    """Times tokens without drafts and cycles with trees of NODES nodes, next to what is predicted for this card."""
+def _cycle(model: EagleModel, references: Sequence[Reference]) -> Step:
+    """Times tokens without drafts and cycles with trees of NODES nodes."""
     prompt = references[0].prompt.tolist()
     _decode(model, prompt, "vanilla", 0.0, 0)  # compiles what is left to compile
-    tokens = [_decode(model, prompt, "vanilla", 0.0, 0).usage for _ in range(RUNS)]
-    token = median(usage.decode_s / max(1, usage.target_passes) for usage in tokens)
-    pair = pair_of_bundle("kit", model.manifest)
-    defaults, past = model.manifest.tree_defaults, len(prompt) + NEW_TOKENS
-    rows = []
+    token = _per_pass([_decode(model, prompt, "vanilla", 0.0, 0) for _ in range(RUNS)], "decode_s")
+    rows: list[dict[str, Any]] = []
     for nodes in NODES:
         _decode(model, prompt, "eagle", 0.0, 0, total_token=nodes)
         before = _counters(model)
-        usages = [_decode(model, prompt, "eagle", 0.0, 0, total_token=nodes).usage for _ in range(RUNS)]
-        cycles = sum(usage.target_passes for usage in usages)
-        tree = Tree(nodes, defaults.depth, defaults.draft_top_k)
-        expected = predict(pair, recorded(pair.precision, pair.target.layers, tree), card, tree, past, Assumed())
-        rows.append(
-            {
-                "nodes": nodes,
-                "tau": usages[0].tau,
-                "measured_ms": {
-                    "verify": 1e3 * median(usage.verify_s / max(1, usage.target_passes) for usage in usages),
-                    "draft": 1e3 * median(usage.draft_s / max(1, usage.target_passes) for usage in usages),
-                    "host": 1e3 * median(usage.host_s / max(1, usage.target_passes) for usage in usages),
-                    "cycle": 1e3 * median(usage.decode_s / max(1, usage.target_passes) for usage in usages),
-                },
-                "predicted_ms": {
-                    "verify": 1e3 * expected.verify,
-                    "draft": 1e3 * expected.draft,
-                    "cycle": 1e3 * expected.cycle,
-                },
-                "counted_per_cycle": _per_cycle(before, _counters(model), cycles),
-            }
-        )
-    figures = {
-        "card": dataclasses.asdict(card),
-        "assumed": dataclasses.asdict(Assumed()),
-        "token_ms": {"measured": 1e3 * token, "predicted": 1e3 * expected.token},
-        "trees": rows,
-    }
-    says = f"{1e3 * token:.2f} ms per token without drafts (predicted {1e3 * expected.token:.2f})"
-    for row in rows:
-        measured, predicted = row["measured_ms"]["cycle"], row["predicted_ms"]["cycle"]  # type: ignore[index]
-        says += f"; {row['nodes']} nodes {measured:.2f} ms per cycle (predicted {predicted:.2f})"
-    return Step("", True, says, figures=figures)
+        results = [_decode(model, prompt, "eagle", 0.0, 0, total_token=nodes) for _ in range(RUNS)]
+        cycles = sum(result.usage.target_passes for result in results)
+        parts = {"verify": "verify_s", "draft": "draft_s", "host": "host_s", "cycle": "decode_s"}
+        measured = {name: _per_pass(results, figure) for name, figure in parts.items()}
+        counted = _per_cycle(before, _counters(model), cycles)
+        rows.append({"nodes": nodes, "tau": results[0].usage.tau, "ms": measured, "counted_per_cycle": counted})
+    says = f"{token:.2f} ms per token without drafts"
+    says += "".join(f"; {row['nodes']} nodes {row['ms']['cycle']:.2f} ms per cycle" for row in rows)
+    return Step("", True, says, figures={"token_ms": token, "trees": rows})
+
+
+def _per_pass(results: Sequence[Result], figure: str) -> float:
+    """Milliseconds of a figure of Usage per forward pass of the target, the median over the results."""
+    return 1e3 * median(getattr(one.usage, figure) / max(1, one.usage.target_passes) for one in results)
 
 
 def _counters(model: EagleModel) -> dict[str, int]:

@@ -10,7 +10,6 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,11 @@ from eagle_runtime import BackendError, EagleModel
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.machine.nvidia import first_gpu
 from eagle_tools.card.check import BACKEND, CONTEXT, Machine, Step, check_card
-from eagle_tools.card.device import card_of
 from eagle_tools.card.kit import Kit, read_kit
 
-SCHEMA = 1
+SCHEMA = 2  # of the report
 CONTENTS = (
-    "the card: name, compute capability, memory, driver; clocks and bandwidth as the driver gives them",
+    "the card: name, compute capability, memory, driver",
     "the system: its kind, release and processor type, Python's version, versions of the libraries used",
     "each step of the check: its outcome, times, differences of logits, counts of tokens, an error's text",
     "no names of users, computers or folders, no text but the kit's own, nothing of other programs",
@@ -39,9 +37,7 @@ def report_card(args: argparse.Namespace) -> bool:
     output = Path(args.output or "card.json")
     if output.exists() and not output.is_file():
         raise RequestError(f"--output {output} is a folder; name a file")
-    bandwidth = None if args.bandwidth is None else args.bandwidth * 1e9
-    machine = Machine(first_gpu, partial(card_of, bandwidth=bandwidth), _open, _build)
-    return run_check(folder, kit, machine, output, as_json=args.json)
+    return run_check(folder, kit, Machine(first_gpu, _open, _build), output, as_json=args.json)
 
 
 def run_check(folder: Path, kit: Kit, machine: Machine, output: Path, *, as_json: bool) -> bool:
