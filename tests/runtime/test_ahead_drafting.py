@@ -31,6 +31,7 @@ TREES: dict[str, dict[str, Any]] = {
     "Medusa's choices": {"method": "eagle", "tree": StaticTree(MEDUSA_CHOICES)},
     "chain": {"method": "eagle", "tree": "chain"},
     "cost-aware": {"method": "eagle", "tree": "cost-aware"},
+    "sequoia": {"method": "eagle", "tree": "sequoia"},
     "eagle+lookup": {"method": "eagle+lookup"},
 }
 

@@ -19,11 +19,13 @@ from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.generate import generate
 from eagle_runtime.core.session import Array
 from eagle_runtime.core.target import Target
-from eagle_runtime.drafting.acceptance import AcceptanceStats
+from eagle_runtime.drafting.acceptance import AcceptanceStats, DraftBudget
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
 from eagle_runtime.drafting.cost_model import Costs, Timings
 from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, NoiseWeight, Ranker
 from eagle_runtime.drafting.head import Head
+from eagle_runtime.drafting.rank_acceptance import RankCounts
+from eagle_runtime.drafting.sequoia import SequoiaDrafter
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree, chain
 from eagle_runtime.drafting.vanilla import NoDraft
 from eagle_runtime.sampling.sampler import Sampler
@@ -126,6 +128,9 @@ TREES: dict[str, Callable[[Head, Ranker], Drafter]] = {
     ),
     "cost-aware, lookup": lambda head, ranker: CostAwareDrafter(
         head, FixedCosts(Costs(FLAT, FLAT)), AcceptanceStats(), top_k=6, lookup=True, ranker=ranker
+    ),
+    "sequoia": lambda head, ranker: SequoiaDrafter(
+        head, FixedCosts(Costs(FLAT, FLAT)), RankCounts(), DraftBudget(), top_k=6, ranker=ranker
     ),
 }
 SAMPLINGS: list[dict[str, Any]] = [

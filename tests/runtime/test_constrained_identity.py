@@ -25,6 +25,7 @@ from eagle_runtime.core.generate import generate
 from eagle_runtime.drafting.choose import Sizes, choose_drafter
 from eagle_runtime.drafting.cost_model import Costs, Timings
 from eagle_runtime.drafting.method import Parts
+from eagle_runtime.drafting.rank_acceptance import Ranks
 from eagle_runtime.sampling.grammar_lookahead import Lookahead
 from eagle_runtime.sampling.sampler import Sampler
 from eagle_tools.toy_demo import PAIR
@@ -263,7 +264,7 @@ def passes(model: EagleModel, constraint: Constraint, seed: int, temperature: fl
     matcher = model.bundle.grammars.matcher(constraint)
     sampler = Sampler(params, prompt, vocab, matcher=matcher)
     lookahead = Lookahead(matcher) if aware else None
-    parts = Parts(sampler, COSTS, {}, model.bundle.habits, head=model.head, lookahead=lookahead)
+    parts = Parts(sampler, COSTS, {}, Ranks(), model.bundle.habits, head=model.head, lookahead=lookahead)
     choice = choose_drafter("eagle+lookup", None, Sizes(), model.bundle.loaded)
     drafter = choice.build(choice, parts)
     cycles = -1  # the prompt's is none of them

@@ -111,7 +111,7 @@ def test_tokens_and_trees_are_those_of_onnxruntime(
                 assert tokens == expected[0] == plain[0]
                 same += sum(one == other for one, other in zip(trees, expected[1], strict=False))
                 grown += max(len(trees), len(expected[1]))
-            for others in ({"tree": "static"}, {"tree": "chain"}, {"tree": "cost-aware"}, {"method": "eagle+lookup"}):
+            for others in ({"tree": "static"}, {"tree": "chain"}, {"tree": "sequoia"}, {"method": "eagle+lookup"}):
                 assert generation(model, prompt, **others)[0] == plain[0]
             for drawn in ({"temperature": 1.0, "seed": 3}, sampled):
                 expected = generation(reference, prompt, **drawn)

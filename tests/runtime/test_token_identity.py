@@ -26,6 +26,8 @@ from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
 from eagle_runtime.drafting.cost_model import Costs, Timings
 from eagle_runtime.drafting.coupling import GumbelRanker, NoiseWeight, Ranker
+from eagle_runtime.drafting.rank_acceptance import RankCounts
+from eagle_runtime.drafting.sequoia import SequoiaDrafter
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree, chain
 from eagle_runtime.drafting.vanilla import NoDraft
 from eagle_runtime.sampling.candidates import LogitRow
@@ -45,6 +47,7 @@ COSTS = FixedCosts(
     Costs(Timings((1, 16, 64), (64,), ((0.05, 0.062, 0.13),)), Timings((1, 32), (64,), ((0.003, 0.005),)))
 )
 ACCEPTANCE = AcceptanceStats()
+RANKS = RankCounts()
 Build = Callable[[DraftHead, Ranker | None], Drafter]
 DRAFTERS: dict[str, tuple[str, Build]] = {
     "dynamic": ("eagle1", lambda head, ranker: EagleDrafter(head, DynamicTree(24, 3, 5), ranker)),
@@ -56,6 +59,7 @@ DRAFTERS: dict[str, tuple[str, Build]] = {
         "eagle1",
         lambda head, ranker: CostAwareDrafter(head, COSTS, ACCEPTANCE, lookup=True, ranker=ranker),
     ),
+    "sequoia": ("eagle3", lambda head, ranker: SequoiaDrafter(head, COSTS, RANKS, ACCEPTANCE.budget, ranker=ranker)),
 }
 NEW_TOKENS = 32
 

@@ -115,7 +115,7 @@ class Campaign:
             "lookahead": lambda prompt, answer: {"drafter": Misled(JacobiDrafter(), liar)},
             "recycling": lambda prompt, answer: {"method": "recycling"},
         }
-        shapes = ("dynamic", "static", "chain", "cost-aware")
+        shapes = ("dynamic", "static", "chain", "cost-aware", "sequoia")
         methods = (["eagle"] if model.manifest.head is not None else []) + (
             ["draft-model"] if model.bundle.draft is not None else []
         )

@@ -116,6 +116,7 @@ def request_of(
             sampler=sampler,
             costs=bundle.costs,
             acceptance=bundle.acceptance,
+            ranks=bundle.ranks,
             habits=bundle.habits,
             head=state.head,
             draft_model=state.draft_model,

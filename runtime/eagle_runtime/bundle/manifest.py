@@ -53,7 +53,7 @@ DTYPE_BITS = {"bool": 8, "float8_e4m3fn": 8, "int4": 4, "uint4": 4, "int8": 8, "
 DTYPE_BITS |= {"float16": 16, "bfloat16": 16, "float32": 32, "float64": 64}
 TREE_RANGES = {"total_token": (2, MAX_NODES), "depth": (0, MAX_DEPTH - 1), "draft_top_k": (1, MAX_NODES)}
 
-TreeKind = Literal["dynamic", "static", "chain", "cost-aware"]
+TreeKind = Literal["dynamic", "static", "chain", "cost-aware", "sequoia"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, NoiseWei
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.matches import EarlierText
 from eagle_runtime.drafting.method import Choice, Parts
+from eagle_runtime.drafting.rank_acceptance import Key
+from eagle_runtime.drafting.sequoia import SequoiaDrafter
 from eagle_runtime.drafting.shapes import EagleDrafter
 
 
@@ -52,6 +54,17 @@ def cost_aware_drafter(
         weighed=index is not None,
         ranker=None if head is None else ranker,
     )
+    return constrained(drafter, parts.lookahead, head=own)
+
+
+def sequoia_drafter(choice: Choice, parts: Parts, head: DraftHead | None, costs: CostSource | None) -> Drafter:
+    """Returns a drafter of the best static tree. head: proposes its tokens; costs: of its passes and the target's."""
+    assert head is not None and costs is not None
+    key = Key(choice.method.name, parts.sampler.params.temperature == 0, parts.lookahead is not None)
+    stats = parts.acceptance.setdefault((f"{choice.method.name}:sequoia", *key[1:]), AcceptanceStats())
+    own = _allowed(head, parts)
+    ranker = None if key.greedy else GumbelRanker(parts.sampler, stats.noise_weight)
+    drafter = SequoiaDrafter(own, costs, parts.ranks.of(key), stats.budget, top_k=choice.top_k, ranker=ranker)
     return constrained(drafter, parts.lookahead, head=own)
 
 

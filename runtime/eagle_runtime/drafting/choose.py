@@ -52,7 +52,7 @@ def choose_drafter(name: str | None, tree: str | TreeShape | None, sizes: Sizes,
         raise RequestError(f"tree is {short_repr(kind)}, but must be one of {', '.join(TREES)}")
     for trees in method.trees:
         if kind in (trees.kinds or (None,)) and (loaded.datastore or not trees.datastore):
-            return Choice(method, trees.build, shapes.get(kind), top_k if kind == "cost-aware" else 0)
+            return Choice(method, trees.build, shapes.get(kind), top_k if kind in ("cost-aware", "sequoia") else 0)
     raise RequestError(f"method {method.name} does not draft a {kind} tree; leave the tree to it")
 
 

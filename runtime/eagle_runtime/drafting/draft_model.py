@@ -20,7 +20,7 @@ from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.head import Proposal, States, Weigher
 from eagle_runtime.core.prefix import common_prefix
 from eagle_runtime.core.target import Features, Target, row_numbers
-from eagle_runtime.drafting.build import cost_aware_drafter, shaped_drafter
+from eagle_runtime.drafting.build import cost_aware_drafter, sequoia_drafter, shaped_drafter
 from eagle_runtime.drafting.head import NEVER, ONE_ROW, OutputCheck
 from eagle_runtime.drafting.method import Choice, Method, Parts, Trees
 
@@ -142,10 +142,18 @@ def _sized(choice: Choice, parts: Parts) -> Drafter:
     return cost_aware_drafter(choice, parts, parts.draft_model, parts.draft_costs)
 
 
+def _sequoia(choice: Choice, parts: Parts) -> Drafter:
+    return sequoia_drafter(choice, parts, parts.draft_model, parts.draft_costs)
+
+
 DRAFTS = "a smaller model's proposals (`--draft-bundle FOLDER`), in the trees of `eagle`"
 DRAFT_MODEL = Method(
     "draft-model",
-    (Trees(("cost-aware",), DRAFTS, _sized), Trees(("dynamic", "static", "chain"), "the same", _shaped)),
+    (
+        Trees(("cost-aware",), DRAFTS, _sized),
+        Trees(("dynamic", "static", "chain"), "the same", _shaped),
+        Trees(("sequoia",), "the same", _sequoia),
+    ),
     proposer="draft model",
     any_shape=_shaped,
     default="with a draft bundle",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eagle_runtime.core.drafter import Drafter
-from eagle_runtime.drafting.build import cost_aware_drafter, shaped_drafter
+from eagle_runtime.drafting.build import cost_aware_drafter, sequoia_drafter, shaped_drafter
 from eagle_runtime.drafting.method import Choice, Method, Parts, Trees
 
 
@@ -15,12 +15,17 @@ def _sized(choice: Choice, parts: Parts) -> Drafter:
     return cost_aware_drafter(choice, parts, parts.head, parts.costs, lookup=choice.method is EAGLE_LOOKUP)
 
 
+def _sequoia(choice: Choice, parts: Parts) -> Drafter:
+    return sequoia_drafter(choice, parts, parts.head, parts.costs)
+
+
 SIZED = "the head's proposals, in a tree as deep and as large as pays on this machine"
 BOTH = "the head's proposals and n-gram matches in one such tree"
 DYNAMIC = (
     "EAGLE-2's tree: `--depth` growth passes, `--draft-top-k` beam, the `--total-token` likeliest nodes (60/5/10); "
     "taken if `--total-token` or `--depth` is given"
 )
+SEQUOIA = "the static tree with the most expected tokens per second, by acceptance and costs measured here"
 STATIC = "EAGLE-1's 25 choices; one token after the other"
 
 EAGLE = Method(
@@ -29,6 +34,7 @@ EAGLE = Method(
         Trees(("cost-aware",), SIZED, _sized),
         Trees(("dynamic",), DYNAMIC, _shaped),
         Trees(("static", "chain"), STATIC, _shaped),
+        Trees(("sequoia",), SEQUOIA, _sequoia),
     ),
     proposer="head",
     any_shape=_shaped,

@@ -18,6 +18,7 @@ from eagle_runtime.drafting.cost_storage import CostSource
 from eagle_runtime.drafting.datastore import Datastore
 from eagle_runtime.drafting.habits import Habits
 from eagle_runtime.drafting.predicted import PredictedText
+from eagle_runtime.drafting.rank_acceptance import Ranks
 from eagle_runtime.drafting.shapes import TreeShape
 from eagle_runtime.sampling.grammar_lookahead import Lookahead
 from eagle_runtime.sampling.sampler import Sampler
@@ -40,12 +41,14 @@ class Loaded:
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What the drafter of a generation may be built from. sampler: draws its tokens. costs: of passes with the bundle's
-    head; draft_costs: with the draft model. acceptance: how drafts were accepted so far. habits: the target's.
-    predicted: a text that is searched for matches too, as is the datastore. lookahead: of a constraint."""
+    head; draft_costs: with the draft model. acceptance: how drafts were accepted so far; ranks: the same by rank and
+    depth. habits: the target's. predicted: a text that is searched for matches too, as is the datastore. lookahead: of
+    a constraint."""
 
     sampler: Sampler
     costs: CostSource
     acceptance: Acceptance
+    ranks: Ranks
     habits: Habits
     head: DraftHead | None = None
     draft_model: DraftHead | None = None

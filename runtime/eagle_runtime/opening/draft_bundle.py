@@ -13,6 +13,7 @@ from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.drafting.cost_model import prior_costs
 from eagle_runtime.drafting.cost_storage import file_name, open_costs
 from eagle_runtime.drafting.draft_model import SCRATCH
+from eagle_runtime.drafting.rank_acceptance import Ranks, file_of
 from eagle_runtime.opening.backends import facts_of_times
 from eagle_runtime.opening.loading import OpenBundle, default_budget, open_bundle
 
@@ -33,7 +34,8 @@ def with_draft_bundle(
         bundle.engines.close()
         raise
     bundle.engines.take(draft.engines)
-    both = dataclasses.replace(bundle, draft=draft, weight_bytes=bundle.weight_bytes + draft.weight_bytes)
+    ranks = Ranks(file_of([*bundle.manifest.files.values(), "with", *draft.manifest.files.values()]))
+    both = dataclasses.replace(bundle, draft=draft, ranks=ranks, weight_bytes=bundle.weight_bytes + draft.weight_bytes)
     return dataclasses.replace(both, kv_budget=default_budget(both)) if kv_budget is None else both
 
 

@@ -32,6 +32,7 @@ from eagle_runtime.drafting.habits import SUCCESSORS, Habits
 from eagle_runtime.drafting.heads import head_of
 from eagle_runtime.drafting.method import Loaded, Proposer
 from eagle_runtime.drafting.methods import default_method
+from eagle_runtime.drafting.rank_acceptance import MANY, SOME, Ranks, file_of
 from eagle_runtime.drafting.transitions import Transitions, read_transitions
 from eagle_runtime.machine.host import free_memory, threads_allowed
 from eagle_runtime.opening.backends import (
@@ -64,8 +65,9 @@ class OpenBundle:
     """An opened bundle. target and head own the caches; a model and its twins share everything else.
 
     context: tokens of prompt and output that the caches hold. head: None for a bundle without one. grammars: of
-    constraints. habits: of the target, for method recycling. acceptance: how drafts were accepted so far.
-    kv_budget: bytes for the keys and values of conversations. weight_bytes: of the files of graphs and weights.
+    constraints. habits: of the target, for method recycling. acceptance: how drafts were accepted so far; ranks: the
+    same by rank and depth. kv_budget: bytes for the keys and values of conversations. weight_bytes: of the files of
+    graphs and weights.
     habits_file: keeps the habits. draft: a second bundle whose target drafts (draft_bundle.py); its costs are those of
     this bundle's target with it. datastore: a text that is searched for matches. transitions: of a block head. pass_s:
     seconds of a token without drafts, estimated from the weights alone.
@@ -83,6 +85,7 @@ class OpenBundle:
     grammars: Grammars
     habits: Habits
     acceptance: Acceptance = dataclasses.field(default_factory=dict)
+    ranks: Ranks = dataclasses.field(default_factory=Ranks)
     transitions: Transitions | None = None
     row_check: RowCheck | None = None
     passed_over: PassedOver = ()
@@ -127,6 +130,7 @@ class OpenBundle:
         for one in (self, self.draft):
             if one is not None:
                 one.costs.save(MOVED if last else NOTABLE)
+        self.ranks.save(SOME if last else MANY)
         if self.habits_file is not None:
             self.habits_file.save(1 if last else OFTEN)
 
@@ -225,6 +229,7 @@ def open_bundle(
             weight_bytes=sum(path.stat().st_size for path in files if path.suffix != ".json"),
             kv_budget=default_budget(chosen.opened) if kv_budget is None else kv_budget,
             costs=open_costs(file_name(facts), partial(prior_costs, manifest, chosen.backend)),
+            ranks=Ranks(file_of(manifest.files.values())),
             passed_over=chosen.passed_over,
             notice=warning,
         )
