@@ -208,7 +208,7 @@ def _cycle(model: EagleModel, references: Sequence[Reference]) -> Step:
 
 def _per_pass(results: Sequence[Result], figure: str) -> float:
     """Milliseconds of a figure of Usage per forward pass of the target, the median over the results."""
-    return 1e3 * median(getattr(one.usage, figure) / max(1, one.usage.target_passes) for one in results)
+    return 1e3 * float(median(getattr(one.usage, figure) / max(1, one.usage.target_passes) for one in results))
 
 
 def _counters(model: EagleModel) -> dict[str, int]:
