@@ -5,13 +5,14 @@ from typing import Literal
 
 import instructor
 from openai import OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 from report import MODEL, URL, refused, report
 
 
 class Place(BaseModel):
-    """A place."""
+    """A place. A model of random weights, as in tests, would never end an object that may have more properties."""
 
+    model_config = ConfigDict(extra="forbid")
     city: Literal["Rome", "Oslo"]
     days: Literal[1, 3]
 

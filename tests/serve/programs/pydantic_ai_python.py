@@ -4,7 +4,7 @@
 import asyncio
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
@@ -12,12 +12,13 @@ from report import MODEL, URL, refused, report
 
 provider = OpenAIProvider(base_url=f"{URL}/v1", api_key="none")
 model, responses = OpenAIChatModel(MODEL, provider=provider), OpenAIResponsesModel(MODEL, provider=provider)
-SHORT = {"max_tokens": 60, "temperature": 0.0}
+SHORT = {"max_tokens": 120, "temperature": 0.0}  # a call takes 70 where tokens are bytes, as in tests
 
 
 class Place(BaseModel):
-    """A place."""
+    """A place. A model of random weights, as in tests, would never end an object that may have more properties."""
 
+    model_config = ConfigDict(extra="forbid")
     city: Literal["Rome", "Oslo"]
     days: Literal[1, 3]
 
