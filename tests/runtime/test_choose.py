@@ -30,7 +30,8 @@ NO_TREE = "does not draft a {} tree"
 NO_OWN = "takes no tree shape of your own"
 NO_HEAD = "has no draft head"
 NO_DRAFT_MODEL = "takes a draft model"
-NO_METHOD = "method is 'medusa', but must be one of draft-model"
+NO_DRAFT_MODELS = "takes several draft models"
+NO_METHOD = "method is 'medusa', but must be one of specinfer, draft-model"
 NO_SUCH_TREE = "tree is 'bush', but must be one of dynamic"
 
 # (method, tree) -> drafter or error, of a bundle with a head and of one without; every default is the bundle's.
@@ -65,6 +66,7 @@ TABLE: list[tuple[str, Any, Any, Any]] = [
     ("lookahead", "chain", NO_TREE.format("chain"), NO_TREE.format("chain")),
     ("lookahead", OWN, NO_OWN, NO_HEAD),
     ("draft-model", None, NO_DRAFT_MODEL, NO_DRAFT_MODEL),
+    ("specinfer", None, NO_DRAFT_MODELS, NO_DRAFT_MODELS),
     ("recycling", None, SIZED, SIZED),
     ("recycling", "chain", NO_TREE.format("chain"), NO_TREE.format("chain")),
     ("recycling", OWN, NO_OWN, NO_OWN),
@@ -160,6 +162,7 @@ def test_the_models_habits_are_the_default_where_passes_take_long() -> None:
 def test_a_draft_model_and_a_datastore(per_row: Mapping[Proposer, int]) -> None:
     table: list[tuple[Any, Any, Any]] = [
         (None, None, ("draft-model", SIZED)),
+        ("specinfer", None, NO_DRAFT_MODELS),
         (None, "chain", ("draft-model", CHAIN)),
         ("draft-model", "dynamic", ("draft-model", DYNAMIC)),
         ("draft-model", "static", ("draft-model", STATIC)),
@@ -170,13 +173,29 @@ def test_a_draft_model_and_a_datastore(per_row: Mapping[Proposer, int]) -> None:
     ]
     for method, tree, expected in table:
         loaded = Loaded(DEFAULTS, {"draft model": 16, **per_row}, datastore=True)
-        assert chosen(method, tree, Sizes(), loaded) == expected
+        if isinstance(expected, str):
+            with pytest.raises(RequestError, match=expected):
+                chosen(method, tree, Sizes(), loaded)
+        else:
+            assert chosen(method, tree, Sizes(), loaded) == expected
+
+
+def test_several_draft_models() -> None:
+    loaded = Loaded(DEFAULTS, {"draft model": 16, "draft models": 16, **WITH_HEAD})
+    assert chosen(None, None, Sizes(), loaded) == ("specinfer", CHAIN)
+    assert chosen(None, "dynamic", Sizes(), loaded) == ("specinfer", DYNAMIC)
+    assert chosen("specinfer", "static", Sizes(), loaded) == ("specinfer", STATIC)
+    assert chosen("draft-model", None, Sizes(), loaded) == ("draft-model", SIZED)
+    for tree, message in (("cost-aware", "does not draft a cost-aware tree"), (OWN, NO_OWN)):
+        with pytest.raises(RequestError, match=message):
+            chosen("specinfer", tree, Sizes(), loaded)
 
 
 def test_the_table_is_whole() -> None:
     """Each row has a name of its own, trees that exist, each once, and words where it says when it is the default."""
     assert len(set(NAMES)) == len(METHODS)
-    bare, full = Loaded(DEFAULTS, {}), Loaded(DEFAULTS, {"draft model": 16, **WITH_HEAD}, True, True)
+    bare = Loaded(DEFAULTS, {})
+    full = Loaded(DEFAULTS, {"draft model": 16, "draft models": 16, **WITH_HEAD}, True, True)
     for method in METHODS:
         kinds = [kind for trees in method.trees for kind in trees.kinds]
         assert method.trees and set(kinds) <= set(TREES) and len(kinds) == len(set(kinds))

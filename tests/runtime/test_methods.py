@@ -24,10 +24,13 @@ WAYS = [
 
 @pytest.fixture(scope="module", params=["fp32", "int8"])
 def model(request: pytest.FixtureRequest, bundle_of: Callable[..., Path]) -> Iterator[EagleModel]:
-    """A pair with all that methods may ask for: a draft model, a text of its own, and habits."""
-    draft = bundle_of("alone", {"fp32": "int8", "int8": "fp32"}[request.param])
+    """A pair with all that methods may ask for: two draft models, a text of its own, and habits."""
+    drafts = [
+        bundle_of("alone", precision)
+        for precision in {"fp32": ("int8", "int4"), "int8": ("fp32", "int4")}[request.param]
+    ]
     with EagleModel.load(
-        bundle_of("eagle1", request.param), draft_bundle=draft, threads=1, context=128, check_hashes=False
+        bundle_of("eagle1", request.param), draft_bundle=drafts, threads=1, context=128, check_hashes=False
     ) as loaded:
         texts = [loaded.generate([5, 6, 7], method="vanilla", max_new_tokens=60, ignore_eos=True).token_ids]
         loaded.bundle = dataclasses.replace(loaded.bundle, datastore=Datastore(texts))

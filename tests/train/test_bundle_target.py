@@ -85,7 +85,7 @@ def test_what_is_learned_is_what_decoding_gives_to_the_bit(
     bundle, text = bundle_of(kind, precision), list(prompts[0])
     with EagleModel.load(bundle, threads=1) as model:
         recorder = Recorder(model.context)
-        state = DecodingState(model.bundle.target, model.bundle.head, cast(ForgettingHead, recorder))
+        state = DecodingState(model.bundle.target, model.bundle.head, [cast(ForgettingHead, recorder)])
         sampler = Sampler(SamplingParams(), text, model.manifest.target.vocab_size)
         for cycle in generate(state, Repeating(), sampler, list(text)):
             text += cycle.step.tokens.tolist()

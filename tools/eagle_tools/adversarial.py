@@ -31,7 +31,7 @@ from eagle_runtime.core.engines import Engines
 from eagle_runtime.core.generate import Cycle
 from eagle_runtime.drafting.datastore import Datastore
 from eagle_runtime.drafting.jacobi import JacobiDrafter
-from eagle_runtime.opening.draft_bundle import with_draft_bundle
+from eagle_runtime.opening.draft_bundle import with_draft_bundles
 from eagle_runtime.opening.loading import OpenBundle, open_bundle
 from eagle_tools.check_command import run_check
 from eagle_tools.liars import LIES, AnyTree, FreeDrafts, Liar, Lie, LyingHabits, LyingSession, LyingTransitions, Misled
@@ -66,8 +66,8 @@ class Outcome:
 def lying_model(bundle: Path, liar: Callable[[int], Liar], draft: bool, threads: int | None) -> EagleModel:
     """Returns a model whose drafts go through a Liar, which `liar` makes for a vocabulary. draft: whether the bundle
     is its own draft model too. Raises EagleError."""
-    opened = with_draft_bundle(
-        open_bundle(bundle, "cpu", None, threads, "once"), bundle if draft else None, "once", None
+    opened = with_draft_bundles(
+        open_bundle(bundle, "cpu", None, threads, "once"), [bundle] if draft else [], "once", None
     )
     mine = liar(opened.manifest.target.vocab_size)
     transitions = opened.transitions
@@ -76,16 +76,17 @@ def lying_model(bundle: Path, liar: Callable[[int], Liar], draft: bool, threads:
         transitions = LyingTransitions(**fields, liar=mine)
     target, *heads = opened.engines.sessions
     engines = Engines([target, *(LyingSession(head, mine) for head in heads)])
-    model: OpenBundle | None = opened.draft
-    if model is not None:
+    models: list[OpenBundle] = []
+    for model in opened.drafts:
         small, *others = model.engines.sessions
         model = dataclasses.replace(model, engines=Engines([LyingSession(small, mine), *others]), costs=FreeDrafts())
         engines.take(model.engines)
+        models.append(model)
     spoiled = dataclasses.replace(
         opened,
         engines=engines,
         transitions=transitions,
-        draft=model,
+        drafts=tuple(models),
         costs=FreeDrafts(),
         habits=LyingHabits(opened.manifest.target.vocab_size, mine),
     )
@@ -117,7 +118,7 @@ class Campaign:
         }
         shapes = ("dynamic", "static", "chain", "cost-aware", "sequoia")
         methods = (["eagle"] if model.manifest.head is not None else []) + (
-            ["draft-model"] if model.bundle.draft is not None else []
+            ["draft-model"] if model.bundle.drafts else []
         )
         for method, shape in itertools.product(methods, shapes):
             own[f"{method}, {shape}"] = lambda prompt, answer, m=method, s=shape: {"method": m, "tree": s}  # type: ignore[misc]

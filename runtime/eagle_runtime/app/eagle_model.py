@@ -30,7 +30,7 @@ from eagle_runtime.drafting.cost_model import Costs
 from eagle_runtime.drafting.coupling import GumbelRanker, NoiseWeight, RankedHead
 from eagle_runtime.drafting.methods import NO_HEAD
 from eagle_runtime.opening.datastore_file import with_datastore
-from eagle_runtime.opening.draft_bundle import with_draft_bundle
+from eagle_runtime.opening.draft_bundle import folders_of, with_draft_bundles
 from eagle_runtime.opening.habits_file import HabitsFile
 from eagle_runtime.opening.hub_bundle import bundle_folder
 from eagle_runtime.opening.loading import OpenBundle, Progress, open_bundle
@@ -92,7 +92,7 @@ class EagleModel:
         threads: int | None = None,
         check_hashes: bool | Literal["once"] = True,
         kv_budget: int | None = None,
-        draft_bundle: str | Path | None = None,
+        draft_bundle: str | Path | Sequence[str | Path] | None = None,
         datastore: str | Path | None = None,
         habits: str | Path | None = None,
         on_progress: Progress | None = None,
@@ -110,15 +110,16 @@ class EagleModel:
         all of it; it may raise. "warm" takes longest in the first start on a GPU, which compiles kernels. kv_budget:
         bytes for the keys and values of all conversations on the CPU; None takes a quarter of the memory that is free,
         and one full context at least. draft_bundle: a bundle of the same vocabulary whose target drafts with method
-        "draft-model", the default then. datastore: a text, or JSONL, that is indexed (stage "index"); "lookup" and
-        "eagle+lookup" find matches there too. habits: a file of what method "recycling" learns (habits_file.py).
+        "draft-model", the default then; or several, whose trees "specinfer" merges, the default then. datastore: a
+        text, or JSONL, that is indexed (stage "index"); "lookup" and "eagle+lookup" find matches there too. habits: a
+        file of what method "recycling" learns (habits_file.py).
 
         `model.row_check`: whether rows of a quantised target are exact on this CPU (exact_rows). Raises BundleError,
         BackendError, RequestError; gives a FidelityWarning for one that differs too much from its source model."""
         folder = bundle_folder(bundle)
         kept = None if habits is None else HabitsFile(Path(habits), folder)
         opened = open_bundle(folder, backend, context, threads, check_hashes, kv_budget, on_progress)
-        opened = with_draft_bundle(opened, draft_bundle, check_hashes, kv_budget)
+        opened = with_draft_bundles(opened, folders_of(draft_bundle), check_hashes, kv_budget)
         return cls(with_datastore(opened, datastore, on_progress).with_habits_of(kept))
 
     def twin(self) -> EagleModel:

@@ -21,6 +21,7 @@ from eagle_runtime.drafting.choose import Sizes, choose_drafter
 from eagle_runtime.drafting.method import Parts
 from eagle_runtime.drafting.predicted import PredictedText
 from eagle_runtime.drafting.shapes import TreeShape
+from eagle_runtime.drafting.specinfer import SPECINFER
 from eagle_runtime.drafting.vanilla import NoDraft
 from eagle_runtime.opening.loading import OpenBundle
 from eagle_runtime.sampling.call_grammar import calls_constraint
@@ -38,7 +39,8 @@ MOST_LOG_PROBS = 20  # likeliest tokens of a position
 class Request:
     """One answer. method: the drafter's name in the figures; has_text: whether there is a tokenizer; on_cycle: called
     after each verification; on_prefill: called with the tokens of the prompt that are read, and all of them; lookahead:
-    the drafter's view of a constraint; predicted: a text that is expected in it; reader: takes it apart."""
+    the drafter's view of a constraint; predicted: a text that is expected in it; reader: takes it apart;
+    draft_accepted: counts, for each draft model, accepted tokens that it drafted (specinfer.py)."""
 
     prompt: list[int]
     sampler: Sampler
@@ -51,6 +53,7 @@ class Request:
     lookahead: Lookahead | None = None
     predicted: PredictedText | None = None
     reader: AnswerReader | None = None
+    draft_accepted: Sequence[int] = ()
 
 
 def request_of(
@@ -109,6 +112,7 @@ def request_of(
     )
     predicted = None if prediction is None else PredictedText(prompt, _predicted_ids(bundle, prediction))
     sizes = Sizes(total_token, depth, draft_top_k)
+    draft_accepted = [0] * len(state.draft_models)
     off = NoDraft(bundle.costs) if bundle.drafts_are_off else None  # drafts would change the output
     if drafter is None:
         choice = choose_drafter(method, tree, sizes, bundle.loaded)
@@ -119,8 +123,9 @@ def request_of(
             ranks=bundle.ranks,
             habits=bundle.habits,
             head=state.head,
-            draft_model=state.draft_model,
-            draft_costs=None if bundle.draft is None else bundle.draft.costs,
+            draft_models=state.draft_models,
+            draft_costs=bundle.drafts[0].costs if bundle.drafts else None,
+            draft_accepted=draft_accepted,
             datastore=bundle.datastore,
             predicted=predicted,
             lookahead=lookahead,
@@ -132,7 +137,8 @@ def request_of(
         checked = CheckedDrafter(drafter, target.vocab_size)
         drafter = off or checked
     name, has_text = method or "drafter", bundle.text.available
-    return Request(prompt, sampler, drafter, name, end, has_text, on_cycle, on_prefill, lookahead, predicted, reader)
+    shown = (on_cycle, on_prefill, lookahead, predicted, reader, draft_accepted if method == SPECINFER.name else ())
+    return Request(prompt, sampler, drafter, name, end, has_text, *shown)
 
 
 def _constraint_of(form: AnswerForm, specials: Mapping[str, int], constraint: Constraint | None) -> Constraint | None:

@@ -32,7 +32,8 @@ class Usage:
     between two pieces, nor waiting for other callers. tokens_per_s: tokens after the first, per second of decode_s.
     Of a constraint: forced_tokens, drafted without the head since no others may come; pruned_nodes: candidates for
     drafts that may not come, left out before the verification.
-    prediction_accepted, prediction_rejected: tokens of the setting `prediction` that the output has, and has not."""
+    prediction_accepted, prediction_rejected: tokens of the setting `prediction` that the output has, and has not.
+    accepted_per_draft: of method "specinfer", accepted tokens that the tree of each draft bundle had."""
 
     method: str
     seed: int
@@ -55,6 +56,7 @@ class Usage:
     pruned_nodes: int
     prediction_accepted: int = 0
     prediction_rejected: int = 0
+    accepted_per_draft: tuple[int, ...] = ()
 
     @property
     def ttft_s(self) -> float:

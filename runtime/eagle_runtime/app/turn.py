@@ -207,6 +207,7 @@ def decode(
         if (predicted := request.predicted) is not None:
             predicted.follow([*request.prompt, *output.token_ids])
             usage = replace(usage, prediction_accepted=predicted.accepted, prediction_rejected=predicted.rejected)
+        usage = replace(usage, accepted_per_draft=tuple(request.draft_accepted))
         text = output.text if request.has_text else None
         message = None if request.reader is None else output.message
         ids, reason = tuple(output.token_ids), output.finish_reason

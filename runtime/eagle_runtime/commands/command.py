@@ -107,7 +107,9 @@ def add_model_options(parser: argparse.ArgumentParser, backend: str | None = AUT
     parser.add_argument(
         "--threads", type=int, metavar="N", help="of a forward pass (default: physical cores, or quota)"
     )
-    parser.add_argument("--draft-bundle", metavar="DIR", help="bundle of a smaller model that drafts")
+    parser.add_argument(
+        "--draft-bundle", action="append", metavar="DIR", help="bundle of a smaller model that drafts; may be repeated"
+    )
     parser.add_argument("--datastore", metavar="FILE", help="text or JSONL that is searched for n-gram matches too")
     parser.add_argument("--habits", metavar="FILE", help="keep what method recycling learns in this file")
 

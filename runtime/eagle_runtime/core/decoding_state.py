@@ -45,13 +45,13 @@ class Snapshot:
 
 class DecodingState:
     """One text. tokens: its ids; the caches of target and head hold rows of no other. head: None for a target alone.
-    draft_model: a small model that drafts, if one was loaded; what it lacks of a text it reads before it drafts."""
+    draft_models: small models that draft; what they lack of a text they read before they draft."""
 
-    def __init__(self, target: Target, head: HeadOfText | None, draft_model: ForgettingHead | None = None) -> None:
+    def __init__(self, target: Target, head: HeadOfText | None, draft_models: Sequence[ForgettingHead] = ()) -> None:
         self.target = target
         self.head = head
-        self.draft_model = draft_model
-        self._drafting = [one for one in (head, draft_model) if one is not None]
+        self.draft_models = tuple(draft_models)
+        self._drafting = [*([] if head is None else [head]), *draft_models]
         self.tokens: list[int] = []
         self.reused = 0  # rows that were there when the latest text was read
 
@@ -113,7 +113,7 @@ class DecodingState:
         return sum(cache.token_bytes for cache in self.caches)
 
     def snapshot(self) -> Snapshot:
-        """Returns a copy of all that is held, but for the draft model's rows."""
+        """Returns a copy of all that is held, but for rows of draft models."""
         head = None if self.head is None else self.head.snapshot()
         return Snapshot(tuple(self.tokens), tuple(self.target.cache.read()), head)
 
@@ -124,8 +124,8 @@ class DecodingState:
             self.target.cache.write(snapshot.target)
             if self.head is not None and snapshot.head is not None:
                 self.head.restore(snapshot.head)
-            if self.draft_model is not None:
-                self.draft_model.truncate(self.target.cache.length)
+            for one in self.draft_models:
+                one.truncate(self.target.cache.length)
         except BaseException:
             self.release()
             raise

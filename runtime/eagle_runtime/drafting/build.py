@@ -20,7 +20,7 @@ from eagle_runtime.drafting.shapes import EagleDrafter
 def shaped_drafter(choice: Choice, parts: Parts, head: DraftHead | None) -> Drafter:
     """Returns a drafter of trees of the chosen shape. head: proposes their tokens."""
     assert head is not None and choice.shape is not None
-    own = _allowed(head, parts)
+    own = allowed_head(head, parts)
     ranker = GumbelRanker(parts.sampler, NoiseWeight()) if parts.sampler.params.temperature > 0 else None
     return constrained(EagleDrafter(own, choice.shape, ranker), parts.lookahead, prune=True, head=own)
 
@@ -40,7 +40,7 @@ def cost_aware_drafter(
     greedy = parts.sampler.params.temperature == 0
     stats = parts.acceptance.setdefault((choice.method.name, greedy, parts.lookahead is not None), AcceptanceStats())
     ranker = GreedyRanker() if greedy else GumbelRanker(parts.sampler, stats.noise_weight)
-    own = None if head is None else _allowed(head, parts)
+    own = None if head is None else allowed_head(head, parts)
     drafter = CostAwareDrafter(
         own,
         costs,
@@ -62,13 +62,14 @@ def sequoia_drafter(choice: Choice, parts: Parts, head: DraftHead | None, costs:
     assert head is not None and costs is not None
     key = Key(choice.method.name, parts.sampler.params.temperature == 0, parts.lookahead is not None)
     stats = parts.acceptance.setdefault((f"{choice.method.name}:sequoia", *key[1:]), AcceptanceStats())
-    own = _allowed(head, parts)
+    own = allowed_head(head, parts)
     ranker = None if key.greedy else GumbelRanker(parts.sampler, stats.noise_weight)
     drafter = SequoiaDrafter(own, costs, parts.ranks.of(key), stats.budget, top_k=choice.top_k, ranker=ranker)
     return constrained(drafter, parts.lookahead, head=own)
 
 
-def _allowed(head: DraftHead, parts: Parts) -> DraftHead:
+def allowed_head(head: DraftHead, parts: Parts) -> DraftHead:
+    """Returns the head, or with a constraint one whose proposals follow it."""
     if parts.lookahead is None:
         return head
     return ConstrainedHead(head, parts.lookahead, head if type(head) is Head else None)

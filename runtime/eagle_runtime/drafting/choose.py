@@ -8,7 +8,7 @@ from eagle_runtime.base.arguments import checked_int, short_repr
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.base.tree import EAGLE1_CHOICES
 from eagle_runtime.drafting.method import Choice, Loaded, Method
-from eagle_runtime.drafting.methods import NO_DRAFT_MODEL, NO_HEAD, TREES, default_method, method_named
+from eagle_runtime.drafting.methods import MISSING, NO_HEAD, TREES, default_method, method_named
 from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, TreeShape, chain, check_children
 
 
@@ -33,7 +33,7 @@ def choose_drafter(name: str | None, tree: str | TreeShape | None, sizes: Sizes,
         return Choice(method, method.trees[0].build)
     limit = None if method.proposer is None else loaded.per_row.get(method.proposer)
     if method.proposer is not None and limit is None:
-        raise RequestError(NO_HEAD if method.proposer == "head" else NO_DRAFT_MODEL)
+        raise RequestError(MISSING[method.proposer])
     if tree is not None and not isinstance(tree, str):
         return _of_own_shape(method, tree, loaded)
     defaults = loaded.defaults

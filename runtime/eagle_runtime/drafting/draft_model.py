@@ -17,7 +17,7 @@ import numpy as np
 from eagle_runtime.base.tree import Float, Int
 from eagle_runtime.core.cache import Cache
 from eagle_runtime.core.drafter import Drafter
-from eagle_runtime.core.head import Proposal, States, Weigher
+from eagle_runtime.core.head import DraftHead, Proposal, States, Weigher
 from eagle_runtime.core.prefix import common_prefix
 from eagle_runtime.core.target import Features, Target, row_numbers
 from eagle_runtime.drafting.build import cost_aware_drafter, sequoia_drafter, shaped_drafter
@@ -134,16 +134,21 @@ def likeliest(logits: Float, count: int) -> tuple[Int, Float]:
     return np.take_along_axis(best, order, 1).astype(np.int64), np.take_along_axis(log_probs, order, 1)
 
 
+def _of(parts: Parts) -> DraftHead | None:
+    """The first draft model."""
+    return parts.draft_models[0] if parts.draft_models else None
+
+
 def _shaped(choice: Choice, parts: Parts) -> Drafter:
-    return shaped_drafter(choice, parts, parts.draft_model)
+    return shaped_drafter(choice, parts, _of(parts))
 
 
 def _sized(choice: Choice, parts: Parts) -> Drafter:
-    return cost_aware_drafter(choice, parts, parts.draft_model, parts.draft_costs)
+    return cost_aware_drafter(choice, parts, _of(parts), parts.draft_costs)
 
 
 def _sequoia(choice: Choice, parts: Parts) -> Drafter:
-    return sequoia_drafter(choice, parts, parts.draft_model, parts.draft_costs)
+    return sequoia_drafter(choice, parts, _of(parts), parts.draft_costs)
 
 
 DRAFTS = "a smaller model's proposals (`--draft-bundle FOLDER`), in the trees of `eagle`"

@@ -6,8 +6,8 @@ Nothing else asks which method it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from eagle_runtime.bundle.manifest import TreeDefaults, TreeKind
@@ -23,7 +23,8 @@ from eagle_runtime.drafting.shapes import TreeShape
 from eagle_runtime.sampling.grammar_lookahead import Lookahead
 from eagle_runtime.sampling.sampler import Sampler
 
-Proposer = Literal["head", "draft model", "habits"]  # of tokens, level by level
+# Of tokens, level by level; "draft models": there are several.
+Proposer = Literal["head", "draft model", "draft models", "habits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ class Loaded:
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What the drafter of a generation may be built from. sampler: draws its tokens. costs: of passes with the bundle's
-    head; draft_costs: with the draft model. acceptance: how drafts were accepted so far; ranks: the same by rank and
+    head; draft_costs: with the first draft model. draft_accepted: counts, for each draft model, accepted tokens that it
+    drafted. acceptance: how drafts were accepted so far; ranks: the same by rank and
     depth. habits: the target's. predicted: a text that is searched for matches too, as is the datastore. lookahead: of
     a constraint."""
 
@@ -51,7 +53,8 @@ class Parts:
     ranks: Ranks
     habits: Habits
     head: DraftHead | None = None
-    draft_model: DraftHead | None = None
+    draft_models: Sequence[DraftHead] = ()
+    draft_accepted: list[int] = field(default_factory=list)
     draft_costs: CostSource | None = None
     datastore: Datastore | None = None
     predicted: PredictedText | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typing
+from collections.abc import Mapping
 
 from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.base.errors import RequestError
@@ -11,11 +12,12 @@ from eagle_runtime.drafting.draft_model import DRAFT_MODEL
 from eagle_runtime.drafting.eagle import EAGLE, EAGLE_LOOKUP
 from eagle_runtime.drafting.jacobi import LOOKAHEAD
 from eagle_runtime.drafting.lookup import LOOKUP
-from eagle_runtime.drafting.method import Loaded, Method
+from eagle_runtime.drafting.method import Loaded, Method, Proposer
 from eagle_runtime.drafting.recycling import RECYCLING
+from eagle_runtime.drafting.specinfer import SPECINFER
 from eagle_runtime.drafting.vanilla import VANILLA
 
-METHODS = (DRAFT_MODEL, EAGLE_LOOKUP, EAGLE, RECYCLING, LOOKUP, LOOKAHEAD, VANILLA)
+METHODS = (SPECINFER, DRAFT_MODEL, EAGLE_LOOKUP, EAGLE, RECYCLING, LOOKUP, LOOKAHEAD, VANILLA)
 NAMES = tuple(method.name for method in METHODS)
 TREES: tuple[TreeKind, ...] = typing.get_args(TreeKind)
 ALONE = tuple(method.name for method in METHODS if method.proposer in (None, "habits"))  # need nothing but the target
@@ -24,6 +26,12 @@ NO_HEAD = (
     f"the bundle has no draft head; use method {', '.join(ALONE[:-1])} or {ALONE[-1]}, or export the target with a head"
 )
 NO_DRAFT_MODEL = "method draft-model takes a draft model; load the bundle with draft_bundle (--draft-bundle FOLDER)"
+NO_DRAFT_MODELS = (
+    "method specinfer takes several draft models; load the bundle with a list as draft_bundle (--draft-bundle FOLDER "
+    "for each)"
+)
+# What a request is told for whose method the proposer is not there; habits are there always.
+MISSING: Mapping[Proposer, str] = {"head": NO_HEAD, "draft model": NO_DRAFT_MODEL, "draft models": NO_DRAFT_MODELS}
 
 
 def method_named(name: str) -> Method:

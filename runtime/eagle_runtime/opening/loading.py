@@ -68,7 +68,7 @@ class OpenBundle:
     constraints. habits: of the target, for method recycling. acceptance: how drafts were accepted so far; ranks: the
     same by rank and depth. kv_budget: bytes for the keys and values of conversations. weight_bytes: of the files of
     graphs and weights.
-    habits_file: keeps the habits. draft: a second bundle whose target drafts (draft_bundle.py); its costs are those of
+    habits_file: keeps the habits. drafts: bundles whose targets draft (draft_bundle.py); the costs of each are those of
     this bundle's target with it. datastore: a text that is searched for matches. transitions: of a block head. pass_s:
     seconds of a token without drafts, estimated from the weights alone.
     passed_over, notice, row_check: see `open_bundle`."""
@@ -93,7 +93,7 @@ class OpenBundle:
     kv_budget: int = 2**62
     weight_bytes: int = 0
     habits_file: HabitsFile | None = None
-    draft: OpenBundle | None = None
+    drafts: tuple[OpenBundle, ...] = ()
     datastore: Datastore | None = None
     pass_s: float = 0.0
 
@@ -109,8 +109,10 @@ class OpenBundle:
         per_row: dict[Proposer, int] = {"habits": SUCCESSORS}
         if self.head is not None:
             per_row["head"] = self.head.top_k
-        if self.draft is not None:
+        if self.drafts:
             per_row["draft model"] = min(CHILDREN, self.manifest.target.vocab_size)
+        if len(self.drafts) > 1:
+            per_row["draft models"] = per_row["draft model"]
         pay = self.datastore is None and (self.habits_file is not None or self.pass_s >= HABITS_PAY_S)
         return Loaded(self.manifest.tree_defaults, per_row, self.datastore is not None, pay)
 
@@ -125,11 +127,10 @@ class OpenBundle:
         return self.row_check is not None and self.row_check.padding is None
 
     def save_learned(self, *, last: bool = True) -> None:
-        """Save what passes cost, and what they do with the draft model (LearnedCosts.save), and the habits, if a file
+        """Save what passes cost, and what they do with draft models (LearnedCosts.save), and the habits, if a file
         keeps them. last: else only what has changed a lot."""
-        for one in (self, self.draft):
-            if one is not None:
-                one.costs.save(MOVED if last else NOTABLE)
+        for one in (self, *self.drafts):
+            one.costs.save(MOVED if last else NOTABLE)
         self.ranks.save(SOME if last else MANY)
         if self.habits_file is not None:
             self.habits_file.save(1 if last else OFTEN)
@@ -141,13 +142,12 @@ class OpenBundle:
     def with_new_caches(self) -> OpenBundle:
         """Returns the same bundle with a target and a head whose caches are empty."""
         target, head = _models(self.engines.sessions, self.manifest, self.context, self.transitions)
-        draft = None if self.draft is None else self.draft.with_new_caches()
-        return dataclasses.replace(self, target=target, head=head, draft=draft)
+        drafts = tuple(one.with_new_caches() for one in self.drafts)
+        return dataclasses.replace(self, target=target, head=head, drafts=drafts)
 
     def state(self) -> DecodingState:
         """Returns a state without a text, in the caches of this bundle."""
-        draft = None if self.draft is None else DraftModelHead(self.draft.target)
-        return DecodingState(self.target, self.head, draft)
+        return DecodingState(self.target, self.head, [DraftModelHead(one.target) for one in self.drafts])
 
 
 def open_bundle(

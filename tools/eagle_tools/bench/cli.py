@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> bool:
         peers=_peers(args),
         peer_folder=args.peer_folder,
         peer_rows=args.peer_rows,
-        draft_bundle=args.draft_bundle,
+        draft_bundles=tuple(args.draft_bundle or ()),
         datastore=args.datastore,
         rows=args.output,
         record=args.html is not None,
@@ -237,7 +237,13 @@ def _parser() -> Parser:
     engine.add_argument("--backend", default="auto", help="engine to run on (default auto: the best that is here)")
     engine.add_argument("--threads", type=int, metavar="N", help="threads, PyTorch's too (default: cores)")
     engine.add_argument("--context", type=int, metavar="N", help="tokens of prompt and output to make room for")
-    engine.add_argument("--draft-bundle", type=Path, metavar="FOLDER", help="bundle of a smaller model that drafts")
+    engine.add_argument(
+        "--draft-bundle",
+        type=Path,
+        action="append",
+        metavar="FOLDER",
+        help="bundle of a smaller model that drafts; may be repeated",
+    )
     engine.add_argument("--datastore", type=Path, metavar="FILE", help="text that is searched for n-gram matches too")
     pytorch = parser.add_argument_group("comparison with PyTorch")
     pytorch.add_argument("--vs-pytorch", type=Path, metavar="TARGET", help="Hugging Face folder of the same target")

@@ -31,8 +31,8 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class MemoryRun:
-    """What to load and run. method: a name of the bench, or a mode of PyTorch, which runs in `precision`. draft_bundle:
-    that drafts, if one does. datastore: that is searched, if one is."""
+    """What to load and run. method: a name of the bench, or a mode of PyTorch, which runs in `precision`.
+    draft_bundles: that draft. datastore: that is searched, if one is."""
 
     folder: str
     backend: str
@@ -40,7 +40,7 @@ class MemoryRun:
     method: str
     precision: str
     token_ids: tuple[int, ...]
-    draft_bundle: str | None = None
+    draft_bundles: tuple[str, ...] = ()
     datastore: str | None = None
 
 
@@ -81,7 +81,7 @@ def run_job(job: MemoryRun) -> Peak:
             backend=job.backend,
             threads=job.threads,
             check_hashes=False,
-            draft_bundle=job.draft_bundle,
+            draft_bundle=job.draft_bundles,
             datastore=job.datastore,
         )
         settings = settings_of(job.method)

@@ -40,7 +40,9 @@ def check_names(names: Sequence[str]) -> None:
 
 def takes_draft_model(name: str) -> bool:
     """Whether a method is one that a draft bundle drafts for."""
-    return any(name.split(":")[0] == method.name and method.proposer == "draft model" for method in METHODS)
+    return any(
+        name.split(":")[0] == method.name and method.proposer in ("draft model", "draft models") for method in METHODS
+    )
 
 
 def settings_of(name: str) -> Settings:

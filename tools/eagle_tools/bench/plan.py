@@ -26,7 +26,7 @@ class Plan:
     together: number of questions answered by turns at once. rows: file to write them to. record: whether to keep cycles
     for the page. peers: formats of other engines, in which the checkpoint runs too; of PyTorch's precisions only the
     first is compared then. peer_folder: where they are kept, None for the user's cache. peer_rows: whether
-    passes over several rows are timed too. draft_bundle, datastore: as in EagleModel.load, for the bundles
+    passes over several rows are timed too. draft_bundles, datastore: as in EagleModel.load, for the bundles
     whose methods need them."""
 
     bundles: tuple[tuple[Path, tuple[str, ...]], ...]
@@ -45,7 +45,7 @@ class Plan:
     peer_folder: Path | None = None
     peer_rows: bool = False
     together: int = 1
-    draft_bundle: Path | None = None
+    draft_bundles: tuple[Path, ...] = ()
     datastore: Path | None = None
     rows: Path | None = None
     record: bool = False

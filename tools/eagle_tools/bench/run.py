@@ -101,13 +101,13 @@ def _decode(plan: Plan, rows_file: RowFile | None, reporter: Reporter) -> Measur
         models = []
         for bundle, must in plan.bundles:
             reporter.expect(f"loading {bundle}", 1)
-            draft_bundle, datastore = _loaded_with(plan, must)
+            draft_bundles, datastore = _loaded_with(plan, must)
             load = EagleModel.load(
                 bundle,
                 backend=plan.backend,
                 context=plan.context,
                 threads=plan.threads,
-                draft_bundle=draft_bundle,
+                draft_bundle=draft_bundles,
                 datastore=datastore,
             )
             models.append(stack.enter_context(load))
@@ -154,13 +154,13 @@ def _decode(plan: Plan, rows_file: RowFile | None, reporter: Reporter) -> Measur
     return measured
 
 
-def _loaded_with(plan: Plan, must: Sequence[str]) -> tuple[Path | None, Path | None]:
-    """Returns the draft bundle and the datastore that a bundle's methods need. must: of this bundle. A datastore is for
-    all methods that look for matches, but for DATASTORE alone where any bundle runs that."""
+def _loaded_with(plan: Plan, must: Sequence[str]) -> tuple[tuple[Path, ...], Path | None]:
+    """Returns the draft bundles and the datastore that a bundle's methods need. must: of this bundle. A datastore is
+    for all methods that look for matches, but for DATASTORE alone where any bundle runs that."""
     methods = {*must, *plan.wanted}
     drafts = any(map(takes_draft_model, methods))
     alone = any(DATASTORE in methods for _, methods in plan.bundles)
-    return plan.draft_bundle if drafts else None, plan.datastore if DATASTORE in methods or not alone else None
+    return plan.draft_bundles if drafts else (), plan.datastore if DATASTORE in methods or not alone else None
 
 
 def _compare(
@@ -253,11 +253,11 @@ def measure_peaks(
             continue  # measured in its own process already
         ours = backend != PYTORCH
         folder = folder_of[bundle] if ours else plan.pytorch
-        draft = str(plan.draft_bundle) if ours and takes_draft_model(method) else None
+        drafts = tuple(map(str, plan.draft_bundles)) if ours and takes_draft_model(method) else ()
         text = str(plan.datastore) if ours and method == DATASTORE else None
-        shared[key] = (precision, backend, bundle, ours and method != VANILLA, draft, text)
+        shared[key] = (precision, backend, bundle, ours and method != VANILLA, drafts, text)
         how = method if ours else "eager"
-        one = MemoryRun(str(folder), backend, plan.threads, how, precision, longest, draft, text)
+        one = MemoryRun(str(folder), backend, plan.threads, how, precision, longest, drafts, text)
         jobs.setdefault(shared[key], one)
     reporter.expect("measuring memory", len(jobs))
     peaks = {}
