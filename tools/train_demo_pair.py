@@ -5,7 +5,6 @@
     python tools/train_demo_pair.py edits -w WORK                # prompts whose answers repeat what stands in them
     python tools/train_demo_pair.py answers -w WORK              # answers by the target, for the heads
     python tools/train_demo_pair.py heads -w WORK --minutes 30   # both heads; caches 10 GB of features
-    python tools/train_demo_pair.py scaling -w WORK              # tau against training tokens, as a plot
 
 Every machine with Python has the text, so that the training can be repeated anywhere; the text differs a little between
 Python releases. Whole files are held out, chosen by a hash of their path.
@@ -38,8 +37,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from eagle_export.bundle import export
 from eagle_runtime import EagleModel
 from eagle_runtime.base.errors import EagleError
-from eagle_tools.acceptance import measure
-from eagle_tools.plots import scaling_plot
 from eagle_tools.questions import read_questions
 from small_llama import CONFIG, TrainError, log, machine, train_target
 
@@ -65,11 +62,6 @@ DRAFT_VOCAB, TTT_STEPS = 2816, 5  # EAGLE-3: tokens that the head knows, unrolle
 # features well; EAGLE-3's answers per step and unrolled steps, since later steps gain if the first one is right.
 CLASSIFICATION = 1.0
 LATER_BATCH, LATER_TTT_STEPS = 8, 3
-SHARES, SCALING_PROMPTS, SCALING_TOKENS = (
-    (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1),
-    16,
-    64,
-)  # points, prompts and tokens of the scaling plot
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -82,7 +74,6 @@ def main(argv: list[str] | None = None) -> int:
         ("edits", "prompts whose answers repeat what stands in them"),
         ("answers", "text that the target writes, for the heads"),
         ("heads", "both heads"),
-        ("scaling", "tau of heads trained on less, as a plot"),
     ):
         parsers[name] = stage = stages.add_parser(name, help=text)
         stage.add_argument("-w", "--work", type=Path, required=True, help="folder of tokens, checkpoints and logs")
@@ -92,7 +83,6 @@ def main(argv: list[str] | None = None) -> int:
     parsers["heads"].add_argument("--init", type=Path, metavar="PAIR", help="go on from the heads of an earlier pair")
     parsers["heads"].add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="default: both")
     parsers["target"].add_argument("--workers", type=int, default=os.cpu_count(), help="processes, one core each")
-    parsers["scaling"].add_argument("--tokens", type=int, default=400_000, help="training tokens of the last point")
     args = parser.parse_args(argv)
     try:
         if args.stage == "data":
@@ -103,10 +93,8 @@ def main(argv: list[str] | None = None) -> int:
             make_edits(args.work, args.out)
         elif args.stage == "answers":
             write_answers(args.work, args.out)
-        elif args.stage == "heads":
-            train_heads(args.work, args.out, args.minutes, args.init, args.kinds)
         else:
-            measure_scaling(args.work, args.out, args.tokens)
+            train_heads(args.work, args.out, args.minutes, args.init, args.kinds)
     except EagleError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -273,53 +261,6 @@ def train_heads(work: Path, out: Path, minutes: float, init: Path | None, kinds:
         (out / kind).mkdir(exist_ok=True)
         for name in ("config.json", "model.safetensors"):
             shutil.copyfile(work / kind / name, out / kind / name)
-
-
-def measure_scaling(work: Path, out: Path, largest: int) -> None:
-    """Measure tau of heads trained once over 1/16, 1/8 ... 1/1 of `largest` tokens (greedy, dynamic tree, held-out
-    prompts). Writes work/scaling.jsonl and work/scaling.png."""
-    rows = [line for pair in zip(*answers(work), strict=False) for line in pair]  # equal shares of both
-    runs, sizes = [], {}
-    for share in SHARES:
-        tokens, count = 0, 0
-        while tokens < largest * share and count < len(rows):
-            tokens += len(json.loads(rows[count])["ids"])
-            count += 1
-        data = work / f"part{count}.jsonl"
-        data.write_text("".join(rows[:count]), encoding="utf-8")
-        for kind in KINDS:
-            name = f"{kind}-{count}"
-            steps = str(max(1, count // HEAD_BATCH[kind]))  # every row is one window
-            arguments = [*head_arguments(kind, out, [data], work / name), "--steps", steps]
-            sizes[name] = (kind, tokens)
-            if (work / name / "model.safetensors").is_file():  # from an interrupted run
-                continue
-            if (work / name).exists():
-                shutil.rmtree(work / name)
-            runs.append((name, arguments))
-    for start in range(0, len(runs), len(KINDS)):
-        in_parallel(runs[start : start + len(KINDS)], work)
-    questions = read_questions(out / "heldout.jsonl", SCALING_PROMPTS)
-    points: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
-    (work / "scaling.jsonl").unlink(missing_ok=True)
-    for name, (kind, tokens) in sizes.items():
-        bundle = work / f"{name}.bundle"
-        if bundle.exists():
-            shutil.rmtree(bundle)
-        export(out / "target", work / name, bundle, certify=False)
-        with EagleModel.load(bundle) as model:
-            tau = measure(model, name, questions, "dynamic", 0.0, SCALING_TOKENS).tau
-        points[kind].append((tokens, tau))
-        log(work / "scaling.jsonl", {"kind": kind, "tokens": tokens, "tau": round(tau, 3)})
-    scaling_plot(points, work / "scaling.png")
-
-
-def answers(work: Path) -> list[list[str]]:
-    """Returns the lines of the target's greedy and sampled answers."""
-    paths = [work / "greedy.jsonl", work / "sampled.jsonl"]
-    if missing := [path for path in paths if not path.is_file()]:
-        raise TrainError(f"{missing[0]} is missing; run the answers stage first")
-    return [path.read_text(encoding="utf-8").splitlines(keepends=True) for path in paths]
 
 
 def head_arguments(kind: str, out: Path, data: list[Path], folder: Path, init: Path | None = None) -> list[str]:

@@ -17,7 +17,6 @@ from eagle_runtime.base.tree import Tree
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.generate import Cycle
 from eagle_tools.acceptance import BINS, Acceptance, main, measure, table, verified_nodes
-from eagle_tools.plots import scaling_plot
 from eagle_tools.questions import Question
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -126,8 +125,3 @@ def test_table_shows_n_alpha_of_chains_only() -> None:
     lines = table([counts, tree]).splitlines()
     assert lines[2] == "| e | 1 | chain | 3.00 | 0.75 | 0.50 | 0.25 | 0.12 | 0.00 |"
     assert lines[3] == "| e | 0 | dynamic | 4.00 |  |  |  |  |  |"
-
-
-def test_scaling_plot_is_a_picture(tmp_path: Path) -> None:
-    scaling_plot({"eagle1": [(1e5, 2.0), (2e5, 2.5)], "eagle3": [(1e5, 2.2), (2e5, 3.0)]}, tmp_path / "s.png")
-    assert (tmp_path / "s.png").read_bytes().startswith(PNG)

@@ -16,9 +16,7 @@ import pytest
 from conftest import put_listed, put_tokenizer
 from eagle_calib.scoring import log_softmax
 from eagle_runtime import EagleModel
-from eagle_runtime.base.errors import RequestError
 from eagle_tools.bench.peers import Stored
-from eagle_tools.heldout import read_windows
 from eagle_tools.plots import precision_plot
 from eagle_tools.precision import main
 from eagle_tools.precision.closeness import PIECE, Closeness, Passage, compare_texts, own_text, pieces
@@ -212,47 +210,12 @@ def test_pieces_keep_the_rows_in_order() -> None:
     assert list(pieces(iter([]))) == []
 
 
-def test_windows_of_plain_text(models: list[EagleModel], tmp_path: Path) -> None:
-    path = tmp_path / "text.txt"
-    path.write_text("abcdefghij")
-    ids = models[0].text.encode("abcdefghij")
-    assert read_windows(path, models[0], 4, 100) == [ids[:4], ids[4:8], ids[8:]]
-    assert read_windows(path, models[0], 4, 7) == [ids[:4], ids[4:7]]
-    assert read_windows(path, models[0], 3, 100) == [ids[:3], ids[3:6], ids[6:9]]  # a single token predicts nothing
-
-
-def test_windows_do_not_cross_rows(models: list[EagleModel], tmp_path: Path) -> None:
-    path = tmp_path / "text.jsonl"
-    path.write_text('{"ids": [1, 2, 3]}\n\n{"text": "ab", "more": 1}\n{"ids": [7]}\n{"ids": [8, 9]}\n')
-    ab = models[0].text.encode("ab")
-    assert read_windows(path, models[0], 8, 100) == [[1, 2, 3], ab, [8, 9]]
-    assert read_windows(path, models[0], 8, 5) == [[1, 2, 3], ab]
-
-
-def test_only_a_newline_ends_a_row(models: list[EagleModel], tmp_path: Path) -> None:
-    path = tmp_path / "text.jsonl"
-    path.write_text(json.dumps({"ids": [1, 2], "note": "a\u2028b\x85"}, ensure_ascii=False), encoding="utf-8")
-    assert read_windows(path, models[0], 8, 100) == [[1, 2]]
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ("", "no text of two tokens"),
-        ("\n", "no text of two tokens"),
-        ('{"ids": [1]}', "no text of two tokens"),
-        ("nonsense", "line 1 is not readable JSON"),
-        ("[1, 2]", "line 1 does not hold a JSON object"),
-        ('{"ids": [1, 2]}\n{"ids": [1, 256]}', "line 2 has neither a 'text' nor 'ids' below 256"),
-        ('{"ids": [1, true]}', "line 1 has neither"),
-        ('{"text": 3}', "line 1 has neither"),
-        ('{"text": ["ab"]}', "line 1 has neither"),
-        ("[" * 100_000, "line 1 is not readable JSON"),
-        (r'{"text": "ab\ud800"}', "half a character"),
-    ],
-)
-def test_rows_that_cannot_be_read(content: str, says: str, models: list[EagleModel], tmp_path: Path) -> None:
-    path = tmp_path / "text.jsonl"
-    path.write_text(content)
-    with pytest.raises(RequestError, match=says):
-        read_windows(path, models[0], 8, 100)
+@pytest.mark.parametrize(("content", "says"), [("", "holds no text"), ('{"ids": [1]}', "no text of two tokens")])
+def test_a_text_without_a_pair_of_tokens_is_refused(
+    content: str, says: str, bundles: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.jsonl").write_text(content)
+    (tmp_path / "set.jsonl").write_text('{"turns": ["a"]}')
+    argv = [str(bundles[0]), "--prompts", str(tmp_path / "set.jsonl"), "-o", str(tmp_path / "out"), "--threads", "1"]
+    assert main([*argv, "--text", str(tmp_path / "text.jsonl")]) == 2
+    assert says in capsys.readouterr().err

@@ -87,8 +87,7 @@ def test_target_learns_continues_where_it_stopped_and_is_saved_in_fp16(work: Pat
 def test_stages_in_the_wrong_order_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     work, out = ["-w", str(tmp_path)], ["-o", str(tmp_path / "out")]
     assert train_demo_pair.main(["target", *work, *out]) == 2
-    assert train_demo_pair.main(["scaling", *work, *out]) == 2
-    assert capsys.readouterr().err.count("run the") == 2
+    assert "run the" in capsys.readouterr().err
 
 
 def test_a_run_that_fails_is_named(tmp_path: Path) -> None:

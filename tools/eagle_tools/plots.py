@@ -33,17 +33,6 @@ def calibration_plot(lines: Sequence[CalibrationLine], path: Path) -> None:
     _save(figure, axes, path)
 
 
-def scaling_plot(lines: Mapping[str, Sequence[tuple[float, float]]], path: Path) -> None:
-    """Plot tau over the number of training tokens (EAGLE-3, Figure 1). lines: label -> (tokens, tau) points."""
-    figure, axes = _new("training tokens", "tau: tokens per forward pass of the target")
-    for label, points in lines.items():
-        axes.plot(*zip(*points, strict=True), marker="o", label=label)
-    axes.set_xscale("log", base=2)
-    ticks = sorted({tokens for points in lines.values() for tokens, _ in points})
-    axes.set_xticks(ticks, [f"{tokens / 1e3:,.0f} k" for tokens in ticks])
-    _save(figure, axes, path)
-
-
 def precision_plot(points: Sequence[tuple[str, float | None, float]], path: Path) -> None:
     """Plot quality over speed. points: label, tokens per second with drafts (None: left out), and top-1 agreement with
     the reference."""

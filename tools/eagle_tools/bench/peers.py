@@ -60,10 +60,6 @@ class PeerContender:
             decode_s=decode_s,
             tok_s=later / decode_s if passes else 0.0,
             tau=later / passes if passes else 1.0,
-            accepted_per_depth=None,
-            draft_s=None,
-            verify_s=None,
-            host_s=None,
             token_ids=tuple(tokens[:max_new_tokens]),
         )
 

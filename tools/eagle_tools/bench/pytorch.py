@@ -143,10 +143,6 @@ class PytorchContender:
             decode_s=decode_s,
             tok_s=later / decode_s if count else 0.0,
             tau=later / count if count else 1.0,
-            accepted_per_depth=None,
-            draft_s=None,
-            verify_s=None,
-            host_s=None,
             token_ids=tuple(new),
         )
 

@@ -58,11 +58,11 @@ class Row:
     decode_s: float
     tok_s: float
     tau: float
-    accepted_per_depth: tuple[int, ...] | None
-    draft_s: float | None
-    verify_s: float | None
-    host_s: float | None
     token_ids: tuple[int, ...]
+    accepted_per_depth: tuple[int, ...] | None = None
+    draft_s: float | None = None
+    verify_s: float | None = None
+    host_s: float | None = None
     counters: dict[str, int] | None = None
     prompt_set: str = ""
 

@@ -11,18 +11,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from eagle_calib.texts import read_windows
 from eagle_runtime import EagleModel
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.commands.command import Parser, run_command
 from eagle_tools.bench.machine import physical_cores
 from eagle_tools.bench.peers import Peers, check_peers, converted_peers, load_peers, stored_target
 from eagle_tools.bench.rows import precision_name
-from eagle_tools.heldout import WINDOW, read_windows
 from eagle_tools.peers.engine import FORMATS, format_of
 from eagle_tools.precision.closeness import Passage, Scorer, compare_texts, own_text
 from eagle_tools.precision.rows import Row, rows_of, tables
 from eagle_tools.precision.speed import CONTEXT, NODES, Answerer, BundleAnswers, PeerAnswers, prompt_of, time_models
 from eagle_tools.questions import Question, read_questions
+
+WINDOW = 512  # most tokens of a held-out text that are read as one context
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,7 +66,11 @@ def _measured(args: argparse.Namespace, bundles: Sequence[Path], questions: Sequ
         longest = min(WINDOW, *(model.context for model in models))
         passages = []
         if args.text is not None:
-            passages = [Passage(tuple(ids)) for ids in read_windows(args.text, reference, longest, args.tokens)]
+            vocab_size = reference.manifest.target.vocab_size
+            windows = read_windows(args.text, reference.text, vocab_size, longest, args.tokens)
+            passages = [Passage(tuple(ids)) for ids in windows if len(ids) > 1]  # one token predicts nothing
+            if not passages:
+                raise RequestError(f"{args.text} holds no text of two tokens or more; give held-out text")
         prompts = [reference.text.encode(prompt_of(reference, question)) for question in questions]
         progress = stack.enter_context(Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()))
         peers: Peers | None = None
@@ -120,7 +126,7 @@ def _check(args: argparse.Namespace, folder: Path) -> None:
         raise RequestError(f"{folder} exists and is not a folder; choose another name")
     if not folder.absolute().parent.is_dir():
         raise RequestError(f"{folder.absolute().parent} does not exist; create it first")
-    for name, least in (("max_new_tokens", 1), ("own_tokens", 0)):
+    for name, least in (("max_new_tokens", 1), ("own_tokens", 0), ("tokens", 2)):
         if getattr(args, name) < least:
             raise RequestError(f"{name} is {getattr(args, name)}, but must be {least} or more")
     if not 0 <= args.own_temperature < math.inf:
