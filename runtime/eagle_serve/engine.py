@@ -6,14 +6,13 @@ import dataclasses
 import functools
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from eagle_runtime import AnswerForm, Constraint, ConstraintError, Cycle, EagleModel, RequestError
 from eagle_serve.errors import ApiError, error_of
-from eagle_serve.grammar import Grammar
 from eagle_serve.jobs import Job
 from eagle_serve.metrics import Metrics
 from eagle_serve.options import Options
@@ -100,7 +99,10 @@ class Engine:
             settings["form"] = form
         self.model.slots.check(len(ids), self.model.context)
         if request.grammar is not None:
-            settings["constraint"] = constraint_of(request.grammar)
+            try:
+                settings["constraint"] = Constraint.of(request.grammar.kind, request.grammar.value)
+            except ConstraintError as error:
+                raise error_of(error, request.grammar.param) from None
         if request.prediction is not None:
             settings["prediction"] = request.prediction
         try:
@@ -191,21 +193,6 @@ def _version(distribution: str) -> str:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return "unknown"
-
-
-def constraint_of(grammar: Grammar) -> Constraint:
-    """The constraint that a request asks for, not compiled yet. Raises ApiError."""
-    make: Mapping[str, Callable[[Any], Constraint]] = {
-        "json_object": lambda _: Constraint.json_object(),
-        "json_schema": Constraint.json_schema,
-        "regex": Constraint.regex,
-        "lark": Constraint.lark,
-        "choice": Constraint.choice,
-    }
-    try:
-        return make[grammar.kind](grammar.value)
-    except ConstraintError as error:
-        raise error_of(error, grammar.param) from None
 
 
 def _field_of(error: RequestError, settings: Mapping[str, Any]) -> str | None:

@@ -7,16 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from eagle_runtime.sampling.constraint import MADE_FROM
 from eagle_serve.checks import a_list, an_object, one_of, text
 from eagle_serve.errors import ApiError, wrong_type, wrong_value
 from eagle_serve.options import Options
 
-GRAMMARS = ("json_schema", "regex", "lark", "choice")
-
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must follow. kind: "json_object" or one of GRAMMARS; value: the schema, pattern or list; param:
+    """What an answer must follow. kind: "json_object" or one of MADE_FROM; value: the schema, pattern or list; param:
     the field that says so."""
 
     kind: str
@@ -49,8 +48,8 @@ def _response_format(given: Mapping[str, Any], options: Options) -> Grammar | No
 
 def _constraint(value: object, options: Options) -> Grammar:
     given = an_object(value, "eagle.constraint")
-    if len(given) != 1 or next(iter(given)) not in GRAMMARS:
-        raise wrong_value("eagle.constraint", f"must have one name out of {', '.join(GRAMMARS)}")
+    if len(given) != 1 or next(iter(given)) not in MADE_FROM:
+        raise wrong_value("eagle.constraint", f"must have one name out of {', '.join(MADE_FROM)}")
     ((kind, content),) = given.items()
     where = f"eagle.constraint.{kind}"
     if kind == "json_schema":

@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
-from eagle_runtime import EagleError, Piece, Turn
+from eagle_runtime import EagleError, Piece
+from eagle_runtime.app.turn import AwaitedTurn
 from eagle_serve.errors import ApiError, error_of
 from eagle_serve.prepared import Prepared
 
@@ -26,12 +27,13 @@ Reason = Literal["client", "shutdown"]
 STOPPING = "the server is stopping; send the request to it again when it runs"
 
 
-class Job:
+class Job(AwaitedTurn):
     """One request that waits, decodes, or is done. Events: pieces, of which the last carries the result, or an error at
     the end."""
 
     def __init__(self, prepared: Prepared) -> None:
         """Made in the event loop that reads the events."""
+        super().__init__()
         self.prepared = prepared
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.asked = time.perf_counter()
@@ -41,24 +43,8 @@ class Job:
         self.first: float | None = None  # seconds until the first token
         self.drafted = 0  # tokens that were drafted, and of them accepted
         self.accepted = 0
-        self.cancelled: Reason | None = None
+        self.reason: Reason | None = None  # of its end before its time
         self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()
-        self._turn: Turn | None = None
-
-    def cancel(self, reason: Reason) -> None:
-        """End the job after at most one step; any thread may call it, and again."""
-        with self._lock:
-            self.cancelled = self.cancelled or reason
-            if self._turn is not None:
-                self._turn.cancel()
-
-    def begin(self, turn: Turn) -> None:
-        """Let `cancel` reach the turn that decodes this job."""
-        with self._lock:
-            self._turn = turn
-            if self.cancelled:
-                turn.cancel()
 
     def tell(self, event: Event) -> None:
         """Pass an event to the event loop, if it still runs."""
@@ -99,7 +85,8 @@ class Jobs:
 
     def withdraw(self, job: Job, reason: Reason) -> None:
         """Cancel a job; one that waits leaves the queue at once."""
-        job.cancel(reason)
+        job.reason = job.reason or reason
+        job.cancel()
         with self._ready:
             if job not in self._queue:
                 return
@@ -146,7 +133,7 @@ class Jobs:
                 self._running.add(job)
             job.started = True
             try:
-                if job.cancelled is None:
+                if not job.cancelled:
                     self._run(job)
             except Exception as error:
                 job.tell(self._failure(error))
@@ -156,7 +143,7 @@ class Jobs:
                 self._end(job)
 
     def _end(self, job: Job) -> None:
-        if job.cancelled == "shutdown":
+        if job.reason == "shutdown":
             job.tell(stopping())
         job.finished.set()
 

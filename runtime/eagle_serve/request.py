@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eagle_runtime import ToolUse
+from eagle_runtime.app.request import LONGEST_STRING, MOST_LOG_PROBS, MOST_STRINGS
 from eagle_runtime.drafting.methods import NAMES, TREES
 from eagle_serve.checks import a_list, an_object, boolean, ids, integer, number, one_of, text
 from eagle_serve.errors import ApiError, unsupported, wrong_type, wrong_value
@@ -17,7 +18,6 @@ from eagle_serve.refused import Endpoint, neutral, refuse
 from eagle_serve.tools import OLD, has_functions, no_tools, tools_of
 
 MOST_TOKENS = 2**31 - 1
-MOST_LOGPROBS = 20
 LEAST_TOP_P = 1e-9  # for 0, which OpenAI's API takes: the likeliest token is left
 COMPLETION_TOKENS = 16  # OpenAI's default of its older endpoint
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "chat_template", "continue_final_message")
@@ -187,11 +187,11 @@ def _logit_bias(value: object) -> dict[int, float]:
 def _stop(value: object) -> tuple[str, ...]:
     items = [value] if isinstance(value, str) else a_list(value, "stop")
     stops = tuple(text(item, f"stop[{index}]") for index, item in enumerate(items))
-    if len(stops) > 16:
-        raise wrong_value("stop", f"has {len(stops)} strings, but at most 16 are looked for")
+    if len(stops) > MOST_STRINGS:
+        raise wrong_value("stop", f"has {len(stops)} strings, but at most {MOST_STRINGS} are looked for")
     for index, stop in enumerate(stops):
-        if not 1 <= len(stop) <= 256:
-            raise wrong_value(f"stop[{index}]", f"has {len(stop)} characters, but must have 1 to 256")
+        if not 1 <= len(stop) <= LONGEST_STRING:
+            raise wrong_value(f"stop[{index}]", f"has {len(stop)} characters, but must have 1 to {LONGEST_STRING}")
     return stops
 
 
@@ -209,7 +209,7 @@ def _max_tokens(given: Mapping[str, Any], endpoint: Endpoint) -> int | None:
 
 
 def _logprobs(given: Mapping[str, Any], endpoint: Endpoint) -> int | None:
-    most = integer(0, MOST_LOGPROBS)
+    most = integer(0, MOST_LOG_PROBS)
     if endpoint == "completions":
         if given.get("logprobs") is False:  # as clients send that know the other endpoint alone
             return None

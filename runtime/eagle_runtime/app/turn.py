@@ -36,18 +36,12 @@ class TurnState:
     def end(self, output: Output) -> None:
         """The answer is over; a second call does nothing."""
         if self._ending.acquire(blocking=False):
-            on_end, self._on_end = (
-                self._on_end,
-                _nothing,
-            )  # which refers to this state: else both wait for the collector
+            on_end = self._on_end
+            del self._on_end  # it refers to this state: else both wait for the collector
             try:
                 on_end(output)
             finally:
                 self.ended.set()
-
-
-def _nothing(_: Output) -> None:
-    """After the end."""
 
 
 class Turn(Iterator[Piece]):
@@ -155,6 +149,27 @@ class Turn(Iterator[Piece]):
 
         self.cancel()
         await asyncio.get_running_loop().run_in_executor(self._worker(), self.close)
+
+
+class AwaitedTurn:
+    """A turn that waits to begin, or runs; any thread may end it. cancelled: whether that was asked."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        self._turn: Turn | None = None
+
+    def cancel(self) -> None:
+        """End it after the running step; a second call does nothing."""
+        self.cancelled = True
+        if (turn := self._turn) is not None:
+            turn.cancel()
+
+    def begin(self, turn: Turn) -> Turn:
+        """It has begun: `cancel` reaches it from now on."""
+        self._turn = turn
+        if self.cancelled:
+            turn.cancel()
+        return turn
 
 
 def decode(

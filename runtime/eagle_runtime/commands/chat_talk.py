@@ -277,8 +277,6 @@ class Talk:
 
     def _change(self, name: str, value: Any) -> None:
         """Change a setting that a turn accepts. Raises RequestError."""
-        if name == "logit_bias" and isinstance(value, dict):  # JSON has no keys but strings
-            value = {int(key) if key.isdecimal() else key: bias for key, bias in value.items()}
         changed = {**self._settings, _setting(name): value}
         if name == "tool_choice":
             ToolUse.of(self._tools, value)

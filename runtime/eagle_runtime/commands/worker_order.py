@@ -11,7 +11,7 @@ from typing import Any
 from eagle_runtime.app.request import request_of
 from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.base.errors import ConstraintError, RequestError
-from eagle_runtime.sampling.constraint import Constraint
+from eagle_runtime.sampling.constraint import MADE_FROM, Constraint
 from eagle_runtime.sampling.sampler import SamplingParams
 
 Id = str | int
@@ -118,25 +118,17 @@ def taken(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
 def settings_of(arguments: dict[str, Any]) -> dict[str, Any]:
     """The settings of an answer as `EagleModel.stream` takes them. Raises RequestError."""
     settings = taken(arguments, *SETTINGS)
-    if isinstance(bias := settings.get("logit_bias"), dict):  # JSON has no keys but strings
-        settings["logit_bias"] = {int(key) if key.isdecimal() and len(key) < 20 else key: bias[key] for key in bias}
     if settings.get("constraint") is not None:
         settings["constraint"] = _constraint(settings["constraint"])
     return settings
 
 
 def _constraint(value: Any) -> Constraint:
-    makers = {
-        "json_schema": Constraint.json_schema,
-        "regex": Constraint.regex,
-        "lark": Constraint.lark,
-        "choice": Constraint.choice,
-    }
     if value == "json_object":
-        return Constraint.json_object()
-    if not isinstance(value, dict) or len(value) != 1 or (kind := next(iter(value))) not in makers:
+        return Constraint.of(value)
+    if not isinstance(value, dict) or len(value) != 1 or (kind := next(iter(value))) not in MADE_FROM:
         raise ConstraintError(
             f"constraint is {short_repr(value)}, but must be 'json_object', or an object with one of "
-            f"{', '.join(makers)}"
+            f"{', '.join(MADE_FROM)}"
         )
-    return makers[kind](value[kind])
+    return Constraint.of(kind, value[kind])

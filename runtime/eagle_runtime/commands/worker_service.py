@@ -12,7 +12,7 @@ from typing import Any
 from eagle_runtime.app.conversation import Conversation
 from eagle_runtime.app.eagle_model import EagleModel
 from eagle_runtime.app.result import Piece, Result
-from eagle_runtime.app.turn import Turn
+from eagle_runtime.app.turn import AwaitedTurn
 from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.base.errors import BusyError, EagleError, RequestError
 from eagle_runtime.commands.worker_order import ACTIONS, Id, LineError, Order, read_order, settings_of, taken
@@ -26,19 +26,12 @@ OF_TURN = ("tool_choice", "parallel_tool_calls")
 GOES_ON = ("message", "results", "prompt", "regenerate")
 
 
-class PendingOrder:
-    """An order that waits or runs. turn: its answer, once that has begun."""
+class PendingOrder(AwaitedTurn):
+    """An order that waits or runs."""
 
     def __init__(self, order: Order) -> None:
+        super().__init__()
         self.order = order
-        self.cancelled = False
-        self.turn: Turn | None = None
-
-    def cancel(self) -> None:
-        """End it after the running step; any thread may call this."""
-        self.cancelled = True
-        if (turn := self.turn) is not None:
-            turn.cancel()
 
 
 class Service:
@@ -181,10 +174,7 @@ class Service:
                 turn = chat.complete(arguments["prompt"], on_prefill=read, **settings)
             else:
                 turn = chat.regenerate(on_prefill=read, **settings)
-            job.turn = turn
-            if job.cancelled:
-                turn.cancel()
-            with turn:
+            with job.begin(turn):
                 for piece in turn:
                     self._show(job, piece, settings.get("logprobs"))
         finally:

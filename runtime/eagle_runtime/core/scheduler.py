@@ -27,7 +27,8 @@ class Lease:
     spent waiting for other callers so far."""
 
     def __init__(self, *, streamed: bool) -> None:
-        self.ticket = LeaseTicket(streamed)
+        self.ticket = Ticket(streamed=streamed)
+        self.ticket.lock.acquire()
         self.waited = 0.0
 
     def end(self) -> None:
@@ -39,26 +40,13 @@ class Lease:
             self.end()
 
 
-class LeaseTicket(Ticket):
-    """The ticket of a generation, released once however often that is asked for."""
-
-    def __init__(self, streamed: bool) -> None:
-        super().__init__()
-        self.streamed = streamed
-        self.lock.acquire()
-
-    def release(self) -> None:
-        with contextlib.suppress(RuntimeError):  # released already
-            self.lock.release()
-
-
 class Scheduler:
     """The generations on one pair of caches."""
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
         self._queue = TicketQueue()
-        self._newest: LeaseTicket | None = None  # of the generation that began last, whether it has ended or not
+        self._newest: Ticket | None = None  # of the generation that began last, whether it has ended or not
 
     def steps(self, lease: Lease, work: Iterator[T]) -> Generator[T, None, None]:
         """Yields the items of `work`, each computed in a step of its own; the lease ends with the last.
@@ -94,7 +82,7 @@ class Scheduler:
         with contextlib.closing(self.steps(Lease(streamed=False), (call() for call in (work,)))) as steps:
             return next(steps)
 
-    def _begin(self, ticket: LeaseTicket) -> None:
+    def _begin(self, ticket: Ticket) -> None:
         self._engines.check()
         ticket.thread = this_thread()
         if (newest := self._newest) is not None and newest.thread is ticket.thread:
@@ -105,7 +93,6 @@ class Scheduler:
 
 def _check_predecessor(previous: Ticket) -> None:
     """Raises BusyError if waiting for an earlier ticket could take for ever."""
-    assert isinstance(previous, LeaseTicket)
     if previous.streamed:
         raise BusyError(
             "a stream of another thread has this model's caches; finish or close it first, or decode on model.twin()"

@@ -7,6 +7,7 @@ garbage collector may drop the holder of a ticket while its thread is anywhere i
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 
@@ -21,12 +22,18 @@ def this_thread() -> object:
 
 class Ticket:
     """One caller's ticket. lock: held until the caller is done. thread: the one that holds the ticket. previous: the
-    ticket that this one waits for, None when its turn has come."""
+    ticket that this one waits for, None when its turn has come. streamed: as in scheduler.Lease."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, streamed: bool = False) -> None:
+        self.streamed = streamed
         self.lock = threading.Lock()
         self.thread = this_thread()
         self.previous: Ticket | None = None
+
+    def release(self) -> None:
+        """The caller is done; a second call does nothing."""
+        with contextlib.suppress(RuntimeError):  # released already
+            self.lock.release()
 
     def unfinished_predecessor(self) -> Ticket | None:
         """Returns the nearest earlier ticket whose lock is still held. A ticket that was released while it was waiting

@@ -15,10 +15,11 @@ from eagle_runtime.sampling.constraint import Constraint
 from eagle_runtime.text.answer_form import THINK, AnswerForm
 from eagle_runtime.text.tools import Tool
 
-# Of llguidance: what a schema that must hold may not do, and how JSON is written: as templates write it.
-SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# Of llguidance. JSON outputs stand in one line with single spaces, as in templates: models that may add white space go
+# on with it for long. A schema may say otherwise in llguidance's own keyword "x-guidance".
+SPACING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 LENIENT = {"lenient": True}
-STRICT = {"lenient": False, "coerce_one_of": False}
+STRICT: Any = {"lenient": False, "coerce_one_of": False}  # nothing in a schema is passed over
 NO_EFFECT = ("title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly")
 COMBINING = ("anyOf", "allOf", "oneOf", "not", "if", "$ref", "patternProperties", "unevaluatedProperties")
 

@@ -13,6 +13,7 @@ from eagle_runtime.base.errors import ConstraintError
 MOST_BYTES = 64 * 1024  # of a schema, pattern or grammar in UTF-8
 MOST_DEPTH = 64  # of a schema's objects and lists in each other
 
+MADE_FROM = ("json_schema", "regex", "lark", "choice")  # functions of Constraint that take one value
 Kind = Literal["json_schema", "regex", "lark", "calls"]  # the last: a grammar in Lark that calls.py writes
 
 
@@ -55,6 +56,12 @@ class Constraint:
                 f"the schema is not JSON ({str(error)[:200]}); give a dict of JSON's types or its text"
             ) from None
         return Constraint("json_schema", text)
+
+    @staticmethod
+    def of(kind: str, value: Any = None) -> Constraint:
+        """The constraint of a kind: "json_object", or one of MADE_FROM with a value."""
+        made: Constraint = Constraint.json_object() if kind == "json_object" else getattr(Constraint, kind)(value)
+        return made
 
     @staticmethod
     def json_object() -> Constraint:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.base.errors import ConstraintError
+from eagle_runtime.sampling.call_grammar import SPACING, STRICT
 from eagle_runtime.sampling.constraint import Constraint
 from eagle_runtime.sampling.grammar_matcher import Matcher, one_line
 
@@ -31,10 +32,6 @@ START = 10.0  # seconds that another Python may take to start
 STACK = 64 * 2**20  # bytes; rules that name each other in a chain of 64 KiB take about half
 MEMORY = 2**30  # bytes of address space of the process that tries a grammar
 CACHED = 16  # grammars per model; one of 64 KiB takes up to 40 MB
-# JSON outputs stand in one line with single spaces: models that may add white space go on with it for long. A schema
-# may say otherwise in llguidance's own keyword "x-guidance".
-SPACING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-STRICT: Any = {"lenient": False, "coerce_one_of": False}  # nothing in a schema is passed over
 # Of llguidance.LLParserLimits, beyond its defaults. A state of the lexer takes 1 to 2 KiB.
 LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "verbose_errors": False}
 

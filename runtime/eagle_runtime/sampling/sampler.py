@@ -78,6 +78,8 @@ def _checked_bias(bias: object) -> dict[int, float]:
         raise RequestError(f"logit_bias is {short_repr(bias)}, but must map token ids to numbers")
     checked = {}
     for token, value in bias.items():
+        if isinstance(token, str) and token.isdecimal() and len(token) < 20:  # JSON has no keys but strings
+            token = int(token)
         token_id = checked_int("a token of logit_bias", token, 0)
         added = checked_float(f"logit_bias of token {short_repr(token_id)}", value)
         if math.isnan(added) or added == math.inf:

@@ -10,14 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from eagle_runtime.bundle.graph import TensorSpec
-from eagle_runtime.bundle.manifest import GraphSpec
 from eagle_runtime.trt.device import Device, DeviceRows, FilledCache, empty_rows
-from eagle_runtime.trt.engine_session import EngineSession
-from eagle_runtime.trt.execution import Execution
-from eagle_runtime.trt.fixed_shapes import PassShape, Steps, pass_shape, write_seen
+from eagle_runtime.trt.engine_session import EngineSession, Opened
+from eagle_runtime.trt.fixed_shapes import PassShape, pass_shape, write_seen
 from eagle_runtime.trt.inputs import nbytes_of
 from eagle_runtime.trt.outputs import Outputs
 
@@ -25,18 +22,10 @@ from eagle_runtime.trt.outputs import Outputs
 class BlockSession(EngineSession):
     """A block head's engine (protocol.Session)."""
 
-    def __init__(
-        self,
-        device: Device,
-        execution: Execution,
-        graph: GraphSpec,
-        largest: Mapping[str, int],
-        steps: Steps,
-        table: npt.NDArray[Any],
-    ) -> None:
-        """As EngineSession; the engine's graph is block_graph.block_graph, which has P alone."""
-        super().__init__(device, execution, graph, largest, steps, table)
-        engine = execution.graph
+    def __init__(self, device: Device, opened: Opened) -> None:
+        """The engine's graph is block_graph.block_graph, which has P alone."""
+        super().__init__(device, opened)
+        engine = opened.execution.graph
         ids = TensorSpec(self.inputs["input_ids"].dtype, engine.inputs["position_ids"].shape)  # with a fixed B
         self.inputs = {**self.inputs, "input_ids": ids}
         self._hosted = engine.inputs.keys() & {"input_ids", "position_ids"}
@@ -45,7 +34,7 @@ class BlockSession(EngineSession):
         device.driver.clear(self._last, nbytes, device.stream)
         self._drafted = Outputs(device, engine.outputs)
         for name, address in {**self._drafted.addresses, "features": self._last}.items():
-            execution.bind(name, address)
+            opened.execution.bind(name, address)
 
     def new_cache(self, capacity: int) -> FilledCache:
         return FilledCache(self._device, len(self._past) // 2, capacity, self._row_bytes)
@@ -74,11 +63,10 @@ class BlockSession(EngineSession):
         write_seen(past, out("past_mask", sizes)[0, 0, 0])
 
     def _on_device(self, rows: Any) -> DeviceRows:
-        """Returns features on the GPU. Waits for those on the host, whose memory the caller may reuse."""
+        """Returns features on the GPU."""
         if isinstance(rows, DeviceRows):
             return rows
         array = np.ascontiguousarray(rows, self.inputs["features"].dtype)
         copied = empty_rows(self._device, len(array), array.shape[1], array.dtype)
-        self._device.driver.upload(copied.address, array.ctypes.data, array.nbytes, self._device.stream)
-        self._device.wait()
+        self._upload(copied.address, array)
         return copied

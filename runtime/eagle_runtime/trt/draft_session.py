@@ -6,16 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from eagle_runtime.base.errors import BackendError
 from eagle_runtime.base.tree import Int
-from eagle_runtime.bundle.manifest import GraphSpec
 from eagle_runtime.core.session import Drafted, Weights
 from eagle_runtime.trt.device import Device, DeviceCache, DeviceRows
-from eagle_runtime.trt.engine_session import EngineSession
-from eagle_runtime.trt.execution import Execution
-from eagle_runtime.trt.fixed_shapes import PassShape, Steps, pass_shape, write_ids, write_masks, write_seen
+from eagle_runtime.trt.engine_session import EngineSession, Opened
+from eagle_runtime.trt.fixed_shapes import PassShape, pass_shape, write_ids, write_masks, write_seen
 from eagle_runtime.trt.inputs import nbytes_of
 from eagle_runtime.trt.outputs import Outputs
 
@@ -25,21 +22,12 @@ DRAFTED = ("pool_tokens", "pool_log_probs", "root_tokens", "root_log_probs", "fr
 class DraftSession(EngineSession):
     """A head's engine (one_call.OneCallSession)."""
 
-    def __init__(
-        self,
-        device: Device,
-        execution: Execution,
-        graph: GraphSpec,
-        largest: Mapping[str, int],
-        steps: Steps,
-        table: npt.NDArray[Any],
-        known: Int | None,
-    ) -> None:
-        """As EngineSession; the engine's graph is draft_graph.draft_graph. known: as in OneCallSession."""
-        super().__init__(device, execution, graph, largest, steps, table)
+    def __init__(self, device: Device, opened: Opened, known: Int | None) -> None:
+        """The engine's graph is draft_graph.draft_graph. known: as in OneCallSession."""
+        super().__init__(device, opened)
         self.known = known
+        engine, largest = opened.execution.graph, opened.largest
         self.most_rows = largest["T"]
-        engine = execution.graph
         self.depth = int(engine.inputs["level_positions"].shape[0])
         count = int(engine.outputs["pool_tokens"].shape[0])
         self.top_k = next(k for k in range(1, count + 1) if k + self.depth * k * k == count)
@@ -48,7 +36,7 @@ class DraftSession(EngineSession):
         device.driver.clear(self._features, nbytes_of(engine.inputs["features"], largest), device.stream)
         self._drafted = Outputs(device, {name: engine.outputs[name] for name in DRAFTED if name in engine.outputs})
         for name, address in {**self._drafted.addresses, "features": self._features}.items():
-            execution.bind(name, address)
+            opened.execution.bind(name, address)
 
     def draft(self, tokens: Int, features: Any, weights: Weights, cache: DeviceCache) -> Drafted:
         """As in OneCallSession: one call of the engine, one copy to the host, one wait."""
@@ -81,12 +69,8 @@ class DraftSession(EngineSession):
         self._quiet = weights.noise is None
 
     def _copy_features(self, rows: Any) -> None:
-        """Copy features to where the engine reads them. Waits for rows on the host, whose memory the caller may
-        reuse."""
-        driver, stream = self._device.driver, self._device.stream
+        """Copy features to where the engine reads them."""
         if isinstance(rows, DeviceRows):
-            driver.copy(self._features, rows.address, rows.nbytes, stream)
-            return
-        array = np.ascontiguousarray(rows, self.inputs["features"].dtype)
-        driver.upload(self._features, array.ctypes.data, array.nbytes, stream)
-        self._device.wait()
+            self._device.driver.copy(self._features, rows.address, rows.nbytes, self._device.stream)
+        else:
+            self._upload(self._features, np.ascontiguousarray(rows, self.inputs["features"].dtype))

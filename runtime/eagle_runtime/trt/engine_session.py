@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,22 +20,25 @@ from eagle_runtime.trt.fixed_shapes import PassShape, Steps, shapes_of
 from eagle_runtime.trt.inputs import Inputs
 
 
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An engine that was made of a bundle's graph. largest: sizes of its largest forward pass. table [V, H]: the
+    embedding, memory-mapped."""
+
+    execution: Execution
+    graph: GraphSpec
+    largest: Mapping[str, int]
+    steps: Steps
+    table: npt.NDArray[Any]
+
+
 class EngineSession(Session):
     """An engine with the inputs and outputs of a bundle's graph, what it gets from the host, and the place where it
     writes new keys and values, if it makes some."""
 
-    def __init__(
-        self,
-        device: Device,
-        execution: Execution,
-        graph: GraphSpec,
-        largest: Mapping[str, int],
-        steps: Steps,
-        table: npt.NDArray[Any],
-    ) -> None:
-        """graph: of the bundle; execution: of an engine that was made of it. largest: sizes of its largest forward
-        pass. table [V, H]: the embedding, memory-mapped."""
-        self._device, self._execution, self._steps, self._table = device, execution, steps, table
+    def __init__(self, device: Device, opened: Opened) -> None:
+        execution, graph, largest = opened.execution, opened.graph, opened.largest
+        self._device, self._execution, self._steps, self._table = device, execution, opened.steps, opened.table
         self._closed = False
         gpu = device.driver.describe()
         self.facts = (gpu.name, gpu.compute_capability, execution.graph.sha256)
@@ -80,6 +84,11 @@ class EngineSession(Session):
     def counters(self) -> Counters:
         """As in CountedSession."""
         return self._device.driver.tally.now
+
+    def _upload(self, address: int, array: npt.NDArray[Any]) -> None:
+        """Copy an array to the GPU, and wait: the caller may reuse its memory."""
+        self._device.driver.upload(address, array.ctypes.data, array.nbytes, self._device.stream)
+        self._device.wait()
 
     def _embed(self, tokens: Int, sizes: Mapping[str, int]) -> None:
         """Write the embeddings of a forward pass's tokens."""

@@ -23,6 +23,7 @@ from eagle_runtime.trt.device import Device, cache_rows
 from eagle_runtime.trt.draft_session import DraftSession
 from eagle_runtime.trt.driver import CudaDriver
 from eagle_runtime.trt.engine_file import EngineFolder, EngineSpec, TableSpec, find_engines
+from eagle_runtime.trt.engine_session import Opened
 from eagle_runtime.trt.execution import Execution
 from eagle_runtime.trt.fixed_shapes import HEAD_ROWS, TARGET_ROWS, Steps, past_steps, rows_up_to
 from eagle_runtime.trt.inputs import nbytes_of
@@ -72,16 +73,15 @@ def start_sessions(trt: Any, driver: CudaDriver, folder: EngineFolder, manifest:
             kernels = _kernel_file(part.engine, info.compute_capability)
             executions[name].start(device, scratch, nbytes, not part.streamed, kernels)
         keeper = RowKeeper(device, executions["keep"]) if "keep" in executions else None
-        part, tables = parts["target"], _tables(folder, parts["target"].engine)
-        target = TargetSession(
-            device, executions["target"], graphs["target"], part.largest, part.steps, tables["embedding"], keeper
-        )
-        sessions: Sessions = (target,)
-        if "draft" in executions:
-            part, tables = parts["draft"], _tables(folder, parts["draft"].engine)
-            opened = (device, executions["draft"], graphs["draft"], part.largest, part.steps, tables["embedding"])
-            block = manifest.head is not None and manifest.head.form.block
-            sessions = target, BlockSession(*opened) if block else DraftSession(*opened, tables.get("known"))
+        opened, tables = {}, {}
+        for name, graph in graphs.items():
+            part, tables[name] = parts[name], _tables(folder, parts[name].engine)
+            opened[name] = Opened(executions[name], graph, part.largest, part.steps, tables[name]["embedding"])
+        sessions: Sessions = (TargetSession(device, opened["target"], keeper),)
+        if "draft" in opened and manifest.head is not None and manifest.head.form.block:
+            sessions = *sessions, BlockSession(device, opened["draft"])
+        elif "draft" in opened:
+            sessions = *sessions, DraftSession(device, opened["draft"], tables["draft"].get("known"))
         freed.pop_all()
     return sessions
 

@@ -14,12 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.base.tree import Float, Int
-from eagle_runtime.bundle.manifest import GraphSpec
 from eagle_runtime.sampling.candidates import DeviceLogits
 from eagle_runtime.trt.device import Device, DeviceCache, DeviceRows, empty_rows
-from eagle_runtime.trt.engine_session import EngineSession
+from eagle_runtime.trt.engine_session import EngineSession, Opened
 from eagle_runtime.trt.execution import Execution
-from eagle_runtime.trt.fixed_shapes import KEPT_ROWS, PassShape, Steps, pass_shape, write_ids, write_masks
+from eagle_runtime.trt.fixed_shapes import KEPT_ROWS, PassShape, pass_shape, write_ids, write_masks
 from eagle_runtime.trt.inputs import Inputs, nbytes_of
 
 GREEDY_TOP = 8  # candidates per row that are downloaded where the highest logit is the token
@@ -29,30 +28,21 @@ SMALL = ("top_ids", "top_logits", "log_sum_exp", "watched_logits")
 class TargetSession(EngineSession):
     """A target's engine (protocol.Session)."""
 
-    def __init__(
-        self,
-        device: Device,
-        execution: Execution,
-        graph: GraphSpec,
-        largest: Mapping[str, int],
-        steps: Steps,
-        table: npt.NDArray[Any],
-        keep: RowKeeper | None,
-    ) -> None:
-        """As EngineSession; the engine's graph is target_graph.target_graph. keep: gathers accepted rows; None copies
+    def __init__(self, device: Device, opened: Opened, keep: RowKeeper | None) -> None:
+        """The engine's graph is target_graph.target_graph. keep: gathers accepted rows; None copies
         them one by one."""
-        super().__init__(device, execution, graph, largest, steps, table)
+        super().__init__(device, opened)
         self._keep = keep
-        engine = execution.graph
+        engine, largest = opened.execution.graph, opened.largest
         asked = ("watched_ids", "inverse_temperature")
         self.inputs = {**self.inputs, **{name: engine.inputs[name] for name in asked}}
-        self._outputs = {n: s for n, s in engine.outputs.items() if n not in graph.present}
+        self._outputs = {n: s for n, s in engine.outputs.items() if n not in opened.graph.present}
         self._places = {name: device.reserve(nbytes_of(spec, largest)) for name, spec in self._outputs.items()}
         self._host = {name: device.reserve_host(nbytes_of(self._outputs[name], largest)) for name in SMALL}
         if keep is not None:
             keep.bind(self._staged.address, self._places["features"])
         for name, address in self._places.items():
-            execution.bind(name, address)
+            opened.execution.bind(name, address)
 
     def run(self, feeds: Mapping[str, Any], cache: DeviceCache) -> dict[str, Any]:
         assert not self._closed, "the session is closed"
