@@ -9,7 +9,8 @@ import numpy as np
 
 from eagle_runtime.core.cache import KVCache
 from eagle_runtime.core.session import Array
-from eagle_runtime.drafting.cost_model import LARGEST, Costs, Pass, unknown
+from eagle_runtime.drafting.cost_learning import unknown
+from eagle_runtime.drafting.cost_model import LARGEST, Costs, Pass
 from eagle_runtime.drafting.cost_storage import LearnedCosts
 from fakes import FakeHead, FakeTarget, Language
 

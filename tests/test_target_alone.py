@@ -29,7 +29,7 @@ from eagle_runtime.drafting.cost_model import Costs
 from eagle_runtime.drafting.cost_storage import LearnedCosts
 from eagle_runtime.drafting.datastore import Datastore
 from eagle_runtime.drafting.shapes import DynamicTree
-from eagle_runtime.opening.loading import HABITS_PAY_S
+from eagle_runtime.opening.opened import HABITS_PAY_S
 from eagle_runtime.ort.buffers import OrtMemory
 from eagle_runtime.ort.device_session import OrtDeviceSession
 from eagle_runtime.ort.library import open_graph

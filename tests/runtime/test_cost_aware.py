@@ -30,7 +30,8 @@ from eagle_runtime.drafting.acceptance import (
     LevelGains,
     match_kinds,
 )
-from eagle_runtime.drafting.cost_aware import CostAwareDrafter, MatchedChain, Pool, best_size
+from eagle_runtime.drafting.candidate_pool import MatchedChain, Pool
+from eagle_runtime.drafting.cost_aware import CostAwareDrafter, best_size
 from eagle_runtime.drafting.cost_model import LARGEST, Costs, Timings
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.shapes import DynamicTree

@@ -15,7 +15,7 @@ from cuda_fake import FakeDriver
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.core.generate import Cycle
-from eagle_runtime.opening.loading import bundle_of_sessions
+from eagle_runtime.opening.opened import bundle_of_sessions
 from eagle_runtime.trt.session import start_sessions
 from trt_fake import fake_library, write_fake_engines
 

@@ -21,22 +21,9 @@ from eagle_runtime.core.generate import generate
 from eagle_runtime.core.target import Target
 from eagle_runtime.drafting.acceptance import CREDIT, SAVING, AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter, best_size
-from eagle_runtime.drafting.cost_model import (
-    CONTEXTS,
-    HEAD_ROWS,
-    SCALE,
-    TARGET_ROWS,
-    Costs,
-    Pass,
-    Timings,
-    expected,
-    learned,
-    measured,
-    pass_bytes,
-    prior_costs,
-    table,
-    unknown,
-)
+from eagle_runtime.drafting.cost_learning import SCALE, expected, learned, measured, table, unknown
+from eagle_runtime.drafting.cost_model import CONTEXTS, HEAD_ROWS, TARGET_ROWS, Costs, Pass, Timings
+from eagle_runtime.drafting.cost_prior import pass_bytes, prior_costs
 from eagle_runtime.drafting.cost_storage import FEW, MOVED, NOTABLE, LearnedCosts, open_costs, read_belief
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.vanilla import NoDraft

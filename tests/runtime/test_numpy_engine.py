@@ -10,7 +10,7 @@ import pytest
 
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.opening.loading import bundle_of_sessions
+from eagle_runtime.opening.opened import bundle_of_sessions
 from eagle_tools.compare_engines import compare_sessions
 from numpy_engine import NumpySession
 

@@ -21,7 +21,7 @@ from eagle_runtime.core.accept import accept
 from eagle_runtime.core.cache import KVCache
 from eagle_runtime.core.row_padding import pad_rows
 from eagle_runtime.core.target import Target
-from eagle_runtime.opening.loading import bundle_of_sessions
+from eagle_runtime.opening.opened import bundle_of_sessions
 from eagle_runtime.ort.buffers import SPARE, Block, OrtCache, OrtMemory, OrtRows
 from eagle_runtime.ort.device_session import KEYS, OrtDeviceSession, check_rows
 from eagle_runtime.ort.library import open_graph

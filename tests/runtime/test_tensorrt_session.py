@@ -30,7 +30,7 @@ from eagle_runtime.commands import cli
 from eagle_runtime.commands.loading_line import CLEARED, LoadingLine
 from eagle_runtime.drafting.cost_storage import file_name
 from eagle_runtime.opening import loading
-from eagle_runtime.opening.loading import bundle_of_sessions
+from eagle_runtime.opening.opened import bundle_of_sessions
 from eagle_runtime.trt import execution
 from eagle_runtime.trt import session as tensorrt
 from eagle_runtime.trt.fixed_shapes import HEAD_ROWS, TARGET_ROWS, Steps, past_steps, shapes_of

@@ -17,8 +17,8 @@ from cuda_fake import FakeDriver
 from eagle_runtime import EagleModel
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec, read_manifest
-from eagle_runtime.drafting.cost_model import pass_bytes
-from eagle_runtime.opening.loading import bundle_of_sessions
+from eagle_runtime.drafting.cost_prior import pass_bytes
+from eagle_runtime.opening.opened import bundle_of_sessions
 from eagle_runtime.trt.session import start_sessions
 from eagle_tools.bench.charts import ticks
 from eagle_tools.bench.contenders import BundleContender

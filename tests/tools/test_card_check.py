@@ -24,7 +24,7 @@ from cuda_fake import FakeDriver
 from eagle_runtime import BackendError, EagleModel, RequestError
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.machine.nvidia import DeviceInfo
-from eagle_runtime.opening.loading import bundle_of_sessions
+from eagle_runtime.opening.opened import bundle_of_sessions
 from eagle_runtime.trt.engine_file import find_engines
 from eagle_runtime.trt.session import start_sessions
 from eagle_tools import card_kit, doctor

@@ -25,7 +25,7 @@ from eagle_runtime import EagleModel
 from eagle_runtime.base.backend_names import on_cpu
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, Manifest, read_manifest
 from eagle_runtime.core.session import Session
-from eagle_runtime.opening.loading import bundle_of_sessions
+from eagle_runtime.opening.opened import bundle_of_sessions
 from eagle_runtime.ort import operators
 from eagle_runtime.ort.buffers import OrtMemory
 from eagle_runtime.ort.device_session import OrtDeviceSession

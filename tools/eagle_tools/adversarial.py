@@ -32,7 +32,8 @@ from eagle_runtime.core.generate import Cycle
 from eagle_runtime.drafting.datastore import Datastore
 from eagle_runtime.drafting.jacobi import JacobiDrafter
 from eagle_runtime.opening.draft_bundle import with_draft_bundles
-from eagle_runtime.opening.loading import OpenBundle, open_bundle
+from eagle_runtime.opening.loading import open_bundle
+from eagle_runtime.opening.opened import OpenBundle
 from eagle_tools.check_command import run_check
 from eagle_tools.liars import LIES, AnyTree, FreeDrafts, Liar, Lie, LyingHabits, LyingSession, LyingTransitions, Misled
 from eagle_tools.lossless import SETTINGS, random_prompt

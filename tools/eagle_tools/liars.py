@@ -18,7 +18,8 @@ from eagle_runtime.base.tree import Float, Int, Tree
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.session import Session
-from eagle_runtime.drafting.cost_model import Costs, Pass, Timings, unknown
+from eagle_runtime.drafting.cost_learning import unknown
+from eagle_runtime.drafting.cost_model import Costs, Pass, Timings
 from eagle_runtime.drafting.cost_storage import LearnedCosts
 from eagle_runtime.drafting.habits import SUCCESSORS, Context, Habits, Row
 from eagle_runtime.drafting.transitions import Transitions

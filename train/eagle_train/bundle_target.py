@@ -29,7 +29,8 @@ from eagle_runtime.base.files import file_sha256
 from eagle_runtime.base.tree import Float, chain_of
 from eagle_runtime.bundle.manifest import HeadKind, Manifest, read_manifest
 from eagle_runtime.core.target import SCORE_CHUNK
-from eagle_runtime.opening.loading import MAX_THREADS, OpenBundle, open_bundle
+from eagle_runtime.opening.loading import MAX_THREADS, open_bundle
+from eagle_runtime.opening.opened import OpenBundle
 from eagle_train.answering import Request, Requests
 from eagle_train.data import Windows
 from eagle_train.errors import TrainError

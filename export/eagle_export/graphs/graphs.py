@@ -9,10 +9,7 @@ k children per row.
 from __future__ import annotations
 
 import copy
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from types import ModuleType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
-from transformers.models.llama import modeling_llama
 
 from eagle_export.heads.block import BlockReader
 from eagle_export.heads.eagle1 import Eagle1Head
@@ -160,50 +156,6 @@ def windowed(mask: Tensor, position_ids: Tensor, width: int | None) -> Tensor:
     )
 
 
-def rotary_modules(module: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
-    """(parent, attribute, module) of every rotary embedding below `module`."""
-    return [
-        (parent, name, child)
-        for parent in module.modules()
-        for name, child in parent.named_children()
-        if type(child).__name__.endswith("RotaryEmbedding")
-    ]
-
-
-@contextmanager
-def native_operators(module: nn.Module) -> Iterator[None]:
-    """Makes the modules of transformers below `module` call torch's native norm and rotary operators, which become one
-    ONNX node each.
-
-    The functions compute the same in eager mode. They are replaced for the whole process, and restored at the end."""
-    saved: list[tuple[Any, str, Any]] = []
-
-    def replace(owner: Any, name: str, function: Any) -> None:
-        saved.append((owner, name, getattr(owner, name)))
-        setattr(owner, name, function)
-
-    for modeling in _modelings(module):
-        for name, item in list(vars(modeling).items()):
-            if isinstance(item, type) and item.__module__ == modeling.__name__:
-                if name.endswith("RMSNorm"):
-                    replace(item, "forward", _rms_norm)
-                elif name.endswith("RotaryEmbedding"):
-                    replace(item, "forward", _rotary_tables)
-        replace(modeling, "apply_rotary_pos_emb", _apply_rotary)
-    try:
-        yield
-    finally:
-        for owner, name, function in saved:
-            setattr(owner, name, function)
-
-
-def _modelings(module: nn.Module) -> list[ModuleType]:
-    """Llama's module of transformers, of which heads are made, and those that define classes below `module`."""
-    names = dict.fromkeys(type(part).__module__ for part in module.modules())
-    others = [sys.modules[name] for name in names if name.startswith("transformers.models.")]
-    return [modeling_llama, *(each for each in others if each is not modeling_llama)]
-
-
 class _NewRows(Cache):  # type: ignore[misc]
     """A cache that concatenates past and new rows for attention, and keeps the new ones. numbers: of the layers that
     the past is of."""
@@ -249,28 +201,3 @@ def _attention(
 
 
 AttentionInterface.register(ATTENTION, _attention)
-
-
-def _rms_norm(self: Any, x: Tensor) -> Tensor:
-    return nn.functional.rms_norm(
-        x, (x.shape[-1],), self.weight, self.eps if hasattr(self, "eps") else self.variance_epsilon
-    )
-
-
-def _rotary_tables(self: Any, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
-    """Returns cos and sin [1, T, D/2]: the operator takes one half, because both are equal. D: the rotated part of a
-    head. layer_type: of modules with a table for each."""
-    which = "" if layer_type is None else f"{layer_type}_"
-    angles = position_ids[..., None].float() * getattr(self, f"{which}inv_freq").float()
-    scale = getattr(self, f"{which}attention_scaling")
-    return (angles.cos() * scale).to(x.dtype), (angles.sin() * scale).to(x.dtype)
-
-
-def _apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
-    rotated = 2 * cos.shape[-1]
-    part = rotated if rotated < q.shape[-1] else 0
-
-    def rotate(x: Tensor) -> Tensor:
-        return torch.onnx.ops.rotary_embedding(x, cos, sin, rotary_embedding_dim=part)
-
-    return rotate(q), rotate(k)

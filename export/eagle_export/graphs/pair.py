@@ -22,20 +22,14 @@ from eagle_export.heads.layouts import HeadLayout, official
 from eagle_export.heads.prediction import prediction_layers, without_prediction_layers
 from eagle_export.heads.reading import read_head_config
 from eagle_export.heads.vocabulary import stored_map
-from eagle_export.reading.checkpoint import (
-    EMBEDDING,
-    LM_HEAD,
-    Checkpoint,
-    StoredTensor,
-    open_checkpoint,
-    same_values,
-)
+from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint, open_checkpoint
 from eagle_export.reading.families.config import accepted_by_transformers, read_config, windows_of
 from eagle_export.reading.families.family import Config, Family, Windows
 from eagle_export.reading.families.generation import Generation, generation_of
 from eagle_export.reading.families.registry import family_of
 from eagle_export.reading.gguf.checkpoint import open_target
 from eagle_export.reading.reconcile import check_ends, unwrapped
+from eagle_export.reading.stored_tensors import StoredTensor, same_values
 from eagle_export.reading.texts import read_texts, text_of
 from eagle_export.recipes.graph import WINDOW
 from eagle_export.recipes.routed_experts import RoutedExperts

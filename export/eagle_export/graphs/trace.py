@@ -20,7 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from eagle_export.base.errors import ExportError
 from eagle_export.base.quiet import quiet
-from eagle_export.graphs.graphs import TargetGraph, native_operators, rotary_modules
+from eagle_export.graphs.graphs import TargetGraph
+from eagle_export.graphs.native_operators import native_operators, rotary_modules
 from eagle_export.graphs.repeated_layers import hidden_names, repeat_layers, repeats_of, shortened, tap_names
 from eagle_export.heads.config import HeadConfig
 from eagle_runtime.bundle.graph import past_names, present_names

@@ -19,7 +19,7 @@ from eagle_export.base.data_file import Report, external, point_to, write
 from eagle_export.base.errors import ExportError
 from eagle_export.base.parted import Array, Part, PartedTensor, transposed
 from eagle_export.graphs.trace import is_fake
-from eagle_export.reading.checkpoint import StoredTensor
+from eagle_export.reading.stored_tensors import StoredTensor
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec
 
 DATA_SUFFIX = ".data"

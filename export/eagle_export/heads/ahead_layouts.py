@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from eagle_export.base.errors import ExportError
 from eagle_export.heads.prediction import MEDUSA_HEADS
-from eagle_export.reading.checkpoint import Checkpoint, StoredTensor
+from eagle_export.reading.checkpoint import Checkpoint
+from eagle_export.reading.stored_tensors import StoredTensor
 
 # Of Hydra's modules: their own copy of the target's embedding, and parts of architectures that are not read.
 OTHER_PARTS = ("prefix_embeding_layer.", "cross_attn.", "self_attn.", "eagle_")

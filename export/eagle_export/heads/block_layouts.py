@@ -16,15 +16,8 @@ from typing import Any, Literal
 
 from eagle_export.base.errors import ExportError
 from eagle_export.heads.layout import LLAMA_TYPES, TRANSFORMERS_DEFAULTS, HeadLayout
-from eagle_export.reading.checkpoint import (
-    EMBEDDING,
-    LM_HEAD,
-    MASK_FILE,
-    Checkpoint,
-    StoredTensor,
-    lone_tensor,
-    same_values,
-)
+from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, MASK_FILE, Checkpoint
+from eagle_export.reading.stored_tensors import StoredTensor, lone_tensor, same_values
 from eagle_runtime.core.head import WINDOW
 
 NESTED, LAYER, MASK = "dflash_config", "transformer_layer_config", "mask_embedding"

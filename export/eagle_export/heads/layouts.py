@@ -21,7 +21,8 @@ from eagle_export.heads.layout import LLAMA_TYPES, TRANSFORMERS_DEFAULTS
 from eagle_export.heads.layout import HeadLayout as HeadLayout
 from eagle_export.heads.layout import OutputNorm as OutputNorm
 from eagle_export.heads.prediction import DEEPSEEK, MIMO, QWEN, SPECULATORS
-from eagle_export.reading.checkpoint import Checkpoint, StoredTensor
+from eagle_export.reading.checkpoint import Checkpoint
+from eagle_export.reading.stored_tensors import StoredTensor
 
 PAIRED = "layers.0.hidden_norm.weight"  # the norm of the features: EAGLE-3's first layer has it, no other layer does
 

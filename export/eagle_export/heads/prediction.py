@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from eagle_export.base.errors import ExportError
-from eagle_export.reading.checkpoint import Checkpoint, StoredTensor
+from eagle_export.reading.checkpoint import Checkpoint
+from eagle_export.reading.stored_tensors import StoredTensor
 
 NAMED = re.compile(r"(?:^|\.)(?:mtp_layers|mtp(?:\.layers)?)\.(\d+)?")  # MiMo, speculators; Qwen3-Next
 APPENDED = re.compile(r"model\.layers\.(\d+)\.")  # DeepSeek: layers after the target's own

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from eagle_export.base.errors import ExportError
 from eagle_export.heads.kinds import Kind
-from eagle_export.reading.checkpoint import LM_HEAD, Checkpoint, StoredTensor
+from eagle_export.reading.checkpoint import LM_HEAD, Checkpoint
+from eagle_export.reading.stored_tensors import StoredTensor
 
 
 def draft_vocabulary(head: Checkpoint, kind: Kind, hidden: int, target_hidden: int, vocab: int) -> int:

@@ -9,8 +9,9 @@ from math import prod
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.kinds import KINDS, placed
 from eagle_export.inspection.sizes import Before, GraphShapes, Layers, alike
-from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint, StoredTensor
+from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
 from eagle_export.reading.families.family import Family
+from eagle_export.reading.stored_tensors import StoredTensor
 
 HEAD_EMBEDDING = "embed_tokens.weight"
 MAPS = ("d2t", "t2d")

@@ -25,10 +25,10 @@ from eagle_export.reading.checkpoint import (
     SINGLE,
     TEXT_FILES,
     Checkpoint,
-    StoredTensor,
     open_checkpoint,
     read_json,
 )
+from eagle_export.reading.stored_tensors import StoredTensor
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

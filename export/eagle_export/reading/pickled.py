@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from eagle_export.base.errors import ExportError
-from eagle_export.reading.checkpoint import StoredTensor
+from eagle_export.reading.stored_tensors import StoredTensor
 
 STORAGES = {
     "DoubleStorage": "F64",

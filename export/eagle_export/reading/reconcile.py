@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from eagle_export.base.errors import ExportError
-from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint, StoredTensor, read_json, same_values
+from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint, read_json
+from eagle_export.reading.stored_tensors import StoredTensor, same_values
 
 # Segments that torch.compile, DDP and FSDP put into names; PEFT's and DDP's that stand before all others.
 WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from eagle_calib.errors import CalibrationError
 from eagle_export.base.errors import ExportError
 from eagle_export.base.quiet import quiet
-from eagle_export.graphs.graphs import rotary_modules
+from eagle_export.graphs.native_operators import rotary_modules
 from eagle_export.graphs.trace import real_scales
 from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
 from eagle_export.reading.families.config import read_config

@@ -36,7 +36,7 @@ from eagle_runtime.app.slots import Slot, Slots
 from eagle_runtime.app.turn import Turn
 from eagle_runtime.base.arguments import checked_int, short_repr
 from eagle_runtime.base.errors import BusyError, ClosedError, ConversationFileError, RequestError
-from eagle_runtime.opening.loading import HEAD_SCRATCH, OpenBundle
+from eagle_runtime.opening.opened import HEAD_SCRATCH, OpenBundle
 from eagle_runtime.text.answer_form import chat_prompt
 from eagle_runtime.text.call_formats import format_named
 from eagle_runtime.text.tokenizer import Message, Text

@@ -27,7 +27,7 @@ from eagle_runtime.core.decoding_state import Snapshot
 from eagle_runtime.core.head import HeadSnapshot
 from eagle_runtime.machine.host import processor_features, processor_name
 from eagle_runtime.opening.backends import library_version
-from eagle_runtime.opening.loading import OpenBundle
+from eagle_runtime.opening.opened import OpenBundle
 
 FORMAT = 1
 TEXT_BYTES = 1 << 26  # of a file besides rows

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from eagle_runtime.app.batch import pieces_of
 from eagle_runtime.app.conversation import Conversation, OnEnd
+from eagle_runtime.app.decoding import Work, decode
 from eagle_runtime.app.output import Output
 from eagle_runtime.app.request import Request, request_of
 from eagle_runtime.app.result import Piece, Result
 from eagle_runtime.app.slots import Memory, Slot, Slots
-from eagle_runtime.app.turn import Turn, TurnState, Work, decode
+from eagle_runtime.app.turn import Turn, TurnState
 from eagle_runtime.base.arguments import checked_int, short_repr
 from eagle_runtime.base.errors import ClosedError, ContextError, RequestError
 from eagle_runtime.base.tree import Float
@@ -33,7 +34,8 @@ from eagle_runtime.opening.datastore_file import with_datastore
 from eagle_runtime.opening.draft_bundle import folders_of, with_draft_bundles
 from eagle_runtime.opening.habits_file import HabitsFile
 from eagle_runtime.opening.hub_bundle import bundle_folder
-from eagle_runtime.opening.loading import OpenBundle, Progress, open_bundle
+from eagle_runtime.opening.loading import Progress, open_bundle
+from eagle_runtime.opening.opened import OpenBundle
 from eagle_runtime.sampling.sampler import Sampler, SamplingParams
 from eagle_runtime.text.answer_form import ChatPrompt, chat_prompt
 from eagle_runtime.text.tokenizer import Message

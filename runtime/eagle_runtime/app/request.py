@@ -23,7 +23,7 @@ from eagle_runtime.drafting.predicted import PredictedText
 from eagle_runtime.drafting.shapes import TreeShape
 from eagle_runtime.drafting.specinfer import SPECINFER
 from eagle_runtime.drafting.vanilla import NoDraft
-from eagle_runtime.opening.loading import OpenBundle
+from eagle_runtime.opening.opened import OpenBundle
 from eagle_runtime.sampling.call_grammar import calls_constraint
 from eagle_runtime.sampling.constraint import Constraint
 from eagle_runtime.sampling.grammar_lookahead import Lookahead

@@ -10,23 +10,19 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from eagle_runtime.drafting.cost_model import (
+from eagle_runtime.drafting.cost_learning import (
     COUNT,
-    LARGEST,
     OLD_SCALE_OFF,
     SCALE,
     SCALE_OFF,
     Array,
     Belief,
-    Costs,
-    Pass,
-    Timings,
     learned,
     measured,
-    shared,
     table,
     unknown,
 )
+from eagle_runtime.drafting.cost_model import LARGEST, Costs, Pass, Timings, shared
 from eagle_runtime.machine.user_cache import machine_key, read_cached, write_cached
 
 MOVED = 0.03  # of a correction, before the table in use is made again

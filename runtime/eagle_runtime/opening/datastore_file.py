@@ -10,7 +10,7 @@ from typing import Any
 
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.drafting.datastore import Datastore
-from eagle_runtime.opening.loading import OpenBundle
+from eagle_runtime.opening.opened import OpenBundle
 
 PIECE = 1 << 16  # characters that are tokenised at once, up to the end of a line
 LAYOUT = 'a line of a JSONL datastore is a string, or an object with "text" (a string) or "turns" (strings)'

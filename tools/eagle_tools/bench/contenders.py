@@ -11,7 +11,7 @@ from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.base.backend_names import on_cpu
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.core.generate import Cycle
-from eagle_runtime.drafting.cost_model import pass_bytes
+from eagle_runtime.drafting.cost_prior import pass_bytes
 from eagle_tools.bench.methods import DATASTORE, Settings, settings_of
 from eagle_tools.bench.rows import Asked, Row, Setup, precision_name, row_of
 from eagle_tools.questions import Question

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eagle_export.reading.checkpoint import StoredTensor
+from eagle_export.reading.stored_tensors import StoredTensor
 
 
 def fused_experts(module: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from eagle_export.base.quiet import quiet
-from eagle_export.reading.checkpoint import Checkpoint, StoredTensor
+from eagle_export.reading.checkpoint import Checkpoint
 from eagle_export.reading.families.config import read_config
 from eagle_export.reading.families.registry import family_of
 from eagle_export.reading.gguf.checkpoint import open_target
+from eagle_export.reading.stored_tensors import StoredTensor
 
 
 class _Lazy:

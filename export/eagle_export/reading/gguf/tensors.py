@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from eagle_export.base.errors import ExportError
-from eagle_export.reading.checkpoint import StoredTensor
 from eagle_export.reading.gguf.architectures import TOP, Architecture
 from eagle_export.reading.gguf.file import ADVICE, UNBLOCKED_TYPES, Entry, GgufFile
+from eagle_export.reading.stored_tensors import StoredTensor
 
 if TYPE_CHECKING:
     import torch  # imported where tensors are read: headers are read without it

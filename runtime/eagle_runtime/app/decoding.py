@@ -1,0 +1,116 @@
+"""One answer, token by token: the loop's events become pieces, until the answer ends or somebody stops it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+
+from eagle_runtime.app.output import Output
+from eagle_runtime.app.request import Request
+from eagle_runtime.app.result import Piece, Result, usage_of
+from eagle_runtime.app.turn import TurnState
+from eagle_runtime.core.generate import Cycle, Reading
+from eagle_runtime.core.scheduler import Lease, Scheduler
+from eagle_runtime.core.target import Verification
+
+Work = Iterator[Reading | Cycle | Verification]
+
+
+def decode(
+    scheduler: Scheduler,
+    lease: Lease,
+    work: Work,
+    request: Request,
+    output: Output,
+    state: TurnState,
+    known: Callable[[], int],
+) -> Generator[Piece, None, None]:
+    """Yields the pieces of an answer, the last one with the result. work: the loop's events, each computed in a step of
+    its own. known: returns how many tokens of the prompt did not have to be read."""
+    cycles: list[Cycle] = []
+    times = _Times()
+    steps = scheduler.steps(lease, work)
+    try:
+        with contextlib.closing(steps):
+            while output.stop is None:
+                if state.cancelled or (event := next(steps, None)) is None:
+                    output.finish("cancelled" if state.cancelled else "context_full")
+                    break
+                assert not isinstance(event, Verification), "a round runs it"
+                if isinstance(event, Reading):
+                    if request.on_prefill is not None:
+                        left = time.perf_counter()
+                        request.on_prefill(event.count, event.total)
+                        times.elsewhere(left)
+                    continue
+                if not output.token_ids:
+                    times.first_token(lease.waited)
+                else:
+                    cycles.append(event)
+                    if request.on_cycle is not None:
+                        request.on_cycle(event)
+                _add(event, request, output)
+                if state.cancelled:
+                    output.finish("cancelled")
+                elif output.stop is None and (released := output.release())[0]:
+                    left = time.perf_counter()
+                    yield Piece(*released, parts=output.parts(released[0]))
+                    times.elsewhere(left)
+        figures = times.figures(lease.waited)
+        assert output.stop is not None
+        released = output.release()
+        parts = output.parts(released[0])
+        prompt = len(request.prompt), known()
+        seed, count = request.sampler.params.seed, len(output.token_ids)
+        usage = usage_of(request.method, seed, prompt, count, cycles, figures, request.lookahead)
+        if (predicted := request.predicted) is not None:
+            predicted.follow([*request.prompt, *output.token_ids])
+            usage = replace(usage, prediction_accepted=predicted.accepted, prediction_rejected=predicted.rejected)
+        usage = replace(usage, accepted_per_draft=tuple(request.draft_accepted))
+        text = output.text if request.has_text else None
+        message = None if request.reader is None else output.message
+        ids, reason = tuple(output.token_ids), output.finish_reason
+        state.result = Result(text, ids, reason, output.stop, usage, message)
+    finally:
+        if output.stop is None:  # the turn was left early
+            output.finish("cancelled")
+            output.parts(output.release()[0])
+        state.end(output)
+    yield Piece(*released, state.result, parts)
+
+
+def _add(cycle: Cycle, request: Request, output: Output) -> None:
+    """Hand the tokens of a cycle to the output, up to the one that ends it."""
+    records = cycle.step.log_probs
+    tokens, accepted = cycle.step.tokens.tolist(), cycle.step.num_accepted
+    for number, token in enumerate(tokens):
+        complete = number == len(tokens) - 1 and request.sampler.finished
+        if not output.add(token, number < accepted, records[number] if records else None, complete=complete):
+            return
+
+
+class _Times:
+    """Seconds of an answer, without those in which the consumer had its turn."""
+
+    def __init__(self) -> None:
+        self._started = self._first = time.perf_counter()
+        self._elsewhere = 0.0  # since the first token, or before there is one since the beginning
+        self._before = 0.0
+        self._waited = 0.0  # before the first token
+
+    def elsewhere(self, left: float) -> None:
+        """The consumer had its turn since `left`, a time of the clock: that does not count."""
+        self._elsewhere += time.perf_counter() - left
+
+    def first_token(self, waited: float) -> None:
+        """The first token has come. waited: seconds that were waited for other callers so far."""
+        self._first = time.perf_counter()
+        self._waited, self._before, self._elsewhere = waited, self._elsewhere, 0.0
+
+    def figures(self, waited: float) -> tuple[float, float, float]:
+        """Returns the seconds of waiting before the first token, of prefill, and of decode. waited: as above."""
+        prefill = self._first - self._started - self._before - self._waited
+        decode = time.perf_counter() - self._first - self._elsewhere - (waited - self._waited)
+        return self._waited, max(0.0, prefill), max(0.0, decode)
