@@ -2,8 +2,8 @@
 
     python -m studies constants BUNDLE --prompts tools/demo_pair/heldout.jsonl tools/demo_pair/edits.jsonl --count 12
 
-prints one row per constant and method. Passes take the seconds of a made-up machine (TARGET, LEVEL), so that the figures
-repeat and say the same of every computer; drafts are as in generation. Every other answer is sampled, at temperature 1.
+prints one row per constant and method. Passes take the seconds of a made-up machine (TARGET, LEVEL), so that figures
+repeat on every computer; drafts are as in generation. Every other answer is sampled, at temperature 1.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -111,7 +111,10 @@ def changed(module: str, name: str, factor: float) -> Iterator[None]:
     """Within the block a constant is that many times what it is."""
     owner = importlib.import_module(module)
     value = getattr(owner, name)
-    scaled: Callable[[Any], Any] = lambda x: 1 - factor * (1 - x) if name in FADING else type(x)(factor * x)
+
+    def scaled(x: Any) -> Any:
+        return 1 - factor * (1 - x) if name in FADING else type(x)(factor * x)
+
     if isinstance(value, tuple):
         new: Any = tuple(map(scaled, value))
     elif isinstance(value, np.ndarray):

@@ -100,9 +100,6 @@ class _FakeSession(Session):
     @abstractmethod
     def run(self, feeds: Mapping[str, Any], cache: KVCache) -> dict[str, Array]: ...
 
-    def joined(self, parts: Sequence[Array]) -> Array:
-        return np.concatenate(parts)
-
     def close(self) -> None:
         self._returned = {}
 

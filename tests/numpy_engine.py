@@ -6,7 +6,7 @@ It is also the smallest example of a backend: a Session (eagle_runtime.core.sess
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -45,9 +45,6 @@ class NumpySession(Session):
         for index, new in enumerate(results[len(self.outputs) :]):
             cache.rows[index, start : start + count] = new[0]
         return {name: value[0] for name, value in zip(self.outputs, results, strict=False)}
-
-    def joined(self, parts: Sequence[Any]) -> Any:
-        return np.concatenate(parts)
 
     def close(self) -> None:
         """There is nothing to free."""

@@ -114,7 +114,7 @@ def test_commands_write_what_was_asked_for_and_call_nobody(
     target, head = make_target(tmp_path_factory.mktemp("pair") / "target"), GOLDEN / "head_eagle1"
     steps: list[tuple[object, ...]] = [
         ("eagle_export.commands.cli", target, head, "-o", "bundle"),
-        ("eagle_calib.cli", "bundle", "-o", "calib", "--data", "ids.jsonl", "--max-tokens", 40),
+        ("eagle_calib.cli", "bundle", "-o", "calib", "--data", "ids.jsonl", "--tokens", 40),
         ("eagle_runtime.commands.cli", "bundle", "--prompt-ids", "5,6,7", "--max-new-tokens", 8, "--method", "eagle"),
         ("eagle_tools.doctor", "bundle", "--backend", "cpu"),
         ("eagle_tools.doctor",),

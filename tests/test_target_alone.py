@@ -61,7 +61,7 @@ def bundle(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module")
 def calibration(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("calibration") / "alone"
-    assert calib_main([str(bundle), "-o", str(folder), "--threads", "1", "--max-tokens", "300"]) == 0
+    assert calib_main([str(bundle), "-o", str(folder), "--threads", "1", "--tokens", "300"]) == 0
     return folder
 
 

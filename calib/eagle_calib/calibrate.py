@@ -66,7 +66,7 @@ def calibrate(
     the end; any other existing folder is refused. Raises CalibrationError, BundleError or BackendError. Then, and when
     interrupted, no files are left."""
     if max_tokens < 1:
-        raise CalibrationError(f"max-tokens is {max_tokens}, but must be 1 or more")
+        raise CalibrationError(f"tokens is {max_tokens}, but must be 1 or more")
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         raise CalibrationError(f"threads is {threads}, but must be 1 to {MAX_THREADS}")
     manifest = read_manifest(bundle)

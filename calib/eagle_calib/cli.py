@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> None:
         Path(args.output),
         data=Path(args.data) if args.data is not None else None,
         threads=args.threads,
-        max_tokens=args.max_tokens,
+        max_tokens=args.tokens,
     )
     seconds = time.perf_counter() - started
     figures = {graph: _figures(inputs) for graph, inputs in done.graphs.items()}
@@ -61,7 +61,7 @@ def _parser() -> Parser:
         "--data", metavar="FILE", help="UTF-8 text, or JSONL with turns, text or ids (default: the package's text)"
     )
     parser.add_argument(
-        "--max-tokens", type=int, default=8192, metavar="N", help="tokens of the text to read (default 8192)"
+        "--tokens", type=int, default=8192, metavar="N", help="tokens of the text to read (default 8192)"
     )
     parser.add_argument("--threads", type=int, metavar="N", help="threads of a forward pass (default: physical cores)")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")

@@ -29,7 +29,7 @@ from eagle_export.base.memory import give_back
 from eagle_export.base.resume import fingerprint, holds_refused, kept
 from eagle_export.checking.certificate import certified
 from eagle_export.checking.head_check import HeadCheck
-from eagle_export.checking.limits import FidelityError, required_fidelity
+from eagle_export.checking.limits import LIMITS, FidelityError, required_fidelity
 from eagle_export.checking.source_reading import reading_of_pair
 from eagle_export.checking.worst_layers import Layer, layers_of
 from eagle_export.graphs.pair import Pair, build_graphs, open_pair
@@ -109,7 +109,6 @@ def export(
     cache_precision: str | None = None,
     calibrate: Path | None = None,
     record: bool = True,
-    agreement: float | None = None,
     size: int | None = None,
     sources: Mapping[str, str] | None = None,
 ) -> Exported:
@@ -125,9 +124,10 @@ def export(
     of names of the target's weights that stay as traced. cache_precision: "int8" for a quantised target on a CPU that
     keeps its keys and values in bytes; None for the type in which it computes them. calibrate: a text file (or JSONL
     as eagle-calib reads it) on which inputs are recorded where there is no calibration; None for text that the target
-    itself generates. record: whether inputs are recorded at all where there is no calibration. agreement, size (bytes
-    of all weights): the budget of precision "auto". sources: for the manifest, models of the hub that the folders are
-    copies of -> their commits (fetch.fetched).
+    itself generates. record: whether inputs are recorded at all where there is no calibration. size: bytes of all
+    weights to which precision "auto" widens layers; without it, it widens them until it should reach min_agreement,
+    and the bundle is refused only below its precision's own limit. sources: for the manifest, models of the hub that
+    the folders are copies of -> their commits (fetch.fetched).
 
     An existing bundle, with the engines built from it, is replaced at the end; a folder with other files is refused.
     Raises ExportError (FidelityError for a bundle outside its limits), CalibrationError or FolderError. Then no files
@@ -145,7 +145,8 @@ def export(
         raise ExportError(
             "draft precision, vocabulary and top-k are settings of a head; give a head, or leave them out"
         )
-    budget = checked_budget(precision, agreement, size)
+    aim = min_agreement if precision == AUTO and size is None else None
+    budget = checked_budget(precision, aim, size)
     if calibrate is not None and not recorded_from_source(backend, precision):
         raise ExportError(f"{precision} for backend {backend} records no inputs; leave the text out")
     if precision == AUTO and calibration is not None:
@@ -154,7 +155,8 @@ def export(
         raise ExportError(f"{'a text' if calibrate is not None else AUTO} needs recorded inputs; let them be recorded")
     if calibrate is not None and calibration is not None:
         raise ExportError("a calibration and a text to record one on were given; leave one of them out")
-    required = required_fidelity(backend, precision, min_agreement, max_kl, calibrated=calibration is not None)
+    least = min_agreement if aim is None else min(aim, LIMITS[AUTO].agreement)
+    required = required_fidelity(backend, precision, least, max_kl, calibrated=calibration is not None)
     if required.explicit and not certify:
         raise ExportError("an agreement or a KL is asked for, but the export is to go without the comparison")
     observed = None if calibration is None else read_calibration(calibration)
@@ -190,9 +192,7 @@ def export(
         key = fingerprint(
             [path for path in (target, draft, calibration, calibrate) if path is not None],
             {
-                "planned": repr(
-                    (backend, precisions, draft_vocab, keep, cache_precision, agreement, size, record, way)
-                ),
+                "planned": repr((backend, precisions, draft_vocab, keep, cache_precision, aim, size, record, way)),
                 "k": top_k,
             },
         )

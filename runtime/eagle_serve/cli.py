@@ -91,7 +91,7 @@ def options_of(args: argparse.Namespace) -> Options:
         strict_model=args.strict_model,
         queue=args.queue,
         parallel=args.parallel,
-        max_tokens=args.max_tokens,
+        max_tokens=args.max_new_tokens,
         tool_format=args.tool_format,
         api_key=_api_key(args.api_key_file),
         allowed_hosts=(*args.allowed_hosts, *_own_name(args.host)),
@@ -170,7 +170,7 @@ def _parser() -> Parser:
     parser.add_argument("--queue", type=_count(0, 10_000), default=16, metavar="N", help="requests that may wait (16)")
     parser.add_argument("--parallel", type=_count(1, 16), metavar="N", help="requests at once (native: 4, cpu: 1)")
     parser.add_argument(
-        "--max-tokens", type=_count(1, 2**31 - 1), metavar="N", help="most of an answer (default: what is left)"
+        "--max-new-tokens", type=_count(1, 2**31 - 1), metavar="N", help="most of an answer (default: what is left)"
     )
     formats = [row.name for row in FORMATS]
     parser.add_argument(

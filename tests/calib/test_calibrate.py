@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -36,7 +36,7 @@ from fakes import rows_of
 from onnx_session import open_model
 
 MAX_TOKENS = WINDOW + 64
-ARGUMENTS = ("--threads", "1", "--max-tokens", str(MAX_TOKENS))
+ARGUMENTS = ("--threads", "1", "--tokens", str(MAX_TOKENS))
 KINDS = ("eagle1", "eagle3")
 kinds = pytest.mark.parametrize("kind", KINDS)
 
@@ -89,9 +89,6 @@ class Recorder(Session):
         for tensor, value in zip(self._kept, self._all.run(list(self._kept), {**batch, **past}), strict=True):
             self._kept[tensor].append(value.reshape(-1, value.shape[-1]).copy())
         return self._session.run(feeds, cache)
-
-    def joined(self, parts: Sequence[Array]) -> Array:
-        return self._session.joined(parts)
 
     def rows(self, weight: str) -> Float:
         """All inputs of the layer: [rows, K]."""

@@ -71,7 +71,7 @@ def test_bad_text(refused: Callable[..., str], tmp_path: Path, name: str, conten
 def test_missing_data_and_wrong_numbers(refused: Callable[..., str], tmp_path: Path) -> None:
     assert "none.txt cannot be read (No such file" in refused("--data", str(tmp_path / "none.txt"))
     assert f"{tmp_path} cannot be read (Is a directory)" in refused("--data", str(tmp_path))
-    assert "max-tokens is 0" in refused("--max-tokens", "0")
+    assert "tokens is 0" in refused("--tokens", "0")
     assert "threads is 0" in refused("--threads", "0")
 
 
@@ -163,7 +163,7 @@ def test_layers_without_a_range_are_named(
     bundle = tmp_path / "bundle"
     shutil.copytree(bundles["eagle1"], bundle)
     with_weight(bundle, graph, weight, value)
-    assert f"{graph}/model.onnx: the input of {words}" in refused("--max-tokens", "8", bundle=bundle)
+    assert f"{graph}/model.onnx: the input of {words}" in refused("--tokens", "8", bundle=bundle)
 
 
 @contextmanager
@@ -181,11 +181,11 @@ def test_a_full_disk_loses_nothing(
     refused: Callable[..., str], bundles: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    assert main([str(bundles["eagle1"]), "-o", str(out), "--threads", "1", "--max-tokens", "8"]) == 0
+    assert main([str(bundles["eagle1"]), "-o", str(out), "--threads", "1", "--tokens", "8"]) == 0
     capsys.readouterr()
     before = read_calibration(out).target
     with file_size_limit(100_000):
-        message = refused("--max-tokens", "8", output=out)
+        message = refused("--tokens", "8", output=out)
     assert "could not be written" in message and "no files were left" in message
     after = read_calibration(out).target
     assert {name: item.rows for name, item in after.items()} == {name: item.rows for name, item in before.items()}

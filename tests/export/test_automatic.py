@@ -159,9 +159,9 @@ def test_auto_keeps_to_its_size_and_prints_what_it_decided_from(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["-p", "auto"], "chooses layers by an agreement or a size; give one of them"),
-        (["-p", "int4", "--size", "5GB"], "belong to precision auto, not int4"),
-        (["-p", "auto", "--agreement", "98"], "the agreement is 98, but must be between 0 and 1"),
+        (["-p", "auto"], "chooses layers by a size or a least agreement; give one of them"),
+        (["-p", "int4", "--size", "5GB"], "belongs to precision auto, not int4"),
+        (["-p", "auto", "--min-agreement", "98"], "the agreement is 98, but must be between 0 and 1"),
         (["-p", "auto", "--size", "1GB", "--calibration", "c"], "measures the source itself; give a text as calibrate"),
         (["-p", "auto", "--size", "1kB"], "all layers in four bits take "),
         (["-p", "auto", "--size", "big"], "argument --size: 'big' is not a size like 2GB"),

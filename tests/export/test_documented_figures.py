@@ -41,7 +41,7 @@ def text(page: str) -> str:
     [
         ("dev/families.md", f"One with fewer than {LEAST_ROWS} recorded rows is rounded to nearest"),
         ("precision.md", f"The default is a text of {TEXT_KB} KB in the package"),
-        ("dev/calibration.md", f"The first {MAX_TOKENS} tokens (`--max-tokens`) are read in windows of {WINDOW}."),
+        ("dev/calibration.md", f"The first {MAX_TOKENS} tokens (`--tokens`) are read in windows of {WINDOW}."),
         ("dev/calibration.md", f"After each window the pair decodes {NEW_TOKENS} tokens"),
         ("dev/calibration.md", f"a uniform sample of at most {SAMPLE_ROWS} rows"),
         ("dev/calibration.md", f"| up to {SAMPLE_ROWS} rows, each drawn with the same probability |"),
@@ -74,7 +74,7 @@ def test_the_table_of_limits_is_that_of_the_code() -> None:
 
 
 def test_the_commands_state_their_defaults() -> None:
-    assert calib_cli._parser().get_default("max_tokens") == MAX_TOKENS
+    assert calib_cli._parser().get_default("tokens") == MAX_TOKENS
     assert f"(default {MAX_TOKENS})" in calib_cli._parser().format_help()
     assert f"(default {TOP_K})" in " ".join(_help_of_make().split())
 

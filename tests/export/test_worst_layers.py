@@ -85,7 +85,7 @@ def test_layers_that_were_scaled_are_not_taken_for_wrong(plain: Path, tmp_path: 
     """Smoothing moves factors from a layer's input into its weight, and from v_proj into o_proj: a layer's error is
     measured against its scaled weight."""
     export(plain, None, tmp_path / "fp32", certify=False)
-    assert calib_main([str(tmp_path / "fp32"), "-o", str(tmp_path / "c"), "--threads", "1", "--max-tokens", "200"]) == 0
+    assert calib_main([str(tmp_path / "fp32"), "-o", str(tmp_path / "c"), "--threads", "1", "--tokens", "200"]) == 0
     graph = build_graphs(open_pair(plain, None), "fp32", 1)["target"]
     layers = layers_of(graph)
     stored = {layer.name: layer.read() for layer in layers}

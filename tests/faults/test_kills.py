@@ -124,7 +124,7 @@ def test_kills_of_eagle_calib(text_bundle: Callable[[str], Path], tmp_path: Path
     bundle, folder = Path(shutil.copytree(text_bundle("fp32"), tmp_path / "bundle")), tmp_path / "out" / "calibration"
 
     def argv(number: int) -> tuple[str | Path, ...]:
-        return ("eagle_calib", bundle, "-o", folder, "--max-tokens", str(200 + 100 * (number % 2)), "--threads", "1")
+        return ("eagle_calib", bundle, "-o", folder, "--tokens", str(200 + 100 * (number % 2)), "--threads", "1")
 
     with Forks() as forks:
         refused = (*argv(0), "--data", tmp_path / "nowhere")

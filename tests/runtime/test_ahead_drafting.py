@@ -18,20 +18,11 @@ from eagle_runtime import EagleModel
 from eagle_runtime.core.cache import NoRows
 from eagle_runtime.core.decoding_state import DecodingState
 from eagle_runtime.core.generate import generate
-from eagle_runtime.drafting.ahead_heads import AheadHeads, HydraHeads, MedusaHeads
+from eagle_runtime.drafting.ahead_heads import MEDUSA_CHOICES, AheadHeads, HydraHeads, MedusaHeads
 from eagle_runtime.drafting.head import NEVER, Scratch
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree
 from eagle_runtime.sampling.sampler import Sampler, SamplingParams
 
-# The 63 choices of Medusa-1 (its authors call them mc_sim_7b_63): a choice lists child ranks from the root.
-MEDUSA_CHOICES: tuple[tuple[int, ...], ...] = (
-    (0,), (1,), (2,), (3,), (4,), (5,), (6,), (7,), (8,), (9,), (0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (0, 5),
-    (0, 6), (0, 7), (0, 8), (0, 9), (1, 0), (1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (2, 0), (2, 1), (2, 2),
-    (3, 0), (3, 1), (4, 0), (5, 0), (6, 0), (7, 0), (8, 0), (9, 0), (0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 0, 3),
-    (0, 0, 4), (0, 0, 5), (0, 0, 6), (0, 0, 7), (0, 0, 8), (0, 0, 9), (0, 1, 0), (0, 1, 1), (0, 1, 2), (0, 2, 0),
-    (0, 2, 1), (0, 3, 0), (0, 4, 0), (0, 5, 0), (0, 6, 0), (0, 7, 0), (1, 0, 0), (1, 0, 1), (2, 0, 0), (0, 0, 0, 0),
-    (0, 0, 0, 1),
-)  # fmt: skip
 TARGET, HEADS = GOLDEN / "target", 4
 KINDS = ("medusa", "hydra")
 TREES: dict[str, dict[str, Any]] = {

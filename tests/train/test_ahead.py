@@ -35,7 +35,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(kind: str, data: Path, output: Path, *options: str) -> int:
-    quick = ["--threads", "1", "--device", "cpu", "--seq-len", "48", "--heads", "3", "--log-every", "1"]
+    quick = ["--threads", "1", "--backend", "cpu", "--seq-len", "48", "--heads", "3", "--log-every", "1"]
     return main(["head", str(TARGET), "--kind", kind, "--data", str(data), "-o", str(output), *quick, *options])
 
 

@@ -37,7 +37,7 @@ from eagle_train.target import FrozenTarget
 from eagle_train.taught import Batch, StateLogits, Taught, likeliest
 
 TARGET = GOLDEN / "target"
-QUICK = ["--threads", "1", "--device", "cpu", "--batch-size", "8", "--seq-len", "48", "--draft-vocab", "64"]
+QUICK = ["--threads", "1", "--backend", "cpu", "--batch-size", "8", "--seq-len", "48", "--draft-vocab", "64"]
 DEMO = Path(__file__).parents[2] / "tools" / "demo_pair"
 QUICK += ["--block", "4", "--anchors", "8", "--singles", "16", "--markov-rank", "16"]
 VOCABULARY = Vocabulary.of(torch.arange(0, 256, 4), 256)
@@ -173,7 +173,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory, prompts: list[list[int]]) 
     rows = [json.dumps({"ids": prompts[i % len(prompts)][: 2 + i % 13]}) + "\n" for i in range(48)]
     (folder / "prompts.jsonl").write_text("".join(rows), encoding="utf-8")
     arguments = ["generate", str(TARGET), "--data", str(folder / "prompts.jsonl"), "-o", str(folder / "answers.jsonl")]
-    assert main([*arguments, "--max-new-tokens", "40", "--batch-size", "48", "--threads", "1", "--device", "cpu"]) == 0
+    assert main([*arguments, "--max-new-tokens", "40", "--batch-size", "48", "--threads", "1", "--backend", "cpu"]) == 0
     return folder / "answers.jsonl"
 
 
@@ -215,13 +215,13 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Held-out code, continued by the demo pair's target."""
     folder = tmp_path_factory.mktemp("code")
     arguments = ["generate", str(DEMO / "target"), "--data", str(DEMO / "heldout.jsonl"), "--max-new-tokens", "24"]
-    assert main([*arguments, "-o", str(folder / "code.jsonl"), "--threads", "1", "--device", "cpu"]) == 0
+    assert main([*arguments, "-o", str(folder / "code.jsonl"), "--threads", "1", "--backend", "cpu"]) == 0
     return folder / "code.jsonl"
 
 
 def held_out(folder: Path, *arguments: str) -> list[float]:
     """n-alpha as a command of eagle-train measures it."""
-    assert main([*arguments, "--steps", "0", "-o", str(folder), "--threads", "1", "--device", "cpu"]) == 0
+    assert main([*arguments, "--steps", "0", "-o", str(folder), "--threads", "1", "--backend", "cpu"]) == 0
     last = (folder / "training/log.jsonl").read_text("utf-8").splitlines()[-1]
     alphas: list[float] = json.loads(last)["n_alpha"]
     return alphas
@@ -249,7 +249,7 @@ def test_heads_that_no_block_head_can_begin_from(
     head: Path, options: tuple[str, ...], words: str, code: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["block", str(DEMO / "target"), "--data", str(code), "--steps", "1", "--init", str(head), *options]
-    assert main([*command, "-o", str(tmp_path / "head"), "--threads", "1", "--device", "cpu"]) == 2
+    assert main([*command, "-o", str(tmp_path / "head"), "--threads", "1", "--backend", "cpu"]) == 2
     assert words in capsys.readouterr().err
 
 

@@ -32,7 +32,7 @@ from eagle_train.target import FrozenTarget
 
 TARGET = GOLDEN / "target"
 HEADS: dict[HeadKind, Path] = {"eagle1": GOLDEN / "head_eagle1", "eagle3": GOLDEN / "head_eagle3_dv44"}
-QUICK = ["--threads", "1", "--device", "cpu", "--batch-size", "4", "--seq-len", "48", "--log-every", "1"]
+QUICK = ["--threads", "1", "--backend", "cpu", "--batch-size", "4", "--seq-len", "48", "--log-every", "1"]
 
 
 class Recorder:

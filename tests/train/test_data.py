@@ -365,7 +365,7 @@ def test_batches_hold_windows_of_like_length_in_no_order_of_length() -> None:
 
 
 def answer(target: Path, prompts: Path, out: Path, *options: str) -> int:
-    command = ["generate", str(target), "--data", str(prompts), "-o", str(out), "--device", "cpu", "--threads", "1"]
+    command = ["generate", str(target), "--data", str(prompts), "-o", str(out), "--backend", "cpu", "--threads", "1"]
     return main([*command, *options])
 
 

@@ -170,7 +170,7 @@ def test_a_loop_ends_an_answer_at_once(tmp_path: Path) -> None:
 
 
 def generate(folder: Path, rows: Path, out: Path, *options: str) -> list[str]:
-    command = ["generate", str(folder), "--data", str(rows), "-o", str(out), "--device", "cpu", "--threads", "1"]
+    command = ["generate", str(folder), "--data", str(rows), "-o", str(out), "--backend", "cpu", "--threads", "1"]
     return [*command, "--temperature", "0.9", *options]
 
 

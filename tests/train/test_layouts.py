@@ -43,7 +43,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def written(data: Path, folder: Path, *options: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """A head that was not trained further, so its weights are those of the given one."""
     command = ["head", str(TARGET), "--data", str(data), "-o", str(folder), "--steps", "0", "--threads", "1"]
-    assert main([*command, "--device", "cpu", "--seq-len", "32", *options]) == 0
+    assert main([*command, "--backend", "cpu", "--seq-len", "32", *options]) == 0
     return load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text(encoding="utf-8"))
 
 

@@ -32,7 +32,7 @@ from eagle_train.trainer import train_head
 
 TARGET = GOLDEN / "target"
 HEADS = {"eagle1": GOLDEN / "head_eagle1", "eagle3": GOLDEN / "head_eagle3_dv44"}
-QUICK = ["--threads", "1", "--device", "cpu", "--batch-size", "8", "--seq-len", "48"]
+QUICK = ["--threads", "1", "--backend", "cpu", "--batch-size", "8", "--seq-len", "48"]
 
 
 def write_prompts(path: Path, golden_prompts: list[list[int]], count: int) -> Path:
@@ -51,7 +51,7 @@ def answers_of_the_target(folder: Path, golden_prompts: list[list[int]], count: 
     out = folder / f"answers{seed}.jsonl"
     options = ["--temperature", "1", "--max-new-tokens", str(tokens), "--batch-size", str(count), "--seed", str(seed)]
     options += ["--threads", "1"]
-    assert main(["generate", str(TARGET), "--data", str(prompts), "-o", str(out), "--device", "cpu", *options]) == 0
+    assert main(["generate", str(TARGET), "--data", str(prompts), "-o", str(out), "--backend", "cpu", *options]) == 0
     return out
 
 

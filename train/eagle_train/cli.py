@@ -180,7 +180,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_machine(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
+    parser.add_argument("--backend", dest="device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of the CPU (default: torch's)")
 
 

@@ -87,7 +87,6 @@ def run(args: argparse.Namespace) -> None:
             cache_precision=args.cache_precision,
             calibrate=text,
             record=args.record,
-            agreement=args.agreement,
             size=args.size,
             sources=sources,
         )
@@ -287,9 +286,6 @@ def _add_make(parser: argparse.ArgumentParser) -> None:
         help="round weights to the nearest level, without recorded inputs: many times as fast, and less exact",
     )
     parser.add_argument(
-        "--agreement", type=float, metavar="X", help="with -p auto: widen layers until it should reach this agreement"
-    )
-    parser.add_argument(
         "--size",
         type=size,
         metavar="5GB",
@@ -325,7 +321,8 @@ def _add_make(parser: argparse.ArgumentParser) -> None:
         "--min-agreement",
         type=float,
         metavar="X",
-        help="least share of tokens for which it ranks the same token first as its source",
+        help="least share of tokens for which it ranks the same token first as its source; with -p auto and no --size, "
+        "layers are widened until it should",
     )
     limits.add_argument("--max-kl", type=float, metavar="Y", help="largest mean KL from its source, in nats per token")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")

@@ -12,7 +12,6 @@ for one capability at a time to see the kernels of each.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,8 +20,6 @@ _TITLE = "Layers:\n"
 _LINE = re.compile(r"Name: (.+?), LayerType: (\w+), Inputs: (.*), Constants: (.*), Outputs: (.*), TacticName: ")
 _PROFILE = re.compile(r"_myl(\d+)_\d+$")
 _DATATYPE = re.compile(r"Datatype: (\w+)")
-_SIZES = re.compile(r"Dimensions: \[([\d,]*)\].*?Datatype: (\w+)")
-_BITS = {"Int4": 4, "FP4": 4, "Int8": 8, "UInt8": 8, "FP8": 8, "Bool": 8, "Half": 16, "BFloat16": 16, "Float": 32}
 _NO_KERNEL = {"shape_call", "signal", "wait"}  # shape arithmetic on the host and synchronisation of streams
 
 
@@ -31,8 +28,7 @@ class Kernel:
     """One kernel. name: TensorRT's, made from the operations it fused. kind: LayerType, such as gemm or kgen. profile:
     index of the optimization profile it serves.
 
-    reads, holds, writes: types of its inputs, constants and outputs, by TensorRT's names (Half, Float, Int64, ...).
-    constant_bytes: size of its constants, which are weights, scales and small numbers."""
+    reads, holds, writes: types of its inputs, constants and outputs, by TensorRT's names (Half, Float, Int64, ...)."""
 
     name: str
     kind: str
@@ -40,7 +36,6 @@ class Kernel:
     reads: frozenset[str]
     holds: frozenset[str]
     writes: frozenset[str]
-    constant_bytes: int = 0
 
     @property
     def is_fused_attention(self) -> bool:
@@ -78,11 +73,5 @@ def read_kernels(messages: Iterable[str]) -> list[Kernel]:
             if profile is None:
                 raise ValueError(f"the build log has a kernel of unknown name: {name[:80]}")
             reads, holds, writes = (frozenset(_DATATYPE.findall(part)) for part in types)
-            kernels.append(Kernel(name, kind, int(profile[1]), reads, holds, writes, _constant_bytes(types[1])))
+            kernels.append(Kernel(name, kind, int(profile[1]), reads, holds, writes))
     return kernels
-
-
-def _constant_bytes(constants: str) -> int:
-    """Returns the bytes of the constants in their part of a line."""
-    listed = _SIZES.findall(constants)
-    return sum(math.prod(map(int, filter(None, sizes.split(",")))) * _BITS.get(kind, 64) for sizes, kind in listed) // 8

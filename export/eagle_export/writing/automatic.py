@@ -58,10 +58,10 @@ class Budget:
 def checked_budget(precision: str, agreement: float | None, size: int | None) -> Budget:
     """Returns the budget of an export. Raises ExportError for one of another precision than "auto", an "auto" without
     one, and impossible figures."""
-    if precision != AUTO and (agreement, size) != (None, None):
-        raise ExportError(f"an agreement and a size to choose layers by belong to precision {AUTO}, not {precision}")
+    if precision != AUTO and size is not None:
+        raise ExportError(f"a size to choose layers by belongs to precision {AUTO}, not {precision}")
     if precision == AUTO and (agreement, size) == (None, None):
-        raise ExportError(f"precision {AUTO} chooses layers by an agreement or a size; give one of them")
+        raise ExportError(f"precision {AUTO} chooses layers by a size or a least agreement; give one of them")
     if agreement is not None and not 0 < agreement < 1:
         raise ExportError(f"the agreement is {agreement:g}, but must be between 0 and 1")
     if size is not None and size < 1:

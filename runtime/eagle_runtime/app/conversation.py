@@ -36,7 +36,8 @@ from eagle_runtime.app.slots import Slot, Slots
 from eagle_runtime.app.turn import Turn
 from eagle_runtime.base.arguments import checked_int, short_repr
 from eagle_runtime.base.errors import BusyError, ClosedError, ConversationFileError, RequestError
-from eagle_runtime.opening.opened import HEAD_SCRATCH, OpenBundle
+from eagle_runtime.drafting.head import SCRATCH
+from eagle_runtime.opening.opened import OpenBundle
 from eagle_runtime.text.answer_form import chat_prompt
 from eagle_runtime.text.call_formats import format_named
 from eagle_runtime.text.tokenizer import Message, Text
@@ -315,7 +316,7 @@ class Conversation:
     @classmethod
     def load(cls, model: Host, path: str | Path) -> Conversation:
         """Use `EagleModel.load_conversation`."""
-        most = 2 * (model.context + HEAD_SCRATCH) * model.slots.shared[0].token_bytes
+        most = 2 * (model.context + SCRATCH) * model.slots.shared[0].token_bytes
         saved, ids, rows = read(Path(path), most)
         identity = identity_of(model.bundle)
         if saved.identity.text != identity.text:

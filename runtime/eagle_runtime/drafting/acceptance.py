@@ -33,9 +33,10 @@ MATCHED = np.array([0.0, 0.0, 0.25, 0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.82, 0
 # verification without drafts saves for a trial; and the most of earlier gains that is set against losses.
 CREDIT, TRIAL, SAVING, MOST_SAVED = 4.0, 2.0, 0.02, 12.0
 
-# LevelGains: tokens that a level brings for each token of the level above, and its nodes, before any was drafted; the
-# weight of the newest draft; after how many drafts all levels are drafted again.
-GAIN, NODES, NEWEST_LEVELS, LOOK = 0.75, 1.0, 0.05, 16
+NEWEST = 0.05  # weight of the newest draft in a mean that follows the text
+# LevelGains: tokens that a level brings for each token of the level above, and its nodes, before any was drafted; after
+# how many drafts all levels are drafted again.
+GAIN, NODES, LOOK = 0.75, 1.0, 16
 
 
 def match_kinds(lengths: Int) -> Int:
@@ -150,7 +151,7 @@ class LevelGains:
         nodes = np.bincount(depths, minlength=levels + 1)[: levels + 1]
         gained[0] = 1
         for sums, newest in ((self._above, gained[:-1]), (self._gained, gained[1:]), (self._nodes, nodes[1:])):
-            sums[:levels] += NEWEST_LEVELS * (newest - sums[:levels])
+            sums[:levels] += NEWEST * (newest - sums[:levels])
 
 
 Acceptance = dict[tuple[str, bool, bool], AcceptanceStats]  # by (method, whether greedy, whether constrained)

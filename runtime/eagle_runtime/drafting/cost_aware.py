@@ -24,24 +24,21 @@ from eagle_runtime.base.tree import Float, Int, Tree, best_first, root_only, sub
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.head import WINDOW, DraftHead, Proposal
-from eagle_runtime.drafting.acceptance import AcceptanceStats
+from eagle_runtime.drafting.acceptance import NEWEST, AcceptanceStats
 from eagle_runtime.drafting.candidate_pool import MatchedChain, Pool
 from eagle_runtime.drafting.cost_measurement import CycleTimer
 from eagle_runtime.drafting.cost_model import HEAD_ROWS, LARGEST, Costs, Seconds
 from eagle_runtime.drafting.cost_storage import CostSource
 from eagle_runtime.drafting.coupling import RankedHead, Ranker
 from eagle_runtime.drafting.datastore import NOTHING, Datastore
-from eagle_runtime.drafting.head import Scratch
+from eagle_runtime.drafting.head import NEVER, Scratch
 from eagle_runtime.drafting.matches import EarlierText, NgramIndex, longest_match
 from eagle_runtime.drafting.predicted import PredictedText
 from eagle_runtime.sampling.grammar_lookahead import Lookahead
 
 MAX_LEVELS = 10  # below the root that the head grows
 MAX_MATCHED = 24  # tokens of an n-gram match
-# Mean chances of a node's two best children before any level was seen, and the weight of a level in them
-# (docs/dev/trees.md, "Figures").
-CHILD_CHANCES, NEWEST = (0.6, 0.15), 0.05
-LEAST_LOG_PROB = np.float32(-1e9)  # stands for NaN of a broken head
+CHILD_CHANCES = (0.6, 0.15)  # mean chances of a node's two best children before any level was seen
 
 
 class CostAwareDrafter(Drafter):
@@ -197,7 +194,7 @@ class CostAwareDrafter(Drafter):
     ) -> Float:
         """Add the children of pool nodes `frontier`, whose values are `above`; returns the children's values."""
         k = self._top_k
-        log_probs = np.fmax(proposal.log_probs[:, :k], LEAST_LOG_PROB)
+        log_probs = np.fmax(proposal.log_probs[:, :k], np.float32(NEVER))
         corrected = self._acceptance.corrected(log_probs)
         values = (above[:, None] + corrected).ravel()
         tokens, parents = proposal.tokens[:, :k].ravel(), np.repeat(frontier, k)

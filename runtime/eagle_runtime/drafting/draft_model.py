@@ -21,11 +21,10 @@ from eagle_runtime.core.head import DraftHead, Proposal, States, Weigher
 from eagle_runtime.core.prefix import common_prefix
 from eagle_runtime.core.target import Features, Target, row_numbers
 from eagle_runtime.drafting.build import cost_aware_drafter, sequoia_drafter, shaped_drafter
-from eagle_runtime.drafting.head import NEVER, ONE_ROW, OutputCheck
+from eagle_runtime.drafting.head import NEVER, ONE_ROW, SCRATCH, OutputCheck
 from eagle_runtime.drafting.method import Choice, Method, Parts, Trees
 
 CHILDREN = 16  # tokens proposed per row
-SCRATCH = 512  # rows that growing one tree may use
 
 
 class DraftModelHead:

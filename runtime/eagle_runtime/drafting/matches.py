@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eagle_runtime.drafting.predicted import LONGEST, SHORTEST, PredictedText
+from eagle_runtime.drafting.predicted import LONGEST, PLACES, SHORTEST, PredictedText
 from eagle_runtime.drafting.suffix import SuffixAutomaton, following_tokens
-
-PLACES = 8  # latest places of a pair of tokens that are searched
 
 
 class NgramIndex:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 SHORTEST = 2  # tokens that a match must have
 LONGEST = 16  # longer matches count as matches of this length
-PLACES = 8  # nearest places of a pair of tokens that are searched
+PLACES = 8  # of a pair of tokens that are searched: the nearest, or of the output itself the latest
 
 
 class PredictedText:

@@ -18,19 +18,19 @@ from eagle_runtime.core.cache import NoRows
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.head import Proposal, States, Weigher
 from eagle_runtime.core.target import PROMPT_ROWS, Features, row_numbers
+from eagle_runtime.drafting.acceptance import NEWEST
 from eagle_runtime.drafting.build import cost_aware_drafter
 from eagle_runtime.drafting.cost_model import HEAD_ROWS, Costs, Pass, Timings
 from eagle_runtime.drafting.cost_storage import CostSource
 from eagle_runtime.drafting.habits import SUCCESSORS, Context, Habits, Row
-from eagle_runtime.drafting.head import NEVER, ONE_ROW, OutputCheck
+from eagle_runtime.drafting.head import NEVER, ONE_ROW, SCRATCH, OutputCheck
 from eagle_runtime.drafting.method import Choice, Method, Parts, Trees
 from eagle_runtime.drafting.suffix import SuffixAutomaton
 
-SCRATCH = 1024  # rows that growing one tree may use; they cost no memory
 LONGEST = 2**62  # tokens of a text; there are no rows that would fill a memory
 HALF = 8.0  # tokens that match before the next one follows the match in half of the cases, whatever the habits say
 LEAST_PROBABILITY = np.float32(1e-20)  # probability
-LEVEL_S, NEWEST = 2e-4, 0.1  # seconds of a level before any was timed, and the weight of the newest in their mean
+LEVEL_S = 2e-4  # seconds of a level before any was timed
 
 
 class RecyclingHead:

@@ -14,7 +14,7 @@ from eagle_runtime.base.errors import RequestError
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.drafting.cost_prior import prior_costs
 from eagle_runtime.drafting.cost_storage import file_name, open_costs
-from eagle_runtime.drafting.draft_model import SCRATCH
+from eagle_runtime.drafting.head import SCRATCH
 from eagle_runtime.drafting.rank_acceptance import Ranks, file_of
 from eagle_runtime.opening.backends import facts_of_times
 from eagle_runtime.opening.loading import default_budget, open_bundle

@@ -20,6 +20,7 @@ from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.core.session import WarmedSession
 from eagle_runtime.drafting.cost_prior import prior_costs
 from eagle_runtime.drafting.cost_storage import file_name, open_costs
+from eagle_runtime.drafting.head import SCRATCH
 from eagle_runtime.drafting.rank_acceptance import Ranks, file_of
 from eagle_runtime.machine.host import free_memory, threads_allowed
 from eagle_runtime.opening.backends import (
@@ -32,7 +33,7 @@ from eagle_runtime.opening.backends import (
     open_sessions,
 )
 from eagle_runtime.opening.exact_rows import PaddedSession, check_rows
-from eagle_runtime.opening.opened import HEAD_SCRATCH, OpenBundle, bundle_of_sessions
+from eagle_runtime.opening.opened import OpenBundle, bundle_of_sessions
 
 Progress = Callable[[str, int, int], None]  # stage ("hash", "load", "warm"), done, total
 MAX_THREADS = 256  # beyond the cores they only wait for each other; thousands take minutes to start
@@ -84,7 +85,7 @@ def open_bundle(
         progress("load", 0, 1)
         room = default_context(manifest, name, free_memory()) if context is None else context
         with contextlib.ExitStack() as freed:  # if anything raises, such as a cache that does not fit
-            sessions = open_sessions(name, folder, manifest, room, HEAD_SCRATCH, threads)
+            sessions = open_sessions(name, folder, manifest, room, SCRATCH, threads)
             for session in sessions:
                 freed.callback(session.close)
             opened = bundle_of_sessions(folder, manifest, sessions, room, backend=name, threads=threads)
@@ -135,4 +136,4 @@ def _warm(bundle: OpenBundle, report: Callable[[int, int], None]) -> None:
 
 def default_budget(bundle: OpenBundle) -> int:
     """A quarter of the memory that is free, and one full context at least."""
-    return max((free_memory() or 0) // 4, (bundle.context + HEAD_SCRATCH) * bundle.state().token_bytes)
+    return max((free_memory() or 0) // 4, (bundle.context + SCRATCH) * bundle.state().token_bytes)

@@ -22,6 +22,7 @@ from eagle_runtime.drafting.cost_storage import MOVED, NOTABLE, LearnedCosts
 from eagle_runtime.drafting.datastore import Datastore
 from eagle_runtime.drafting.draft_model import CHILDREN, DraftModelHead
 from eagle_runtime.drafting.habits import SUCCESSORS, Habits
+from eagle_runtime.drafting.head import SCRATCH
 from eagle_runtime.drafting.heads import head_of
 from eagle_runtime.drafting.method import Loaded, Proposer
 from eagle_runtime.drafting.methods import default_method
@@ -34,7 +35,6 @@ from eagle_runtime.sampling.grammars import Grammars
 from eagle_runtime.text.tokenizer import Text
 
 TRANSITIONS_BYTES = 1 << 31
-HEAD_SCRATCH = 512  # rows the head may use to grow one tree
 # Seconds of a token without drafts from which a model's habits pay without a head: the host takes about 0.2 ms for a
 # level of their trees. On a CPU, a target whose passes take 1 ms emits 0.93 times as many tokens per second with them
 # as with matches alone, and one whose passes take 50 ms 1.14 times as many (docs/dev/trees.md).
@@ -178,4 +178,4 @@ def _models(
     session, *heads = sessions
     in_short_chunks = getattr(session, "exact", False) and not getattr(session, "native", False)
     target = Target(session, context, EXACT_CHUNK if in_short_chunks else PREFILL_CHUNK)
-    return target, head_of(heads[0], manifest, context, HEAD_SCRATCH, transitions) if heads else None
+    return target, head_of(heads[0], manifest, context, SCRATCH, transitions) if heads else None

@@ -3,18 +3,17 @@ arrays on the host, whatever the device."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from eagle_runtime.base.errors import BackendError
 from eagle_runtime.bundle.manifest import GraphSpec
 from eagle_runtime.core.cache import NoRows
 from eagle_runtime.core.session import Array, Session
 from eagle_runtime.ort.library import engine_error
-from eagle_runtime.ort.session import specs_of
+from eagle_runtime.ort.session import check_graph
 
 
 class AheadSession(Session):
@@ -22,10 +21,7 @@ class AheadSession(Session):
 
     def __init__(self, session: Any, path: Path, spec: GraphSpec) -> None:
         """session: an InferenceSession of the graph that `spec` describes; path: its file, for messages."""
-        if specs_of(session.get_inputs()) != spec.inputs or specs_of(session.get_outputs()) != spec.outputs:
-            raise BackendError(
-                f"{path}: the manifest lists other inputs or outputs than the graph; export the bundle again"
-            )
+        check_graph(session, path, spec)
         self.inputs, self.outputs = spec.inputs, spec.outputs
         self._session = session
 
@@ -39,9 +35,6 @@ class AheadSession(Session):
         except Exception as error:
             raise engine_error("run a forward pass", error) from None
         return {name: value[0] for name, value in zip(self.outputs, values, strict=True)}
-
-    def joined(self, parts: Sequence[Array]) -> Array:
-        return np.concatenate(parts)
 
     def close(self) -> None:
         del self._session

@@ -52,10 +52,7 @@ class BoundSession(Session):
 
     def __init__(self, session: Any, path: Path, spec: GraphSpec, device: str = "cpu") -> None:
         """session: an InferenceSession on `device` of the graph that `spec` describes; path: its file, for messages."""
-        if specs_of(session.get_inputs()) != spec.inputs or specs_of(session.get_outputs()) != spec.outputs:
-            raise BackendError(
-                f"{path}: the manifest lists other inputs or outputs than the graph; export the bundle again"
-            )
+        check_graph(session, path, spec)
         self.path = path
         self.version = VERSION
         self._session = session
@@ -271,9 +268,6 @@ class OrtSession(BoundSession):
         parts = {name: np.split(value, split[str(self.outputs[name].shape[1])]) for name, value in results.items()}
         return [{name: of_texts[number] for name, of_texts in parts.items()} for number in range(len(feeds))]
 
-    def joined(self, parts: Sequence[Array]) -> Array:
-        return np.concatenate(parts)
-
 
 def texts_mask(masks: Sequence[Array], ends: Sequence[int]) -> Array:
     """Additive masks [T, T] of the rows of several texts -> [sum of T, sum of T + 1] of all, whose last column numbers
@@ -286,6 +280,13 @@ def texts_mask(masks: Sequence[Array], ends: Sequence[int]) -> Array:
     return out
 
 
-def specs_of(values: list[Any]) -> dict[str, TensorSpec]:
-    """Returns the inputs or outputs that a session of ONNX Runtime lists, as a manifest has them."""
-    return {value.name: TensorSpec(DTYPES.get(value.type, value.type), tuple(value.shape)) for value in values}
+def check_graph(session: Any, path: Path, spec: GraphSpec) -> None:
+    """Raises BackendError unless an InferenceSession has the inputs and outputs that a manifest lists."""
+
+    def specs_of(values: list[Any]) -> dict[str, TensorSpec]:
+        return {value.name: TensorSpec(DTYPES.get(value.type, value.type), tuple(value.shape)) for value in values}
+
+    if specs_of(session.get_inputs()) != spec.inputs or specs_of(session.get_outputs()) != spec.outputs:
+        raise BackendError(
+            f"{path}: the manifest lists other inputs or outputs than the graph; export the bundle again"
+        )

@@ -1,6 +1,6 @@
 """Activation statistics of a Llama, which say how hard it is to quantise.
 
-    python -m eagle_tools.harden.statistics FOLDER [--text FILE] [--max-tokens N] [--summary]
+    python -m eagle_tools.harden.statistics FOLDER [--text FILE] [--tokens N] [--summary]
 
 runs a Hugging Face folder in fp32 over text and prints, for each layer and each input of linear layers:
 
@@ -62,14 +62,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="harden.statistics", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, help="Hugging Face folder of a Llama")
     parser.add_argument("--text", type=Path, default=TEXT, help="text or JSONL; default: %(default)s")
-    parser.add_argument("--max-tokens", type=int, default=2048, help="default: %(default)s")
+    parser.add_argument("--tokens", type=int, default=2048, help="default: %(default)s")
     parser.add_argument("--summary", action="store_true", help="one row per input in place of one per layer and input")
     return run_command(parser, argv, run, "export", "stopped; nothing was written")
 
 
 def run(args: argparse.Namespace) -> None:
     """Prints the table."""
-    measured = measure(args.folder, args.text, args.max_tokens)
+    measured = measure(args.folder, args.text, args.tokens)
     rows = summary(measured) if args.summary else [[where, site, *cells(one)] for where, site, one in measured]
     titles = ["input" if args.summary else "layer", *([] if args.summary else ["input"])]
     print(markdown_table([*titles, "max", "max/median", "kurtosis", "channels", "first"], rows), end="")

@@ -1,0 +1,33 @@
+"""A constant of drafting is changed for the time of a measurement, and only then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import put_tokenizer
+from eagle_runtime.drafting import acceptance, cost_aware
+from studies import constants
+from studies.harness import main
+
+
+def test_a_constant_is_halved_and_put_back() -> None:
+    before = acceptance.FADE, cost_aware.CHILD_CHANCES
+    with constants.changed("eagle_runtime.drafting.acceptance", "FADE", 2.0):
+        assert pytest.approx(1 - 2 * (1 - before[0])) == acceptance.FADE
+    with constants.changed("eagle_runtime.drafting.cost_aware", "CHILD_CHANCES", 0.5):
+        assert tuple(chance / 2 for chance in before[1]) == cost_aware.CHILD_CHANCES
+    assert before == (acceptance.FADE, cost_aware.CHILD_CHANCES)
+
+
+def test_the_table_has_a_row_for_each(
+    bundle_of: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = bundle_of("eagle3", "fp32")
+    put_tokenizer(bundle)
+    (tmp_path / "set.jsonl").write_text('{"turns": ["ab"]}\n')
+    monkeypatch.setattr(constants, "CONSTANTS", {"eagle": (("acceptance", "PRIOR"),)})
+    assert main(["constants", str(bundle), "--prompts", str(tmp_path / "set.jsonl"), "--max-new-tokens", "4"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("| acceptance.PRIOR | eagle | ")
