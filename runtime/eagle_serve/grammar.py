@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from eagle_runtime.sampling.constraint import MADE_FROM
+from eagle_runtime import Constraint
 from eagle_serve.checks import a_list, an_object, one_of, text
 from eagle_serve.errors import ApiError, wrong_type, wrong_value
 from eagle_serve.options import Options
@@ -15,8 +15,8 @@ from eagle_serve.options import Options
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must follow. kind: "json_object" or one of MADE_FROM; value: the schema, pattern or list; param:
-    the field that says so."""
+    """What an answer must follow. kind: "json_object", or one of Constraint.MADE_FROM with its
+    value; param: the field that says so."""
 
     kind: str
     value: Any = None
@@ -48,8 +48,8 @@ def _response_format(given: Mapping[str, Any], options: Options) -> Grammar | No
 
 def _constraint(value: object, options: Options) -> Grammar:
     given = an_object(value, "eagle.constraint")
-    if len(given) != 1 or next(iter(given)) not in MADE_FROM:
-        raise wrong_value("eagle.constraint", f"must have one name out of {', '.join(MADE_FROM)}")
+    if len(given) != 1 or next(iter(given)) not in Constraint.MADE_FROM:
+        raise wrong_value("eagle.constraint", f"must have one name out of {', '.join(Constraint.MADE_FROM)}")
     ((kind, content),) = given.items()
     where = f"eagle.constraint.{kind}"
     if kind == "json_schema":

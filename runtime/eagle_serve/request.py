@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eagle_runtime import ToolUse
-from eagle_runtime.app.request import LONGEST_STRING, MOST_LOG_PROBS, MOST_STRINGS
 from eagle_runtime.drafting.methods import NAMES, TREES
 from eagle_serve.checks import a_list, an_object, boolean, ids, integer, number, one_of, text
 from eagle_serve.errors import ApiError, unsupported, wrong_type, wrong_value
@@ -18,6 +17,7 @@ from eagle_serve.refused import Endpoint, neutral, refuse
 from eagle_serve.tools import OLD, has_functions, no_tools, tools_of
 
 MOST_TOKENS = 2**31 - 1
+MOST_LOG_PROBS, MOST_STRINGS, LONGEST_STRING = 20, 16, 256  # the runtime's limits, named by field
 LEAST_TOP_P = 1e-9  # for 0, which OpenAI's API takes: the likeliest token is left
 COMPLETION_TOKENS = 16  # OpenAI's default of its older endpoint
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "chat_template", "continue_final_message")

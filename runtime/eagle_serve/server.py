@@ -16,7 +16,6 @@ from types import FrameType
 import uvicorn
 
 from eagle_runtime import EagleModel, RequestError
-from eagle_runtime.commands.interrupts import SAME_S
 from eagle_serve.app import Service, application
 from eagle_serve.connection import TimedConnection
 from eagle_serve.engine import Engine
@@ -24,6 +23,7 @@ from eagle_serve.options import Options
 
 SEND_BYTES = 1 << 16  # that the system keeps for a client; with more, one that does not read is noticed late
 POLL_S = 0.02
+SAME_S = 0.3  # seconds within which signals count as one: a terminal and a parent process may both send it
 
 
 class Server(uvicorn.Server):

@@ -19,7 +19,7 @@ from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.generate import generate
 from eagle_runtime.core.prefix import common_prefix
 from eagle_runtime.core.session import Array
-from eagle_runtime.core.target import EXACT_CHUNK, Target
+from eagle_runtime.core.target import SHORT_CHUNK, Target
 from eagle_runtime.drafting import head as head_module
 from eagle_runtime.drafting.coupling import GumbelRanker, NoiseWeight
 from eagle_runtime.drafting.head import Head
@@ -174,7 +174,7 @@ def test_rows_do_not_depend_on_the_chunks_they_were_read_in(
         decoded.cache.keep(np.zeros(1, np.int64))
         rows.append(np.array(features)[0])
     wanted = logits[0].copy()
-    for chunk in (7, 33, EXACT_CHUNK):
+    for chunk in (7, 33, SHORT_CHUNK):
         last, read = Target(session, 1200, chunk).prefill(text)
         np.testing.assert_array_equal(np.asarray(read), np.stack(rows))
         np.testing.assert_array_equal(last, wanted)

@@ -25,8 +25,8 @@ from eagle_runtime.opening.opened import bundle_of_sessions
 from eagle_runtime.ort.buffers import SPARE, Block, OrtCache, OrtMemory, OrtRows
 from eagle_runtime.ort.device_session import KEYS, OrtDeviceSession, check_rows
 from eagle_runtime.ort.library import open_graph
-from eagle_runtime.ort.logits import COUNT, GREEDY_COUNT, LogitMemory
-from eagle_runtime.sampling.candidates import DeviceLogits
+from eagle_runtime.ort.logits import COUNT, LogitMemory
+from eagle_runtime.sampling.candidates import GREEDY_COUNT, DeviceLogits
 from eagle_runtime.sampling.sampler import Sampler, SamplingParams
 
 KINDS = ("eagle1", "eagle3")

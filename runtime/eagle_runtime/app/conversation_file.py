@@ -29,7 +29,7 @@ from eagle_runtime.machine.host import processor_features, processor_name
 from eagle_runtime.opening.backends import library_version
 from eagle_runtime.opening.opened import OpenBundle
 
-FORMAT = 1
+FORMAT = 1  # of the file; another one is refused
 TEXT_BYTES = 1 << 26  # of a file besides rows
 NOTES_BYTES = 1 << 16  # of an application's own strings
 NO_DIGEST = "0" * 64

@@ -14,7 +14,7 @@ from eagle_runtime.app.result import Result, Token, Usage
 from eagle_runtime.app.turn import Turn
 from eagle_runtime.base.errors import ContextError, EagleError, RequestError
 from eagle_runtime.commands.chat_screen import Interrupt, Screen
-from eagle_runtime.sampling.sampler import SamplingParams
+from eagle_runtime.sampling.sampler import SamplingParams, bias_of_json
 from eagle_runtime.text.tools import ToolUse
 
 HELP = {
@@ -277,7 +277,7 @@ class Talk:
 
     def _change(self, name: str, value: Any) -> None:
         """Change a setting that a turn accepts. Raises RequestError."""
-        changed = {**self._settings, _setting(name): value}
+        changed = {**self._settings, _setting(name): bias_of_json(value) if name == "logit_bias" else value}
         if name == "tool_choice":
             ToolUse.of(self._tools, value)
         checked = {key: item for key, item in changed.items() if key != "tool_choice"}

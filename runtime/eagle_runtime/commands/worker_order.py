@@ -11,8 +11,8 @@ from typing import Any
 from eagle_runtime.app.request import request_of
 from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.base.errors import ConstraintError, RequestError
-from eagle_runtime.sampling.constraint import MADE_FROM, Constraint
-from eagle_runtime.sampling.sampler import SamplingParams
+from eagle_runtime.sampling.constraint import Constraint
+from eagle_runtime.sampling.sampler import SamplingParams, bias_of_json
 
 Id = str | int
 ACTIONS = {
@@ -60,7 +60,7 @@ KINDS = {
     "conversation": str,
     "action": str,
 }
-LONGEST_ID = 256
+LONGEST_ID = 256  # characters; it comes back in every line
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +118,8 @@ def taken(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
 def settings_of(arguments: dict[str, Any]) -> dict[str, Any]:
     """The settings of an answer as `EagleModel.stream` takes them. Raises RequestError."""
     settings = taken(arguments, *SETTINGS)
+    if "logit_bias" in settings:
+        settings["logit_bias"] = bias_of_json(settings["logit_bias"])
     if settings.get("constraint") is not None:
         settings["constraint"] = _constraint(settings["constraint"])
     return settings
@@ -126,9 +128,9 @@ def settings_of(arguments: dict[str, Any]) -> dict[str, Any]:
 def _constraint(value: Any) -> Constraint:
     if value == "json_object":
         return Constraint.of(value)
-    if not isinstance(value, dict) or len(value) != 1 or (kind := next(iter(value))) not in MADE_FROM:
+    if not isinstance(value, dict) or len(value) != 1 or (kind := next(iter(value))) not in Constraint.MADE_FROM:
         raise ConstraintError(
             f"constraint is {short_repr(value)}, but must be 'json_object', or an object with one of "
-            f"{', '.join(MADE_FROM)}"
+            f"{', '.join(Constraint.MADE_FROM)}"
         )
     return Constraint.of(kind, value[kind])

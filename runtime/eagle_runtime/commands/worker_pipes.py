@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 LONGEST = 16 << 20  # bytes of a line
-CHUNK = 1 << 16
+CHUNK = 1 << 16  # bytes read at once: a pipe of Linux holds as many
 PAUSE = 1 << 20  # bytes waiting to be read, above which a turn pauses
 MOST_PENDING = 8 << 20  # above which no further line is taken
 FLUSH_S = 2.0  # seconds that the last lines may take
-POLL_S = 0.5
+POLL_S = 0.5  # between looks at whether the parent still reads
 
 
 def private_pipes() -> tuple[int, int]:

@@ -12,15 +12,14 @@ from typing import Any
 from eagle_runtime.app.conversation import Conversation
 from eagle_runtime.app.eagle_model import EagleModel
 from eagle_runtime.app.result import Piece, Result
-from eagle_runtime.app.turn import AwaitedTurn
 from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.base.errors import BusyError, EagleError, RequestError
+from eagle_runtime.commands.awaited_turn import AwaitedTurn
 from eagle_runtime.commands.worker_order import ACTIONS, Id, LineError, Order, read_order, settings_of, taken
 from eagle_runtime.commands.worker_pipes import LONGEST, Writer
 
-PROTOCOL = 1
-MOST_QUEUED = 256
-MOST_CONVERSATIONS = 256
+PROTOCOL = 1  # of docs/worker.md
+MOST_QUEUED = MOST_CONVERSATIONS = 256  # a parent that asks for more has lost count
 OF_CHAT = ("tools", "template_kwargs", "tool_format")
 OF_TURN = ("tool_choice", "parallel_tool_calls")
 GOES_ON = ("message", "results", "prompt", "regenerate")

@@ -21,7 +21,7 @@ from eagle_runtime.base.tree import Float
 from eagle_runtime.core.cache import Cache
 from eagle_runtime.core.head import ForgettingHead, HeadOfText, HeadSnapshot
 from eagle_runtime.core.prefix import common_prefix
-from eagle_runtime.core.target import SHARED_CHUNK, Features, Target
+from eagle_runtime.core.target import SHORT_CHUNK, Features, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class DecodingState:
         a chunk is read; it is a short one then."""
         start = self.reused = self.align(ids)
         while start < len(ids):
-            size = min(self.target.chunk, SHARED_CHUNK) if others() else self.target.chunk
+            size = min(self.target.chunk, SHORT_CHUNK) if others() else self.target.chunk
             chunk = ids[start : start + size]
             logits, features = self.target.read(chunk, last)
             self.tokens[start:] = chunk

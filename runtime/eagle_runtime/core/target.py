@@ -28,8 +28,9 @@ from eagle_runtime.core.session import Array, JoiningSession, Rows, Session
 from eagle_runtime.sampling.sampler import Sampler
 
 PREFILL_CHUNK = 512  # rows of one prefill pass: bounds the T x T mask and the activations
-EXACT_CHUNK = 64  # the same where attention is exact, which it is for no more new rows (eagle_export.recipes.attention)
-SHARED_CHUNK = 64  # the same while other texts decode, which wait for it
+# The same where attention is exact, which it is for no more new rows (eagle_export.recipes.attention), and while other
+# texts decode, which wait for it.
+SHORT_CHUNK = 64
 PROMPT_ROWS = 64  # of a prefill pass whose logits a drafter may learn from
 SCORE_CHUNK = 64  # rows of one scoring pass: bounds the logits, of which every row is wanted
 

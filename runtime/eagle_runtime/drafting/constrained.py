@@ -21,8 +21,8 @@ from eagle_runtime.core.target import Features
 from eagle_runtime.drafting.head import NEVER, Head
 from eagle_runtime.sampling.grammar_lookahead import Lookahead
 
-MOST_AHEAD = 24  # forced tokens that a head reads before it proposes; more are drafted without it
-LIKELY = float(np.log(0.5))  # of a path, below which what is forced after it is not drafted
+MOST_AHEAD = 24  # forced tokens that a head reads before it proposes, as cost_aware.MAX_MATCHED; more go without
+LIKELY = float(np.log(0.5))  # of a path: below it what is forced after it is more likely lost than not
 
 
 class ConstrainedHead:

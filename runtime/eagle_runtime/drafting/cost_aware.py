@@ -36,9 +36,9 @@ from eagle_runtime.drafting.matches import EarlierText, NgramIndex, longest_matc
 from eagle_runtime.drafting.predicted import PredictedText
 from eagle_runtime.sampling.grammar_lookahead import Lookahead
 
-MAX_LEVELS = 10  # below the root that the head grows
-MAX_MATCHED = 24  # tokens of an n-gram match
-CHILD_CHANCES = (0.6, 0.15)  # mean chances of a node's two best children before any level was seen
+MAX_LEVELS = 10  # below the root that the head grows [-4.2 %, -1.0 %]
+MAX_MATCHED = 24  # tokens of an n-gram match [+1.0 %, -4.4 %]
+CHILD_CHANCES = (0.6, 0.15)  # mean chances of a node's two best children before any level was seen [-2.9 %, -0.7 %]
 
 
 class CostAwareDrafter(Drafter):

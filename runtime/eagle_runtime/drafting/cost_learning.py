@@ -32,7 +32,7 @@ from eagle_runtime.drafting.cost_model import (
 
 Array = npt.NDArray[np.float64]
 
-SCALE, PLAIN, TARGET_CONTEXT, HEAD_CONTEXT, SIZES = range(5)
+SCALE, PLAIN, TARGET_CONTEXT, HEAD_CONTEXT, SIZES = range(5)  # places of the corrections
 STARTS = {"target": SIZES, "head": SIZES + len(TARGET_ROWS)}
 ROWS = {"target": TARGET_ROWS, "head": HEAD_ROWS}
 COUNT = STARTS["head"] + len(HEAD_ROWS)
@@ -40,7 +40,7 @@ COUNT = STARTS["head"] + len(HEAD_ROWS)
 # Standard deviations of logarithms: how far a table may be off before any pass was seen. They are assumptions; with
 # them, trees on the five simulated machines of test_learned_costs.py reach 95 % of the best rate after 1200 tokens.
 SCALE_OFF, OLD_SCALE_OFF = 2.0, 0.5  # the speed of a machine that is not known, and of one that is known from before
-PLAIN_OFF, CONTEXT_OFF = 0.2, 0.7
+PLAIN_OFF, CONTEXT_OFF = 0.2, 0.7  # a pass after one of its kind, and the share of the context
 HEAD_OFF = 0.5  # the head against the target
 GROWTH_OFF, NEAR_OFF = 0.7, 0.3  # of 64 rows against one, and of a size against those near it
 MEASURED = 0.15  # what is left of these in a measured table

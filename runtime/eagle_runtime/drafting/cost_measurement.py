@@ -26,7 +26,7 @@ from eagle_runtime.drafting.cost_model import (
 from eagle_runtime.drafting.cost_storage import CostSource
 from eagle_runtime.drafting.head import Scratch
 
-ROUNDS = 4  # at least
+ROUNDS = 4  # at least: the least of four is rarely a disturbed pass
 ENOUGH_S = 2.0  # further rounds are begun before this, as short passes need
 MAX_S = 20.0  # no further round is begun after this
 

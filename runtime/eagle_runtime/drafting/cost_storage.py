@@ -25,9 +25,9 @@ from eagle_runtime.drafting.cost_learning import (
 from eagle_runtime.drafting.cost_model import LARGEST, Costs, Pass, Timings, shared
 from eagle_runtime.machine.user_cache import machine_key, read_cached, write_cached
 
-MOVED = 0.03  # of a correction, before the table in use is made again
+MOVED = 0.03  # of a correction, before the table in use is made again: an eighth of a pass's noise
 NOTABLE = 0.1  # the same before the file is written at the end of a generation
-PLAIN_FIRST, PLAIN_LATER = 2, 16  # cycles
+PLAIN_FIRST, PLAIN_LATER = 2, 16  # cycles: six of the first 160 draft nothing
 FEW = 32  # passes that a table of shapes must have seen to be worth a file
 ALL, SOME = 256, 4  # cycles that all teach; of later ones, one of SOME
 ROUNDING = 1e-9  # of a covariance's least eigenvalue

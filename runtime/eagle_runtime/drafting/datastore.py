@@ -19,8 +19,8 @@ import numpy.typing as npt
 from eagle_runtime.base.tree import Float, Int, best_first
 from eagle_runtime.drafting.predicted import LONGEST, SHORTEST
 
-MARK = -1  # before each document, and after the last
-PLACES = 512  # that are counted; of more, so many at equal distances in the index
+MARK = -1  # before each document, and after the last: no token's id
+PLACES = 512  # that are counted; of more, so many at equal distances in the index: a share is known to 2 points
 
 
 class Continuations(NamedTuple):

@@ -24,7 +24,7 @@ from eagle_runtime.drafting.build import cost_aware_drafter, sequoia_drafter, sh
 from eagle_runtime.drafting.head import NEVER, ONE_ROW, SCRATCH, OutputCheck
 from eagle_runtime.drafting.method import Choice, Method, Parts, Trees
 
-CHILDREN = 16  # tokens proposed per row
+CHILDREN = 16  # tokens proposed per row: more than the ten of a beam
 
 
 class DraftModelHead:

@@ -20,7 +20,7 @@ from eagle_runtime.core.target import Features, Floating, causal, row_numbers
 
 ONE_ROW = range(1, 2)  # DraftHead.row_counts of heads that draft one level at a time
 SCRATCH = 512  # rows that growing one tree may use: as many as a prompt's chunk, and ten times a usual tree
-NEVER = -60.0  # log-probability of a token that cannot come; finite, so that sums and differences stay numbers
+NEVER = -60.0  # log-probability of a token that cannot come: finite, so that sums stay numbers
 
 
 class Head:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-SHORTEST = 2  # tokens that a match must have
-LONGEST = 16  # longer matches count as matches of this length
-PLACES = 8  # of a pair of tokens that are searched: the nearest, or of the output itself the latest
+SHORTEST = 2  # tokens that a match must have: one alone matches everywhere
+LONGEST = 16  # longer matches count as matches of this length [-0.9 %, +0.1 %]
+PLACES = 8  # of a pair of tokens that are searched: the nearest, or of the output itself the latest [0.0 %, 0.0 %]
 
 
 class PredictedText:

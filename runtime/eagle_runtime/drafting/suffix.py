@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-HOPS = 16  # links of a new token's state whose latest place is brought up to date
+HOPS = 16  # links of a new token's state whose latest place is brought up to date: bounds the work [0.0 %, 0.0 %]
 
 
 def following_tokens(tokens: list[int], place: int, count: int) -> list[int]:

@@ -18,7 +18,7 @@ from eagle_runtime.base.errors import BundleError
 from eagle_runtime.base.tree import Float, Int
 
 LEAST_LEFT = 1e-6  # probability of all tokens that are no candidates, at least: a sum of 1 rounds
-LOWEST = np.float32(-1e9)
+LOWEST = np.float32(-1e9)  # score of a token that is no candidate
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from eagle_runtime.core.decoding_state import DecodingState
 from eagle_runtime.core.engines import Engines
 from eagle_runtime.core.head import HeadOfText
 from eagle_runtime.core.session import Session
-from eagle_runtime.core.target import EXACT_CHUNK, PREFILL_CHUNK, Target
+from eagle_runtime.core.target import PREFILL_CHUNK, SHORT_CHUNK, Target
 from eagle_runtime.drafting.acceptance import Acceptance
 from eagle_runtime.drafting.cost_learning import unknown
 from eagle_runtime.drafting.cost_prior import prior_costs
@@ -34,7 +34,7 @@ from eagle_runtime.opening.habits_file import OFTEN, HabitsFile
 from eagle_runtime.sampling.grammars import Grammars
 from eagle_runtime.text.tokenizer import Text
 
-TRANSITIONS_BYTES = 1 << 31
+TRANSITIONS_BYTES = 1 << 31  # of a file, which is read whole
 # Seconds of a token without drafts from which a model's habits pay without a head: the host takes about 0.2 ms for a
 # level of their trees. On a CPU, a target whose passes take 1 ms emits 0.93 times as many tokens per second with them
 # as with matches alone, and one whose passes take 50 ms 1.14 times as many (docs/dev/trees.md).
@@ -177,5 +177,5 @@ def _models(
 ) -> tuple[Target, HeadOfText | None]:
     session, *heads = sessions
     in_short_chunks = getattr(session, "exact", False) and not getattr(session, "native", False)
-    target = Target(session, context, EXACT_CHUNK if in_short_chunks else PREFILL_CHUNK)
+    target = Target(session, context, SHORT_CHUNK if in_short_chunks else PREFILL_CHUNK)
     return target, head_of(heads[0], manifest, context, SCRATCH, transitions) if heads else None

@@ -11,10 +11,9 @@ from eagle_runtime.base.tree import Float, Int
 from eagle_runtime.ort import small_graphs
 from eagle_runtime.ort.buffers import WORD, Block, OrtMemory
 from eagle_runtime.ort.library import run_graph
-from eagle_runtime.sampling.candidates import DeviceLogits
+from eagle_runtime.sampling.candidates import GREEDY_COUNT, DeviceLogits
 
 COUNT = 64  # candidates of a row, and watched tokens
-GREEDY_COUNT = 8  # candidates where no tokens are watched, since the highest logit is the token
 
 
 class LogitMemory:

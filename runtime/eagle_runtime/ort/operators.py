@@ -19,7 +19,7 @@ from eagle_runtime.machine.kernels import PACKAGE, installed_kernels
 from eagle_runtime.ort.texts import Announcement
 
 WIDTH = 8  # of the head in the graph that is tried
-KEY, VALUE, QUERY = 0.5, 2.0, 1.5
+KEY, VALUE, QUERY = 0.5, 2.0, 1.5  # exact in every type, so that the result is known
 
 
 @dataclass(frozen=True, slots=True)

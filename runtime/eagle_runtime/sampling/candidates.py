@@ -15,6 +15,8 @@ import numpy.typing as npt
 
 from eagle_runtime.base.tree import Float, Int
 
+GREEDY_COUNT = 8  # candidates where no tokens are watched, since the highest logit is the token
+
 
 @dataclass(frozen=True, slots=True)
 class Candidates:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.base.errors import ConstraintError
@@ -13,7 +13,6 @@ from eagle_runtime.base.errors import ConstraintError
 MOST_BYTES = 64 * 1024  # of a schema, pattern or grammar in UTF-8
 MOST_DEPTH = 64  # of a schema's objects and lists in each other
 
-MADE_FROM = ("json_schema", "regex", "lark", "choice")  # functions of Constraint that take one value
 Kind = Literal["json_schema", "regex", "lark", "calls"]  # the last: a grammar in Lark that calls.py writes
 
 
@@ -24,6 +23,7 @@ class Constraint:
     Each raises ConstraintError for what is of a wrong type, above 64 KiB, or no UTF-8 text; a schema may be 64 levels
     deep. Errors within a schema, pattern or grammar come from the model's method that it is passed to."""
 
+    MADE_FROM: ClassVar = ("json_schema", "regex", "lark", "choice")  # its functions that take one value
     kind: Kind
     source: str
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +23,9 @@ from eagle_runtime.sampling.candidates import Candidates, LogitRow
 from eagle_runtime.sampling.filters import Row, apply_repetition_penalty, keep_min_p, keep_top_k, keep_top_p
 from eagle_runtime.sampling.grammar_matcher import Matcher
 from eagle_runtime.sampling.noise import Noise
-from eagle_runtime.sampling.race import Known, contains, decide, drawn, highest, rest_of_mass
+from eagle_runtime.sampling.race import SLACK, Known, contains, decide, drawn, highest, rest_of_mass
 
 LogProbs = tuple[float, tuple[tuple[int, float], ...]]  # of the token drawn, and of the likeliest ones
-ROUNDING = 1e-6  # of a score, far above that of its logarithms
 AHEAD = 8  # positions whose random numbers are made while the target's forward pass runs, at most
 
 
@@ -72,14 +72,19 @@ class SamplingParams:
             object.__setattr__(self, name, result)  # the class is frozen for others
 
 
+def bias_of_json(bias: Any) -> Any:
+    """A bias whose tokens are strings, since JSON has no other keys, with the digits among them as numbers."""
+    if not isinstance(bias, dict):
+        return bias
+    return {int(key) if key.isdecimal() and len(key) < 20 else key: value for key, value in bias.items()}
+
+
 def _checked_bias(bias: object) -> dict[int, float]:
     """token id -> number; raises RequestError."""
     if not isinstance(bias, Mapping):
         raise RequestError(f"logit_bias is {short_repr(bias)}, but must map token ids to numbers")
     checked = {}
     for token, value in bias.items():
-        if isinstance(token, str) and token.isdecimal() and len(token) < 20:  # JSON has no keys but strings
-            token = int(token)
         token_id = checked_int("a token of logit_bias", token, 0)
         added = checked_float(f"logit_bias of token {short_repr(token_id)}", value)
         if math.isnan(added) or added == math.inf:
@@ -222,7 +227,7 @@ class Sampler:
         scores = self.process(logits)
         # The likeliest token rings at its number; to ring earlier, another needs this score, whatever its number.
         likeliest = int(np.argmax(scores))
-        least = scores[likeliest] + math.log(smallest / numbers[likeliest]) - ROUNDING
+        least = scores[likeliest] + math.log(smallest / numbers[likeliest]) - SLACK
         few = np.flatnonzero(scores >= least)
         return int(few[np.argmax(np.exp(scores[few] - scores[likeliest]) / numbers[few])])
 

@@ -14,14 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.base.tree import Float, Int
-from eagle_runtime.sampling.candidates import DeviceLogits
+from eagle_runtime.sampling.candidates import GREEDY_COUNT, DeviceLogits
 from eagle_runtime.trt.device import Device, DeviceCache, DeviceRows, empty_rows
 from eagle_runtime.trt.engine_session import EngineSession, Opened
 from eagle_runtime.trt.execution import Execution
 from eagle_runtime.trt.fixed_shapes import KEPT_ROWS, PassShape, pass_shape, write_ids, write_masks
 from eagle_runtime.trt.inputs import Inputs, nbytes_of
 
-GREEDY_TOP = 8  # candidates per row that are downloaded where the highest logit is the token
 SMALL = ("top_ids", "top_logits", "log_sum_exp", "watched_logits")
 
 
@@ -53,7 +52,7 @@ class TargetSession(EngineSession):
         self._write(feeds, cache.length, shape)
         self._queue(shape, cache)
         watched = feeds.get("watched_ids")
-        known = self._download(shape, None if watched is not None else GREEDY_TOP)
+        known = self._download(shape, None if watched is not None else GREEDY_COUNT)
         self._device.wait()
         width = int(self.outputs["features"].shape[2])
         address, dtype = self._places["features"], self.outputs["features"].dtype
