@@ -46,11 +46,11 @@ class OpenBundle:
     """An opened bundle. target and head own the caches; a model and its twins share everything else.
 
     context: tokens of prompt and output that the caches hold. head: None for a bundle without one. grammars: of
-    constraints. habits: of the target, for method recycling. acceptance: how drafts were accepted so far; ranks: the
-    same by rank and depth. kv_budget: bytes for the keys and values of conversations. weight_bytes: of the files of graphs and weights.
-    habits_file: keeps the habits. drafts: bundles whose targets draft (draft_bundle.py); the costs of each are those of
-    this bundle's target with it. datastore: a text that is searched for matches. transitions: of a block head. pass_s:
-    seconds of a token without drafts, estimated from the weights alone.
+    constraints. habits: of the target, for method recycling. acceptance: how drafts were accepted so far; ranks:
+    the same by rank and depth. kv_budget: bytes for the keys and values of conversations. weight_bytes: of the files of
+    graphs and weights. habits_file: keeps the habits. drafts: bundles whose targets draft (draft_bundle.py); the
+    costs of each are those of this bundle's target with it. datastore: a text that is searched for matches.
+    transitions: of a block head. pass_s: seconds of a token without drafts, estimated from the weights alone.
     passed_over, notice, row_check: see loading.open_bundle."""
 
     manifest: Manifest
