@@ -170,7 +170,7 @@ def product_in_words(x: Array, blocks: Blocks) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Of one attention node. window 0: none; cap 0: none."""
+    """Of one attention node. window 0: none; cap 0: none. half: whether its cache is in fp16."""
 
     heads: int
     kv_heads: int
@@ -179,6 +179,7 @@ class Heads:
     window: int = 0
     cap: float = 0.0
     rotated: bool = True
+    half: bool = False
 
     def session(self, by_rows: bool = False, **other: int) -> OneNode:
         """One ExactTreeAttention. by_rows: keys and values [1, P, KV, D]; other: attributes in the place of the right
@@ -186,6 +187,8 @@ class Heads:
         names = ["q", "k", "v", "keys", "values", "positions", "mask", *(["cosine", "sine"] if self.rotated else [])]
         ranks = [3, 3, 3, 4 if by_rows else 3, 4, 2, 4, 3, 3]
         kinds = {name: TensorProto.INT64 if name == "positions" else TensorProto.FLOAT for name in names}
+        if self.half:
+            kinds |= dict.fromkeys(("keys", "values"), TensorProto.FLOAT16)
         attributes: dict[str, Any] = {"heads": self.heads, "kv_heads": self.kv_heads, "width": self.width}
         attributes |= {"scale": self.width**-0.5, "window": self.window, "softcap": self.cap}
         node = helper.make_node(
@@ -207,7 +210,8 @@ class Heads:
         length, count = len(past[0]), len(parents)
         visible, depths = seen(parents)
         angles = (length + depths)[:, None] * 10000.0 ** (-np.arange(self.width // 2) / (self.width / 2))
-        padded = [np.pad(part, ((0, spare), (0, 0), (0, 0))) for part in past]
+        stored = np.float16 if self.half else np.float32
+        padded = [np.pad(part.astype(stored), ((0, spare), (0, 0), (0, 0))) for part in past]
         pieces = padded[1].reshape(length + spare, self.kv_heads, -1, self.cut)
         feeds = {name: part[None] for name, part in rows.items()}
         feeds |= {
@@ -237,6 +241,9 @@ class Heads:
         q, k, v = (feeds[name][0].reshape(count, -1, self.width).astype(np.float64) for name in "qkv")
         if self.rotated:
             q, k = (self._turned(part, feeds) for part in (q, k))
+        if self.half:
+            past = past[0].astype(np.float16), past[1].astype(np.float16)
+            k, v = (part.astype(np.float16).astype(np.float64) for part in (k, v))
         position = feeds["positions"][0]
         out = np.zeros_like(q)
         for t in range(count):

@@ -10,7 +10,8 @@
 //            [1, 1, T, L]: the last L - T rows of the past belong to the tree too; of the first form [1, 1, T, T + 1] for
 //            rows of several texts, whose last column numbers the text of a row, from 0 on: see eagle_next_pass
 //            cosine and sine [1, T, D / 2] fp32, or neither: q and k are rotated already
-//   outputs  [1, T, heads * D], new keys and new values [1, T, kv_heads, D], fp32
+//   outputs  [1, T, heads * D], new keys and new values [1, T, kv_heads, D], fp32; with a past in fp16 the nearest values
+//            that it has, beyond its range the largest
 //   attributes  heads, kv_heads, width (D), scale; window (0: none), softcap (0: none)
 #include <string.h>
 
@@ -353,7 +354,7 @@ constexpr ort::CustomOp OPERATOR = {
     nullptr,
     [](const ort::CustomOp*) { return "ExactTreeAttention"; },
     [](const ort::CustomOp*) -> const char* { return nullptr; },
-    [](const ort::CustomOp*, size_t i) { return int(i == 5 ? ort::INT64 : ort::FLOAT); },
+    [](const ort::CustomOp*, size_t i) { return int(i == 5 ? ort::INT64 : i == 3 || i == 4 ? ort::ANY : ort::FLOAT); },
     [](const ort::CustomOp*) -> size_t { return 9; },
     [](const ort::CustomOp*, size_t) { return int(ort::FLOAT); },
     [](const ort::CustomOp*) -> size_t { return 3; },

@@ -94,6 +94,15 @@ static void mix(const Attention& job, const float* weights, int64_t rows, const 
     mix_rows<1>(job, weights + r * LINE, values, cut, piece, apart, which, count, out + r * job.width, more);
 }
 
+// The nearest values that fp16 has; beyond its range the largest.
+static void as_in_cache(float* x, int64_t n) {
+  const V least = all(-65504.f), zero = all(0.f);
+  for (int64_t i = 0; i < n; i += 8) {
+    const V above = larger(load(x + i), least);
+    store(x + i, halved(sub(zero, larger(sub(zero, above), least))));
+  }
+}
+
 // Rotates and scales the queries of one kv head, rotates its new keys, and copies its new values.
 static void prepare(const Attention& job, int64_t h) {
   const int64_t D = job.width, half = D / 2, sharing = job.sharing();
@@ -116,11 +125,7 @@ static void prepare(const Attention& job, int64_t h) {
     const int64_t from = (t * job.kv_heads + h) * D, row = from + job.earlier * job.kv_heads * D;
     rotated(job.k + from, job.new_keys + row, 1.f);
     memcpy(job.new_values + row, job.v + from, static_cast<size_t>(D) * 4);
-    if (job.half)  // as it will be read from the cache
-      for (int64_t d = 0; d < D; d++) {
-        job.new_keys[row + d] = of_half(to_half(job.new_keys[row + d]));
-        job.new_values[row + d] = of_half(to_half(job.new_values[row + d]));
-      }
+    if (job.half) as_in_cache(job.new_keys + row, D), as_in_cache(job.new_values + row, D);
   }
 }
 

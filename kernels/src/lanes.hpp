@@ -26,8 +26,7 @@ static inline void four_sums(V a, V b, V c, V d, float* out) {
   const V t = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
   _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1)));
 }
-static inline float of_half(uint16_t x) { return _cvtsh_ss(x); }
-static inline uint16_t to_half(float x) { return static_cast<uint16_t>(_cvtss_sh(x, 0)); }
+static inline V halved(V a) { return _mm256_cvtph_ps(_mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)); }  // to fp16 and back
 // Sixteen values to the nearest whole numbers, -127 to 127; returns their sum.
 static inline int32_t narrow(const float* x, V factor, int8_t* out) {
   const __m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(load(x), factor));
@@ -79,8 +78,7 @@ static inline void four_sums(V a, V b, V c, V d, float* out) {
   const float32x4_t high = vpaddq_f32(vpaddq_f32(a.b, b.b), vpaddq_f32(c.b, d.b));
   vst1q_f32(out, vaddq_f32(low, high));
 }
-static inline float of_half(uint16_t x) { return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(x))), 0); }
-static inline uint16_t to_half(float x) { return vget_lane_u16(vreinterpret_u16_f16(vcvt_f16_f32(vdupq_n_f32(x))), 0); }
+static inline V halved(V a) { return {vcvt_f32_f16(vcvt_f16_f32(a.a)), vcvt_f32_f16(vcvt_f16_f32(a.b))}; }
 static inline int32_t narrow(const float* x, V factor, int8_t* out) {
   int32x4_t n[4];
   for (int i = 0; i < 4; i++) n[i] = vcvtnq_s32_f32(vmulq_f32(vld1q_f32(x + 4 * i), factor.a));
@@ -121,6 +119,7 @@ static inline uint16_t to_half(float x) {  // to nearest even
 static inline V load(const float* p) { V r; memcpy(r.x, p, 32); return r; }
 static inline V load(const uint16_t* p) { V r; EACH r.x[i] = of_half(p[i]); return r; }
 static inline void store(float* p, V v) { memcpy(p, v.x, 32); }
+static inline V halved(V a) { V r; EACH r.x[i] = of_half(to_half(a.x[i])); return r; }
 static inline V all(float x) { V r; EACH r.x[i] = x; return r; }
 static inline V fma(V a, V b, V c) { V r; EACH r.x[i] = __builtin_fmaf(a.x[i], b.x[i], c.x[i]); return r; }
 static inline V add(V a, V b) { V r; EACH r.x[i] = a.x[i] + b.x[i]; return r; }

@@ -31,6 +31,8 @@ HEADS = [
     Heads(4, 4, 128, 32, cap=50.0),
     Heads(8, 1, 256, 32, window=200, cap=30.0),
     Heads(2, 2, 24, 24, rotated=False),
+    Heads(9, 3, 64, 16, half=True),
+    Heads(8, 1, 128, 32, window=200, half=True),
 ]
 
 
@@ -170,7 +172,8 @@ def test_attention_has_the_same_bits_in_any_tree_and_on_every_instruction_set(he
         with instructions(name):
             for other, mine in zip(heads.session().run(None, feeds), (out, keys, values), strict=True):
                 np.testing.assert_array_equal(other, mine)
-    np.testing.assert_allclose(out[0], heads.in_words(feeds, (past[0], past[1])), atol=2e-5)
+    atol = 1e-3 if heads.half else 2e-5  # a key between two numbers of fp16 may become either
+    np.testing.assert_allclose(out[0], heads.in_words(feeds, (past[0], past[1])), atol=atol)
     for node in (count - 1, count // 2):
         path = [node]
         while parents[path[0]] >= 0:
@@ -197,7 +200,7 @@ def test_columns_that_are_not_committed_are_not_read(heads: Heads, length: int, 
             assert np.isfinite(mine).all()
 
 
-@pytest.mark.parametrize("heads", [heads for heads in HEADS if not heads.window])
+@pytest.mark.parametrize("heads", [heads for heads in HEADS if not heads.window and not heads.half])
 @pytest.mark.parametrize("length", [0, 1, 127, 300])
 def test_attention_over_rows_has_the_bits_of_the_whole_tree(heads: Heads, length: int, instruction_set: str) -> None:
     rng = np.random.default_rng(length)

@@ -16,6 +16,7 @@ from operator_graphs import INSTRUCTION_SETS, Array, Heads, instructions, librar
 pytestmark = needs_operators
 TEXTS = [(130, 5), (0, 1), (700, 40), (63, 9)]  # committed columns and rows of each
 HEADS = [Heads(9, 3, 64, 16), Heads(4, 2, 16, 16, window=40, cap=30.0), Heads(2, 2, 24, 24, rotated=False)]
+HEADS += [Heads(8, 2, 64, 32, half=True)]
 
 
 def announce(texts: list[dict[str, Array]], lengths: list[int]) -> None:

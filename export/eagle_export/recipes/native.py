@@ -88,7 +88,8 @@ def _attributes(node: ir.Node) -> dict[str, Any]:
 @dataclass(frozen=True, slots=True)
 class NativeAttention(Pass[ir.Node]):
     """Replaces every Attention node, with the rotation and the layout of heads before it, by ExactTreeAttention. The
-    past and tree_mask get the shapes that ExactAttention gives them. Raises ExportError as that does."""
+    past and tree_mask get the shapes that ExactAttention gives them; the past is in fp16. Raises ExportError as that
+    does."""
 
     name = "native attention"
 
@@ -102,6 +103,8 @@ class NativeAttention(Pass[ir.Node]):
             changed[str(node.outputs[0].name)] = "one operator"
             attend(model, node, part)
             head_major(part)
+            for past in part.past:
+                past.type = ir.TensorType(ir.DataType.FLOAT16)
         graph_input(model, "tree_mask").shape = ir.Shape([1, 1, "T", "T"])
         model.opset_imports[DOMAIN] = 1
         return changed

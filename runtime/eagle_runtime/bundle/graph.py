@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-OPERATORS = "4"  # version of the native operators that exports are made for (eagle_edge_kernels.VERSION)
-OLDER_OPERATORS = ("2", "3")  # all of which are in OPERATORS, with the same bits
+OPERATORS = "5"  # version of the native operators that exports are made for (eagle_edge_kernels.VERSION)
+OLDER_OPERATORS = ("2", "3", "4")  # all of which are in OPERATORS, with the same bits
 FLOATS = ("float32", "float16")  # in which keys and values may be kept, where they are not bytes
 CACHE_PARTS = ("key", "value")
 INT8_ROWS = (*CACHE_PARTS, "key_scale", "value_scale")
@@ -32,7 +32,8 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class NativeSpec:
-    """Another form of a graph, with the same inputs, outputs and weights, for the operators of eagle-edge-kernels.
+    """Another form of a graph, with the same inputs, outputs and weights, for the operators of eagle-edge-kernels. From
+    version 5 of these on it keeps a head-major past in fp16 (GraphSpec.native_form).
 
     file: its ONNX file. operators: version of the operators that it is made for. used: names of those in it."""
 
@@ -66,9 +67,17 @@ class GraphSpec:
     @property
     def kv_row_bytes(self) -> int:
         """Bytes that the keys, or the values, of one token take in one layer."""
-        rows = [self.outputs[name] for name in self.present if name.startswith("present.0.")]
-        sizes = [math.prod(int(size) for size in new.shape[2:]) * np.dtype(new.dtype).itemsize for new in rows]
-        return sum(sizes) // 2
+        pairs = [pair for pair in zip(self.past, self.present, strict=True) if pair[1].startswith("present.0.")]
+        rows = [(self.outputs[new].shape[2:], np.dtype(self.inputs[past].dtype)) for past, new in pairs]
+        return sum(math.prod(map(int, shape)) * kind.itemsize for shape, kind in rows) // 2
+
+    def native_form(self) -> GraphSpec:
+        """The description of `native`; the graph's own where there is none."""
+        if self.native is None:
+            return self
+        half = pieces_of(self) is not None and self.native.operators not in OLDER_OPERATORS
+        past = {name: replace(self.inputs[name], dtype="float16") for name in self.past if half}
+        return replace(self, file=self.native.file, inputs=self.inputs | past)
 
 
 def past_names(num_layers: int, rows: Sequence[str] = CACHE_PARTS) -> list[str]:

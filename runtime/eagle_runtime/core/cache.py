@@ -193,7 +193,8 @@ class HeadMajorCache(Cache):
     then moving rows costs about as much per token as reading unused columns. For a graph that reads committed columns
     alone they are laid out for as many as are allocated. `written` holds the rows of the last forward pass, as one
     array [layers, T, kv_heads, pieces * width] for each. past, new: where `arrays` and `written` begin, and their
-    columns and rows; the same object as long as they stay there."""
+    columns and rows; the same object as long as they stay there. If dtype is float16, `written` may be in float32, with
+    values that float16 has."""
 
     in_place = False
 
@@ -206,9 +207,11 @@ class HeadMajorCache(Cache):
         pieces: int,
         dtype: npt.DTypeLike = np.float32,
         *,
+        written_dtype: npt.DTypeLike | None = None,
         all_read: bool = True,
     ) -> None:
-        """all_read: whether the graph reads columns that are not committed too."""
+        """written_dtype: of keys and values as passes write them; None for dtype. all_read: whether the graph reads
+        columns that are not committed too."""
         super().__init__(capacity)
         self._all_read = all_read
         self._layers = layers
@@ -221,7 +224,8 @@ class HeadMajorCache(Cache):
         self._allocated = min(FIRST, self._most)
         self._dtypes = dtypes
         self._reallocate()
-        self._new_stores = [aligned_empty((0,), kind) for kind in dtypes]
+        written = dtypes if written_dtype is None else [np.dtype(written_dtype)] * len(dtypes)
+        self._new_stores = [aligned_empty((0,), kind) for kind in written]
         self._made_for: dict[int, tuple[list[npt.NDArray[np.generic]], tuple[int, ...]]] = {}  # of numbers of rows
         self._show(0)
         self.expect(0)

@@ -110,7 +110,7 @@ def open_sessions(
         from eagle_runtime.ort import cuda
 
         return cuda.open_sessions(bundle, manifest, context, head_scratch)
-    check_host_memory(manifest, context, head_scratch)
+    check_host_memory(manifest, backend, context, head_scratch)
     return tuple(_on_host(backend, bundle, manifest, graph, threads) for graph in graphs)
 
 
@@ -120,9 +120,9 @@ def _on_host(backend: str, bundle: Path, manifest: Manifest, graph: GraphSpec, t
     from eagle_runtime.ort.operators import native_operators
     from eagle_runtime.ort.session import OrtSession, open_on_cpu
 
-    operators, file = None, graph.file
+    operators, form = None, graph_of(graph, backend)
     if backend == NATIVE and graph.native is not None:
-        operators, file = native_operators(), graph.native.file
+        operators = native_operators()
         if graph.native.operators not in (OPERATORS, *OLDER_OPERATORS):
             raise BundleError(
                 f"{bundle} is made for native operators of version {graph.native.operators}, and this runtime has "
@@ -130,11 +130,16 @@ def _on_host(backend: str, bundle: Path, manifest: Manifest, graph: GraphSpec, t
             )
         if operators.reason:
             raise BackendError(f"{NATIVE} cannot run: {operators.reason}")
-    content, path = read_graph(bundle, manifest, file), bundle / file
-    if graph.past:
-        return OrtSession(path, graph, threads, content, operators)
+    content, path = read_graph(bundle, manifest, form.file), bundle / form.file
+    if form.past:
+        return OrtSession(path, form, threads, content, operators)
     library = None if operators is None else operators.library
-    return AheadSession(open_on_cpu(path, graph, threads, content, library), path, graph)
+    return AheadSession(open_on_cpu(path, form, threads, content, library), path, form)
+
+
+def graph_of(graph: GraphSpec, backend: str) -> GraphSpec:
+    """The description of the graph that a backend runs: the native form, if there is one, with backend native."""
+    return graph.native_form() if backend == NATIVE else graph
 
 
 def files_read(backend: str, manifest: Manifest) -> set[str]:
@@ -145,25 +150,25 @@ def files_read(backend: str, manifest: Manifest) -> set[str]:
     return {name for name in manifest.files if with_graphs or PurePosixPath(name).parent not in folders}
 
 
-def _token_bytes(manifest: Manifest, *names: str) -> int:
+def _token_bytes(manifest: Manifest, backend: str, *names: str) -> int:
     """Bytes of the keys and values of one token. names: of models; none for all."""
     models = [model for name, model in manifest.models.items() if not names or name in names]
-    return sum(2 * model.num_layers * model.graph.kv_row_bytes for model in models)
+    return sum(2 * model.num_layers * graph_of(model.graph, backend).kv_row_bytes for model in models)
 
 
 def default_context(manifest: Manifest, backend: str, free: int | None) -> int:
     """Returns the context where none is asked for: the model's own, but on a GPU at most DEFAULT_CONTEXT, and on a CPU,
     whose caches grow as they fill, at most the power of two whose keys and values take a quarter of the free memory, or
     DEFAULT_CONTEXT if that is more. free: bytes; None if unknown."""
-    longest, rows = manifest.target.context, (free or 0) // 4 // _token_bytes(manifest)
+    longest, rows = manifest.target.context, (free or 0) // 4 // _token_bytes(manifest, backend)
     if not on_cpu(backend) or rows <= DEFAULT_CONTEXT:
         return min(longest, DEFAULT_CONTEXT)
     return longest if rows >= longest else 1 << rows.bit_length() - 1
 
 
-def check_host_memory(manifest: Manifest, context: int, head_scratch: int) -> None:
+def check_host_memory(manifest: Manifest, backend: str, context: int, head_scratch: int) -> None:
     """Raises BackendError for caches that exceed this machine's memory and swap together, before they are allocated."""
-    needed = context * _token_bytes(manifest) + head_scratch * _token_bytes(manifest, "draft")
+    needed = context * _token_bytes(manifest, backend) + head_scratch * _token_bytes(manifest, backend, "draft")
     total = total_memory()
     if total is not None and needed > total:
         raise BackendError(

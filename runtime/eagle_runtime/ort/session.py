@@ -182,7 +182,9 @@ class OrtSession(BoundSession):
         if self._pieces is None:
             return KVCache(self._layers, capacity, *self._row_shape, self._row.dtype)
         shape = self._layers, capacity, *self._row_shape, self._pieces
-        return HeadMajorCache(*shape, self._row.dtype, all_read=not self.native)
+        kept = self._past_specs[0].dtype
+        written = None if kept == "int8" else self._row.dtype
+        return HeadMajorCache(*shape, kept, written_dtype=written, all_read=not self.native)
 
     def run(self, feeds: Mapping[str, Any], cache: KVCache | HeadMajorCache) -> dict[str, Array]:
         count, wanted = len(feeds[self._rows_input]), len(feeds["logit_rows"])
