@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -134,30 +134,6 @@ def _alpha_axes(left: float, top: float) -> list[str]:
             _text(left + ALPHA_STEP * n, top + ALPHA_HEIGHT + 16, f"{n}-\N{GREEK SMALL LETTER ALPHA}", "tick", "middle")
         )
     return parts
-
-
-def line_chart(lines: Mapping[str, Sequence[tuple[float, float]]], x_unit: str, y_unit: str) -> str:
-    """Returns a line chart with both axes from 0 and the legend on the right."""
-    left, top, width, height = 54, 20, 440, 260
-    right = max(x for points in lines.values() for x, _ in points) or 1.0
-    high = max(y for points in lines.values() for _, y in points) or 1.0
-    parts = [_text(left, 10, y_unit, "tick"), _text(left + width, top + height + 34, x_unit, "tick", "end")]
-    for tick in ticks(high):
-        y = top + height * (1 - tick / high)
-        parts.append(
-            f'<path class="grid" d="M{left} {y:.1f}h{width}"/>' + _text(left - 8, y + 4, f"{tick:g}", "tick", "end")
-        )
-    for tick in ticks(right):
-        parts.append(_text(left + width * tick / right, top + height + 17, f"{tick:g}", "tick", "middle"))
-    for index, (label, points) in enumerate(lines.items()):
-        style = f"s{index % 8}"
-        path = " ".join(f"{left + width * x / right:.1f},{top + height * (1 - y / high):.1f}" for x, y in points)
-        parts.append(f'<polyline class="line {style}" points="{path}"/>')
-        y = top + 10 + 18 * index
-        parts.append(f'<path class="line {style}" d="M{left + width + 20} {y - 4}h20"/>')
-        parts.append(_text(left + width + 48, y, label, "value"))
-    total_width = max(WIDTH, left + width + 60 + 7 * max(map(len, lines)))
-    return _svg(total_width, max(top + height + 44, top + 18 * len(lines) + 10), parts, f"{y_unit} over {x_unit}")
 
 
 def sweep(summaries: Sequence[Summary]) -> str:

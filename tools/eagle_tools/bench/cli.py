@@ -102,10 +102,10 @@ def run(args: argparse.Namespace) -> bool:
 
 def run_tune(args: argparse.Namespace) -> bool:
     """Measure the time of the bundles' forward passes, print and write it."""
-    from eagle_tools.bench import machine
-    from eagle_tools.bench.page import tune_page
-    from eagle_tools.bench.tune import tune, tune_chart, tune_table
+    from eagle_tools.bench.tune import tune, tune_table
 
+    if args.html is not None:
+        raise RequestError("--tune prints a table and draws no page; leave --html out, or write it with --markdown")
     measured = tune([Path(bundle) for bundle in args.bundles], args.backend, args.context, args.threads)
     table = tune_table(measured)
     if args.json:
@@ -114,9 +114,6 @@ def run_tune(args: argparse.Namespace) -> bool:
         print(table, end="")
     if args.markdown is not None:
         write_text(args.markdown, table)
-    if args.html is not None:
-        facts = machine.describe(args.threads or machine.physical_cores())
-        write_text(args.html, tune_page("Time of forward passes", facts, tune_chart(measured)))
     return True
 
 

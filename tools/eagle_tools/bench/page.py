@@ -52,12 +52,6 @@ def page(summaries: Sequence[Summary], facts: Sequence[str], notes: Sequence[str
     return _document(body, script)
 
 
-def tune_page(title: str, facts: Sequence[str], svg: str) -> str:
-    """Returns a page of one plot as HTML. title, facts: text."""
-    words = escape(" · ".join(facts))
-    return _document(["<h1>eagle-bench --tune</h1>", f"<p class='facts'>{words}</p>", f"<h2>{escape(title)}</h2>", svg])
-
-
 def _document(body: Sequence[str], script: str = "") -> str:
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
     head += f"<title>eagle-bench</title><style>{_resource('page.css')}</style>"

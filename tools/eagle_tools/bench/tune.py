@@ -8,7 +8,6 @@ from pathlib import Path
 
 from eagle_runtime import EagleModel
 from eagle_runtime.drafting.cost_model import Costs, Timings
-from eagle_tools.bench.charts import line_chart
 from eagle_tools.bench.plan import bundle_names
 from eagle_tools.bench.rows import precision_name
 from eagle_tools.markdown import markdown_table
@@ -35,18 +34,6 @@ def tune_table(measured: Measured) -> str:
             if timings is not None:
                 parts.append(f"{name}, {model}:\n\n{_table(timings)}")
     return "\n".join(parts)
-
-
-def tune_chart(measured: Measured) -> str:
-    """Returns an SVG chart: milliseconds over rows, one line per graph and context."""
-    lines = {}
-    for name, costs in measured:
-        for model, timings in _graphs(costs):
-            if timings is not None:
-                for context, seconds in zip(timings.contexts, timings.seconds, strict=True):
-                    points = [(rows, 1e3 * s) for rows, s in zip(timings.rows, seconds, strict=True)]
-                    lines[f"{name}, {model} after {context} tokens"] = points
-    return line_chart(lines, "rows of a forward pass", "milliseconds")
 
 
 def _graphs(costs: Costs) -> tuple[tuple[str, Timings | None], ...]:
