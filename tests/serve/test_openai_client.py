@@ -192,7 +192,7 @@ def test_errors_have_their_class(
 
 def test_every_method_is_served_by_its_name(served_bundle: Path) -> None:
     with (
-        EagleModel.load(served_bundle, draft_bundle=served_bundle, threads=1) as model,
+        EagleModel.load(served_bundle, draft_bundle=[served_bundle] * 2, threads=1) as model,
         serving(model, served_bundle) as where,
         OpenAI(base_url=f"{where}/v1", api_key="none", max_retries=0) as client,
     ):
