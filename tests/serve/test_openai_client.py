@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletionChunk
 
+from conftest import put_tokenizer
 from eagle_runtime import EagleModel
 from eagle_runtime.drafting.methods import NAMES
 from eagle_serve import Options
@@ -190,9 +192,13 @@ def test_errors_have_their_class(
         assert (caught.value.body["code"], caught.value.body["param"]) == (code, param)
 
 
-def test_every_method_is_served_by_its_name(served_bundle: Path) -> None:
+def test_every_method_is_served_by_its_name(
+    served_bundle: Path, bundle_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    second = shutil.copytree(bundle_of("eagle1"), tmp_path / "second")
+    put_tokenizer(second)
     with (
-        EagleModel.load(served_bundle, draft_bundle=[served_bundle] * 2, threads=1) as model,
+        EagleModel.load(served_bundle, draft_bundle=[served_bundle, second], threads=1) as model,
         serving(model, served_bundle) as where,
         OpenAI(base_url=f"{where}/v1", api_key="none", max_retries=0) as client,
     ):
@@ -206,7 +212,7 @@ def test_every_method_is_served_by_its_name(served_bundle: Path) -> None:
             )
             eagle: Any = answer.model_extra and answer.model_extra["eagle"]
             assert answer.choices[0].message.content == wanted.text
-            assert eagle["method"] == (name or "draft-model")
+            assert eagle["method"] == (name or "specinfer")
 
 
 def test_errors_of_keys_models_and_hosts(served_model: EagleModel, served_bundle: Path) -> None:
